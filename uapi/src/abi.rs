@@ -1,0 +1,405 @@
+//! How an ABI item is declared, and what is known of it at run time.
+//!
+//! The macros of this module turn one declaration into a Rust type and into its description: C name, header, the
+//! kernel series that first had it, and for structs every field with its offset.
+
+/// A kernel series whose headers and behaviour the project checks, oldest first.
+///
+/// As the `since` of an item it means "first present in this series, as far as the checked ones go";
+/// [`Since::V6_1`] therefore stands for "6.1 or earlier".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Since {
+    /// Linux 6.1, the oldest series checked.
+    V6_1,
+    /// Linux 6.12.
+    V6_12,
+    /// Linux 7.2.
+    V7_2,
+}
+
+/// How the bytes of a field are to be read.
+#[derive(Clone, Copy, Debug)]
+pub enum FieldKind {
+    /// An unsigned integer of that many bytes in the machine's byte order.
+    Unsigned(usize),
+    /// A signed integer of that many bytes in the machine's byte order.
+    Signed(usize),
+    /// An unsigned integer of that many bytes in network byte order.
+    BigEndian(usize),
+    /// A repeated element.
+    Array(&'static FieldKind, usize),
+    /// A nested struct.
+    Struct(&'static StructInfo),
+    /// An integer with named values or named bits.
+    Named(&'static EnumInfo),
+}
+
+/// A type that may stand in an ABI struct.
+pub trait AbiField {
+    /// How its bytes are to be read.
+    const KIND: FieldKind;
+}
+
+macro_rules! integer_fields {
+    ($($kind:ident: $($ty:ty),*;)*) => {
+        $($(impl AbiField for $ty {
+            const KIND: FieldKind = FieldKind::$kind(size_of::<$ty>());
+        })*)*
+    };
+}
+
+integer_fields! {
+    Unsigned: u8, u16, u32, u64;
+    Signed: i8, i16, i32, i64;
+    BigEndian: zerocopy::big_endian::U16, zerocopy::big_endian::U32, zerocopy::big_endian::U64;
+}
+
+impl<T: AbiField, const N: usize> AbiField for [T; N] {
+    const KIND: FieldKind = FieldKind::Array(&T::KIND, N);
+}
+
+/// One field of an ABI struct.
+#[derive(Clone, Copy, Debug)]
+pub struct FieldInfo {
+    /// Its name in Rust.
+    pub rust: &'static str,
+    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones).
+    pub c: &'static str,
+    /// Bytes from the start of the struct.
+    pub offset: usize,
+    /// Bytes; 0 for a flexible array at the end.
+    pub size: usize,
+    /// The kernel series whose header first names it.
+    pub since: Since,
+    /// How its bytes are to be read.
+    pub kind: FieldKind,
+}
+
+/// What is known of an ABI struct.
+#[derive(Clone, Copy, Debug)]
+pub struct StructInfo {
+    /// Its name in Rust.
+    pub rust: &'static str,
+    /// The C type, as `sizeof` takes it.
+    pub c: &'static str,
+    /// The header under the kernel's `include/uapi`.
+    pub header: &'static str,
+    /// The kernel series that first had it.
+    pub since: Since,
+    /// Bytes.
+    pub size: usize,
+    /// Alignment in bytes.
+    pub align: usize,
+    /// Every field, in order.
+    pub fields: &'static [FieldInfo],
+}
+
+/// A `#[repr(C)]` struct that the kernel knows too.
+pub trait AbiStruct {
+    /// Its description.
+    const INFO: StructInfo;
+}
+
+/// A named value of the ABI.
+#[derive(Clone, Copy, Debug)]
+pub struct ConstInfo {
+    /// Its name in Rust.
+    pub rust: &'static str,
+    /// Its name in C.
+    pub c: &'static str,
+    /// Its value, sign-extended to 64 bits.
+    pub value: u64,
+    /// The header under the kernel's `include/uapi`.
+    pub header: &'static str,
+    /// The kernel series that first had it.
+    pub since: Since,
+}
+
+/// What is known of an enumeration or a set of flags.
+#[derive(Clone, Copy, Debug)]
+pub struct EnumInfo {
+    /// Its name in Rust.
+    pub rust: &'static str,
+    /// The C tag; empty where the C enumeration has none.
+    pub c: &'static str,
+    /// Whether values are combined bit by bit.
+    pub flags: bool,
+    /// Bytes of the Rust integer.
+    pub size: usize,
+    /// The named values.
+    pub values: &'static [ConstInfo],
+}
+
+impl EnumInfo {
+    /// The name of a value: its Rust name, as the encoder's users write it.
+    pub const fn name(&self, value: u64) -> Option<&'static str> {
+        let mut i = 0;
+        while i < self.values.len() {
+            if self.values[i].value == value {
+                return Some(self.values[i].rust);
+            }
+            i += 1;
+        }
+        None
+    }
+}
+
+/// `since V7_2` → `Since::V7_2`; nothing → `Since::V6_1`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! since {
+    () => {
+        $crate::abi::Since::V6_1
+    };
+    ($since:ident) => {
+        $crate::abi::Since::$since
+    };
+}
+
+/// The second name where there is one, else the first, stringified.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! c_name {
+    ($rust:ident) => {
+        stringify!($rust)
+    };
+    ($rust:ident $c:literal) => {
+        $c
+    };
+}
+
+/// `struct` → the named C struct; `type` → any C type expression.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! c_type {
+    (tag $c:literal) => {
+        concat!("struct ", $c)
+    };
+    (expr $c:literal) => {
+        $c
+    };
+}
+
+/// Declares ABI structs: `struct RustName = tag "c_tag"` or `= expr "C type expression"`, an optional
+/// `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or `name: Type = "c_name" since V7_2;`.
+macro_rules! abi_structs {
+    (header = $header:literal; $(
+        $(#[$meta:meta])*
+        struct $name:ident = $form:ident $c:literal $(since $since:ident)? {
+            $( $(#[$fmeta:meta])* $field:ident : $ty:ty $(= $cf:literal $(since $fsince:ident)?)? ; )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[doc = concat!("\n\nC: `", $crate::c_type!($form $c), "`, `", $header, "`.")]
+            #[doc(alias = $c)]
+            #[derive(
+                Clone, Copy, Debug, PartialEq, Eq,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
+            )]
+            #[repr(C)]
+            pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
+
+            impl $crate::abi::AbiStruct for $name {
+                const INFO: $crate::abi::StructInfo = $crate::abi::StructInfo {
+                    rust: stringify!($name),
+                    c: $crate::c_type!($form $c),
+                    header: $header,
+                    since: $crate::since!($($since)?),
+                    size: size_of::<$name>(),
+                    align: align_of::<$name>(),
+                    fields: &[$(
+                        $crate::abi::FieldInfo {
+                            rust: stringify!($field),
+                            c: $crate::c_name!($field $($cf)?),
+                            offset: core::mem::offset_of!($name, $field),
+                            size: size_of::<$ty>(),
+                            since: $crate::since!($($($fsince)?)?),
+                            kind: <$ty as $crate::abi::AbiField>::KIND,
+                        },
+                    )*],
+                };
+            }
+
+            impl $crate::abi::AbiField for $name {
+                const KIND: $crate::abi::FieldKind =
+                    $crate::abi::FieldKind::Struct(&<$name as $crate::abi::AbiStruct>::INFO);
+            }
+
+            impl $name {
+                /// All bytes zero: the state from which requests are filled.
+                #[must_use]
+                pub fn zeroed() -> Self {
+                    zerocopy::FromZeros::new_zeroed()
+                }
+            }
+        )*
+
+        /// The structs of this module.
+        pub const STRUCTS: &[&$crate::abi::StructInfo] = &[$(&<$name as $crate::abi::AbiStruct>::INFO),*];
+    };
+}
+
+/// Declares open enumerations: integers with names, of which the kernel may know more than this crate does.
+/// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`
+macro_rules! abi_enums {
+    (header = $header:literal; $(
+        $(#[$meta:meta])*
+        enum $name:ident : $repr:ident = $c:literal {
+            $( $(#[$vmeta:meta])* $variant:ident = $value:expr, $vc:literal $(since $since:ident)? ; )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[doc = concat!("\n\nC: `enum ", $c, "`, `", $header, "`.")]
+            #[derive(
+                Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
+            )]
+            #[repr(transparent)]
+            pub struct $name(pub $repr);
+
+            impl $name {
+                $(
+                    $(#[$vmeta])*
+                    #[doc = concat!("\n\nC: `", $vc, "`.")]
+                    #[doc(alias = $vc)]
+                    pub const $variant: Self = Self($value);
+                )*
+
+                /// The named values.
+                pub const INFO: $crate::abi::EnumInfo = $crate::abi::EnumInfo {
+                    rust: stringify!($name),
+                    c: $c,
+                    flags: false,
+                    size: size_of::<$repr>(),
+                    values: &[$(
+                        $crate::abi::ConstInfo {
+                            rust: stringify!($variant),
+                            c: $vc,
+                            value: ($value as $repr) as u64,
+                            header: $header,
+                            since: $crate::since!($($since)?),
+                        },
+                    )*],
+                };
+
+                /// The name of the value, if it has one here.
+                #[must_use]
+                pub const fn name(self) -> Option<&'static str> {
+                    Self::INFO.name(self.0 as u64)
+                }
+            }
+
+            impl core::fmt::Debug for $name {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    match self.name() {
+                        Some(name) => f.write_str(name),
+                        None => write!(f, "{}({})", stringify!($name), self.0),
+                    }
+                }
+            }
+
+            impl $crate::abi::AbiField for $name {
+                const KIND: $crate::abi::FieldKind = $crate::abi::FieldKind::Named(&Self::INFO);
+            }
+        )*
+
+        /// The enumerations of this module.
+        pub const ENUMS: &[&$crate::abi::EnumInfo] = &[$(&$name::INFO),*];
+    };
+}
+
+/// Declares flag sets; unknown bits are kept. The same form as [`abi_enums`] with `flags` in place of `enum`.
+macro_rules! abi_flags {
+    (header = $header:literal; $(
+        $(#[$meta:meta])*
+        flags $name:ident : $repr:ident = $c:literal {
+            $( $(#[$($vmeta:tt)*])* $flag:ident = $value:expr, $vc:literal $(since $since:ident)? ; )*
+        }
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[doc = concat!("\n\nC: `enum ", $c, "`, `", $header, "`.")]
+            #[derive(
+                Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+                zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
+            )]
+            #[repr(transparent)]
+            pub struct $name($repr);
+
+            bitflags::bitflags! {
+                impl $name: $repr {
+                    $(
+                        $(#[$($vmeta)*])*
+                        #[doc = concat!("\n\nC: `", $vc, "`.")]
+                        #[doc(alias = $vc)]
+                        const $flag = $value;
+                    )*
+                    const _ = !0;
+                }
+            }
+
+            impl $name {
+                /// The named bits.
+                pub const INFO: $crate::abi::EnumInfo = $crate::abi::EnumInfo {
+                    rust: stringify!($name),
+                    c: $c,
+                    flags: true,
+                    size: size_of::<$repr>(),
+                    values: &[$(
+                        $crate::abi::ConstInfo {
+                            rust: stringify!($flag),
+                            c: $vc,
+                            value: ($value as $repr) as u64,
+                            header: $header,
+                            since: $crate::since!($($since)?),
+                        },
+                    )*],
+                };
+            }
+
+            impl core::fmt::Debug for $name {
+                fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                    if self.is_empty() {
+                        return f.write_str("0");
+                    }
+                    bitflags::parser::to_writer(self, f)
+                }
+            }
+
+            impl $crate::abi::AbiField for $name {
+                const KIND: $crate::abi::FieldKind = $crate::abi::FieldKind::Named(&Self::INFO);
+            }
+        )*
+
+        /// The flag sets of this module.
+        pub const FLAGS: &[&$crate::abi::EnumInfo] = &[$(&$name::INFO),*];
+    };
+}
+
+/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `since V7_2` after the C name where needed.
+macro_rules! abi_consts {
+    (header = $header:literal; $(
+        $(#[$meta:meta])*
+        const $name:ident : $ty:ident = $value:expr, $c:literal $(since $since:ident)? ;
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[doc = concat!("\n\nC: `", $c, "`, `", $header, "`.")]
+            #[doc(alias = $c)]
+            pub const $name: $ty = $value;
+        )*
+
+        /// The single constants of this module.
+        pub const CONSTS: &[$crate::abi::ConstInfo] = &[$(
+            $crate::abi::ConstInfo {
+                rust: stringify!($name),
+                c: $c,
+                value: $name as u64,
+                header: $header,
+                since: $crate::since!($($since)?),
+            },
+        )*];
+    };
+}
