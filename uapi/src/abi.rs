@@ -63,7 +63,8 @@ impl<T: AbiField, const N: usize> AbiField for [T; N] {
 pub struct FieldInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones).
+    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones); empty for
+    /// padding, which has none.
     pub c: &'static str,
     /// Bytes from the start of the struct.
     pub offset: usize,
@@ -71,7 +72,8 @@ pub struct FieldInfo {
     pub size: usize,
     /// The kernel series whose header first names it.
     pub since: Since,
-    /// How its bytes are to be read.
+    /// How its bytes are to be read. For [`FieldKind::Named`] the width is `size`, which may differ from the
+    /// enumeration's own.
     pub kind: FieldKind,
 }
 
@@ -109,7 +111,7 @@ pub struct ConstInfo {
     pub c: &'static str,
     /// Its value, sign-extended to 64 bits.
     pub value: u64,
-    /// The header under the kernel's `include/uapi`.
+    /// The header under the kernel's `include/uapi`; one that user space does not get starts with `include/`.
     pub header: &'static str,
     /// The kernel series that first had it.
     pub since: Since,
@@ -120,7 +122,7 @@ pub struct ConstInfo {
 pub struct EnumInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// The C tag; empty where the C enumeration has none.
+    /// The C tag; empty where the C enumeration has none or there is only a group of macros.
     pub c: &'static str,
     /// Whether values are combined bit by bit.
     pub flags: bool,
@@ -180,13 +182,40 @@ macro_rules! c_type {
     };
 }
 
+/// How to read a field of the first type, with the names of the second where one is given.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! field_kind {
+    ($ty:ty) => {
+        <$ty as $crate::abi::AbiField>::KIND
+    };
+    ($ty:ty as $names:ty) => {
+        <$names as $crate::abi::AbiField>::KIND
+    };
+}
+
+/// `` C: `enum tag`, `header`. `` or its form for an enumeration without a tag.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! enum_source {
+    ("" $header:literal) => {
+        concat!("\n\nC: an enumeration without a tag, `", $header, "`.")
+    };
+    ($c:tt $header:literal) => {
+        concat!("\n\nC: `enum ", $c, "`, `", $header, "`.")
+    };
+}
+
 /// Declares ABI structs: `struct RustName = tag "c_tag"` or `= expr "C type expression"`, an optional
 /// `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or `name: Type = "c_name" since V7_2;`.
+///
+/// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another width. A field
+/// with the C name `""` is padding that the C compiler inserts.
 macro_rules! abi_structs {
     (header = $header:literal; $(
         $(#[$meta:meta])*
         struct $name:ident = $form:ident $c:literal $(since $since:ident)? {
-            $( $(#[$fmeta:meta])* $field:ident : $ty:ty $(= $cf:literal $(since $fsince:ident)?)? ; )*
+            $( $(#[$fmeta:meta])* $field:ident : $ty:ty $(as $names:ty)? $(= $cf:literal $(since $fsince:ident)?)? ; )*
         }
     )*) => {
         $(
@@ -215,7 +244,7 @@ macro_rules! abi_structs {
                             offset: core::mem::offset_of!($name, $field),
                             size: size_of::<$ty>(),
                             since: $crate::since!($($($fsince)?)?),
-                            kind: <$ty as $crate::abi::AbiField>::KIND,
+                            kind: $crate::field_kind!($ty $(as $names)?),
                         },
                     )*],
                 };
@@ -245,13 +274,13 @@ macro_rules! abi_structs {
 macro_rules! abi_enums {
     (header = $header:literal; $(
         $(#[$meta:meta])*
-        enum $name:ident : $repr:ident = $c:literal {
+        enum $name:ident : $repr:ident = $c:tt {
             $( $(#[$vmeta:meta])* $variant:ident = $value:expr, $vc:literal $(since $since:ident)? ; )*
         }
     )*) => {
         $(
             $(#[$meta])*
-            #[doc = concat!("\n\nC: `enum ", $c, "`, `", $header, "`.")]
+            #[doc = $crate::enum_source!($c $header)]
             #[derive(
                 Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash,
                 zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
@@ -291,6 +320,12 @@ macro_rules! abi_enums {
                 }
             }
 
+            impl From<$name> for u64 {
+                fn from(value: $name) -> u64 {
+                    value.0 as u64
+                }
+            }
+
             impl core::fmt::Debug for $name {
                 fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                     match self.name() {
@@ -314,13 +349,13 @@ macro_rules! abi_enums {
 macro_rules! abi_flags {
     (header = $header:literal; $(
         $(#[$meta:meta])*
-        flags $name:ident : $repr:ident = $c:literal {
+        flags $name:ident : $repr:ident = $c:tt {
             $( $(#[$($vmeta:tt)*])* $flag:ident = $value:expr, $vc:literal $(since $since:ident)? ; )*
         }
     )*) => {
         $(
             $(#[$meta])*
-            #[doc = concat!("\n\nC: `enum ", $c, "`, `", $header, "`.")]
+            #[doc = $crate::enum_source!($c $header)]
             #[derive(
                 Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
                 zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
@@ -357,6 +392,12 @@ macro_rules! abi_flags {
                         },
                     )*],
                 };
+            }
+
+            impl From<$name> for u64 {
+                fn from(value: $name) -> u64 {
+                    value.bits() as u64
+                }
             }
 
             impl core::fmt::Debug for $name {

@@ -13,6 +13,8 @@ use crate::ioctl::{Attribute, AttributeFlags, Header};
 
 /// An object class of the ABI.
 pub trait Object {
+    /// Its number.
+    const ID: u16;
     /// Its description.
     const INFO: ObjectInfo;
 }
@@ -185,7 +187,7 @@ macro_rules! object_kinds {
         pub struct $name<O>(PhantomData<O>);
         impl<O: Object> Kind for $name<O> {
             const KIND: AttributeKind =
-                AttributeKind::$variant { object: O::INFO.id, access: Access::$access };
+                AttributeKind::$variant { object: O::ID, access: Access::$access };
         }
     )*};
 }
@@ -209,7 +211,7 @@ object_kinds! {
 pub struct Handles<O, const MIN: usize, const MAX: usize>(PhantomData<O>);
 impl<O: Object, const MIN: usize, const MAX: usize> Kind for Handles<O, MIN, MAX> {
     const KIND: AttributeKind =
-        AttributeKind::Handles { object: O::INFO.id, access: Access::Read, minimum: MIN, maximum: MAX };
+        AttributeKind::Handles { object: O::ID, access: Access::Read, minimum: MIN, maximum: MAX };
 }
 
 /// A descriptor of a kind that uverbs does not own.
@@ -419,7 +421,11 @@ impl<'a, M: Method> Call<'a, M> {
     }
 
     /// Passes a growing struct.
-    pub fn input_struct<T, const MIN: usize>(&mut self, attr: Attr<M, InStruct<T, MIN>>, value: &'a T) -> &mut Self
+    pub fn input_struct<T, const MIN: usize>(
+        &mut self,
+        attr: Attr<M, InStruct<T, MIN>>,
+        value: &'a T,
+    ) -> &mut Self
     where
         T: AbiField + IntoBytes + Immutable,
     {
@@ -427,7 +433,11 @@ impl<'a, M: Method> Call<'a, M> {
     }
 
     /// Passes an array; of more than 65,535 bytes the kernel is told of the elements that fit.
-    pub fn input_slice<T, const MIN: usize>(&mut self, attr: Attr<M, InSlice<T, MIN>>, values: &'a [T]) -> &mut Self
+    pub fn input_slice<T, const MIN: usize>(
+        &mut self,
+        attr: Attr<M, InSlice<T, MIN>>,
+        values: &'a [T],
+    ) -> &mut Self
     where
         T: AbiField + IntoBytes + Immutable,
     {
@@ -478,6 +488,28 @@ impl<'a, M: Method> Call<'a, M> {
         self.push(attr.id, 8, value.into())
     }
 
+    /// Passes an array of handles.
+    pub fn handles<O: Object, const MIN: usize, const MAX: usize>(
+        &mut self,
+        attr: Attr<M, Handles<O, MIN, MAX>>,
+        handles: &'a [u32],
+    ) -> &mut Self {
+        self.input_bytes(attr.id, handles.as_bytes())
+    }
+
+    /// Passes an element of an enumeration with the payload that the element asks for, which may be empty.
+    pub fn enumeration<T: Into<u64>>(
+        &mut self,
+        attr: Attr<M, Enumeration<T>>,
+        element: T,
+        payload: &'a [u8],
+    ) -> &mut Self {
+        let last = usize::from(self.buffer.header.num_attrs);
+        self.input_bytes(attr.id, payload);
+        self.buffer.attributes[last].attr_data = u16::from_ne_bytes([element.into() as u8, 0]);
+        self
+    }
+
     #[inline]
     fn input_bytes(&mut self, id: u16, bytes: &'a [u8]) -> &mut Self {
         if bytes.len() <= 8 {
@@ -485,7 +517,11 @@ impl<'a, M: Method> Call<'a, M> {
             data[..bytes.len()].copy_from_slice(bytes);
             self.push(id, bytes.len() as u16, u64::from_ne_bytes(data))
         } else {
-            self.push(id, bytes.len().min(usize::from(u16::MAX)) as u16, bytes.as_ptr().expose_provenance() as u64)
+            self.push(
+                id,
+                bytes.len().min(usize::from(u16::MAX)) as u16,
+                bytes.as_ptr().expose_provenance() as u64,
+            )
         }
     }
 
@@ -567,6 +603,7 @@ macro_rules! objects {
             pub struct $object;
 
             impl $crate::method::Object for $object {
+                const ID: u16 = $oid;
                 const INFO: $crate::method::ObjectInfo = $crate::method::ObjectInfo {
                     rust: stringify!($object),
                     c: $oc,
