@@ -15,6 +15,9 @@ pub mod abi;
 pub mod ioctl;
 #[macro_use]
 pub mod method;
+pub mod netlink;
+pub mod nldev;
+pub mod print;
 pub mod registry;
 #[macro_use]
 pub mod write;

@@ -18,10 +18,33 @@ pub struct Module {
 }
 
 /// Every module that declares ABI items.
-pub const MODULES: &[Module] = &[Module {
-    name: "ioctl",
-    structs: crate::ioctl::STRUCTS,
-    enums: &[],
-    flags: crate::ioctl::FLAGS,
-    consts: crate::ioctl::CONSTS,
-}];
+pub const MODULES: &[Module] = &[
+    Module {
+        name: "ioctl",
+        structs: crate::ioctl::STRUCTS,
+        enums: &[],
+        flags: crate::ioctl::FLAGS,
+        consts: crate::ioctl::CONSTS,
+    },
+    Module {
+        name: "netlink",
+        structs: crate::netlink::STRUCTS,
+        enums: crate::netlink::ENUMS,
+        flags: crate::netlink::FLAGS,
+        consts: crate::netlink::CONSTS,
+    },
+    Module {
+        name: "nldev",
+        structs: &[],
+        enums: crate::nldev::ENUMS,
+        flags: crate::nldev::FLAGS,
+        consts: &[],
+    },
+    Module {
+        name: "nldev::attribute",
+        structs: &[],
+        enums: crate::nldev::attribute::ENUMS,
+        flags: &[],
+        consts: &[],
+    },
+];
