@@ -1,0 +1,81 @@
+//! What the lab's host side and the guest's init say to each other.
+//!
+//! The host puts a [`Job`] into the initramfs as [`JOB_PATH`]; afterwards both ends exchange [`frame`]s over one
+//! virtio-serial port.
+
+pub mod frame;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the initramfs holds the [`Job`], as JSON.
+pub const JOB_PATH: &str = "/lab/job.json";
+
+/// Where the initramfs holds the kernel modules that [`Job::modules`] names.
+pub const MODULE_DIR: &str = "/lab/modules";
+
+/// Where the initramfs holds the programs that must be on the PATH.
+pub const PROGRAM_DIR: &str = "/lab/bin";
+
+/// Name of the virtio-serial port that carries the [`frame`]s.
+pub const PORT_NAME: &str = "bareverbs.lab";
+
+/// A word on the guest's kernel command line by which programs know that they run in the lab.
+pub const GUEST_MARK: &str = "bareverbs.lab";
+
+/// The 9p mount tag of the Debian root.
+pub const PEERS_TAG: &str = "peers";
+
+/// How one guest is to be set up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// This guest's number, from 1. Its address is `10.1.0.HOST/24`.
+    pub host: u8,
+    /// Modules to load, in order: file names in [`MODULE_DIR`].
+    pub modules: Vec<String>,
+    /// Whether a Debian root comes over 9p under the tag [`PEERS_TAG`].
+    pub peers: bool,
+    /// Further host folders, mounted read-only.
+    pub shares: Vec<Share>,
+    /// Where rxe sits.
+    pub link: Link,
+    /// Whether every packet of the link is to be sent to the host.
+    pub capture: bool,
+}
+
+/// A host folder in the guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Share {
+    /// The 9p mount tag.
+    pub tag: String,
+    /// The folder it is mounted on.
+    pub target: String,
+}
+
+/// The Ethernet device below rxe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Link {
+    /// One end of a veth pair inside the guest.
+    Veth,
+    /// The guest's virtio network card, on the wire that joins the hosts.
+    Nic,
+}
+
+/// A command to run in the guest.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Exec {
+    /// The program (looked up on the PATH unless it holds a slash) and its arguments.
+    pub argv: Vec<String>,
+    /// Environment variables on top of the guest's own.
+    pub env: Vec<(String, String)>,
+    /// Size of the terminal to give it; without one it gets pipes and an empty standard input.
+    pub terminal: Option<TerminalSize>,
+}
+
+/// Rows and columns of a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Rows.
+    pub rows: u16,
+    /// Columns.
+    pub columns: u16,
+}

@@ -1,0 +1,81 @@
+//! The guest's network: loopback, the link below rxe, rxe itself.
+
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab_init::{Job, Link};
+
+use crate::netlink::{Netlink, Rdma, Route};
+use crate::port::Sender;
+use crate::{capture, netlink};
+
+/// Brings up `lo`, the link, its address and `rxe0`, and waits until rxe is ready to use.
+pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
+    // Without this, link-local addresses are unusable for the first second.
+    for scope in ["all", "default"] {
+        fs::write(format!("/proc/sys/net/ipv6/conf/{scope}/accept_dad"), "0")
+            .context("switching off IPv6 DAD")?;
+    }
+    let mut route: Netlink<Route> = Netlink::open()?;
+    route.set_up("lo")?;
+    let device = match job.link {
+        Link::Veth => {
+            route.add_veth("veth0", "veth1")?;
+            route.set_up("veth1")?;
+            "veth0".to_owned()
+        }
+        Link::Nic => network_card()?,
+    };
+    let address = Ipv4Addr::new(10, 1, 0, job.host);
+    route.set_up(&device)?;
+    route.add_address(&device, address, 24)?;
+    if job.capture {
+        capture::start(netlink::index(&device)?, sender)?;
+    }
+    let mut rdma: Netlink<Rdma> = Netlink::open()?;
+    rdma.add_link("rxe0", "rxe", &device)?;
+    wait_until_usable(address)
+}
+
+fn network_card() -> Result<String> {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        for entry in fs::read_dir("/sys/class/net")? {
+            let entry = entry?;
+            if entry.path().join("device").exists() {
+                return Ok(entry.file_name().to_string_lossy().into_owned());
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    bail!("no network card in /sys/class/net")
+}
+
+/// The GID table is filled by a work queue, and the device nodes appear on their own.
+fn wait_until_usable(address: Ipv4Addr) -> Result<()> {
+    let port = Path::new("/sys/class/infiniband/rxe0/ports/1");
+    let octets = address.octets();
+    let gid = format!(
+        "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}",
+        octets[0], octets[1], octets[2], octets[3]
+    );
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        let active = read(&port.join("state")).contains("ACTIVE");
+        let addressed = (0..8).any(|index| read(&port.join(format!("gids/{index}"))).trim() == gid);
+        if active && addressed && Path::new("/dev/infiniband/uverbs0").exists() {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            bail!("rxe0 didn't come up: port active: {active}, GID of {address} present: {addressed}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}

@@ -1,0 +1,465 @@
+//! Guests that are up: running commands in them, watching their kernels, switching them off.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ExitStatus};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab_init::frame::{FromGuest, ToGuest};
+use bareverbs_lab_init::{Exec, Job, Link, PEERS_TAG, Share};
+
+use crate::console::Console;
+use crate::initramfs::{self, Programs};
+use crate::kernel::Kernel;
+use crate::pcap::Recorder;
+use crate::qemu::{Accelerator, Folder, Machine};
+use crate::tools::Tools;
+use crate::wire::{self, Recording};
+
+/// How long a guest may take from power-on until it is ready.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How long a failed kernel may go on printing its reasons.
+const LAST_WORDS: Duration = Duration::from_secs(3);
+/// How long a guest may take to switch off.
+const OFF_LIMIT: Duration = Duration::from_secs(15);
+
+/// What to boot.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// QEMU.
+    pub tools: &'a Tools,
+    /// The kernel for all hosts.
+    pub kernel: &'a Kernel,
+    /// Our programs in the guest.
+    pub programs: &'a Programs,
+    /// How many hosts; more than one are joined by a wire.
+    pub hosts: u8,
+    /// The Debian root to run in, instead of the bare initramfs.
+    pub peers: Option<PathBuf>,
+    /// Host folders and where the guests see them, read-only.
+    pub shares: Vec<(PathBuf, String)>,
+    /// What executes the guests.
+    pub accelerator: Accelerator,
+    /// Whether guest time counts instructions instead of following the host's clock.
+    pub instruction_clock: bool,
+    /// Where to record the packets on the wire.
+    pub recording: Option<PathBuf>,
+}
+
+/// Why guests could not do what was asked.
+#[derive(Debug)]
+pub enum Failure {
+    /// The time limit passed.
+    TimedOut(Report),
+    /// The kernel itself failed: an oops, a bug, a panic, a lockup.
+    Kernel(String, Report),
+    /// The guest ended, or QEMU did.
+    Gone(String, Report),
+    /// The guest's init could not set it up.
+    SetUp(String, Report),
+}
+
+/// Which host it was and what its kernel said last.
+#[derive(Debug)]
+pub struct Report {
+    host: usize,
+    tail: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let report = match self {
+            Self::TimedOut(report) => {
+                write!(f, "host {}: the time limit passed", report.host)?;
+                report
+            }
+            Self::Kernel(line, report) => {
+                write!(f, "host {}: the kernel failed: {}", report.host, line.trim())?;
+                report
+            }
+            Self::Gone(how, report) => {
+                write!(f, "host {}: the guest ended on its own ({how})", report.host)?;
+                report
+            }
+            Self::SetUp(why, report) => {
+                write!(f, "host {}: the guest could not be set up: {why}", report.host)?;
+                report
+            }
+        };
+        match report.tail.as_str() {
+            "" => write!(f, "; its kernel printed nothing"),
+            tail => write!(f, "; its kernel's last lines:\n{tail}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Which of a command's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Takes a command's output as it comes: host index, stream, bytes.
+pub type Output<'a> = &'a mut dyn FnMut(usize, Stream, &[u8]) -> io::Result<()>;
+
+enum Event {
+    Frame(FromGuest),
+    KernelFailed,
+    Closed,
+}
+
+/// Running guests. Dropping them kills them.
+pub struct Guests {
+    hosts: Vec<Host>,
+    events: mpsc::Receiver<(usize, Event)>,
+    recording: Recording,
+    /// What executes them: never [`Accelerator::Auto`].
+    pub accelerator: Accelerator,
+}
+
+struct Host {
+    qemu: Child,
+    port: UnixStream,
+    console: Arc<Mutex<Console>>,
+    release: Option<String>,
+    running: bool,
+    status: Option<u8>,
+}
+
+impl Guests {
+    /// Boots the guests and waits until all of them are ready.
+    pub fn boot(setup: &Setup<'_>) -> Result<Self> {
+        if setup.hosts == 0 || setup.hosts > 200 {
+            bail!("{} hosts were asked for; 1 to 200 are possible", setup.hosts);
+        }
+        match setup.accelerator.settle() {
+            Accelerator::Kvm if setup.accelerator == Accelerator::Auto && !setup.instruction_clock => {
+                Self::boot_with(setup, Accelerator::Kvm).or_else(|error| {
+                    eprintln!("lab: with KVM the guests didn't come up, trying without ({error:#})");
+                    Self::boot_with(setup, Accelerator::Tcg)
+                })
+            }
+            accelerator => Self::boot_with(setup, accelerator),
+        }
+    }
+
+    fn boot_with(setup: &Setup<'_>, accelerator: Accelerator) -> Result<Self> {
+        let recording = match &setup.recording {
+            Some(path) => {
+                let recorder =
+                    Recorder::create(path).with_context(|| format!("making {}", path.display()))?;
+                Some(Arc::new(Mutex::new(recorder)))
+            }
+            None => None,
+        };
+        let mut wires = match setup.hosts {
+            1 => Vec::new(),
+            hosts => wire::join(usize::from(hosts), &recording)?,
+        };
+        let (sender, events) = mpsc::channel();
+        let mut guests = Self { hosts: Vec::new(), events, recording, accelerator };
+        // From the last to the first, because ends are taken off the end.
+        let mut ends: Vec<Option<OwnedFd>> = wires.drain(..).map(Some).collect();
+        ends.resize_with(usize::from(setup.hosts), || None);
+        for (index, wire) in ends.into_iter().enumerate() {
+            let host = Host::start(setup, accelerator, index, wire, &sender)?;
+            guests.hosts.push(host);
+        }
+        drop(sender);
+        guests.wait_until_ready()?;
+        Ok(guests)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let deadline = Instant::now() + BOOT_LIMIT;
+        while self.hosts.iter().any(|host| host.release.is_none()) {
+            let pending = self.hosts.iter().position(|host| host.release.is_none()).unwrap_or(0);
+            match self.next(Some(deadline), pending)? {
+                (host, FromGuest::Ready(release)) => self.hosts[host].release = Some(release),
+                (host, FromGuest::Failed(why)) => return Err(Failure::SetUp(why, self.report(host)).into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel release that the guests run.
+    pub fn release(&self) -> &str {
+        self.hosts.first().and_then(|host| host.release.as_deref()).unwrap_or("unknown")
+    }
+
+    /// Starts a command on a host (by index, from 0). One command runs per host at a time.
+    pub fn start(&mut self, host: usize, exec: Exec) -> Result<()> {
+        self.send(host, &ToGuest::Exec(exec))?;
+        self.hosts[host].running = true;
+        self.hosts[host].status = None;
+        Ok(())
+    }
+
+    /// Waits until every started command has ended; the answer holds their statuses (128+n after signal n).
+    pub fn wait(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<Vec<u8>> {
+        while let Some(pending) = self.hosts.iter().position(|host| host.running) {
+            match self.next(deadline, pending)? {
+                (host, FromGuest::Stdout(bytes)) => output(host, Stream::Stdout, &bytes)?,
+                (host, FromGuest::Stderr(bytes)) => output(host, Stream::Stderr, &bytes)?,
+                (host, FromGuest::Exited(status)) => {
+                    self.hosts[host].running = false;
+                    self.hosts[host].status = Some(status);
+                }
+                _ => {}
+            }
+        }
+        Ok(self.hosts.iter().filter_map(|host| host.status).collect())
+    }
+
+    /// Runs a command on one host to its end: status and outputs.
+    pub fn run(&mut self, host: usize, exec: Exec, limit: Duration) -> Result<Finished> {
+        let mut finished = Finished::default();
+        self.start(host, exec)?;
+        let mut collect = |_: usize, stream: Stream, bytes: &[u8]| {
+            match stream {
+                Stream::Stdout => finished.stdout.extend_from_slice(bytes),
+                Stream::Stderr => finished.stderr.extend_from_slice(bytes),
+            }
+            Ok(())
+        };
+        let statuses = match self.wait(Some(Instant::now() + limit), &mut collect) {
+            Err(error) if matches!(error.downcast_ref(), Some(Failure::TimedOut(_))) => {
+                self.send(host, &ToGuest::Kill)?;
+                let statuses = self.wait(Some(Instant::now() + OFF_LIMIT), &mut collect)?;
+                finished.timed_out = true;
+                statuses
+            }
+            other => other?,
+        };
+        finished.status = self.hosts[host].status.or(statuses.first().copied()).unwrap_or(255);
+        Ok(finished)
+    }
+
+    /// A handle by which another thread can send frames to a host.
+    pub fn port(&self, host: usize) -> Result<UnixStream> {
+        Ok(self.hosts[host].port.try_clone()?)
+    }
+
+    /// Switches the guests off; an error if a kernel failed up to then. The answer is the kernels' warnings.
+    pub fn shut_down(mut self) -> Result<Vec<String>> {
+        for host in 0..self.hosts.len() {
+            // A guest that is gone already is found below.
+            let _ = self.send(host, &ToGuest::PowerOff);
+        }
+        let deadline = Instant::now() + OFF_LIMIT;
+        let mut warnings = Vec::new();
+        for host in 0..self.hosts.len() {
+            while self.hosts[host].qemu.try_wait()?.is_none() {
+                if Instant::now() > deadline {
+                    return Err(Failure::TimedOut(self.report(host)).into());
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        // The console readers end with their QEMU, after everything was read.
+        while let Ok((host, event)) = self.events.recv_timeout(LAST_WORDS) {
+            if let Event::Frame(FromGuest::Packet(frame)) = event {
+                wire::record(&self.recording, &frame);
+            }
+            let _ = host;
+        }
+        for host in 0..self.hosts.len() {
+            let failure = self.console(host).failure().map(str::to_owned);
+            if let Some(line) = failure {
+                return Err(Failure::Kernel(line, self.report(host)).into());
+            }
+            warnings.extend(
+                self.console(host).warnings().iter().map(|line| format!("host {}: {line}", host + 1)),
+            );
+        }
+        Ok(warnings)
+    }
+
+    fn send(&mut self, host: usize, frame: &ToGuest) -> Result<()> {
+        frame
+            .write_to(&mut self.hosts[host].port)
+            .with_context(|| format!("host {}: writing to the guest", host + 1))
+    }
+
+    /// The next frame of any host; `pending` is who is blamed when nothing comes.
+    fn next(&mut self, deadline: Option<Instant>, pending: usize) -> Result<(usize, FromGuest)> {
+        loop {
+            let event = match deadline {
+                Some(deadline) => {
+                    self.events.recv_timeout(deadline.saturating_duration_since(Instant::now()))
+                }
+                None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match event {
+                Ok((_, Event::Frame(FromGuest::Packet(frame)))) => wire::record(&self.recording, &frame),
+                Ok((host, Event::Frame(frame))) => return Ok((host, frame)),
+                Ok((host, Event::KernelFailed | Event::Closed)) => return Err(self.ended(host).into()),
+                Err(RecvTimeoutError::Timeout) => return Err(Failure::TimedOut(self.report(pending)).into()),
+                Err(RecvTimeoutError::Disconnected) => return Err(self.ended(pending).into()),
+            }
+        }
+    }
+
+    /// Finds out why a guest ended, after letting its kernel finish what it has to say.
+    fn ended(&mut self, host: usize) -> Failure {
+        let deadline = Instant::now() + LAST_WORDS;
+        let mut exit = None;
+        while exit.is_none() && Instant::now() < deadline {
+            exit = self.hosts[host].qemu.try_wait().ok().flatten();
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        // What QEMU had written is in the pipe; give its reader a moment.
+        std::thread::sleep(Duration::from_millis(100));
+        let failure = self.console(host).failure().map(str::to_owned);
+        match failure {
+            Some(line) => Failure::Kernel(line, self.report(host)),
+            None => Failure::Gone(exit.map_or_else(|| "its port closed".into(), describe), self.report(host)),
+        }
+    }
+
+    fn report(&self, host: usize) -> Report {
+        Report { host: host + 1, tail: self.console(host).tail() }
+    }
+
+    fn console(&self, host: usize) -> MutexGuard<'_, Console> {
+        self.hosts[host].console.lock().expect("no console reader panics")
+    }
+}
+
+fn describe(status: ExitStatus) -> String {
+    format!("QEMU: {status}")
+}
+
+/// A command that has ended.
+#[derive(Clone, Debug, Default)]
+pub struct Finished {
+    /// Its exit status; 128+n after signal n.
+    pub status: u8,
+    /// Whether it was killed because its time was up.
+    pub timed_out: bool,
+    /// Its standard output.
+    pub stdout: Vec<u8>,
+    /// Its standard error.
+    pub stderr: Vec<u8>,
+}
+
+impl Host {
+    fn start(
+        setup: &Setup<'_>,
+        accelerator: Accelerator,
+        index: usize,
+        wire: Option<OwnedFd>,
+        events: &mpsc::Sender<(usize, Event)>,
+    ) -> Result<Self> {
+        let number = u8::try_from(index + 1).context("host numbers fit a byte")?;
+        let link = if wire.is_some() { Link::Nic } else { Link::Veth };
+        let mut folders = Vec::new();
+        let mut shares = Vec::new();
+        if let Some(root) = &setup.peers {
+            folders.push(Folder { tag: PEERS_TAG.into(), path: root.clone() });
+        }
+        for (number, (path, target)) in setup.shares.iter().enumerate() {
+            let tag = format!("share{number}");
+            folders.push(Folder { tag: tag.clone(), path: path.clone() });
+            shares.push(Share { tag, target: target.clone() });
+        }
+        let modules = setup.kernel.modules.in_order(&wanted_modules(setup, link))?;
+        let job = Job {
+            host: number,
+            modules: modules.iter().map(|path| initramfs::base_name(path)).collect(),
+            peers: setup.peers.is_some(),
+            shares,
+            link,
+            capture: setup.recording.is_some() && link == Link::Veth,
+        };
+        let archive = initramfs::build(setup.programs, &modules, &job)?;
+        let (port, guest_port) = UnixStream::pair().context("making a socket pair for the guest's port")?;
+        let mut qemu = Machine {
+            kernel: &setup.kernel.image,
+            initramfs: &archive,
+            accelerator,
+            instruction_clock: setup.instruction_clock,
+            folders: &folders,
+            wire: wire.map(|wire| (wire, number)),
+            port: guest_port.into(),
+        }
+        .start(setup.tools)?;
+
+        let console = Arc::new(Mutex::new(Console::default()));
+        for source in [qemu.stdout.take().map(OwnedFd::from), qemu.stderr.take().map(OwnedFd::from)] {
+            let source = std::fs::File::from(source.context("QEMU's outputs are piped")?);
+            let (console, events) = (console.clone(), events.clone());
+            std::thread::spawn(move || watch_console(source, index, &console, &events));
+        }
+        let (frames, events) = (port.try_clone()?, events.clone());
+        std::thread::spawn(move || read_frames(frames, index, &events));
+        Ok(Self { qemu, port, console, release: None, running: false, status: None })
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
+    let modules = &setup.kernel.modules;
+    let mut wanted = vec!["virtio_pci", "virtio_console"];
+    if setup.peers.is_some() || !setup.shares.is_empty() {
+        wanted.extend(["9pnet_virtio", "9p"]);
+    }
+    if setup.peers.is_some() {
+        wanted.push("overlay");
+    }
+    wanted.push(match link {
+        Link::Veth => "veth",
+        Link::Nic => "virtio_net",
+    });
+    // 6.1's rxe asks the crypto layer for crc32 when a link is added; later ones call it directly.
+    wanted.extend(["crc32_generic", "af_packet"].into_iter().filter(|name| modules.has(name)));
+    wanted.extend(["rdma_rxe", "ib_uverbs", "rdma_ucm", "ib_umad"]);
+    wanted
+}
+
+fn watch_console(
+    mut source: impl Read,
+    host: usize,
+    console: &Mutex<Console>,
+    events: &mpsc::Sender<(usize, Event)>,
+) {
+    let mut buffer = [0; 4096];
+    let mut reported = false;
+    while let Ok(count @ 1..) = source.read(&mut buffer) {
+        let mut console = console.lock().expect("no console reader panics");
+        console.feed(&buffer[..count]);
+        if !reported && console.failure().is_some() {
+            reported = true;
+            // Nobody listens any more when the guests are being dropped.
+            let _ = events.send((host, Event::KernelFailed));
+        }
+    }
+}
+
+fn read_frames(mut port: UnixStream, host: usize, events: &mpsc::Sender<(usize, Event)>) {
+    while let Ok(Some(frame)) = FromGuest::read_from(&mut port) {
+        if events.send((host, Event::Frame(frame))).is_err() {
+            return;
+        }
+    }
+    let _ = events.send((host, Event::Closed));
+}

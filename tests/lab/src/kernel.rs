@@ -1,0 +1,249 @@
+//! Kernels to boot: Debian's, fetched and unpacked, or a folder of the user's own.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::apt::{Apt, Channel, Package};
+use crate::cache::Cache;
+use crate::deb;
+use crate::modules::Modules;
+use crate::tools::Tools;
+
+/// A kernel series that Debian ships.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Series {
+    /// Debian bookworm's long-term kernel.
+    V6_1,
+    /// Debian trixie's long-term kernel.
+    V6_12,
+    /// Debian sid's kernel.
+    V7_2,
+    /// The newest release candidate in Debian experimental.
+    Rc,
+}
+
+impl Series {
+    /// The series that the tests run on.
+    pub const RELEASED: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+
+    pub(crate) fn channel(self) -> Channel {
+        match self {
+            Self::V6_1 => Channel::Bookworm,
+            Self::V6_12 => Channel::Trixie,
+            Self::V7_2 => Channel::Sid,
+            Self::Rc => Channel::Experimental,
+        }
+    }
+
+    pub(crate) fn matches(self, version: &str) -> bool {
+        let prefix = match self {
+            Self::V6_1 => "6.1.",
+            Self::V6_12 => "6.12.",
+            Self::V7_2 => "7.2.",
+            Self::Rc => return version.contains("~rc"),
+        };
+        version.starts_with(prefix)
+    }
+}
+
+impl fmt::Display for Series {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V6_1 => "6.1",
+            Self::V6_12 => "6.12",
+            Self::V7_2 => "7.2",
+            Self::Rc => "rc",
+        })
+    }
+}
+
+impl FromStr for Series {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text {
+            "6.1" => Self::V6_1,
+            "6.12" => Self::V6_12,
+            "7.2" => Self::V7_2,
+            "rc" => Self::Rc,
+            _ => bail!("no kernel series `{text}`: there are 6.1, 6.12, 7.2 and rc"),
+        })
+    }
+}
+
+/// A kernel that can be booted.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// What people call this version, such as `6.12.107-1`.
+    pub version: String,
+    /// The compressed kernel image.
+    pub image: PathBuf,
+    /// Its modules.
+    pub modules: Modules,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: String,
+}
+
+impl Kernel {
+    /// Debian's newest kernel of a series, fetched if it isn't cached.
+    pub fn debian(cache: &Cache, tools: &Tools, series: Series, refresh: bool) -> Result<Self> {
+        let (folder, manifest) = cache.ensure(&format!("kernel-{series}"), refresh, |folder| {
+            let apt = Apt::open(cache, series.channel())?;
+            let packages = packages(&apt, series)?;
+            let version = packages[0].version.clone();
+            let debs = folder.join("debs");
+            fs::create_dir_all(&debs)?;
+            let what = format!("kernel {version}");
+            apt.download(&what, &packages, &debs)?;
+            let root = folder.join("root");
+            deb::unpack_all(&what, &debs, &root)?;
+            let (_, tree) = locate(&root)?;
+            tools.depmod(&tree, &tree)?;
+            Ok(Manifest { version })
+        })?;
+        let (image, tree) = locate(&folder.join("root"))?;
+        Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &tree)? })
+    }
+
+    /// A kernel in a folder: `vmlinuz`, `bzImage` or `boot/vmlinuz-*`, and `lib/modules/*`.
+    ///
+    /// A folder without `modules.dep` stays as it is; the cache gets one for it.
+    pub fn folder(folder: &Path, tools: &Tools, cache: &Cache) -> Result<Self> {
+        let (image, tree) = locate(folder)?;
+        let release = tree.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let modules = if tree.join("modules.dep").exists() {
+            Modules::read(&tree, &tree)?
+        } else {
+            let (dependencies, _) = cache.ensure("depmod", true, |scratch| {
+                tools.depmod(&tree, scratch)?;
+                Ok(release.clone())
+            })?;
+            Modules::read(&tree, &dependencies)?
+        };
+        Ok(Self { version: release, image, modules })
+    }
+}
+
+/// Finds the image and the module tree (the folder named as the release).
+fn locate(root: &Path) -> Result<(PathBuf, PathBuf)> {
+    let trees: Vec<PathBuf> = ["lib/modules", "usr/lib/modules"]
+        .iter()
+        .flat_map(|place| fs::read_dir(root.join(place)).into_iter().flatten())
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.join("kernel").is_dir())
+        .collect();
+    let [tree] = trees.as_slice() else {
+        bail!(
+            "{} holds {} module trees (lib/modules/RELEASE with a folder `kernel`); there must be one",
+            root.display(),
+            trees.len()
+        );
+    };
+    let release = tree.file_name().unwrap_or_default().to_string_lossy();
+    let candidates = [
+        tree.join("vmlinuz"),
+        root.join(format!("boot/vmlinuz-{release}")),
+        root.join("vmlinuz"),
+        root.join("bzImage"),
+        root.join("boot/vmlinuz"),
+        root.join("boot/bzImage"),
+    ];
+    let image = candidates.into_iter().find(|path| path.is_file());
+    let image = image
+        .with_context(|| format!("{} holds no vmlinuz, bzImage or boot/vmlinuz-{release}", root.display()))?;
+    Ok((image, tree.clone()))
+}
+
+/// The packages that hold image and modules. The metapackage names the image package; from 7.x on that one only points
+/// to others of the same source.
+fn packages(apt: &Apt, series: Series) -> Result<Vec<Package>> {
+    let known = apt.show("linux-image-amd64")?;
+    let Some(meta) = known.iter().find(|package| series.matches(&package.version)) else {
+        let there = known.iter().map(|package| package.version.as_str()).collect::<Vec<_>>().join(", ");
+        match series {
+            Series::Rc => {
+                bail!("Debian experimental has no release candidate at the moment (it has {there})")
+            }
+            _ => bail!("Debian {} has no kernel {series} any more (it has {there})", apt.channel().name()),
+        }
+    };
+    let mut found: BTreeMap<String, Package> = BTreeMap::new();
+    let mut open = kernel_dependencies(meta);
+    while let Some(name) = open.pop() {
+        if found.contains_key(&name) {
+            continue;
+        }
+        let known = apt.show(&name)?;
+        let package = known.into_iter().find(|package| package.version == meta.version);
+        let package = package.with_context(|| format!("{name} of version {} isn't there", meta.version))?;
+        open.extend(kernel_dependencies(&package));
+        found.insert(name, package);
+    }
+    if found.is_empty() {
+        bail!("linux-image-amd64 {} names no kernel package", meta.version);
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Dependencies on packages of the same kernel build: `linux-…-RELEASE (= VERSION)`.
+fn kernel_dependencies(package: &Package) -> Vec<String> {
+    let exact = format!("(= {})", package.version);
+    let dependencies = package.depends.split(',').map(str::trim);
+    dependencies
+        .filter_map(|dependency| dependency.strip_suffix(&exact).map(str::trim))
+        .filter(|name| {
+            let kinds = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
+            let release = kinds.iter().find_map(|kind| name.strip_prefix(kind));
+            // A metapackage has the architecture where others have the release.
+            release.is_some_and(|release| release.starts_with(|c: char| c.is_ascii_digit()))
+        })
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(version: &str, depends: &str) -> Package {
+        Package { name: "p".into(), version: version.into(), depends: depends.into(), size: 1 }
+    }
+
+    #[test]
+    fn only_packages_of_the_same_build_are_followed() {
+        let split = package(
+            "7.2.13-1",
+            "dracut | initramfs-tools (>= 0.120), linux-base-7.2.13+deb14-amd64 (= 7.2.13-1), kmod, \
+             linux-binary-7.2.13+deb14-amd64 (= 7.2.13-1), linux-base-amd64 (= 7.2.13-1)",
+        );
+        assert_eq!(
+            kernel_dependencies(&split),
+            ["linux-base-7.2.13+deb14-amd64", "linux-binary-7.2.13+deb14-amd64"]
+        );
+    }
+
+    #[test]
+    fn versions_belong_to_one_series() {
+        assert!(Series::V6_1.matches("6.1.192-2"));
+        assert!(!Series::V6_1.matches("6.12.107-1"));
+        assert!(Series::Rc.matches("7.3~rc7-1~exp1"));
+        assert!(!Series::Rc.matches("7.2.13-1"));
+    }
+
+    #[test]
+    fn a_series_is_written_as_it_is_read() {
+        for text in ["6.1", "6.12", "7.2", "rc"] {
+            assert_eq!(text.parse::<Series>().unwrap().to_string(), text);
+        }
+        assert!("5.10".parse::<Series>().is_err());
+    }
+}

@@ -1,0 +1,37 @@
+//! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
+//!
+//! Everything it needs is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a root with the C
+//! stack ([`Peers`]), headers ([`headers`]). [`Guests::boot`] starts one guest per host; `cargo xtask lab` is its face.
+
+mod apt;
+mod cache;
+mod console;
+mod cpio;
+mod deb;
+mod guest;
+mod headers;
+mod initramfs;
+mod kernel;
+mod modules;
+mod output;
+pub mod pcap;
+mod peers;
+mod process;
+mod qemu;
+mod sources;
+mod tools;
+mod wire;
+
+pub use bareverbs_lab_init::frame::ToGuest;
+pub use bareverbs_lab_init::{Exec, TerminalSize};
+
+pub use crate::cache::Cache;
+pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
+pub use crate::headers::{HeaderDirs, fetch_headers, headers};
+pub use crate::initramfs::Programs;
+pub use crate::kernel::{Kernel, Series};
+pub use crate::modules::Modules;
+pub use crate::output::Prefixed;
+pub use crate::peers::Peers;
+pub use crate::qemu::Accelerator;
+pub use crate::tools::Tools;

@@ -1,0 +1,87 @@
+//! QEMU and depmod, unpacked with everything they need, so that any host with a Linux kernel can run them.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::apt::{Apt, Channel};
+use crate::cache::Cache;
+use crate::deb;
+use crate::process::bind_to_parent;
+
+const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
+
+/// The unpacked programs.
+#[derive(Clone, Debug)]
+pub struct Tools {
+    root: PathBuf,
+    /// QEMU's package version.
+    pub version: String,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Manifest {
+    version: String,
+}
+
+impl Tools {
+    /// The tools, fetched if they aren't cached.
+    pub fn fetch(cache: &Cache, refresh: bool) -> Result<Self> {
+        let (folder, manifest) = cache.ensure("tools", refresh, |folder| {
+            let apt = Apt::open(cache, Channel::Trixie)?;
+            let debs = folder.join("debs");
+            let packages =
+                apt.download_closure("QEMU", &["qemu-system-x86", "kmod"], Some("trixie-backports"), &debs)?;
+            deb::unpack_all("QEMU", &debs, &folder.join("root"))?;
+            let qemu = packages.into_iter().find(|package| package.name == "qemu-system-x86");
+            Ok(Manifest { version: qemu.context("apt planned no qemu-system-x86")?.version })
+        })?;
+        Ok(Self { root: folder.join("root"), version: manifest.version })
+    }
+
+    /// QEMU's command, without arguments of its own.
+    pub(crate) fn qemu(&self) -> Command {
+        let mut command = self.program("usr/bin/qemu-system-x86_64", "qemu-system-x86_64");
+        command.env("QEMU_MODULE_DIR", self.root.join(LIBRARIES).join("qemu"));
+        for data in ["usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu"] {
+            command.arg("-L").arg(self.root.join(data));
+        }
+        command
+    }
+
+    /// Writes the dependency files of the module tree (`…/lib/modules/RELEASE`) into `output`.
+    pub(crate) fn depmod(&self, tree: &Path, output: &Path) -> Result<()> {
+        // depmod insists on BASE/lib/modules/RELEASE, and on the same below its output folder.
+        let release = tree.file_name().context("a module tree has a name")?;
+        let stage = output.join("depmod");
+        let staged = stage.join("lib/modules");
+        fs::create_dir_all(&staged)?;
+        symlink(fs::canonicalize(tree)?, staged.join(release))?;
+        let result = stage.join("out");
+        let mut command = self.program("usr/bin/kmod", "depmod");
+        command.arg("-b").arg(&stage).arg("-o").arg(&result).arg(release);
+        let run = bind_to_parent(&mut command).output().context("running depmod")?;
+        if !run.status.success() {
+            bail!("depmod for {}: {}", tree.display(), String::from_utf8_lossy(&run.stderr).trim_end());
+        }
+        fs::copy(result.join("lib/modules").join(release).join("modules.dep"), output.join("modules.dep"))
+            .context("depmod wrote no modules.dep")?;
+        fs::remove_dir_all(stage)?;
+        Ok(())
+    }
+
+    /// A program of the unpacked root, run by that root's own loader.
+    fn program(&self, path: &str, name: &str) -> Command {
+        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command
+            .arg("--library-path")
+            .arg(self.root.join(LIBRARIES))
+            .args(["--argv0", name])
+            .arg(self.root.join(path));
+        command
+    }
+}

@@ -1,0 +1,93 @@
+//! The wire between hosts: a hub in this process. Each guest's network card is one end of a datagram socket pair.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixDatagram;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
+
+use anyhow::{Context, Result};
+
+use crate::pcap::Recorder;
+
+/// Longest frame a network card sends, with room to spare.
+const FRAME: usize = 64 * 1024;
+
+/// Where recorded packets go, if anywhere.
+pub(crate) type Recording = Option<Arc<Mutex<Recorder>>>;
+
+/// Makes a wire with `hosts` ends and starts forwarding; the answer is the guests' ends.
+pub(crate) fn join(hosts: usize, recording: &Recording) -> Result<Vec<OwnedFd>> {
+    let mut ours = Vec::new();
+    let mut theirs = Vec::new();
+    for _ in 0..hosts {
+        let (our, their) = UnixDatagram::pair().context("making a socket pair for the wire")?;
+        ours.push(Arc::new(our));
+        theirs.push(their.into());
+    }
+    for (number, end) in ours.iter().enumerate() {
+        let end = end.clone();
+        let others: Vec<_> = ours
+            .iter()
+            .enumerate()
+            .filter(|(other, _)| *other != number)
+            .map(|(_, other)| other.clone())
+            .collect();
+        let recording = recording.clone();
+        std::thread::spawn(move || forward(&end, &others, &recording));
+    }
+    Ok(theirs)
+}
+
+/// Adds a packet to the recording; a full disk must not stop the guests.
+pub(crate) fn record(recording: &Recording, frame: &[u8]) {
+    if let Some(recorder) = recording {
+        let mut recorder = recorder.lock().expect("no recorder panics");
+        if let Err(error) = recorder.record(SystemTime::now(), frame) {
+            eprintln!("lab: recording the wire: {error}");
+        }
+    }
+}
+
+/// A guest that has gone away only loses what is sent to it.
+fn forward(end: &UnixDatagram, others: &[Arc<UnixDatagram>], recording: &Recording) {
+    let mut frame = vec![0; FRAME];
+    loop {
+        match end.recv(&mut frame) {
+            Ok(0) => return,
+            Ok(length) => {
+                record(recording, &frame[..length]);
+                for other in others {
+                    let _ = other.send(&frame[..length]);
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Lets a file descriptor survive the exec of a child.
+pub(crate) fn inheritable(fd: impl AsFd) -> Result<()> {
+    use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+    fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).context("passing a descriptor on")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_other_end_hears_what_one_sends() {
+        let ends: Vec<UnixDatagram> = join(3, &None).unwrap().into_iter().map(UnixDatagram::from).collect();
+        ends[1].send(b"hello").unwrap();
+        let mut buffer = [0; 16];
+        for end in [&ends[0], &ends[2]] {
+            let length = end.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], b"hello");
+        }
+        ends[1].set_nonblocking(true).unwrap();
+        assert_eq!(ends[1].recv(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,257 @@
+//! `cargo xtask lab …`
+
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{
+    Accelerator, Cache, Exec, Guests, Kernel, Peers, Prefixed, Series, Setup, Stream, ToGuest, Tools,
+    fetch_headers,
+};
+use clap::{Args, Subcommand};
+
+use crate::{build, terminal};
+
+/// How long commands may run unless `--timeout` says otherwise.
+const DEFAULT_LIMIT: u64 = 600;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Fill the cache with what a lab run needs.
+    Fetch(Fetch),
+    /// Run a command as root in a fresh guest with rxe0 up at 10.1.0.1.
+    Run(Run),
+    /// A prompt in a fresh guest.
+    Shell(Shell),
+}
+
+#[derive(Args)]
+pub(crate) struct Fetch {
+    /// 6.1, 6.12, 7.2 or rc; may be given more than once. Without it: 6.12.
+    #[arg(long = "kernel", value_name = "KERNEL")]
+    kernels: Vec<Series>,
+    /// Also the Debian root with rdma-core and its tools.
+    #[arg(long)]
+    peers: bool,
+    /// Also the kernel headers for user space of 6.1, 6.12 and 7.2.
+    #[arg(long)]
+    headers: bool,
+    /// Look for newer versions even of what is cached.
+    #[arg(long)]
+    refresh: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Machine {
+    /// 6.1, 6.12, 7.2, rc, or a folder with vmlinuz or bzImage and lib/modules.
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
+    #[arg(long)]
+    peers: bool,
+    /// A host folder for the guest to see at /share, read-only.
+    #[arg(long, value_name = "FOLDER")]
+    share: Option<PathBuf>,
+    /// Let guest time count instructions, one nanosecond each.
+    #[arg(long)]
+    icount: bool,
+    /// What executes the guest: auto, kvm or tcg.
+    #[arg(long, default_value = "auto")]
+    accel: Accelerator,
+    /// Record the packets on the wire (with one host: of rxe0's link).
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(crate) struct Run {
+    #[command(flatten)]
+    machine: Machine,
+    /// How many hosts, joined by a wire; each runs the command with its number in HOST.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=200))]
+    hosts: u8,
+    /// Seconds until the command counts as hung.
+    #[arg(long, value_name = "SECS", default_value_t = DEFAULT_LIMIT)]
+    timeout: u64,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Shell {
+    #[command(flatten)]
+    machine: Machine,
+}
+
+pub(crate) fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Fetch(fetch) => fetch.run(),
+        Command::Run(run) => run.run(),
+        Command::Shell(shell) => shell.run(),
+    }
+}
+
+impl Fetch {
+    fn run(self) -> Result<ExitCode> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, self.refresh)?;
+        println!("QEMU {}", tools.version);
+        let kernels = if self.kernels.is_empty() { vec![Series::V6_12] } else { self.kernels };
+        for series in kernels {
+            println!("kernel {}", Kernel::debian(&cache, &tools, series, self.refresh)?.version);
+        }
+        if self.peers {
+            println!("peers root with rdma-core {}", Peers::fetch(&cache, self.refresh)?.version);
+        }
+        if self.headers {
+            for series in Series::RELEASED {
+                println!("headers {}", fetch_headers(&cache, series, self.refresh)?.version);
+            }
+        }
+        println!("all in {}", cache.root().display());
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Machine {
+    fn boot(&self, hosts: u8) -> Result<Guests> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = kernel(&cache, &tools, &self.kernel)?;
+        let peers = self.peers.then(|| Peers::fetch(&cache, false)).transpose()?;
+        let programs = build::guest_programs()?;
+        let mut shares = Vec::new();
+        if let Some(folder) = &self.share {
+            shares.push((shared_folder(folder)?, "/share".to_owned()));
+        }
+        let setup = Setup {
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts,
+            peers: peers.map(|peers| peers.root),
+            shares,
+            accelerator: self.accel,
+            instruction_clock: self.icount,
+            recording: self.pcap.clone(),
+        };
+        let guests = Guests::boot(&setup)?;
+        eprintln!("lab: kernel {} ({})", kernel.version, describe(guests.accelerator, self.icount));
+        Ok(guests)
+    }
+}
+
+fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'static str {
+    match accelerator {
+        _ if instruction_clock => "tcg, time counts instructions",
+        Accelerator::Kvm => "kvm",
+        Accelerator::Auto | Accelerator::Tcg => "tcg",
+    }
+}
+
+/// A kernel by its series, or in a folder.
+pub(crate) fn kernel(cache: &Cache, tools: &Tools, wanted: &str) -> Result<Kernel> {
+    if let Ok(series) = wanted.parse() {
+        return Kernel::debian(cache, tools, series, false);
+    }
+    let folder = Path::new(wanted);
+    if !folder.is_dir() {
+        bail!("no kernel `{wanted}`: give 6.1, 6.12, 7.2, rc or a folder");
+    }
+    Kernel::folder(folder, tools, cache)
+}
+
+fn shared_folder(folder: &Path) -> Result<PathBuf> {
+    let folder = folder.canonicalize().with_context(|| format!("--share {}", folder.display()))?;
+    if !folder.is_dir() {
+        bail!("--share {}: not a folder", folder.display());
+    }
+    Ok(folder)
+}
+
+impl Run {
+    fn run(self) -> Result<ExitCode> {
+        let mut guests = self.machine.boot(self.hosts)?;
+        let deadline = Instant::now() + Duration::from_secs(self.timeout);
+        for host in 0..usize::from(self.hosts) {
+            guests.start(host, Exec { argv: self.command.clone(), ..Exec::default() })?;
+        }
+        let mut lines: Vec<_> = (1..=self.hosts)
+            .map(|number| [Stream::Stdout, Stream::Stderr].map(|_| Prefixed::new(format!("{number}| "))))
+            .collect();
+        let mut forward = |host: usize, stream: Stream, bytes: &[u8]| match (self.hosts, stream) {
+            (1, Stream::Stdout) => write_through(&mut io::stdout(), bytes),
+            (1, Stream::Stderr) => write_through(&mut io::stderr(), bytes),
+            (_, Stream::Stdout) => lines[host][0].write(bytes, &mut io::stdout()),
+            (_, Stream::Stderr) => lines[host][1].write(bytes, &mut io::stderr()),
+        };
+        let waited = guests.wait(Some(deadline), &mut forward);
+        for [stdout, stderr] in &mut lines {
+            stdout.finish(&mut io::stdout())?;
+            stderr.finish(&mut io::stderr())?;
+        }
+        let statuses = waited?;
+        warn(&guests.shut_down()?);
+        let failed = statuses.into_iter().find(|&status| status != 0);
+        Ok(ExitCode::from(failed.unwrap_or(0)))
+    }
+}
+
+fn write_through(out: &mut impl Write, bytes: &[u8]) -> io::Result<()> {
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("lab: {warning}");
+    }
+}
+
+impl Shell {
+    fn run(self) -> Result<ExitCode> {
+        let mut guests = self.machine.boot(1)?;
+        let argv = if self.machine.peers { vec!["bash".into(), "-l".into()] } else { vec!["/init".into()] };
+        let stdin = io::stdin();
+        let size = terminal::size(&stdin);
+        let env = std::env::var("TERM").map(|term| ("TERM".to_owned(), term));
+        let mut port = guests.port(0)?;
+        let statuses = {
+            let _raw = terminal::Raw::enter(&stdin)?;
+            guests.start(0, Exec { argv, env: env.into_iter().collect(), terminal: Some(size) })?;
+            std::thread::spawn(move || forward_keys(&mut port));
+            guests.wait(None, &mut |_, _, bytes| write_through(&mut io::stdout(), bytes))?
+        };
+        warn(&guests.shut_down()?);
+        Ok(ExitCode::from(statuses.into_iter().next().unwrap_or(0)))
+    }
+}
+
+/// Sends what is typed to the guest, and the terminal's size whenever it has changed.
+fn forward_keys(port: &mut impl Write) {
+    let mut size = terminal::size(&io::stdin());
+    let mut buffer = [0; 4096];
+    loop {
+        let keys = match io::stdin().lock().read(&mut buffer) {
+            // The end of input is ^D to a terminal.
+            Ok(0) | Err(_) => {
+                let _ = ToGuest::Stdin(vec![4]).write_to(port);
+                return;
+            }
+            Ok(count) => buffer[..count].to_vec(),
+        };
+        let now = terminal::size(&io::stdin());
+        if now != size {
+            size = now;
+            if ToGuest::Resize(size).write_to(port).is_err() {
+                return;
+            }
+        }
+        if ToGuest::Stdin(keys).write_to(port).is_err() {
+            return;
+        }
+    }
+}
