@@ -9,7 +9,7 @@ const KEPT: usize = 60;
 const FAILURES: [&str; 11] = [
     "Kernel panic - not syncing",
     "Oops:",
-    "BUG: ",
+    " BUG: ",
     "kernel BUG at",
     "general protection fault",
     "Unable to handle kernel",
@@ -77,7 +77,7 @@ impl Console {
 }
 
 fn is_failure(line: &str) -> bool {
-    FAILURES.iter().any(|sign| line.contains(sign))
+    line.starts_with("BUG: ") || FAILURES.iter().any(|sign| line.contains(sign))
 }
 
 #[cfg(test)]
