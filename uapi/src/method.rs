@@ -101,6 +101,13 @@ pub enum PayloadSize {
     Exact(usize),
     /// That many bytes or more.
     AtLeast(usize),
+    /// A struct or a leading part of it.
+    Within {
+        /// Fewest bytes.
+        minimum: usize,
+        /// Most bytes: those of the whole struct.
+        maximum: usize,
+    },
     /// A struct that grows: at least `minimum` bytes; beyond `known` bytes an input must be zero.
     Extensible {
         /// Bytes up to the end of the last mandatory field.
@@ -260,6 +267,15 @@ payload_kinds! {
     Input: In, InSlice, InStruct;
     /// Bytes from the kernel.
     Output: Out, OutSlice, OutStruct;
+}
+
+/// Bytes to the kernel: a `T` or a leading part of it, `MIN` bytes or more.
+pub struct InPart<T, const MIN: usize>(PhantomData<T>);
+impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
+    const KIND: AttributeKind = AttributeKind::Input {
+        size: PayloadSize::Within { minimum: MIN, maximum: size_of::<T>() },
+        payload: Some(T::KIND),
+    };
 }
 
 /// A number or the value of an enumeration, passed in the attribute itself.
@@ -426,6 +442,14 @@ impl<'a, M: Method> Call<'a, M> {
         attr: Attr<M, InStruct<T, MIN>>,
         value: &'a T,
     ) -> &mut Self
+    where
+        T: AbiField + IntoBytes + Immutable,
+    {
+        self.input_bytes(attr.id, value.as_bytes())
+    }
+
+    /// Passes a struct that the kernel takes leading parts of too.
+    pub fn input_part<T, const MIN: usize>(&mut self, attr: Attr<M, InPart<T, MIN>>, value: &'a T) -> &mut Self
     where
         T: AbiField + IntoBytes + Immutable,
     {
