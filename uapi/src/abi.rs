@@ -54,6 +54,48 @@ integer_fields! {
     BigEndian: zerocopy::big_endian::U16, zerocopy::big_endian::U32, zerocopy::big_endian::U64;
 }
 
+macro_rules! big_endian {
+    ($($name:ident: $ty:ty, $bits:literal;)*) => {$(
+        #[doc = concat!("A ", $bits, "-bit number in network byte order, aligned as the machine's own.")]
+        #[derive(
+            Clone, Copy, Default, PartialEq, Eq, Hash,
+            zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
+        )]
+        #[repr(transparent)]
+        pub struct $name($ty);
+
+        impl $name {
+            /// The number as it goes over the wire.
+            #[must_use]
+            pub const fn new(value: $ty) -> Self {
+                Self(value.to_be())
+            }
+
+            /// The number in the machine's byte order.
+            #[must_use]
+            pub const fn get(self) -> $ty {
+                <$ty>::from_be(self.0)
+            }
+        }
+
+        impl core::fmt::Debug for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                core::fmt::Debug::fmt(&self.get(), f)
+            }
+        }
+
+        impl AbiField for $name {
+            const KIND: FieldKind = FieldKind::BigEndian(size_of::<$ty>());
+        }
+    )*};
+}
+
+big_endian! {
+    Be16: u16, "16";
+    Be32: u32, "32";
+    Be64: u64, "64";
+}
+
 impl<T: AbiField, const N: usize> AbiField for [T; N] {
     const KIND: FieldKind = FieldKind::Array(&T::KIND, N);
 }
@@ -210,11 +252,12 @@ macro_rules! enum_source {
 /// `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or `name: Type = "c_name" since V7_2;`.
 ///
 /// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another width. A field
-/// with the C name `""` is padding that the C compiler inserts.
+/// with the C name `""` is padding that the C compiler inserts. `struct Name align(8) = …` aligns a struct whose
+/// fields alone would not ask for it.
 macro_rules! abi_structs {
     (header = $header:literal; $(
         $(#[$meta:meta])*
-        struct $name:ident = $form:ident $c:literal $(since $since:ident)? {
+        struct $name:ident $(align($align:literal))? = $form:ident $c:literal $(since $since:ident)? {
             $( $(#[$fmeta:meta])* $field:ident : $ty:ty $(as $names:ty)? $(= $cf:literal $(since $fsince:ident)?)? ; )*
         }
     )*) => {
@@ -226,7 +269,7 @@ macro_rules! abi_structs {
                 Clone, Copy, Debug, PartialEq, Eq,
                 zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable,
             )]
-            #[repr(C)]
+            #[repr(C $(, align($align))?)]
             pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
 
             impl $crate::abi::AbiStruct for $name {
@@ -269,13 +312,26 @@ macro_rules! abi_structs {
     };
 }
 
+/// The header of one value where it is not that of its enumeration.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! value_header {
+    ($header:literal) => {
+        $header
+    };
+    ($header:literal $own:literal) => {
+        $own
+    };
+}
+
 /// Declares open enumerations: integers with names, of which the kernel may know more than this crate does.
-/// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`
+/// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`, with
+/// `in "include/rdma/ib_verbs.h"` after the C name of a value that another header defines.
 macro_rules! abi_enums {
     (header = $header:literal; $(
         $(#[$meta:meta])*
         enum $name:ident : $repr:ident = $c:tt {
-            $( $(#[$vmeta:meta])* $variant:ident = $value:expr, $vc:literal $(since $since:ident)? ; )*
+            $( $(#[$vmeta:meta])* $variant:ident = $value:expr, $vc:literal $(in $vh:literal)? $(since $since:ident)? ; )*
         }
     )*) => {
         $(
@@ -306,8 +362,11 @@ macro_rules! abi_enums {
                         $crate::abi::ConstInfo {
                             rust: stringify!($variant),
                             c: $vc,
-                            value: ($value as $repr) as u64,
-                            header: $header,
+                            value: {
+                                const VALUE: $repr = $value;
+                                VALUE as u64
+                            },
+                            header: $crate::value_header!($header $($vh)?),
                             since: $crate::since!($($since)?),
                         },
                     )*],
@@ -386,7 +445,10 @@ macro_rules! abi_flags {
                         $crate::abi::ConstInfo {
                             rust: stringify!($flag),
                             c: $vc,
-                            value: ($value as $repr) as u64,
+                            value: {
+                                const VALUE: $repr = $value;
+                                VALUE as u64
+                            },
                             header: $header,
                             since: $crate::since!($($since)?),
                         },

@@ -19,5 +19,8 @@ pub mod netlink;
 pub mod nldev;
 pub mod print;
 pub mod registry;
+pub mod rxe;
+pub mod uverbs;
+pub mod verbs_values;
 #[macro_use]
 pub mod write;

@@ -449,7 +449,11 @@ impl<'a, M: Method> Call<'a, M> {
     }
 
     /// Passes a struct that the kernel takes leading parts of too.
-    pub fn input_part<T, const MIN: usize>(&mut self, attr: Attr<M, InPart<T, MIN>>, value: &'a T) -> &mut Self
+    pub fn input_part<T, const MIN: usize>(
+        &mut self,
+        attr: Attr<M, InPart<T, MIN>>,
+        value: &'a T,
+    ) -> &mut Self
     where
         T: AbiField + IntoBytes + Immutable,
     {

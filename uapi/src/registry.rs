@@ -1,6 +1,8 @@
 //! Every declared ABI item in one table, for checks and for tools that print.
 
 use crate::abi::{ConstInfo, EnumInfo, StructInfo};
+use crate::method::ObjectInfo;
+use crate::write::WriteCommandInfo;
 
 /// The items of one module of this crate.
 #[derive(Clone, Copy, Debug)]
@@ -47,4 +49,119 @@ pub const MODULES: &[Module] = &[
         flags: &[],
         consts: &[],
     },
+    Module { name: "rxe", structs: crate::rxe::STRUCTS, enums: crate::rxe::ENUMS, flags: &[], consts: &[] },
+    Module {
+        name: "uverbs",
+        structs: &[],
+        enums: crate::uverbs::ENUMS,
+        flags: &[],
+        consts: crate::uverbs::CONSTS,
+    },
+    Module { name: "uverbs::dmah", structs: &[], enums: crate::uverbs::dmah::ENUMS, flags: &[], consts: &[] },
+    Module {
+        name: "uverbs::types",
+        structs: crate::uverbs::types::STRUCTS,
+        enums: crate::uverbs::types::ENUMS,
+        flags: crate::uverbs::types::FLAGS,
+        consts: crate::uverbs::types::CONSTS,
+    },
+    Module {
+        name: "verbs_values",
+        structs: &[],
+        enums: crate::verbs_values::ENUMS,
+        flags: crate::verbs_values::FLAGS,
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::cq",
+        structs: crate::write::structs::cq::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::device",
+        structs: crate::write::structs::device::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::flow",
+        structs: crate::write::structs::flow::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::memory",
+        structs: crate::write::structs::memory::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::qp",
+        structs: crate::write::structs::qp::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::srq",
+        structs: crate::write::structs::srq::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::structs::wq",
+        structs: crate::write::structs::wq::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "write::types",
+        structs: &[],
+        enums: crate::write::types::ENUMS,
+        flags: crate::write::types::FLAGS,
+        consts: crate::write::types::CONSTS,
+    },
 ];
+
+/// Every object class of the core, with its methods and their attributes.
+pub const OBJECTS: [&ObjectInfo; 19] = {
+    use crate::uverbs::{cq, device, dm, dmah, flow, mr, pd, qp, srq, wq};
+    flatten(&[
+        device::OBJECTS,
+        pd::OBJECTS,
+        cq::OBJECTS,
+        qp::OBJECTS,
+        srq::OBJECTS,
+        mr::OBJECTS,
+        wq::OBJECTS,
+        flow::OBJECTS,
+        dm::OBJECTS,
+        dmah::OBJECTS,
+    ])
+};
+
+/// Every write command that has a handler: the classic ones, then the extended ones.
+pub const COMMANDS: [&WriteCommandInfo; 47] = flatten(&[crate::write::COMMANDS, crate::write::ex::COMMANDS]);
+
+const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
+    let mut all = [tables[0][0]; N];
+    let (mut table, mut n) = (0, 0);
+    while table < tables.len() {
+        let mut i = 0;
+        while i < tables[table].len() {
+            all[n] = tables[table][i];
+            n += 1;
+            i += 1;
+        }
+        table += 1;
+    }
+    assert!(n == N, "the stated number of items is wrong");
+    all
+}

@@ -1,0 +1,61 @@
+//! Queue pairs.
+
+use crate::method::{
+    Constant, Descriptor, DestroyHandle, Flags, Handle, In, InStruct, NewHandle, Out, OutStruct,
+};
+use crate::uverbs::ObjectClass;
+use crate::uverbs::object::{AsyncEvent, Cq, Pd, RwqIndTbl, Srq, Xrcd};
+use crate::uverbs::types::{BufferDesc, QpCap, QpCreateFlags, QpType};
+use crate::write::structs::DestroyQpResp;
+
+objects! {
+    /// A queue pair.
+    object Qp = ObjectClass::QP.0, "UVERBS_OBJECT_QP" {
+        /// Makes one, in the reset state.
+        method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload {
+            /// Its handle.
+            HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory;
+            /// XRC domain of an XRC target.
+            XRCD_HANDLE: Handle<Xrcd> = 1, "UVERBS_ATTR_CREATE_QP_XRCD_HANDLE", optional;
+            /// Protection domain; all but XRC targets have one.
+            PD_HANDLE: Handle<Pd> = 2, "UVERBS_ATTR_CREATE_QP_PD_HANDLE", optional;
+            /// Shared queue that receives come from.
+            SRQ_HANDLE: Handle<Srq> = 3, "UVERBS_ATTR_CREATE_QP_SRQ_HANDLE", optional;
+            /// Completion queue of sends.
+            SEND_CQ_HANDLE: Handle<Cq> = 4, "UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE", optional;
+            /// Completion queue of receives.
+            RECV_CQ_HANDLE: Handle<Cq> = 5, "UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE", optional;
+            /// Table that spreads receives over work queues.
+            IND_TABLE_HANDLE: Handle<RwqIndTbl> = 6, "UVERBS_ATTR_CREATE_QP_IND_TABLE_HANDLE", optional;
+            /// Number by which events name it.
+            USER_HANDLE: In<u64> = 7, "UVERBS_ATTR_CREATE_QP_USER_HANDLE", mandatory;
+            /// Sizes asked.
+            CAP: InStruct<QpCap, 20> = 8, "UVERBS_ATTR_CREATE_QP_CAP", mandatory;
+            /// Transport.
+            TYPE: Constant<QpType> = 9, "UVERBS_ATTR_CREATE_QP_TYPE", mandatory;
+            /// Options.
+            FLAGS: Flags<QpCreateFlags> = 10, "UVERBS_ATTR_CREATE_QP_FLAGS", optional;
+            /// QP number to send under.
+            SOURCE_QPN: In<u32> = 11, "UVERBS_ATTR_CREATE_QP_SOURCE_QPN", optional;
+            /// Channel of its asynchronous events, if not the file's own.
+            EVENT_FD: Descriptor<AsyncEvent> = 12, "UVERBS_ATTR_CREATE_QP_EVENT_FD", optional;
+            /// Sizes granted.
+            RESP_CAP: OutStruct<QpCap, 20> = 13, "UVERBS_ATTR_CREATE_QP_RESP_CAP", mandatory;
+            /// Its number.
+            RESP_QP_NUM: Out<u32> = 14, "UVERBS_ATTR_CREATE_QP_RESP_QP_NUM", mandatory;
+            /// The caller's memory for both queues.
+            BUF_UMEM: In<BufferDesc> = 15, "UVERBS_ATTR_CREATE_QP_BUF_UMEM" since V7_2, optional;
+            /// The caller's memory for the receive queue.
+            RQ_BUF_UMEM: In<BufferDesc> = 16, "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM" since V7_2, optional;
+            /// The caller's memory for the send queue.
+            SQ_BUF_UMEM: In<BufferDesc> = 17, "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM" since V7_2, optional;
+        }
+        /// Gives it back; `EBUSY` while it is in a multicast group.
+        method QpDestroy = 1, "UVERBS_METHOD_QP_DESTROY" {
+            /// The queue pair.
+            HANDLE: DestroyHandle<Qp> = 0, "UVERBS_ATTR_DESTROY_QP_HANDLE", mandatory;
+            /// What it had raised.
+            RESP: Out<DestroyQpResp> = 1, "UVERBS_ATTR_DESTROY_QP_RESP", mandatory;
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Shared receive queues.
+
+use crate::method::{Constant, Descriptor, DestroyHandle, Handle, In, NewHandle, Out};
+use crate::uverbs::ObjectClass;
+use crate::uverbs::object::{AsyncEvent, Cq, Pd, Xrcd};
+use crate::uverbs::types::SrqType;
+use crate::write::structs::DestroySrqResp;
+
+objects! {
+    /// A shared receive queue.
+    object Srq = ObjectClass::SRQ.0, "UVERBS_OBJECT_SRQ" {
+        /// Makes one.
+        method SrqCreate = 0, "UVERBS_METHOD_SRQ_CREATE" with driver_payload {
+            /// Its handle.
+            HANDLE: NewHandle<Srq> = 0, "UVERBS_ATTR_CREATE_SRQ_HANDLE", mandatory;
+            /// Protection domain.
+            PD_HANDLE: Handle<Pd> = 1, "UVERBS_ATTR_CREATE_SRQ_PD_HANDLE", mandatory;
+            /// XRC domain, of that type.
+            XRCD_HANDLE: Handle<Xrcd> = 2, "UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE", optional;
+            /// Completion queue, of all types but the basic one.
+            CQ_HANDLE: Handle<Cq> = 3, "UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE", optional;
+            /// Number by which events name it.
+            USER_HANDLE: In<u64> = 4, "UVERBS_ATTR_CREATE_SRQ_USER_HANDLE", mandatory;
+            /// Receive requests outstanding, asked.
+            MAX_WR: In<u32> = 5, "UVERBS_ATTR_CREATE_SRQ_MAX_WR", mandatory;
+            /// Scatter entries of a request, asked.
+            MAX_SGE: In<u32> = 6, "UVERBS_ATTR_CREATE_SRQ_MAX_SGE", mandatory;
+            /// Requests left below which an event is raised.
+            LIMIT: In<u32> = 7, "UVERBS_ATTR_CREATE_SRQ_LIMIT", mandatory;
+            /// Entries of the tag matching list.
+            MAX_NUM_TAGS: In<u32> = 8, "UVERBS_ATTR_CREATE_SRQ_MAX_NUM_TAGS", optional;
+            /// Its type.
+            TYPE: Constant<SrqType> = 9, "UVERBS_ATTR_CREATE_SRQ_TYPE", mandatory;
+            /// Channel of its asynchronous events, if not the file's own.
+            EVENT_FD: Descriptor<AsyncEvent> = 10, "UVERBS_ATTR_CREATE_SRQ_EVENT_FD", optional;
+            /// Receive requests outstanding, granted.
+            RESP_MAX_WR: Out<u32> = 11, "UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR", mandatory;
+            /// Scatter entries of a request, granted.
+            RESP_MAX_SGE: Out<u32> = 12, "UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE", mandatory;
+            /// Its number, of all types but the basic one.
+            RESP_SRQ_NUM: Out<u32> = 13, "UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM", optional;
+        }
+        /// Gives it back; `EBUSY` while a queue pair uses it.
+        method SrqDestroy = 1, "UVERBS_METHOD_SRQ_DESTROY" {
+            /// The shared receive queue.
+            HANDLE: DestroyHandle<Srq> = 0, "UVERBS_ATTR_DESTROY_SRQ_HANDLE", mandatory;
+            /// What it had raised.
+            RESP: Out<DestroySrqResp> = 1, "UVERBS_ATTR_DESTROY_SRQ_RESP", mandatory;
+        }
+    }
+}

@@ -1,0 +1,426 @@
+//! The types that the ioctl methods' attributes carry.
+
+use crate::write::structs::QueryPortResp;
+
+abi_structs! {
+    header = "rdma/ib_user_ioctl_verbs.h";
+
+    /// A port's attributes; the older struct and what was added to it.
+    struct QueryPortRespEx = tag "ib_uverbs_query_port_resp_ex" {
+        /// What the write command reports too.
+        legacy_resp: QueryPortResp;
+        /// Second word of the port's capabilities, as the subnet management agent knows them.
+        port_cap_flags2: u16;
+        /// Zero.
+        reserved: [u8; 2];
+        /// Speed of one lane, also where it is beyond what the older field can say; 0 from kernels before 6.12.
+        active_speed_ex: u32 as crate::verbs_values::PortSpeed = "active_speed_ex" since V6_12;
+    }
+
+    /// Sizes of a queue pair, asked or granted.
+    struct QpCap = tag "ib_uverbs_qp_cap" {
+        /// Send requests outstanding.
+        max_send_wr: u32;
+        /// Receive requests outstanding; 0 with an SRQ.
+        max_recv_wr: u32;
+        /// Scatter/gather entries of a send request.
+        max_send_sge: u32;
+        /// Scatter/gather entries of a receive request.
+        max_recv_sge: u32;
+        /// Bytes of inline data of a send request.
+        max_inline_data: u32;
+    }
+
+    /// One entry of a port's GID table.
+    struct GidEntry align(8) = tag "ib_uverbs_gid_entry" {
+        /// The GID, its bytes in network order.
+        gid: [u8; 16];
+        /// Index in the port's table.
+        gid_index: u32;
+        /// The port.
+        port_num: u32;
+        /// What the GID is used for.
+        gid_type: GidType;
+        /// Index of the network interface it belongs to; 0 where there is none.
+        netdev_ifindex: u32;
+    }
+
+    /// A buffer given by the caller: memory of its own or a part of a dma-buf.
+    struct BufferDesc = tag "ib_uverbs_buffer_desc" since V7_2 {
+        /// Which of the two.
+        buffer_type: BufferType = "type";
+        /// The dma-buf's descriptor.
+        fd: i32;
+        /// Options that the kernel must know; none are defined.
+        flags: u32;
+        /// Options that the kernel may ignore; none are defined.
+        optional_flags: u32;
+        /// Offset in the dma-buf, or address of the memory.
+        addr: u64;
+        /// Bytes.
+        length: u64;
+    }
+
+    /// Key material of an ESP flow action.
+    struct FlowActionEspKeymatAesGcm = tag "ib_uverbs_flow_action_esp_keymat_aes_gcm" {
+        /// Initialisation vector.
+        iv: u64;
+        /// How the vector of each packet is made.
+        iv_algo: FlowActionIvAlgo;
+        /// Salt of the cipher.
+        salt: u32;
+        /// Bytes of the integrity check value.
+        icv_len: u32;
+        /// Bits of the key.
+        key_len: u32;
+        /// The key.
+        aes_key: [u32; 8];
+    }
+
+    /// A replay window of an ESP flow action.
+    struct FlowActionEspReplayBmp = tag "ib_uverbs_flow_action_esp_replay_bmp" {
+        /// Packets that the window spans.
+        size: u32;
+    }
+
+    /// Headers that wrap a packet in ESP tunnel mode: a linked list.
+    struct FlowActionEspEncap = tag "ib_uverbs_flow_action_esp_encap" {
+        /// Address of the header's filter struct.
+        val_ptr: u64;
+        /// Address of the next element; 0 ends the list.
+        next_ptr: u64;
+        /// Bytes of the filter struct.
+        len: u16;
+        /// Kind of the header.
+        encap_type: u16 as crate::verbs_values::FlowSpecType = "type";
+        /// Zero.
+        padding: [u8; 4] = "";
+    }
+
+    /// Parameters of an ESP flow action.
+    struct FlowActionEsp = tag "ib_uverbs_flow_action_esp" {
+        /// Security parameter index.
+        spi: u32;
+        /// Sequence number.
+        seq: u32;
+        /// Traffic flow confidentiality padding.
+        tfc_pad: u32;
+        /// Options.
+        flags: FlowActionEspFlags;
+        /// Packets after which the association ends.
+        hard_limit_pkts: u64;
+    }
+}
+
+abi_enums! {
+    header = "rdma/ib_user_ioctl_verbs.h";
+
+    /// The transport of a queue pair.
+    enum QpType : u32 = "ib_uverbs_qp_type" {
+        /// Subnet management; kernel only.
+        SMI = 0, "IB_QPT_SMI" in "include/rdma/ib_verbs.h";
+        /// General services; kernel only.
+        GSI = 1, "IB_QPT_GSI" in "include/rdma/ib_verbs.h";
+        /// Reliable connection.
+        RC = 2, "IB_UVERBS_QPT_RC";
+        /// Unreliable connection.
+        UC = 3, "IB_UVERBS_QPT_UC";
+        /// Unreliable datagrams.
+        UD = 4, "IB_UVERBS_QPT_UD";
+        /// Whole packets.
+        RAW_PACKET = 8, "IB_UVERBS_QPT_RAW_PACKET";
+        /// The sending end of an extended reliable connection.
+        XRC_INI = 9, "IB_UVERBS_QPT_XRC_INI";
+        /// The receiving end of an extended reliable connection.
+        XRC_TGT = 10, "IB_UVERBS_QPT_XRC_TGT";
+        /// A transport of the driver's own.
+        DRIVER = 0xff, "IB_UVERBS_QPT_DRIVER";
+    }
+
+    /// Kind of a shared receive queue.
+    enum SrqType : u32 = "ib_uverbs_srq_type" {
+        /// For queue pairs of one protection domain.
+        BASIC = 0, "IB_UVERBS_SRQT_BASIC";
+        /// For extended reliable connections.
+        XRC = 1, "IB_UVERBS_SRQT_XRC";
+        /// With tag matching.
+        TM = 2, "IB_UVERBS_SRQT_TM";
+    }
+
+    /// Kind of a work queue.
+    enum WqType : u32 = "ib_uverbs_wq_type" {
+        /// Receives.
+        RQ = 0, "IB_UVERBS_WQT_RQ";
+    }
+
+    /// Advice about a range of registered memory.
+    enum AdviseMrAdvice : u32 = "ib_uverbs_advise_mr_advice" {
+        /// Bring the pages in for reading.
+        PREFETCH = 0, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH";
+        /// Bring the pages in for writing.
+        PREFETCH_WRITE = 1, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE";
+        /// Map the pages that are already there.
+        PREFETCH_NO_FAULT = 2, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT";
+    }
+
+    /// The driver that a call's namespace belongs to.
+    enum DriverId : u32 = "rdma_driver_id" {
+        /// None.
+        UNKNOWN = 0, "RDMA_DRIVER_UNKNOWN";
+        /// NVIDIA ConnectX-4 and later.
+        MLX5 = 1, "RDMA_DRIVER_MLX5";
+        /// Mellanox ConnectX-3.
+        MLX4 = 2, "RDMA_DRIVER_MLX4";
+        /// Chelsio T3.
+        CXGB3 = 3, "RDMA_DRIVER_CXGB3";
+        /// Chelsio T4 and later.
+        CXGB4 = 4, "RDMA_DRIVER_CXGB4";
+        /// Mellanox InfiniHost.
+        MTHCA = 5, "RDMA_DRIVER_MTHCA";
+        /// Broadcom NetXtreme.
+        BNXT_RE = 6, "RDMA_DRIVER_BNXT_RE";
+        /// Emulex OneConnect.
+        OCRDMA = 7, "RDMA_DRIVER_OCRDMA";
+        /// Intel NetEffect.
+        NES = 8, "RDMA_DRIVER_NES";
+        /// Intel Ethernet X722 and 800 series.
+        IRDMA = 9, "RDMA_DRIVER_IRDMA";
+        /// The same number under the older driver's name.
+        I40IW = 9, "RDMA_DRIVER_I40IW";
+        /// VMware's paravirtual device.
+        VMW_PVRDMA = 10, "RDMA_DRIVER_VMW_PVRDMA";
+        /// Marvell FastLinQ.
+        QEDR = 11, "RDMA_DRIVER_QEDR";
+        /// HiSilicon.
+        HNS = 12, "RDMA_DRIVER_HNS";
+        /// Cisco usNIC.
+        USNIC = 13, "RDMA_DRIVER_USNIC";
+        /// Soft-RoCE.
+        RXE = 14, "RDMA_DRIVER_RXE";
+        /// Intel Omni-Path.
+        HFI1 = 15, "RDMA_DRIVER_HFI1";
+        /// Intel TrueScale.
+        QIB = 16, "RDMA_DRIVER_QIB";
+        /// Amazon Elastic Fabric Adapter.
+        EFA = 17, "RDMA_DRIVER_EFA";
+        /// Soft-iWARP.
+        SIW = 18, "RDMA_DRIVER_SIW";
+        /// Alibaba Elastic RDMA.
+        ERDMA = 19, "RDMA_DRIVER_ERDMA";
+        /// Microsoft Azure Network Adapter.
+        MANA = 20, "RDMA_DRIVER_MANA" since V6_12;
+        /// AMD Pensando.
+        IONIC = 21, "RDMA_DRIVER_IONIC" since V7_2;
+    }
+
+    /// What a GID is used for.
+    enum GidType : u32 = "ib_uverbs_gid_type" {
+        /// InfiniBand.
+        IB = 0, "IB_UVERBS_GID_TYPE_IB";
+        /// RoCE directly over Ethernet.
+        ROCE_V1 = 1, "IB_UVERBS_GID_TYPE_ROCE_V1";
+        /// RoCE over UDP.
+        ROCE_V2 = 2, "IB_UVERBS_GID_TYPE_ROCE_V2";
+    }
+
+    /// What a [`BufferDesc`] describes.
+    enum BufferType : u32 = "ib_uverbs_buffer_type" {
+        /// Part of a dma-buf.
+        DMABUF = 0, "IB_UVERBS_BUFFER_TYPE_DMABUF" since V7_2;
+        /// Memory of the calling process.
+        VA = 1, "IB_UVERBS_BUFFER_TYPE_VA" since V7_2;
+    }
+
+    /// Kind of key material.
+    enum FlowActionEspKeymat : u32 = "ib_uverbs_flow_action_esp_keymat" {
+        /// [`FlowActionEspKeymatAesGcm`].
+        AES_GCM = 0, "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM";
+    }
+
+    /// How an initialisation vector is made.
+    enum FlowActionIvAlgo : u32 = "ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo" {
+        /// By counting.
+        SEQ = 0, "IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ";
+    }
+
+    /// Kind of replay protection.
+    enum FlowActionEspReplay : u32 = "ib_uverbs_flow_action_esp_replay" {
+        /// None.
+        NONE = 0, "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE";
+        /// [`FlowActionEspReplayBmp`].
+        BMP = 1, "IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP";
+    }
+}
+
+abi_flags! {
+    header = "rdma/ib_user_ioctl_verbs.h";
+
+    /// What the kernel's core supports beyond the methods themselves.
+    flags CoreSupport : u64 = "ib_uverbs_core_support" {
+        /// Unknown access flags of the optional range are ignored.
+        OPTIONAL_MR_ACCESS = 1 << 0, "IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS";
+        /// The driver checks the tail of its payloads.
+        ROBUST_UDATA = 1 << 1, "IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA" since V7_2;
+    }
+
+    /// What may be done with registered memory, and how.
+    flags AccessFlags : u32 = "ib_uverbs_access_flags" {
+        /// The local device may write it.
+        LOCAL_WRITE = 1 << 0, "IB_UVERBS_ACCESS_LOCAL_WRITE";
+        /// A peer may write it.
+        REMOTE_WRITE = 1 << 1, "IB_UVERBS_ACCESS_REMOTE_WRITE";
+        /// A peer may read it.
+        REMOTE_READ = 1 << 2, "IB_UVERBS_ACCESS_REMOTE_READ";
+        /// A peer may run atomic operations on it.
+        REMOTE_ATOMIC = 1 << 3, "IB_UVERBS_ACCESS_REMOTE_ATOMIC";
+        /// Memory windows may be bound to it.
+        MW_BIND = 1 << 4, "IB_UVERBS_ACCESS_MW_BIND";
+        /// Remote addresses start at 0.
+        ZERO_BASED = 1 << 5, "IB_UVERBS_ACCESS_ZERO_BASED";
+        /// Pages are brought in when the device asks for them.
+        ON_DEMAND = 1 << 6, "IB_UVERBS_ACCESS_ON_DEMAND";
+        /// The memory consists of huge pages.
+        HUGETLB = 1 << 7, "IB_UVERBS_ACCESS_HUGETLB";
+        /// A peer may make its writes globally visible.
+        FLUSH_GLOBAL = 1 << 8, "IB_UVERBS_ACCESS_FLUSH_GLOBAL" since V6_12;
+        /// A peer may make its writes persistent.
+        FLUSH_PERSISTENT = 1 << 9, "IB_UVERBS_ACCESS_FLUSH_PERSISTENT" since V6_12;
+        /// The bus may reorder the device's accesses; ignored where it is not known.
+        RELAXED_ORDERING = 1 << 20, "IB_UVERBS_ACCESS_RELAXED_ORDERING";
+    }
+
+    /// Options of a work queue.
+    flags WqFlags : u32 = "ib_uverbs_wq_flags" {
+        /// The VLAN tag is taken out of received packets.
+        CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_WQ_FLAGS_CVLAN_STRIPPING";
+        /// The frame check sequence is delivered too.
+        SCATTER_FCS = 1 << 1, "IB_UVERBS_WQ_FLAGS_SCATTER_FCS";
+        /// Packets wait a while for a receive to be posted.
+        DELAY_DROP = 1 << 2, "IB_UVERBS_WQ_FLAGS_DELAY_DROP";
+        /// Writes over the bus are padded to whole cache lines.
+        PCI_WRITE_END_PADDING = 1 << 3, "IB_UVERBS_WQ_FLAGS_PCI_WRITE_END_PADDING";
+    }
+
+    /// Options of a queue pair.
+    flags QpCreateFlags : u32 = "ib_uverbs_qp_create_flags" {
+        /// Own multicast packets do not come back.
+        BLOCK_MULTICAST_LOOPBACK = 1 << 1, "IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK";
+        /// The frame check sequence is delivered too.
+        SCATTER_FCS = 1 << 8, "IB_UVERBS_QP_CREATE_SCATTER_FCS";
+        /// The VLAN tag is taken out of received packets.
+        CVLAN_STRIPPING = 1 << 9, "IB_UVERBS_QP_CREATE_CVLAN_STRIPPING";
+        /// Writes over the bus are padded to whole cache lines.
+        PCI_WRITE_END_PADDING = 1 << 11, "IB_UVERBS_QP_CREATE_PCI_WRITE_END_PADDING";
+        /// Every send request is signaled.
+        SQ_SIG_ALL = 1 << 12, "IB_UVERBS_QP_CREATE_SQ_SIG_ALL";
+    }
+
+    /// Capabilities of a port: the subnet management agent's mask, and one bit of the kernel's own.
+    flags PortCapFlags : u32 = "ib_uverbs_query_port_cap_flags" {
+        /// Runs a subnet manager.
+        SM = 1 << 1, "IB_UVERBS_PCF_SM";
+        /// Notices.
+        NOTICE_SUP = 1 << 2, "IB_UVERBS_PCF_NOTICE_SUP";
+        /// Traps.
+        TRAP_SUP = 1 << 3, "IB_UVERBS_PCF_TRAP_SUP";
+        /// Optional inter-packet delays.
+        OPT_IPD_SUP = 1 << 4, "IB_UVERBS_PCF_OPT_IPD_SUP";
+        /// Automatic path migration.
+        AUTO_MIGR_SUP = 1 << 5, "IB_UVERBS_PCF_AUTO_MIGR_SUP";
+        /// Mapping of service levels to virtual lanes.
+        SL_MAP_SUP = 1 << 6, "IB_UVERBS_PCF_SL_MAP_SUP";
+        /// Management key kept over power cycles.
+        MKEY_NVRAM = 1 << 7, "IB_UVERBS_PCF_MKEY_NVRAM";
+        /// Partition keys kept over power cycles.
+        PKEY_NVRAM = 1 << 8, "IB_UVERBS_PCF_PKEY_NVRAM";
+        /// A lamp to find the port by.
+        LED_INFO_SUP = 1 << 9, "IB_UVERBS_PCF_LED_INFO_SUP";
+        /// Its subnet manager is switched off.
+        SM_DISABLED = 1 << 10, "IB_UVERBS_PCF_SM_DISABLED";
+        /// System image GUID.
+        SYS_IMAGE_GUID_SUP = 1 << 11, "IB_UVERBS_PCF_SYS_IMAGE_GUID_SUP";
+        /// Traps of a switch's external port for partition keys.
+        PKEY_SW_EXT_PORT_TRAP_SUP = 1 << 12, "IB_UVERBS_PCF_PKEY_SW_EXT_PORT_TRAP_SUP";
+        /// Speeds above 10 Gbit/s a lane.
+        EXTENDED_SPEEDS_SUP = 1 << 14, "IB_UVERBS_PCF_EXTENDED_SPEEDS_SUP";
+        /// Communication management.
+        CM_SUP = 1 << 16, "IB_UVERBS_PCF_CM_SUP";
+        /// Tunnelled SNMP.
+        SNMP_TUNNEL_SUP = 1 << 17, "IB_UVERBS_PCF_SNMP_TUNNEL_SUP";
+        /// Reinitialisation without loss of state.
+        REINIT_SUP = 1 << 18, "IB_UVERBS_PCF_REINIT_SUP";
+        /// Device management.
+        DEVICE_MGMT_SUP = 1 << 19, "IB_UVERBS_PCF_DEVICE_MGMT_SUP";
+        /// Vendor management classes.
+        VENDOR_CLASS_SUP = 1 << 20, "IB_UVERBS_PCF_VENDOR_CLASS_SUP";
+        /// Notices by directed route.
+        DR_NOTICE_SUP = 1 << 21, "IB_UVERBS_PCF_DR_NOTICE_SUP";
+        /// Notices of changes to this mask.
+        CAP_MASK_NOTICE_SUP = 1 << 22, "IB_UVERBS_PCF_CAP_MASK_NOTICE_SUP";
+        /// Boot management.
+        BOOT_MGMT_SUP = 1 << 23, "IB_UVERBS_PCF_BOOT_MGMT_SUP";
+        /// Measured round-trip latency of the link.
+        LINK_LATENCY_SUP = 1 << 24, "IB_UVERBS_PCF_LINK_LATENCY_SUP";
+        /// Client re-registration.
+        CLIENT_REG_SUP = 1 << 25, "IB_UVERBS_PCF_CLIENT_REG_SUP";
+        /// GIDs are made from IP addresses; the kernel's own bit, not the agent's.
+        IP_BASED_GIDS = 1 << 26, "IB_UVERBS_PCF_IP_BASED_GIDS";
+        /// Table of link speeds by width.
+        LINK_SPEED_WIDTH_TABLE_SUP = 1 << 27, "IB_UVERBS_PCF_LINK_SPEED_WIDTH_TABLE_SUP";
+        /// Table of vendor specific management datagrams.
+        VENDOR_SPECIFIC_MADS_TABLE_SUP = 1 << 28, "IB_UVERBS_PCF_VENDOR_SPECIFIC_MADS_TABLE_SUP";
+        /// Suppression of partition key traps for multicast.
+        MCAST_PKEY_TRAP_SUPPRESSION_SUP = 1 << 29, "IB_UVERBS_PCF_MCAST_PKEY_TRAP_SUPPRESSION_SUP";
+        /// Top of the multicast forwarding table.
+        MCAST_FDB_TOP_SUP = 1 << 30, "IB_UVERBS_PCF_MCAST_FDB_TOP_SUP";
+        /// Hierarchy information.
+        HIERARCHY_INFO_SUP = 1 << 31, "IB_UVERBS_PCF_HIERARCHY_INFO_SUP";
+    }
+
+    /// What a port asks of its users.
+    flags PortFlags : u8 = "ib_uverbs_query_port_flags" {
+        /// Every path needs a global route.
+        GRH_REQUIRED = 1 << 0, "IB_UVERBS_QPF_GRH_REQUIRED";
+    }
+
+    /// Options of reading counters.
+    flags ReadCountersFlags : u32 = "ib_uverbs_read_counters_flags" {
+        /// Values that the driver has at hand will do.
+        PREFER_CACHED = 1 << 0, "IB_UVERBS_READ_COUNTERS_PREFER_CACHED";
+    }
+
+    /// Options of advice about memory.
+    flags AdviseMrFlag : u32 = "ib_uverbs_advise_mr_flag" {
+        /// Return when it is done.
+        FLUSH = 1 << 0, "IB_UVERBS_ADVISE_MR_FLAG_FLUSH";
+    }
+
+    /// Options of an ESP flow action.
+    flags FlowActionEspFlags : u32 = "ib_uverbs_flow_action_esp_flags" {
+        /// Whole offload instead of the cipher alone.
+        FULL_OFFLOAD = 1 << 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD";
+        /// Transport mode instead of tunnel mode.
+        TRANSPORT = 1 << 1, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT";
+        /// Encryption instead of decryption.
+        ENCRYPT = 1 << 2, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT";
+        /// The extended sequence number enters a new window.
+        ESN_NEW_WINDOW = 1 << 3, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW";
+    }
+}
+
+abi_consts! {
+    header = "rdma/ib_user_ioctl_verbs.h";
+
+    /// Lowest access flag that a kernel may ignore.
+    const ACCESS_OPTIONAL_FIRST: u32 = 1 << 20, "IB_UVERBS_ACCESS_OPTIONAL_FIRST";
+    /// Highest access flag that a kernel may ignore.
+    const ACCESS_OPTIONAL_LAST: u32 = 1 << 29, "IB_UVERBS_ACCESS_OPTIONAL_LAST";
+    /// Every access flag that a kernel may ignore.
+    const ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000, "IB_UVERBS_ACCESS_OPTIONAL_RANGE";
+    /// The cipher alone is offloaded.
+    const FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO";
+    /// Tunnel mode.
+    const FLOW_ACTION_ESP_FLAGS_TUNNEL: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL";
+    /// Decryption.
+    const FLOW_ACTION_ESP_FLAGS_DECRYPT: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_DECRYPT";
+}

@@ -1,0 +1,314 @@
+//! Flows: which packets a queue pair of raw packets receives.
+
+use crate::abi::{Be16, Be32};
+use crate::verbs_values::{FlowAttrType, FlowFlags, FlowSpecType};
+
+abi_structs! {
+    header = "rdma/ib_user_verbs.h";
+
+    /// Head of a specification.
+    struct FlowSpecHdr = tag "ib_uverbs_flow_spec_hdr" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Where the rest follows.
+        flow_spec_data: [u64; 0];
+    }
+
+    /// Fields of an Ethernet header.
+    struct FlowEthFilter = tag "ib_uverbs_flow_eth_filter" {
+        /// Destination address.
+        dst_mac: [u8; 6];
+        /// Source address.
+        src_mac: [u8; 6];
+        /// Type.
+        ether_type: Be16;
+        /// VLAN tag.
+        vlan_tag: Be16;
+    }
+
+    /// Fields of an IPv4 header.
+    struct FlowIpv4Filter = tag "ib_uverbs_flow_ipv4_filter" {
+        /// Source address.
+        src_ip: Be32;
+        /// Destination address.
+        dst_ip: Be32;
+        /// Protocol.
+        proto: u8;
+        /// Type of service.
+        tos: u8;
+        /// Time to live.
+        ttl: u8;
+        /// 2: must not be fragmented; 4: fragments follow.
+        flags: u8;
+    }
+
+    /// Fields of a TCP or UDP header.
+    struct FlowTcpUdpFilter = tag "ib_uverbs_flow_tcp_udp_filter" {
+        /// Destination port.
+        dst_port: Be16;
+        /// Source port.
+        src_port: Be16;
+    }
+
+    /// Fields of an IPv6 header.
+    struct FlowIpv6Filter = tag "ib_uverbs_flow_ipv6_filter" {
+        /// Source address.
+        src_ip: [u8; 16];
+        /// Destination address.
+        dst_ip: [u8; 16];
+        /// Flow label.
+        flow_label: Be32;
+        /// Next header.
+        next_hdr: u8;
+        /// Traffic class.
+        traffic_class: u8;
+        /// Hop limit.
+        hop_limit: u8;
+        /// Zero.
+        reserved: u8;
+    }
+
+    /// Fields of a tunnel's header.
+    struct FlowTunnelFilter = tag "ib_uverbs_flow_tunnel_filter" {
+        /// Network identifier.
+        tunnel_id: Be32;
+    }
+
+    /// Fields of an ESP header.
+    struct FlowSpecEspFilter = tag "ib_uverbs_flow_spec_esp_filter" {
+        /// Security parameter index.
+        spi: u32;
+        /// Sequence number.
+        seq: u32;
+    }
+
+    /// Fields of a GRE header.
+    struct FlowGreFilter = tag "ib_uverbs_flow_gre_filter" {
+        /// Its first 16 bits: which fields follow, and the version.
+        c_ks_res0_ver: Be16;
+        /// Protocol.
+        protocol: Be16;
+        /// Key.
+        key: Be32;
+    }
+
+    /// An MPLS label.
+    struct FlowMplsFilter = tag "ib_uverbs_flow_mpls_filter" {
+        /// All its 32 bits.
+        label: Be32;
+    }
+
+    /// Matches an Ethernet header.
+    struct FlowSpecEth align(8) = tag "ib_uverbs_flow_spec_eth" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowEthFilter;
+        /// Bits that count.
+        mask: FlowEthFilter;
+    }
+
+    /// Matches an IPv4 header.
+    struct FlowSpecIpv4 align(8) = tag "ib_uverbs_flow_spec_ipv4" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowIpv4Filter;
+        /// Bits that count.
+        mask: FlowIpv4Filter;
+    }
+
+    /// Matches a TCP or UDP header.
+    struct FlowSpecTcpUdp align(8) = tag "ib_uverbs_flow_spec_tcp_udp" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowTcpUdpFilter;
+        /// Bits that count.
+        mask: FlowTcpUdpFilter;
+    }
+
+    /// Matches an IPv6 header.
+    struct FlowSpecIpv6 align(8) = tag "ib_uverbs_flow_spec_ipv6" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowIpv6Filter;
+        /// Bits that count.
+        mask: FlowIpv6Filter;
+    }
+
+    /// Matches a tunnel's header.
+    struct FlowSpecTunnel align(8) = tag "ib_uverbs_flow_spec_tunnel" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowTunnelFilter;
+        /// Bits that count.
+        mask: FlowTunnelFilter;
+    }
+
+    /// Matches an ESP header.
+    struct FlowSpecEsp align(8) = tag "ib_uverbs_flow_spec_esp" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowSpecEspFilter;
+        /// Bits that count.
+        mask: FlowSpecEspFilter;
+    }
+
+    /// Matches a GRE header.
+    struct FlowSpecGre align(8) = tag "ib_uverbs_flow_spec_gre" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowGreFilter;
+        /// Bits that count.
+        mask: FlowGreFilter;
+    }
+
+    /// Matches an MPLS label.
+    struct FlowSpecMpls align(8) = tag "ib_uverbs_flow_spec_mpls" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Values.
+        val: FlowMplsFilter;
+        /// Bits that count.
+        mask: FlowMplsFilter;
+    }
+
+    /// Marks the completions.
+    struct FlowSpecActionTag align(8) = tag "ib_uverbs_flow_spec_action_tag" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// The mark.
+        tag_id: u32;
+        /// Zero.
+        reserved1: u32;
+    }
+
+    /// Drops the packets.
+    struct FlowSpecActionDrop align(8) = tag "ib_uverbs_flow_spec_action_drop" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+    }
+
+    /// Applies a flow action.
+    struct FlowSpecActionHandle align(8) = tag "ib_uverbs_flow_spec_action_handle" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Handle of the flow action.
+        handle: u32;
+        /// Zero.
+        reserved1: u32;
+    }
+
+    /// Counts the packets.
+    struct FlowSpecActionCount align(8) = tag "ib_uverbs_flow_spec_action_count" {
+        /// What the specification is about.
+        spec_type: FlowSpecType = "type";
+        /// Bytes of the specification, this head included.
+        size: u16;
+        /// Zero.
+        reserved: u16;
+        /// Handle of the counters object.
+        handle: u32;
+        /// Zero.
+        reserved1: u32;
+    }
+
+    /// A flow; its specifications follow.
+    struct FlowAttr = tag "ib_uverbs_flow_attr" {
+        /// What it steers.
+        attr_type: FlowAttrType = "type";
+        /// Bytes of the specifications.
+        size: u16;
+        /// Priority; 0 comes first.
+        priority: u16;
+        /// Number of specifications.
+        num_of_specs: u8;
+        /// Zero.
+        reserved: [u8; 2];
+        /// The port.
+        port: u8;
+        /// Options.
+        flags: FlowFlags;
+        /// Where the specifications start.
+        flow_specs: [FlowSpecHdr; 0];
+    }
+
+    /// Request for a flow.
+    struct CreateFlowReq = tag "ib_uverbs_create_flow" {
+        /// Must be 0.
+        comp_mask: u32;
+        /// The queue pair that receives.
+        qp_handle: u32;
+        /// The flow.
+        flow_attr: FlowAttr;
+    }
+
+    /// A new flow.
+    struct CreateFlowResp = tag "ib_uverbs_create_flow_resp" {
+        /// Zero.
+        comp_mask: u32;
+        /// Its handle.
+        flow_handle: u32;
+    }
+
+    /// Gives a flow back.
+    struct DestroyFlowReq = tag "ib_uverbs_destroy_flow" {
+        /// Must be 0.
+        comp_mask: u32;
+        /// Its handle.
+        flow_handle: u32;
+    }
+}

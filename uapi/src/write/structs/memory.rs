@@ -1,0 +1,213 @@
+//! Protection domains, memory regions and windows, XRC domains, address handles and multicast.
+
+use super::AhAttr;
+use crate::uverbs::types::AccessFlags;
+use crate::verbs_values::{MrReregFlags, MwType};
+
+abi_structs! {
+    header = "rdma/ib_user_verbs.h";
+
+    /// Request for a protection domain.
+    struct AllocPdReq = tag "ib_uverbs_alloc_pd" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// A new protection domain.
+    struct AllocPdResp = tag "ib_uverbs_alloc_pd_resp" {
+        /// Its handle.
+        pd_handle: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u32; 0];
+    }
+
+    /// Gives a protection domain back.
+    struct DeallocPdReq = tag "ib_uverbs_dealloc_pd" {
+        /// Its handle.
+        pd_handle: u32;
+    }
+
+    /// Request for an XRC domain.
+    struct OpenXrcdReq = tag "ib_uverbs_open_xrcd" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// Descriptor of the file that processes share the domain by; all ones for none.
+        fd: u32;
+        /// `O_CREAT` and `O_EXCL`, as `open` takes them.
+        oflags: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// An XRC domain.
+    struct OpenXrcdResp = tag "ib_uverbs_open_xrcd_resp" {
+        /// Its handle.
+        xrcd_handle: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u32; 0];
+    }
+
+    /// Closes an XRC domain.
+    struct CloseXrcdReq = tag "ib_uverbs_close_xrcd" {
+        /// Its handle.
+        xrcd_handle: u32;
+    }
+
+    /// Request to register memory.
+    struct RegMrReq = tag "ib_uverbs_reg_mr" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// Address of the memory.
+        start: u64;
+        /// Bytes.
+        length: u64;
+        /// Address by which work requests name the first byte; its offset in a page must be `start`'s.
+        hca_va: u64;
+        /// The protection domain.
+        pd_handle: u32;
+        /// What may be done with it.
+        access_flags: AccessFlags;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// A new memory region.
+    struct RegMrResp = tag "ib_uverbs_reg_mr_resp" {
+        /// Its handle.
+        mr_handle: u32;
+        /// Key for local use.
+        lkey: u32;
+        /// Key for the peer's use.
+        rkey: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u32; 0];
+    }
+
+    /// Request to change a registration.
+    struct ReregMrReq = tag "ib_uverbs_rereg_mr" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// The memory region.
+        mr_handle: u32;
+        /// Which of the following to change.
+        flags: MrReregFlags;
+        /// Address of the memory.
+        start: u64;
+        /// Bytes.
+        length: u64;
+        /// Address by which work requests name the first byte.
+        hca_va: u64;
+        /// The protection domain.
+        pd_handle: u32;
+        /// What may be done with it.
+        access_flags: AccessFlags;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// The keys after a change.
+    struct ReregMrResp = tag "ib_uverbs_rereg_mr_resp" {
+        /// Key for local use.
+        lkey: u32;
+        /// Key for the peer's use.
+        rkey: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// Gives a memory region back.
+    struct DeregMrReq = tag "ib_uverbs_dereg_mr" {
+        /// Its handle.
+        mr_handle: u32;
+    }
+
+    /// Request for a memory window.
+    struct AllocMwReq = tag "ib_uverbs_alloc_mw" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// The protection domain.
+        pd_handle: u32;
+        /// Its type.
+        mw_type: MwType;
+        /// Zero.
+        reserved: [u8; 3];
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// A new memory window.
+    struct AllocMwResp = tag "ib_uverbs_alloc_mw_resp" {
+        /// Its handle.
+        mw_handle: u32;
+        /// Key for the peer's use.
+        rkey: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// Gives a memory window back.
+    struct DeallocMwReq = tag "ib_uverbs_dealloc_mw" {
+        /// Its handle.
+        mw_handle: u32;
+    }
+
+    /// Request for an address handle.
+    struct CreateAhReq = tag "ib_uverbs_create_ah" {
+        /// Ignored by the ioctl.
+        response: u64;
+        /// Number by which the caller knows it.
+        user_handle: u64;
+        /// The protection domain.
+        pd_handle: u32;
+        /// Zero.
+        reserved: u32;
+        /// The path.
+        attr: AhAttr;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// A new address handle.
+    struct CreateAhResp = tag "ib_uverbs_create_ah_resp" {
+        /// Its handle.
+        ah_handle: u32;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u32; 0];
+    }
+
+    /// Gives an address handle back.
+    struct DestroyAhReq = tag "ib_uverbs_destroy_ah" {
+        /// Its handle.
+        ah_handle: u32;
+    }
+
+    /// Lets a queue pair join a multicast group.
+    struct AttachMcastReq = tag "ib_uverbs_attach_mcast" {
+        /// The group.
+        gid: [u8; 16];
+        /// The queue pair.
+        qp_handle: u32;
+        /// The group's local identifier.
+        mlid: u16;
+        /// Zero.
+        reserved: u16;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+
+    /// Lets a queue pair leave a multicast group.
+    struct DetachMcastReq = tag "ib_uverbs_detach_mcast" {
+        /// The group.
+        gid: [u8; 16];
+        /// The queue pair.
+        qp_handle: u32;
+        /// The group's local identifier.
+        mlid: u16;
+        /// Zero.
+        reserved: u16;
+        /// Where a driver's payload follows with `write()`.
+        driver_data: [u64; 0];
+    }
+}

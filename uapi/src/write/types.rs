@@ -1,0 +1,236 @@
+//! The enumerations, flag sets and constants of the write commands.
+
+abi_enums! {
+    header = "rdma/ib_user_verbs.h";
+
+    /// What a completed work request was.
+    enum WcOpcode : u32 = "ib_uverbs_wc_opcode" {
+        /// A send.
+        SEND = 0, "IB_UVERBS_WC_SEND";
+        /// An RDMA write.
+        RDMA_WRITE = 1, "IB_UVERBS_WC_RDMA_WRITE";
+        /// An RDMA read.
+        RDMA_READ = 2, "IB_UVERBS_WC_RDMA_READ";
+        /// A compare and swap.
+        COMP_SWAP = 3, "IB_UVERBS_WC_COMP_SWAP";
+        /// A fetch and add.
+        FETCH_ADD = 4, "IB_UVERBS_WC_FETCH_ADD";
+        /// A bind of a memory window.
+        BIND_MW = 5, "IB_UVERBS_WC_BIND_MW";
+        /// An invalidation of a local key.
+        LOCAL_INV = 6, "IB_UVERBS_WC_LOCAL_INV";
+        /// A TCP segmentation offload.
+        TSO = 7, "IB_UVERBS_WC_TSO";
+        /// A flush.
+        FLUSH = 8, "IB_UVERBS_WC_FLUSH" since V6_12;
+        /// An atomic write.
+        ATOMIC_WRITE = 9, "IB_UVERBS_WC_ATOMIC_WRITE" since V6_12;
+        /// A receive; this bit is set in every opcode of the receiving side.
+        RECV = 128, "IB_WC_RECV" in "include/rdma/ib_verbs.h";
+        /// A receive taken by an RDMA write with immediate data.
+        RECV_RDMA_WITH_IMM = 129, "IB_WC_RECV_RDMA_WITH_IMM" in "include/rdma/ib_verbs.h";
+    }
+
+    /// What a send request asks for.
+    enum WrOpcode : u32 = "ib_uverbs_wr_opcode" {
+        /// Write to the peer's memory.
+        RDMA_WRITE = 0, "IB_UVERBS_WR_RDMA_WRITE";
+        /// Write to the peer's memory and take one of its receives.
+        RDMA_WRITE_WITH_IMM = 1, "IB_UVERBS_WR_RDMA_WRITE_WITH_IMM";
+        /// Send a message.
+        SEND = 2, "IB_UVERBS_WR_SEND";
+        /// Send a message with immediate data.
+        SEND_WITH_IMM = 3, "IB_UVERBS_WR_SEND_WITH_IMM";
+        /// Read the peer's memory.
+        RDMA_READ = 4, "IB_UVERBS_WR_RDMA_READ";
+        /// Compare and swap 8 bytes of the peer's memory.
+        ATOMIC_CMP_AND_SWP = 5, "IB_UVERBS_WR_ATOMIC_CMP_AND_SWP";
+        /// Add to 8 bytes of the peer's memory.
+        ATOMIC_FETCH_AND_ADD = 6, "IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD";
+        /// Invalidate a local key.
+        LOCAL_INV = 7, "IB_UVERBS_WR_LOCAL_INV";
+        /// Bind a memory window.
+        BIND_MW = 8, "IB_UVERBS_WR_BIND_MW";
+        /// Send a message and invalidate a key of the peer's.
+        SEND_WITH_INV = 9, "IB_UVERBS_WR_SEND_WITH_INV";
+        /// Send as TCP segments.
+        TSO = 10, "IB_UVERBS_WR_TSO";
+        /// Read the peer's memory and invalidate the local key.
+        RDMA_READ_WITH_INV = 11, "IB_UVERBS_WR_RDMA_READ_WITH_INV";
+        /// Compare and swap under a mask.
+        MASKED_ATOMIC_CMP_AND_SWP = 12, "IB_UVERBS_WR_MASKED_ATOMIC_CMP_AND_SWP";
+        /// Add under a mask of carries.
+        MASKED_ATOMIC_FETCH_AND_ADD = 13, "IB_UVERBS_WR_MASKED_ATOMIC_FETCH_AND_ADD";
+        /// Make earlier writes visible or persistent.
+        FLUSH = 14, "IB_UVERBS_WR_FLUSH" since V6_12;
+        /// Write 8 bytes in one piece.
+        ATOMIC_WRITE = 15, "IB_UVERBS_WR_ATOMIC_WRITE" since V6_12;
+    }
+
+    /// How much a flush covers.
+    enum SelectivityLevel : u8 = "ib_selectivity_level" {
+        /// The given range.
+        RANGE = 0, "IB_FLUSH_RANGE" since V6_12;
+        /// The whole memory region.
+        MR = 1, "IB_FLUSH_MR" since V6_12;
+    }
+}
+
+abi_flags! {
+    header = "rdma/ib_user_verbs.h";
+
+    /// What a flush guarantees.
+    flags PlacementType : u8 = "ib_placement_type" {
+        /// Every observer sees the data.
+        GLOBAL = 1 << 0, "IB_FLUSH_GLOBAL" since V6_12;
+        /// The data survive a power cut.
+        PERSISTENT = 1 << 1, "IB_FLUSH_PERSISTENT" since V6_12;
+    }
+
+    /// On-demand paging as a whole.
+    flags OdpGeneralCaps : u64 = "ib_uverbs_odp_general_cap_bits" {
+        /// Supported.
+        SUPPORT = 1 << 0, "IB_UVERBS_ODP_SUPPORT" since V7_2;
+        /// A whole address space may be registered.
+        SUPPORT_IMPLICIT = 1 << 1, "IB_UVERBS_ODP_SUPPORT_IMPLICIT" since V7_2;
+    }
+
+    /// On-demand paging by operation, for one transport.
+    flags OdpTransportCaps : u32 = "ib_uverbs_odp_transport_cap_bits" {
+        /// Sends.
+        SEND = 1 << 0, "IB_UVERBS_ODP_SUPPORT_SEND" since V7_2;
+        /// Receives.
+        RECV = 1 << 1, "IB_UVERBS_ODP_SUPPORT_RECV" since V7_2;
+        /// RDMA writes.
+        WRITE = 1 << 2, "IB_UVERBS_ODP_SUPPORT_WRITE" since V7_2;
+        /// RDMA reads.
+        READ = 1 << 3, "IB_UVERBS_ODP_SUPPORT_READ" since V7_2;
+        /// Atomics.
+        ATOMIC = 1 << 4, "IB_UVERBS_ODP_SUPPORT_ATOMIC" since V7_2;
+        /// Receives through an SRQ.
+        SRQ_RECV = 1 << 5, "IB_UVERBS_ODP_SUPPORT_SRQ_RECV" since V7_2;
+        /// Flushes.
+        FLUSH = 1 << 6, "IB_UVERBS_ODP_SUPPORT_FLUSH" since V7_2;
+        /// Atomic writes.
+        ATOMIC_WRITE = 1 << 7, "IB_UVERBS_ODP_SUPPORT_ATOMIC_WRITE" since V7_2;
+    }
+
+    /// Options of a completion queue.
+    flags CqCreateFlags : u32 = "ib_uverbs_ex_create_cq_flags" {
+        /// Completions carry the device's time.
+        TIMESTAMP_COMPLETION = 1 << 0, "IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION";
+        /// The device does not look for overruns.
+        IGNORE_OVERRUN = 1 << 1, "IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN";
+    }
+
+    /// Which optional fields of [`ExCreateQp`](super::structs::ExCreateQp) count.
+    flags CreateQpMask : u32 = "ib_uverbs_create_qp_mask" {
+        /// The indirection table.
+        IND_TABLE = 1 << 0, "IB_UVERBS_CREATE_QP_MASK_IND_TABLE";
+    }
+
+    /// What a device can do.
+    flags DeviceCapFlags : u64 = "ib_uverbs_device_cap_flags" {
+        /// A QP's depth can change after it is made.
+        RESIZE_MAX_WR = 1 << 0, "IB_UVERBS_DEVICE_RESIZE_MAX_WR";
+        /// Counts packets with a wrong partition key.
+        BAD_PKEY_CNTR = 1 << 1, "IB_UVERBS_DEVICE_BAD_PKEY_CNTR";
+        /// Counts packets with a wrong queue key.
+        BAD_QKEY_CNTR = 1 << 2, "IB_UVERBS_DEVICE_BAD_QKEY_CNTR";
+        /// Multicast of raw packets.
+        RAW_MULTI = 1 << 3, "IB_UVERBS_DEVICE_RAW_MULTI";
+        /// Automatic path migration.
+        AUTO_PATH_MIG = 1 << 4, "IB_UVERBS_DEVICE_AUTO_PATH_MIG";
+        /// A QP's port can change.
+        CHANGE_PHY_PORT = 1 << 5, "IB_UVERBS_DEVICE_CHANGE_PHY_PORT";
+        /// Checks a datagram's port against its address handle.
+        UD_AV_PORT_ENFORCE = 1 << 6, "IB_UVERBS_DEVICE_UD_AV_PORT_ENFORCE";
+        /// The current-state check of a modify call works.
+        CURR_QP_STATE_MOD = 1 << 7, "IB_UVERBS_DEVICE_CURR_QP_STATE_MOD";
+        /// A port can be shut down.
+        SHUTDOWN_PORT = 1 << 8, "IB_UVERBS_DEVICE_SHUTDOWN_PORT";
+        /// Raises the port-active event.
+        PORT_ACTIVE_EVENT = 1 << 10, "IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT";
+        /// Has a system image GUID.
+        SYS_IMAGE_GUID = 1 << 11, "IB_UVERBS_DEVICE_SYS_IMAGE_GUID";
+        /// Reliable connections answer receiver-not-ready.
+        RC_RNR_NAK_GEN = 1 << 12, "IB_UVERBS_DEVICE_RC_RNR_NAK_GEN";
+        /// An SRQ's size can change.
+        SRQ_RESIZE = 1 << 13, "IB_UVERBS_DEVICE_SRQ_RESIZE";
+        /// An event can be asked for after several completions.
+        N_NOTIFY_CQ = 1 << 14, "IB_UVERBS_DEVICE_N_NOTIFY_CQ";
+        /// Memory windows.
+        MEM_WINDOW = 1 << 17, "IB_UVERBS_DEVICE_MEM_WINDOW";
+        /// Checksum offload for IP over datagrams.
+        UD_IP_CSUM = 1 << 18, "IB_UVERBS_DEVICE_UD_IP_CSUM";
+        /// Extended reliable connections.
+        XRC = 1 << 20, "IB_UVERBS_DEVICE_XRC";
+        /// Memory management extensions: invalidation by a send or by a work request.
+        MEM_MGT_EXTENSIONS = 1 << 21, "IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS";
+        /// Memory windows of type 2A.
+        MEM_WINDOW_TYPE_2A = 1 << 23, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2A";
+        /// Memory windows of type 2B.
+        MEM_WINDOW_TYPE_2B = 1 << 24, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B";
+        /// Checksum offload for IP over reliable connections.
+        RC_IP_CSUM = 1 << 25, "IB_UVERBS_DEVICE_RC_IP_CSUM";
+        /// Checksum offload for raw packets; [`RawPacketCaps::IP_CSUM`] tells it since.
+        RAW_IP_CSUM = 1 << 26, "IB_UVERBS_DEVICE_RAW_IP_CSUM";
+        /// Flow steering.
+        MANAGED_FLOW_STEERING = 1 << 29, "IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING";
+        /// Frame check sequence delivered; [`RawPacketCaps::SCATTER_FCS`] tells it since.
+        RAW_SCATTER_FCS = 1 << 34, "IB_UVERBS_DEVICE_RAW_SCATTER_FCS";
+        /// Writes over the bus can be padded to whole cache lines.
+        PCI_WRITE_END_PADDING = 1 << 36, "IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING";
+        /// Flush to global visibility.
+        FLUSH_GLOBAL = 1 << 38, "IB_UVERBS_DEVICE_FLUSH_GLOBAL" since V6_12;
+        /// Flush to persistence.
+        FLUSH_PERSISTENT = 1 << 39, "IB_UVERBS_DEVICE_FLUSH_PERSISTENT" since V6_12;
+        /// Atomic writes.
+        ATOMIC_WRITE = 1 << 40, "IB_UVERBS_DEVICE_ATOMIC_WRITE" since V6_12;
+        /// A confidential guest whose transfers go through bounce buffers.
+        CC_DMA_BOUNCE = 1 << 41, "IB_UVERBS_DEVICE_CC_DMA_BOUNCE" since V7_2;
+    }
+
+    /// What a device can do with raw packets.
+    flags RawPacketCaps : u32 = "ib_uverbs_raw_packet_caps" {
+        /// Take the VLAN tag out.
+        CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING";
+        /// Deliver the frame check sequence.
+        SCATTER_FCS = 1 << 1, "IB_UVERBS_RAW_PACKET_CAP_SCATTER_FCS";
+        /// Check and fill checksums.
+        IP_CSUM = 1 << 2, "IB_UVERBS_RAW_PACKET_CAP_IP_CSUM";
+        /// Let packets wait for a receive.
+        DELAY_DROP = 1 << 3, "IB_UVERBS_RAW_PACKET_CAP_DELAY_DROP";
+    }
+}
+
+abi_consts! {
+    header = "rdma/ib_user_verbs.h";
+
+    /// Version of the uverbs ABI, as sysfs shows it.
+    const ABI_VERSION: u32 = 6, "IB_USER_VERBS_ABI_VERSION";
+    /// First number of the commands that exist only in the extended kind.
+    const CMD_THRESHOLD: u32 = 50, "IB_USER_VERBS_CMD_THRESHOLD";
+    /// Bits of a command word that hold the number.
+    const CMD_COMMAND_MASK: u32 = 0xff, "IB_USER_VERBS_CMD_COMMAND_MASK";
+    /// Bit of a command word that marks the extended kind.
+    const CMD_FLAG_EXTENDED: u32 = super::EXTENDED, "IB_USER_VERBS_CMD_FLAG_EXTENDED";
+    /// Every optional field of the extended QP creation.
+    const CREATE_QP_SUP_COMP_MASK: u32 = 1, "IB_UVERBS_CREATE_QP_SUP_COMP_MASK";
+    /// Greatest logarithm of an indirection table's size.
+    const MAX_LOG_IND_TBL_SIZE: u32 = 0x0d, "IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE";
+    /// Bytes of a device's name.
+    const DEVICE_NAME_MAX: u32 = 64, "IB_DEVICE_NAME_MAX";
+    /// Number of a command without a handler.
+    const CMD_MODIFY_AH: u32 = 6, "IB_USER_VERBS_CMD_MODIFY_AH";
+    /// Number of a command without a handler.
+    const CMD_QUERY_AH: u32 = 7, "IB_USER_VERBS_CMD_QUERY_AH";
+    /// Number of a command without a handler.
+    const CMD_REG_SMR: u32 = 10, "IB_USER_VERBS_CMD_REG_SMR";
+    /// Number of a command without a handler.
+    const CMD_QUERY_MR: u32 = 12, "IB_USER_VERBS_CMD_QUERY_MR";
+    /// Number of a command without a handler.
+    const CMD_BIND_MW: u32 = 15, "IB_USER_VERBS_CMD_BIND_MW";
+    /// Number of a command without a handler.
+    const CMD_PEEK_CQ: u32 = 22, "IB_USER_VERBS_CMD_PEEK_CQ";
+}
