@@ -12,12 +12,16 @@
 
 #[macro_use]
 pub mod abi;
+#[macro_use]
+pub mod driver;
 pub mod ioctl;
 #[macro_use]
 pub mod method;
+pub mod mlx5;
 pub mod netlink;
 pub mod nldev;
 pub mod print;
+pub mod rdma_cm;
 pub mod registry;
 pub mod rxe;
 pub mod uverbs;

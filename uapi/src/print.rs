@@ -93,8 +93,8 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// The bytes of a struct, field by field; padding and reserved fields are left out where
-/// they are zero.
+/// The bytes of a struct, field by field; padding and reserved fields are left out where they are zero. A flexible
+/// array at the end takes the bytes beyond the struct.
 #[derive(Clone, Copy, Debug)]
 pub struct Struct<'a> {
     /// The struct.
@@ -108,6 +108,16 @@ impl fmt::Display for Struct<'_> {
         write!(f, "{} {{", self.info.rust)?;
         let mut separator = " ";
         for field in self.info.fields {
+            if let FieldKind::Array(element, 0) = field.kind {
+                let bytes = self.bytes.get(field.offset..).unwrap_or_default();
+                write!(f, "{separator}{}: [", field.rust)?;
+                for (i, bytes) in bytes.chunks_exact(size_of_kind(element).max(1)).enumerate() {
+                    let separator = if i == 0 { "" } else { ", " };
+                    write!(f, "{separator}{}", Value { kind: element, bytes })?;
+                }
+                f.write_str("]")?;
+                continue;
+            }
             let end = self.bytes.len().min(field.offset + field.size);
             let Some(bytes) = self.bytes.get(field.offset..end).filter(|bytes| !bytes.is_empty()) else {
                 continue;

@@ -29,6 +29,34 @@ pub const MODULES: &[Module] = &[
         consts: crate::ioctl::CONSTS,
     },
     Module {
+        name: "mlx5::steering",
+        structs: crate::mlx5::steering::STRUCTS,
+        enums: crate::mlx5::steering::ENUMS,
+        flags: crate::mlx5::steering::FLAGS,
+        consts: crate::mlx5::steering::CONSTS,
+    },
+    Module {
+        name: "mlx5::structs",
+        structs: crate::mlx5::structs::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "mlx5::values",
+        structs: &[],
+        enums: crate::mlx5::values::ENUMS,
+        flags: crate::mlx5::values::FLAGS,
+        consts: crate::mlx5::values::CONSTS,
+    },
+    Module {
+        name: "mlx5::verbs",
+        structs: crate::mlx5::verbs::STRUCTS,
+        enums: crate::mlx5::verbs::ENUMS,
+        flags: crate::mlx5::verbs::FLAGS,
+        consts: &[],
+    },
+    Module {
         name: "netlink",
         structs: crate::netlink::STRUCTS,
         enums: crate::netlink::ENUMS,
@@ -46,6 +74,55 @@ pub const MODULES: &[Module] = &[
         name: "nldev::attribute",
         structs: &[],
         enums: crate::nldev::attribute::ENUMS,
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "rdma_cm",
+        structs: crate::rdma_cm::STRUCTS,
+        enums: crate::rdma_cm::ENUMS,
+        flags: crate::rdma_cm::FLAGS,
+        consts: crate::rdma_cm::CONSTS,
+    },
+    Module {
+        name: "rdma_cm::address",
+        structs: crate::rdma_cm::address::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "rdma_cm::address::ib",
+        structs: crate::rdma_cm::address::ib::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "rdma_cm::commands",
+        structs: &[],
+        enums: &[],
+        flags: &[],
+        consts: crate::rdma_cm::commands::NUMBERS,
+    },
+    Module {
+        name: "rdma_cm::event",
+        structs: &[],
+        enums: crate::rdma_cm::event::ENUMS,
+        flags: &[],
+        consts: &[],
+    },
+    Module {
+        name: "rdma_cm::path",
+        structs: crate::rdma_cm::path::STRUCTS,
+        enums: &[],
+        flags: crate::rdma_cm::path::FLAGS,
+        consts: &[],
+    },
+    Module {
+        name: "rdma_cm::structs",
+        structs: crate::rdma_cm::structs::STRUCTS,
+        enums: &[],
         flags: &[],
         consts: &[],
     },
@@ -150,7 +227,8 @@ pub const OBJECTS: [&ObjectInfo; 19] = {
 /// Every write command that has a handler: the classic ones, then the extended ones.
 pub const COMMANDS: [&WriteCommandInfo; 47] = flatten(&[crate::write::COMMANDS, crate::write::ex::COMMANDS]);
 
-const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
+/// The items of several tables in one.
+pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
     let mut all = [tables[0][0]; N];
     let (mut table, mut n) = (0, 0);
     while table < tables.len() {

@@ -2,6 +2,9 @@
 
 use super::{CounterMask, CounterMode, DeviceType, EventType, NameAssignType, NodeType, PrintType};
 use crate::abi::{EnumInfo, Since};
+use crate::rdma_cm::PortSpace;
+use crate::uverbs::types::DriverId;
+use crate::verbs_values::{MigState, PortPhysState, PortState};
 
 /// What an attribute carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,9 +108,9 @@ attributes! {
     /// How many low bits of the local identifier choose a path.
     LMC = 11, "RDMA_NLDEV_ATTR_LMC": U8;
     /// Logical state of the port.
-    PORT_STATE = 12, "RDMA_NLDEV_ATTR_PORT_STATE": U8;
+    PORT_STATE = 12, "RDMA_NLDEV_ATTR_PORT_STATE": U8 of PortState;
     /// Physical state of the port.
-    PORT_PHYS_STATE = 13, "RDMA_NLDEV_ATTR_PORT_PHYS_STATE": U8;
+    PORT_PHYS_STATE = 13, "RDMA_NLDEV_ATTR_PORT_PHYS_STATE": U8 of PortPhysState;
     /// Sort of the device.
     DEV_NODE_TYPE = 14, "RDMA_NLDEV_ATTR_DEV_NODE_TYPE": U8 of NodeType;
     /// The resources in use.
@@ -131,8 +134,8 @@ attributes! {
     /// Packet sequence number that the send queue uses next.
     RES_SQ_PSN = 24, "RDMA_NLDEV_ATTR_RES_SQ_PSN": U32;
     /// State of path migration.
-    RES_PATH_MIG_STATE = 25, "RDMA_NLDEV_ATTR_RES_PATH_MIG_STATE": U8;
-    /// Type of the QP, as the kernel numbers it.
+    RES_PATH_MIG_STATE = 25, "RDMA_NLDEV_ATTR_RES_PATH_MIG_STATE": U8 of MigState;
+    /// Type of the QP, or of the SRQ, as the kernel numbers it.
     RES_TYPE = 26, "RDMA_NLDEV_ATTR_RES_TYPE": U8;
     /// State of the QP or of the connection identifier.
     RES_STATE = 27, "RDMA_NLDEV_ATTR_RES_STATE": U8;
@@ -145,7 +148,7 @@ attributes! {
     /// One connection identifier.
     RES_CM_ID_ENTRY = 31, "RDMA_NLDEV_ATTR_RES_CM_ID_ENTRY": Nested;
     /// Its port space.
-    RES_PS = 32, "RDMA_NLDEV_ATTR_RES_PS": U32;
+    RES_PS = 32, "RDMA_NLDEV_ATTR_RES_PS": U32 of PortSpace;
     /// Its own address.
     RES_SRC_ADDR = 33, "RDMA_NLDEV_ATTR_RES_SRC_ADDR": SocketAddress;
     /// The other side's address.
@@ -227,7 +230,7 @@ attributes! {
     /// Its device number, major and minor.
     CHARDEV = 72, "RDMA_NLDEV_ATTR_CHARDEV": U64;
     /// The driver; four bytes, though the header says eight (`uverbs_main.c`).
-    UVERBS_DRIVER_ID = 73, "RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID": U32;
+    UVERBS_DRIVER_ID = 73, "RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID": U32 of DriverId;
     /// How QPs come to their counters.
     STAT_MODE = 74, "RDMA_NLDEV_ATTR_STAT_MODE": U32 of CounterMode;
     /// Which sort of object is counted: the number of [`Attribute::RES_QP`] or [`Attribute::RES_MR`].

@@ -1,0 +1,60 @@
+//! What a driver adds to methods of the core.
+
+use crate::method::{AttributeInfo, MethodInfo};
+
+/// The attributes that a driver adds to one method of the core.
+#[derive(Clone, Copy, Debug)]
+pub struct DriverAttributes {
+    /// Name of the Rust type that holds them.
+    pub rust: &'static str,
+    /// The method.
+    pub method: &'static MethodInfo,
+    /// The attributes.
+    pub attributes: &'static [AttributeInfo],
+}
+
+/// Declares attributes that a driver adds to methods of the core: `on CqCreate = uverbs::CqCreate { … }` makes a type
+/// `CqCreate` whose constants go with calls of the core's method, each declared as in [`objects!`].
+macro_rules! driver_attributes {
+    ($(
+        $(#[$meta:meta])*
+        on $name:ident = $method:ty {$(
+            $(#[$ameta:meta])*
+            $attr:ident : $kind:ty = $aid:expr, $ac:literal $(since $asince:ident)?, $presence:ident;
+        )*}
+    )*) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name;
+
+            impl $name {
+                $(
+                    $(#[$ameta])*
+                    #[doc = concat!("\n\nC: `", $ac, "`, ", stringify!($presence), ".")]
+                    #[doc(alias = $ac)]
+                    pub const $attr: $crate::method::Attr<$method, $kind> = $crate::method::Attr::new($aid);
+                )*
+
+                /// What is known of them.
+                pub const DESCRIPTION: $crate::driver::DriverAttributes = $crate::driver::DriverAttributes {
+                    rust: stringify!($name),
+                    method: &<$method as $crate::method::Method>::INFO,
+                    attributes: &[$(
+                        $crate::method::AttributeInfo {
+                            rust: stringify!($attr),
+                            c: $ac,
+                            id: $aid,
+                            mandatory: $crate::mandatory!($presence),
+                            since: $crate::since!($($asince)?),
+                            kind: <$kind as $crate::method::Kind>::KIND,
+                        },
+                    )*],
+                };
+            }
+        )*
+
+        /// The attributes added to methods of the core.
+        pub const ATTRIBUTES: &[&$crate::driver::DriverAttributes] = &[$(&$name::DESCRIPTION),*];
+    };
+}
