@@ -1,0 +1,125 @@
+use core::marker::PhantomData;
+
+use super::{Access, AttributeKind, Object, PayloadSize};
+use crate::abi::{AbiField, EnumInfo, FieldKind};
+
+/// A kind of attribute as a type, so that a wrong value does not compile.
+pub trait Kind {
+    /// Its description.
+    const KIND: AttributeKind;
+}
+
+macro_rules! object_kinds {
+    ($( $(#[$meta:meta])* $name:ident: $variant:ident, $access:ident; )*) => {$(
+        $(#[$meta])*
+        pub struct $name<O>(PhantomData<O>);
+        impl<O: Object> Kind for $name<O> {
+            const KIND: AttributeKind =
+                AttributeKind::$variant { object: O::ID, access: Access::$access };
+        }
+    )*};
+}
+
+object_kinds! {
+    /// The handle of an object that the call makes.
+    NewHandle: Handle, New;
+    /// The handle of an object that the call uses.
+    Handle: Handle, Read;
+    /// The handle of an object that the call changes.
+    HandleWrite: Handle, Write;
+    /// The handle of an object that the call destroys.
+    DestroyHandle: Handle, Destroy;
+    /// The descriptor of an object that the call makes.
+    NewDescriptor: Descriptor, New;
+    /// The descriptor of an object that the call uses.
+    Descriptor: Descriptor, Read;
+}
+
+/// An array of handles, `MIN` to `MAX` of them.
+pub struct Handles<O, const MIN: usize, const MAX: usize>(PhantomData<O>);
+impl<O: Object, const MIN: usize, const MAX: usize> Kind for Handles<O, MIN, MAX> {
+    const KIND: AttributeKind =
+        AttributeKind::Handles { object: O::ID, access: Access::Read, minimum: MIN, maximum: MAX };
+}
+
+/// A descriptor of a kind that uverbs does not own.
+pub struct RawDescriptor;
+impl Kind for RawDescriptor {
+    const KIND: AttributeKind = AttributeKind::RawDescriptor;
+}
+
+macro_rules! payload_kinds {
+    ($( $(#[$meta:meta])* $variant:ident: $exact:ident, $bytes:ident, $extensible:ident; )*) => {$(
+        $(#[$meta])*
+        ///
+        /// Exactly one `T`.
+        pub struct $exact<T>(PhantomData<T>);
+        impl<T: AbiField> Kind for $exact<T> {
+            const KIND: AttributeKind = AttributeKind::$variant {
+                size: PayloadSize::Exact(size_of::<T>()),
+                payload: Some(T::KIND),
+            };
+        }
+        $(#[$meta])*
+        ///
+        /// `MIN` bytes or more: an array or a driver's blob.
+        pub struct $bytes<T, const MIN: usize>(PhantomData<T>);
+        impl<T: AbiField, const MIN: usize> Kind for $bytes<T, MIN> {
+            const KIND: AttributeKind = AttributeKind::$variant {
+                size: PayloadSize::AtLeast(MIN),
+                payload: Some(T::KIND),
+            };
+        }
+        $(#[$meta])*
+        ///
+        /// A struct that grows with the kernel; `MIN` bytes are mandatory.
+        pub struct $extensible<T, const MIN: usize>(PhantomData<T>);
+        impl<T: AbiField, const MIN: usize> Kind for $extensible<T, MIN> {
+            const KIND: AttributeKind = AttributeKind::$variant {
+                size: PayloadSize::Extensible { minimum: MIN, known: size_of::<T>() },
+                payload: Some(T::KIND),
+            };
+        }
+    )*};
+}
+
+payload_kinds! {
+    /// Bytes to the kernel.
+    Input: In, InSlice, InStruct;
+    /// Bytes from the kernel.
+    Output: Out, OutSlice, OutStruct;
+}
+
+/// Bytes to the kernel: a `T` or a leading part of it, `MIN` bytes or more.
+pub struct InPart<T, const MIN: usize>(PhantomData<T>);
+impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
+    const KIND: AttributeKind = AttributeKind::Input {
+        size: PayloadSize::Within { minimum: MIN, maximum: size_of::<T>() },
+        payload: Some(T::KIND),
+    };
+}
+
+/// A number or the value of an enumeration, passed in the attribute itself.
+pub struct Constant<T>(PhantomData<T>);
+impl<T: AbiField> Kind for Constant<T> {
+    const KIND: AttributeKind = AttributeKind::Constant { size: size_of::<T>(), names: names::<T>() };
+}
+
+/// A flag word.
+pub struct Flags<T>(PhantomData<T>);
+impl<T: AbiField> Kind for Flags<T> {
+    const KIND: AttributeKind = AttributeKind::Flags { size: size_of::<T>(), names: names::<T>() };
+}
+
+/// An element of an enumeration with a payload of up to 8 bytes.
+pub struct Enumeration<T>(PhantomData<T>);
+impl<T: AbiField> Kind for Enumeration<T> {
+    const KIND: AttributeKind = AttributeKind::Enumeration { names: names::<T>() };
+}
+
+const fn names<T: AbiField>() -> Option<&'static EnumInfo> {
+    match T::KIND {
+        FieldKind::Named(info) => Some(info),
+        _ => None,
+    }
+}
