@@ -128,6 +128,7 @@ impl Machine {
             shares.push((shared_folder(folder)?, "/share".to_owned()));
         }
         let setup = Setup {
+            cache: &cache,
             tools: &tools,
             kernel: &kernel,
             programs: &programs,

@@ -1,13 +1,14 @@
 //! Debian packages by the machine's own apt, in a state folder of our own: no root needed, the system untouched.
 
 use std::fmt::Write as _;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::fcntl::Flock;
 
 use crate::cache::Cache;
 use crate::process::bind_to_parent;
@@ -57,19 +58,22 @@ pub(crate) struct Package {
 pub(crate) struct Apt {
     state: PathBuf,
     channel: Channel,
+    /// apt itself refuses to share its state.
+    _lock: Flock<File>,
 }
 
 impl Apt {
     /// Reads the channel's package lists anew.
     pub(crate) fn open(cache: &Cache, channel: Channel) -> Result<Self> {
         let state = cache.root().join("apt").join(channel.name());
-        for folder in ["lists/partial", "cache/archives/partial"] {
+        let lock = cache.lock(&format!("apt-{}", channel.name()))?;
+        for folder in ["lists/partial", "cache/archives/partial", "preferences.d"] {
             fs::create_dir_all(state.join(folder))?;
         }
         let mirrors = Mirrors::of_machine();
         fs::write(state.join("sources.list"), sources_list(channel, &mirrors, Path::new(KEYRING).exists()))?;
         fs::write(state.join("status"), "")?;
-        let apt = Self { state, channel };
+        let apt = Self { state, channel, _lock: lock };
         let mut update = apt.command("apt-get");
         update.arg("update");
         run(update, &format!("package lists of {}", channel.name()), None)?;
@@ -128,8 +132,8 @@ impl Apt {
             format!("Dir::Cache={state}/cache"),
             format!("Dir::Etc::sourcelist={state}/sources.list"),
             "Dir::Etc::sourceparts=-".into(),
-            "Dir::Etc::preferences=-".into(),
-            "Dir::Etc::preferencesparts=-".into(),
+            format!("Dir::Etc::preferences={state}/preferences"),
+            format!("Dir::Etc::preferencesparts={state}/preferences.d"),
             // The user _apt can't reach a cache below a home folder.
             "APT::Sandbox::User=root".into(),
             "APT::Architecture=amd64".into(),

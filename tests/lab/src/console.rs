@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 /// How many lines are kept for a report.
 const KEPT: usize = 60;
 
-/// Signs that the kernel itself failed.
-const FAILURES: [&str; 11] = [
+/// Signs that the kernel itself failed, or the processor below it.
+const FAILURES: [&str; 12] = [
+    "KVM internal error",
     "Kernel panic - not syncing",
     "Oops:",
     " BUG: ",

@@ -14,11 +14,12 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::frame::{FromGuest, ToGuest};
 use bareverbs_lab_init::{Exec, Job, Link, PEERS_TAG, Share};
 
+use crate::cache::Cache;
 use crate::console::Console;
 use crate::initramfs::{self, Programs};
 use crate::kernel::Kernel;
 use crate::pcap::Recorder;
-use crate::qemu::{Accelerator, Folder, Machine};
+use crate::qemu::{self, Accelerator, Folder, Machine};
 use crate::tools::Tools;
 use crate::wire::{self, Recording};
 
@@ -32,6 +33,8 @@ const OFF_LIMIT: Duration = Duration::from_secs(15);
 /// What to boot.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
+    /// Where it is remembered which accelerator works.
+    pub cache: &'a Cache,
     /// QEMU.
     pub tools: &'a Tools,
     /// The kernel for all hosts.
@@ -72,27 +75,30 @@ pub struct Report {
     tail: String,
 }
 
+impl Failure {
+    /// What happened, in a line.
+    pub fn headline(&self) -> String {
+        match self {
+            Self::TimedOut(report) => format!("host {}: the time limit passed", report.host),
+            Self::Kernel(line, report) => format!("host {}: the kernel failed: {}", report.host, line.trim()),
+            Self::Gone(how, report) => format!("host {}: the guest ended on its own ({how})", report.host),
+            Self::SetUp(why, report) => format!("host {}: the guest could not be set up: {why}", report.host),
+        }
+    }
+
+    fn report(&self) -> &Report {
+        let (Self::TimedOut(report)
+        | Self::Kernel(_, report)
+        | Self::Gone(_, report)
+        | Self::SetUp(_, report)) = self;
+        report
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let report = match self {
-            Self::TimedOut(report) => {
-                write!(f, "host {}: the time limit passed", report.host)?;
-                report
-            }
-            Self::Kernel(line, report) => {
-                write!(f, "host {}: the kernel failed: {}", report.host, line.trim())?;
-                report
-            }
-            Self::Gone(how, report) => {
-                write!(f, "host {}: the guest ended on its own ({how})", report.host)?;
-                report
-            }
-            Self::SetUp(why, report) => {
-                write!(f, "host {}: the guest could not be set up: {why}", report.host)?;
-                report
-            }
-        };
-        match report.tail.as_str() {
+        f.write_str(&self.headline())?;
+        match self.report().tail.as_str() {
             "" => write!(f, "; its kernel printed nothing"),
             tail => write!(f, "; its kernel's last lines:\n{tail}"),
         }
@@ -143,14 +149,18 @@ impl Guests {
         if setup.hosts == 0 || setup.hosts > 200 {
             bail!("{} hosts were asked for; 1 to 200 are possible", setup.hosts);
         }
-        match setup.accelerator.settle() {
-            Accelerator::Kvm if setup.accelerator == Accelerator::Auto && !setup.instruction_clock => {
-                Self::boot_with(setup, Accelerator::Kvm).or_else(|error| {
-                    eprintln!("lab: with KVM the guests didn't come up, trying without ({error:#})");
-                    Self::boot_with(setup, Accelerator::Tcg)
-                })
+        let accelerator = match setup.accelerator {
+            Accelerator::Auto if setup.instruction_clock => Accelerator::Tcg,
+            chosen => chosen.settle(setup.cache),
+        };
+        match Self::boot_with(setup, accelerator) {
+            Err(error) if setup.accelerator == Accelerator::Auto && accelerator == Accelerator::Kvm => {
+                let why = error.downcast_ref().map_or_else(|| format!("{error:#}"), Failure::headline);
+                eprintln!("lab: the guests don't come up with KVM, so from now on without ({why})");
+                qemu::remember_that_kvm_fails(setup.cache);
+                Self::boot_with(setup, Accelerator::Tcg)
             }
-            accelerator => Self::boot_with(setup, accelerator),
+            result => result,
         }
     }
 
@@ -163,15 +173,12 @@ impl Guests {
             }
             None => None,
         };
-        let mut wires = match setup.hosts {
-            1 => Vec::new(),
-            hosts => wire::join(usize::from(hosts), &recording)?,
-        };
+        let hosts = usize::from(setup.hosts);
+        let wires = if hosts > 1 { wire::join(hosts, &recording)? } else { Vec::new() };
         let (sender, events) = mpsc::channel();
         let mut guests = Self { hosts: Vec::new(), events, recording, accelerator };
-        // From the last to the first, because ends are taken off the end.
-        let mut ends: Vec<Option<OwnedFd>> = wires.drain(..).map(Some).collect();
-        ends.resize_with(usize::from(setup.hosts), || None);
+        let mut ends: Vec<Option<OwnedFd>> = wires.into_iter().map(Some).collect();
+        ends.resize_with(hosts, || None);
         for (index, wire) in ends.into_iter().enumerate() {
             let host = Host::start(setup, accelerator, index, wire, &sender)?;
             guests.hosts.push(host);
@@ -269,11 +276,10 @@ impl Guests {
             }
         }
         // The console readers end with their QEMU, after everything was read.
-        while let Ok((host, event)) = self.events.recv_timeout(LAST_WORDS) {
+        while let Ok((_, event)) = self.events.recv_timeout(LAST_WORDS) {
             if let Event::Frame(FromGuest::Packet(frame)) = event {
                 wire::record(&self.recording, &frame);
             }
-            let _ = host;
         }
         for host in 0..self.hosts.len() {
             let failure = self.console(host).failure().map(str::to_owned);

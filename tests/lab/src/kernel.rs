@@ -107,11 +107,13 @@ impl Kernel {
             let root = folder.join("root");
             deb::unpack_all(&what, &debs, &root)?;
             let (_, tree) = locate(&root)?;
-            tools.depmod(&tree, &tree)?;
+            let dependencies = folder.join("depmod");
+            fs::create_dir(&dependencies)?;
+            tools.depmod(&tree, &dependencies)?;
             Ok(Manifest { version })
         })?;
         let (image, tree) = locate(&folder.join("root"))?;
-        Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &tree)? })
+        Ok(Self { version: manifest.version, image, modules: Modules::read(&tree, &folder.join("depmod"))? })
     }
 
     /// A kernel in a folder: `vmlinuz`, `bzImage` or `boot/vmlinuz-*`, and `lib/modules/*`.

@@ -1,6 +1,6 @@
 //! QEMU's command line, and which accelerator it can use here.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::{GUEST_MARK, PORT_NAME};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+use crate::cache::Cache;
 use crate::process::bind_to_parent;
 use crate::tools::Tools;
 use crate::wire::inheritable;
@@ -39,14 +40,30 @@ impl FromStr for Accelerator {
 }
 
 impl Accelerator {
-    /// Decides `Auto` by trying to make a virtual machine.
-    pub(crate) fn settle(self) -> Self {
+    /// Decides `Auto`: KVM if it can make a virtual machine and hasn't failed since the machine was started.
+    pub(crate) fn settle(self, cache: &Cache) -> Self {
         match self {
-            Self::Auto if kvm_works() => Self::Kvm,
+            Self::Auto if kvm_works() && !kvm_failed(cache) => Self::Kvm,
             Self::Auto => Self::Tcg,
             chosen => chosen,
         }
     }
+}
+
+const KVM_NOTE: &str = "kvm-fails";
+
+/// Notes that KVM, though it is there, can't run guests (some nested ones can't).
+pub(crate) fn remember_that_kvm_fails(cache: &Cache) {
+    // If it can't be noted, the next run finds out by itself.
+    let _ = fs::write(cache.root().join(KVM_NOTE), this_boot());
+}
+
+fn kvm_failed(cache: &Cache) -> bool {
+    fs::read_to_string(cache.root().join(KVM_NOTE)).is_ok_and(|noted| noted == this_boot())
+}
+
+fn this_boot() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 // _IO(0xAE, 0x01), include/uapi/linux/kvm.h

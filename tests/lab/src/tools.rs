@@ -53,24 +53,24 @@ impl Tools {
         command
     }
 
-    /// Writes the dependency files of the module tree (`…/lib/modules/RELEASE`) into `output`.
+    /// Writes `modules.dep` for the module tree (`…/lib/modules/RELEASE`) into the folder `output`, which lies outside it.
     pub(crate) fn depmod(&self, tree: &Path, output: &Path) -> Result<()> {
         // depmod insists on BASE/lib/modules/RELEASE, and on the same below its output folder.
         let release = tree.file_name().context("a module tree has a name")?;
-        let stage = output.join("depmod");
-        let staged = stage.join("lib/modules");
-        fs::create_dir_all(&staged)?;
-        symlink(fs::canonicalize(tree)?, staged.join(release))?;
-        let result = stage.join("out");
+        let base = output.join("base");
+        fs::create_dir_all(base.join("lib/modules"))?;
+        symlink(fs::canonicalize(tree)?, base.join("lib/modules").join(release))?;
+        let result = output.join("result");
         let mut command = self.program("usr/bin/kmod", "depmod");
-        command.arg("-b").arg(&stage).arg("-o").arg(&result).arg(release);
+        command.arg("-b").arg(&base).arg("-o").arg(&result).arg(release);
         let run = bind_to_parent(&mut command).output().context("running depmod")?;
         if !run.status.success() {
             bail!("depmod for {}: {}", tree.display(), String::from_utf8_lossy(&run.stderr).trim_end());
         }
-        fs::copy(result.join("lib/modules").join(release).join("modules.dep"), output.join("modules.dep"))
+        fs::rename(result.join("lib/modules").join(release).join("modules.dep"), output.join("modules.dep"))
             .context("depmod wrote no modules.dep")?;
-        fs::remove_dir_all(stage)?;
+        fs::remove_dir_all(base)?;
+        fs::remove_dir_all(result)?;
         Ok(())
     }
 
