@@ -1,0 +1,594 @@
+//! The kernel's commands, one function each.
+//!
+//! Commands that have an ioctl method of their own use it; the others go through the method `InvokeWrite`. The
+//! functions are what verbs and providers share; each returns the kernel's answer and keeps no state.
+
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::types::{
+    AccessFlags, CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx, SrqType,
+};
+use bareverbs_uapi::uverbs::{
+    AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, MrDestroy, ObjectClass, PdDestroy,
+    QpCreate, QpDestroy, QueryGidEntry, QueryGidTable, QueryMr, QueryPort, RegMr, SrqCreate, SrqDestroy,
+};
+use bareverbs_uapi::verbs_values::QpAttrMask;
+use bareverbs_uapi::write;
+use bareverbs_uapi::write::structs::{
+    AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp, DestroyCqResp, DestroyQpResp,
+    DestroySrqResp, ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp,
+    QueryQpReq, QueryQpResp, QuerySrqReq, QuerySrqResp, RegMrReq, RegMrResp, ReqNotifyCqReq,
+};
+use rustix::io::Errno;
+
+use crate::contract::{CqRequest, QpRequest, SrqRequest};
+use crate::device::{DeviceFile, Refused};
+
+/// A driver's own request and response beside a command's.
+#[derive(Debug, Default)]
+pub struct DriverPayload<'a> {
+    /// What the driver reads; empty for none.
+    pub input: &'a [u8],
+    /// Where the driver writes; empty for nowhere.
+    pub output: &'a mut [u8],
+}
+
+macro_rules! add_payload {
+    ($call:ident, $payload:ident) => {
+        if !$payload.input.is_empty() {
+            $call.driver_input($payload.input);
+        }
+        if !$payload.output.is_empty() {
+            $call.driver_output($payload.output);
+        }
+    };
+}
+
+/// What a new context can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextInfo {
+    /// Completion vectors: the interrupt sources that completion events can be spread over.
+    pub num_comp_vectors: u32,
+    /// What the kernel's core supports.
+    pub core_support: CoreSupport,
+}
+
+/// Makes the file's context. A file has at most one; a second call gives `EINVAL`.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_open_device")]
+pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<ContextInfo, Refused> {
+    let mut num_comp_vectors = 0;
+    let mut core_support = CoreSupport::empty();
+    let mut call = Call::<GetContext>::new(file.driver_id());
+    call.output(GetContext::NUM_COMP_VECTORS, &mut num_comp_vectors);
+    call.output(GetContext::CORE_SUPPORT, &mut core_support);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }?;
+    Ok(ContextInfo { num_comp_vectors, core_support })
+}
+
+/// Makes a stream of asynchronous events. The first one of a context gets the events of every object.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, Refused> {
+    let mut call = Call::<AsyncEventAlloc>::new(file.driver_id());
+    call.make_descriptor(AsyncEventAlloc::FD_HANDLE);
+    // SAFETY: the call names no memory.
+    unsafe { file.execute(&mut call) }?;
+    let fd = call.made_descriptor(AsyncEventAlloc::FD_HANDLE);
+    // SAFETY: the kernel made the descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Reads the device's attributes.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_query_device")]
+pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, Refused> {
+    let mut response = QueryDeviceResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::QueryDevice>(&QueryDeviceReq::zeroed(), &mut response) }?;
+    Ok(response)
+}
+
+/// Reads the device's attributes, the newer ones too. What the kernel does not know stays zero.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_query_device_ex")]
+pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, Refused> {
+    let mut response = ExQueryDeviceResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::ex::QueryDevice>(&ExQueryDevice::zeroed(), &mut response) }?;
+    Ok(response)
+}
+
+/// Reads a port's attributes; ports count from 1.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a port that the device does not have.
+#[doc(alias = "ibv_query_port")]
+pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, Refused> {
+    let mut response = QueryPortRespEx::zeroed();
+    let mut call = Call::<QueryPort>::new(file.driver_id());
+    call.constant(QueryPort::PORT_NUM, port);
+    call.output_struct(QueryPort::RESP, &mut response);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(response)
+}
+
+/// Reads the filled entries of the GID tables of all ports; returns how many there were.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` where `into` is too short.
+#[doc(alias = "ibv_query_gid_table")]
+pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize, Refused> {
+    let mut count = 0;
+    let room = into.len();
+    let mut call = Call::<QueryGidTable>::new(file.driver_id());
+    call.constant(QueryGidTable::ENTRY_SIZE, size_of::<GidEntry>() as u64);
+    call.output_slice(QueryGidTable::RESP_ENTRIES, into);
+    call.output(QueryGidTable::RESP_NUM_ENTRIES, &mut count);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(usize::try_from(count).unwrap_or(room).min(room))
+}
+
+/// Reads one entry of a port's GID table.
+///
+/// # Errors
+///
+/// The kernel's refusal, `ENODATA` for an empty entry.
+#[doc(alias = "ibv_query_gid_ex")]
+pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEntry, Refused> {
+    let mut entry = GidEntry::zeroed();
+    let mut call = Call::<QueryGidEntry>::new(file.driver_id());
+    call.constant(QueryGidEntry::PORT, port);
+    call.constant(QueryGidEntry::GID_INDEX, index);
+    call.flags(QueryGidEntry::FLAGS, 0u32);
+    call.output_struct(QueryGidEntry::RESP_ENTRY, &mut entry);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(entry)
+}
+
+/// Lists the handles of the context's objects of one class; returns how many were written.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn info_handles(file: &DeviceFile, class: ObjectClass, into: &mut [u32]) -> Result<usize, Refused> {
+    let mut total = 0;
+    let room = into.len();
+    let mut call = Call::<InfoHandles>::new(file.driver_id());
+    call.constant(InfoHandles::OBJECT_ID, class);
+    call.output(InfoHandles::TOTAL_HANDLES, &mut total);
+    call.output_slice(InfoHandles::HANDLES_LIST, into);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok((total as usize).min(room))
+}
+
+/// Makes a protection domain; returns its handle.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_alloc_pd")]
+pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<u32, Refused> {
+    let request = AllocPdReq::zeroed();
+    let mut response = AllocPdResp::zeroed();
+    let mut call = write::invoke::<write::AllocPd>(file.driver_id(), &request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "AllocPd", ..refused })?;
+    Ok(response.pd_handle)
+}
+
+/// Gives a protection domain back.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EBUSY` while objects use it.
+#[doc(alias = "ibv_dealloc_pd")]
+pub fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+    let mut call = Call::<PdDestroy>::new(file.driver_id());
+    call.destroy(PdDestroy::HANDLE, handle);
+    // SAFETY: the call names no memory.
+    unsafe { file.execute(&mut call) }
+}
+
+/// What memory is to be registered, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct MrRequest {
+    /// Handle of the protection domain.
+    pub pd: u32,
+    /// Address of the first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Address by which the device knows the first byte.
+    pub iova: u64,
+    /// What may be done with it.
+    pub access: AccessFlags,
+}
+
+/// A memory region as registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreatedMr {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// For local use.
+    pub lkey: u32,
+    /// For the peer.
+    pub rkey: u32,
+}
+
+/// Whether the kernel registers memory by an ioctl method of its own, for the last argument of [`reg_mr`].
+///
+/// It asks with a call that is refused either way: a kernel that knows the method finds its attributes missing.
+#[must_use]
+pub fn reg_mr_is_native(file: &DeviceFile) -> bool {
+    let mut call = Call::<RegMr>::new(file.driver_id());
+    // SAFETY: without attributes, nothing is registered and no memory is named.
+    let answer = unsafe { file.execute(&mut call) };
+    matches!(answer, Err(Refused { errno: Errno::INVAL, .. }))
+}
+
+/// Registers memory; by the ioctl method where `native` says that the kernel has it, else by the write command.
+///
+/// # Errors
+///
+/// The kernel's refusal: `EFAULT` where part of the range is not mapped as `access` wants it, `ENOMEM` beyond the
+/// limit on locked memory, `EINVAL` for a range that wraps around.
+///
+/// # Safety
+///
+/// The device and, as far as `access` allows, peers will read and write the range until the region is given back.
+/// It must stay memory that may be used so.
+#[doc(alias = "ibv_reg_mr")]
+pub unsafe fn reg_mr(file: &DeviceFile, request: &MrRequest, native: bool) -> Result<CreatedMr, Refused> {
+    if native {
+        let (mut lkey, mut rkey) = (0, 0);
+        let mut call = Call::<RegMr>::new(file.driver_id());
+        call.make(RegMr::HANDLE);
+        call.handle(RegMr::PD_HANDLE, request.pd);
+        call.input(RegMr::IOVA, &request.iova);
+        call.input(RegMr::ADDR, &request.addr);
+        call.input(RegMr::LENGTH, &request.length);
+        call.flags(RegMr::ACCESS_FLAGS, request.access);
+        call.output(RegMr::RESP_LKEY, &mut lkey);
+        call.output(RegMr::RESP_RKEY, &mut rkey);
+        // SAFETY: the caller answers for the range.
+        unsafe { file.execute(&mut call) }?;
+        let handle = call.made(RegMr::HANDLE);
+        return Ok(CreatedMr { handle, lkey, rkey });
+    }
+    let request = RegMrReq {
+        start: request.addr,
+        length: request.length,
+        hca_va: request.iova,
+        pd_handle: request.pd,
+        access_flags: request.access,
+        ..RegMrReq::zeroed()
+    };
+    let mut response = RegMrResp::zeroed();
+    // SAFETY: the caller answers for the range.
+    unsafe { file.invoke::<write::RegMr>(&request, &mut response) }?;
+    Ok(CreatedMr { handle: response.mr_handle, lkey: response.lkey, rkey: response.rkey })
+}
+
+/// Gives a memory region back.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` while a memory window is bound to it.
+#[doc(alias = "ibv_dereg_mr")]
+pub fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+    let mut call = Call::<MrDestroy>::new(file.driver_id());
+    call.destroy(MrDestroy::HANDLE, handle);
+    // SAFETY: the call names no memory; a region that is gone is used no more.
+    unsafe { file.execute(&mut call) }
+}
+
+/// What the kernel knows of a memory region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MrInfo {
+    /// For local use.
+    pub lkey: u32,
+    /// For the peer.
+    pub rkey: u32,
+    /// Bytes.
+    pub length: u64,
+    /// Address by which the device knows the first byte.
+    pub iova: u64,
+}
+
+/// Reads back what was registered.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+pub fn query_mr(file: &DeviceFile, handle: u32) -> Result<MrInfo, Refused> {
+    let mut info = MrInfo::default();
+    let mut call = Call::<QueryMr>::new(file.driver_id());
+    call.handle(QueryMr::HANDLE, handle);
+    call.output(QueryMr::RESP_LKEY, &mut info.lkey);
+    call.output(QueryMr::RESP_RKEY, &mut info.rkey);
+    call.output(QueryMr::RESP_LENGTH, &mut info.length);
+    call.output(QueryMr::RESP_IOVA, &mut info.iova);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(info)
+}
+
+/// Makes a channel of completion events.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_create_comp_channel")]
+pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, Refused> {
+    let mut response = CreateCompChannelResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::CreateCompChannel>(&CreateCompChannelReq::zeroed(), &mut response) }?;
+    // SAFETY: the kernel made the descriptor for this call, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(response.fd as RawFd) })
+}
+
+/// A completion queue as the kernel made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqHandle {
+    /// The handle.
+    pub handle: u32,
+    /// Completions it holds, by the kernel's word.
+    pub entries: u32,
+}
+
+/// Makes a completion queue.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a depth that the device does not have.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_create_cq")]
+pub unsafe fn create_cq(
+    file: &DeviceFile,
+    request: &CqRequest,
+    payload: DriverPayload<'_>,
+) -> Result<CqHandle, Refused> {
+    let mut entries = 0;
+    let mut call = Call::<CqCreate>::new(file.driver_id());
+    call.make(CqCreate::HANDLE);
+    call.input(CqCreate::CQE, &request.entries);
+    call.input(CqCreate::USER_HANDLE, &request.user_handle);
+    if let Some(channel) = request.channel {
+        call.descriptor(CqCreate::COMP_CHANNEL, channel);
+    }
+    call.input(CqCreate::COMP_VECTOR, &request.vector);
+    call.output(CqCreate::RESP_CQE, &mut entries);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }?;
+    let handle = call.made(CqCreate::HANDLE);
+    Ok(CqHandle { handle, entries })
+}
+
+/// Gives a completion queue back; returns how many of its events were put into their streams.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+#[doc(alias = "ibv_destroy_cq")]
+pub fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, Refused> {
+    let mut response = DestroyCqResp::zeroed();
+    let mut call = Call::<CqDestroy>::new(file.driver_id());
+    call.destroy(CqDestroy::HANDLE, handle);
+    call.output(CqDestroy::RESP, &mut response);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(response)
+}
+
+/// Asks for one event when the next completion arrives, or the next solicited one; for drivers whose queues are
+/// armed by the kernel.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_req_notify_cq")]
+pub fn req_notify_cq(file: &DeviceFile, handle: u32, solicited_only: bool) -> Result<(), Refused> {
+    let request = ReqNotifyCqReq { cq_handle: handle, solicited_only: u32::from(solicited_only) };
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<write::ReqNotifyCq>(&request, &mut ()) }
+}
+
+/// A queue pair as the kernel made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpHandle {
+    /// The handle.
+    pub handle: u32,
+    /// Its number on the wire.
+    pub qp_num: u32,
+    /// Depths and widths it has, by the kernel's word.
+    pub cap: QpCap,
+}
+
+/// Makes a queue pair.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for depths or widths that the device does not have.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_create_qp")]
+pub unsafe fn create_qp(
+    file: &DeviceFile,
+    request: &QpRequest,
+    payload: DriverPayload<'_>,
+) -> Result<QpHandle, Refused> {
+    let mut cap = QpCap::zeroed();
+    let mut qp_num = 0;
+    let mut call = Call::<QpCreate>::new(file.driver_id());
+    call.make(QpCreate::HANDLE);
+    call.handle(QpCreate::PD_HANDLE, request.pd);
+    call.handle(QpCreate::SEND_CQ_HANDLE, request.send_cq);
+    call.handle(QpCreate::RECV_CQ_HANDLE, request.recv_cq);
+    if let Some(srq) = request.srq {
+        call.handle(QpCreate::SRQ_HANDLE, srq);
+    }
+    call.input(QpCreate::USER_HANDLE, &request.user_handle);
+    call.input_struct(QpCreate::CAP, &request.cap);
+    call.constant(QpCreate::TYPE, request.qp_type);
+    if request.flags != QpCreateFlags::empty() {
+        call.flags(QpCreate::FLAGS, request.flags);
+    }
+    call.output_struct(QpCreate::RESP_CAP, &mut cap);
+    call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }?;
+    let handle = call.made(QpCreate::HANDLE);
+    Ok(QpHandle { handle, qp_num, cap })
+}
+
+/// Gives a queue pair back; returns how many of its events were put into their stream.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EBUSY` while it is in a multicast group.
+#[doc(alias = "ibv_destroy_qp")]
+pub fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refused> {
+    let mut response = DestroyQpResp::zeroed();
+    let mut call = Call::<QpDestroy>::new(file.driver_id());
+    call.destroy(QpDestroy::HANDLE, handle);
+    call.output(QpDestroy::RESP, &mut response);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(response)
+}
+
+/// Changes a queue pair's attributes, its state among them.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a transition that is not one or attributes that do not belong to it.
+#[doc(alias = "ibv_modify_qp")]
+pub fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
+}
+
+/// Reads a queue pair's attributes; all of them, whatever `mask` says, on most drivers.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_query_qp")]
+pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<QueryQpResp, Refused> {
+    let request = QueryQpReq { qp_handle: handle, attr_mask: mask, ..QueryQpReq::zeroed() };
+    let mut response = QueryQpResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::QueryQp>(&request, &mut response) }?;
+    Ok(response)
+}
+
+/// A shared receive queue as the kernel made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqHandle {
+    /// The handle.
+    pub handle: u32,
+    /// Receives it holds, by the kernel's word.
+    pub max_wr: u32,
+    /// Elements that each carries, by the kernel's word.
+    pub max_sge: u32,
+}
+
+/// Makes a basic shared receive queue.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a depth or width that the device does not have.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_create_srq")]
+pub unsafe fn create_srq(
+    file: &DeviceFile,
+    request: &SrqRequest,
+    payload: DriverPayload<'_>,
+) -> Result<SrqHandle, Refused> {
+    let (mut max_wr, mut max_sge) = (0, 0);
+    let mut call = Call::<SrqCreate>::new(file.driver_id());
+    call.make(SrqCreate::HANDLE);
+    call.handle(SrqCreate::PD_HANDLE, request.pd);
+    call.constant(SrqCreate::TYPE, SrqType::BASIC);
+    call.input(SrqCreate::USER_HANDLE, &request.user_handle);
+    call.input(SrqCreate::MAX_WR, &request.max_wr);
+    call.input(SrqCreate::MAX_SGE, &request.max_sge);
+    call.input(SrqCreate::LIMIT, &request.limit);
+    call.output(SrqCreate::RESP_MAX_WR, &mut max_wr);
+    call.output(SrqCreate::RESP_MAX_SGE, &mut max_sge);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }?;
+    let handle = call.made(SrqCreate::HANDLE);
+    Ok(SrqHandle { handle, max_wr, max_sge })
+}
+
+/// Gives a shared receive queue back; returns how many of its events were put into their stream.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+#[doc(alias = "ibv_destroy_srq")]
+pub fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, Refused> {
+    let mut response = DestroySrqResp::zeroed();
+    let mut call = Call::<SrqDestroy>::new(file.driver_id());
+    call.destroy(SrqDestroy::HANDLE, handle);
+    call.output(SrqDestroy::RESP, &mut response);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(response)
+}
+
+/// Reads a shared receive queue's attributes.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_query_srq")]
+pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused> {
+    let request = QuerySrqReq { srq_handle: handle, ..QuerySrqReq::zeroed() };
+    let mut response = QuerySrqResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::QuerySrq>(&request, &mut response) }?;
+    Ok(response)
+}

@@ -1,0 +1,258 @@
+//! The traits that a provider fulfils.
+//!
+//! Control goes through [`Provider`]; the data path through the queues it makes. Queues have a single owner: every
+//! method that moves an index takes `&mut self`, so none needs a lock or an atomic read-modify-write.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
+
+use crate::command::ContextInfo;
+use crate::device::{DeviceFile, Refused};
+use crate::work::{RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
+
+/// A kind of device, opened.
+pub trait Provider: Sized + Send + Sync + 'static {
+    /// Its completion queues.
+    type Cq: CompletionQueue;
+    /// Its send queues.
+    type Sq: SendQueue;
+    /// Its receive queues, owned by one queue pair.
+    type Rq: RecvQueue;
+    /// Its receive queues, shared by several queue pairs.
+    type Srq: RecvQueue;
+
+    /// Whether devices of the kernel driver `driver_id` are its.
+    fn drives(driver_id: u32) -> bool;
+
+    /// Takes over a device file that has no context yet, and gets it one.
+    fn open(file: Arc<DeviceFile>) -> Result<Self, Refused>;
+
+    /// What the context can do.
+    fn context_info(&self) -> ContextInfo;
+
+    /// Makes a completion queue. Where it fails, nothing is left behind.
+    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
+
+    /// Makes a queue pair in the state RESET. Where it fails, nothing is left behind.
+    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
+
+    /// Makes a shared receive queue. Where it fails, nothing is left behind.
+    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
+}
+
+/// Why a queue could not be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The kernel refused it, or the mapping of its memory.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The kernel described the queue's memory in a way that cannot be true.
+    #[error(
+        "the kernel described the memory of the {queue} in a way that cannot be true: {problem} ({value})"
+    )]
+    Layout {
+        /// Which queue.
+        queue: &'static str,
+        /// What is wrong.
+        problem: &'static str,
+        /// The offending number.
+        value: u64,
+    },
+    /// The provider does not make such a thing.
+    #[error("this provider does not support {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+}
+
+/// Why the doorbell was not rung, and what became of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DoorbellError {
+    /// The device has not looked at any of the requests and never will: they were taken back.
+    #[error("{0}; the requests were taken back")]
+    TakenBack(#[source] Refused),
+    /// The requests count as posted: the device may be carrying them out, and they complete at the latest when the
+    /// queue pair goes to the error state.
+    #[error("{0}; the requests may be carried out all the same")]
+    Posted(#[source] Refused),
+}
+
+/// What a completion queue is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct CqRequest {
+    /// Completions it must hold.
+    pub entries: u32,
+    /// Comes back in completion events.
+    pub user_handle: u64,
+    /// The completion channel that gets its events.
+    pub channel: Option<RawFd>,
+    /// Which of the device's completion vectors raises them.
+    pub vector: u32,
+}
+
+/// A completion queue as made.
+pub struct CreatedCq<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// Completions it holds, at least as many as asked for.
+    pub entries: u32,
+    /// The queue.
+    pub queue: P::Cq,
+}
+
+/// What a queue pair is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct QpRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of the queue for completions of sends.
+    pub send_cq: u32,
+    /// Handle of the queue for completions of receives.
+    pub recv_cq: u32,
+    /// Handle of its shared receive queue, in place of its own.
+    pub srq: Option<u32>,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Depths and widths that it must have.
+    pub cap: QpCap,
+    /// Creation flags, such as signalling every request.
+    pub flags: QpCreateFlags,
+    /// Comes back in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// A queue pair as made.
+pub struct CreatedQp<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// Its number on the wire.
+    pub qp_num: u32,
+    /// Depths and widths it has, at least as large as asked for.
+    pub cap: QpCap,
+    /// Its send queue.
+    pub sq: P::Sq,
+    /// Its receive queue, unless it shares one.
+    pub rq: Option<P::Rq>,
+}
+
+/// What a shared receive queue is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Receives it must hold.
+    pub max_wr: u32,
+    /// Elements that each must carry.
+    pub max_sge: u32,
+    /// Level below which it raises an event; 0 for none.
+    pub limit: u32,
+    /// Comes back in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// A shared receive queue as made.
+pub struct CreatedSrq<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// Receives it holds.
+    pub max_wr: u32,
+    /// Elements that each carries.
+    pub max_sge: u32,
+    /// Its number on the wire, as extended reliable connections name it.
+    pub srq_num: u32,
+    /// The queue.
+    pub queue: P::Srq,
+}
+
+/// The send half of a queue pair.
+///
+/// Requests are written one by one and handed over together: [`SendQueue::push`] fills the next free slot,
+/// [`SendQueue::ring`] publishes all filled slots and rings the doorbell once.
+pub trait SendQueue: Send {
+    /// Requests it holds.
+    fn capacity(&self) -> u32;
+
+    /// Writes a request into the next free slot. The device does not see it before [`SendQueue::ring`].
+    ///
+    /// # Safety
+    ///
+    /// Memory named by the request's elements must stay registered and unaliased as the operation requires until
+    /// the request is complete or the queue pair is destroyed.
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal>;
+
+    /// Publishes what was pushed and rings the doorbell; does nothing where nothing was pushed.
+    ///
+    /// The error says what became of the batch, all of which shares one fate.
+    fn ring(&mut self) -> Result<(), DoorbellError>;
+
+    /// Takes back what was pushed and not yet handed over.
+    fn abort(&mut self);
+}
+
+/// A receive queue, of one queue pair or shared.
+pub trait RecvQueue: Send {
+    /// Requests it holds.
+    fn capacity(&self) -> u32;
+
+    /// Writes a request into the next free slot. The device does not see it before [`RecvQueue::ring`].
+    ///
+    /// # Safety
+    ///
+    /// Memory named by the request's elements must stay registered, and be touched by nobody else, until the
+    /// request is complete or the queue pair is destroyed.
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal>;
+
+    /// Publishes what was pushed.
+    fn ring(&mut self);
+
+    /// Takes back what was pushed and not yet published.
+    fn abort(&mut self);
+}
+
+/// A completion queue.
+pub trait CompletionQueue: Send {
+    /// One completion, lent: it lies in the queue and its fields are decoded when read.
+    type Completion<'a>: Completion
+    where
+        Self: 'a;
+
+    /// Completions it holds.
+    fn capacity(&self) -> u32;
+
+    /// Takes the next completion, if there is one. Its slot goes back to the device with
+    /// [`CompletionQueue::release`].
+    fn next(&mut self) -> Option<Self::Completion<'_>>;
+
+    /// Gives the slots of all taken completions back to the device.
+    fn release(&mut self);
+
+    /// Asks for one event on the completion channel when the next completion arrives, or the next solicited one.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
+}
+
+/// A completion in place.
+pub trait Completion {
+    /// Of the request.
+    fn wr_id(&self) -> u64;
+    /// How it ended.
+    fn status(&self) -> WcStatus;
+    /// What it was; meaningful on success only.
+    fn opcode(&self) -> WcOpcode;
+    /// Bytes received, read or fetched.
+    fn byte_len(&self) -> u32;
+    /// The local queue pair.
+    fn qp_num(&self) -> u32;
+    /// Immediate data, if the message carried some: the four bytes as they were on the wire, so `u32::from_be` gives
+    /// the number where the sender used `u32::to_be`.
+    fn imm_data(&self) -> Option<u32>;
+    /// The local key that the message invalidated, if it did.
+    fn invalidated_rkey(&self) -> Option<u32>;
+    /// The device's own word on a failure.
+    fn vendor_err(&self) -> u32;
+    /// All fields at once.
+    fn to_value(&self) -> WorkCompletion;
+}

@@ -1,0 +1,221 @@
+//! The device file, and how the kernel is asked for something.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use bareverbs_uapi::ioctl::VERBS_IOCTL;
+use bareverbs_uapi::method::{Call, Method};
+use bareverbs_uapi::write::{WriteCommand, invoke};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
+
+use crate::mapping::{Mapping, Protection};
+
+/// A request that the kernel refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Refused {
+    /// What was asked: an ioctl method, a write command, or a system call.
+    pub method: &'static str,
+    /// The kernel's answer.
+    pub errno: Errno,
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} was refused by the kernel: {}", self.method, self.errno)?;
+        match hint(self.errno) {
+            Some(hint) => write!(f, " ({hint})"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What an error number means when it comes from the verbs ABI.
+fn hint(errno: Errno) -> Option<&'static str> {
+    Some(match errno {
+        Errno::PROTONOSUPPORT => "this kernel does not know the method or one of its attributes",
+        Errno::OPNOTSUPP => "the device does not support it",
+        Errno::INVAL => "an argument is out of range, or the object is in a state that does not allow it",
+        Errno::NOMEM => "no memory left, or more would be pinned than the limit on locked memory allows",
+        Errno::PERM | Errno::ACCESS => "a privilege is missing",
+        Errno::NOENT => "there is no such object in this context",
+        Errno::BUSY => "another object still uses it",
+        Errno::FAULT => "part of the memory is not mapped, or not with the access asked for",
+        Errno::NOSPC => "the kernel's answer is longer than the space for it",
+        Errno::IO | Errno::NODEV => "the device is gone",
+        _ => return None,
+    })
+}
+
+/// An open device file.
+///
+/// Everything a program does with a device goes through its file: objects live in the context behind it and are
+/// gone, all of them, when its last descriptor is closed.
+#[derive(Debug)]
+pub struct DeviceFile {
+    fd: OwnedFd,
+    driver_id: u32,
+}
+
+impl DeviceFile {
+    /// Opens the file at `path`, say `/dev/infiniband/uverbs0`, of a device of kernel driver `driver_id`.
+    ///
+    /// The driver's number comes with the device's description, from RDMA netlink or `sysfs`; the kernel refuses
+    /// every call with a wrong one.
+    ///
+    /// # Errors
+    ///
+    /// What `open` reports: `EACCES` where the file's permissions forbid it, `ENXIO` where the device is gone.
+    pub fn open(path: impl AsRef<Path>, driver_id: u32) -> Result<Self, Refused> {
+        let fd = loop {
+            match rustix::fs::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+                Err(Errno::INTR) => {}
+                result => break result.map_err(|errno| Refused { method: "open", errno })?,
+            }
+        };
+        Ok(Self::from_fd(fd, driver_id))
+    }
+
+    /// Takes a device file that was opened elsewhere, by a privileged helper, say.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Self {
+        Self { fd, driver_id }
+    }
+
+    /// Number of the kernel driver whose namespace the calls use.
+    #[must_use]
+    pub fn driver_id(&self) -> u32 {
+        self.driver_id
+    }
+
+    /// Carries out a call.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal. A call that a signal interrupted is made again: the kernel undoes what an interrupted
+    /// call began.
+    ///
+    /// # Safety
+    ///
+    /// The call's own buffers are borrowed by it and need no care. But where the method makes the kernel or the
+    /// device use other memory, by an address passed as a number or in a driver's payload, that memory must be as
+    /// the method requires.
+    pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), Refused> {
+        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is borrowed; the rest
+        // is this function's contract.
+        unsafe { self.execute_raw(call.as_mut_bytes()) }
+            .map_err(|errno| Refused { method: M::INFO.rust, errno })
+    }
+
+    /// Carries out a write command through the ioctl method `InvokeWrite`.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal, under the command's own name.
+    ///
+    /// # Safety
+    ///
+    /// As for [`DeviceFile::execute`].
+    pub unsafe fn invoke<C: WriteCommand>(
+        &self,
+        request: &C::Request,
+        response: &mut C::Response,
+    ) -> Result<(), Refused> {
+        let mut call = invoke::<C>(self.driver_id, request, response);
+        // SAFETY: as in `execute`.
+        unsafe { self.execute_raw(call.as_mut_bytes()) }
+            .map_err(|errno| Refused { method: C::INFO.rust, errno })
+    }
+
+    /// Hands bytes to the kernel as they are.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error number, except `EINTR`, after which the call is made again.
+    ///
+    /// # Safety
+    ///
+    /// The kernel reads a header from `call` and then reads and writes as many bytes as the header says; they must
+    /// lie in `call`. Every attribute that holds an address must hold one that the kernel may read or write as the
+    /// attribute is meant.
+    #[inline]
+    pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
+        loop {
+            // SAFETY: the kernel touches only what this function's contract allows it to.
+            match unsafe { ioctl(&self.fd, VerbsIoctl(call.as_mut_ptr().cast())) } {
+                Err(Errno::INTR) => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// Maps part of the device file.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` reports.
+    pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, Refused> {
+        Mapping::new(&self.fd, offset, len, protection).map_err(|errno| Refused { method: "mmap", errno })
+    }
+}
+
+impl AsFd for DeviceFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The one ioctl of device files.
+struct VerbsIoctl(*mut c_void);
+
+// SAFETY: the opcode is the one whose argument is a uverbs call, and the pointer is to such a call, which the
+// kernel reads and writes. There is no output beside it.
+unsafe impl Ioctl for VerbsIoctl {
+    type Output = ();
+
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        VERBS_IOCTL as Opcode
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        self.0
+    }
+
+    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> Result<(), Errno> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_what_was_asked_what_was_answered_and_what_it_means() {
+        let refused = Refused { method: "RegMr", errno: Errno::NOMEM };
+        let text = refused.to_string();
+        assert!(text.starts_with("RegMr was refused by the kernel: "), "{text}");
+        assert!(text.contains("os error 12"), "{text}");
+        assert!(text.contains("limit on locked memory"), "{text}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_device_refuses_calls() {
+        let file = DeviceFile::open("/dev/null", 14).expect("/dev/null opens");
+        let mut call = Call::<bareverbs_uapi::uverbs::GetContext>::new(file.driver_id());
+        // SAFETY: the call has no attributes.
+        let refused = unsafe { file.execute(&mut call) }.expect_err("no uverbs file");
+        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::NOTTY });
+    }
+
+    #[test]
+    fn opening_a_path_that_does_not_exist_names_the_system_call() {
+        let refused = DeviceFile::open("/dev/infiniband/no-such-device", 14).expect_err("no such file");
+        assert_eq!(refused, Refused { method: "open", errno: Errno::NOENT });
+    }
+}

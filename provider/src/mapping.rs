@@ -1,0 +1,80 @@
+//! Memory shared with the kernel or a device by mapping the device file.
+
+use std::ptr::NonNull;
+
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// What the program may do with a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Read and write: queues.
+    ReadWrite,
+    /// Read only: a device's clock.
+    Read,
+    /// Write only: doorbell registers.
+    Write,
+}
+
+impl Protection {
+    fn flags(self) -> ProtFlags {
+        match self {
+            Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+            Self::Read => ProtFlags::READ,
+            Self::Write => ProtFlags::WRITE,
+        }
+    }
+}
+
+/// Shared memory, unmapped when dropped.
+///
+/// The other side may change it at any time, so it gives out raw pointers only: no Rust reference may be made to
+/// what lies in it.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes of `file` from `offset` on, shared.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` reports; `EINVAL` too for a length of 0.
+    pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
+        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no existing memory
+        // changes.
+        let start = unsafe {
+            mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
+        }?;
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { start, len })
+    }
+
+    /// The first byte; page aligned.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[allow(clippy::len_without_is_empty, reason = "a mapping is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and is unmapped only here; whoever holds a pointer into it keeps
+        // the `Mapping` too, by the contract of those who take such pointers. An error leaves the pages mapped,
+        // which harms nobody.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}

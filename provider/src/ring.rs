@@ -1,0 +1,220 @@
+//! A ring of slots in memory shared with the kernel.
+//!
+//! The number of slots is a power of two and one slot always stays empty, so that equal indices mean "empty" and
+//! nothing else. Each side owns one index and reads the other's. This side works on private copies: slots are
+//! filled or read at leisure, and the shared index is stored once per batch.
+//!
+//! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
+//! it holds, every pointer given out lies inside the ring.
+
+use std::ptr::NonNull;
+
+use crate::barrier::{publish_own_index, read_own_index, read_peer_index};
+
+/// Where a ring lies.
+#[derive(Clone, Copy, Debug)]
+pub struct RingMemory {
+    /// The index of the slot that is filled next.
+    pub producer: NonNull<u32>,
+    /// The index of the slot that is taken next.
+    pub consumer: NonNull<u32>,
+    /// The first slot.
+    pub slots: NonNull<u8>,
+    /// Binary logarithm of the bytes of a slot.
+    pub log2_slot: u32,
+    /// Number of slots, a power of two, less one.
+    pub mask: u32,
+}
+
+impl RingMemory {
+    /// Bytes of all slots together.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        (self.mask as u64 + 1) << self.log2_slot
+    }
+
+    #[inline]
+    fn slot(&self, index: u32) -> NonNull<u8> {
+        debug_assert!(index <= self.mask);
+        // SAFETY: `index` was masked, so the offset is below `bytes()`, which the constructors require to be valid.
+        unsafe { self.slots.add((index as usize) << self.log2_slot) }
+    }
+}
+
+/// The side that fills slots.
+#[derive(Debug)]
+pub struct Producer {
+    ring: RingMemory,
+    /// The slot to fill next.
+    next: u32,
+    /// What the other side has been told.
+    published: u32,
+    /// The other side's index as last read; it may have taken more since.
+    taken: u32,
+}
+
+// SAFETY: the ring's memory belongs to no thread; a `Producer` is the only one to use its side of it.
+unsafe impl Send for Producer {}
+
+/// A batch that was published, as [`Producer::take_back`] wants it.
+#[derive(Clone, Copy, Debug)]
+pub struct Published {
+    from: u32,
+    count: u32,
+}
+
+impl Published {
+    /// How many slots it has.
+    #[inline]
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+}
+
+impl Producer {
+    /// Takes up the producer's side where the shared index stands.
+    ///
+    /// # Safety
+    ///
+    /// `ring.mask + 1` must be a power of two. The index words must be aligned, and they and the slots valid for
+    /// reads and writes as long as the `Producer` and any pointer from it is used. Nothing else in this process may
+    /// act as this ring's producer or access the words except through [`crate::barrier`].
+    #[must_use]
+    pub unsafe fn new(ring: RingMemory) -> Self {
+        // SAFETY: valid by this function's contract.
+        let own = unsafe { read_own_index(ring.producer.as_ptr()) } & ring.mask;
+        // SAFETY: as above.
+        let taken = unsafe { read_peer_index(ring.consumer.as_ptr()) } & ring.mask;
+        Self { ring, next: own, published: own, taken }
+    }
+
+    /// Slots that can be filled at the same time.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.ring.mask
+    }
+
+    /// The next slot to fill, unless the ring is full. It stays the next one until [`Producer::advance`].
+    ///
+    /// Until then nobody else reads or writes it, so plain writes are in order.
+    #[inline]
+    #[must_use]
+    pub fn next_slot(&mut self) -> Option<NonNull<u8>> {
+        let after = (self.next + 1) & self.ring.mask;
+        if after == self.taken {
+            // SAFETY: valid by the contract of `new`.
+            self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
+            if after == self.taken {
+                return None;
+            }
+        }
+        Some(self.ring.slot(self.next))
+    }
+
+    /// Counts the slot that [`Producer::next_slot`] gave as filled.
+    #[inline]
+    pub fn advance(&mut self) {
+        self.next = (self.next + 1) & self.ring.mask;
+    }
+
+    /// Filled slots that the other side has not been told of.
+    #[inline]
+    #[must_use]
+    pub fn pending(&self) -> u32 {
+        self.next.wrapping_sub(self.published) & self.ring.mask
+    }
+
+    /// Tells the other side of all filled slots.
+    #[inline]
+    pub fn publish(&mut self) -> Published {
+        let batch = Published { from: self.published, count: self.pending() };
+        // SAFETY: valid by the contract of `new`.
+        unsafe { publish_own_index(self.ring.producer.as_ptr(), self.next) };
+        self.published = self.next;
+        batch
+    }
+
+    /// Withdraws the batch that was published last.
+    ///
+    /// This is sound at any time, but means something only while the other side is known not to have looked at the
+    /// batch: a peer that is past its start would take the rest of the ring for requests.
+    pub fn take_back(&mut self, batch: Published) {
+        // SAFETY: valid by the contract of `new`.
+        unsafe { publish_own_index(self.ring.producer.as_ptr(), batch.from) };
+        self.published = batch.from;
+        self.next = batch.from;
+    }
+
+    /// Forgets the filled slots that were not published.
+    #[inline]
+    pub fn abort(&mut self) {
+        self.next = self.published;
+    }
+}
+
+/// The side that takes slots.
+#[derive(Debug)]
+pub struct Consumer {
+    ring: RingMemory,
+    /// The slot to take next.
+    next: u32,
+    /// What the other side has been told.
+    published: u32,
+    /// The other side's index as last read; it may have filled more since.
+    filled: u32,
+}
+
+// SAFETY: the ring's memory belongs to no thread; a `Consumer` is the only one to use its side of it.
+unsafe impl Send for Consumer {}
+
+impl Consumer {
+    /// Takes up the consumer's side where the shared index stands.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Producer::new`], with the consumer in the producer's place.
+    #[must_use]
+    pub unsafe fn new(ring: RingMemory) -> Self {
+        // SAFETY: valid by this function's contract.
+        let own = unsafe { read_own_index(ring.consumer.as_ptr()) } & ring.mask;
+        Self { ring, next: own, published: own, filled: own }
+    }
+
+    /// Slots that can be filled at the same time.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.ring.mask
+    }
+
+    /// Takes the next filled slot, if there is one.
+    ///
+    /// Its bytes stay in place until [`Consumer::release`]. A peer that breaks the rules may change them all the
+    /// same, so they must be read as volatile.
+    #[inline]
+    #[must_use]
+    pub fn take(&mut self) -> Option<NonNull<u8>> {
+        if self.next == self.filled {
+            // SAFETY: valid by the contract of `new`.
+            self.filled = unsafe { read_peer_index(self.ring.producer.as_ptr()) } & self.ring.mask;
+            if self.next == self.filled {
+                return None;
+            }
+        }
+        let slot = self.ring.slot(self.next);
+        self.next = (self.next + 1) & self.ring.mask;
+        Some(slot)
+    }
+
+    /// Gives all taken slots back; does nothing where none was taken.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.next != self.published {
+            // SAFETY: valid by the contract of `new`.
+            unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
+            self.published = self.next;
+        }
+    }
+}

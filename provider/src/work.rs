@@ -1,0 +1,198 @@
+//! Work requests and completions as values.
+
+pub use bareverbs_uapi::verbs_values::{WcFlags, WcStatus};
+pub use bareverbs_uapi::write::types::WcOpcode;
+
+bitflags::bitflags! {
+    /// How a send request is to be carried out.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct SendFlags: u32 {
+        /// Wait until earlier reads and atomics of the queue are complete.
+        #[doc(alias = "IBV_SEND_FENCE")]
+        const FENCE = 1 << 0;
+        /// Make a completion; without it, only a failure makes one.
+        #[doc(alias = "IBV_SEND_SIGNALED")]
+        const SIGNALED = 1 << 1;
+        /// Raise a solicited event at the receiver.
+        #[doc(alias = "IBV_SEND_SOLICITED")]
+        const SOLICITED = 1 << 2;
+    }
+}
+
+/// A run of registered memory.
+#[doc(alias = "ibv_sge")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sge {
+    /// Address of the first byte, in the region's address space.
+    pub addr: u64,
+    /// Bytes.
+    pub length: u32,
+    /// Local key of the region.
+    pub lkey: u32,
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Address of the first byte, in the region's address space.
+    pub addr: u64,
+    /// Remote key of the region.
+    pub rkey: u32,
+}
+
+/// What a send request does.
+#[doc(alias = "ibv_wr_opcode")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// A message into a receive of the peer.
+    Send,
+    /// A message with four bytes of immediate data, which go over the wire as they lie in memory: pass
+    /// `number.to_be()`.
+    SendImm(u32),
+    /// A message that invalidates a remote key of the peer.
+    SendInv(u32),
+    /// Bytes into memory of the peer.
+    Write(Remote),
+    /// Bytes into memory of the peer, and a receive with immediate data as in [`Operation::SendImm`].
+    WriteImm(Remote, u32),
+    /// Bytes from memory of the peer.
+    Read(Remote),
+    /// If the peer's 8 bytes equal `compare`, replaces them by `swap`; the old value comes back.
+    CmpSwp {
+        /// The 8 bytes, 8-byte aligned.
+        remote: Remote,
+        /// What they are compared with.
+        compare: u64,
+        /// What they become.
+        swap: u64,
+    },
+    /// Adds to the peer's 8 bytes; the old value comes back.
+    FetchAdd {
+        /// The 8 bytes, 8-byte aligned.
+        remote: Remote,
+        /// What is added.
+        add: u64,
+    },
+}
+
+/// Where a send request's bytes are.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'a> {
+    /// In registered memory, gathered in order.
+    Sges(&'a [Sge]),
+    /// In any memory, copied into the queue when posted; for messages and writes only.
+    Inline(&'a [&'a [u8]]),
+}
+
+/// A send request.
+#[doc(alias = "ibv_send_wr")]
+#[derive(Clone, Copy, Debug)]
+pub struct SendRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub operation: Operation,
+    /// How to do it.
+    pub flags: SendFlags,
+    /// The bytes; the target of a read or an atomic.
+    pub payload: Payload<'a>,
+}
+
+/// A receive request.
+#[doc(alias = "ibv_recv_wr")]
+#[derive(Clone, Copy, Debug)]
+pub struct RecvRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Where a message is scattered to, in order.
+    pub sges: &'a [Sge],
+}
+
+/// A completion by value.
+#[doc(alias = "ibv_wc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// Of the request.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What it was; meaningful on success only.
+    pub opcode: WcOpcode,
+    /// The device's own word on a failure.
+    pub vendor_err: u32,
+    /// Bytes received, read or fetched.
+    pub byte_len: u32,
+    /// Immediate data as on the wire, or the invalidated key, as [`WorkCompletion::wc_flags`] says.
+    pub imm_data: u32,
+    /// The local queue pair.
+    pub qp_num: u32,
+    /// The sender's queue pair; datagrams only.
+    pub src_qp: u32,
+    /// Which of the optional fields are set.
+    pub wc_flags: WcFlags,
+    /// The sender's LID.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Low bits of the destination LID.
+    pub dlid_path_bits: u8,
+}
+
+/// Why a request was not taken into the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Every slot holds a request that is not complete yet.
+    #[error("the queue is full ({capacity} requests): poll completions first, or create the queue deeper")]
+    QueueFull {
+        /// Requests that the queue holds.
+        capacity: u32,
+    },
+    /// More elements than a request of this queue can carry.
+    #[error("{given} scatter/gather elements, but a request of this queue carries at most {max}")]
+    TooManySges {
+        /// Elements asked for.
+        given: usize,
+        /// Elements that fit.
+        max: usize,
+    },
+    /// More bytes than a request of this queue can carry inline.
+    #[error("{given} bytes inline, but a request of this queue carries at most {max}")]
+    InlineTooLong {
+        /// Bytes asked for.
+        given: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// A read or an atomic with inline data.
+    #[error("a read or an atomic needs registered memory for its result, not inline data")]
+    InlineResult,
+    /// More bytes than a message can have.
+    #[error("{given} bytes, but a message has at most {max}")]
+    MessageTooLong {
+        /// Bytes asked for.
+        given: u64,
+        /// Bytes that a message can have.
+        max: u64,
+    },
+    /// An atomic whose result is not 8 bytes long.
+    #[error("the result of an atomic needs exactly 8 bytes of registered memory, not {given}")]
+    AtomicResult {
+        /// Bytes given.
+        given: u64,
+    },
+    /// An atomic on an address that is not a multiple of 8.
+    #[error("an atomic works on an address that is a multiple of 8, not on {addr:#x}")]
+    AtomicAddress {
+        /// The address.
+        addr: u64,
+    },
+    /// The device or the kernel does not know the operation.
+    #[error("{operation} is not supported by this queue pair's transport or device")]
+    Unsupported {
+        /// The operation's name.
+        operation: &'static str,
+    },
+}
