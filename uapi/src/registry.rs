@@ -99,6 +99,13 @@ pub const MODULES: &[Module] = &[
         consts: &[],
     },
     Module {
+        name: "rdma_cm::address::ip",
+        structs: crate::rdma_cm::address::ip::STRUCTS,
+        enums: &[],
+        flags: &[],
+        consts: &[],
+    },
+    Module {
         name: "rdma_cm::commands",
         structs: &[],
         enums: &[],

@@ -5,18 +5,6 @@ use crate::abi::{Be16, Be32, Be64};
 abi_structs! {
     header = "rdma/rdma_user_cm.h";
 
-    /// An IPv4 address and port; fills the first 16 bytes of a field for an IPv6 one.
-    struct SocketAddressIn = tag "sockaddr_in" {
-        /// [`AF_INET`].
-        family: u16 = "sin_family";
-        /// Port.
-        port: Be16 = "sin_port";
-        /// Address.
-        address: [u8; 4] = "sin_addr";
-        /// Zero.
-        reserved: [u8; 8] = "__pad";
-    }
-
     /// An IPv6 address and port.
     struct SocketAddressIn6 = tag "sockaddr_in6" {
         /// [`AF_INET6`].
@@ -37,6 +25,27 @@ abi_structs! {
         family: u16 = "ss_family";
         /// The rest of the address.
         data: [u8; 126] = "__data";
+    }
+}
+
+/// The IPv4 address.
+pub mod ip {
+    use super::Be16;
+
+    abi_structs! {
+        header = "linux/in.h";
+
+        /// An IPv4 address and port; fills the first 16 bytes of a field for an IPv6 one.
+        struct SocketAddressIn align(4) = tag "sockaddr_in" {
+            /// [`super::AF_INET`].
+            family: u16 = "sin_family";
+            /// Port.
+            port: Be16 = "sin_port";
+            /// Address.
+            address: [u8; 4] = "sin_addr";
+            /// Zero.
+            reserved: [u8; 8] = "sin_zero";
+        }
     }
 }
 
@@ -68,6 +77,7 @@ pub mod ib {
 }
 
 pub use ib::SocketAddressIb;
+pub use ip::SocketAddressIn;
 
 /// Address family of [`SocketAddressIn`].
 pub const AF_INET: u16 = 2;
