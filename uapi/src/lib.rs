@@ -12,6 +12,7 @@
 
 #[macro_use]
 pub mod abi;
+pub mod decode;
 #[macro_use]
 pub mod driver;
 pub mod ioctl;

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::abi::{EnumInfo, FieldKind, StructInfo};
+use crate::abi::{EnumInfo, FieldInfo, FieldKind, StructInfo};
 
 /// The value of an enumeration or a flag set, printed by name; what has no name is printed as a number.
 #[derive(Clone, Copy, Debug)]
@@ -79,17 +79,27 @@ impl fmt::Display for Value<'_> {
             FieldKind::Named(info) => Named { info, value: native(bytes) }.fmt(f),
             FieldKind::Struct(info) => Struct { info, bytes }.fmt(f),
             FieldKind::Array(FieldKind::Unsigned(1), _) => Hex(bytes).fmt(f),
-            FieldKind::Array(element, count) => {
-                f.write_str("[")?;
-                let size = size_of_kind(element);
-                for i in 0..count {
-                    let separator = if i == 0 { "" } else { ", " };
-                    let bytes = &bytes[i * size..(i + 1) * size];
-                    write!(f, "{separator}{}", Value { kind: element, bytes })?;
-                }
-                f.write_str("]")
-            }
+            FieldKind::Array(kind, _) => List { kind, bytes }.fmt(f),
         }
+    }
+}
+
+/// Values of one kind, one after the other; bytes that do not make a whole one are left out.
+#[derive(Clone, Copy, Debug)]
+pub struct List<'a> {
+    /// How to read each.
+    pub kind: &'a FieldKind,
+    /// The bytes of all.
+    pub bytes: &'a [u8],
+}
+
+impl fmt::Display for List<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let FieldKind::Unsigned(1) = self.kind {
+            return Hex(self.bytes).fmt(f);
+        }
+        let each = self.bytes.chunks_exact(size_of_kind(self.kind).max(1));
+        f.debug_list().entries(each.map(|bytes| Shown(Value { kind: self.kind, bytes }))).finish()
     }
 }
 
@@ -105,20 +115,19 @@ pub struct Struct<'a> {
 
 impl fmt::Display for Struct<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {{", self.info.rust)?;
-        let mut separator = " ";
+        let mut out = f.debug_struct(self.info.rust);
+        self.add_fields(&mut out);
+        out.finish()
+    }
+}
+
+impl Struct<'_> {
+    pub(crate) fn add_fields(&self, out: &mut fmt::DebugStruct<'_, '_>) {
         for field in self.info.fields {
-            if let FieldKind::Array(element, 0) = field.kind {
-                let bytes = self.bytes.get(field.offset..).unwrap_or_default();
-                write!(f, "{separator}{}: [", field.rust)?;
-                for (i, bytes) in bytes.chunks_exact(size_of_kind(element).max(1)).enumerate() {
-                    let separator = if i == 0 { "" } else { ", " };
-                    write!(f, "{separator}{}", Value { kind: element, bytes })?;
-                }
-                f.write_str("]")?;
-                continue;
-            }
-            let end = self.bytes.len().min(field.offset + field.size);
+            let end = match field.kind {
+                FieldKind::Array(_, 0) => self.bytes.len(),
+                _ => self.bytes.len().min(field.offset + field.size),
+            };
             let Some(bytes) = self.bytes.get(field.offset..end).filter(|bytes| !bytes.is_empty()) else {
                 continue;
             };
@@ -127,14 +136,29 @@ impl fmt::Display for Struct<'_> {
             {
                 continue;
             }
-            write!(f, "{separator}{}: ", field.rust)?;
-            separator = ", ";
             match field.kind {
-                FieldKind::Named(_) if bytes.len() < field.size => Hex(bytes).fmt(f)?,
-                ref kind => Value { kind, bytes }.fmt(f)?,
-            }
+                FieldKind::Named(_) if bytes.len() < field.size => out.field(field.rust, &Shown(Hex(bytes))),
+                FieldKind::Array(kind, 0) => out.field(field.rust, &Shown(List { kind, bytes })),
+                ref kind => out.field(field.rust, &Shown(Value { kind, bytes })),
+            };
         }
-        f.write_str(" }")
+    }
+}
+
+/// The value of a field that is a number, from its struct's bytes.
+pub(crate) fn number_of(field: &FieldInfo, bytes: &[u8]) -> Option<u64> {
+    match field.kind {
+        FieldKind::Unsigned(_) => bytes.get(field.offset..field.offset + field.size).map(native),
+        _ => None,
+    }
+}
+
+/// Lets a value stand in the standard library's builders as it is displayed.
+pub(crate) struct Shown<T>(pub(crate) T);
+
+impl<T: fmt::Display> fmt::Debug for Shown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

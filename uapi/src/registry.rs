@@ -1,7 +1,9 @@
 //! Every declared ABI item in one table, for checks and for tools that print.
 
 use crate::abi::{ConstInfo, EnumInfo, StructInfo};
+use crate::driver::DriverAttributes;
 use crate::method::ObjectInfo;
+use crate::uverbs::types::DriverId;
 use crate::write::WriteCommandInfo;
 
 /// The items of one module of this crate.
@@ -233,6 +235,30 @@ pub const OBJECTS: [&ObjectInfo; 19] = {
 
 /// Every write command that has a handler: the classic ones, then the extended ones.
 pub const COMMANDS: [&WriteCommandInfo; 47] = flatten(&[crate::write::COMMANDS, crate::write::ex::COMMANDS]);
+
+/// The write command of that number, [`EXTENDED`](crate::write::EXTENDED) included.
+#[must_use]
+pub fn command(number: u32) -> Option<&'static WriteCommandInfo> {
+    COMMANDS.into_iter().find(|command| command.number == number)
+}
+
+/// What a driver adds to the core.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Driver {
+    /// Its own object classes, and those of the core with the methods that it adds.
+    pub objects: &'static [&'static ObjectInfo],
+    /// The attributes that it adds to methods of the core.
+    pub attributes: &'static [&'static DriverAttributes],
+}
+
+/// What the driver of that number adds; nothing for most.
+#[must_use]
+pub fn driver(id: u32) -> Driver {
+    match DriverId(id) {
+        DriverId::MLX5 => Driver { objects: &crate::mlx5::OBJECTS, attributes: crate::mlx5::ATTRIBUTES },
+        _ => Driver::default(),
+    }
+}
 
 /// The items of several tables in one.
 pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {

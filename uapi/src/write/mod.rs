@@ -68,7 +68,7 @@ impl<T: crate::abi::AbiStruct> OptionalStruct for T {
     const INFO: Option<&'static StructInfo> = Some(&T::INFO);
 }
 
-/// A call that carries out command `C`; an absent response is `&mut ()`.
+/// A call that carries out command `C`; [`invoke_unanswered`] is for those without a response.
 ///
 /// A driver's own payloads are added with [`Call::driver_input`] and [`Call::driver_output`].
 #[must_use]
@@ -80,7 +80,16 @@ pub fn invoke<'a, C: WriteCommand>(
     invoke_bytes::<C>(driver_id, request.as_bytes(), response.as_mut_bytes())
 }
 
-/// The same for requests that go on after their struct, and for the wrong sizes that tests of the kernel want.
+/// A call that carries out a command to which the kernel answers nothing.
+#[must_use]
+pub fn invoke_unanswered<C: WriteCommand<Response = ()>>(
+    driver_id: u32,
+    request: &C::Request,
+) -> Call<'_, InvokeWrite> {
+    invoke_bytes::<C>(driver_id, request.as_bytes(), &mut [])
+}
+
+/// [`invoke`] for requests that go on after their struct, and for the wrong sizes that tests of the kernel want.
 #[must_use]
 pub fn invoke_bytes<'a, C: WriteCommand>(
     driver_id: u32,

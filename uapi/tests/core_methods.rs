@@ -1,0 +1,232 @@
+//! The core's methods and the write commands: that all are there, and how calls of them are encoded.
+
+use bareverbs_uapi::abi::Since;
+use bareverbs_uapi::method::{AttributeKind, Call, MAX_ATTRIBUTES, MethodInfo, PayloadSize};
+use bareverbs_uapi::registry::{self, COMMANDS, OBJECTS};
+use bareverbs_uapi::uverbs::dmah::TphMemType;
+use bareverbs_uapi::uverbs::types::{BufferDesc, BufferType, DriverId, QpCap, QpCreateFlags, QpType};
+use bareverbs_uapi::uverbs::{CqCreate, DmahAlloc, QpCreate, object::Qp};
+use bareverbs_uapi::write::structs::{ModifyQpReq, PostSendReq, PostSendResp};
+use bareverbs_uapi::write::types::CqCreateFlags;
+use bareverbs_uapi::write::{self, EXTENDED, WriteCommand};
+use bareverbs_uapi::{method::Object, verbs_values::QpState};
+
+fn methods() -> impl Iterator<Item = &'static MethodInfo> {
+    OBJECTS.into_iter().flat_map(|object| object.methods).copied()
+}
+
+fn attributes(method: &MethodInfo, series: Since) -> usize {
+    let own = method.attributes.iter().filter(|attribute| attribute.since <= series).count();
+    own + if method.driver_payload { 2 } else { 0 }
+}
+
+#[test]
+fn every_series_has_as_many_objects_methods_and_attributes_as_its_kernel() {
+    for (series, expected) in
+        [(Since::V6_1, (17, 33, 133)), (Since::V6_12, (17, 33, 133)), (Since::V7_2, (19, 38, 164))]
+    {
+        let counted = (
+            OBJECTS.iter().filter(|object| object.since <= series).count(),
+            methods().filter(|method| method.since <= series).count(),
+            methods()
+                .filter(|method| method.since <= series)
+                .map(|method| attributes(method, series))
+                .sum::<usize>(),
+        );
+        assert_eq!(counted, expected, "{series:?}");
+    }
+}
+
+#[test]
+fn every_write_command_with_a_handler_is_there_once() {
+    let classic = COMMANDS.iter().filter(|command| command.number & EXTENDED == 0).count();
+    assert_eq!((classic, COMMANDS.len() - classic), (35, 12));
+    let mut numbers = COMMANDS.map(|command| command.number);
+    numbers.sort_unstable();
+    assert!(numbers.windows(2).all(|pair| pair[0] < pair[1]));
+    for without_handler in [6, 7, 10, 12, 15, 22] {
+        assert!(registry::command(without_handler).is_none());
+    }
+}
+
+#[test]
+fn every_object_number_from_0_to_18_is_one_class() {
+    let mut ids = OBJECTS.map(|object| object.id);
+    ids.sort_unstable();
+    assert!(ids.iter().copied().eq(0..19));
+    assert_eq!(Qp::ID, Qp::INFO.id);
+}
+
+#[test]
+fn numbers_within_a_class_and_within_a_method_are_unique_and_fit_a_call() {
+    for object in OBJECTS {
+        let ids: Vec<_> = object.methods.iter().map(|method| method.id).collect();
+        assert!((0..ids.len()).all(|i| !ids[..i].contains(&ids[i])), "{}", object.rust);
+        for method in object.methods {
+            assert_eq!(method.object, object.id);
+            assert!(attributes(method, Since::V7_2) <= MAX_ATTRIBUTES, "{}", method.rust);
+            let mut ids: Vec<_> = method.attributes.iter().map(|attribute| attribute.id).collect();
+            ids.sort_unstable();
+            assert!(ids.iter().copied().eq(0..ids.len() as u16), "{}", method.rust);
+        }
+    }
+}
+
+#[test]
+fn nothing_is_older_than_what_it_belongs_to() {
+    for object in OBJECTS {
+        for method in object.methods {
+            assert!(method.since >= object.since, "{}", method.rust);
+            for attribute in method.attributes {
+                assert!(attribute.since >= method.since, "{}::{}", method.rust, attribute.rust);
+                assert!(!attribute.mandatory || attribute.since == method.since);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_growing_struct_asks_for_no_more_than_it_has() {
+    for method in methods() {
+        for attribute in method.attributes {
+            if let AttributeKind::Input { size: PayloadSize::Extensible { minimum, known }, .. }
+            | AttributeKind::Output { size: PayloadSize::Extensible { minimum, known }, .. } =
+                attribute.kind
+            {
+                assert!(minimum <= known, "{}::{}", method.rust, attribute.rust);
+            }
+        }
+    }
+}
+
+/// An attribute as the kernel lays it out: id, length, flags, data word of the element, data.
+fn raw(id: u16, len: u16, element: u8, data: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend(id.to_ne_bytes());
+    bytes.extend(len.to_ne_bytes());
+    bytes.extend(1_u16.to_ne_bytes());
+    bytes.extend([element, 0]);
+    bytes.extend(data.to_ne_bytes());
+    bytes
+}
+
+fn header(attributes: u16, object: u16, method: u16, driver: u32) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend((24 + 16 * attributes).to_ne_bytes());
+    bytes.extend(object.to_ne_bytes());
+    bytes.extend(method.to_ne_bytes());
+    bytes.extend(attributes.to_ne_bytes());
+    bytes.extend([0; 8]);
+    bytes.extend(driver.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes
+}
+
+fn address<T>(of: &T) -> u64 {
+    core::ptr::from_ref(of).expose_provenance() as u64
+}
+
+/// 4 bytes as they stand at the start of a data word.
+fn word(value: u32) -> u64 {
+    let [a, b, c, d] = value.to_ne_bytes();
+    u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
+}
+
+#[test]
+fn every_attribute_of_qp_create_is_laid_out_as_the_kernel_reads_it() {
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: 2, max_send_sge: 3, max_recv_sge: 4, max_inline_data: 5 };
+    let umem = BufferDesc { buffer_type: BufferType::VA, ..BufferDesc::zeroed() };
+    let (user_handle, source_qpn) = (0x1122_3344_5566_7788, 0x00ab_cdef);
+    let (mut granted, mut number) = (QpCap::zeroed(), 0_u32);
+    let (request, mut response) = ([9_u8; 3], [0_u8; 32]);
+    let places = (address(&granted), address(&number), address(&response));
+
+    let mut call = Call::<QpCreate>::new(DriverId::RXE.0);
+    call.make(QpCreate::HANDLE)
+        .handle(QpCreate::XRCD_HANDLE, 11)
+        .handle(QpCreate::PD_HANDLE, 12)
+        .handle(QpCreate::SRQ_HANDLE, 13)
+        .handle(QpCreate::SEND_CQ_HANDLE, 14)
+        .handle(QpCreate::RECV_CQ_HANDLE, 15)
+        .handle(QpCreate::IND_TABLE_HANDLE, 16)
+        .input(QpCreate::USER_HANDLE, &user_handle)
+        .input_struct(QpCreate::CAP, &cap)
+        .constant(QpCreate::TYPE, QpType::RC)
+        .flags(QpCreate::FLAGS, QpCreateFlags::SQ_SIG_ALL)
+        .input(QpCreate::SOURCE_QPN, &source_qpn)
+        .descriptor(QpCreate::EVENT_FD, 17)
+        .output_struct(QpCreate::RESP_CAP, &mut granted)
+        .output(QpCreate::RESP_QP_NUM, &mut number)
+        .input(QpCreate::BUF_UMEM, &umem)
+        .input(QpCreate::RQ_BUF_UMEM, &umem)
+        .input(QpCreate::SQ_BUF_UMEM, &umem)
+        .driver_input(&request)
+        .driver_output(&mut response);
+
+    let expected = [
+        header(20, 4, 0, 14),
+        raw(0, 0, 0, 0),
+        raw(1, 0, 0, 11),
+        raw(2, 0, 0, 12),
+        raw(3, 0, 0, 13),
+        raw(4, 0, 0, 14),
+        raw(5, 0, 0, 15),
+        raw(6, 0, 0, 16),
+        raw(7, 8, 0, 0x1122_3344_5566_7788),
+        raw(8, 20, 0, address(&cap)),
+        raw(9, 8, 0, 2),
+        raw(10, 8, 0, 1 << 12),
+        raw(11, 4, 0, word(0x00ab_cdef)),
+        raw(12, 0, 0, 17),
+        raw(13, 20, 0, places.0),
+        raw(14, 4, 0, places.1),
+        raw(15, 32, 0, address(&umem)),
+        raw(16, 32, 0, address(&umem)),
+        raw(17, 32, 0, address(&umem)),
+        raw(0x1000, 3, 0, u64::from_ne_bytes([9, 9, 9, 0, 0, 0, 0, 0])),
+        raw(0x1001, 32, 0, places.2),
+    ]
+    .concat();
+    assert_eq!(call.as_bytes(), expected);
+}
+
+#[test]
+fn a_foreign_descriptor_and_an_element_have_no_length() {
+    let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
+    call.raw_descriptor(CqCreate::BUFFER_FD, -1).flags(CqCreate::FLAGS, CqCreateFlags::IGNORE_OVERRUN);
+    assert_eq!(call.as_bytes(), [header(2, 3, 0, 1), raw(10, 0, 0, u64::MAX), raw(5, 8, 0, 2)].concat());
+
+    let mut call = Call::<DmahAlloc>::new(DriverId::MLX5.0);
+    call.enumeration(DmahAlloc::TPH_MEM_TYPE, TphMemType::PERSISTENT, &[]);
+    assert_eq!(call.as_bytes(), [header(1, 17, 0, 1), raw(2, 0, 1, 0)].concat());
+}
+
+#[test]
+fn an_optional_attribute_is_not_marked_mandatory() {
+    let va = 7;
+    let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
+    call.make(CqCreate::HANDLE).input(CqCreate::BUFFER_VA, &va).optional();
+    assert_eq!(call.as_bytes()[24 + 4..][..2], 1_u16.to_ne_bytes());
+    assert_eq!(call.as_bytes()[24 + 16 + 4..][..2], 0_u16.to_ne_bytes());
+}
+
+#[test]
+fn a_command_is_its_number_its_request_and_its_response() {
+    let request = PostSendReq { qp_handle: 3, wqe_size: 56, ..PostSendReq::zeroed() };
+    let mut response = PostSendResp::zeroed();
+    let place = address(&response);
+    let call = write::invoke::<write::PostSend>(DriverId::RXE.0, &request, &mut response);
+    let expected =
+        [header(3, 0, 0, 14), raw(2, 8, 0, 28), raw(0, 24, 0, address(&request)), raw(1, 4, 0, place)]
+            .concat();
+    assert_eq!(call.as_bytes(), expected);
+}
+
+#[test]
+fn a_command_without_response_leaves_it_out() {
+    let request = ModifyQpReq { qp_state: QpState::INIT, ..ModifyQpReq::zeroed() };
+    let call = write::invoke_unanswered::<write::ModifyQp>(DriverId::RXE.0, &request);
+    let expected = [header(2, 0, 0, 14), raw(2, 8, 0, 26), raw(0, 112, 0, address(&request))].concat();
+    assert_eq!(call.as_bytes(), expected);
+    assert_eq!(write::ex::ModifyQp::INFO.number, 0x8000_001a);
+}
