@@ -397,6 +397,7 @@ impl Host {
             initramfs: &archive,
             accelerator,
             instruction_clock: setup.instruction_clock,
+            processors: processors(setup.hosts),
             folders: &folders,
             wire: wire.map(|wire| (wire, number)),
             port: guest_port.into(),
@@ -421,6 +422,12 @@ impl Drop for Host {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
+}
+
+/// Two where the machine has enough for all hosts: busy polling slows other guests down if it hasn't.
+fn processors(hosts: u8) -> usize {
+    let there = std::thread::available_parallelism().map_or(1, usize::from);
+    (there / usize::from(hosts)).clamp(1, 2)
 }
 
 fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {

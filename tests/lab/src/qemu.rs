@@ -97,6 +97,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) initramfs: &'a [u8],
     pub(crate) accelerator: Accelerator,
     pub(crate) instruction_clock: bool,
+    pub(crate) processors: usize,
     pub(crate) folders: &'a [Folder],
     /// The guest's end of the wire, and its number on it.
     pub(crate) wire: Option<(OwnedFd, u8)>,
@@ -127,11 +128,11 @@ impl Machine<'_> {
             }
             (Accelerator::Kvm, false) => {
                 add("accel", "kvm".into());
-                add("smp", "2".into());
+                add("smp", self.processors.to_string());
             }
             (Accelerator::Auto | Accelerator::Tcg, false) => {
                 add("accel", "tcg,thread=multi".into());
-                add("smp", "2".into());
+                add("smp", self.processors.to_string());
             }
         }
         add("kernel", self.kernel.display().to_string());
