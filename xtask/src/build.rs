@@ -50,6 +50,12 @@ pub(crate) fn guest_programs() -> Result<Programs> {
     Ok(Programs { init: folder.join("bareverbs-lab-init"), on_path })
 }
 
+/// Bytes of the tool.
+pub(crate) fn size(programs: &Programs) -> Result<u64> {
+    let tool = programs.on_path.get("bareverbs").context("the workspace has no tool `bareverbs`")?;
+    Ok(tool.metadata()?.len())
+}
+
 fn target_folder() -> PathBuf {
     workspace().join("target/lab")
 }

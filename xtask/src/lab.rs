@@ -145,7 +145,8 @@ impl Machine {
     }
 }
 
-fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'static str {
+/// What executes the guests, in a few words.
+pub(crate) fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'static str {
     match accelerator {
         _ if instruction_clock => "tcg, time counts instructions",
         Accelerator::Kvm => "kvm",

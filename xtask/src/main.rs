@@ -1,15 +1,18 @@
-//! The project's own commands: `cargo xtask lab …`.
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab …`.
 
 mod build;
+mod demo;
 mod lab;
+mod native;
 mod terminal;
+mod test;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The project's own commands")]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "The project's own commands")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -17,6 +20,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Ping-pong between two hosts, each with its own kernel, over Soft-RoCE.
+    Demo(demo::Demo),
+    /// Formatting, lints, documentation and all tests, those on real kernels included.
+    Test(test::Test),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -24,12 +31,14 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Demo(demo) => demo.run(),
+        Command::Test(test) => test.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("lab: {error:#}");
+            eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }

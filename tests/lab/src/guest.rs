@@ -214,20 +214,32 @@ impl Guests {
         Ok(())
     }
 
+    /// Whether the command on this host still runs.
+    pub fn is_running(&self, host: usize) -> bool {
+        self.hosts[host].running
+    }
+
     /// Waits until every started command has ended; the answer holds their statuses (128+n after signal n).
     pub fn wait(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<Vec<u8>> {
-        while let Some(pending) = self.hosts.iter().position(|host| host.running) {
-            match self.next(deadline, pending)? {
-                (host, FromGuest::Stdout(bytes)) => output(host, Stream::Stdout, &bytes)?,
-                (host, FromGuest::Stderr(bytes)) => output(host, Stream::Stderr, &bytes)?,
-                (host, FromGuest::Exited(status)) => {
-                    self.hosts[host].running = false;
-                    self.hosts[host].status = Some(status);
-                }
-                _ => {}
-            }
+        while self.hosts.iter().any(|host| host.running) {
+            self.step(deadline, output)?;
         }
         Ok(self.hosts.iter().filter_map(|host| host.status).collect())
+    }
+
+    /// Waits for the next thing that a running command does: some output, or its end.
+    pub fn step(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<()> {
+        let pending = self.hosts.iter().position(|host| host.running).unwrap_or(0);
+        match self.next(deadline, pending)? {
+            (host, FromGuest::Stdout(bytes)) => output(host, Stream::Stdout, &bytes)?,
+            (host, FromGuest::Stderr(bytes)) => output(host, Stream::Stderr, &bytes)?,
+            (host, FromGuest::Exited(status)) => {
+                self.hosts[host].running = false;
+                self.hosts[host].status = Some(status);
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Runs a command on one host to its end: status and outputs.

@@ -1,0 +1,190 @@
+//! `cargo xtask demo`: two hosts, one wire, ping-pong between them.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Peers, Prefixed, Setup, Stream, Tools};
+use clap::Args;
+
+use crate::{build, lab, native};
+
+/// How long one ping-pong may take.
+const LIMIT: Duration = Duration::from_secs(120);
+/// What a server prints on its standard error once it listens.
+const LISTENING: &[u8] = b"listening\n";
+/// Round trips per ping-pong.
+const ITERATIONS: &str = "200";
+
+#[derive(Args)]
+pub(crate) struct Demo {
+    /// 6.1, 6.12, 7.2, rc, or a folder with a kernel.
+    #[arg(long, default_value = "6.12")]
+    kernel: String,
+    /// What executes the hosts: auto, kvm or tcg.
+    #[arg(long, default_value = "auto")]
+    accel: Accelerator,
+    /// Run on this machine's own RDMA device instead of in virtual hosts.
+    #[arg(long, conflicts_with_all = ["kernel", "accel"])]
+    native: bool,
+}
+
+impl Demo {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        if self.native {
+            return native::run();
+        }
+        heading("Set-up");
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        println!("QEMU {}", tools.version);
+        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        println!("kernel {}", kernel.version);
+        let peers = Peers::fetch(&cache, false)?;
+        println!("rdma-core {}", peers.version);
+        let programs = build::guest_programs()?;
+        println!("bareverbs, static, {} KiB", build::size(&programs)? / 1024);
+        let begin = Instant::now();
+        let mut guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 2,
+            peers: Some(peers.root),
+            shares: Vec::new(),
+            accelerator: self.accel,
+            instruction_clock: false,
+            recording: None,
+        })?;
+        let seconds = begin.elapsed().as_secs_f64();
+        println!("two hosts on a wire, up in {seconds:.1} s ({})", lab::describe(guests.accelerator, false));
+
+        heading("Devices");
+        both(&mut guests, &["bareverbs", "devices"])?;
+
+        let ours = |peer: Option<&str>| command(&["bareverbs", "pingpong", "rc", "-n", ITERATIONS], peer);
+        let theirs = |peer: Option<&str>| {
+            command(&["ibv_rc_pingpong", "-d", "rxe0", "-g", "1", "-n", ITERATIONS], peer)
+        };
+        let mut times = Vec::new();
+        for (title, server, client) in [
+            ("bareverbs and bareverbs", ours(None), ours(Some("10.1.0.1"))),
+            ("bareverbs serves ibv_rc_pingpong", ours(None), theirs(Some("10.1.0.1"))),
+            ("ibv_rc_pingpong serves bareverbs", theirs(None), ours(Some("10.1.0.1"))),
+        ] {
+            heading(title);
+            times.push((title, ping_pong(&mut guests, server, client)?));
+        }
+        for warning in guests.shut_down()? {
+            eprintln!("lab: {warning}");
+        }
+
+        heading("Microseconds per iteration");
+        for (title, microseconds) in times {
+            println!("{title:36}{microseconds:>10.2}");
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+pub(crate) fn heading(text: &str) {
+    println!("\n== {text} ==");
+}
+
+fn command(words: &[&str], peer: Option<&str>) -> Vec<String> {
+    words.iter().copied().chain(peer).map(str::to_owned).collect()
+}
+
+/// Runs a command on both hosts, one after the other.
+fn both(guests: &mut Guests, words: &[&str]) -> Result<()> {
+    for host in 0..2 {
+        let mut output = Forward::new();
+        guests.start(host, Exec { argv: command(words, None), ..Exec::default() })?;
+        let statuses = guests
+            .wait(Some(Instant::now() + LIMIT), &mut |host, stream, bytes| output.take(host, stream, bytes));
+        output.finish()?;
+        if statuses?.get(host).is_some_and(|&status| status != 0) {
+            bail!("host {}: {} failed", host + 1, words.join(" "));
+        }
+    }
+    Ok(())
+}
+
+/// Runs a server on host 1 and, once it listens, a client on host 2. The answer is the client's time per round trip.
+fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> Result<f64> {
+    println!("host 1: {}\nhost 2: {}", server.join(" "), client.join(" "));
+    let deadline = Some(Instant::now() + LIMIT);
+    let mut output = Forward::new();
+    guests.start(0, Exec { argv: announced(&server), ..Exec::default() })?;
+    while guests.is_running(0) && !output.listening {
+        guests.step(deadline, &mut |host, stream, bytes| output.take(host, stream, bytes))?;
+    }
+    if guests.is_running(0) {
+        guests.start(1, Exec { argv: client, ..Exec::default() })?;
+    }
+    let statuses = guests.wait(deadline, &mut |host, stream, bytes| output.take(host, stream, bytes));
+    output.finish()?;
+    if let Some(host) = statuses?.iter().position(|&status| status != 0) {
+        bail!("the ping-pong failed on host {}", host + 1);
+    }
+    microseconds(&output.text[1]).context("the client printed no time per iteration")
+}
+
+/// Wraps a server so that it says when its port (18515, hexadecimal 4853) is open.
+fn announced(server: &[String]) -> Vec<String> {
+    let script = "\"$@\" & until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
+                  kill -0 $! 2>/dev/null || break; sleep 0.05; done; echo listening >&2; wait $!";
+    ["bash", "-c", script, "server"].into_iter().map(str::to_owned).chain(server.iter().cloned()).collect()
+}
+
+/// Forwards the hosts' lines and keeps them.
+struct Forward {
+    lines: [Prefixed; 2],
+    text: [Vec<u8>; 2],
+    listening: bool,
+}
+
+impl Forward {
+    fn new() -> Self {
+        Self {
+            lines: [Prefixed::new("1| "), Prefixed::new("2| ")],
+            text: [Vec::new(), Vec::new()],
+            listening: false,
+        }
+    }
+
+    fn take(&mut self, host: usize, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        if stream == Stream::Stderr && bytes == LISTENING {
+            self.listening = true;
+            return Ok(());
+        }
+        self.text[host].extend_from_slice(bytes);
+        self.lines[host].write(bytes, &mut io::stdout())
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        self.lines.iter_mut().try_for_each(|lines| lines.finish(&mut io::stdout()))?;
+        io::stdout().flush()
+    }
+}
+
+/// The figure in `1000 iters in 0.01 seconds = 12.34 usec/iter`.
+pub(crate) fn microseconds(output: &[u8]) -> Option<f64> {
+    let text = String::from_utf8_lossy(output);
+    let line = text.lines().find(|line| line.contains("usec/iter"))?;
+    line.split('=').next_back()?.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_per_iteration_is_found() {
+        let text = b"8192000 bytes in 0.01 seconds = 5000.00 Mbit/sec\n1000 iters in 0.01 seconds = 12.34 usec/iter\n";
+        assert_eq!(microseconds(text), Some(12.34));
+        assert_eq!(microseconds(b"Couldn't connect\n"), None);
+    }
+}
