@@ -50,6 +50,28 @@ fn every_write_command_with_a_handler_is_there_once() {
 }
 
 #[test]
+fn a_command_asks_for_its_whole_structs_unless_they_have_grown() {
+    let minima =
+        |number| registry::command(number).map(|found| (found.request_minimum, found.response_minimum));
+    for (number, expected) in [
+        (3, (8, 4)),
+        (26, (112, 0)),
+        (EXTENDED | 1, (8, 184)),
+        (EXTENDED | 18, (32, 16)),
+        (EXTENDED | 24, (52, 40)),
+        (EXTENDED | 26, (112, 8)),
+        (EXTENDED | 50, (24, 8)),
+        (EXTENDED | 52, (32, 24)),
+        (EXTENDED | 53, (16, 0)),
+        (EXTENDED | 54, (8, 16)),
+        (EXTENDED | 55, (8, 16)),
+        (EXTENDED | 57, (16, 0)),
+    ] {
+        assert_eq!(minima(number), Some(expected), "{number:#x}");
+    }
+}
+
+#[test]
 fn every_object_number_from_0_to_18_is_one_class() {
     let mut ids = OBJECTS.map(|object| object.id);
     ids.sort_unstable();

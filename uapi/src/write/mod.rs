@@ -48,6 +48,10 @@ pub struct WriteCommandInfo {
     pub request: Option<&'static StructInfo>,
     /// The response.
     pub response: Option<&'static StructInfo>,
+    /// Bytes of the request without which the kernel fails with `ENOSPC`.
+    pub request_minimum: usize,
+    /// Room for the response without which the kernel fails with `ENOSPC`.
+    pub response_minimum: usize,
     /// Whether a driver's request may follow.
     pub driver_input: bool,
     /// Whether a driver's response may follow.
@@ -107,6 +111,36 @@ pub fn invoke_bytes<'a, C: WriteCommand>(
     call
 }
 
+/// Bytes of a struct up to the end of its field `last`.
+pub(crate) const fn end_of(info: &StructInfo, last: &str) -> usize {
+    let mut i = 0;
+    while i < info.fields.len() {
+        let field = &info.fields[i];
+        if same(field.rust.as_bytes(), last.as_bytes()) {
+            return field.offset + field.size;
+        }
+        i += 1;
+    }
+    panic!("the struct has no such field")
+}
+
+const fn same(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+macro_rules! minimum {
+    ($ty:ty) => {
+        size_of::<$ty>()
+    };
+    ($ty:ty, $last:ident) => {
+        $crate::write::end_of(&<$ty as $crate::abi::AbiStruct>::INFO, stringify!($last))
+    };
+}
+
 #[doc(hidden)]
 #[macro_export]
 macro_rules! driver_direction {
@@ -129,12 +163,14 @@ macro_rules! driver_direction {
 
 /// Declares write commands: `AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;`
 /// with `EXTENDED` before the number for the extended kind, `()` for an absent struct, and `driver input`,
-/// `driver output` or `driver both` where a driver's payload may follow.
+/// `driver output` or `driver both` where a driver's payload may follow. `grows reserved => response_length` names the
+/// last fields that the kernel insists on where those are not the last of the structs.
 macro_rules! write_commands {
     ($(
         $(#[$meta:meta])*
         $name:ident = $($extended:ident)? $number:literal, $c:literal $(since $since:ident)? :
-            $request:ty => $response:ty $(, driver $direction:ident)?;
+            $request:ty => $response:ty $(, driver $direction:ident)?
+            $(, grows $request_last:ident $(=> $response_last:ident)?)?;
     )*) => {
         $(
             $(#[$meta])*
@@ -153,6 +189,8 @@ macro_rules! write_commands {
                     since: $crate::since!($($since)?),
                     request: <$request as $crate::write::OptionalStruct>::INFO,
                     response: <$response as $crate::write::OptionalStruct>::INFO,
+                    request_minimum: minimum!($request $(, $request_last)?),
+                    response_minimum: minimum!($response $($(, $response_last)?)?),
                     driver_input: $crate::driver_direction!(input $($direction)?),
                     driver_output: $crate::driver_direction!(output $($direction)?),
                 };
