@@ -1,0 +1,188 @@
+//! The completion queue.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::ring::Consumer;
+use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_uapi::write::structs::Wc;
+
+use crate::memory::{QueueMemory, locate};
+
+/// What asks the kernel for a completion event.
+pub trait Arm: Send {
+    /// Asks for one event when the next completion arrives, or the next solicited one.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's refusal.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
+}
+
+/// The command `REQ_NOTIFY_CQ`.
+#[derive(Debug)]
+pub struct KernelArm {
+    file: Arc<DeviceFile>,
+    cq: u32,
+}
+
+impl KernelArm {
+    /// For the completion queue with the kernel's handle `cq`.
+    #[must_use]
+    pub fn new(file: Arc<DeviceFile>, cq: u32) -> Self {
+        Self { file, cq }
+    }
+}
+
+impl Arm for KernelArm {
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+        command::req_notify_cq(&self.file, self.cq, solicited_only)
+    }
+}
+
+/// A completion queue.
+///
+/// The kernel drops completions that find it full and raises `CQ_ERR` as an asynchronous event.
+#[derive(Debug)]
+pub struct RxeCq<A: Arm = KernelArm, M: QueueMemory = Mapping> {
+    ring: Consumer,
+    arm: A,
+    /// Keeps the ring in place.
+    _memory: M,
+}
+
+impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
+    /// Takes up the queue in `memory`, which must hold `depth` completions.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Layout`] where the header in the memory says otherwise.
+    pub fn new(memory: M, depth: u32, arm: A) -> Result<Self, CreateError> {
+        let ring = locate(&memory, "completion queue", depth, size_of::<Wc>())?;
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
+        // value is the only one made for it, because it takes it.
+        let ring = unsafe { Consumer::new(ring) };
+        Ok(Self { ring, arm, _memory: memory })
+    }
+}
+
+impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
+    type Completion<'a>
+        = RxeCompletion<'a>
+    where
+        Self: 'a;
+
+    #[inline]
+    fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<RxeCompletion<'_>> {
+        let slot = self.ring.take()?;
+        Some(RxeCompletion { wc: slot.as_ptr().cast(), _queue: PhantomData })
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        self.ring.release();
+    }
+
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+        self.arm.arm(solicited_only)
+    }
+}
+
+/// A completion in its slot.
+#[derive(Debug)]
+pub struct RxeCompletion<'a> {
+    wc: *const Wc,
+    _queue: PhantomData<&'a ()>,
+}
+
+macro_rules! field {
+    ($self:ident . $field:ident) => {
+        // SAFETY: `locate` checked that a slot holds a `Wc`; the slot is not released, nor the memory given back,
+        // while the queue is borrowed. Every bit pattern is a value of the field, and the read is volatile because
+        // the kernel could write at any time.
+        unsafe { (&raw const (*$self.wc).$field).read_volatile() }
+    };
+}
+
+impl RxeCompletion<'_> {
+    /// Whether it is a receive's. The kernel marks completions of sends with immediate data as having some too,
+    /// but gives none.
+    #[inline]
+    fn is_receive(&self) -> bool {
+        field!(self.opcode).0 & WcOpcode::RECV.0 != 0
+    }
+}
+
+impl Completion for RxeCompletion<'_> {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        field!(self.wr_id)
+    }
+
+    #[inline]
+    fn status(&self) -> WcStatus {
+        field!(self.status)
+    }
+
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        field!(self.opcode)
+    }
+
+    #[inline]
+    fn byte_len(&self) -> u32 {
+        field!(self.byte_len)
+    }
+
+    #[inline]
+    fn qp_num(&self) -> u32 {
+        field!(self.qp_num)
+    }
+
+    #[inline]
+    fn imm_data(&self) -> Option<u32> {
+        (field!(self.wc_flags).contains(WcFlags::WITH_IMM) && self.is_receive()).then(|| field!(self.ex))
+    }
+
+    #[inline]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        (field!(self.wc_flags).contains(WcFlags::WITH_INVALIDATE) && self.is_receive())
+            .then(|| field!(self.ex))
+    }
+
+    #[inline]
+    fn vendor_err(&self) -> u32 {
+        field!(self.vendor_err)
+    }
+
+    #[inline]
+    fn to_value(&self) -> WorkCompletion {
+        let mut wc_flags = field!(self.wc_flags);
+        if !self.is_receive() {
+            wc_flags.remove(WcFlags::WITH_IMM);
+        }
+        WorkCompletion {
+            wr_id: field!(self.wr_id),
+            status: field!(self.status),
+            opcode: field!(self.opcode),
+            vendor_err: field!(self.vendor_err),
+            byte_len: field!(self.byte_len),
+            imm_data: field!(self.ex),
+            qp_num: field!(self.qp_num),
+            src_qp: field!(self.src_qp),
+            wc_flags,
+            slid: field!(self.slid),
+            sl: field!(self.sl),
+            dlid_path_bits: field!(self.dlid_path_bits),
+        }
+    }
+}

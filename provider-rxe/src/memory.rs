@@ -1,0 +1,92 @@
+//! The memory of a queue, and the header that describes it.
+
+use std::mem::offset_of;
+use std::ptr::NonNull;
+
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::ring::RingMemory;
+use bareverbs_uapi::rxe::QueueBuf;
+
+/// Memory that a queue lies in: a mapping, or plain memory in tests.
+///
+/// # Safety
+///
+/// The bytes must be aligned to 128, be valid for reads and writes and stay in place until the value is dropped,
+/// wherever it is moved, and be referenced by nobody.
+pub unsafe trait QueueMemory: Send {
+    /// The first byte.
+    fn start(&self) -> NonNull<u8>;
+    /// Bytes.
+    fn size(&self) -> usize;
+}
+
+// SAFETY: a mapping is page aligned and stays where it is; it gives out nothing but raw pointers. Queues are mapped
+// for reading and writing.
+unsafe impl QueueMemory for Mapping {
+    fn start(&self) -> NonNull<u8> {
+        self.as_ptr()
+    }
+
+    fn size(&self) -> usize {
+        self.len()
+    }
+}
+
+/// Bytes of the header; the slots follow.
+pub(crate) const HEADER: usize = size_of::<QueueBuf>();
+
+/// No slot of rxe is larger than 1024 bytes; the bound keeps the arithmetic far from overflow.
+const MAX_LOG2_SLOT: u32 = 16;
+
+/// Reads a queue's header and checks that the ring it describes lies in the memory, holds `depth` elements and has
+/// slots for elements of `element` bytes.
+///
+/// The header is read once: the kernel does not change it, and what it says later has no effect.
+pub(crate) fn locate(
+    memory: &impl QueueMemory,
+    queue: &'static str,
+    depth: u32,
+    element: usize,
+) -> Result<RingMemory, CreateError> {
+    let wrong = |problem, value| CreateError::Layout { queue, problem, value };
+    let size = memory.size();
+    if size < HEADER {
+        return Err(wrong("the memory is smaller than the header", size as u64));
+    }
+    let header = memory.start().cast::<QueueBuf>();
+    // SAFETY: the header lies in the memory, which is valid and aligned by the contract of `QueueMemory`.
+    let (log2_slot, mask) = unsafe {
+        let header = header.as_ptr();
+        (
+            (&raw const (*header).log2_elem_size).read_volatile(),
+            (&raw const (*header).index_mask).read_volatile(),
+        )
+    };
+    if log2_slot > MAX_LOG2_SLOT || 1usize << log2_slot < element {
+        return Err(wrong(
+            "the slot size, as a binary logarithm, does not fit the elements",
+            log2_slot.into(),
+        ));
+    }
+    if mask == u32::MAX || !(mask + 1).is_power_of_two() {
+        return Err(wrong("the index mask is not one less than a power of two", mask.into()));
+    }
+    if mask < depth {
+        return Err(wrong("the ring holds fewer elements than were asked for", mask.into()));
+    }
+    // SAFETY: the offsets are those of the header's fields and of its end, all of which lie in the memory.
+    let ring = unsafe {
+        RingMemory {
+            producer: memory.start().add(offset_of!(QueueBuf, producer_index)).cast(),
+            consumer: memory.start().add(offset_of!(QueueBuf, consumer_index)).cast(),
+            slots: memory.start().add(HEADER),
+            log2_slot,
+            mask,
+        }
+    };
+    if HEADER as u64 + ring.bytes() > size as u64 {
+        return Err(wrong("the slots reach beyond the memory", ring.bytes()));
+    }
+    Ok(ring)
+}

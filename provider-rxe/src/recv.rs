@@ -1,0 +1,95 @@
+//! Receive queues, of one queue pair or shared.
+
+use bareverbs_provider::contract::{CreateError, RecvQueue};
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::ring::Producer;
+use bareverbs_provider::work::{RecvRequest, Refusal};
+use bareverbs_uapi::rxe::{RecvWqe, Sge};
+
+use crate::memory::{QueueMemory, locate};
+use crate::send::{MAX_MESSAGE, write_sges};
+
+/// Where a request's elements start in its slot.
+const DATA: usize = size_of::<RecvWqe>();
+
+/// A receive queue.
+///
+/// There is no doorbell: the kernel looks at the queue when a packet comes in. For that reason a receive posted
+/// after the queue pair has gone to the error state, and been flushed, does not complete.
+#[derive(Debug)]
+pub struct RxeRq<M: QueueMemory = Mapping> {
+    ring: Producer,
+    max_sge: u32,
+    /// Keeps the ring in place.
+    _memory: M,
+}
+
+/// A receive queue that several queue pairs share; it works like a queue pair's own.
+pub type RxeSrq<M = Mapping> = RxeRq<M>;
+
+impl<M: QueueMemory> RxeRq<M> {
+    /// Takes up the queue in `memory`, which must hold `depth` requests of up to `max_sge` elements.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Layout`] where the header in the memory says otherwise.
+    pub fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
+        let element = (max_sge as usize).saturating_mul(size_of::<Sge>()).saturating_add(DATA);
+        let ring = locate(&memory, "receive queue", depth, element)?;
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
+        // value is the only one made for it, because it takes it.
+        let ring = unsafe { Producer::new(ring) };
+        Ok(Self { ring, max_sge, _memory: memory })
+    }
+}
+
+impl<M: QueueMemory> RecvQueue for RxeRq<M> {
+    #[inline]
+    fn capacity(&self) -> u32 {
+        self.ring.capacity()
+    }
+
+    #[inline]
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+        let Some(slot) = self.ring.next_slot() else {
+            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+        };
+        let sges = request.sges;
+        if sges.len() > self.max_sge as usize {
+            return Err(Refusal::TooManySges { given: sges.len(), max: self.max_sge as usize });
+        }
+        // SAFETY: `locate` checked that a slot has room for `max_sge` elements behind the request, and slots and
+        // `DATA` are multiples of 8.
+        let length = unsafe { write_sges(slot.as_ptr().add(DATA).cast(), sges) };
+        if length > MAX_MESSAGE {
+            return Err(Refusal::MessageTooLong { given: length, max: MAX_MESSAGE });
+        }
+        let length = length as u32;
+        let wqe = slot.as_ptr().cast::<RecvWqe>();
+        // SAFETY: a slot has room for a `RecvWqe`, is aligned to 64, and nobody else accesses it before it is
+        // published.
+        unsafe {
+            (&raw mut (*wqe).wr_id).write(request.wr_id);
+            (&raw mut (*wqe).reserved).write(0);
+            (&raw mut (*wqe).padding).write(0);
+            (&raw mut (*wqe).dma.length).write(length);
+            (&raw mut (*wqe).dma.resid).write(length);
+            (&raw mut (*wqe).dma.cur_sge).write(0);
+            (&raw mut (*wqe).dma.num_sge).write(sges.len() as u32);
+            (&raw mut (*wqe).dma.sge_offset).write(0);
+            (&raw mut (*wqe).dma.reserved).write(0);
+        }
+        self.ring.advance();
+        Ok(())
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.ring.publish();
+    }
+
+    #[inline]
+    fn abort(&mut self) {
+        self.ring.abort();
+    }
+}

@@ -1,0 +1,261 @@
+//! The kernel's side of the queues, on plain memory.
+//!
+//! It does with the rings what the kernel's `rxe_queue.h` does, written apart from the program's side, so that
+//! tests, benches and fuzzing can run a queue against it without a kernel.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::barrier::{publish_own_index, read_peer_index};
+use bareverbs_provider::device::Refused;
+use bareverbs_uapi::rxe::QueueBuf;
+use bareverbs_uapi::write::structs::Wc;
+use zerocopy::IntoBytes;
+
+use crate::completion::Arm;
+use crate::doorbell::Doorbell;
+use crate::memory::{HEADER, QueueMemory};
+
+const ALIGN: usize = 4096;
+const CACHE_LINE: usize = 64;
+
+#[derive(Debug)]
+struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the allocation belongs to no thread, and all access to it goes through raw pointers with the order that
+// the queues keep.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `PlainMemory::with_header`.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The memory of a queue; clones are the same memory.
+#[derive(Clone, Debug)]
+pub struct PlainMemory(Arc<Allocation>);
+
+// SAFETY: the allocation is page aligned, lives until the last clone is dropped, and only raw pointers go out.
+unsafe impl QueueMemory for PlainMemory {
+    fn start(&self) -> NonNull<u8> {
+        self.0.start
+    }
+
+    fn size(&self) -> usize {
+        self.0.layout.size()
+    }
+}
+
+impl PlainMemory {
+    /// An empty queue for `depth` elements of `element` bytes, sized as the kernel sizes it.
+    #[must_use]
+    pub fn new(depth: u32, element: usize) -> Self {
+        let slot = element.max(CACHE_LINE).next_power_of_two();
+        let slots = (depth + 1).next_power_of_two();
+        let size = (HEADER + slots as usize * slot).next_multiple_of(ALIGN);
+        Self::with_header(size, slot.trailing_zeros(), slots - 1)
+    }
+
+    /// `size` bytes with a header of these contents, right or wrong.
+    ///
+    /// # Panics
+    ///
+    /// For fewer bytes than a header has.
+    #[must_use]
+    pub fn with_header(size: usize, log2_slot: u32, mask: u32) -> Self {
+        assert!(size >= HEADER, "no room for a header");
+        let layout = Layout::from_size_align(size, ALIGN).expect("a size that memory can have");
+        // SAFETY: the size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        let header = start.as_ptr().cast::<QueueBuf>();
+        // SAFETY: the header lies in the allocation, which nobody else has.
+        unsafe {
+            (&raw mut (*header).log2_elem_size).write(log2_slot);
+            (&raw mut (*header).index_mask).write(mask);
+        }
+        Self(Arc::new(Allocation { start, layout }))
+    }
+
+    fn header(&self) -> *mut QueueBuf {
+        self.0.start.as_ptr().cast()
+    }
+
+    fn mask(&self) -> u32 {
+        // SAFETY: the header lies in the allocation.
+        unsafe { (&raw const (*self.header()).index_mask).read() }
+    }
+
+    /// The address of the producer's index.
+    #[must_use]
+    pub fn producer(&self) -> *mut u32 {
+        // SAFETY: the header lies in the allocation.
+        unsafe { &raw mut (*self.header()).producer_index }
+    }
+
+    /// The address of the consumer's index.
+    #[must_use]
+    pub fn consumer(&self) -> *mut u32 {
+        // SAFETY: the header lies in the allocation.
+        unsafe { &raw mut (*self.header()).consumer_index }
+    }
+
+    /// Sets both indices, right or wrong.
+    pub fn set_indices(&self, producer: u32, consumer: u32) {
+        // SAFETY: the words lie in the allocation and are accessed only in this way.
+        unsafe {
+            publish_own_index(self.producer(), producer);
+            publish_own_index(self.consumer(), consumer);
+        }
+    }
+
+    /// Fills every slot with `byte`.
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: within the allocation; tests call it while no slot is in use.
+        unsafe { self.0.start.as_ptr().add(HEADER).write_bytes(byte, self.size() - HEADER) };
+    }
+
+    fn slot(&self, index: u32) -> (*mut u8, usize) {
+        // SAFETY: the header lies in the allocation.
+        let slot = 1usize << unsafe { (&raw const (*self.header()).log2_elem_size).read() };
+        let offset = HEADER + (index & self.mask()) as usize * slot;
+        assert!(offset + slot <= self.size(), "the header does not fit the memory");
+        // SAFETY: checked against the allocation's size.
+        (unsafe { self.0.start.as_ptr().add(offset) }, slot)
+    }
+
+    /// A copy of a slot's bytes.
+    #[must_use]
+    pub fn slot_bytes(&self, index: u32) -> Vec<u8> {
+        let (start, len) = self.slot(index);
+        let mut bytes = vec![0; len];
+        // SAFETY: the slot has that many bytes; a copy that races with a writer is the test's mistake.
+        unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
+        bytes
+    }
+}
+
+/// The kernel's side of a queue that the program fills: a send, receive or shared receive queue.
+#[derive(Debug)]
+pub struct KernelConsumer {
+    memory: PlainMemory,
+    index: u32,
+}
+
+impl KernelConsumer {
+    /// Takes up the kernel's side where the shared index stands.
+    #[must_use]
+    pub fn new(memory: PlainMemory) -> Self {
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let index = unsafe { read_peer_index(memory.consumer()) };
+        Self { memory, index }
+    }
+
+    /// Takes the next request's bytes, if there is one, and gives its slot back.
+    pub fn take(&mut self) -> Option<Vec<u8>> {
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let producer = unsafe { read_peer_index(self.memory.producer()) };
+        if producer.wrapping_sub(self.index) & self.memory.mask() == 0 {
+            return None;
+        }
+        let bytes = self.memory.slot_bytes(self.index);
+        self.index = (self.index + 1) & self.memory.mask();
+        // SAFETY: as above.
+        unsafe { publish_own_index(self.memory.consumer(), self.index) };
+        Some(bytes)
+    }
+}
+
+/// The kernel's side of a completion queue.
+#[derive(Debug)]
+pub struct KernelProducer {
+    memory: PlainMemory,
+    index: u32,
+}
+
+impl KernelProducer {
+    /// Takes up the kernel's side where the shared index stands.
+    #[must_use]
+    pub fn new(memory: PlainMemory) -> Self {
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let index = unsafe { read_peer_index(memory.producer()) };
+        Self { memory, index }
+    }
+
+    /// Puts a completion into the queue; drops it and returns `false` where the queue is full.
+    pub fn post(&mut self, completion: &Wc) -> bool {
+        let mask = self.memory.mask();
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let consumer = unsafe { read_peer_index(self.memory.consumer()) };
+        if (self.index + 1).wrapping_sub(consumer) & mask == 0 {
+            return false;
+        }
+        let (start, len) = self.memory.slot(self.index);
+        let bytes = completion.as_bytes();
+        assert!(bytes.len() <= len, "a slot holds a completion");
+        // SAFETY: the slot has room, and is the kernel's until the index says otherwise.
+        unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        self.index = (self.index + 1) & mask;
+        // SAFETY: as above.
+        unsafe { publish_own_index(self.memory.producer(), self.index) };
+        true
+    }
+}
+
+/// A doorbell that counts, and answers as it is told; clones are the same doorbell.
+#[derive(Clone, Debug, Default)]
+pub struct CountingDoorbell {
+    state: Arc<(AtomicU32, AtomicI32)>,
+}
+
+impl CountingDoorbell {
+    /// How often it was rung.
+    #[must_use]
+    pub fn rung(&self) -> u32 {
+        self.state.0.load(Ordering::Relaxed)
+    }
+
+    /// What it answers from now on.
+    pub fn answer(&self, answer: Result<(), Errno>) {
+        self.state.1.store(answer.err().map_or(0, Errno::raw_os_error), Ordering::Relaxed);
+    }
+}
+
+impl Doorbell for CountingDoorbell {
+    fn ring(&mut self) -> Result<(), Errno> {
+        self.state.0.fetch_add(1, Ordering::Relaxed);
+        match self.state.1.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(Errno::from_raw_os_error(errno)),
+        }
+    }
+}
+
+/// Arms nothing, and counts how often it was asked to; clones are the same counter.
+#[derive(Clone, Debug, Default)]
+pub struct CountingArm(Arc<AtomicU32>);
+
+impl CountingArm {
+    /// How often it was asked.
+    #[must_use]
+    pub fn asked(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Arm for CountingArm {
+    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}

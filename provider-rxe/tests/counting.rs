@@ -1,0 +1,139 @@
+//! What the data path costs: doorbells, and no allocation.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
+};
+use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelProducer, PlainMemory};
+use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::write::structs::Wc;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of the thread,
+// which allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: by this function's own contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: by this function's own contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+const SGES: [Sge; 2] = [Sge { addr: 64, length: 64, lkey: 1 }, Sge { addr: 4096, length: 32, lkey: 2 }];
+
+fn send_queue(depth: u32) -> (RxeSq<CountingDoorbell, PlainMemory>, CountingDoorbell) {
+    let doorbell = CountingDoorbell::default();
+    let limits = SendLimits::new(QpType::RC, 2, 32).expect("rxe has RC");
+    let memory = PlainMemory::new(depth, 208 + 32);
+    (RxeSq::new(memory, depth, limits, doorbell.clone()).expect("a sound header"), doorbell)
+}
+
+fn requests() -> [SendRequest<'static>; 4] {
+    let remote = Remote { addr: 8, rkey: 9 };
+    let request =
+        |operation, payload| SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
+    [
+        request(Operation::Send, Payload::Sges(&SGES)),
+        request(Operation::WriteImm(remote, 5), Payload::Inline(&[b"inline", b" bytes"])),
+        request(Operation::Read(remote), Payload::Sges(&SGES)),
+        request(Operation::Send, Payload::Sges(&[SGES[0]; 3])),
+    ]
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
+}
+
+#[test]
+fn a_batch_of_64_sends_is_one_doorbell() {
+    let (mut queue, doorbell) = send_queue(64);
+    for _ in 0..64 {
+        // SAFETY: no kernel carries the requests out.
+        unsafe { queue.push(&requests()[0]) }.expect("room");
+    }
+    assert_eq!(doorbell.rung(), 0, "pushing rings nothing");
+    queue.ring().expect("answered");
+    assert_eq!(doorbell.rung(), 1);
+    queue.ring().expect("nothing to do");
+    assert_eq!(doorbell.rung(), 1, "an empty batch rings nothing");
+    queue.abort();
+    queue.ring().expect("nothing to do");
+    assert_eq!(doorbell.rung(), 1);
+}
+
+#[test]
+fn sending_allocates_nothing_not_even_to_refuse() {
+    let (mut queue, _) = send_queue(127);
+    let [send, write, read, too_wide] = requests();
+    let count = allocations(|| {
+        for _ in 0..42 {
+            // SAFETY: no kernel carries the requests out.
+            unsafe {
+                queue.push(&send).expect("room");
+                queue.push(&write).expect("room");
+                queue.push(&read).expect("room");
+                queue.push(&too_wide).expect_err("three elements where two fit");
+            }
+            queue.ring().expect("answered");
+        }
+        // SAFETY: as above.
+        while unsafe { queue.push(&send) }.is_ok() {}
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn receiving_allocates_nothing() {
+    let mut queue = RxeRq::new(PlainMemory::new(64, 40 + 32), 64, 2).expect("a sound header");
+    let count = allocations(|| {
+        for wr_id in 0..64 {
+            // SAFETY: no kernel carries the requests out.
+            unsafe { queue.push(&RecvRequest { wr_id, sges: &SGES }) }.expect("room");
+        }
+        queue.ring();
+    });
+    assert_eq!(count, 0);
+}
+
+#[test]
+fn polling_allocates_nothing_and_arms_nothing() {
+    let memory = PlainMemory::new(64, size_of::<Wc>());
+    let arm = CountingArm::default();
+    let mut queue = RxeCq::new(memory.clone(), 64, arm.clone()).expect("a sound header");
+    let mut kernel = KernelProducer::new(memory);
+    let count = allocations(|| {
+        for wr_id in 0..1000 {
+            assert!(kernel.post(&Wc { wr_id, ..Wc::zeroed() }));
+            let completion = queue.next().expect("one is there");
+            assert_eq!((completion.wr_id(), completion.status()), (wr_id, WcStatus::SUCCESS));
+            assert!(queue.next().is_none());
+            queue.release();
+        }
+    });
+    assert_eq!(count, 0);
+    assert_eq!(arm.asked(), 0);
+}

@@ -1,0 +1,346 @@
+//! The queues against the kernel's side of them on plain memory, step by step beside plain `VecDeque`s.
+
+use std::collections::VecDeque;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::{
+    Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue,
+};
+use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Refusal, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
+};
+use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
+use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::write::structs::Wc;
+use proptest::prelude::*;
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_ne_bytes(bytes[..8].try_into().expect("8 bytes"))
+}
+
+fn limits() -> SendLimits {
+    SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC")
+}
+
+fn send(wr_id: u64) -> SendRequest<'static> {
+    const SGE: [Sge; 1] = [Sge { addr: 1, length: 1, lkey: 1 }];
+    SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::empty(), payload: Payload::Sges(&SGE) }
+}
+
+/// A step of a queue that the program fills.
+#[derive(Clone, Copy, Debug)]
+enum Fill {
+    Push(u8),
+    Ring,
+    RefusedRing,
+    Abort,
+    KernelTakes(u8),
+}
+
+fn fills() -> impl Strategy<Value = Vec<Fill>> {
+    let step = prop_oneof![
+        4 => (1..40u8).prop_map(Fill::Push),
+        3 => Just(Fill::Ring),
+        1 => Just(Fill::RefusedRing),
+        1 => Just(Fill::Abort),
+        4 => (1..40u8).prop_map(Fill::KernelTakes),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// A ring of `depth` that starts at slot `start`.
+fn started_at(depth: u32, start: u32, element: usize) -> PlainMemory {
+    let memory = PlainMemory::new(depth, element);
+    let mask = (depth + 1).next_power_of_two() - 1;
+    memory.set_indices(start & mask, start & mask);
+    memory
+}
+
+proptest! {
+    #[test]
+    fn a_send_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
+        let memory = started_at(depth, start, 208 + 16);
+        let doorbell = CountingDoorbell::default();
+        let mut queue = RxeSq::new(memory.clone(), depth, limits(), doorbell.clone()).unwrap();
+        let mut kernel = KernelConsumer::new(memory);
+        let capacity = (depth + 1).next_power_of_two() - 1;
+        prop_assert_eq!(queue.capacity(), capacity);
+
+        let (mut batch, mut posted, mut next, mut rings) = (VecDeque::new(), VecDeque::new(), 0, 0);
+        for step in steps {
+            match step {
+                Fill::Push(n) => for _ in 0..n {
+                    // SAFETY: no kernel carries the request out.
+                    let result = unsafe { queue.push(&send(next)) };
+                    if batch.len() + posted.len() < capacity as usize {
+                        prop_assert_eq!(result, Ok(()));
+                        batch.push_back(next);
+                        next += 1;
+                    } else {
+                        prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                    }
+                },
+                Fill::Ring => {
+                    rings += u32::from(!batch.is_empty());
+                    prop_assert_eq!(queue.ring(), Ok(()));
+                    posted.append(&mut batch);
+                }
+                Fill::RefusedRing => {
+                    rings += u32::from(!batch.is_empty());
+                    doorbell.answer(Err(Errno::INVAL));
+                    let result = queue.ring();
+                    doorbell.answer(Ok(()));
+                    prop_assert_eq!(matches!(result, Err(DoorbellError::TakenBack(_))), !batch.is_empty());
+                    batch.clear();
+                }
+                Fill::Abort => {
+                    queue.abort();
+                    batch.clear();
+                }
+                Fill::KernelTakes(n) => for _ in 0..n {
+                    let taken = kernel.take().map(|bytes| number(&bytes));
+                    prop_assert_eq!(taken, posted.pop_front());
+                },
+            }
+            prop_assert_eq!(doorbell.rung(), rings);
+        }
+    }
+
+    #[test]
+    fn a_receive_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
+        let memory = started_at(depth, start, 40);
+        let mut queue = RxeRq::new(memory.clone(), depth, 0).unwrap();
+        let mut kernel = KernelConsumer::new(memory);
+        let capacity = (depth + 1).next_power_of_two() - 1;
+
+        let (mut batch, mut posted, mut next) = (VecDeque::new(), VecDeque::new(), 0);
+        for step in steps {
+            match step {
+                Fill::Push(n) => for _ in 0..n {
+                    // SAFETY: no kernel carries the request out.
+                    let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
+                    if batch.len() + posted.len() < capacity as usize {
+                        prop_assert_eq!(result, Ok(()));
+                        batch.push_back(next);
+                        next += 1;
+                    } else {
+                        prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                    }
+                },
+                Fill::Ring | Fill::RefusedRing => {
+                    queue.ring();
+                    posted.append(&mut batch);
+                }
+                Fill::Abort => {
+                    queue.abort();
+                    batch.clear();
+                }
+                Fill::KernelTakes(n) => for _ in 0..n {
+                    let taken = kernel.take().map(|bytes| number(&bytes));
+                    prop_assert_eq!(taken, posted.pop_front());
+                },
+            }
+        }
+    }
+
+    #[test]
+    fn a_completion_queue_is_a_bounded_queue_whose_room_comes_back_on_release(
+        depth in 1..40u32,
+        start: u32,
+        steps in prop::collection::vec((0..3u8, 1..40u8), 1..60),
+    ) {
+        let memory = started_at(depth, start, size_of::<Wc>());
+        let mut queue = RxeCq::new(memory.clone(), depth, CountingArm::default()).unwrap();
+        let mut kernel = KernelProducer::new(memory);
+        let capacity = queue.capacity() as usize;
+
+        let (mut filled, mut taken, mut next) = (VecDeque::new(), 0, 0);
+        for (step, n) in steps {
+            match step {
+                0 => for _ in 0..n {
+                    let room = filled.len() + taken < capacity;
+                    prop_assert_eq!(kernel.post(&Wc { wr_id: next, ..Wc::zeroed() }), room);
+                    if room {
+                        filled.push_back(next);
+                    }
+                    next += 1;
+                },
+                1 => for _ in 0..n {
+                    let got = queue.next().map(|completion| completion.wr_id());
+                    taken += usize::from(got.is_some());
+                    prop_assert_eq!(got, filled.pop_front());
+                },
+                _ => {
+                    queue.release();
+                    taken = 0;
+                }
+            }
+        }
+    }
+
+    /// Whatever the header and the kernel's indices hold, a queue is either refused or stays inside its memory.
+    #[test]
+    fn a_hostile_kernel_cannot_lead_out_of_the_memory(
+        size in 384..8192usize,
+        log2_slot in prop_oneof![0..70u32, any::<u32>()],
+        mask in prop_oneof![(0..33u32).prop_map(|n| (1u64 << n).wrapping_sub(1) as u32), any::<u32>()],
+        depth in 0..40u32,
+        indices: [u32; 6],
+    ) {
+        let memory = PlainMemory::with_header(size, log2_slot, mask);
+        memory.set_indices(indices[0], indices[1]);
+        if let Ok(mut queue) = RxeCq::new(memory.clone(), depth, CountingArm::default()) {
+            prop_assert!(384 + ((u64::from(mask) + 1) << log2_slot) <= size as u64);
+            for index in indices {
+                memory.set_indices(index, index);
+                for _ in 0..100 {
+                    if let Some(completion) = queue.next() {
+                        completion.to_value();
+                    }
+                }
+                queue.release();
+            }
+        }
+        if let Ok(mut queue) = RxeSq::new(memory.clone(), depth, limits(), CountingDoorbell::default()) {
+            for index in indices {
+                memory.set_indices(index, index);
+                for n in 0..100 {
+                    // SAFETY: no kernel carries the request out.
+                    let _ = unsafe { queue.push(&send(n)) };
+                }
+                queue.ring().unwrap();
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn layout_problem(memory: PlainMemory, depth: u32) -> &'static str {
+    match RxeCq::new(memory, depth, CountingArm::default()) {
+        Err(CreateError::Layout { queue: "completion queue", problem, .. }) => problem,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_header_that_cannot_be_true_is_refused_by_name() {
+    let header = PlainMemory::with_header;
+    assert!(
+        layout_problem(header(384 + 64 * 16, 5, 15), 8).contains("slot size"),
+        "32 bytes hold no completion"
+    );
+    assert!(layout_problem(header(384 + 64 * 16, 40, 15), 8).contains("slot size"));
+    assert!(layout_problem(header(384 + 64 * 16, 6, 14), 8).contains("power of two"));
+    assert!(layout_problem(header(384 + 64 * 16, 6, u32::MAX), 8).contains("power of two"));
+    assert!(layout_problem(header(384 + 64 * 16, 6, 7), 8).contains("fewer elements"));
+    assert!(layout_problem(header(384 + 64 * 15, 6, 15), 8).contains("beyond the memory"));
+    assert!(RxeCq::new(header(384 + 64 * 16, 6, 15), 15, CountingArm::default()).is_ok());
+}
+
+#[test]
+fn a_refused_doorbell_takes_the_batch_back_only_where_the_kernel_has_not_looked() {
+    let memory = PlainMemory::new(7, 224);
+    let doorbell = CountingDoorbell::default();
+    let mut queue = RxeSq::new(memory.clone(), 7, limits(), doorbell.clone()).unwrap();
+    let mut kernel = KernelConsumer::new(memory);
+
+    doorbell.answer(Err(Errno::INVAL));
+    // SAFETY: no kernel carries the requests out, here and below.
+    unsafe { queue.push(&send(1)) }.unwrap();
+    assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(refused)) if refused.errno == Errno::INVAL));
+    assert_eq!(kernel.take(), None, "the kernel finds nothing of it");
+
+    doorbell.answer(Err(Errno::NOMEM));
+    // SAFETY: as above.
+    unsafe { queue.push(&send(2)) }.unwrap();
+    assert!(matches!(queue.ring(), Err(DoorbellError::Posted(refused)) if refused.errno == Errno::NOMEM));
+    assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(2), "a worker under way may take it");
+
+    doorbell.answer(Ok(()));
+    for n in 3..10 {
+        // SAFETY: as above.
+        unsafe { queue.push(&send(n)) }.expect("the whole ring is free again");
+    }
+    assert_eq!(queue.ring(), Ok(()));
+    for n in 3..10 {
+        assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(n));
+    }
+}
+
+fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::WorkCompletion) {
+    let memory = PlainMemory::new(1, size_of::<Wc>());
+    let mut queue = RxeCq::new(memory.clone(), 1, CountingArm::default()).unwrap();
+    assert!(KernelProducer::new(memory).post(&wc));
+    let completion = queue.next().expect("one is there");
+    assert_eq!(completion.status(), wc.status);
+    assert_eq!(completion.opcode(), wc.opcode);
+    assert_eq!(completion.byte_len(), wc.byte_len);
+    assert_eq!(completion.qp_num(), wc.qp_num);
+    assert_eq!(completion.vendor_err(), wc.vendor_err);
+    (completion.imm_data(), completion.invalidated_rkey(), completion.to_value())
+}
+
+#[test]
+fn a_receive_with_immediate_data_gives_the_bytes_of_the_wire() {
+    let wire = 0x0102_0304u32.to_be();
+    let wc = Wc {
+        opcode: WcOpcode::RECV,
+        byte_len: 5,
+        ex: wire,
+        qp_num: 17,
+        src_qp: 18,
+        wc_flags: WcFlags::WITH_IMM | WcFlags::GRH,
+        ..Wc::zeroed()
+    };
+    let (imm, rkey, value) = completed(wc);
+    assert_eq!(imm.map(u32::from_be), Some(0x0102_0304));
+    assert_eq!(rkey, None);
+    assert_eq!((value.imm_data, value.src_qp, value.wc_flags), (wire, 18, wc.wc_flags));
+}
+
+#[test]
+fn a_receive_that_invalidated_a_key_gives_the_key() {
+    let wc = Wc { opcode: WcOpcode::RECV, ex: 77, wc_flags: WcFlags::WITH_INVALIDATE, ..Wc::zeroed() };
+    let (imm, rkey, _) = completed(wc);
+    assert_eq!((imm, rkey), (None, Some(77)));
+}
+
+#[test]
+fn a_send_with_immediate_data_has_received_none_whatever_the_kernel_marks() {
+    let wc = Wc { opcode: WcOpcode::SEND, wc_flags: WcFlags::WITH_IMM, ..Wc::zeroed() };
+    let (imm, _, value) = completed(wc);
+    assert_eq!(imm, None);
+    assert!(!value.wc_flags.contains(WcFlags::WITH_IMM));
+}
+
+#[test]
+fn a_failure_keeps_its_status_number_and_queue_pair() {
+    let wc = Wc { wr_id: 3, status: WcStatus::RNR_RETRY_EXC_ERR, vendor_err: 4, qp_num: 5, ..Wc::zeroed() };
+    let (_, _, value) = completed(wc);
+    assert_eq!((value.wr_id, value.status, value.vendor_err, value.qp_num), (3, wc.status, 4, 5));
+}
+
+#[test]
+fn polling_an_empty_queue_gives_nothing_back() {
+    let memory = PlainMemory::new(3, size_of::<Wc>());
+    memory.set_indices(2, 2);
+    let mut queue = RxeCq::new(memory.clone(), 3, CountingArm::default()).unwrap();
+    let mut kernel = KernelProducer::new(memory.clone());
+    let consumer = |memory: &PlainMemory| {
+        // SAFETY: the word is accessed in this way only.
+        unsafe { bareverbs_provider::barrier::read_peer_index(memory.consumer()) }
+    };
+    assert!(queue.next().is_none());
+    queue.release();
+    assert_eq!(consumer(&memory), 2);
+
+    assert!(kernel.post(&Wc::zeroed()));
+    assert!(queue.next().is_some());
+    assert_eq!(consumer(&memory), 2, "a slot that is looked at is not given back yet");
+    assert!(queue.next().is_none());
+    queue.release();
+    assert_eq!(consumer(&memory), 3, "one taken, one given back");
+    queue.release();
+    assert_eq!(consumer(&memory), 3);
+}

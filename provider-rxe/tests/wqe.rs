@@ -1,0 +1,273 @@
+//! What lies in a slot, byte for byte, for every operation.
+//!
+//! The offsets are those of the C structs in the kernel's `rdma_user_rxe.h`. Slots are filled with 0xAA before, so
+//! that a byte that nobody writes shows.
+
+use bareverbs_provider::contract::{RecvQueue, SendQueue};
+use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+};
+use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
+use bareverbs_rxe::{RxeRq, RxeSq, SendLimits};
+use bareverbs_uapi::uverbs::types::QpType;
+
+const BLANK: u8 = 0xaa;
+const REMOTE: Remote = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc };
+const SGES: [Sge; 2] =
+    [Sge { addr: 0x1000, length: 16, lkey: 7 }, Sge { addr: 0x2000_0000_0000, length: 5, lkey: 9 }];
+
+/// The bytes of a slot as they should be.
+struct Slot(Vec<u8>);
+
+impl Slot {
+    fn blank(len: usize) -> Self {
+        Self(vec![BLANK; len])
+    }
+
+    fn put(mut self, offset: usize, bytes: &[u8]) -> Self {
+        self.0[offset..offset + bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    fn u32(self, offset: usize, value: u32) -> Self {
+        self.put(offset, &value.to_ne_bytes())
+    }
+
+    fn u64(self, offset: usize, value: u64) -> Self {
+        self.put(offset, &value.to_ne_bytes())
+    }
+
+    /// What every send request has: number, opcode, flags, key or immediate data, and zeros where the kernel reads
+    /// before it writes (status, state, ssn and the read/atomic mark).
+    fn send(self, wr_id: u64, opcode: u32, flags: u32, ex: u32) -> Self {
+        self.u64(0, wr_id).u32(8, 0).u32(12, opcode).u32(16, flags).u32(20, ex).u64(144, 0).u64(176, 0)
+    }
+
+    fn iova(self, value: u64) -> Self {
+        self.u64(152, value)
+    }
+
+    fn rdma(self) -> Self {
+        self.u64(24, REMOTE.addr).u32(32, REMOTE.rkey).u32(36, 0).iova(REMOTE.addr)
+    }
+
+    /// Length, bytes left, current element, number of elements, offset, reserved.
+    fn dma(self, offset: usize, length: u32, num_sge: u32) -> Self {
+        self.u32(offset, length)
+            .u32(offset + 4, length)
+            .u32(offset + 8, 0)
+            .u32(offset + 12, num_sge)
+            .u32(offset + 16, 0)
+            .u32(offset + 20, 0)
+    }
+
+    fn sges(mut self, offset: usize, sges: &[Sge]) -> Self {
+        for (i, sge) in sges.iter().enumerate() {
+            let at = offset + 16 * i;
+            self = self.u64(at, sge.addr).u32(at + 8, sge.length).u32(at + 12, sge.lkey);
+        }
+        self
+    }
+}
+
+fn send_queue(qp_type: QpType) -> (RxeSq<CountingDoorbell, PlainMemory>, PlainMemory) {
+    let memory = PlainMemory::new(7, 208 + 64);
+    memory.fill(BLANK);
+    let limits = SendLimits::new(qp_type, 4, 64).expect("a type that rxe has");
+    let queue = RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+    (queue, memory)
+}
+
+#[track_caller]
+fn shows(request: SendRequest<'_>, expected: Slot) {
+    let (mut queue, memory) = send_queue(QpType::RC);
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push(&request) }.expect("a request within the limits");
+    queue.ring().expect("the doorbell answers well");
+    assert_eq!(memory.slot_bytes(0), expected.0);
+}
+
+fn request<'a>(operation: Operation, payload: Payload<'a>) -> SendRequest<'a> {
+    SendRequest { wr_id: 0x0102_0304_0506_0708, operation, flags: SendFlags::SIGNALED, payload }
+}
+
+fn slot(opcode: u32, ex: u32) -> Slot {
+    Slot::blank(512).send(0x0102_0304_0506_0708, opcode, 2, ex)
+}
+
+#[test]
+fn send() {
+    let expected = slot(2, 0).iova(0).dma(184, 21, 2).sges(208, &SGES);
+    shows(request(Operation::Send, Payload::Sges(&SGES)), expected);
+}
+
+#[test]
+fn send_of_no_bytes() {
+    shows(request(Operation::Send, Payload::Sges(&[])), slot(2, 0).iova(0).dma(184, 0, 0));
+}
+
+#[test]
+fn send_with_immediate_data_goes_as_it_lies_in_memory() {
+    let imm = u32::from_ne_bytes([1, 2, 3, 4]);
+    let expected = slot(3, 0).put(20, &[1, 2, 3, 4]).iova(0).dma(184, 16, 1).sges(208, &SGES[..1]);
+    shows(request(Operation::SendImm(imm), Payload::Sges(&SGES[..1])), expected);
+}
+
+#[test]
+fn send_with_invalidate() {
+    let expected = slot(9, 0xdead_beef).iova(0).dma(184, 16, 1).sges(208, &SGES[..1]);
+    shows(request(Operation::SendInv(0xdead_beef), Payload::Sges(&SGES[..1])), expected);
+}
+
+#[test]
+fn write() {
+    let expected = slot(0, 0).rdma().dma(184, 21, 2).sges(208, &SGES);
+    shows(request(Operation::Write(REMOTE), Payload::Sges(&SGES)), expected);
+}
+
+#[test]
+fn write_with_immediate_data() {
+    let expected = slot(1, 0x0a0b_0c0d).rdma().dma(184, 21, 2).sges(208, &SGES);
+    shows(request(Operation::WriteImm(REMOTE, 0x0a0b_0c0d), Payload::Sges(&SGES)), expected);
+}
+
+#[test]
+fn read() {
+    let expected = slot(4, 0).rdma().dma(184, 21, 2).sges(208, &SGES);
+    shows(request(Operation::Read(REMOTE), Payload::Sges(&SGES)), expected);
+}
+
+#[test]
+fn compare_and_swap() {
+    let result = [Sge { addr: 0x3000, length: 8, lkey: 3 }];
+    let expected = slot(5, 0)
+        .u64(24, REMOTE.addr)
+        .u64(32, 17)
+        .u64(40, 18)
+        .u32(48, REMOTE.rkey)
+        .u32(52, 0)
+        .iova(REMOTE.addr)
+        .dma(184, 8, 1)
+        .sges(208, &result);
+    let operation = Operation::CmpSwp { remote: REMOTE, compare: 17, swap: 18 };
+    shows(request(operation, Payload::Sges(&result)), expected);
+}
+
+#[test]
+fn fetch_and_add() {
+    let result = [Sge { addr: 0x3000, length: 8, lkey: 3 }];
+    let expected = slot(6, 0)
+        .u64(24, REMOTE.addr)
+        .u64(32, 99)
+        .u64(40, 0)
+        .u32(48, REMOTE.rkey)
+        .u32(52, 0)
+        .iova(REMOTE.addr)
+        .dma(184, 8, 1)
+        .sges(208, &result);
+    shows(request(Operation::FetchAdd { remote: REMOTE, add: 99 }, Payload::Sges(&result)), expected);
+}
+
+#[test]
+fn inline_data_lie_one_after_the_other_and_set_the_flag() {
+    let parts: [&[u8]; 3] = [b"one", b"", b"two and three"];
+    let expected = Slot::blank(512)
+        .send(0x0102_0304_0506_0708, 2, 2 | 8, 0)
+        .iova(0)
+        .dma(184, 16, 0)
+        .put(208, b"onetwo and three");
+    shows(request(Operation::Send, Payload::Inline(&parts)), expected);
+}
+
+#[test]
+fn inline_write_fills_the_slot_to_the_limit() {
+    let bytes = [0x5a; 64];
+    let expected =
+        Slot::blank(512).send(0x0102_0304_0506_0708, 0, 2 | 8, 0).rdma().dma(184, 64, 0).put(208, &bytes);
+    shows(request(Operation::Write(REMOTE), Payload::Inline(&[&bytes])), expected);
+}
+
+#[test]
+fn flags_are_the_kernels_and_inline_is_not_the_callers_to_set() {
+    let mut all = request(Operation::Send, Payload::Sges(&SGES));
+    all.flags = SendFlags::from_bits_retain(u32::MAX);
+    let expected = Slot::blank(512).send(all.wr_id, 2, 1 | 2 | 4, 0).iova(0).dma(184, 21, 2).sges(208, &SGES);
+    shows(all, expected);
+}
+
+#[test]
+fn receive() {
+    let memory = PlainMemory::new(3, 40 + 32);
+    memory.fill(BLANK);
+    let mut queue = RxeRq::new(memory.clone(), 3, 2).expect("a sound header");
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push(&RecvRequest { wr_id: 77, sges: &SGES }) }.expect("a request within the limits");
+    queue.ring();
+    let expected = Slot::blank(128).u64(0, 77).u64(8, 0).dma(16, 21, 2).sges(40, &SGES);
+    assert_eq!(memory.slot_bytes(0), expected.0);
+}
+
+#[track_caller]
+fn refused(qp_type: QpType, operation: Operation, payload: Payload<'_>) -> Refusal {
+    let (mut queue, memory) = send_queue(qp_type);
+    // SAFETY: no kernel carries the request out.
+    let refusal = unsafe { queue.push(&request(operation, payload)) }.expect_err("to be refused");
+    queue.ring().expect("nothing to ring for");
+    // SAFETY: the word is accessed through this function only.
+    let producer = unsafe { bareverbs_provider::barrier::read_peer_index(memory.producer()) };
+    assert_eq!(producer, 0, "a refused request is not published");
+    refusal
+}
+
+#[test]
+fn what_does_not_fit_is_refused_and_never_published() {
+    let five = [SGES[0]; 5];
+    assert_eq!(
+        refused(QpType::RC, Operation::Send, Payload::Sges(&five)),
+        Refusal::TooManySges { given: 5, max: 4 }
+    );
+    let halves: [&[u8]; 2] = [&[0; 40], &[0; 25]];
+    assert_eq!(
+        refused(QpType::RC, Operation::Send, Payload::Inline(&halves)),
+        Refusal::InlineTooLong { given: 65, max: 64 }
+    );
+    let huge = [Sge { addr: 0, length: u32::MAX, lkey: 0 }; 2];
+    assert_eq!(
+        refused(QpType::RC, Operation::Write(REMOTE), Payload::Sges(&huge)),
+        Refusal::MessageTooLong { given: 2 * u64::from(u32::MAX), max: 1 << 31 }
+    );
+}
+
+#[test]
+fn operations_with_a_result_need_registered_memory_of_the_right_size() {
+    let aligned = Remote { addr: 8, rkey: 0 };
+    let add = |remote| Operation::FetchAdd { remote, add: 1 };
+    let eight = [Sge { addr: 0, length: 8, lkey: 0 }];
+    assert_eq!(
+        refused(QpType::RC, Operation::Read(REMOTE), Payload::Inline(&[&[0; 8]])),
+        Refusal::InlineResult
+    );
+    assert_eq!(refused(QpType::RC, add(aligned), Payload::Inline(&[&[0; 8]])), Refusal::InlineResult);
+    assert_eq!(refused(QpType::RC, add(aligned), Payload::Sges(&SGES)), Refusal::AtomicResult { given: 21 });
+    assert_eq!(
+        refused(QpType::RC, add(Remote { addr: 12, rkey: 0 }), Payload::Sges(&eight)),
+        Refusal::AtomicAddress { addr: 12 }
+    );
+}
+
+#[test]
+fn unreliable_connections_refuse_what_needs_an_answer() {
+    assert!(matches!(
+        refused(QpType::UC, Operation::Read(REMOTE), Payload::Sges(&SGES)),
+        Refusal::Unsupported { operation: "an RDMA read" }
+    ));
+    let (mut queue, _) = send_queue(QpType::UC);
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push(&request(Operation::Write(REMOTE), Payload::Sges(&SGES))) }.expect("writes work");
+}
+
+#[test]
+fn queue_pairs_of_other_types_are_not_made() {
+    assert!(SendLimits::new(QpType::UD, 1, 0).is_none());
+    assert!(SendLimits::new(QpType(77), 1, 0).is_none());
+}
