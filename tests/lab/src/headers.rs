@@ -1,9 +1,9 @@
-//! Kernel headers for user space, as the distribution ships them.
+//! Kernel headers, as the distribution ships them: those for user space and the kernel's own.
 
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::apt::{Apt, Package};
@@ -11,18 +11,22 @@ use crate::cache::Cache;
 use crate::deb;
 use crate::kernel::Series;
 
-/// Include folders of one kernel's user-space headers, to hand to `cc -I`.
+/// One kernel's headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeaderDirs {
     /// The package version, such as `6.12.107-1`.
     pub version: String,
-    /// Folders in search order.
+    /// Folders of what user space gets, in search order, to hand to `cc -I`.
     pub include: Vec<PathBuf>,
+    /// The kernel's own `include`, which user-space programs can't compile against.
+    pub kernel: PathBuf,
 }
 
 #[derive(Serialize, Deserialize)]
 struct Manifest {
     version: String,
+    /// Folder of the kernel's own headers under `usr/src`.
+    kernel: String,
 }
 
 /// The cached headers of a kernel series (`6.1`, `6.12`, `7.2`); `None` if they weren't fetched.
@@ -38,27 +42,66 @@ pub fn headers(series: &str) -> Option<HeaderDirs> {
 pub fn fetch_headers(cache: &Cache, series: Series, refresh: bool) -> Result<HeaderDirs> {
     let (folder, manifest) = cache.ensure(&format!("headers-{series}"), refresh, |folder| {
         let apt = Apt::open(cache, series.channel())?;
-        let package = newest(&apt, series)?;
+        let (user, kernel) = (newest(&apt, "linux-libc-dev", series)?, kernel_headers(&apt, series)?);
+        let manifest = Manifest { version: user.version.clone(), kernel: kernel.name.clone() };
         let debs = folder.join("debs");
         fs::create_dir_all(&debs)?;
         let what = format!("headers of kernel {series}");
-        apt.download(&what, std::slice::from_ref(&package), &debs)?;
+        apt.download(&what, &[user, kernel], &debs)?;
         deb::unpack_all(&what, &debs, &folder.join("root"))?;
-        Ok(Manifest { version: package.version })
+        Ok(manifest)
     })?;
     Ok(dirs(folder, manifest))
 }
 
-fn newest(apt: &Apt, series: Series) -> Result<Package> {
-    let known = apt.show("linux-libc-dev")?;
+fn newest(apt: &Apt, name: &str, series: Series) -> Result<Package> {
+    let known = apt.show(name)?;
     match known.into_iter().find(|package| series.matches(&package.version)) {
         Some(package) => Ok(package),
-        None => bail!("{} has no linux-libc-dev of kernel {series}", apt.channel().name()),
+        None => bail!("{} has no {name} of kernel {series}", apt.channel().name()),
     }
+}
+
+/// The package of the kernel's own headers that all flavours share; the metapackage names the build.
+fn kernel_headers(apt: &Apt, series: Series) -> Result<Package> {
+    let meta = newest(apt, "linux-headers-amd64", series)?;
+    let common = common_headers(&meta).with_context(|| {
+        format!("linux-headers-amd64 {} names no package of headers: {}", meta.version, meta.depends)
+    })?;
+    let known = apt.show(&common)?;
+    let package = known.into_iter().find(|package| package.version == meta.version);
+    package.with_context(|| format!("{common} of version {} isn't there", meta.version))
+}
+
+fn common_headers(meta: &Package) -> Option<String> {
+    let names = meta.depends.split(',').filter_map(|dependency| dependency.split_whitespace().next());
+    let flavour = names.filter_map(|name| name.strip_suffix("-amd64"));
+    let mut builds = flavour.filter(|name| name.starts_with("linux-headers-"));
+    builds.next().map(|build| format!("{build}-common"))
 }
 
 /// The architecture's `asm` folder lies apart, under the multiarch name.
 fn dirs(folder: PathBuf, manifest: Manifest) -> HeaderDirs {
     let include = folder.join("root/usr/include");
-    HeaderDirs { version: manifest.version, include: vec![include.join("x86_64-linux-gnu"), include] }
+    HeaderDirs {
+        version: manifest.version,
+        include: vec![include.join("x86_64-linux-gnu"), include],
+        kernel: folder.join("root/usr/src").join(manifest.kernel).join("include"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_metapackage_names_the_build_of_the_kernels_own_headers() {
+        let meta = Package {
+            name: "linux-headers-amd64".into(),
+            version: "7.2.13-1".into(),
+            depends: "linux-base-amd64 (= 7.2.13-1), linux-headers-7.2.13+deb14-amd64 (= 7.2.13-1)".into(),
+            size: 1,
+        };
+        assert_eq!(common_headers(&meta).as_deref(), Some("linux-headers-7.2.13+deb14-common"));
+    }
 }
