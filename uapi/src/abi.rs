@@ -253,17 +253,17 @@ macro_rules! enum_source {
 ///
 /// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another width. A field
 /// with the C name `""` is padding that the C compiler inserts. `struct Name align(8) = …` aligns a struct whose
-/// fields alone would not ask for it.
+/// fields alone would not ask for it; `in "linux/in.h"` after the C type names a header other than its neighbours'.
 macro_rules! abi_structs {
     (header = $header:literal; $(
         $(#[$meta:meta])*
-        struct $name:ident $(align($align:literal))? = $form:ident $c:literal $(since $since:ident)? {
+        struct $name:ident $(align($align:literal))? = $form:ident $c:literal $(in $own:literal)? $(since $since:ident)? {
             $( $(#[$fmeta:meta])* $field:ident : $ty:ty $(as $names:ty)? $(= $cf:literal $(since $fsince:ident)?)? ; )*
         }
     )*) => {
         $(
             $(#[$meta])*
-            #[doc = concat!("\n\nC: `", $crate::c_type!($form $c), "`, `", $header, "`.")]
+            #[doc = concat!("\n\nC: `", $crate::c_type!($form $c), "`, `", $crate::own_header!($header $($own)?), "`.")]
             #[doc(alias = $c)]
             #[derive(
                 Clone, Copy, Debug, PartialEq, Eq,
@@ -276,7 +276,7 @@ macro_rules! abi_structs {
                 const INFO: $crate::abi::StructInfo = $crate::abi::StructInfo {
                     rust: stringify!($name),
                     c: $crate::c_type!($form $c),
-                    header: $header,
+                    header: $crate::own_header!($header $($own)?),
                     since: $crate::since!($($since)?),
                     size: size_of::<$name>(),
                     align: align_of::<$name>(),
@@ -312,10 +312,10 @@ macro_rules! abi_structs {
     };
 }
 
-/// The header of one value where it is not that of its enumeration.
+/// The header of one item where it is not that of its neighbours.
 #[doc(hidden)]
 #[macro_export]
-macro_rules! value_header {
+macro_rules! own_header {
     ($header:literal) => {
         $header
     };
@@ -366,7 +366,7 @@ macro_rules! abi_enums {
                                 const VALUE: $repr = $value;
                                 VALUE as u64
                             },
-                            header: $crate::value_header!($header $($vh)?),
+                            header: $crate::own_header!($header $($vh)?),
                             since: $crate::since!($($since)?),
                         },
                     )*],

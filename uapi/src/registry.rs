@@ -89,21 +89,7 @@ pub const MODULES: &[Module] = &[
     Module {
         name: "rdma_cm::address",
         structs: crate::rdma_cm::address::STRUCTS,
-        enums: &[],
-        flags: &[],
-        consts: &[],
-    },
-    Module {
-        name: "rdma_cm::address::ib",
-        structs: crate::rdma_cm::address::ib::STRUCTS,
-        enums: &[],
-        flags: &[],
-        consts: &[],
-    },
-    Module {
-        name: "rdma_cm::address::ip",
-        structs: crate::rdma_cm::address::ip::STRUCTS,
-        enums: &[],
+        enums: crate::rdma_cm::address::ENUMS,
         flags: &[],
         consts: &[],
     },

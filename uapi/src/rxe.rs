@@ -4,6 +4,7 @@
 //! Send slots hold a [`SendWqe`] and its data, receive slots a [`RecvWqe`] and its [`Sge`]s, completion slots a
 //! [`Wc`](crate::write::structs::Wc). One slot stays empty.
 
+use crate::abi::Be16;
 use crate::uverbs::types::AccessFlags;
 use crate::verbs_values::{SendFlags, WcStatus};
 use crate::write::types::{PlacementType, SelectivityLevel, WrOpcode};
@@ -33,7 +34,7 @@ abi_structs! {
         /// `AF_INET` or `AF_INET6`.
         family: u16 = "_sockaddr_in6.sin6_family";
         /// Port; unused.
-        port: u16 = "_sockaddr_in6.sin6_port";
+        port: Be16 = "_sockaddr_in6.sin6_port";
         /// The address of family `AF_INET`; the flow label of `AF_INET6`.
         ipv4: [u8; 4] = "_sockaddr_in.sin_addr";
         /// The address of family `AF_INET6`.

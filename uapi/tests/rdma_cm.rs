@@ -1,7 +1,7 @@
 //! The connection manager's commands: their bytes, and bytes turned into words.
 
 use bareverbs_uapi::abi::{Be16, Since};
-use bareverbs_uapi::rdma_cm::address::{AF_INET, SocketAddressIn, SocketAddressStorage};
+use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn, SocketAddressStorage};
 use bareverbs_uapi::rdma_cm::path::PathRecData;
 use bareverbs_uapi::rdma_cm::structs::*;
 use bareverbs_uapi::rdma_cm::*;
@@ -131,9 +131,13 @@ fn an_event_holds_336_bytes_and_either_kind_of_parameters() {
 
 #[test]
 fn any_address_fits_the_storage() {
-    let address =
-        SocketAddressIn { family: AF_INET, port: Be16::new(4791), address: [10, 1, 0, 1], reserved: [0; 8] };
+    let address = SocketAddressIn {
+        family: AddressFamily::INET,
+        port: Be16::new(4791),
+        address: [10, 1, 0, 1],
+        reserved: [0; 8],
+    };
     let storage = SocketAddressStorage::from(address);
-    assert_eq!(storage.family, AF_INET);
+    assert_eq!(storage.family, AddressFamily::INET);
     assert_eq!(storage.as_bytes()[..8], [2, 0, 0x12, 0xb7, 10, 1, 0, 1]);
 }

@@ -5,10 +5,22 @@ use crate::abi::{Be16, Be32, Be64};
 abi_structs! {
     header = "rdma/rdma_user_cm.h";
 
+    /// An IPv4 address and port; fills the first 16 bytes of a field for an IPv6 one.
+    struct SocketAddressIn align(4) = tag "sockaddr_in" in "linux/in.h" {
+        /// [`AddressFamily::INET`].
+        family: AddressFamily = "sin_family";
+        /// Port.
+        port: Be16 = "sin_port";
+        /// Address.
+        address: [u8; 4] = "sin_addr";
+        /// Zero.
+        reserved: [u8; 8] = "__pad";
+    }
+
     /// An IPv6 address and port.
-    struct SocketAddressIn6 = tag "sockaddr_in6" {
-        /// [`AF_INET6`].
-        family: u16 = "sin6_family";
+    struct SocketAddressIn6 = tag "sockaddr_in6" in "linux/in6.h" {
+        /// [`AddressFamily::INET6`].
+        family: AddressFamily = "sin6_family";
         /// Port.
         port: Be16 = "sin6_port";
         /// Flow label.
@@ -19,72 +31,46 @@ abi_structs! {
         scope_id: u32 = "sin6_scope_id";
     }
 
+    /// A GID, a P_Key and a service identifier.
+    struct SocketAddressIb = tag "sockaddr_ib" in "include/rdma/ib.h" {
+        /// [`AddressFamily::IB`].
+        family: AddressFamily = "sib_family";
+        /// P_Key.
+        pkey: Be16 = "sib_pkey";
+        /// Flow label.
+        flow_info: Be32 = "sib_flowinfo";
+        /// GID.
+        gid: [u8; 16] = "sib_addr";
+        /// Service identifier, with the port space in bytes 4 and 5 and the port in the last two.
+        service_id: Be64 = "sib_sid";
+        /// Which bits of the service identifier count.
+        service_id_mask: Be64 = "sib_sid_mask";
+        /// Number of the device.
+        scope_id: u64 = "sib_scope_id";
+    }
+
     /// Room for any address.
-    struct SocketAddressStorage align(8) = tag "__kernel_sockaddr_storage" {
-        /// Which address it holds: [`AF_INET`], [`AF_INET6`] or [`AF_IB`].
-        family: u16 = "ss_family";
+    struct SocketAddressStorage align(8) = tag "__kernel_sockaddr_storage" in "linux/socket.h" {
+        /// Which address it holds: [`AddressFamily::INET`], [`AddressFamily::INET6`] or [`AddressFamily::IB`].
+        family: AddressFamily = "ss_family";
         /// The rest of the address.
         data: [u8; 126] = "__data";
     }
 }
 
-/// The IPv4 address.
-pub mod ip {
-    use super::Be16;
+abi_enums! {
+    header = "include/linux/socket.h";
 
-    abi_structs! {
-        header = "linux/in.h";
-
-        /// An IPv4 address and port; fills the first 16 bytes of a field for an IPv6 one.
-        struct SocketAddressIn align(4) = tag "sockaddr_in" {
-            /// [`super::AF_INET`].
-            family: u16 = "sin_family";
-            /// Port.
-            port: Be16 = "sin_port";
-            /// Address.
-            address: [u8; 4] = "sin_addr";
-            /// Zero.
-            reserved: [u8; 8] = "sin_zero";
-        }
+    /// What kind of address it is.
+    enum AddressFamily : u16 = "" {
+        /// [`SocketAddressIn`].
+        INET = 2, "AF_INET";
+        /// [`SocketAddressIn6`].
+        INET6 = 10, "AF_INET6";
+        /// [`SocketAddressIb`].
+        IB = 27, "AF_IB";
     }
 }
-
-/// The native InfiniBand address.
-pub mod ib {
-    use super::{Be16, Be32, Be64};
-
-    abi_structs! {
-        header = "include/rdma/ib.h";
-
-        /// A GID, a P_Key and a service identifier.
-        struct SocketAddressIb = tag "sockaddr_ib" {
-            /// [`super::AF_IB`].
-            family: u16 = "sib_family";
-            /// P_Key.
-            pkey: Be16 = "sib_pkey";
-            /// Flow label.
-            flow_info: Be32 = "sib_flowinfo";
-            /// GID.
-            gid: [u8; 16] = "sib_addr";
-            /// Service identifier, with the port space in bytes 4 and 5 and the port in the last two.
-            service_id: Be64 = "sib_sid";
-            /// Which bits of the service identifier count.
-            service_id_mask: Be64 = "sib_sid_mask";
-            /// Number of the device.
-            scope_id: u64 = "sib_scope_id";
-        }
-    }
-}
-
-pub use ib::SocketAddressIb;
-pub use ip::SocketAddressIn;
-
-/// Address family of [`SocketAddressIn`].
-pub const AF_INET: u16 = 2;
-/// Address family of [`SocketAddressIn6`].
-pub const AF_INET6: u16 = 10;
-/// Address family of [`SocketAddressIb`].
-pub const AF_IB: u16 = 27;
 
 macro_rules! store {
     ($($address:ident),*) => {$(
