@@ -1,0 +1,137 @@
+//! What the Rust side declares, flattened from the registry.
+
+use bareverbs_uapi::abi::{ConstInfo, EnumInfo, Since, StructInfo};
+use bareverbs_uapi::driver::DriverAttributes;
+use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo};
+use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
+use bareverbs_uapi::{mlx5, registry};
+
+/// A named value, whatever it was declared as.
+#[derive(Clone, Copy, Debug)]
+pub struct Value {
+    /// Its name in C.
+    pub c: &'static str,
+    /// Its name in Rust.
+    pub rust: &'static str,
+    /// What it belongs to in Rust.
+    pub owner: &'static str,
+    /// Its value, sign-extended to 64 bits.
+    pub value: u64,
+    /// The header that should define it, where the declaration says so.
+    pub header: Option<&'static str>,
+    /// The C tag of the enumeration it should belong to; empty where that is not said.
+    pub tag: &'static str,
+    /// The kernel series that should be the first to have it.
+    pub since: Since,
+}
+
+/// Everything declared.
+#[derive(Clone, Debug, Default)]
+pub struct Declared {
+    /// The structs.
+    pub structs: Vec<StructInfo>,
+    /// The values.
+    pub values: Vec<Value>,
+    /// The methods.
+    pub methods: Vec<MethodInfo>,
+}
+
+impl Declared {
+    /// All of the registry.
+    pub fn from_registry() -> Declared {
+        let mut declared = Declared::default();
+        for module in registry::MODULES {
+            declared.structs.extend(module.structs.iter().map(|info| **info));
+            for info in module.enums.iter().chain(module.flags) {
+                declared.enumeration(info);
+            }
+            for info in module.consts {
+                declared.values.push(Value::of(info, module.name, ""));
+            }
+        }
+        for object in registry::OBJECTS.iter().chain(&mlx5::OBJECTS) {
+            declared.object(object);
+        }
+        for added in mlx5::ATTRIBUTES {
+            declared.added(added);
+        }
+        for command in registry::COMMANDS {
+            declared.command(command);
+        }
+        declared
+    }
+
+    fn enumeration(&mut self, info: &EnumInfo) {
+        self.values.extend(info.values.iter().map(|value| Value::of(value, info.rust, info.c)));
+    }
+}
+
+impl Declared {
+    fn object(&mut self, object: &ObjectInfo) {
+        self.values.push(Value::numbered(object.c, object.rust, "object", object.id, object.since));
+        for method in object.methods {
+            self.values.push(Value::numbered(method.c, method.rust, object.rust, method.id, method.since));
+            self.attributes(method.rust, method.attributes, method.since);
+            self.methods.push(**method);
+        }
+    }
+
+    fn added(&mut self, added: &DriverAttributes) {
+        self.attributes(added.rust, added.attributes, added.method.since);
+    }
+
+    fn attributes(&mut self, method: &'static str, attributes: &[AttributeInfo], since: Since) {
+        for attribute in attributes {
+            let since = attribute.since.max(since);
+            self.values.push(Value::numbered(attribute.c, attribute.rust, method, attribute.id, since));
+        }
+    }
+
+    /// The headers number the extended commands without the bit that marks them.
+    fn command(&mut self, command: &WriteCommandInfo) {
+        let number = (command.number & !EXTENDED) as u16;
+        self.values.push(Value::numbered(command.c, command.rust, "write command", number, command.since));
+    }
+}
+
+impl Value {
+    fn numbered(
+        c: &'static str,
+        rust: &'static str,
+        owner: &'static str,
+        number: u16,
+        since: Since,
+    ) -> Value {
+        Value { c, rust, owner, value: number.into(), header: None, tag: "", since }
+    }
+
+    fn of(info: &ConstInfo, owner: &'static str, tag: &'static str) -> Value {
+        Value {
+            c: info.c,
+            rust: info.rust,
+            owner,
+            value: info.value,
+            header: Some(info.header),
+            tag,
+            since: info.since,
+        }
+    }
+}
+
+/// Splits a C type into a struct and the path of a member in it: `struct x` is itself with an empty path, and
+/// `__typeof__(((struct x *)0)->y.z)` is `struct x` and `y.z`.
+pub fn root(c: &str) -> (&str, &str) {
+    match c.split_once(" *)0)->") {
+        Some((left, path)) => (left.rsplit('(').next().unwrap_or(left), path.trim_end_matches(')')),
+        None => (c, ""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_type_expression_names_a_struct_and_a_member_of_it() {
+        assert_eq!(super::root("struct a"), ("struct a", ""));
+        assert_eq!(super::root("__typeof__(((union a *)0)->b.c)"), ("union a", "b.c"));
+    }
+}

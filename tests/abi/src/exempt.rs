@@ -1,0 +1,140 @@
+//! What the proof leaves out, each line with its reason; a line that is no longer needed fails the proof.
+
+use std::collections::BTreeSet;
+use std::sync::Mutex;
+
+/// What is exempt, and why. A `*` at the end of `item` stands for any ending.
+#[derive(Clone, Copy, Debug)]
+pub struct Exemption {
+    /// The C name; `struct x: member` for a member, `*: member` for it in every struct.
+    pub item: &'static str,
+    /// Why.
+    pub reason: &'static str,
+}
+
+/// A list of exemptions that remembers which were used.
+#[derive(Debug)]
+pub struct Exemptions {
+    name: &'static str,
+    list: &'static [Exemption],
+    used: Mutex<BTreeSet<usize>>,
+}
+
+impl Exemptions {
+    const fn new(name: &'static str, list: &'static [Exemption]) -> Exemptions {
+        Exemptions { name, list, used: Mutex::new(BTreeSet::new()) }
+    }
+
+    /// Whether the item is exempt.
+    pub fn cover(&self, item: &str) -> bool {
+        let member = item.split_once(": ").map(|(_, member)| format!("*: {member}"));
+        let found = self.list.iter().position(|exemption| match exemption.item.strip_suffix('*') {
+            Some(start) => item.starts_with(start),
+            None => item == exemption.item || member.as_deref() == Some(exemption.item),
+        });
+        if let (Some(index), Ok(mut used)) = (found, self.used.lock()) {
+            used.insert(index);
+        }
+        found.is_some()
+    }
+
+    /// The lines that were not needed.
+    pub fn unused(&self) -> Vec<String> {
+        let used = self.used.lock().map(|used| used.clone()).unwrap_or_default();
+        let unused = self.list.iter().enumerate().filter(|(index, _)| !used.contains(index));
+        unused
+            .map(|(_, line)| format!("{}: `{}` ({}) is no longer needed", self.name, line.item, line.reason))
+            .collect()
+    }
+}
+
+const fn exempt(item: &'static str, reason: &'static str) -> Exemption {
+    Exemption { item, reason }
+}
+
+/// In the covered headers, not declared in Rust.
+pub static UNDECLARED: Exemptions = Exemptions::new(
+    "UNDECLARED",
+    &[
+        exempt("struct ib_uverbs_ioctl_hdr: attrs", "open end without bytes; `method::Call` lays them out"),
+        exempt("struct ib_uverbs_attr: attr_data.enum_data.elem_id", "low byte of `attr_data`"),
+        exempt("struct ib_uverbs_attr: attr_data.enum_data.reserved", "high byte of `attr_data`"),
+        exempt(
+            "struct ib_uverbs_attr: data_s64",
+            "the bytes of `data`; descriptors are converted at the call",
+        ),
+        exempt("struct rdma_ls_*", "path resolution by local services, whose answering side is a daemon's"),
+        exempt("struct rdma_nla_ls_gid", "path resolution by local services"),
+        exempt("RDMA_NL_LS_*", "path resolution by local services"),
+        exempt("LS_*", "path resolution by local services"),
+        exempt("RDMA_NL_IWPM_*", "the iWARP port mapper, whose other side is a daemon"),
+        exempt("IWPM_*", "the iWARP port mapper, whose other side is a daemon"),
+        exempt("struct __kernel_sockaddr_storage: __align", "a pointer that only aligns the struct"),
+        exempt("struct mlx5_ib_create_qp: access_key", "the bytes of `sq_buf_addr`, for another kind of QP"),
+        exempt("struct rdma_ucm_event_resp: param.conn", "the first bytes of `param.ud`: `EventResp::conn`"),
+        exempt("struct rdma_ucm_event_resp: param.arg32", "the first bytes of `param.ud`: `EventResp::arg`"),
+        exempt("struct rdma_ucm_write_cm_event: param.conn", "the kernel takes no event that would use it"),
+        exempt(
+            "struct rdma_ucm_write_cm_event: param.arg",
+            "the first bytes of `param.ud`: `WriteCmEventReq::set_arg`",
+        ),
+        exempt(
+            "struct rxe_av: sgid_addr._sockaddr_in.sin_family",
+            "the bytes of `_sockaddr_in6.sin6_family`",
+        ),
+        exempt("struct rxe_av: sgid_addr._sockaddr_in.sin_port", "the bytes of `_sockaddr_in6.sin6_port`"),
+        exempt("struct rxe_av: sgid_addr._sockaddr_in.__pad", "the first bytes of `_sockaddr_in6.sin6_addr`"),
+        exempt(
+            "struct rxe_av: sgid_addr._sockaddr_in6.sin6_flowinfo",
+            "the bytes of `_sockaddr_in.sin_addr`",
+        ),
+        exempt("struct rxe_av: dgid_addr._sockaddr_in", "`dgid_addr` is of the type of `sgid_addr`"),
+        exempt("union rxe_gid", "its 16 bytes are the field `dgid`"),
+        exempt("IB_FLOW_ATTR_FLAGS_RESERVED", "ends the flags that user space may set"),
+        exempt("IB_MR_REREG_SUPPORTED", "all flags of the enumeration together"),
+        exempt("IB_QP_ATTR_STANDARD_BITS", "all older bits of the enumeration together"),
+        exempt("IB_QP_RESERVED*", "bits that nothing uses any more"),
+        exempt("IB_SEND_RESERVED_*", "bits for the kernel's own use"),
+        exempt("NLMSGERR_ATTR_MAX", "how many there are"),
+        exempt("__NLMSGERR_ATTR_MAX", "how many there are"),
+        exempt("NLMSGERR_ATTR_UNUSED", "0, which no message carries"),
+        exempt("HFI1_IOCTL_*", "the hfi1 driver's own device file"),
+        exempt("IB_USER_MAD_*", "the umad device file"),
+        exempt("IB_IOCTL_MAGIC", "the old name of `RDMA_IOCTL_MAGIC`"),
+        exempt("RDMA_COUNTER_MODE_MAX", "how many there are"),
+        exempt("RDMA_MC_JOIN_FLAG_RESERVED", "how many there are"),
+        exempt("RDMA_NLDEV_ATTR_MAX", "how many there are, which grows from kernel to kernel"),
+        exempt("RDMA_NLDEV_NUM_OPS", "how many there are, which grows from kernel to kernel"),
+        exempt("RDMA_NLDEV_ATTR_UNSPEC", "0, which no message carries"),
+        exempt("RDMA_NLDEV_CMD_UNSPEC", "0, which no message carries"),
+        exempt("RDMA_NLA_F_MANDATORY", "path resolution by local services"),
+        exempt("RDMA_NLA_TYPE_MASK", "path resolution by local services"),
+        exempt("UVERBS_UDATA_DRIVER_DATA_*", "unused names of 6.1 for bit 12 of an attribute's number"),
+        exempt("RDMA_UAPI_PTR", "spells a member that holds an address"),
+        exempt("RDMA_NL_RSVD", "numbers that nothing uses any more"),
+        exempt("RDMA_NL_NUM_*", "how many there are, which grows from kernel to kernel"),
+        exempt(
+            "RDMA_NL_GET_*",
+            "arithmetic on message types; `nldev::Command::message_type` and its inverse",
+        ),
+    ],
+);
+
+/// Values that Rust declares with an enumeration to which they do not belong in C.
+pub static STRAY: Exemptions = Exemptions::new(
+    "STRAY",
+    &[
+        exempt(
+            "IB_QPT_SMI",
+            "the uapi enumeration leaves out the kernel's own QPs, but query_qp and netlink tell of them",
+        ),
+        exempt("IB_QPT_GSI", "as `IB_QPT_SMI`"),
+        exempt("OPA_MTU_*", "Omni-Path's MTUs continue InfiniBand's in the same fields"),
+        exempt("IB_WC_RECV*", "the uapi enumeration leaves out completions of receives"),
+    ],
+);
+
+/// Lines of all lists that nothing needed; to be asked after every kernel was compared.
+pub fn unused() -> Vec<String> {
+    [&UNDECLARED, &STRAY].iter().flat_map(|list| list.unused()).collect()
+}
