@@ -1,0 +1,111 @@
+//! Completion channels.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bareverbs_provider::command;
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_uapi::write::structs::CompEventDesc;
+
+use crate::event_fd::EventFd;
+use crate::{Error, Result};
+
+/// A channel of completion events: what a thread sleeps on that does not poll.
+///
+/// Any number of completion queues can use one channel. Its descriptor works with `poll`, `epoll` and the reactors
+/// built on them, and is always non-blocking.
+///
+/// ```no_run
+/// use bareverbs::{Arm, Cq, CqInit, Device};
+///
+/// let context = Device::find("rxe0")?.open()?;
+/// let channel = context.create_comp_channel()?;
+/// let mut cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) })?;
+/// loop {
+///     while let Some(completion) = cq.poll_one() {
+///         println!("request {} is complete", completion.wr_id);
+///     }
+///     cq.arm(Arm::Any)?;
+///     // What completed before the queue was armed raises no event.
+///     if cq.poll_one().is_none() {
+///         channel.get_event()?;
+///     }
+/// #   break;
+/// }
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_comp_channel")]
+#[derive(Clone, Debug)]
+pub struct CompChannel {
+    events: Arc<EventFd>,
+}
+
+/// A completion queue has the completion that it was armed for.
+///
+/// An event is a value that names its queue by a number, not by a pointer, so it needs no acknowledgement and may
+/// outlive the queue. Only an event that was not read when its queue was dropped is gone.
+#[doc(alias = "ibv_ack_cq_events")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CompEvent {
+    /// [`CqInit::user_data`](crate::CqInit::user_data) of the queue.
+    pub user_data: u64,
+}
+
+impl CompChannel {
+    pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
+        let fd = command::create_comp_channel(file)
+            .map_err(|refused| Error::refused("create_comp_channel", "a new channel", refused))?;
+        Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
+    }
+
+    pub(crate) fn raw_fd(&self) -> RawFd {
+        self.events.as_fd().as_raw_fd()
+    }
+
+    /// Waits for an event.
+    ///
+    /// # Errors
+    /// The device is gone.
+    #[doc(alias = "ibv_get_cq_event")]
+    pub fn get_event(&self) -> Result<CompEvent> {
+        loop {
+            if let Some(event) = self.get(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Takes an event if there is one.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn try_get_event(&self) -> Result<Option<CompEvent>> {
+        Ok(self.events.try_read::<CompEventDesc>()?.map(CompEvent::from))
+    }
+
+    /// Waits for an event, but no longer than `timeout`.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<CompEvent>> {
+        self.get(Some(timeout))
+    }
+
+    fn get(&self, timeout: Option<Duration>) -> Result<Option<CompEvent>> {
+        Ok(self.events.read::<CompEventDesc>(timeout)?.map(CompEvent::from))
+    }
+}
+
+impl From<CompEventDesc> for CompEvent {
+    fn from(record: CompEventDesc) -> Self {
+        Self { user_data: record.cq_handle }
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}

@@ -1,0 +1,374 @@
+//! An open device.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::Provider;
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::types::{DriverId, GidEntry as KernelGidEntry};
+use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass, QueryPortSpeed};
+use bareverbs_uapi::write::structs::QueryDeviceResp;
+use bareverbs_uapi::write::types::OdpGeneralCaps;
+use rustix::io::Errno;
+
+use crate::gid::choose;
+use crate::{
+    AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Error, GidEntry, LinkLayer, Pd,
+    PortAttr, Result,
+};
+
+/// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
+const MAX_GID_ENTRIES: u32 = (u16::MAX as usize / size_of::<KernelGidEntry>()) as u32;
+
+/// The most handles of one class that [`Context::object_count`] counts, for the same reason.
+const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
+
+/// What the kernel and the device can do, found out when the device was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The kernel registers memory by an ioctl method of its own (7.2); others do it by the write command.
+    pub native_reg_mr: bool,
+    /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
+    pub port_speed: bool,
+    /// Memory regions on demand, whose pages are not pinned: [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
+    pub odp: bool,
+    /// On demand regions over the whole address space.
+    pub odp_implicit: bool,
+    /// Advice about regions on demand, such as [`Mr::prefetch`](crate::Mr::prefetch).
+    pub advise_mr: bool,
+    /// Times in completions.
+    pub completion_timestamps: bool,
+    /// Memory on the device itself.
+    pub device_memory: bool,
+    /// Completion vectors.
+    pub num_comp_vectors: u32,
+}
+
+/// An open device: where everything else is made.
+///
+/// It is cheap to clone. The device stays open for as long as anything that was made from it exists.
+///
+/// ```no_run
+/// let context = bareverbs::Device::find("rxe0")?.open()?;
+/// let port = context.query_port(1)?;
+/// println!("{:?}, MTU {}, GID {}", port.state, port.active_mtu, context.default_gid(1)?.gid);
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_context")]
+pub struct Context<P: Provider = AnyProvider> {
+    inner: Arc<Inner<P>>,
+}
+
+struct Inner<P> {
+    session: Arc<Session>,
+    provider: P,
+}
+
+/// What objects without a provider's part hold of a context.
+pub(crate) struct Session {
+    pub(crate) file: Arc<DeviceFile>,
+    pub(crate) device: Device,
+    pub(crate) capabilities: Capabilities,
+    limits: QueryDeviceResp,
+    events: AsyncEvents,
+}
+
+impl<P: Provider> Clone for Context<P> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner) }
+    }
+}
+
+impl<P: Provider> Context<P> {
+    pub(crate) fn open(device: &Device) -> Result<Self> {
+        const VERB: &str = "open_device";
+        let path =
+            device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
+        let open_file = |driver: DriverId| {
+            DeviceFile::open(path, driver.0).map_err(|refused| Error::Open {
+                device: device.name().to_owned(),
+                path: path.to_owned(),
+                errno: refused.errno,
+            })
+        };
+        let driver = match device.driver_id() {
+            Some(driver) => Some(driver),
+            None => probe_driver(&open_file(DriverId::UNKNOWN)?),
+        };
+        let Some(driver) = driver.filter(|driver| P::drives(driver.0)) else {
+            return Err(Error::UnsupportedDriver { device: device.name().to_owned(), driver });
+        };
+        let file = Arc::new(open_file(driver)?);
+        let refused = |refused: Refused| Error::refused(VERB, device.name(), refused);
+        let provider = P::open(Arc::clone(&file)).map_err(refused)?;
+        let events = AsyncEvents::create(&file)?;
+        let attr = command::query_device_ex(&file).map_err(refused)?;
+        let odp = attr.odp_caps.general_caps;
+        let capabilities = Capabilities {
+            native_reg_mr: command::reg_mr_is_native(&file),
+            port_speed: query_port_speed(&file, 1).is_ok(),
+            odp: odp.contains(OdpGeneralCaps::SUPPORT),
+            odp_implicit: odp.contains(OdpGeneralCaps::SUPPORT_IMPLICIT),
+            // There is no way to ask without a region; the drivers that page on demand are those that take advice.
+            advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
+            completion_timestamps: attr.timestamp_mask != 0,
+            device_memory: attr.max_dm_size != 0,
+            num_comp_vectors: provider.context_info().num_comp_vectors,
+        };
+        let session =
+            Arc::new(Session { file, device: device.clone(), capabilities, limits: attr.base, events });
+        Ok(Self { inner: Arc::new(Inner { session, provider }) })
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.inner.session
+    }
+
+    pub(crate) fn file(&self) -> &DeviceFile {
+        &self.inner.session.file
+    }
+
+    pub(crate) fn provider(&self) -> &P {
+        &self.inner.provider
+    }
+
+    pub(crate) fn limits(&self) -> &QueryDeviceResp {
+        &self.inner.session.limits
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.session.device
+    }
+
+    /// What was found out at open.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.inner.session.capabilities
+    }
+
+    /// Properties and limits of the device.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_query_device")]
+    #[doc(alias = "ibv_query_device_ex")]
+    pub fn query_device(&self) -> Result<DeviceAttr> {
+        let told = command::query_device_ex(self.file())
+            .map_err(|refused| Error::refused("query_device", self.device().name(), refused))?;
+        let mut attr = DeviceAttr::from(&told);
+        // The driver's own spelling, where the device has firmware.
+        if !self.device().fw_ver().is_empty() {
+            self.device().fw_ver().clone_into(&mut attr.fw_ver);
+        }
+        Ok(attr)
+    }
+
+    /// Properties of a port; ports count from 1.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`] where the device has no such port.
+    #[doc(alias = "ibv_query_port")]
+    pub fn query_port(&self, port: u32) -> Result<PortAttr> {
+        let number = self.check_port(port)?;
+        command::query_port(self.file(), number)
+            .map(|told| PortAttr::from(&told))
+            .map_err(|refused| Error::refused("query_port", format!("port {port}"), refused))
+    }
+
+    /// Effective speed of a port in Mbit/s, where [`Capabilities::port_speed`] says that it can be told.
+    ///
+    /// # Errors
+    /// There is no such port, or the kernel or the driver cannot tell.
+    #[doc(alias = "ibv_query_port_speed")]
+    pub fn port_speed(&self, port: u32) -> Result<u64> {
+        self.check_port(port)?;
+        query_port_speed(self.file(), port)
+            .map(|told| told.saturating_mul(100))
+            .map_err(|refused| Error::refused("query_port_speed", format!("port {port}"), refused))
+    }
+
+    /// The filled entries of all ports' GID tables.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_query_gid_table")]
+    pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
+        let mut room = 0;
+        for port in 1..=self.port_count() {
+            room += self.query_port(port)?.gid_tbl_len.min(MAX_GID_ENTRIES);
+        }
+        let mut entries = vec![KernelGidEntry::zeroed(); room.clamp(1, MAX_GID_ENTRIES) as usize];
+        let filled = command::query_gid_table(self.file(), &mut entries)
+            .map_err(|refused| Error::refused("query_gid_table", self.device().name(), refused))?;
+        Ok(entries[..filled].iter().copied().map(GidEntry::from).collect())
+    }
+
+    /// One entry of a port's GID table.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; [`Error::NoGid`] where the entry is empty or the table has no such index.
+    #[doc(alias = "ibv_query_gid")]
+    #[doc(alias = "ibv_query_gid_ex")]
+    pub fn gid(&self, port: u32, index: u32) -> Result<GidEntry> {
+        self.check_port(port)?;
+        command::query_gid_entry(self.file(), port, index).map(GidEntry::from).map_err(
+            |refused| match refused.errno {
+                Errno::NODATA => self.no_gid(port, index),
+                Errno::INVAL => match self.query_port(port) {
+                    Ok(attr) if index >= attr.gid_tbl_len => self.no_gid(port, index),
+                    _ => Error::refused("query_gid", format!("port {port} index {index}"), refused),
+                },
+                _ => Error::refused("query_gid", format!("port {port} index {index}"), refused),
+            },
+        )
+    }
+
+    pub(crate) fn no_gid(&self, port: u32, index: u32) -> Error {
+        let table_len = self.query_port(port).map_or(0, |attr| attr.gid_tbl_len);
+        let table = self.gid_table().unwrap_or_default();
+        Error::NoGid {
+            device: self.device().name().to_owned(),
+            port,
+            index,
+            table_len,
+            filled: table.iter().filter(|entry| entry.port == port).map(|entry| entry.index).collect(),
+        }
+    }
+
+    /// The GID entry of `port` to use where the user names none.
+    ///
+    /// On Ethernet: RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one rather than a
+    /// link-local one, then the lowest index. Elsewhere the lowest index.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; [`Error::NoGid`] where no entry of the port is filled.
+    pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
+        let link_layer = self.query_port(port)?.link_layer;
+        choose(&self.gid_table()?, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
+    }
+
+    /// An entry of a port's P_Key table.
+    ///
+    /// It is read from sysfs: the kernel tells it nowhere else.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; the table has no such index; `/sys` is not there.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
+        let length = self.query_port(port)?.pkey_tbl_len;
+        if index >= length.into() {
+            let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+            return Err(Error::invalid("query_pkey", reason));
+        }
+        let folder = Path::new("/sys/class/infiniband").join(self.device().name());
+        let file = folder.join(format!("ports/{port}/pkeys/{index}"));
+        let text = fs::read_to_string(&file).map_err(|error| {
+            Error::system(
+                format!("reading {}", file.display()),
+                Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            )
+        })?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).map_err(|_| {
+            Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
+        })
+    }
+
+    /// How many objects of `class` this context holds, counted by the kernel.
+    ///
+    /// # Errors
+    /// The kernel refuses, as for a class that the device does not have.
+    pub fn object_count(&self, class: ObjectClass) -> Result<usize> {
+        let mut handles = vec![0; MAX_HANDLES];
+        command::info_handles(self.file(), class, &mut handles)
+            .map_err(|refused| Error::refused("info_handles", format!("{class:?}"), refused))
+    }
+
+    /// The stream of asynchronous events of the context.
+    #[must_use]
+    pub fn async_events(&self) -> AsyncEvents {
+        self.inner.session.events.clone()
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// The kernel refuses, as where the device has no more of them.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<Pd<P>> {
+        Pd::alloc(self)
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// The kernel refuses, as where the process has no descriptor left.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompChannel> {
+        CompChannel::create(&self.inner.session.file)
+    }
+
+    /// Makes a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no entries or a vector that there is not, [`Error::Limit`] for more entries than the
+    /// device's `max_cqe`; the kernel refuses.
+    #[doc(alias = "ibv_create_cq")]
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
+        Cq::create(self, init)
+    }
+
+    fn port_count(&self) -> u32 {
+        self.limits().phys_port_cnt.into()
+    }
+
+    fn check_port(&self, port: u32) -> Result<u8> {
+        u8::try_from(port).ok().filter(|_| (1..=self.port_count()).contains(&port)).ok_or_else(|| {
+            Error::NoPort { device: self.device().name().to_owned(), port, count: self.port_count() }
+        })
+    }
+
+    /// What the typed steps of a queue pair need to know of a port, with the port's number checked.
+    pub(crate) fn port_for_qp(&self, port: u8) -> Result<PortAttr> {
+        self.query_port(port.into())
+    }
+
+    /// Whether a port's peers are addressed by a global route only.
+    pub(crate) fn needs_grh(attr: &PortAttr) -> bool {
+        attr.link_layer == LinkLayer::ETHERNET
+    }
+}
+
+/// The driver of an open device file without a context.
+///
+/// RDMA netlink tells the driver; without it, the kernel is asked with every known number in turn. The number is
+/// checked before anything else of a call (`ib_uverbs_cmd_verbs` of `core/uverbs_ioctl.c`) and a wrong one gives
+/// `EINVAL`; counting objects of a class needs no context, changes nothing, and is answered well with the right one.
+fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
+    let mut known: Vec<u64> = DriverId::INFO.values.iter().map(|value| value.value).collect();
+    known.dedup();
+    known.into_iter().map(|number| DriverId(number as u32)).find(|driver| {
+        let mut total = 0;
+        let mut call = Call::<InfoHandles>::new(driver.0);
+        call.constant(InfoHandles::OBJECT_ID, ObjectClass::PD);
+        call.output(InfoHandles::TOTAL_HANDLES, &mut total);
+        // SAFETY: the method writes nothing but its attributes.
+        unsafe { file.execute(&mut call) }.is_ok()
+    })
+}
+
+fn query_port_speed(file: &DeviceFile, port: u32) -> Result<u64, Refused> {
+    let mut speed = 0;
+    let mut call = Call::<QueryPortSpeed>::new(file.driver_id());
+    call.constant(QueryPortSpeed::PORT_NUM, port);
+    call.output(QueryPortSpeed::RESP, &mut speed);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(speed)
+}

@@ -1,0 +1,210 @@
+//! Completion queues.
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{Completion, CompletionQueue, CqRequest, CreatedCq, Provider};
+
+use crate::{AnyProvider, CompChannel, Context, Error, Result, WorkCompletion};
+
+/// What a completion queue is to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CqInit<'a> {
+    /// Completions it must hold, at least 1.
+    pub entries: u32,
+    /// The channel that gets its events.
+    pub channel: Option<&'a CompChannel>,
+    /// Which of the device's completion vectors raises them.
+    pub vector: u32,
+    /// Comes back in its events.
+    pub user_data: u64,
+}
+
+impl CqInit<'_> {
+    /// A queue for `entries` completions, without events.
+    #[must_use]
+    pub fn new(entries: u32) -> Self {
+        Self { entries, ..Self::default() }
+    }
+}
+
+/// Which completion raises an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arm {
+    /// The next one.
+    Any,
+    /// The next one whose sender asked for it, or that failed.
+    Solicited,
+}
+
+/// A completion queue.
+///
+/// It has one owner, who polls it. Queue pairs keep the kernel's side of it alive for as long as they need it.
+#[doc(alias = "ibv_cq")]
+pub struct Cq<P: Provider = AnyProvider> {
+    queue: ManuallyDrop<P::Cq>,
+    shared: Arc<CqShared<P>>,
+}
+
+/// What queue pairs hold of a completion queue.
+pub(crate) struct CqShared<P: Provider> {
+    context: Context<P>,
+    pub(crate) handle: u32,
+    entries: u32,
+    /// Kept for as long as the queue may raise events.
+    _channel: Option<CompChannel>,
+    /// The queue's memory, left here by an owner who went before the last queue pair: the device may still write it.
+    orphan: Mutex<Option<P::Cq>>,
+}
+
+impl<P: Provider> Cq<P> {
+    pub(crate) fn create(context: &Context<P>, init: &CqInit<'_>) -> Result<Self> {
+        const VERB: &str = "create_cq";
+        if init.entries == 0 {
+            return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
+        }
+        let limits = context.limits();
+        Error::check_limit(VERB, "entries", init.entries.into(), limits.max_cqe.into())?;
+        let vectors = context.capabilities().num_comp_vectors;
+        if init.vector >= vectors {
+            let last = vectors.saturating_sub(1);
+            let reason = format!("there is no completion vector {}: the last one is {last}", init.vector);
+            return Err(Error::invalid(VERB, reason));
+        }
+        let request = CqRequest {
+            entries: init.entries,
+            user_handle: init.user_data,
+            channel: init.channel.map(CompChannel::raw_fd),
+            vector: init.vector,
+        };
+        let CreatedCq { handle, entries, queue } = context
+            .provider()
+            .create_cq(&request)
+            .map_err(|reason| Error::create(VERB, format!("{} entries", init.entries), reason))?;
+        let shared = CqShared {
+            context: context.clone(),
+            handle,
+            entries,
+            _channel: init.channel.cloned(),
+            orphan: Mutex::new(None),
+        };
+        Ok(Self { queue: ManuallyDrop::new(queue), shared: Arc::new(shared) })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<CqShared<P>> {
+        &self.shared
+    }
+
+    /// Completions it holds, at least as many as asked for.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.shared.entries
+    }
+
+    /// Looks at what has completed, in place and without copying.
+    ///
+    /// ```no_run
+    /// # fn look(cq: &mut bareverbs::Cq) {
+    /// use bareverbs::{Completion, WcStatus};
+    ///
+    /// let mut completions = cq.poll();
+    /// while let Some(completion) = completions.next() {
+    ///     if completion.status() != WcStatus::SUCCESS {
+    ///         eprintln!("request {}: {:?}", completion.wr_id(), completion.status());
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// A completion is lent until the next one is asked for:
+    ///
+    /// ```compile_fail,E0499
+    /// # fn keep(cq: &mut bareverbs::Cq) {
+    /// use bareverbs::Completion;
+    ///
+    /// let mut completions = cq.poll();
+    /// let first = completions.next().unwrap();
+    /// let second = completions.next().unwrap();
+    /// println!("{} {}", first.wr_id(), second.wr_id());
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_start_poll")]
+    #[inline]
+    pub fn poll(&mut self) -> Completions<'_, P> {
+        Completions { queue: &mut self.queue }
+    }
+
+    /// Takes one completion, if there is one.
+    #[inline]
+    pub fn poll_one(&mut self) -> Option<WorkCompletion> {
+        self.poll().next().map(|completion| completion.to_value())
+    }
+
+    /// Takes as many completions as there are and as `into` has room for; tells how many.
+    #[doc(alias = "ibv_poll_cq")]
+    #[inline]
+    pub fn poll_into(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let mut completions = self.poll();
+        let mut taken = 0;
+        for slot in into {
+            let Some(completion) = completions.next() else { break };
+            *slot = completion.to_value();
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Asks for one event on the channel when the next completion arrives. Poll once more after this and before
+    /// waiting: what arrived earlier raises none.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_req_notify_cq")]
+    pub fn arm(&mut self, what: Arm) -> Result<()> {
+        self.queue
+            .arm(what == Arm::Solicited)
+            .map_err(|refused| Error::refused("req_notify_cq", format!("{what:?}"), refused))
+    }
+}
+
+impl<P: Provider> Drop for Cq<P> {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the queue after this, its only owner going.
+        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
+        *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+    }
+}
+
+impl<P: Provider> Drop for CqShared<P> {
+    fn drop(&mut self) {
+        if command::destroy_cq(self.context.file(), self.handle).is_err() {
+            // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
+            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
+
+/// Completions in place, lent one at a time. Their slots go back to the device when this is dropped.
+#[must_use = "completions are taken by `next`"]
+pub struct Completions<'a, P: Provider = AnyProvider> {
+    queue: &'a mut P::Cq,
+}
+
+impl<P: Provider> Completions<'_, P> {
+    /// The next one, if there is one.
+    #[doc(alias = "ibv_next_poll")]
+    #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
+    #[inline]
+    pub fn next(&mut self) -> Option<<P::Cq as CompletionQueue>::Completion<'_>> {
+        self.queue.next()
+    }
+}
+
+impl<P: Provider> Drop for Completions<'_, P> {
+    #[doc(alias = "ibv_end_poll")]
+    #[inline]
+    fn drop(&mut self) {
+        self.queue.release();
+    }
+}

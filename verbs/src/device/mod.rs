@@ -1,0 +1,242 @@
+//! Devices, before they are opened.
+//!
+//! RDMA netlink is asked first: it needs no permission and no `/sys`, sees just this network namespace's devices,
+//! and names the driver. Where the kernel has no RDMA netlink, or refuses it, sysfs is read.
+
+mod sysfs;
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use bareverbs_uapi::nldev::NodeType;
+use bareverbs_uapi::uverbs::types::DriverId;
+
+use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
+use crate::{Context, Error, Guid, Provider, Result};
+
+/// Where the device nodes are.
+const NODES: &str = "/dev/infiniband";
+
+/// What told of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FoundBy {
+    /// RDMA netlink.
+    Netlink,
+    /// `/sys/class/infiniband`.
+    Sysfs,
+}
+
+/// An RDMA device of this machine.
+///
+/// ```no_run
+/// for device in bareverbs::devices()? {
+///     println!("{} {}", device.name(), device.node_guid());
+/// }
+/// let context = bareverbs::Device::find("rxe0")?.open()?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_device")]
+#[derive(Clone, Debug)]
+pub struct Device {
+    name: String,
+    index: Option<u32>,
+    node_guid: Guid,
+    node_type: NodeType,
+    fw_ver: String,
+    port_count: u32,
+    uverbs: Option<Uverbs>,
+    found_by: FoundBy,
+}
+
+/// The character device through which verbs are called.
+#[derive(Clone, Debug)]
+struct Uverbs {
+    path: PathBuf,
+    driver_id: Option<DriverId>,
+}
+
+/// The RDMA devices of this machine, in the kernel's order; none is an empty list.
+///
+/// Needs no permission. Devices whose node this process may not open, or that a container was not given, are
+/// listed too.
+///
+/// # Errors
+/// The kernel's answer cannot be read.
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<Vec<Device>> {
+    match by_netlink() {
+        Ok(devices) => Ok(devices),
+        // Without RDMA netlink, or where it is filtered.
+        Err(Error::System { .. }) => Ok(sysfs::devices(Path::new("/sys"))),
+        Err(error) => Err(error),
+    }
+}
+
+fn by_netlink() -> Result<Vec<Device>> {
+    let mut netlink = RdmaNetlink::open()?;
+    let mut devices = Vec::new();
+    for info in netlink.devices()? {
+        let uverbs = netlink.char_device(info.index, "uverbs")?;
+        devices.push(Device::from_netlink(info, uverbs));
+    }
+    Ok(devices)
+}
+
+impl Device {
+    fn from_netlink(info: DeviceInfo, uverbs: Option<CharDevice>) -> Self {
+        Self {
+            name: info.name,
+            index: Some(info.index),
+            node_guid: info.node_guid,
+            node_type: info.node_type,
+            fw_ver: info.fw_ver,
+            port_count: info.port_count,
+            uverbs: uverbs.map(|found| Uverbs {
+                path: node(Path::new(NODES), &found.name, found.number),
+                driver_id: found.driver_id,
+            }),
+            found_by: FoundBy::Netlink,
+        }
+    }
+
+    /// The device named `name`.
+    ///
+    /// # Errors
+    /// There is none of that name; the error lists those there are.
+    pub fn find(name: &str) -> Result<Self> {
+        let devices = devices()?;
+        match devices.iter().find(|device| device.name == name) {
+            Some(device) => Ok(device.clone()),
+            None => Err(Error::UnknownDevice {
+                name: name.to_owned(),
+                known: devices.into_iter().map(|device| device.name).collect(),
+            }),
+        }
+    }
+
+    /// The first device of the machine.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn first() -> Result<Self> {
+        devices()?.into_iter().next().ok_or(Error::NoDevice)
+    }
+
+    /// Its name, such as `rxe0`.
+    #[doc(alias = "ibv_get_device_name")]
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The kernel's number for it; only RDMA netlink tells it.
+    #[doc(alias = "ibv_get_device_index")]
+    #[must_use]
+    pub fn index(&self) -> Option<u32> {
+        self.index
+    }
+
+    /// Identifier of the node.
+    #[doc(alias = "ibv_get_device_guid")]
+    #[must_use]
+    pub fn node_guid(&self) -> Guid {
+        self.node_guid
+    }
+
+    /// What sort of node it is.
+    #[must_use]
+    pub fn node_type(&self) -> NodeType {
+        self.node_type
+    }
+
+    /// Its kernel driver, where it is known before the device is opened: RDMA netlink tells it.
+    #[must_use]
+    pub fn driver_id(&self) -> Option<DriverId> {
+        self.uverbs.as_ref()?.driver_id
+    }
+
+    /// Version of its firmware; empty where it has none.
+    #[must_use]
+    pub fn fw_ver(&self) -> &str {
+        &self.fw_ver
+    }
+
+    /// How many ports it has, counted from 1.
+    #[must_use]
+    pub fn port_count(&self) -> u32 {
+        self.port_count
+    }
+
+    /// Its node for verbs, whether or not it is there; `None` where the kernel offers no verbs for it.
+    #[must_use]
+    pub fn uverbs_path(&self) -> Option<&Path> {
+        self.uverbs.as_ref().map(|uverbs| uverbs.path.as_path())
+    }
+
+    /// What told of it.
+    #[must_use]
+    pub fn found_by(&self) -> FoundBy {
+        self.found_by
+    }
+
+    /// Opens it, with whichever provider drives it.
+    ///
+    /// # Errors
+    /// Its node is missing or may not be opened, no provider here drives it, or the kernel refuses a context.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(self)
+    }
+
+    /// Opens it with the provider `P`, so that the data path is compiled for that one.
+    ///
+    /// # Errors
+    /// As for [`Device::open`]; [`Error::UnsupportedDriver`] where `P` does not drive it.
+    pub fn open_as<P: Provider>(&self) -> Result<Context<P>> {
+        Context::open(self)
+    }
+}
+
+/// The node of the character device `name` with that number: where udev puts it, else wherever in the folder a node
+/// has the number, since a container's nodes may be named otherwise.
+fn node(folder: &Path, name: &str, number: (u32, u32)) -> PathBuf {
+    let is_it = |path: &Path| {
+        fs::metadata(path).is_ok_and(|found| {
+            let device = found.rdev();
+            found.file_type().is_char_device()
+                && (rustix::fs::major(device), rustix::fs::minor(device)) == number
+        })
+    };
+    let usual = folder.join(name);
+    if is_it(&usual) {
+        return usual;
+    }
+    let others = fs::read_dir(folder).into_iter().flatten().flatten();
+    others.map(|entry| entry.path()).find(|path| is_it(path)).unwrap_or(usual)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_found_by_its_number_whatever_its_name() {
+        let folder = std::env::temp_dir().join(format!("bareverbs-node-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let other = folder.join("verbs-of-the-container");
+        // /dev/null is 1:3 everywhere.
+        std::os::unix::fs::symlink("/dev/null", &other).unwrap();
+        assert_eq!(node(&folder, "uverbs0", (1, 3)), other);
+        assert_eq!(node(&folder, "uverbs0", (1, 5)), folder.join("uverbs0"));
+        assert_eq!(node(Path::new("/dev"), "null", (1, 3)), Path::new("/dev/null"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_missing_node_is_named_where_it_should_be() {
+        let folder = Path::new("/nonexistent");
+        assert_eq!(node(folder, "uverbs7", (231, 199)), Path::new("/nonexistent/uverbs7"));
+    }
+}

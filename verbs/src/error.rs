@@ -1,0 +1,362 @@
+//! What can go wrong, in words.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::device::Refused;
+use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::verbs_values::WcStatus;
+use rustix::io::Errno;
+
+use crate::PostError;
+
+/// The result of a verb.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a verb failed: what was asked, what refused it, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The machine has no RDMA device that this process sees.
+    #[error(
+        "no RDMA device found: load its driver, or make a software one with `rdma link add rxe0 type rxe netdev eth0`"
+    )]
+    NoDevice,
+    /// No device has that name.
+    #[error("no RDMA device is named {name:?}; there {}", known_devices(known))]
+    UnknownDevice {
+        /// The name asked for.
+        name: String,
+        /// The devices there are.
+        known: Vec<String>,
+    },
+    /// The device has no uverbs character device.
+    #[error("device {device} offers no verbs to user space: load the kernel module ib_uverbs")]
+    NoUverbs {
+        /// The device.
+        device: String,
+    },
+    /// The device file could not be opened.
+    #[error("cannot open {} of device {device}: {errno}{}", path.display(), open_hint(*errno))]
+    Open {
+        /// The device.
+        device: String,
+        /// Its file.
+        path: PathBuf,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// The device's driver has no provider here.
+    #[error("device {device} is driven by {}, for which this build has no provider", driver_name(*driver))]
+    UnsupportedDriver {
+        /// The device.
+        device: String,
+        /// Its driver, where the kernel told.
+        driver: Option<DriverId>,
+    },
+    /// The device has no port of that number.
+    #[error("device {device} has no port {port}: its ports are {}", port_range(*count))]
+    NoPort {
+        /// The device.
+        device: String,
+        /// The port asked for.
+        port: u32,
+        /// How many it has.
+        count: u32,
+    },
+    /// The GID table has no entry of that index, or the entry is empty.
+    #[error("GID index {index} of port {port} of device {device} {}", gid_trouble(*table_len, filled))]
+    NoGid {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u32,
+        /// The index asked for.
+        index: u32,
+        /// Entries of the table.
+        table_len: u32,
+        /// Indices of the filled entries.
+        filled: Vec<u32>,
+    },
+    /// More was asked for than the device has.
+    #[error("{verb}: {what} {asked} is above the device's limit of {max}")]
+    Limit {
+        /// The verb.
+        verb: &'static str,
+        /// The quantity.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+        /// The most there can be.
+        max: u64,
+    },
+    /// The request makes no sense and was not put to the kernel.
+    #[error("{verb}: {reason}")]
+    Invalid {
+        /// The verb.
+        verb: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The kernel refused the request.
+    #[error(transparent)]
+    Kernel(#[from] Box<KernelRefusal>),
+    /// Requests were not all posted.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// An operation was carried out and failed.
+    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", explain(*status))]
+    Completion {
+        /// The operation.
+        verb: &'static str,
+        /// How it ended.
+        status: WcStatus,
+        /// The device's own word.
+        vendor_err: u32,
+    },
+    /// The provider could not make use of what the kernel made.
+    #[error("{verb} ({asked}): {reason}")]
+    Provider {
+        /// The verb.
+        verb: &'static str,
+        /// What was asked for, in words.
+        asked: String,
+        /// What stopped the provider.
+        #[source]
+        reason: CreateError,
+    },
+    /// An operating system call of another kind failed.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// The kernel's answer.
+        errno: Errno,
+    },
+    /// RDMA netlink answered with bytes that make no sense.
+    #[error("{what}: RDMA netlink's answer cannot be read: {reason}")]
+    Netlink {
+        /// What was asked.
+        what: String,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+}
+
+/// A request that the kernel refused.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct KernelRefusal {
+    /// The verb.
+    pub verb: &'static str,
+    /// What was asked for, in words.
+    pub asked: String,
+    /// The method of the ABI and the kernel's answer.
+    pub refused: Refused,
+    /// What the cause is likely to be and what to do, where that can be said.
+    pub hint: Option<String>,
+}
+
+impl fmt::Display for KernelRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}): {}", self.verb, self.asked, self.refused)?;
+        match &self.hint {
+            Some(hint) => write!(f, ": {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for KernelRefusal {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.refused)
+    }
+}
+
+impl Error {
+    /// The kernel's errno, where the kernel was asked.
+    #[must_use]
+    pub fn errno(&self) -> Option<Errno> {
+        match self {
+            Self::Open { errno, .. } | Self::System { errno, .. } => Some(*errno),
+            Self::Kernel(refusal) => Some(refusal.refused.errno),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn invalid(verb: &'static str, reason: impl Into<String>) -> Self {
+        Self::Invalid { verb, reason: reason.into() }
+    }
+
+    pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
+        Self::System { what: what.into(), errno }
+    }
+
+    pub(crate) fn refused(verb: &'static str, asked: impl Into<String>, refused: Refused) -> Self {
+        Self::Kernel(Box::new(KernelRefusal { verb, asked: asked.into(), refused, hint: None }))
+    }
+
+    pub(crate) fn create(verb: &'static str, asked: impl Into<String>, reason: CreateError) -> Self {
+        match reason {
+            CreateError::Refused(refused) => Self::refused(verb, asked, refused),
+            reason => Self::Provider { verb, asked: asked.into(), reason },
+        }
+    }
+
+    /// Adds what the likely cause is, if `hint` gives one for the errno.
+    pub(crate) fn or_hint(mut self, hint: impl FnOnce(Errno) -> Option<String>) -> Self {
+        if let Self::Kernel(refusal) = &mut self {
+            refusal.hint = hint(refusal.refused.errno);
+        }
+        self
+    }
+
+    /// Fails with [`Error::Limit`] where `asked` is above `max`.
+    pub(crate) fn check_limit(verb: &'static str, what: &'static str, asked: u64, max: u64) -> Result<()> {
+        if asked > max { Err(Self::Limit { verb, what, asked, max }) } else { Ok(()) }
+    }
+}
+
+/// What the status of a completion means, and where to look.
+#[doc(alias = "ibv_wc_status_str")]
+#[must_use]
+pub fn explain(status: WcStatus) -> &'static str {
+    match status {
+        WcStatus::SUCCESS => "done",
+        WcStatus::LOC_LEN_ERR => "the message is longer than the receive's buffers or than a message may be",
+        WcStatus::LOC_QP_OP_ERR => "this queue pair cannot carry out the request",
+        WcStatus::LOC_PROT_ERR => {
+            "a local key does not allow the access: wrong key, range or right, or a region of another protection domain"
+        }
+        WcStatus::WR_FLUSH_ERR => "the queue pair failed earlier and flushed it",
+        WcStatus::MW_BIND_ERR => "the memory window cannot be bound",
+        WcStatus::BAD_RESP_ERR => "the peer answered with what makes no sense",
+        WcStatus::LOC_ACCESS_ERR => "the local memory does not allow the peer's write",
+        WcStatus::REM_INV_REQ_ERR => {
+            "the peer found the request invalid: too long for its receive, or not allowed by its queue pair"
+        }
+        WcStatus::REM_ACCESS_ERR => "the peer's key does not allow the access: wrong key, range or right",
+        WcStatus::REM_OP_ERR => "the peer could not carry the request out",
+        WcStatus::RETRY_EXC_ERR => {
+            "the peer did not answer in all retries: it is gone, or the path is broken"
+        }
+        WcStatus::RNR_RETRY_EXC_ERR => "the peer had no receive posted in all retries",
+        WcStatus::REM_ABORT_ERR => "the peer gave the operation up",
+        WcStatus::FATAL_ERR => "the device failed",
+        WcStatus::RESP_TIMEOUT_ERR => "the response took too long",
+        _ => "it failed for a reason without a name here",
+    }
+}
+
+fn known_devices(known: &[String]) -> String {
+    match known {
+        [] => "is none".into(),
+        [one] => format!("is {one}"),
+        several => format!("are {}", several.join(", ")),
+    }
+}
+
+fn open_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::ACCESS | Errno::PERM => {
+            ": this user may not use it; give it read and write permission, by a udev rule or by group"
+        }
+        Errno::NOENT => ": the node is missing; in a container, pass it in",
+        Errno::NXIO | Errno::NODEV | Errno::IO => ": the device is gone",
+        _ => "",
+    }
+}
+
+fn driver_name(driver: Option<DriverId>) -> String {
+    driver.map_or_else(|| "a driver that the kernel does not name".into(), |driver| format!("{driver:?}"))
+}
+
+fn port_range(count: u32) -> String {
+    match count {
+        0 => "none".into(),
+        1 => "1 only".into(),
+        count => format!("1 to {count}"),
+    }
+}
+
+fn gid_trouble(table_len: u32, filled: &[u32]) -> String {
+    let filled = match filled {
+        [] => "no entry is filled: give the network interface an address".into(),
+        filled => {
+            let list: Vec<String> = filled.iter().map(u32::to_string).collect();
+            format!("filled entries: {}", list.join(", "))
+        }
+    };
+    match table_len {
+        0 => format!("is empty; {filled}"),
+        table_len => format!("is outside the table of {table_len}; {filled}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_device_is_told_with_those_there_are() {
+        let error = |known: &[&str]| {
+            let known = known.iter().map(|name| (*name).to_owned()).collect();
+            Error::UnknownDevice { name: "mlx9".into(), known }.to_string()
+        };
+        assert_eq!(error(&[]), "no RDMA device is named \"mlx9\"; there is none");
+        assert_eq!(error(&["rxe0"]), "no RDMA device is named \"mlx9\"; there is rxe0");
+        assert_eq!(error(&["rxe0", "rxe1"]), "no RDMA device is named \"mlx9\"; there are rxe0, rxe1");
+    }
+
+    #[test]
+    fn a_node_without_permission_is_told_with_its_path_and_what_to_do() {
+        let error = Error::Open {
+            device: "rxe0".into(),
+            path: "/dev/infiniband/uverbs0".into(),
+            errno: Errno::ACCESS,
+        };
+        let text = error.to_string();
+        assert!(text.starts_with("cannot open /dev/infiniband/uverbs0 of device rxe0: "), "{text}");
+        assert!(text.ends_with("give it read and write permission, by a udev rule or by group"), "{text}");
+        assert_eq!(error.errno(), Some(Errno::ACCESS));
+    }
+
+    #[test]
+    fn a_port_out_of_range_is_told_with_the_range() {
+        let error = |count| Error::NoPort { device: "rxe0".into(), port: 3, count }.to_string();
+        assert_eq!(error(1), "device rxe0 has no port 3: its ports are 1 only");
+        assert_eq!(error(2), "device rxe0 has no port 3: its ports are 1 to 2");
+    }
+
+    #[test]
+    fn a_gid_index_is_told_empty_or_outside() {
+        let error = |table_len, filled: &[u32]| {
+            Error::NoGid { device: "rxe0".into(), port: 1, index: 7, table_len, filled: filled.to_vec() }
+                .to_string()
+        };
+        assert_eq!(error(0, &[0, 1]), "GID index 7 of port 1 of device rxe0 is empty; filled entries: 0, 1");
+        assert_eq!(
+            error(4, &[]),
+            "GID index 7 of port 1 of device rxe0 is outside the table of 4; no entry is filled: give the network \
+             interface an address"
+        );
+    }
+
+    #[test]
+    fn a_limit_is_told_with_both_numbers() {
+        let error = Error::check_limit("create_qp", "max_send_sge", 64, 32).unwrap_err();
+        assert_eq!(error.to_string(), "create_qp: max_send_sge 64 is above the device's limit of 32");
+        assert!(Error::check_limit("create_qp", "max_send_sge", 32, 32).is_ok());
+    }
+
+    #[test]
+    fn the_kernels_refusal_names_verb_request_method_and_cause() {
+        let refused = Refused { method: "REG_MR", errno: Errno::FAULT };
+        let error = Error::refused("reg_mr", "16 bytes at 0x1000", refused)
+            .or_hint(|errno| (errno == Errno::FAULT).then(|| "that range cannot be read".into()));
+        let text = error.to_string();
+        assert!(text.starts_with("reg_mr (16 bytes at 0x1000): REG_MR"), "{text}");
+        assert!(text.ends_with(": that range cannot be read"), "{text}");
+    }
+}

@@ -1,0 +1,111 @@
+//! Descriptors that the kernel puts event records into.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::device::DeviceFile;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::{Error, Result};
+
+/// A descriptor of the kernel's events, non-blocking, so that one reader among several is never stuck in a read
+/// whose event another one took.
+#[derive(Debug)]
+pub(crate) struct EventFd {
+    fd: OwnedFd,
+    what: &'static str,
+    /// Events end when the device file goes.
+    _file: Arc<DeviceFile>,
+}
+
+impl EventFd {
+    pub(crate) fn new(fd: OwnedFd, what: &'static str, file: Arc<DeviceFile>) -> Result<Self> {
+        rustix::fs::fcntl_getfl(&fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
+            .map_err(|errno| Error::system(format!("making the descriptor of {what} non-blocking"), errno))?;
+        Ok(Self { fd, what, _file: file })
+    }
+
+    /// Takes a record if there is one. The kernel hands out whole records only.
+    pub(crate) fn try_read<T: FromBytes + IntoBytes>(&self) -> Result<Option<T>> {
+        let mut record = T::new_zeroed();
+        loop {
+            match rustix::io::read(&self.fd, record.as_mut_bytes()) {
+                Ok(length) if length == size_of::<T>() => return Ok(Some(record)),
+                Ok(_) => return Err(Error::system(format!("reading {}", self.what), Errno::PROTO)),
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::system(format!("reading {}", self.what), errno)),
+            }
+        }
+    }
+
+    /// Waits for a record, but no longer than `timeout`.
+    pub(crate) fn read<T: FromBytes + IntoBytes>(&self, timeout: Option<Duration>) -> Result<Option<T>> {
+        // A time beyond what a clock can say is for ever.
+        let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            if let Some(record) = self.try_read()? {
+                return Ok(Some(record));
+            }
+            let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            match rustix::event::poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::system(format!("waiting for {}", self.what), errno)),
+            }
+        }
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pipe() -> (EventFd, OwnedFd) {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let file = Arc::new(DeviceFile::open("/dev/null", 0).unwrap());
+        (EventFd::new(read, "test events", file).unwrap(), write)
+    }
+
+    #[test]
+    fn without_an_event_nothing_blocks_and_a_wait_ends_in_time() {
+        let (events, _write) = pipe();
+        assert!(events.try_read::<u64>().unwrap().is_none());
+        let begin = Instant::now();
+        assert!(events.read::<u64>(Some(Duration::from_millis(20))).unwrap().is_none());
+        assert!(begin.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn an_event_ends_the_wait() {
+        let (events, write) = pipe();
+        let writer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(20));
+            rustix::io::write(&write, &7_u64.to_ne_bytes()).unwrap();
+            write
+        });
+        assert_eq!(events.read::<u64>(None).unwrap(), Some(7));
+        drop(writer.join().unwrap());
+    }
+
+    #[test]
+    fn a_record_cut_short_is_an_error() {
+        let (events, write) = pipe();
+        rustix::io::write(&write, &[1, 2, 3]).unwrap();
+        assert_eq!(events.try_read::<u64>().unwrap_err().errno(), Some(Errno::PROTO));
+    }
+}

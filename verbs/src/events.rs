@@ -1,0 +1,187 @@
+//! Asynchronous events: what no completion tells of.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bareverbs_provider::command;
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_uapi::verbs_values::EventType;
+use bareverbs_uapi::write::structs::AsyncEventDesc;
+
+use crate::event_fd::EventFd;
+use crate::{Error, Result};
+
+/// The stream of a context's asynchronous events.
+///
+/// Its descriptor works with `poll`, `epoll` and the reactors built on them, and is always non-blocking. Clones share
+/// the stream: each event goes to one of them.
+#[derive(Clone, Debug)]
+pub struct AsyncEvents {
+    events: Arc<EventFd>,
+}
+
+impl AsyncEvents {
+    pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
+        let fd = command::async_event_alloc(file)
+            .map_err(|refused| Error::refused("open_device", "its asynchronous events", refused))?;
+        Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
+    }
+
+    /// Waits for an event.
+    ///
+    /// # Errors
+    /// The device is gone.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn get(&self) -> Result<AsyncEvent> {
+        loop {
+            if let Some(event) = self.wait(None)? {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Takes an event if there is one.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn try_get(&self) -> Result<Option<AsyncEvent>> {
+        Ok(self.events.try_read::<AsyncEventDesc>()?.map(AsyncEvent::from))
+    }
+
+    /// Waits for an event, but no longer than `timeout`.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub fn get_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
+        self.wait(Some(timeout))
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
+        Ok(self.events.read::<AsyncEventDesc>(timeout)?.map(AsyncEvent::from))
+    }
+}
+
+impl AsFd for AsyncEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+/// Something happened that no completion tells of.
+///
+/// Objects are named by the `user_data` that they were made with.
+#[doc(alias = "ibv_async_event")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AsyncEvent {
+    /// A completion queue overran: completions are lost.
+    #[doc(alias = "IBV_EVENT_CQ_ERR")]
+    Cq {
+        /// What happened.
+        event: EventType,
+        /// User data of the queue.
+        user_data: u64,
+    },
+    /// Something about a queue pair: it failed, drained, migrated, or met a peer.
+    Qp {
+        /// What happened.
+        event: EventType,
+        /// User data of the queue pair.
+        user_data: u64,
+    },
+    /// A shared receive queue failed or fell below its limit.
+    Srq {
+        /// What happened.
+        event: EventType,
+        /// User data of the queue.
+        user_data: u64,
+    },
+    /// A port came up or went down, or its tables changed.
+    Port {
+        /// What happened.
+        event: EventType,
+        /// The port.
+        port: u32,
+    },
+    /// The device failed or is being removed.
+    #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
+    Device {
+        /// What happened.
+        event: EventType,
+    },
+    /// An event that has no name here.
+    Other {
+        /// What happened.
+        event: EventType,
+        /// User data of the object or number of the port.
+        element: u64,
+    },
+}
+
+impl AsyncEvent {
+    /// What happened.
+    #[must_use]
+    pub fn event(&self) -> EventType {
+        match *self {
+            Self::Cq { event, .. }
+            | Self::Qp { event, .. }
+            | Self::Srq { event, .. }
+            | Self::Port { event, .. }
+            | Self::Device { event }
+            | Self::Other { event, .. } => event,
+        }
+    }
+}
+
+impl From<AsyncEventDesc> for AsyncEvent {
+    fn from(record: AsyncEventDesc) -> Self {
+        let (event, user_data) = (record.event_type, record.element);
+        match event {
+            EventType::CQ_ERR => Self::Cq { event, user_data },
+            EventType::QP_FATAL
+            | EventType::QP_REQ_ERR
+            | EventType::QP_ACCESS_ERR
+            | EventType::COMM_EST
+            | EventType::SQ_DRAINED
+            | EventType::PATH_MIG
+            | EventType::PATH_MIG_ERR
+            | EventType::QP_LAST_WQE_REACHED => Self::Qp { event, user_data },
+            EventType::SRQ_ERR | EventType::SRQ_LIMIT_REACHED => Self::Srq { event, user_data },
+            EventType::PORT_ACTIVE
+            | EventType::PORT_ERR
+            | EventType::LID_CHANGE
+            | EventType::PKEY_CHANGE
+            | EventType::SM_CHANGE
+            | EventType::CLIENT_REREGISTER
+            | EventType::GID_CHANGE
+            | EventType::DEVICE_SPEED_CHANGE => Self::Port { event, port: user_data as u32 },
+            EventType::DEVICE_FATAL => Self::Device { event },
+            event => Self::Other { event, element: user_data },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(event_type: EventType, element: u64) -> AsyncEvent {
+        AsyncEventDesc { element, event_type, ..AsyncEventDesc::zeroed() }.into()
+    }
+
+    #[test]
+    fn an_event_names_its_object_or_port() {
+        let (qp, port) = (EventType::QP_ACCESS_ERR, EventType::PORT_ERR);
+        assert_eq!(event(qp, 77), AsyncEvent::Qp { event: qp, user_data: 77 });
+        assert_eq!(event(port, 1), AsyncEvent::Port { event: port, port: 1 });
+        assert_eq!(event(EventType::CQ_ERR, 5), AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 5 });
+    }
+
+    #[test]
+    fn an_event_of_a_newer_kernel_is_kept() {
+        let unknown = EventType(99);
+        assert_eq!(event(unknown, 3), AsyncEvent::Other { event: unknown, element: 3 });
+    }
+}

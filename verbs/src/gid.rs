@@ -1,0 +1,174 @@
+//! Global identifiers: the addresses of ports.
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use crate::{GidType, LinkLayer};
+
+/// A global identifier of a port, in network byte order.
+///
+/// On RoCE it is the IPv6 address of the port's network interface, or its IPv4 address in mapped form.
+///
+/// ```
+/// use bareverbs::Gid;
+/// use std::net::Ipv4Addr;
+///
+/// let gid = Gid::from(Ipv4Addr::new(10, 1, 0, 1));
+/// assert_eq!(gid.to_string(), "::ffff:10.1.0.1");
+/// assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 1, 0, 1)));
+/// ```
+#[doc(alias = "ibv_gid")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// Whether all its bytes are zero: the identifier of nobody.
+    #[must_use]
+    pub fn is_zero(&self) -> bool {
+        self.0 == [0; 16]
+    }
+
+    /// The IPv4 address that it stands for, if it does.
+    #[must_use]
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+
+    /// Whether it is good on its own link only (`fe80::/10`).
+    #[must_use]
+    pub fn is_link_local(&self) -> bool {
+        Ipv6Addr::from(self.0).is_unicast_link_local()
+    }
+}
+
+impl From<Ipv6Addr> for Gid {
+    fn from(address: Ipv6Addr) -> Self {
+        Self(address.octets())
+    }
+}
+
+impl From<Ipv4Addr> for Gid {
+    fn from(address: Ipv4Addr) -> Self {
+        address.to_ipv6_mapped().into()
+    }
+}
+
+impl fmt::Display for Gid {
+    /// As an IPv6 address.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Ipv6Addr::from(self.0), f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A filled entry of a port's GID table.
+#[doc(alias = "ibv_gid_entry")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GidEntry {
+    /// The identifier.
+    pub gid: Gid,
+    /// Its index in the table.
+    pub index: u32,
+    /// The port.
+    pub port: u32,
+    /// How packets with it are framed.
+    pub gid_type: GidType,
+    /// The network interface that it came from; 0 for none.
+    pub netdev_ifindex: u32,
+}
+
+impl From<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
+    fn from(entry: bareverbs_uapi::uverbs::types::GidEntry) -> Self {
+        Self {
+            gid: Gid(entry.gid),
+            index: entry.gid_index,
+            port: entry.port_num,
+            gid_type: entry.gid_type,
+            netdev_ifindex: entry.netdev_ifindex,
+        }
+    }
+}
+
+/// The entry of `port` to use where the user names none.
+///
+/// On Ethernet: framed as RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one rather than a
+/// link-local one, then the lowest index. Elsewhere the lowest index.
+pub(crate) fn choose(table: &[GidEntry], port: u32, link_layer: LinkLayer) -> Option<GidEntry> {
+    let entries = table.iter().filter(|entry| entry.port == port);
+    if link_layer != LinkLayer::ETHERNET {
+        return entries.min_by_key(|entry| entry.index).copied();
+    }
+    entries.min_by_key(|entry| (framing(entry.gid_type), reach(&entry.gid), entry.index)).copied()
+}
+
+fn framing(gid_type: GidType) -> u8 {
+    match gid_type {
+        GidType::ROCE_V2 => 0,
+        GidType::ROCE_V1 => 1,
+        _ => 2,
+    }
+}
+
+fn reach(gid: &Gid) -> u8 {
+    match gid.ipv4() {
+        Some(_) => 0,
+        None if gid.is_link_local() => 2,
+        None => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(index: u32, address: &str, gid_type: GidType) -> GidEntry {
+        let address: Ipv6Addr = address.parse().unwrap();
+        GidEntry { gid: address.into(), index, port: 1, gid_type, netdev_ifindex: 3 }
+    }
+
+    fn chosen(table: &[GidEntry]) -> Option<u32> {
+        choose(table, 1, LinkLayer::ETHERNET).map(|entry| entry.index)
+    }
+
+    #[test]
+    fn an_ipv4_address_over_udp_is_the_first_choice_wherever_it_stands() {
+        let table = [
+            entry(0, "fe80::1", GidType::ROCE_V1),
+            entry(1, "fe80::1", GidType::ROCE_V2),
+            entry(2, "::ffff:10.1.0.1", GidType::ROCE_V1),
+            entry(3, "2001:db8::1", GidType::ROCE_V2),
+            entry(4, "::ffff:10.1.0.1", GidType::ROCE_V2),
+            entry(5, "::ffff:10.1.0.2", GidType::ROCE_V2),
+        ];
+        assert_eq!(chosen(&table), Some(4));
+        assert_eq!(chosen(&table[..4]), Some(3), "then a global IPv6 one");
+        assert_eq!(chosen(&table[..3]), Some(1), "then a link-local one, still over UDP");
+        assert_eq!(chosen(&table[..1]), Some(0), "v1 is better than none");
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn entries_of_other_ports_are_no_choice() {
+        let table = [entry(0, "::ffff:10.1.0.1", GidType::ROCE_V2)];
+        assert_eq!(choose(&table, 2, LinkLayer::ETHERNET), None);
+    }
+
+    #[test]
+    fn on_infiniband_the_lowest_index_is_chosen() {
+        let table = [entry(1, "2001:db8::1", GidType::IB), entry(0, "fe80::1", GidType::IB)];
+        assert_eq!(choose(&table, 1, LinkLayer::INFINIBAND).map(|entry| entry.index), Some(0));
+    }
+
+    #[test]
+    fn a_gid_prints_as_the_address_it_is() {
+        assert_eq!(entry(0, "fe80::2", GidType::ROCE_V2).gid.to_string(), "fe80::2");
+        assert_eq!(Gid::from(Ipv4Addr::new(10, 1, 0, 1)).to_string(), "::ffff:10.1.0.1");
+        assert!(Gid::default().is_zero());
+    }
+}

@@ -1,0 +1,91 @@
+//! RDMA verbs on Linux with no C underneath.
+//!
+//! A program hands work requests to a queue pair and reads completions; between it and the kernel or the NIC there is
+//! only Rust. There is no library to find at run time and no build-time one: the crate speaks the kernel's uverbs ABI
+//! itself.
+//!
+//! ```no_run
+//! use bareverbs::owned::Endpoint;
+//! use bareverbs::{Access, Buffer, Device};
+//!
+//! let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+//! let mut alice = Endpoint::new(&pd, 1, 16)?;
+//! let mut bob = Endpoint::new(&pd, 1, 16)?;
+//! // Between two machines, the addresses go over a socket.
+//! alice.connect(&bob.address())?;
+//! bob.connect(&alice.address())?;
+//!
+//! bob.post_recv(pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?)?;
+//! let mut hello = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
+//! hello.write(0, b"hello, bob")?;
+//! alice.post_send(hello, ..10)?;
+//!
+//! assert_eq!(bob.wait()?.message(), Some(&b"hello, bob"[..]));
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+//!
+//! # Two levels
+//!
+//! [`owned`] is safe: an operation owns its buffer until its completion is reaped. Beneath it, [`Qp::post_send`] and
+//! [`Qp::post_recv`] take scatter/gather elements and are `unsafe`, since the compiler cannot see how long a device
+//! uses memory. Everything else (devices, regions, queues, bring-up, polling, events) is safe and shared by both.
+//!
+//! # How things hang together
+//!
+//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`] and [`Qp`]; [`Context`] → [`CompChannel`] and [`Cq`]. Handles own what they
+//! were made from, so they can be dropped in any order and nothing is given back too early. Queues have a single owner;
+//! a queue pair's two [halves](Qp::split) can be used by two threads at once.
+//!
+//! Types carry the provider as a parameter whose default, [`AnyProvider`], picks the one that drives the device.
+//!
+//! # Errors
+//!
+//! An [`Error`] says what was asked, what refused it and what to do. Posting follows the `bad_wr` rule: a
+//! [`PostError`] tells how many requests were accepted, and those are carried out.
+
+mod attributes;
+mod channel;
+mod context;
+mod cq;
+mod device;
+mod error;
+mod event_fd;
+mod events;
+mod gid;
+mod memory;
+mod mr;
+mod mr_hints;
+pub mod netlink;
+pub mod owned;
+mod pd;
+mod provider;
+mod qp;
+mod values;
+
+pub use attributes::{DeviceAttr, PortAttr};
+pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellError, Provider};
+pub use bareverbs_provider::device::Refused;
+pub use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
+};
+pub use bareverbs_uapi::nldev::NodeType;
+pub use bareverbs_uapi::uverbs::ObjectClass;
+pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, DriverId, GidType};
+pub use bareverbs_uapi::verbs_values::{LinkLayer, PortPhysState, PortState, QpAttrMask, QpState, WcStatus};
+pub use bareverbs_uapi::write::types::WcOpcode;
+pub use channel::{CompChannel, CompEvent};
+pub use context::{Capabilities, Context};
+pub use cq::{Arm, Completions, Cq, CqInit};
+pub use device::{Device, FoundBy, devices};
+pub use error::{Error, KernelRefusal, Result, explain};
+pub use events::{AsyncEvent, AsyncEvents};
+pub use gid::{Gid, GidEntry};
+pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
+pub use mr::{LocalAccess, Mr, RegisterError};
+pub use pd::Pd;
+pub use provider::AnyProvider;
+pub use qp::{
+    AhAttr, Batch, Grh, InitAttr, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf,
+    RtrAttr, RtsAttr, SendHalf, Transport,
+};
+pub use values::{Guid, Mtu};

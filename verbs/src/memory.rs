@@ -1,0 +1,289 @@
+//! Memory that can be registered.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::ptr::{self, NonNull};
+
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::{Error, Result};
+
+/// An owner of bytes that stay where they are.
+///
+/// # Safety
+///
+/// The bytes that [`region`](MemoryOwner::region) names must stay valid for reads and writes, at the same address,
+/// for as long as the owner exists: also while it is moved, and for ever if it is forgotten. While it is registered
+/// nobody else may reach them.
+pub unsafe trait MemoryOwner {
+    /// First byte and number of bytes.
+    fn region(&mut self) -> (NonNull<u8>, usize);
+}
+
+// SAFETY: the heap block does not move with the vector, and nobody can reach a registered vector to make it grow.
+unsafe impl MemoryOwner for Vec<u8> {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (NonNull::from(self.as_mut_slice()).cast(), self.len())
+    }
+}
+
+// SAFETY: the heap block does not move with the box.
+unsafe impl MemoryOwner for Box<[u8]> {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (NonNull::from(&mut **self).cast(), self.len())
+    }
+}
+
+#[cfg(feature = "memmap2")]
+// SAFETY: the mapping does not move with its handle and is unmapped only when that is dropped. What other processes
+// do to the file is what the unsafe constructors of `MmapMut` make their caller answer for.
+unsafe impl MemoryOwner for memmap2::MmapMut {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (NonNull::from(&mut **self).cast(), self.len())
+    }
+}
+
+/// Zeroed memory of its own that starts at a page.
+///
+/// Registered memory is pinned by whole pages, so a buffer that shares its pages with nothing else is the one to
+/// prefer.
+///
+/// ```
+/// let mut buffer = bareverbs::Buffer::zeroed(100)?;
+/// buffer[..5].copy_from_slice(b"hello");
+/// assert_eq!((buffer.len(), buffer[99]), (100, 0));
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_alloc_buf")]
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, like a box's block.
+unsafe impl Send for Buffer {}
+// SAFETY: a shared reference gives only shared references to the bytes.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// `len` bytes of zeros.
+    ///
+    /// # Errors
+    /// There is not that much memory.
+    pub fn zeroed(len: usize) -> Result<Self> {
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                ptr::null_mut(),
+                Self::mapped(len),
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        start
+            .and_then(|start| NonNull::new(start.cast()).ok_or(Errno::NOMEM))
+            .map(|start| Self { start, len })
+            .map_err(|errno| Error::system(format!("mapping a buffer of {len} bytes"), errno))
+    }
+
+    /// Bytes of the mapping: even an empty buffer has an address.
+    fn mapped(len: usize) -> usize {
+        len.max(1)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `zeroed` with this size, and no reference to it outlives the buffer.
+        // Unmapping fails only where that splits a mapping beyond the kernel's limit; then the bytes stay mapped.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), Self::mapped(self.len)) };
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `deref`, and the exclusive borrow of the buffer is one of its bytes.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the mapping does not move with the buffer.
+unsafe impl MemoryOwner for Buffer {
+    fn region(&mut self) -> (NonNull<u8>, usize) {
+        (self.start, self.len)
+    }
+}
+
+/// Memory borrowed for as long as its region lives; what [`Pd::register_borrowed`](crate::Pd::register_borrowed)
+/// registers.
+#[derive(Debug)]
+pub struct Borrowed<'a> {
+    start: NonNull<u8>,
+    len: usize,
+    _borrow: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: it stands for an exclusive borrow of bytes, which may go to another thread.
+unsafe impl Send for Borrowed<'_> {}
+// SAFETY: a shared reference to it gives no access to the bytes.
+unsafe impl Sync for Borrowed<'_> {}
+
+impl<'a> Borrowed<'a> {
+    pub(crate) fn new(memory: &'a mut [u8]) -> Self {
+        Self { len: memory.len(), start: NonNull::from(memory).cast(), _borrow: PhantomData }
+    }
+
+    /// The memory, given back.
+    #[must_use]
+    pub fn into_slice(self) -> &'a mut [u8] {
+        // SAFETY: start and length are those of the exclusive borrow that this value was made from and stands for.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    pub(crate) fn region(&self) -> (NonNull<u8>, usize) {
+        (self.start, self.len)
+    }
+}
+
+/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct RawMemory;
+
+/// Copies out of memory that a device may write at the same time: the bytes are then any mix of old and new, but
+/// nothing worse happens.
+///
+/// # Safety
+///
+/// `from` must be valid for reads of `into.len()` bytes.
+pub(crate) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
+    let (head, words) = split(from.addr(), into.len());
+    let (first, rest) = into.split_at_mut(head);
+    let (middle, last) = rest.split_at_mut(words * 8);
+    // SAFETY: all reads are within the `into.len()` bytes that the caller vouches for; the words' are aligned, as
+    // `split` says. Volatile, since another party may write meanwhile.
+    unsafe {
+        for (i, byte) in first.iter_mut().enumerate() {
+            *byte = from.add(i).read_volatile();
+        }
+        let from = from.add(head);
+        for (i, word) in middle.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&from.cast::<u64>().add(i).read_volatile().to_ne_bytes());
+        }
+        let from = from.add(words * 8);
+        for (i, byte) in last.iter_mut().enumerate() {
+            *byte = from.add(i).read_volatile();
+        }
+    }
+}
+
+/// Copies into memory that a device may read or write at the same time.
+///
+/// # Safety
+///
+/// `into` must be valid for writes of `from.len()` bytes.
+pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
+    let (head, words) = split(into.addr(), from.len());
+    let (first, rest) = from.split_at(head);
+    let (middle, last) = rest.split_at(words * 8);
+    // SAFETY: all writes are within the `from.len()` bytes that the caller vouches for; the words' are aligned, as
+    // `split` says. Volatile, since another party may look meanwhile.
+    unsafe {
+        for (i, byte) in first.iter().enumerate() {
+            into.add(i).write_volatile(*byte);
+        }
+        let into = into.add(head);
+        for (i, word) in middle.as_chunks::<8>().0.iter().enumerate() {
+            into.cast::<u64>().add(i).write_volatile(u64::from_ne_bytes(*word));
+        }
+        let into = into.add(words * 8);
+        for (i, byte) in last.iter().enumerate() {
+            into.add(i).write_volatile(*byte);
+        }
+    }
+}
+
+/// Of `len` bytes at `address`: those before the first aligned word, and the whole words after them.
+fn split(address: usize, len: usize) -> (usize, usize) {
+    let head = (address.wrapping_neg() & 7).min(len);
+    (head, (len - head) / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_zeroed_writable_and_starts_at_a_page() {
+        let mut buffer = Buffer::zeroed(5000).unwrap();
+        assert!(buffer.iter().all(|byte| *byte == 0));
+        buffer[4999] = 7;
+        assert_eq!(buffer.region().0.addr().get() % 4096, 0);
+        assert_eq!((buffer.len(), buffer[4999]), (5000, 7));
+        assert!(Buffer::zeroed(0).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_buffer_beyond_the_address_space_is_an_error() {
+        assert!(Buffer::zeroed(usize::MAX).is_err());
+    }
+
+    #[test]
+    fn owners_name_their_bytes_and_keep_them_when_moved() {
+        fn stays<M: MemoryOwner>(mut owner: M, len: usize) {
+            let before = owner.region();
+            let mut moved = Box::new(owner);
+            assert_eq!((moved.region(), before.1), (before, len));
+        }
+        stays(vec![0; 10], 10);
+        stays(vec![0; 11].into_boxed_slice(), 11);
+        stays(Buffer::zeroed(12).unwrap(), 12);
+        #[cfg(feature = "memmap2")]
+        stays(memmap2::MmapMut::map_anon(13).unwrap(), 13);
+    }
+
+    #[test]
+    fn a_borrow_comes_back_as_it_was() {
+        let mut bytes = *b"hello";
+        let borrowed = Borrowed::new(&mut bytes);
+        borrowed.into_slice()[0] = b'j';
+        assert_eq!(&bytes, b"jello");
+    }
+
+    #[test]
+    fn copies_are_exact_at_every_offset_and_length() {
+        let source: Vec<u8> = (0..64).collect();
+        for start in 0..10 {
+            for len in 0..40 {
+                let mut out = vec![0; len];
+                // SAFETY: `start + len` is below 64.
+                unsafe { copy_out(source.as_ptr().add(start), &mut out) };
+                assert_eq!(out, source[start..start + len]);
+
+                let mut target = vec![0xff; 64];
+                // SAFETY: `start + len` is below 64.
+                unsafe { copy_in(&source[..len], target.as_mut_ptr().add(start)) };
+                assert_eq!(target[start..start + len], source[..len]);
+                assert!(target[..start].iter().chain(&target[start + len..]).all(|byte| *byte == 0xff));
+            }
+        }
+    }
+}

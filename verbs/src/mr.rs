@@ -1,0 +1,382 @@
+//! Memory regions.
+
+use std::fmt;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::{Bound, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, MrRequest};
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::AdviseMr;
+use bareverbs_uapi::uverbs::types::{AdviseMrAdvice, AdviseMrFlag};
+use bareverbs_uapi::write::structs;
+
+use crate::memory::{copy_in, copy_out};
+use crate::pd::Domain;
+use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
+
+const VERB: &str = "reg_mr";
+
+/// Access to borrowed memory: by this process's own operations only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalAccess {
+    /// Operations read it.
+    Read,
+    /// Operations read and write it.
+    ReadWrite,
+}
+
+/// A memory region: registered memory and its owner.
+///
+/// Its bytes are copied in and out with [`Mr::write`] and [`Mr::read`], which is right at any time, or looked at in
+/// place with [`Mr::bytes`], which a region that peers can write does not allow.
+#[doc(alias = "ibv_mr")]
+pub struct Mr<M> {
+    registration: ManuallyDrop<Registration>,
+    /// Not a plain `M`: moving a box, say, would claim that nobody else uses its bytes.
+    memory: MaybeUninit<M>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the region is used through this value's methods only, which borrow it as a box's block is borrowed.
+unsafe impl<M: Send> Send for Mr<M> {}
+// SAFETY: shared references only read the bytes.
+unsafe impl<M: Sync> Sync for Mr<M> {}
+
+/// The kernel's object.
+struct Registration {
+    domain: Arc<Domain>,
+    handle: u32,
+    lkey: u32,
+    rkey: u32,
+    iova: u64,
+    access: Access,
+}
+
+impl Registration {
+    /// # Safety
+    ///
+    /// As for [`command::reg_mr`].
+    unsafe fn new(
+        domain: &Arc<Domain>,
+        start: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Self> {
+        let session = &domain.session;
+        let addr = start.expose_provenance() as u64;
+        let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
+        if len == 0 {
+            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+        }
+        // The device counts addresses with 64 bits too, so that neither range may wrap around.
+        if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
+            let reason =
+                format!("{len} bytes at {addr:#x} (known as {iova:#x}) reach beyond the address space");
+            return Err(Error::invalid(VERB, reason));
+        }
+        let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
+        // SAFETY: the caller answers for the range.
+        let made = unsafe { command::reg_mr(&session.file, &request, session.capabilities.native_reg_mr) }
+            .map_err(|refused| {
+                Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
+                    .or_hint(|errno| mr_hints::hint(errno, &request, &session.capabilities))
+            })?;
+        Ok(Self {
+            domain: Arc::clone(domain),
+            handle: made.handle,
+            lkey: made.lkey,
+            rkey: made.rkey,
+            iova,
+            access,
+        })
+    }
+
+    fn end(&self) -> Result<()> {
+        command::dereg_mr(&self.domain.session.file, self.handle)
+            .map_err(|refused| Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused))
+    }
+}
+
+impl<M: MemoryOwner> Mr<M> {
+    pub(crate) fn register(
+        domain: &Arc<Domain>,
+        memory: M,
+        access: Access,
+    ) -> Result<Self, RegisterError<M>> {
+        let mut memory = MaybeUninit::new(memory);
+        // SAFETY: it was just filled.
+        let (start, len) = unsafe { memory.assume_init_mut() }.region();
+        // SAFETY: the owner keeps the bytes valid, and nobody but the region reaches them, since it owns the owner.
+        match unsafe { Registration::new(domain, start.as_ptr(), len, None, access) } {
+            Ok(registration) => Ok(Self::new(registration, memory, start, len)),
+            // SAFETY: it was filled above and not moved out of.
+            Err(error) => Err(RegisterError { error, memory: unsafe { memory.assume_init() } }),
+        }
+    }
+}
+
+impl<'a> Mr<Borrowed<'a>> {
+    pub(crate) fn register_borrowed(
+        domain: &Arc<Domain>,
+        memory: &'a mut [u8],
+        access: LocalAccess,
+    ) -> Result<Self> {
+        let access = match access {
+            LocalAccess::Read => Access::empty(),
+            LocalAccess::ReadWrite => Access::LOCAL_WRITE,
+        };
+        let memory = Borrowed::new(memory);
+        let (start, len) = memory.region();
+        // SAFETY: the bytes are exclusively borrowed for as long as the region is in use. Should it be forgotten, the
+        // registration outlives the borrow, but only this process's own operations can use it, and whoever posts one
+        // answers for its memory.
+        let registration = unsafe { Registration::new(domain, start.as_ptr(), len, None, access) }?;
+        Ok(Self::new(registration, MaybeUninit::new(memory), start, len))
+    }
+}
+
+impl Mr<RawMemory> {
+    /// # Safety
+    ///
+    /// As for [`Pd::register_raw`](crate::Pd::register_raw).
+    pub(crate) unsafe fn register_raw(
+        domain: &Arc<Domain>,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Self> {
+        // SAFETY: the caller answers for the range.
+        let registration = unsafe { Registration::new(domain, addr, len, iova, access) }?;
+        let start = NonNull::new(addr).unwrap_or(NonNull::dangling());
+        // Nothing is copied where the address is null, as a region on demand may start there.
+        let len = if addr.is_null() { 0 } else { len };
+        Ok(Self::new(registration, MaybeUninit::new(RawMemory), start, len))
+    }
+}
+
+impl<M> Mr<M> {
+    fn new(registration: Registration, memory: MaybeUninit<M>, start: NonNull<u8>, len: usize) -> Self {
+        Self { registration: ManuallyDrop::new(registration), memory, start, len }
+    }
+
+    /// The key by which this process's operations name it.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.registration.lkey
+    }
+
+    /// The key by which peers name it.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.registration.rkey
+    }
+
+    /// The address by which operations and peers name its first byte.
+    #[must_use]
+    pub fn addr(&self) -> u64 {
+        self.registration.iova
+    }
+
+    /// What may be done with it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.registration.access
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where its first byte is in this process's memory.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// A scatter/gather element over a range of it, `..` for all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
+        let (start, len) = self.range("sge", range)?;
+        let length = u32::try_from(len).map_err(|_| {
+            Error::invalid(
+                "sge",
+                format!("an element of {len} bytes is longer than the possible {}", u32::MAX),
+            )
+        })?;
+        Ok(Sge { addr: self.addr().wrapping_add(start as u64), length, lkey: self.lkey() })
+    }
+
+    /// The byte at `offset`, as peers name it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the region has no such byte.
+    pub fn remote(&self, offset: usize) -> Result<Remote> {
+        self.range("remote", offset..offset.saturating_add(1))?;
+        Ok(Remote { addr: self.addr().wrapping_add(offset as u64), rkey: self.rkey() })
+    }
+
+    /// Copies bytes out, from `offset` on. Bytes that are being written meanwhile, by an operation or a peer, come out
+    /// old or new.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that reaches beyond the region.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        let (start, _) = self.range("read", offset..offset.saturating_add(into.len()))?;
+        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives.
+        unsafe { copy_out(self.start.as_ptr().add(start), into) };
+        Ok(())
+    }
+
+    /// Copies bytes in, from `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that reaches beyond the region.
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        let (start, _) = self.range("write", offset..offset.saturating_add(from.len()))?;
+        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives, and the exclusive borrow
+        // keeps other threads of this process out.
+        unsafe { copy_in(from, self.start.as_ptr().add(start)) };
+        Ok(())
+    }
+
+    /// Its bytes in place; `None` where peers may write them at any moment.
+    #[must_use]
+    pub fn bytes(&self) -> Option<&[u8]> {
+        // SAFETY: the bytes are valid and initialised for as long as the region lives. No peer may write them; who posts
+        // an operation that does has promised that nobody looks.
+        (!self.access().intersects(WRITTEN_BY_PEERS))
+            .then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
+    }
+
+    /// Its bytes in place; `None` where peers may use them at any moment.
+    #[must_use]
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        // SAFETY: as for `bytes`; nor may a peer read them, and this is the only borrow.
+        (!self.access().intersects(WRITTEN_BY_PEERS | Access::REMOTE_READ))
+            .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
+    }
+
+    /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND).
+    ///
+    /// # Errors
+    /// The range reaches beyond the region; the device takes no advice
+    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)).
+    #[doc(alias = "ibv_advise_mr")]
+    pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<()> {
+        let Sge { addr, length, lkey } = self.sge(range)?;
+        let advice = if self.access().intersects(Access::LOCAL_WRITE) {
+            AdviseMrAdvice::PREFETCH_WRITE
+        } else {
+            AdviseMrAdvice::PREFETCH
+        };
+        let ranges = [structs::Sge { addr, length, lkey }];
+        let domain = &self.registration.domain;
+        let mut call = Call::<AdviseMr>::new(domain.session.file.driver_id());
+        call.handle(AdviseMr::PD_HANDLE, domain.handle);
+        call.constant(AdviseMr::ADVICE, advice);
+        call.flags(AdviseMr::FLAGS, AdviseMrFlag::FLUSH);
+        call.input_slice(AdviseMr::SGE_LIST, &ranges);
+        // SAFETY: the method reads nothing but its attributes; bringing pages in changes no byte.
+        unsafe { domain.session.file.execute(&mut call) }
+            .map_err(|refused| Error::refused("advise_mr", format!("{length} bytes at {addr:#x}"), refused))
+    }
+
+    /// Ends the registration and gives the memory back.
+    ///
+    /// # Errors
+    /// The kernel does not let go of it, as while a memory window is bound to it. The memory then stays registered and
+    /// is never freed.
+    #[doc(alias = "ibv_dereg_mr")]
+    pub fn into_inner(self) -> Result<M> {
+        let mut region = ManuallyDrop::new(self);
+        // SAFETY: the region is dropped by hand here and never used again.
+        let registration = unsafe { ManuallyDrop::take(&mut region.registration) };
+        registration.end()?;
+        // SAFETY: the memory was put there when the region was made.
+        Ok(unsafe { region.memory.assume_init_read() })
+    }
+
+    fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
+        let start = match range.start_bound() {
+            Bound::Included(start) => Some(*start),
+            Bound::Excluded(start) => start.checked_add(1),
+            Bound::Unbounded => Some(0),
+        };
+        let end = match range.end_bound() {
+            Bound::Included(end) => end.checked_add(1),
+            Bound::Excluded(end) => Some(*end),
+            Bound::Unbounded => Some(self.len),
+        };
+        match (start, end) {
+            (Some(start), Some(end)) if start <= end && end <= self.len => Ok((start, end - start)),
+            _ => {
+                let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
+                let (start, end) = (bound(start), bound(end));
+                Err(Error::invalid(
+                    what,
+                    format!("bytes {start}..{end} are not all in a region of {}", self.len),
+                ))
+            }
+        }
+    }
+}
+
+/// What lets a peer write a region's bytes without this process's doing.
+const WRITTEN_BY_PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
+
+impl<M> Drop for Mr<M> {
+    fn drop(&mut self) {
+        // SAFETY: the region is not used after its drop.
+        let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
+        // Where the kernel does not let go, the device may go on using the memory: it has to stay.
+        if registration.end().is_ok() {
+            // SAFETY: the memory was put there when the region was made, and is dropped only here.
+            unsafe { self.memory.assume_init_drop() };
+        }
+    }
+}
+
+impl<M> fmt::Debug for Mr<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mr")
+            .field("addr", &format_args!("{:#x}", self.addr()))
+            .field("len", &self.len)
+            .field("lkey", &format_args!("{:#x}", self.lkey()))
+            .field("rkey", &format_args!("{:#x}", self.rkey()))
+            .field("access", &self.access())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A failed registration, with the memory.
+#[derive(thiserror::Error)]
+#[error("{error}")]
+pub struct RegisterError<M> {
+    /// Why it failed.
+    #[source]
+    pub error: Error,
+    /// The memory, given back.
+    pub memory: M,
+}
+
+impl<M> fmt::Debug for RegisterError<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<M> From<RegisterError<M>> for Error {
+    fn from(failed: RegisterError<M>) -> Self {
+        failed.error
+    }
+}

@@ -1,0 +1,134 @@
+//! What a refused registration is likely to be about.
+
+use std::fs;
+
+use bareverbs_provider::command::MrRequest;
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use crate::{Access, Capabilities};
+
+/// Rights of peers that the kernel grants together with local writing only.
+const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
+
+/// The likely cause of `errno` for `request`, in words.
+pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilities) -> Option<String> {
+    let access = request.access;
+    match errno {
+        Errno::INVAL | Errno::OPNOTSUPP if access.contains(Access::ON_DEMAND) && !capabilities.odp => {
+            Some("this device has no memory on demand: register without ON_DEMAND".into())
+        }
+        Errno::INVAL if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) => {
+            Some("what peers may write must be writable locally too: add LOCAL_WRITE".into())
+        }
+        Errno::INVAL if (request.addr ^ request.iova) & 0xfff != 0 => {
+            Some("iova and address must have the same offset in their page".into())
+        }
+        Errno::FAULT | Errno::INVAL | Errno::NOMEM => {
+            let writable = access.intersects(NEEDS_LOCAL_WRITE | Access::LOCAL_WRITE);
+            let maps = fs::read_to_string("/proc/self/maps").ok()?;
+            let gap = first_unusable(&maps, request.addr, request.addr + request.length, writable);
+            match gap {
+                Some((start, end, what)) => Some(format!("{start:#x} to {end:#x} of it is {what}")),
+                None if errno == Errno::NOMEM => Some(locked_memory(request.length)),
+                None => None,
+            }
+        }
+        _ => None,
+    }
+}
+
+fn locked_memory(length: u64) -> String {
+    match getrlimit(Resource::Memlock).current {
+        Some(limit) => format!(
+            "this process may lock {limit} bytes in all (RLIMIT_MEMLOCK) and {length} more were asked for: raise it \
+             with `ulimit -l` or LimitMEMLOCK="
+        ),
+        None => "the machine has not that much memory to lock".into(),
+    }
+}
+
+/// The first part of `start..end` that the process's mappings do not cover as needed, and what is wrong with it.
+fn first_unusable(maps: &str, start: u64, end: u64, writable: bool) -> Option<(u64, u64, &'static str)> {
+    let mut covered = start;
+    for line in maps.lines() {
+        let mut words = line.split(' ');
+        let Some((from, to)) = words.next().and_then(|range| range.split_once('-')) else { continue };
+        let (Ok(from), Ok(to)) = (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)) else {
+            continue;
+        };
+        if to <= covered {
+            continue;
+        }
+        if covered >= end {
+            return None;
+        }
+        if from > covered {
+            return Some((covered, from.min(end), "not mapped"));
+        }
+        let permissions = words.next().unwrap_or_default().as_bytes();
+        if permissions.first() != Some(&b'r') {
+            return Some((covered, to.min(end), "not readable"));
+        }
+        if writable && permissions.get(1) != Some(&b'w') {
+            return Some((covered, to.min(end), "not writable"));
+        }
+        covered = to;
+    }
+    (covered < end).then_some((covered, end, "not mapped"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "\
+00400000-00500000 r-xp 00000000 fe:00 12 /bin/it
+00500000-00600000 rw-p 00000000 00:00 0
+00700000-00800000 ---p 00000000 00:00 0
+";
+
+    #[test]
+    fn a_range_that_can_be_used_has_no_unusable_part() {
+        assert_eq!(first_unusable(MAPS, 0x50_0000, 0x60_0000, true), None);
+        assert_eq!(first_unusable(MAPS, 0x40_1000, 0x50_1000, false), None);
+    }
+
+    #[test]
+    fn the_first_unusable_part_is_told_with_what_is_wrong() {
+        let unusable = |start, end, writable| first_unusable(MAPS, start, end, writable);
+        assert_eq!(unusable(0x40_1000, 0x50_1000, true), Some((0x40_1000, 0x50_0000, "not writable")));
+        assert_eq!(unusable(0x5f_f000, 0x70_0000, true), Some((0x60_0000, 0x70_0000, "not mapped")));
+        assert_eq!(unusable(0x70_0000, 0x70_1000, false), Some((0x70_0000, 0x70_1000, "not readable")));
+        assert_eq!(unusable(0x90_0000, 0x90_1000, false), Some((0x90_0000, 0x90_1000, "not mapped")));
+        assert_eq!(unusable(0x1000, 0x2000, false), Some((0x1000, 0x2000, "not mapped")));
+    }
+
+    fn request(access: Access) -> MrRequest {
+        MrRequest { pd: 0, addr: 0x1000, length: 4096, iova: 0x1000, access }
+    }
+
+    const CAPABILITIES: Capabilities = Capabilities {
+        native_reg_mr: false,
+        port_speed: false,
+        odp: false,
+        odp_implicit: false,
+        advise_mr: false,
+        completion_timestamps: false,
+        device_memory: false,
+        num_comp_vectors: 1,
+    };
+
+    #[test]
+    fn rights_that_cannot_be_given_are_named() {
+        let told = |access| hint(Errno::INVAL, &request(access), &CAPABILITIES).unwrap();
+        assert!(told(Access::ON_DEMAND).contains("ON_DEMAND"));
+        assert!(told(Access::REMOTE_WRITE).contains("add LOCAL_WRITE"));
+    }
+
+    #[test]
+    fn a_shifted_page_offset_is_named() {
+        let shifted = MrRequest { iova: 0x1008, ..request(Access::empty()) };
+        assert!(hint(Errno::INVAL, &shifted, &CAPABILITIES).unwrap().contains("same offset"));
+    }
+}

@@ -1,0 +1,438 @@
+//! RDMA netlink: devices, links and resources in use, without opening a device.
+//!
+//! ```no_run
+//! use bareverbs::netlink::RdmaNetlink;
+//!
+//! let mut netlink = RdmaNetlink::open()?;
+//! for device in netlink.devices()? {
+//!     let used = netlink.resources(&device.name)?;
+//!     println!("{}: {} queue pairs, {} regions", device.name, used.qp, used.mr);
+//! }
+//! # Ok::<(), bareverbs::Error>(())
+//! ```
+
+use std::os::fd::OwnedFd;
+
+use bareverbs_uapi::netlink::{Attributes, Content, Malformed, MessageFlags, MessageWriter, messages};
+use bareverbs_uapi::nldev::{Attribute, Command, NodeType};
+use bareverbs_uapi::uverbs::types::DriverId;
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
+
+use crate::{Error, Guid, Result};
+
+/// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).
+const ANSWER_BYTES: usize = 64 * 1024;
+
+/// A socket to RDMA netlink.
+#[derive(Debug)]
+pub struct RdmaNetlink {
+    socket: OwnedFd,
+    seq: u32,
+    answer: Vec<u8>,
+}
+
+/// A device as RDMA netlink tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceInfo {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its ports, counted from 1.
+    pub port_count: u32,
+    /// Capabilities, as the kernel numbers them.
+    pub cap_flags: u64,
+    /// Version of its firmware; empty where it has none.
+    pub fw_ver: String,
+    /// Identifier of the node.
+    pub node_guid: Guid,
+    /// Identifier that devices of one system share.
+    pub sys_image_guid: Guid,
+    /// What sort of node it is.
+    pub node_type: NodeType,
+    /// What it speaks: `ib`, `roce`, `iw`, `opa`, `usnic`.
+    pub protocol: String,
+}
+
+/// A character device of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CharDevice {
+    /// Its name, such as `uverbs0`.
+    pub name: String,
+    /// Major and minor number.
+    pub number: (u32, u32),
+    /// Revision of its ABI.
+    pub abi: u64,
+    /// The driver; only for uverbs devices, and not for those drivers that need more than it to be told apart.
+    pub driver_id: Option<DriverId>,
+}
+
+/// A port as RDMA netlink tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortInfo {
+    /// Its number, from 1.
+    pub port: u32,
+    /// Logical state, as [`PortState`](crate::PortState) numbers it.
+    pub state: u8,
+    /// Physical state, as [`PortPhysState`](crate::PortPhysState) numbers it.
+    pub phys_state: u8,
+    /// Index of its network interface, where it has one.
+    pub netdev_index: Option<u32>,
+    /// Name of its network interface, where it has one.
+    pub netdev_name: Option<String>,
+}
+
+/// How many objects of each sort a device holds, for all processes and the kernel together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResourceSummary {
+    /// Protection domains.
+    pub pd: u64,
+    /// Completion queues.
+    pub cq: u64,
+    /// Queue pairs.
+    pub qp: u64,
+    /// Connection identifiers.
+    pub cm_id: u64,
+    /// Memory regions.
+    pub mr: u64,
+    /// Open contexts.
+    pub ctx: u64,
+    /// Shared receive queues.
+    pub srq: u64,
+}
+
+impl RdmaNetlink {
+    /// Opens a socket.
+    ///
+    /// # Errors
+    /// Without RDMA in the kernel there is no such protocol ([`Errno::PROTONOSUPPORT`]).
+    pub fn open() -> Result<Self> {
+        net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(net::netlink::RDMA),
+        )
+        .map(|socket| Self { socket, seq: 0, answer: vec![0; ANSWER_BYTES] })
+        .map_err(|errno| Error::system("opening an RDMA netlink socket", errno))
+    }
+
+    /// The devices of this network namespace.
+    ///
+    /// # Errors
+    /// The kernel refused, or its answer could not be read.
+    pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
+        let mut found = Vec::new();
+        self.ask(
+            "listing devices",
+            Command::GET,
+            MessageFlags::DUMP,
+            |_| {},
+            |answer| {
+                found.push(DeviceInfo::read(answer)?);
+                Ok(())
+            },
+        )?;
+        Ok(found)
+    }
+
+    /// The ports of the device with that number.
+    ///
+    /// # Errors
+    /// There is no such device, or the answer could not be read.
+    pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
+        let mut found = Vec::new();
+        self.ask(
+            "listing ports",
+            Command::PORT_GET,
+            MessageFlags::DUMP,
+            |request| {
+                request.put_u32(Attribute::DEV_INDEX.0, device_index);
+            },
+            |answer| {
+                found.push(PortInfo::read(answer)?);
+                Ok(())
+            },
+        )?;
+        Ok(found)
+    }
+
+    /// The character device of sort `kind` (`uverbs`, say) of the device with that number; `None` where it has none.
+    ///
+    /// # Errors
+    /// There is no such device, or the answer could not be read.
+    pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
+        let mut found = None;
+        let asked = self.ask(
+            "asking for a character device",
+            Command::GET_CHARDEV,
+            MessageFlags::empty(),
+            |request| {
+                request
+                    .put_u32(Attribute::DEV_INDEX.0, device_index)
+                    .put_str(Attribute::CHARDEV_TYPE.0, kind);
+            },
+            |answer| {
+                found = Some(CharDevice::read(answer)?);
+                Ok(())
+            },
+        );
+        match asked {
+            Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::NODEV | Errno::OPNOTSUPP)) => {
+                Ok(None)
+            }
+            asked => asked.map(|()| found),
+        }
+    }
+
+    /// How many objects of each sort the device named `device` holds.
+    ///
+    /// # Errors
+    /// There is no such device, or the answer could not be read.
+    pub fn resources(&mut self, device: &str) -> Result<ResourceSummary> {
+        let index = self.index_of(device)?;
+        let mut summary = ResourceSummary::default();
+        self.ask(
+            "counting resources",
+            Command::RES_GET,
+            MessageFlags::empty(),
+            |request| {
+                request.put_u32(Attribute::DEV_INDEX.0, index);
+            },
+            |answer| {
+                summary = ResourceSummary::read(answer)?;
+                Ok(())
+            },
+        )?;
+        Ok(summary)
+    }
+
+    /// Makes a software device named `name` of sort `kind` (`rxe`, `siw`) over the network interface `netdev`.
+    ///
+    /// # Errors
+    /// The caller needs `CAP_NET_ADMIN`; the kernel needs the module of that sort.
+    pub fn new_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
+        self.ask(
+            &format!("making {kind} device {name} over {netdev}"),
+            Command::NEWLINK,
+            MessageFlags::ACK,
+            |request| {
+                request
+                    .put_str(Attribute::DEV_NAME.0, name)
+                    .put_str(Attribute::LINK_TYPE.0, kind)
+                    .put_str(Attribute::NDEV_NAME.0, netdev);
+            },
+            |_| Ok(()),
+        )
+    }
+
+    /// Removes the software device named `device`.
+    ///
+    /// # Errors
+    /// The caller needs `CAP_NET_ADMIN`; there must be such a device.
+    pub fn del_link(&mut self, device: &str) -> Result<()> {
+        let index = self.index_of(device)?;
+        self.ask(
+            &format!("removing device {device}"),
+            Command::DELLINK,
+            MessageFlags::ACK,
+            |request| {
+                request.put_u32(Attribute::DEV_INDEX.0, index);
+            },
+            |_| Ok(()),
+        )
+    }
+
+    fn index_of(&mut self, device: &str) -> Result<u32> {
+        let devices = self.devices()?;
+        match devices.iter().find(|found| found.name == device) {
+            Some(found) => Ok(found.index),
+            None => Err(Error::UnknownDevice {
+                name: device.to_owned(),
+                known: devices.into_iter().map(|found| found.name).collect(),
+            }),
+        }
+    }
+
+    /// Sends one request and hands every message that answers it to `each`.
+    fn ask(
+        &mut self,
+        what: &str,
+        command: Command,
+        flags: MessageFlags,
+        fill: impl FnOnce(&mut MessageWriter<'_>),
+        mut each: impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,
+    ) -> Result<()> {
+        self.seq = self.seq.wrapping_add(1);
+        let mut buffer = [0; 1024];
+        let mut writer = MessageWriter::new(&mut buffer);
+        fill(writer.begin(command.message_type(), MessageFlags::REQUEST | flags, self.seq));
+        let request =
+            writer.finish().map_err(|error| Error::invalid("netlink", format!("{what}: {error}")))?;
+        retry(|| net::send(&self.socket, request, SendFlags::empty()))
+            .map_err(|errno| Error::system(what, errno))?;
+
+        // Only what is dumped or acknowledged ends with a message of its own.
+        let until_told = flags.intersects(MessageFlags::DUMP | MessageFlags::ACK);
+        loop {
+            let (_, length) = retry(|| net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
+                .map_err(|errno| Error::system(what, errno))?;
+            let datagram = self.answer.get(..length).ok_or_else(|| Error::Netlink {
+                what: what.to_owned(),
+                reason: format!("it has {length} bytes, {ANSWER_BYTES} at most were expected"),
+            })?;
+            match read_answers(datagram, self.seq, &mut each) {
+                Ok(Outcome::Ended) => return Ok(()),
+                Ok(Outcome::Data) if !until_told => return Ok(()),
+                Ok(Outcome::Data | Outcome::Nothing) => {}
+                Ok(Outcome::Refused(errno)) => return Err(Error::system(what, errno)),
+                Err(malformed) => {
+                    return Err(Error::Netlink { what: what.to_owned(), reason: malformed.to_string() });
+                }
+            }
+        }
+    }
+}
+
+/// What a datagram said of the request.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Nothing,
+    Data,
+    Ended,
+    Refused(Errno),
+}
+
+fn read_answers(
+    datagram: &[u8],
+    seq: u32,
+    each: &mut impl FnMut(&Attributes<'_>) -> Result<(), Malformed>,
+) -> Result<Outcome, Malformed> {
+    let mut outcome = Outcome::Nothing;
+    for message in messages(datagram) {
+        let message = message?;
+        if message.header.seq != seq {
+            continue;
+        }
+        match message.content()? {
+            Content::Data => {
+                each(&message.attributes())?;
+                outcome = Outcome::Data;
+            }
+            Content::Acknowledged(_) => return Ok(Outcome::Ended),
+            Content::Refused(report) | Content::Done(report) => {
+                return Ok(match report.errno {
+                    0 => Outcome::Ended,
+                    // A number that is no errno would be a kernel's mistake, not a reason to panic.
+                    errno @ 1..4096 => Outcome::Refused(Errno::from_raw_os_error(errno)),
+                    _ => Outcome::Refused(Errno::PROTO),
+                });
+            }
+            Content::Noop => {}
+            Content::Overrun => return Ok(Outcome::Refused(Errno::NOBUFS)),
+        }
+    }
+    Ok(outcome)
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+fn text(attributes: &Attributes<'_>, attribute: Attribute) -> Result<String, Malformed> {
+    attributes.find(attribute.0).map_or_else(|| Ok(String::new()), |found| found.str().map(str::to_owned))
+}
+
+fn number32(attributes: &Attributes<'_>, attribute: Attribute) -> Result<Option<u32>, Malformed> {
+    attributes.find(attribute.0).map(|found| found.u32()).transpose()
+}
+
+fn number64(attributes: &Attributes<'_>, attribute: Attribute) -> Result<u64, Malformed> {
+    attributes.find(attribute.0).map_or(Ok(0), |found| found.u64())
+}
+
+fn number8(attributes: &Attributes<'_>, attribute: Attribute) -> Result<u8, Malformed> {
+    attributes.find(attribute.0).map_or(Ok(0), |found| found.u8())
+}
+
+impl DeviceInfo {
+    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            index: number32(answer, Attribute::DEV_INDEX)?.unwrap_or(0),
+            name: text(answer, Attribute::DEV_NAME)?,
+            port_count: number32(answer, Attribute::PORT_INDEX)?.unwrap_or(0),
+            cap_flags: number64(answer, Attribute::CAP_FLAGS)?,
+            fw_ver: text(answer, Attribute::FW_VERSION)?,
+            node_guid: Guid(number64(answer, Attribute::NODE_GUID)?.to_be_bytes()),
+            sys_image_guid: Guid(number64(answer, Attribute::SYS_IMAGE_GUID)?.to_be_bytes()),
+            node_type: NodeType(number8(answer, Attribute::DEV_NODE_TYPE)?),
+            protocol: text(answer, Attribute::DEV_PROTOCOL)?,
+        })
+    }
+}
+
+impl CharDevice {
+    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            name: text(answer, Attribute::CHARDEV_NAME)?,
+            number: split_device_number(number64(answer, Attribute::CHARDEV)?),
+            abi: number64(answer, Attribute::CHARDEV_ABI)?,
+            driver_id: number32(answer, Attribute::UVERBS_DRIVER_ID)?.map(DriverId),
+        })
+    }
+}
+
+/// Major and minor of a device number as `huge_encode_dev` of the kernel's `include/linux/kdev_t.h` packs it.
+fn split_device_number(number: u64) -> (u32, u32) {
+    let number = number as u32;
+    ((number & 0xf_ff00) >> 8, number & 0xff | (number >> 12) & 0xf_ff00)
+}
+
+impl PortInfo {
+    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+        let netdev_name =
+            answer.find(Attribute::NDEV_NAME.0).map(|found| found.str().map(str::to_owned)).transpose()?;
+        Ok(Self {
+            port: number32(answer, Attribute::PORT_INDEX)?.unwrap_or(0),
+            state: number8(answer, Attribute::PORT_STATE)?,
+            phys_state: number8(answer, Attribute::PORT_PHYS_STATE)?,
+            netdev_index: number32(answer, Attribute::NDEV_INDEX)?,
+            netdev_name,
+        })
+    }
+}
+
+impl ResourceSummary {
+    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+        let mut summary = Self::default();
+        let Some(entries) = answer.find(Attribute::RES_SUMMARY.0) else { return Ok(summary) };
+        for entry in entries.attributes() {
+            let entry = entry?.attributes();
+            let count = number64(&entry, Attribute::RES_SUMMARY_ENTRY_CURR)?;
+            match text(&entry, Attribute::RES_SUMMARY_ENTRY_NAME)?.as_str() {
+                "pd" => summary.pd = count,
+                "cq" => summary.cq = count,
+                "qp" => summary.qp = count,
+                "cm_id" => summary.cm_id = count,
+                "mr" => summary.mr = count,
+                "ctx" => summary.ctx = count,
+                "srq" => summary.srq = count,
+                _ => {}
+            }
+        }
+        Ok(summary)
+    }
+}
+
+#[cfg(test)]
+mod tests;

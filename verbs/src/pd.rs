@@ -1,0 +1,127 @@
+//! Protection domains.
+
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::contract::Provider;
+
+use crate::context::Session;
+use crate::{
+    Access, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Qp, QpInit, RawMemory,
+    RegisterError, Result, Transport,
+};
+
+/// A protection domain: queue pairs reach memory of their own domain only.
+///
+/// It is cheap to clone, and lives as long as anything that was made in it.
+#[doc(alias = "ibv_pd")]
+pub struct Pd<P: Provider = AnyProvider> {
+    context: Context<P>,
+    domain: Arc<Domain>,
+}
+
+/// The kernel's object.
+pub(crate) struct Domain {
+    pub(crate) session: Arc<Session>,
+    pub(crate) handle: u32,
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // It fails only where an object that could not be given back is in it; closing the file frees both.
+        let _ = command::dealloc_pd(&self.session.file, self.handle);
+    }
+}
+
+impl<P: Provider> Clone for Pd<P> {
+    fn clone(&self) -> Self {
+        Self { context: self.context.clone(), domain: Arc::clone(&self.domain) }
+    }
+}
+
+impl<P: Provider> Pd<P> {
+    pub(crate) fn alloc(context: &Context<P>) -> Result<Self> {
+        // SAFETY: there is no driver's payload.
+        let handle = unsafe { command::alloc_pd(context.file(), DriverPayload::default()) }
+            .map_err(|refused| Error::refused("alloc_pd", context.device().name(), refused))?;
+        let domain = Domain { session: Arc::clone(context.session()), handle };
+        Ok(Self { context: context.clone(), domain: Arc::new(domain) })
+    }
+
+    /// The context it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &Context<P> {
+        &self.context
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    /// Registers memory and owns it from here on.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Access, Buffer, Device};
+    ///
+    /// let pd = Device::find("rxe0")?.open()?.alloc_pd()?;
+    /// let own = pd.register(Buffer::zeroed(1 << 20)?, Access::LOCAL_WRITE)?;
+    /// let vector = pd.register(vec![0; 4096], Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// let vector: Vec<u8> = vector.into_inner()?;
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no bytes; the kernel refuses, as beyond the limit on locked memory. The error gives the
+    /// memory back.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
+        Mr::register(&self.domain, memory, access)
+    }
+
+    /// Registers borrowed memory, for this process's own operations only: a peer could go on using it after the
+    /// borrow has ended.
+    ///
+    /// # Errors
+    /// As for [`Pd::register`].
+    pub fn register_borrowed<'a>(
+        &self,
+        memory: &'a mut [u8],
+        access: LocalAccess,
+    ) -> Result<Mr<Borrowed<'a>>> {
+        Mr::register_borrowed(&self.domain, memory, access)
+    }
+
+    /// Registers the address range of `len` bytes from `addr`, known to operations and peers as starting at `iova`,
+    /// or at `addr` itself where that is `None`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no bytes or a range beyond the address space; the kernel refuses, as where part of the
+    /// range is not mapped.
+    ///
+    /// # Safety
+    ///
+    /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
+    /// operations, its own copying methods and, as far as `access` allows, peers may use it.
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub unsafe fn register_raw(
+        &self,
+        addr: *mut u8,
+        len: usize,
+        iova: Option<u64>,
+        access: Access,
+    ) -> Result<Mr<RawMemory>> {
+        // SAFETY: the caller answers for the range.
+        unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
+    }
+
+    /// Makes a queue pair in the state RESET.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] names the depth or width that is above the device's; the kernel refuses.
+    #[doc(alias = "ibv_create_qp")]
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
+        Qp::create(self, init)
+    }
+}

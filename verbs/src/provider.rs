@@ -1,0 +1,189 @@
+//! The provider behind a context, as an enumeration of those built in.
+
+use std::sync::Arc;
+
+use bareverbs_provider::command::ContextInfo;
+use bareverbs_provider::contract::{
+    Completion, CompletionQueue, CqRequest, CreateError, CreatedCq, CreatedQp, CreatedSrq, DoorbellError,
+    Provider, QpRequest, RecvQueue, SendQueue, SrqRequest,
+};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::work::{RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_rxe::Rxe;
+use rustix::io::Errno;
+
+/// Declares the enumerations over the providers and passes every call on to the variant.
+macro_rules! providers {
+    ($($(#[$meta:meta])* $variant:ident($provider:ty)),* $(,)?) => {
+        /// Whichever built-in provider drives the device.
+        ///
+        /// An enumeration rather than a trait object: the data path has a predictable branch, not an indirect call.
+        /// Code that shall not have the branch either opens the device with
+        /// [`Device::open_as`](crate::Device::open_as).
+        pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
+
+        /// Its completion queues.
+        pub enum AnyCq { $($(#[$meta])* $variant(<$provider as Provider>::Cq),)* }
+
+        /// Its send queues.
+        pub enum AnySq { $($(#[$meta])* $variant(<$provider as Provider>::Sq),)* }
+
+        /// Its receive queues.
+        pub enum AnyRq { $($(#[$meta])* $variant(<$provider as Provider>::Rq),)* }
+
+        /// Its shared receive queues.
+        pub enum AnySrq { $($(#[$meta])* $variant(<$provider as Provider>::Srq),)* }
+
+        /// Its completions.
+        pub enum AnyCompletion<'a> {
+            $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
+        }
+
+        impl Provider for AnyProvider {
+            type Cq = AnyCq;
+            type Sq = AnySq;
+            type Rq = AnyRq;
+            type Srq = AnySrq;
+
+            fn drives(driver_id: u32) -> bool {
+                $(<$provider>::drives(driver_id))||*
+            }
+
+            fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+                $(if <$provider>::drives(file.driver_id()) {
+                    return <$provider>::open(file).map(Self::$variant);
+                })*
+                Err(Refused { method: "open", errno: Errno::OPNOTSUPP })
+            }
+
+            fn context_info(&self) -> ContextInfo {
+                match self { $(Self::$variant(provider) => provider.context_info(),)* }
+            }
+
+            fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+                match self {
+                    $(Self::$variant(provider) => {
+                        let CreatedCq { handle, entries, queue } = provider.create_cq(request)?;
+                        Ok(CreatedCq { handle, entries, queue: AnyCq::$variant(queue) })
+                    })*
+                }
+            }
+
+            fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+                match self {
+                    $(Self::$variant(provider) => {
+                        let CreatedQp { handle, qp_num, cap, sq, rq } = provider.create_qp(request)?;
+                        let (sq, rq) = (AnySq::$variant(sq), rq.map(AnyRq::$variant));
+                        Ok(CreatedQp { handle, qp_num, cap, sq, rq })
+                    })*
+                }
+            }
+
+            fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+                match self {
+                    $(Self::$variant(provider) => {
+                        let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = provider.create_srq(request)?;
+                        Ok(CreatedSrq { handle, max_wr, max_sge, srq_num, queue: AnySrq::$variant(queue) })
+                    })*
+                }
+            }
+        }
+
+        impl SendQueue for AnySq {
+            #[inline]
+            fn capacity(&self) -> u32 {
+                match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            }
+
+            #[inline]
+            unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
+            }
+
+            #[inline]
+            fn ring(&mut self) -> Result<(), DoorbellError> {
+                match self { $(Self::$variant(queue) => queue.ring(),)* }
+            }
+
+            #[inline]
+            fn abort(&mut self) {
+                match self { $(Self::$variant(queue) => queue.abort(),)* }
+            }
+        }
+
+        providers!(@recv AnyRq $($variant)*);
+        providers!(@recv AnySrq $($variant)*);
+
+        impl CompletionQueue for AnyCq {
+            type Completion<'a> = AnyCompletion<'a>;
+
+            #[inline]
+            fn capacity(&self) -> u32 {
+                match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            }
+
+            #[inline]
+            fn next(&mut self) -> Option<AnyCompletion<'_>> {
+                match self { $(Self::$variant(queue) => queue.next().map(AnyCompletion::$variant),)* }
+            }
+
+            #[inline]
+            fn release(&mut self) {
+                match self { $(Self::$variant(queue) => queue.release(),)* }
+            }
+
+            #[inline]
+            fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+                match self { $(Self::$variant(queue) => queue.arm(solicited_only),)* }
+            }
+        }
+
+        impl Completion for AnyCompletion<'_> {
+            providers!(@field $($variant)*: wr_id -> u64);
+            providers!(@field $($variant)*: status -> WcStatus);
+            providers!(@field $($variant)*: opcode -> WcOpcode);
+            providers!(@field $($variant)*: byte_len -> u32);
+            providers!(@field $($variant)*: qp_num -> u32);
+            providers!(@field $($variant)*: imm_data -> Option<u32>);
+            providers!(@field $($variant)*: invalidated_rkey -> Option<u32>);
+            providers!(@field $($variant)*: vendor_err -> u32);
+            providers!(@field $($variant)*: to_value -> WorkCompletion);
+        }
+    };
+    (@recv $queue:ident $($variant:ident)*) => {
+        impl RecvQueue for $queue {
+            #[inline]
+            fn capacity(&self) -> u32 {
+                match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            }
+
+            #[inline]
+            unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
+            }
+
+            #[inline]
+            fn ring(&mut self) {
+                match self { $(Self::$variant(queue) => queue.ring(),)* }
+            }
+
+            #[inline]
+            fn abort(&mut self) {
+                match self { $(Self::$variant(queue) => queue.abort(),)* }
+            }
+        }
+    };
+    (@field $($variant:ident)*: $name:ident -> $ty:ty) => {
+        #[inline]
+        fn $name(&self) -> $ty {
+            match self { $(Self::$variant(completion) => completion.$name(),)* }
+        }
+    };
+}
+
+providers! {
+    /// Soft-RoCE.
+    Rxe(Rxe),
+}

@@ -1,0 +1,242 @@
+//! Queue pairs.
+
+mod attr;
+mod modify;
+mod post;
+
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{CreatedQp, Provider, QpRequest};
+use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+
+pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr};
+pub use post::{Batch, PostError, PostReason, RecvHalf, SendHalf};
+
+use crate::cq::CqShared;
+use crate::{AnyProvider, Cq, Error, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest};
+
+/// A transport of queue pairs, as a type: what a transport cannot do, its queue pairs do not offer.
+pub trait Transport: private::Sealed + 'static {
+    /// The kernel's number for it.
+    const QP_TYPE: QpType;
+}
+
+/// Reliable connected: messages, reads, writes and atomics between two queue pairs, in order and acknowledged.
+#[doc(alias = "IBV_QPT_RC")]
+#[derive(Clone, Copy, Debug)]
+pub struct Rc;
+
+impl Transport for Rc {
+    const QP_TYPE: QpType = QpType::RC;
+}
+
+mod private {
+    pub trait Sealed {}
+    impl Sealed for super::Rc {}
+}
+
+/// What a queue pair is to be.
+#[doc(alias = "ibv_qp_init_attr")]
+pub struct QpInit<'a, P: Provider = AnyProvider> {
+    /// The queue for completions of sends.
+    pub send_cq: &'a Cq<P>,
+    /// The queue for completions of receives; may be the same.
+    pub recv_cq: &'a Cq<P>,
+    /// Depths and widths.
+    pub cap: QpCap,
+    /// Whether every send makes a completion, asked for or not.
+    pub signal_all: bool,
+    /// Comes back in asynchronous events.
+    pub user_data: u64,
+}
+
+impl<'a, P: Provider> QpInit<'a, P> {
+    /// A queue pair with [`QpCap::default`], whose sends make completions when asked to.
+    #[must_use]
+    pub fn new(send_cq: &'a Cq<P>, recv_cq: &'a Cq<P>) -> Self {
+        Self { send_cq, recv_cq, cap: QpCap::default(), signal_all: false, user_data: 0 }
+    }
+}
+
+/// A queue pair.
+///
+/// It is brought up in three steps, each of which sets just what the kernel asks for:
+///
+/// ```no_run
+/// use bareverbs::{AhAttr, CqInit, Device, Gid, InitAttr, QpInit, Rc, RtrAttr, RtsAttr};
+///
+/// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
+/// let context = Device::find("rxe0")?.open()?;
+/// let cq = context.create_cq(&CqInit::new(32))?;
+/// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
+/// let gid = context.default_gid(1)?;
+/// // Tell the peer `gid.gid` and `qp.qp_num()`, and learn its own.
+/// qp.init(&InitAttr::new(1))?;
+/// qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index as u8), peer_qp_num))?;
+/// qp.ready_to_send(&RtsAttr::default())?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// It has one owner. Its [halves](Qp::split) can go to two threads, but neither half is shared:
+///
+/// ```compile_fail,E0596
+/// # fn shared(qp: &bareverbs::Qp<bareverbs::Rc>) {
+/// qp.start_send();
+/// # }
+/// ```
+#[doc(alias = "ibv_qp")]
+pub struct Qp<T: Transport, P: Provider = AnyProvider> {
+    send: SendHalf<T, P>,
+    recv: RecvHalf<T, P>,
+    handle: u32,
+    qp_num: u32,
+    cap: QpCap,
+    pd: Pd<P>,
+    /// The kernel's side of them is given back after that of the queue pair.
+    _cqs: [Arc<CqShared<P>>; 2],
+}
+
+impl<T: Transport, P: Provider> Qp<T, P> {
+    pub(crate) fn create(pd: &Pd<P>, init: &QpInit<'_, P>) -> Result<Self> {
+        const VERB: &str = "create_qp";
+        let context = pd.context();
+        let (cap, limits) = (init.cap, context.limits());
+        for (what, asked, max) in [
+            ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
+            ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
+            ("max_send_sge", cap.max_send_sge, limits.max_sge),
+            ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
+        ] {
+            Error::check_limit(VERB, what, asked.into(), max.into())?;
+        }
+        let request = QpRequest {
+            pd: pd.domain().handle,
+            send_cq: init.send_cq.shared().handle,
+            recv_cq: init.recv_cq.shared().handle,
+            srq: None,
+            qp_type: T::QP_TYPE,
+            cap: cap.into(),
+            flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
+            user_handle: init.user_data,
+        };
+        let CreatedQp { handle, qp_num, cap, sq, rq } =
+            context.provider().create_qp(&request).map_err(|reason| {
+                Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
+                    (errno == rustix::io::Errno::INVAL && cap.max_inline_data > 0).then(|| {
+                        format!(
+                            "the device may not carry {} bytes inline: ask for fewer",
+                            cap.max_inline_data
+                        )
+                    })
+                })
+            })?;
+        Ok(Self {
+            send: SendHalf { queue: ManuallyDrop::new(sq), state: QpState::RESET, _transport: PhantomData },
+            recv: RecvHalf {
+                queue: rq.map(ManuallyDrop::new),
+                state: QpState::RESET,
+                _transport: PhantomData,
+            },
+            handle,
+            qp_num,
+            cap: cap.into(),
+            pd: pd.clone(),
+            _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
+        })
+    }
+
+    /// Its number on the wire, 24 bits.
+    #[must_use]
+    pub fn qp_num(&self) -> u32 {
+        self.qp_num
+    }
+
+    /// The state that it was last brought to. On an error it goes to ERR by itself; [`Qp::query`] tells that.
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.send.state
+    }
+
+    /// Depths and widths that it has, at least those asked for.
+    #[must_use]
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    /// The protection domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.pd
+    }
+
+    /// What the kernel says of it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
+        let told =
+            command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
+                .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        let attr = QpAttr::from_kernel(&told);
+        Ok((attr, QpInitAttr { cap: attr.cap, signal_all: told.sq_sig_all != 0 }))
+    }
+
+    /// Its halves, for two borrows or two threads.
+    #[must_use]
+    pub fn split(&mut self) -> (&mut SendHalf<T, P>, &mut RecvHalf<T, P>) {
+        (&mut self.send, &mut self.recv)
+    }
+
+    /// Starts a batch of sends; see [`SendHalf::start_send`].
+    #[doc(alias = "ibv_wr_start")]
+    #[inline]
+    pub fn start_send(&mut self) -> Batch<'_, T, P> {
+        self.send.start_send()
+    }
+
+    /// Posts sends, all with one doorbell.
+    ///
+    /// # Errors
+    /// As for [`SendHalf::post_send`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[doc(alias = "ibv_post_send")]
+    pub unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.send.post_send(requests) }
+    }
+
+    /// Posts receives.
+    ///
+    /// # Errors
+    /// As for [`RecvHalf::post_recv`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[doc(alias = "ibv_post_recv")]
+    pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.recv.post_recv(requests) }
+    }
+}
+
+impl<T: Transport, P: Provider> Drop for Qp<T, P> {
+    fn drop(&mut self) {
+        // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
+        if command::destroy_qp(self.pd.context().file(), self.handle).is_ok() {
+            // SAFETY: nobody uses the halves after this.
+            unsafe { ManuallyDrop::drop(&mut self.send.queue) };
+            if let Some(queue) = &mut self.recv.queue {
+                // SAFETY: as for the send half.
+                unsafe { ManuallyDrop::drop(queue) };
+            }
+        }
+    }
+}

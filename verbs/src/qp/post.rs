@@ -1,0 +1,274 @@
+//! Posting: batches of sends, and receives.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+
+use bareverbs_provider::contract::{DoorbellError, Provider, RecvQueue, SendQueue};
+
+use super::Transport;
+use crate::{AnyProvider, Operation, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest};
+
+/// The send half of a queue pair.
+pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
+    /// The queue pair frees it, after the kernel let go of it.
+    pub(super) queue: ManuallyDrop<P::Sq>,
+    pub(super) state: QpState,
+    pub(super) _transport: PhantomData<T>,
+}
+
+impl<T: Transport, P: Provider> SendHalf<T, P> {
+    /// Starts a batch of sends.
+    #[doc(alias = "ibv_wr_start")]
+    #[inline]
+    pub fn start_send(&mut self) -> Batch<'_, T, P> {
+        Batch { queue: &mut self.queue, state: self.state, pushed: 0, _transport: PhantomData }
+    }
+
+    /// Posts sends, all with one doorbell.
+    ///
+    /// # Errors
+    /// The first request that is refused ends the list; those before it are posted and will complete.
+    ///
+    /// # Safety
+    ///
+    /// Until a request is complete, or the queue pair is dropped, the memory that its elements name must stay
+    /// registered; nobody may change the bytes that it sends, nor look at or change those that it fills (reads and
+    /// atomics), not even through the region's own safe methods other than the copying ones.
+    #[doc(alias = "ibv_post_send")]
+    pub unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+        let mut batch = self.start_send();
+        for (index, request) in requests.iter().enumerate() {
+            // SAFETY: the caller vouches for every request.
+            if let Err(reason) = unsafe { batch.push(request) } {
+                batch.ring()?;
+                return Err(PostError { accepted: index, reason });
+            }
+        }
+        batch.ring()
+    }
+
+    /// Requests it holds.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+}
+
+/// The receive half of a queue pair.
+pub struct RecvHalf<T: Transport, P: Provider = AnyProvider> {
+    /// The queue pair frees it, after the kernel let go of it. None where a shared queue takes its place.
+    pub(super) queue: Option<ManuallyDrop<P::Rq>>,
+    pub(super) state: QpState,
+    pub(super) _transport: PhantomData<T>,
+}
+
+impl<T: Transport, P: Provider> RecvHalf<T, P> {
+    /// Posts receives.
+    ///
+    /// # Errors
+    /// The first request that is refused ends the list; those before it are posted and will complete.
+    ///
+    /// # Safety
+    ///
+    /// Until a request is complete, or the queue pair is dropped, the memory that its elements name must stay
+    /// registered, and nobody may look at it or change it, not even through the region's own safe methods other than
+    /// the copying ones.
+    #[doc(alias = "ibv_post_recv")]
+    pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        let state = self.state;
+        let Some(queue) = self.queue.as_mut().filter(|_| state != QpState::RESET) else {
+            let reason = if self.queue.is_none() { PostReason::Shared } else { PostReason::State(state) };
+            return if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) };
+        };
+        for (index, request) in requests.iter().enumerate() {
+            // SAFETY: the caller vouches for every request.
+            if let Err(refusal) = unsafe { queue.push(request) } {
+                queue.ring();
+                return Err(PostError { accepted: index, reason: refusal.into() });
+            }
+        }
+        queue.ring();
+        Ok(())
+    }
+
+    /// Requests it holds; 0 where a shared queue takes its place.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.queue.as_ref().map_or(0, |queue| queue.capacity())
+    }
+}
+
+/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without it, they are taken back.
+///
+/// A queue pair has one batch at a time:
+///
+/// ```compile_fail,E0499
+/// # fn two(qp: &mut bareverbs::Qp<bareverbs::Rc>) {
+/// let mut first = qp.start_send();
+/// let mut second = qp.start_send();
+/// first.ring().unwrap();
+/// # }
+/// ```
+#[must_use = "nothing is sent before `ring`"]
+pub struct Batch<'a, T: Transport, P: Provider = AnyProvider> {
+    queue: &'a mut P::Sq,
+    state: QpState,
+    pushed: usize,
+    _transport: PhantomData<T>,
+}
+
+impl<T: Transport, P: Provider> Batch<'_, T, P> {
+    /// Writes a request into the next slot.
+    ///
+    /// # Errors
+    /// The request is refused; those before it stay in the batch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline]
+    pub unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostReason> {
+        if matches!(self.state, QpState::RESET | QpState::INIT | QpState::RTR) {
+            return Err(PostReason::State(self.state));
+        }
+        // SAFETY: the caller vouches for the request.
+        unsafe { self.queue.push(request) }?;
+        self.pushed += 1;
+        Ok(())
+    }
+
+    /// A message whose bytes are copied now, so that nothing has to stay registered.
+    ///
+    /// # Errors
+    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    #[inline]
+    pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
+        self.push_inline(wr_id, Operation::Send, bytes, flags)
+    }
+
+    /// Bytes for the peer's memory, copied now.
+    ///
+    /// # Errors
+    /// As for [`Batch::send_inline`].
+    #[inline]
+    pub fn write_inline(
+        &mut self,
+        wr_id: u64,
+        remote: Remote,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Result<(), PostReason> {
+        self.push_inline(wr_id, Operation::Write(remote), bytes, flags)
+    }
+
+    fn push_inline(
+        &mut self,
+        wr_id: u64,
+        operation: Operation,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Result<(), PostReason> {
+        // SAFETY: the request names no memory but what is copied before this returns.
+        unsafe { self.push(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) }) }
+    }
+
+    /// How many requests it holds.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.pushed
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pushed == 0
+    }
+
+    /// Hands all its requests to the device with one doorbell.
+    ///
+    /// # Errors
+    /// The kernel refuses the doorbell; the error says whether the requests were taken back or count as posted.
+    #[doc(alias = "ibv_wr_complete")]
+    #[inline]
+    pub fn ring(mut self) -> Result<(), PostError> {
+        let pushed = std::mem::take(&mut self.pushed);
+        self.queue.ring().map_err(|error| PostError {
+            accepted: if matches!(error, DoorbellError::Posted(_)) { pushed } else { 0 },
+            reason: PostReason::Doorbell(error),
+        })
+    }
+}
+
+impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
+    #[doc(alias = "ibv_wr_abort")]
+    fn drop(&mut self) {
+        if self.pushed > 0 {
+            self.queue.abort();
+        }
+    }
+}
+
+/// Not all requests were posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "bad_wr")]
+pub struct PostError {
+    /// How many requests were posted and will complete. The request of this index is the refused one.
+    pub accepted: usize,
+    /// Why it was refused.
+    pub reason: PostReason,
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.accepted {
+            0 => write!(f, "no request was posted: {}", self.reason),
+            1 => write!(f, "1 request was posted, the next was refused: {}", self.reason),
+            accepted => write!(f, "{accepted} requests were posted, the next was refused: {}", self.reason),
+        }
+    }
+}
+
+impl std::error::Error for PostError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.reason)
+    }
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostReason {
+    /// The queue did not take it.
+    #[error(transparent)]
+    Queue(#[from] Refusal),
+    /// The queue pair is in a state that does not take it.
+    #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
+    State(QpState),
+    /// Receives go to the shared queue.
+    #[error("the queue pair shares a receive queue: post to that one")]
+    Shared,
+    /// The kernel refused the doorbell.
+    #[error("the doorbell was refused: {0}")]
+    Doorbell(#[source] DoorbellError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_post_error_tells_what_was_posted_and_why_the_next_was_not() {
+        let error = |accepted, reason| PostError { accepted, reason }.to_string();
+        assert_eq!(
+            error(0, PostReason::State(QpState::RESET)),
+            "no request was posted: the queue pair is in RESET; receives can be posted from INIT on, sends from RTS \
+             on"
+        );
+        assert_eq!(
+            error(64, Refusal::QueueFull { capacity: 64 }.into()),
+            "64 requests were posted, the next was refused: the queue is full (64 requests): poll completions \
+             first, or create the queue deeper"
+        );
+    }
+}
