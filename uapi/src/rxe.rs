@@ -5,6 +5,7 @@
 //! [`Wc`](crate::write::structs::Wc). One slot stays empty.
 
 use crate::abi::Be16;
+use crate::rdma_cm::address::AddressFamily;
 use crate::uverbs::types::AccessFlags;
 use crate::verbs_values::{SendFlags, WcStatus};
 use crate::write::types::{PlacementType, SelectivityLevel, WrOpcode};
@@ -31,8 +32,8 @@ abi_structs! {
 
     /// A socket address of either family, in one layout.
     struct SocketAddress = expr "__typeof__(((struct rxe_av *)0)->sgid_addr)" {
-        /// `AF_INET` or `AF_INET6`.
-        family: u16 = "_sockaddr_in6.sin6_family";
+        /// [`AddressFamily::INET`] or [`AddressFamily::INET6`].
+        family: AddressFamily = "_sockaddr_in6.sin6_family";
         /// Port; unused.
         port: Be16 = "_sockaddr_in6.sin6_port";
         /// The address of family `AF_INET`; the flow label of `AF_INET6`.
@@ -339,20 +340,15 @@ impl SendWr {
 }
 
 impl SocketAddress {
-    /// The family of IPv4.
-    pub const AF_INET: u16 = 2;
-    /// The family of IPv6.
-    pub const AF_INET6: u16 = 10;
-
     /// An IPv4 address.
     #[must_use]
     pub fn from_ipv4(address: [u8; 4]) -> Self {
-        Self { family: Self::AF_INET, ipv4: address, ..Self::zeroed() }
+        Self { family: AddressFamily::INET, ipv4: address, ..Self::zeroed() }
     }
 
     /// An IPv6 address.
     #[must_use]
     pub fn from_ipv6(address: [u8; 16]) -> Self {
-        Self { family: Self::AF_INET6, ipv6: address, ..Self::zeroed() }
+        Self { family: AddressFamily::INET6, ipv6: address, ..Self::zeroed() }
     }
 }
