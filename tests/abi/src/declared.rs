@@ -2,7 +2,7 @@
 
 use bareverbs_uapi::abi::{ConstInfo, EnumInfo, Since, StructInfo};
 use bareverbs_uapi::driver::DriverAttributes;
-use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo};
+use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo, UHW_IN, UHW_OUT};
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use bareverbs_uapi::{mlx5, registry};
 
@@ -58,6 +58,13 @@ impl Declared {
         for command in registry::COMMANDS {
             declared.command(command);
         }
+        let apart = [("UVERBS_ATTR_UHW_IN", "UHW_IN", UHW_IN), ("UVERBS_ATTR_UHW_OUT", "UHW_OUT", UHW_OUT)];
+        declared
+            .values
+            .extend(apart.map(|(c, rust, id)| Value::numbered(c, rust, "method", id, Since::V6_1)));
+        let c = "IB_USER_VERBS_CMD_FLAG_EXTENDED";
+        let flag = Value::numbered(c, "EXTENDED", "write", 0, Since::V6_1);
+        declared.values.push(Value { value: EXTENDED.into(), ..flag });
         declared
     }
 
@@ -129,6 +136,16 @@ pub fn root(c: &str) -> (&str, &str) {
 
 #[cfg(test)]
 mod tests {
+    use bareverbs_uapi::registry::COMMANDS;
+    use bareverbs_uapi::write::EXTENDED;
+
+    #[test]
+    fn just_the_extended_commands_carry_the_bit_that_the_headers_leave_out_of_their_numbers() {
+        for command in COMMANDS {
+            assert_eq!(command.number & EXTENDED != 0, command.c.contains("_EX_CMD_"), "{}", command.c);
+        }
+    }
+
     #[test]
     fn a_type_expression_names_a_struct_and_a_member_of_it() {
         assert_eq!(super::root("struct a"), ("struct a", ""));

@@ -18,6 +18,7 @@ pub mod methods;
 pub const COVERED_HEADERS: &[&str] = &[
     "rdma/ib_user_ioctl_cmds.h",
     "rdma/ib_user_ioctl_verbs.h",
+    "rdma/ib_user_sa.h",
     "rdma/ib_user_verbs.h",
     "rdma/mlx5-abi.h",
     "rdma/mlx5_user_ioctl_cmds.h",
