@@ -1,6 +1,6 @@
 //! The comparison of what is declared in Rust with one kernel's headers.
 
-use bareverbs_uapi::abi::{FieldInfo, FieldKind, StructInfo};
+use bareverbs_uapi::abi::{FieldInfo, FieldKind, Since, StructInfo};
 
 use crate::compiler::{Kernel, Span};
 use crate::declared::{Declared, Value, root};
@@ -30,20 +30,14 @@ impl Comparison<'_> {
     }
 
     /// Whether the item is there if and only if its `since` says so; `true` if there is something to compare.
-    fn presence(&mut self, item: &str, since: bareverbs_uapi::abi::Since, found: bool) -> bool {
-        let kernel = self.kernel.name;
-        match (since <= self.kernel.since, found) {
-            (true, false) => {
-                self.differ(format!("{item}: not in C ({kernel}), though Rust declares it since {since:?}"));
-            }
-            (false, true) => {
-                self.differ(format!(
-                    "{item}: already in C ({kernel}), though Rust declares it since {since:?}"
-                ));
-            }
-            _ => {}
+    fn presence(&mut self, item: &str, since: Since, found: bool) -> bool {
+        let expected = since <= self.kernel.since;
+        if expected != found {
+            let presence = if found { "already" } else { "not" };
+            let (kernel, since) = (self.kernel.name, series(since));
+            self.differ(format!("{item}: {presence} in C ({kernel}), though Rust declares it since {since}"));
         }
-        since <= self.kernel.since && found
+        expected && found
     }
 
     fn number(&mut self, item: &str, what: &str, c: u64, rust: usize) {
@@ -146,6 +140,14 @@ impl Comparison<'_> {
     }
 }
 
+fn series(since: Since) -> &'static str {
+    match since {
+        Since::V6_1 => "6.1",
+        Since::V6_12 => "6.12",
+        Since::V7_2 => "7.2",
+    }
+}
+
 /// The size that a struct has where its newest members do not yet exist, if some do not.
 fn short(info: &StructInfo, kernel: &Kernel, align: u64) -> Option<u64> {
     let (old, new): (Vec<&FieldInfo>, Vec<&FieldInfo>) =
@@ -230,8 +232,6 @@ fn number(scalar: &str, kind: &FieldKind) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use bareverbs_uapi::abi::Since;
-
     use super::*;
     use crate::compiler::Shape;
     use crate::fixture::{FIELDS, STRUCT, VALUE, field, kernel};
@@ -269,7 +269,7 @@ mod tests {
     fn a_wrong_name_is_reported() {
         assert_eq!(
             altered(0, |field| field.c = "w"),
-            ["struct a: field w: not in C (6.12), though Rust declares it since V6_1"]
+            ["struct a: field w: not in C (6.12), though Rust declares it since 6.1"]
         );
     }
 
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn a_field_said_to_be_newer_than_it_is_is_reported() {
         let found = altered(0, |field| field.since = Since::V7_2);
-        assert_eq!(found, ["struct a: field x: already in C (6.12), though Rust declares it since V7_2"]);
+        assert_eq!(found, ["struct a: field x: already in C (6.12), though Rust declares it since 7.2"]);
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
     fn a_value_said_to_be_newer_than_it_is_is_reported() {
         assert_eq!(
             differences(STRUCT, Value { since: Since::V7_2, ..VALUE }),
-            ["A_VALUE (a::VALUE): already in C (6.12), though Rust declares it since V7_2"]
+            ["A_VALUE (a::VALUE): already in C (6.12), though Rust declares it since 7.2"]
         );
     }
 
