@@ -35,7 +35,7 @@ pub(crate) struct Fetch {
     /// Also the Debian root with rdma-core and its tools.
     #[arg(long)]
     peers: bool,
-    /// Also the kernel headers for user space of 6.1, 6.12 and 7.2.
+    /// Also the headers of 6.1, 6.12 and 7.2, both those for user space and the kernel's own.
     #[arg(long)]
     headers: bool,
     /// Look for newer versions even of what is cached.
