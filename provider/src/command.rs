@@ -245,18 +245,45 @@ pub struct CreatedMr {
     pub rkey: u32,
 }
 
-/// Whether the kernel registers memory by an ioctl method of its own, for the last argument of [`reg_mr`].
+/// Whether memory can be registered by an ioctl method of its own, for the last argument of [`reg_mr`].
 ///
-/// It asks with a call that is refused either way: a kernel that knows the method finds its attributes missing.
+/// It is not enough that the kernel knows the method. Linux 7.2 has it, but its handler leaves the region's address
+/// and length unset, which the older command's handler does for drivers that rely on it; with rxe such a region has
+/// a key and refuses every access. So a page is registered on trial, and the kernel is asked what it made of it.
+/// Ask once per context.
 #[must_use]
 pub fn reg_mr_is_native(file: &DeviceFile) -> bool {
     let mut call = Call::<RegMr>::new(file.driver_id());
-    // SAFETY: without attributes, nothing is registered and no memory is named.
+    // SAFETY: without attributes, nothing is registered and no memory is named. The call is refused either way: a
+    // kernel that knows the method finds its attributes missing.
     let answer = unsafe { file.execute(&mut call) };
-    matches!(answer, Err(Refused { errno: Errno::INVAL, .. }))
+    if !matches!(answer, Err(Refused { errno: Errno::INVAL, .. })) {
+        return false;
+    }
+    let mut unused = [0; 64];
+    // SAFETY: the drivers' responses hold no addresses.
+    let pd = unsafe { alloc_pd(file, DriverPayload { input: &[], output: &mut unused }) };
+    let Ok(pd) = pd else { return false };
+    let works = reg_mr_keeps_its_range(file, pd);
+    // It cannot fail: nothing uses the domain any more.
+    let _ = dealloc_pd(file, pd);
+    works
 }
 
-/// Registers memory; by the ioctl method where `native` says that the kernel has it, else by the write command.
+fn reg_mr_keeps_its_range(file: &DeviceFile, pd: u32) -> bool {
+    let page = [0u8; 4096];
+    let addr = page.as_ptr().expose_provenance() as u64;
+    let length = page.len() as u64;
+    let request = MrRequest { pd, addr, length, iova: addr, access: AccessFlags::empty() };
+    // SAFETY: the device may only read the page, nobody is told of its key, and the region is gone before the page.
+    let Ok(mr) = (unsafe { reg_mr(file, &request, true) }) else { return false };
+    let info = query_mr(file, mr.handle);
+    let gone = dereg_mr(file, mr.handle);
+    gone.is_ok() && info.is_ok_and(|info| info.length == length && info.iova == addr)
+}
+
+/// Registers memory; by the ioctl method where `native` says that it works ([`reg_mr_is_native`]), else by the write
+/// command.
 ///
 /// # Errors
 ///
