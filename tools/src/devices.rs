@@ -1,0 +1,59 @@
+//! `bareverbs devices`, and finding a device by its name.
+
+use anyhow::Result;
+use bareverbs::Device;
+use serde::Serialize;
+
+use crate::cli::Devices;
+use crate::say;
+
+/// A device as listed.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    /// As in the table: 16 hexadecimal digits.
+    node_guid: String,
+}
+
+/// `bareverbs devices`.
+pub(crate) fn list(options: &Devices) -> Result<()> {
+    let rows: Vec<Row> = bareverbs::devices()?
+        .iter()
+        .map(|device| Row {
+            name: device.name().into(),
+            node_guid: format!("{:016x}", u64::from_be_bytes(device.node_guid().0)),
+        })
+        .collect();
+    let text = if options.json { serde_json::to_string_pretty(&rows)? } else { table(&rows) };
+    Ok(say::line(&text)?)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!("    {:<16}\t   node GUID\n    {:<16}\t----------------", "device", "------");
+    for Row { name, node_guid } in rows {
+        text += &format!("\n    {name:<16}\t{node_guid}");
+    }
+    text
+}
+
+/// The device named `name`, or the first one.
+pub(crate) fn choose(name: Option<&str>) -> bareverbs::Result<Device> {
+    match name {
+        Some(name) => Device::find(name),
+        None => bareverbs::devices()?.into_iter().next().ok_or(bareverbs::Error::NoDevice),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_that_of_ibv_devices() {
+        let rows = [Row { name: "rxe0".into(), node_guid: "b04a90fffe5d1c63".into() }];
+        assert_eq!(
+            table(&rows),
+            "    device          \t   node GUID\n    ------          \t----------------\n    rxe0            \tb04a90fffe5d1c63"
+        );
+    }
+}

@@ -1,0 +1,273 @@
+//! What the messages of a checked run hold, and whether what arrives is that.
+//!
+//! Every message differs from every other: its bytes follow from who sent it, which one it is and where they stand.
+//! Nothing about the check goes over the wire, so a peer is recognised by what it sends:
+//!
+//! * `bareverbs` with `-c` sends its own pattern.
+//! * `ibv_rc_pingpong`, and `bareverbs` without `-c`, receive and send through the same memory, so the peer sends
+//!   back what it was sent. That is this side's own pattern, and is checked as fully.
+//!
+//! The client's last message alone has zeros at the starts of pages, because there the C server looks for them when
+//! it checks. The first message of such a client is its memory's first content: 0x7b everywhere, or zeros at the
+//! starts of pages.
+
+use super::rally::Side;
+
+/// What `ibv_rc_pingpong` fills its memory with.
+pub(crate) const FILL: u8 = 0x7b;
+/// The smallest page: whatever pages the peer has, they start at a multiple of it.
+const PAGE: usize = 4096;
+
+/// Whose data the peer sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Source {
+    /// Its own pattern.
+    Pattern,
+    /// What it was sent.
+    Echo,
+}
+
+/// A received byte that should be another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "wrong data in message {message} from the peer: byte {offset} of {size} is {found:#04x} instead of {expected:#04x}"
+)]
+pub(crate) struct WrongData {
+    pub(crate) message: u64,
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+    pub(crate) expected: u8,
+    pub(crate) found: u8,
+}
+
+/// Makes this side's messages and checks the peer's.
+#[derive(Debug)]
+pub(crate) struct Checker {
+    side: Side,
+    messages: u64,
+    source: Option<Source>,
+    checked: u64,
+    expected: Vec<u8>,
+}
+
+impl Checker {
+    /// For a run of `messages` messages each way, each as long as `expected`, which is where it works.
+    pub(crate) fn new(side: Side, messages: u64, expected: Vec<u8>) -> Self {
+        Self { side, messages, source: None, checked: 0, expected }
+    }
+
+    /// Messages found to be right so far.
+    pub(crate) fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    /// Whose data the peer sends, once a message has shown it.
+    pub(crate) fn source(&self) -> Option<Source> {
+        self.source
+    }
+
+    /// Writes this side's message number `message` (from 0).
+    pub(crate) fn fill(&self, message: u64, bytes: &mut [u8]) {
+        pattern(self.side, message, self.messages, bytes);
+    }
+
+    /// Checks the peer's message number `message` (from 0), every byte.
+    pub(crate) fn verify(&mut self, message: u64, bytes: &[u8]) -> Result<(), WrongData> {
+        let verdict = match self.source {
+            Some(source) => self.compare(source, message, bytes),
+            None => match (
+                self.compare(Source::Pattern, message, bytes),
+                self.compare(Source::Echo, message, bytes),
+            ) {
+                // Too few bytes to tell; either is right.
+                (Ok(()), Ok(())) => Ok(()),
+                (Ok(()), Err(_)) => {
+                    self.source = Some(Source::Pattern);
+                    Ok(())
+                }
+                (Err(_), Ok(())) => {
+                    // The fill of a client's memory is echo's beginning, whatever this side sends.
+                    self.source = Some(Source::Echo);
+                    Ok(())
+                }
+                (Err(one), Err(other)) => Err(if other.offset > one.offset { other } else { one }),
+            },
+        };
+        self.checked += u64::from(verdict.is_ok());
+        verdict
+    }
+
+    fn compare(&mut self, source: Source, message: u64, bytes: &[u8]) -> Result<(), WrongData> {
+        let echoed = match self.side {
+            Side::Client => Some(message),
+            Side::Server => message.checked_sub(1),
+        };
+        match (source, echoed) {
+            (Source::Pattern, _) => pattern(self.side.other(), message, self.messages, &mut self.expected),
+            (Source::Echo, Some(own)) => pattern(self.side, own, self.messages, &mut self.expected),
+            (Source::Echo, None) => {
+                self.expected.fill(FILL);
+                for start in (0..self.expected.len().min(bytes.len())).step_by(PAGE) {
+                    if bytes[start] == 0 {
+                        self.expected[start] = 0;
+                    }
+                }
+            }
+        }
+        if self.expected == bytes {
+            return Ok(());
+        }
+        let differs = self.expected.iter().zip(bytes).position(|(expected, found)| expected != found);
+        // A message of another length fails before its content matters.
+        let offset = differs.unwrap_or_else(|| self.expected.len().min(bytes.len()).saturating_sub(1));
+        Err(WrongData {
+            message,
+            offset,
+            size: self.expected.len(),
+            expected: self.expected[offset],
+            found: bytes[offset],
+        })
+    }
+}
+
+fn pattern(side: Side, message: u64, messages: u64, bytes: &mut [u8]) {
+    let seed = mix(message << 1 | u64::from(side == Side::Server));
+    for (word, chunk) in (seed..).zip(bytes.chunks_mut(8)) {
+        chunk.copy_from_slice(&mix(word).to_le_bytes()[..chunk.len()]);
+    }
+    if side == Side::Client && message + 1 == messages {
+        bytes.iter_mut().step_by(PAGE).for_each(|start| *start = 0);
+    }
+}
+
+/// Spreads each bit of a number over all of them (the finishing step of splitmix64).
+fn mix(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The memory of `ibv_rc_pingpong`: one buffer for both directions.
+    fn c_memory(size: usize, checked_client: bool) -> Vec<u8> {
+        let mut memory = vec![FILL; size];
+        if checked_client {
+            memory.iter_mut().step_by(PAGE).for_each(|start| *start = 0);
+        }
+        memory
+    }
+
+    #[test]
+    fn two_of_ours_accept_each_others_patterns() {
+        for size in [1, 2, 7, 128, 4096, 10_000] {
+            let mut client = Checker::new(Side::Client, 20, vec![0; size]);
+            let mut server = Checker::new(Side::Server, 20, vec![0; size]);
+            let mut message = vec![0; size];
+            for i in 0..20 {
+                client.fill(i, &mut message);
+                server.verify(i, &message).unwrap();
+                server.fill(i, &mut message);
+                client.verify(i, &message).unwrap();
+            }
+            assert_eq!((client.checked(), server.checked()), (20, 20));
+            assert_eq!((client.source(), server.source()), (Some(Source::Pattern), Some(Source::Pattern)));
+        }
+    }
+
+    #[test]
+    fn a_c_server_echoes_and_finds_its_zeros_at_the_end() {
+        for size in [1, 128, 4096, 3 * PAGE + 1] {
+            let mut client = Checker::new(Side::Client, 5, vec![0; size]);
+            let mut memory = c_memory(size, false);
+            for i in 0..5 {
+                client.fill(i, &mut memory);
+                client.verify(i, &memory).unwrap();
+            }
+            assert_eq!(client.source(), Some(Source::Echo));
+            assert!(memory.iter().step_by(PAGE).all(|&start| start == 0));
+        }
+    }
+
+    #[test]
+    fn a_c_client_starts_with_its_fill_and_then_echoes() {
+        for checked in [false, true] {
+            for size in [1, 128, 3 * PAGE + 1] {
+                let mut server = Checker::new(Side::Server, 5, vec![0; size]);
+                let mut memory = c_memory(size, checked);
+                for i in 0..5 {
+                    server.verify(i, &memory).unwrap();
+                    server.fill(i, &mut memory);
+                }
+                assert_eq!(server.source(), Some(Source::Echo), "{size} {checked}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_message_that_comes_twice_is_wrong() {
+        let mut client = Checker::new(Side::Client, 5, vec![0; 128]);
+        let server = Checker::new(Side::Server, 5, vec![0; 128]);
+        let mut message = [0; 128];
+        server.fill(0, &mut message);
+        client.verify(0, &message).unwrap();
+        let error = client.verify(1, &message).unwrap_err();
+        assert_eq!((error.message, error.offset), (1, 0));
+        assert_eq!(client.checked(), 1);
+    }
+
+    #[test]
+    fn an_echoing_peer_may_not_turn_to_a_pattern() {
+        let mut client = Checker::new(Side::Client, 5, vec![0; 128]);
+        let server = Checker::new(Side::Server, 5, vec![0; 128]);
+        let mut message = [0; 128];
+        client.fill(0, &mut message);
+        client.verify(0, &message).unwrap();
+        server.fill(1, &mut message);
+        client.verify(1, &message).unwrap_err();
+    }
+
+    #[test]
+    fn a_wrong_byte_is_named() {
+        let error = WrongData { message: 3, offset: 17, size: 4096, expected: 0xab, found: 0 };
+        assert_eq!(
+            error.to_string(),
+            "wrong data in message 3 from the peer: byte 17 of 4096 is 0x00 instead of 0xab"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn one_flipped_bit_anywhere_is_found(
+            size in 16..20_000usize,
+            at: proptest::sample::Index,
+            bit in 0..8u32,
+            message in 0..3u64,
+        ) {
+            let mut client = Checker::new(Side::Client, 3, vec![0; size]);
+            let server = Checker::new(Side::Server, 3, vec![0; size]);
+            let mut bytes = vec![0; size];
+            server.fill(message, &mut bytes);
+            let offset = at.index(size);
+            bytes[offset] ^= 1 << bit;
+            let error = client.verify(message, &bytes).unwrap_err();
+            prop_assert_eq!((error.offset, error.found), (offset, bytes[offset]));
+        }
+
+        #[test]
+        fn messages_differ_by_side_and_number(one in 0..100u64, other in 0..100u64) {
+            let message = |side, number| {
+                let mut bytes = [0; 32];
+                pattern(side, number, 1000, &mut bytes);
+                bytes
+            };
+            prop_assert_ne!(message(Side::Client, one), message(Side::Server, other));
+            prop_assert_eq!(message(Side::Client, one) == message(Side::Client, other), one == other);
+        }
+    }
+}

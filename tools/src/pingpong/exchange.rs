@@ -1,0 +1,511 @@
+//! The exchange of address records over TCP, byte for byte that of ibv_rc_pingpong.
+//!
+//! The client writes its record, the server answers with its own once its queue pair can receive, the client writes
+//! `done` and a NUL. A reader of the C program takes a record from one `read`, so each is written in one call. After
+//! that the connection is closed.
+
+use std::fmt::Write as _;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, accept_with, bind, connect, listen, recv,
+    send, socket_with, sockopt,
+};
+
+use super::record::{BadRecord, RECORD_LEN, Record};
+use crate::stop::{Interrupted, Stop, Wake};
+
+/// How long the peer may take for each step of the exchange; a server waits for its client without limit.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+const DONE: &[u8; 5] = b"done\0";
+
+/// Why the exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    #[error("couldn't listen on TCP port {port}: {source}")]
+    Listen { port: u16, source: io::Error },
+    #[error("couldn't wait for a client: {0}")]
+    Accept(io::Error),
+    #[error("no address for host {host}: {source}")]
+    NoAddress { host: String, source: io::Error },
+    #[error("couldn't connect to {host}:{port}:{attempts}")]
+    Connect { host: String, port: u16, attempts: String },
+    #[error("couldn't write {what}: {source}")]
+    Write { what: What, source: io::Error },
+    #[error("the connection took only {written} of the {} bytes of {what} at once", what.len())]
+    ShortWrite { what: What, written: usize },
+    #[error("couldn't read {what}: {source}")]
+    Read { what: What, source: io::Error },
+    #[error("the peer closed the connection after {received} of the {} bytes of {what}", what.len())]
+    Closed { what: What, received: usize },
+    #[error("the peer sent {received} of the {} bytes of {what} and no more for {}", what.len(), seconds(*patience))]
+    Stalled { what: What, received: usize, patience: Duration },
+    #[error("the peer sent more than the {} bytes of {what}", what.len())]
+    TooMuch { what: What },
+    #[error("the peer sent something that is not an address record: {0}")]
+    Garbage(#[from] BadRecord),
+    #[error("the peer ended the exchange with \"{0}\" instead of \"done\\0\"")]
+    NotDone(String),
+    #[error(transparent)]
+    Interrupted(#[from] Interrupted),
+}
+
+/// What was to be written or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    OwnRecord,
+    PeersRecord,
+    Done,
+}
+
+impl What {
+    fn len(self) -> usize {
+        match self {
+            Self::OwnRecord | Self::PeersRecord => RECORD_LEN,
+            Self::Done => DONE.len(),
+        }
+    }
+}
+
+impl std::fmt::Display for What {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::OwnRecord => "the local address record",
+            Self::PeersRecord => "its address record",
+            Self::Done => "its closing word",
+        })
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{} s", time.as_secs_f32())
+}
+
+/// A server's socket, on every address of the host.
+#[derive(Debug)]
+pub(crate) struct Server {
+    socket: OwnedFd,
+}
+
+impl Server {
+    /// Listens for IPv6 and IPv4 clients, or for the latter only where the kernel has no IPv6.
+    pub(crate) fn listen(port: u16) -> Result<Self, ExchangeError> {
+        let open = |address: SocketAddr| -> rustix::io::Result<OwnedFd> {
+            let socket = socket_for(&address)?;
+            sockopt::set_socket_reuseaddr(&socket, true)?;
+            if address.is_ipv6() {
+                sockopt::set_ipv6_v6only(&socket, false)?;
+            }
+            bind(&socket, &address)?;
+            listen(&socket, 1)?;
+            Ok(socket)
+        };
+        open((Ipv6Addr::UNSPECIFIED, port).into())
+            .or_else(|errno| match errno {
+                Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL => open((Ipv4Addr::UNSPECIFIED, port).into()),
+                other => Err(other),
+            })
+            .map(|socket| Self { socket })
+            .map_err(|errno| ExchangeError::Listen { port, source: errno.into() })
+    }
+
+    /// Waits for one client and listens no longer.
+    pub(crate) fn accept(self, stop: &Stop) -> Result<Peer<'_>, ExchangeError> {
+        loop {
+            match stop.wait(self.socket.as_fd(), PollFlags::IN, None).map_err(ExchangeError::Accept)? {
+                Wake::Stopped => return Err(Interrupted.into()),
+                Wake::Ready | Wake::TimedOut => {}
+            }
+            match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => return Ok(Peer { socket, stop, patience: PATIENCE }),
+                // The client was there and is gone.
+                Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
+                Err(errno) => return Err(ExchangeError::Accept(errno.into())),
+            }
+        }
+    }
+}
+
+/// The connection to the peer.
+#[derive(Debug)]
+pub(crate) struct Peer<'s> {
+    socket: OwnedFd,
+    stop: &'s Stop,
+    patience: Duration,
+}
+
+impl<'s> Peer<'s> {
+    /// Connects to the first of the host's addresses that answers.
+    pub(crate) fn connect(host: &str, port: u16, stop: &'s Stop) -> Result<Self, ExchangeError> {
+        let addresses = (host, port)
+            .to_socket_addrs()
+            .map_err(|source| ExchangeError::NoAddress { host: host.into(), source })?;
+        let mut attempts = String::new();
+        for address in addresses {
+            match Self::connect_to(address, stop, PATIENCE) {
+                Ok(Some(socket)) => return Ok(Self { socket, stop, patience: PATIENCE }),
+                Ok(None) => return Err(Interrupted.into()),
+                Err(error) => {
+                    let between = if attempts.is_empty() { ' ' } else { ';' };
+                    let _ = write!(attempts, "{between}{}: {error}", address.ip());
+                }
+            }
+        }
+        Err(ExchangeError::Connect { host: host.into(), port, attempts })
+    }
+
+    fn connect_to(address: SocketAddr, stop: &Stop, patience: Duration) -> io::Result<Option<OwnedFd>> {
+        let socket = socket_for(&address)?;
+        match connect(&socket, &address) {
+            Ok(()) => return Ok(Some(socket)),
+            Err(Errno::INPROGRESS) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        match stop.wait(socket.as_fd(), PollFlags::OUT, Some(Instant::now() + patience))? {
+            Wake::Stopped => Ok(None),
+            Wake::TimedOut => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {}", seconds(patience))))
+            }
+            Wake::Ready => {
+                sockopt::socket_error(&socket)??;
+                Ok(Some(socket))
+            }
+        }
+    }
+
+    /// Writes the local record, in one call.
+    pub(crate) fn send_record(&self, record: &Record) -> Result<(), ExchangeError> {
+        self.send(&record.encode(), What::OwnRecord)
+    }
+
+    /// Reads the peer's record.
+    pub(crate) fn receive_record(&self) -> Result<Record, ExchangeError> {
+        let mut bytes = [0; RECORD_LEN];
+        self.receive(&mut bytes, What::PeersRecord)?;
+        Ok(Record::decode(&bytes)?)
+    }
+
+    /// Ends the exchange as the client.
+    pub(crate) fn send_done(&self) -> Result<(), ExchangeError> {
+        self.send(DONE, What::Done)
+    }
+
+    /// Waits for the client's end of the exchange.
+    pub(crate) fn receive_done(&self) -> Result<(), ExchangeError> {
+        let mut bytes = [0; DONE.len()];
+        self.receive(&mut bytes, What::Done)?;
+        if &bytes == DONE { Ok(()) } else { Err(ExchangeError::NotDone(bytes.escape_ascii().to_string())) }
+    }
+
+    fn send(&self, bytes: &[u8], what: What) -> Result<(), ExchangeError> {
+        let written = send(&self.socket, bytes, SendFlags::NOSIGNAL)
+            .map_err(|errno| ExchangeError::Write { what, source: errno.into() })?;
+        if written == bytes.len() { Ok(()) } else { Err(ExchangeError::ShortWrite { what, written }) }
+    }
+
+    /// Fills `bytes`, in however many pieces they arrive, and takes nothing but them.
+    fn receive(&self, bytes: &mut [u8], what: What) -> Result<(), ExchangeError> {
+        let failed = |source| ExchangeError::Read { what, source };
+        let deadline = Instant::now() + self.patience;
+        let mut received = 0;
+        while received < bytes.len() {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(deadline)).map_err(failed)? {
+                Wake::Stopped => return Err(Interrupted.into()),
+                Wake::TimedOut => {
+                    return Err(ExchangeError::Stalled { what, received, patience: self.patience });
+                }
+                Wake::Ready => {}
+            }
+            match recv(&self.socket, &mut bytes[received..], RecvFlags::empty()) {
+                Ok((0, _)) => return Err(ExchangeError::Closed { what, received }),
+                Ok((count, _)) => received += count,
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+        }
+        // Each side speaks only when it was spoken to, so nothing more may be waiting.
+        match recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK) {
+            Ok((1.., _)) => Err(ExchangeError::TooMuch { what }),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn socket_for(address: &SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::thread;
+
+    const OURS: Record = Record { lid: 0, qpn: 0x11, psn: 0x22, gid: Ipv6Addr::LOCALHOST };
+    const THEIRS: Record = Record { lid: 7, qpn: 0x33, psn: 0x44, gid: Ipv6Addr::UNSPECIFIED };
+    const SOON: Duration = Duration::from_millis(200);
+
+    fn port_of(server: &Server) -> u16 {
+        let address = rustix::net::getsockname(&server.socket).unwrap();
+        SocketAddr::try_from(address).unwrap().port()
+    }
+
+    /// The server's part of the exchange with a client that behaves as `client` does.
+    fn serve(client: impl FnOnce(TcpStream) + Send) -> Result<Record, ExchangeError> {
+        let stop = Stop::new().unwrap();
+        let server = Server::listen(0).unwrap();
+        let port = port_of(&server);
+        thread::scope(|scope| {
+            scope.spawn(move || client(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()));
+            let mut peer = server.accept(&stop)?;
+            peer.patience = SOON;
+            let record = peer.receive_record()?;
+            peer.send_record(&OURS)?;
+            peer.receive_done()?;
+            Ok(record)
+        })
+    }
+
+    /// The client's part of the exchange with a server that behaves as `server` does.
+    fn call(server: impl FnOnce(TcpStream) + Send) -> Result<Record, ExchangeError> {
+        let stop = Stop::new().unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        thread::scope(|scope| {
+            scope.spawn(move || server(listener.accept().unwrap().0));
+            let mut peer = Peer::connect("127.0.0.1", port, &stop)?;
+            peer.patience = SOON;
+            peer.send_record(&OURS)?;
+            let record = peer.receive_record()?;
+            peer.send_done()?;
+            Ok(record)
+        })
+    }
+
+    fn error(result: Result<Record, ExchangeError>) -> String {
+        result.expect_err("the exchange must fail").to_string()
+    }
+
+    /// Reads until the other side closes, so that closing first can't cut its answer off.
+    fn drain(mut stream: TcpStream) {
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+
+    #[test]
+    fn the_client_says_exactly_record_and_done() {
+        let mut heard = Vec::new();
+        let result = call(|mut stream| {
+            let mut record = [0; RECORD_LEN];
+            assert_eq!(stream.read(&mut record).unwrap(), RECORD_LEN, "a record comes from one read");
+            stream.write_all(&THEIRS.encode()).unwrap();
+            heard.extend(record);
+            stream.read_to_end(&mut heard).unwrap();
+        });
+        assert_eq!(result.unwrap(), THEIRS);
+        assert_eq!(heard, [&OURS.encode()[..], DONE].concat());
+    }
+
+    #[test]
+    fn the_server_says_exactly_its_record() {
+        let mut heard = Vec::new();
+        let result = serve(|mut stream| {
+            stream.write_all(&THEIRS.encode()).unwrap();
+            let mut record = [0; RECORD_LEN];
+            assert_eq!(stream.read(&mut record).unwrap(), RECORD_LEN, "a record comes from one read");
+            stream.write_all(DONE).unwrap();
+            heard.extend(record);
+            stream.read_to_end(&mut heard).unwrap();
+        });
+        assert_eq!(result.unwrap(), THEIRS);
+        assert_eq!(heard, OURS.encode());
+    }
+
+    #[test]
+    fn a_server_of_ours_hears_clients_of_ours_over_ipv4_and_ipv6() {
+        let mut hosts = vec!["127.0.0.1"];
+        hosts.extend(TcpListener::bind("[::1]:0").ok().map(|_| "::1"));
+        for host in hosts {
+            let stop = Stop::new().unwrap();
+            let server = Server::listen(0).unwrap();
+            let port = port_of(&server);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let peer = server.accept(&stop).unwrap();
+                    assert_eq!(peer.receive_record().unwrap(), THEIRS);
+                    peer.send_record(&OURS).unwrap();
+                    peer.receive_done().unwrap();
+                });
+                let peer = Peer::connect(host, port, &stop).unwrap();
+                peer.send_record(&THEIRS).unwrap();
+                assert_eq!(peer.receive_record().unwrap(), OURS);
+                peer.send_done().unwrap();
+            });
+        }
+    }
+
+    #[test]
+    fn a_record_in_pieces_is_put_together() {
+        let result = serve(|mut stream| {
+            stream.set_nodelay(true).unwrap();
+            for piece in THEIRS.encode().chunks(20) {
+                stream.write_all(piece).unwrap();
+                thread::sleep(Duration::from_millis(5));
+            }
+            stream.read_exact(&mut [0; RECORD_LEN]).unwrap();
+            stream.write_all(DONE).unwrap();
+            drain(stream);
+        });
+        assert_eq!(result.unwrap(), THEIRS);
+    }
+
+    #[test]
+    fn a_peer_that_closes_at_once_is_named() {
+        assert_eq!(
+            error(serve(drop)),
+            "the peer closed the connection after 0 of the 52 bytes of its address record"
+        );
+    }
+
+    #[test]
+    fn a_server_that_closes_instead_of_answering_is_named() {
+        let text = error(call(|mut stream| stream.read_exact(&mut [0; RECORD_LEN]).unwrap()));
+        assert_eq!(text, "the peer closed the connection after 0 of the 52 bytes of its address record");
+    }
+
+    #[test]
+    fn too_little_is_named_when_the_peer_closes() {
+        let text = error(serve(|mut stream| stream.write_all(&THEIRS.encode()[..20]).unwrap()));
+        assert_eq!(text, "the peer closed the connection after 20 of the 52 bytes of its address record");
+    }
+
+    #[test]
+    fn too_little_is_named_when_the_peer_stalls() {
+        let text = error(serve(|mut stream| {
+            stream.write_all(&THEIRS.encode()[..20]).unwrap();
+            drain(stream);
+        }));
+        assert_eq!(text, "the peer sent 20 of the 52 bytes of its address record and no more for 0.2 s");
+    }
+
+    #[test]
+    fn silence_is_named() {
+        assert_eq!(
+            error(serve(drain)),
+            "the peer sent 0 of the 52 bytes of its address record and no more for 0.2 s"
+        );
+        assert_eq!(
+            error(call(drain)),
+            "the peer sent 0 of the 52 bytes of its address record and no more for 0.2 s"
+        );
+    }
+
+    #[test]
+    fn too_much_is_named_on_both_sides() {
+        let bytes = [&THEIRS.encode()[..], b"more"].concat();
+        let text = error(serve(|mut stream| {
+            stream.write_all(&bytes).unwrap();
+            drain(stream);
+        }));
+        assert_eq!(text, "the peer sent more than the 52 bytes of its address record");
+        let text = error(call(|mut stream| {
+            stream.write_all(&bytes).unwrap();
+            drain(stream);
+        }));
+        assert_eq!(text, "the peer sent more than the 52 bytes of its address record");
+    }
+
+    #[test]
+    fn garbage_is_named_with_its_place() {
+        let text = error(serve(|mut stream| {
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: 10.1.0.1:18515\r\nAccept: */*\r\n\r\n").unwrap();
+            drain(stream);
+        }));
+        assert!(text.starts_with("the peer sent more than the 52 bytes"), "{text}");
+        let text = error(serve(|mut stream| {
+            stream.write_all(&[0xff; RECORD_LEN]).unwrap();
+            drain(stream);
+        }));
+        assert_eq!(
+            text,
+            "the peer sent something that is not an address record: byte 4 is 0xff where 0x3a must separate the fields"
+        );
+    }
+
+    #[test]
+    fn an_end_that_is_not_done_is_named() {
+        let with_end = |end: &'static [u8]| {
+            error(serve(move |mut stream| {
+                stream.write_all(&THEIRS.encode()).unwrap();
+                stream.read_exact(&mut [0; RECORD_LEN]).unwrap();
+                stream.write_all(end).unwrap();
+            }))
+        };
+        assert_eq!(
+            with_end(b"gone\0"),
+            "the peer ended the exchange with \"gone\\x00\" instead of \"done\\0\""
+        );
+        assert_eq!(
+            with_end(b"do"),
+            "the peer closed the connection after 2 of the 5 bytes of its closing word"
+        );
+        assert_eq!(
+            with_end(b""),
+            "the peer closed the connection after 0 of the 5 bytes of its closing word"
+        );
+        assert_eq!(with_end(b"done\0more"), "the peer sent more than the 5 bytes of its closing word");
+    }
+
+    #[test]
+    fn a_port_where_nobody_listens_is_named_with_its_address() {
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let stop = Stop::new().unwrap();
+        let text = Peer::connect("127.0.0.1", free, &stop).unwrap_err().to_string();
+        assert_eq!(
+            text,
+            format!("couldn't connect to 127.0.0.1:{free}: 127.0.0.1: Connection refused (os error 111)")
+        );
+    }
+
+    #[test]
+    fn a_name_that_is_no_host_is_named() {
+        let stop = Stop::new().unwrap();
+        let text = Peer::connect("no host has spaces", 1, &stop).unwrap_err().to_string();
+        assert!(text.starts_with("no address for host no host has spaces: "), "{text}");
+    }
+
+    #[test]
+    fn a_port_that_is_taken_is_named() {
+        let first = Server::listen(0).unwrap();
+        let port = port_of(&first);
+        let text = Server::listen(port).unwrap_err().to_string();
+        assert_eq!(text, format!("couldn't listen on TCP port {port}: Address already in use (os error 98)"));
+    }
+
+    #[test]
+    fn a_server_waits_without_limit_and_can_be_interrupted() {
+        let stop = Stop::new().unwrap();
+        let server = Server::listen(0).unwrap();
+        stop.trip();
+        assert!(matches!(server.accept(&stop), Err(ExchangeError::Interrupted(_))));
+    }
+
+    #[test]
+    fn an_exchange_can_be_interrupted() {
+        let stop = Stop::new().unwrap();
+        let server = Server::listen(0).unwrap();
+        let port = port_of(&server);
+        let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+        let peer = server.accept(&stop).unwrap();
+        stop.trip();
+        assert_eq!(peer.receive_record().unwrap_err().to_string(), "interrupted");
+        drop(client);
+    }
+}

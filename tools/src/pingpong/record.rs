@@ -1,0 +1,163 @@
+//! The address record: where a queue pair can be reached, as 52 bytes of text.
+//!
+//! `LLLL:QQQQQQ:PPPPPP:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number, first packet number and GID in
+//! hexadecimal, the GID's bytes in order (libibverbs/examples/rc_pingpong.c, pp_client_exch_dest).
+
+use std::net::Ipv6Addr;
+use std::ops::Range;
+
+use serde::Serialize;
+
+/// Bytes of a record.
+pub(crate) const RECORD_LEN: usize = 52;
+
+const LID: Range<usize> = 0..4;
+const QPN: Range<usize> = 5..11;
+const PSN: Range<usize> = 12..18;
+const GID: Range<usize> = 19..51;
+const SEPARATORS: [(usize, u8); 4] = [(4, b':'), (11, b':'), (18, b':'), (51, 0)];
+
+/// Where a queue pair can be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Record {
+    pub(crate) lid: u16,
+    /// 24 bits.
+    pub(crate) qpn: u32,
+    /// 24 bits.
+    pub(crate) psn: u32,
+    /// All zero where the path needs none.
+    pub(crate) gid: Ipv6Addr,
+}
+
+/// Why bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadRecord {
+    #[error("byte {at} is {found:#04x} where {expected:#04x} must separate the fields")]
+    Separator { at: usize, expected: u8, found: u8 },
+    #[error("byte {at} is {found:#04x}, not a hexadecimal digit")]
+    Digit { at: usize, found: u8 },
+}
+
+impl Record {
+    /// Whether the record carries a GID that packets can be addressed to, by the rule of ibv_rc_pingpong.
+    pub(crate) fn has_gid(&self) -> bool {
+        self.gid.octets()[8..] != [0; 8]
+    }
+
+    pub(crate) fn encode(&self) -> [u8; RECORD_LEN] {
+        let mut bytes = [0; RECORD_LEN];
+        for (at, byte) in SEPARATORS {
+            bytes[at] = byte;
+        }
+        write_hex(&mut bytes[LID], self.lid.into());
+        write_hex(&mut bytes[QPN], self.qpn.into());
+        write_hex(&mut bytes[PSN], self.psn.into());
+        write_hex(&mut bytes[GID], self.gid.to_bits());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; RECORD_LEN]) -> Result<Self, BadRecord> {
+        for (at, expected) in SEPARATORS {
+            if bytes[at] != expected {
+                return Err(BadRecord::Separator { at, expected, found: bytes[at] });
+            }
+        }
+        // Each field's digits fill its type exactly, or leave 8 bits of it empty.
+        Ok(Self {
+            lid: read_hex(bytes, LID)? as u16,
+            qpn: read_hex(bytes, QPN)? as u32,
+            psn: read_hex(bytes, PSN)? as u32,
+            gid: Ipv6Addr::from_bits(read_hex(bytes, GID)?),
+        })
+    }
+}
+
+fn write_hex(field: &mut [u8], mut value: u128) {
+    for digit in field.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(value & 0xf) as usize];
+        value >>= 4;
+    }
+}
+
+fn read_hex(bytes: &[u8; RECORD_LEN], field: Range<usize>) -> Result<u128, BadRecord> {
+    field.into_iter().try_fold(0, |value, at| {
+        let found = bytes[at];
+        let digit = char::from(found).to_digit(16).ok_or(BadRecord::Digit { at, found })?;
+        Ok(value << 4 | u128::from(digit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TEXT: &[u8; RECORD_LEN] = b"0012:00001f:abcdef:00000000000000000000ffff0a010001\0";
+
+    #[test]
+    fn the_bytes_are_those_of_ibv_rc_pingpong() {
+        let record = Record { lid: 0x12, qpn: 0x1f, psn: 0xab_cdef, gid: "::ffff:10.1.0.1".parse().unwrap() };
+        assert_eq!(&record.encode(), TEXT);
+        assert_eq!(Record::decode(TEXT), Ok(record));
+    }
+
+    #[test]
+    fn a_gid_counts_when_its_interface_part_is_not_zero() {
+        let with = |gid: &str| Record { lid: 0, qpn: 0, psn: 0, gid: gid.parse().unwrap() };
+        assert!(with("::ffff:10.1.0.1").has_gid());
+        assert!(with("fe80::1").has_gid());
+        assert!(!with("::").has_gid());
+        assert!(!with("fe80::").has_gid());
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_place() {
+        let mut bytes = *TEXT;
+        bytes[4] = b';';
+        assert_eq!(Record::decode(&bytes), Err(BadRecord::Separator { at: 4, expected: b':', found: b';' }));
+        let mut bytes = *TEXT;
+        bytes[51] = b'0';
+        assert_eq!(Record::decode(&bytes), Err(BadRecord::Separator { at: 51, expected: 0, found: b'0' }));
+        let mut bytes = *TEXT;
+        bytes[50] = b'g';
+        assert_eq!(Record::decode(&bytes), Err(BadRecord::Digit { at: 50, found: b'g' }));
+        let mut bytes = *TEXT;
+        bytes[0] = b' ';
+        assert_eq!(
+            Record::decode(&bytes).unwrap_err().to_string(),
+            "byte 0 is 0x20, not a hexadecimal digit"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_encoded_decodes_to_the_same(lid: u16, qpn in 0..1u32 << 24, psn in 0..1u32 << 24, gid: u128) {
+            let record = Record { lid, qpn, psn, gid: Ipv6Addr::from_bits(gid) };
+            prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
+        }
+
+        #[test]
+        fn any_52_bytes_are_a_record_or_an_error_at_a_place(
+            bytes in proptest::array::uniform32(any::<u8>()),
+            tail in proptest::array::uniform20(any::<u8>()),
+        ) {
+            let mut all = [0; RECORD_LEN];
+            all[..32].copy_from_slice(&bytes);
+            all[32..].copy_from_slice(&tail);
+            match Record::decode(&all) {
+                Ok(record) => prop_assert!(record.encode().eq_ignore_ascii_case(&all)),
+                Err(BadRecord::Separator { at, found, .. } | BadRecord::Digit { at, found }) => {
+                    prop_assert_eq!(all[at], found);
+                }
+            }
+        }
+
+        #[test]
+        fn one_damaged_byte_never_passes_as_the_same_record(at in 0..RECORD_LEN, byte: u8) {
+            prop_assume!(!byte.eq_ignore_ascii_case(&TEXT[at]));
+            let mut bytes = *TEXT;
+            bytes[at] = byte;
+            prop_assert_ne!(Record::decode(&bytes).ok(), Record::decode(TEXT).ok());
+        }
+    }
+}

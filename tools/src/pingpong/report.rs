@@ -1,0 +1,164 @@
+//! What a run says: the lines of ibv_rc_pingpong, or the same as JSON.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::check::Source;
+use super::rally::Side;
+use super::record::Record;
+
+/// A finished run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    pub(crate) side: Side,
+    pub(crate) device: String,
+    pub(crate) port: u8,
+    pub(crate) gid_index: Option<u32>,
+    pub(crate) mtu: u32,
+    pub(crate) local: Record,
+    pub(crate) remote: Record,
+    pub(crate) size: u32,
+    pub(crate) iters: u32,
+    pub(crate) inline: bool,
+    /// Completion events slept for; absent when polling.
+    pub(crate) events: Option<u64>,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+    pub(crate) check: Option<Checked>,
+}
+
+/// What a checked run has checked: every byte of so many messages of the peer.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Checked {
+    pub(crate) messages: u64,
+    /// Absent where the messages were too short to tell.
+    pub(crate) data: Option<Source>,
+}
+
+/// The figures of a run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Figures {
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+    pub(crate) mbit_per_second: f64,
+    pub(crate) usec_per_iter: f64,
+}
+
+impl Figures {
+    /// Of `iters` messages of `size` bytes each way.
+    pub(crate) fn new(size: u32, iters: u32, time: Duration) -> Self {
+        let bytes = u64::from(size) * u64::from(iters) * 2;
+        let usec = time.as_secs_f64() * 1e6;
+        Self {
+            bytes,
+            seconds: time.as_secs_f64(),
+            mbit_per_second: bytes as f64 * 8.0 / usec,
+            usec_per_iter: usec / f64::from(iters),
+        }
+    }
+}
+
+/// The line with an address; `whose` is `local` or `remote`.
+pub(crate) fn address_line(whose: &str, record: &Record) -> String {
+    let Record { lid, qpn, psn, gid } = record;
+    format!(
+        "  {:<15} LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}",
+        format!("{whose} address:")
+    )
+}
+
+impl Report {
+    /// The lines with the figures.
+    pub(crate) fn lines(&self) -> [String; 2] {
+        let Figures { bytes, seconds, mbit_per_second, usec_per_iter } = self.figures;
+        [
+            format!("{bytes} bytes in {seconds:.2} seconds = {mbit_per_second:.2} Mbit/sec"),
+            format!("{} iters in {seconds:.2} seconds = {usec_per_iter:.2} usec/iter", self.iters),
+        ]
+    }
+
+    /// What was checked, in words.
+    pub(crate) fn check_line(&self) -> Option<String> {
+        let Checked { messages, data } = self.check?;
+        let against = match data {
+            Some(Source::Pattern) => "the pattern that the peer sends",
+            Some(Source::Echo) => "what was sent to it, for the peer sends that back",
+            None => "the peer's pattern or what was sent to it, which are alike in so few bytes",
+        };
+        Some(format!("every byte of {messages} messages from the peer is right, compared with {against}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            side: Side::Client,
+            device: "rxe0".into(),
+            port: 1,
+            gid_index: Some(1),
+            mtu: 1024,
+            local: Record { lid: 0, qpn: 0x11, psn: 0xabcdef, gid: "::ffff:10.1.0.1".parse().unwrap() },
+            remote: Record { lid: 1, qpn: 0x12, psn: 0x1, gid: "fe80::1".parse().unwrap() },
+            size: 4096,
+            iters: 1000,
+            inline: false,
+            events: None,
+            figures: Figures::new(4096, 1000, Duration::from_micros(14_040)),
+            check: Some(Checked { messages: 1000, data: Some(Source::Echo) }),
+        }
+    }
+
+    #[test]
+    fn the_lines_are_those_of_ibv_rc_pingpong() {
+        let report = report();
+        assert_eq!(
+            address_line("local", &report.local),
+            "  local address:  LID 0x0000, QPN 0x000011, PSN 0xabcdef, GID ::ffff:10.1.0.1"
+        );
+        assert_eq!(
+            address_line("remote", &report.remote),
+            "  remote address: LID 0x0001, QPN 0x000012, PSN 0x000001, GID fe80::1"
+        );
+        assert_eq!(
+            report.lines(),
+            [
+                "8192000 bytes in 0.01 seconds = 4667.81 Mbit/sec",
+                "1000 iters in 0.01 seconds = 14.04 usec/iter",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_gid_shows_as_two_colons() {
+        let record = Record { gid: "::".parse().unwrap(), ..report().local };
+        assert!(address_line("local", &record).ends_with(", GID ::"));
+    }
+
+    #[test]
+    fn the_check_says_what_it_compared_with() {
+        let mut report = report();
+        assert_eq!(
+            report.check_line().unwrap(),
+            "every byte of 1000 messages from the peer is right, \
+             compared with what was sent to it, for the peer sends that back"
+        );
+        report.check = None;
+        assert_eq!(report.check_line(), None);
+    }
+
+    #[test]
+    fn json_holds_the_same_as_the_lines() {
+        let json = serde_json::to_value(report()).unwrap();
+        assert_eq!(json["side"], "client");
+        assert_eq!(json["local"]["gid"], "::ffff:10.1.0.1");
+        assert_eq!(json["remote"]["qpn"], 0x12);
+        assert_eq!(json["bytes"], 8_192_000);
+        assert_eq!(json["usec_per_iter"], 14.04);
+        assert_eq!(json["events"], serde_json::Value::Null);
+        assert_eq!(json["check"], serde_json::json!({ "messages": 1000, "data": "echo" }));
+    }
+}

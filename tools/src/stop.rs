@@ -1,0 +1,142 @@
+//! Ctrl-C and SIGTERM as something that can be waited for, so that the program can leave in good order.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// The eventfd that the signal handler writes to.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
+/// The signal that arrived.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// Says when the program is to end early.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    event: OwnedFd,
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    Ready,
+    TimedOut,
+    Stopped,
+}
+
+/// The program was told to end.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
+impl Interrupted {
+    /// The exit status that shells expect of a program ended by the signal.
+    pub(crate) fn exit_status(self) -> u8 {
+        u8::try_from(128 + SIGNAL.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+    }
+}
+
+impl Stop {
+    /// One that no signal trips.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// One that SIGINT and SIGTERM trip, from now to the end of the program.
+    pub(crate) fn on_signals() -> io::Result<&'static Self> {
+        let stop: &'static Self = Box::leak(Box::new(Self::new()?));
+        WAKE.store(stop.event.as_raw_fd(), Ordering::Relaxed);
+        let action = SigAction::new(SigHandler::Handler(note), SaFlags::empty(), SigSet::empty());
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            // SAFETY: the handler only touches atomics and makes one write(), which signal-safety(7) allows.
+            unsafe { sigaction(signal, &action) }?;
+        }
+        Ok(stop)
+    }
+
+    /// Whether a signal has arrived, at the cost of one load.
+    pub(crate) fn check(&self) -> Result<(), Interrupted> {
+        if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
+    }
+
+    /// Waits for `events` on `fd`, until the deadline if there is one.
+    pub(crate) fn wait(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: PollFlags,
+        deadline: Option<Instant>,
+    ) -> io::Result<Wake> {
+        loop {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let mut fds = [
+                PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(fd, events),
+            ];
+            match poll(&mut fds, left.map(timespec).as_ref()) {
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+                Ok(0) => return Ok(Wake::TimedOut),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(Wake::Stopped),
+                Ok(_) => return Ok(Wake::Ready),
+            }
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+extern "C" fn note(signal: i32) {
+    SIGNAL.store(signal, Ordering::Relaxed);
+    let event: RawFd = WAKE.load(Ordering::Relaxed);
+    // SAFETY: the eventfd was leaked by `Stop::on_signals` before the handler was set, so it stays open.
+    let event = unsafe { BorrowedFd::borrow_raw(event) };
+    // A full counter has already woken everybody.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+impl Stop {
+    pub(crate) fn trip(&self) {
+        rustix::io::write(&self.event, &1u64.to_ne_bytes()).expect("an eventfd takes a number");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_at_its_deadline() {
+        let stop = Stop::new().unwrap();
+        let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert_eq!(stop.wait(silent.as_fd(), PollFlags::IN, Some(soon)).unwrap(), Wake::TimedOut);
+        assert!(Instant::now() >= soon);
+    }
+
+    #[test]
+    fn a_wait_without_a_deadline_ends_when_tripped() {
+        let stop = Stop::new().unwrap();
+        let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| stop.wait(silent.as_fd(), PollFlags::IN, None).unwrap());
+            stop.trip();
+            assert_eq!(waiter.join().unwrap(), Wake::Stopped);
+        });
+    }
+
+    #[test]
+    fn a_stop_goes_before_readiness() {
+        let stop = Stop::new().unwrap();
+        let (ready, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(stop.wait(ready.as_fd(), PollFlags::OUT, None).unwrap(), Wake::Ready);
+        stop.trip();
+        assert_eq!(stop.wait(ready.as_fd(), PollFlags::OUT, None).unwrap(), Wake::Stopped);
+    }
+}
