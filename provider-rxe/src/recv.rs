@@ -7,7 +7,7 @@ use bareverbs_provider::work::{RecvRequest, Refusal};
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 
 use crate::memory::{QueueMemory, locate};
-use crate::send::{MAX_MESSAGE, write_sges};
+use crate::send::{MAX_MESSAGE, too_long, too_many_sges, write_sges};
 
 /// Where a request's elements start in its slot.
 const DATA: usize = size_of::<RecvWqe>();
@@ -49,20 +49,21 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         self.ring.capacity()
     }
 
-    #[inline]
+    /// Always part of the caller, where the number of elements is mostly known.
+    #[inline(always)]
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
         };
         let sges = request.sges;
         if sges.len() > self.max_sge as usize {
-            return Err(Refusal::TooManySges { given: sges.len(), max: self.max_sge as usize });
+            return Err(too_many_sges(sges, self.max_sge));
         }
         // SAFETY: `locate` checked that a slot has room for `max_sge` elements behind the request, and slots and
         // `DATA` are multiples of 8.
         let length = unsafe { write_sges(slot.as_ptr().add(DATA).cast(), sges) };
         if length > MAX_MESSAGE {
-            return Err(Refusal::MessageTooLong { given: length, max: MAX_MESSAGE });
+            return Err(too_long(length));
         }
         let length = length as u32;
         let wqe = slot.as_ptr().cast::<RecvWqe>();

@@ -110,15 +110,74 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 /// # Safety
 ///
 /// There must be room for them at `to`, aligned to 8.
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn write_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
+    match sges {
+        [sge] => {
+            // SAFETY: within the room that the caller promises.
+            unsafe { to.write(*sge) };
+            u64::from(sge.length)
+        }
+        // SAFETY: the same promise.
+        _ => unsafe { write_several_sges(to, sges) },
+    }
+}
+
+/// Kept out of line, so that the common request costs neither its loop nor the registers for it.
+#[inline(never)]
+unsafe fn write_several_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
     let mut length = 0;
     for (i, sge) in sges.iter().enumerate() {
-        // SAFETY: within the room that the caller promises.
+        // SAFETY: within the room that the caller of `write_sges` promises.
         unsafe { to.add(i).write(*sge) };
         length += u64::from(sge.length);
     }
     length
+}
+
+/// Copies inline data behind a request; returns their bytes, or nothing where they are more than `max`.
+///
+/// # Safety
+///
+/// There must be room for `max` bytes at `to`, and none of it may overlap the data.
+#[inline(always)]
+unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
+    match parts {
+        [part] if part.len() > max as usize => None,
+        [part] => {
+            let (from, len) = (part.as_ptr(), part.len());
+            if (8..=16).contains(&len) {
+                // SAFETY: two words that together cover the part, and overlap where it is shorter than both.
+                unsafe {
+                    let first = from.cast::<u64>().read_unaligned();
+                    let last = from.add(len - 8).cast::<u64>().read_unaligned();
+                    to.cast::<u64>().write_unaligned(first);
+                    to.add(len - 8).cast::<u64>().write_unaligned(last);
+                }
+            } else {
+                // SAFETY: within the room that the caller promises.
+                unsafe { to.copy_from_nonoverlapping(from, len) };
+            }
+            Some(len as u32)
+        }
+        // SAFETY: the same promise.
+        _ => unsafe { write_several_inline(to, parts, max) },
+    }
+}
+
+/// Kept out of line like [`write_several_sges`].
+#[inline(never)]
+unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
+    let mut length = 0;
+    for part in parts {
+        if part.len() > max as usize - length {
+            return None;
+        }
+        // SAFETY: within the room that the caller of `write_inline` promises.
+        unsafe { to.add(length).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+        length += part.len();
+    }
+    Some(length as u32)
 }
 
 impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
@@ -127,113 +186,90 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.capacity()
     }
 
-    #[inline]
+    /// Always part of the caller, where the operation and the kind of payload are mostly known: what remains of
+    /// the function then is little more than the stores.
+    #[inline(always)]
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
         };
-        let wqe = slot.as_ptr().cast::<SendWqe>();
         // A slot that is refused half-written stays free: only `advance` makes it part of the batch.
+        let wqe = slot.as_ptr().cast::<SendWqe>();
+        // SAFETY: `locate` checked that a slot has room for a request and for the data that the limits allow
+        // behind it. Slots are aligned to 64, and nobody else accesses this one before it is published, here and in
+        // the rest of the function. `DATA` is a multiple of 8.
+        let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
         let (length, num_sge, inline) = match request.payload {
             Payload::Sges(sges) => {
                 if sges.len() > self.limits.max_sge as usize {
-                    return Err(Refusal::TooManySges {
-                        given: sges.len(),
-                        max: self.limits.max_sge as usize,
-                    });
+                    return Err(too_many_sges(sges, self.limits.max_sge));
                 }
-                // SAFETY: `locate` checked that a slot has room for `max_sge` elements behind the request, and
-                // slots and `DATA` are multiples of 8.
-                let length = unsafe { write_sges(slot.as_ptr().add(DATA).cast(), sges) };
+                // SAFETY: there is room for `max_sge` elements, as above.
+                let length = unsafe { write_sges(data.cast(), sges) };
                 if length > MAX_MESSAGE {
-                    return Err(Refusal::MessageTooLong { given: length, max: MAX_MESSAGE });
+                    return Err(too_long(length));
                 }
                 (length as u32, sges.len() as u32, SendFlags::empty())
             }
             Payload::Inline(parts) => {
-                let max = self.limits.max_inline as usize;
-                let mut length = 0usize;
-                for part in parts {
-                    if part.len() > max - length {
-                        return Err(too_long_inline(parts, max));
-                    }
-                    // SAFETY: `locate` checked that a slot has room for `max_inline` bytes behind the request; the
-                    // slot belongs to the ring alone, so it overlaps no Rust slice.
-                    unsafe {
-                        slot.as_ptr().add(DATA + length).copy_from_nonoverlapping(part.as_ptr(), part.len())
-                    };
-                    length += part.len();
-                }
-                (length as u32, 0, SendFlags::INLINE)
+                // SAFETY: there is room for `max_inline` bytes, as above; the slot belongs to the ring alone, so it
+                // overlaps no Rust slice.
+                let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
+                    return Err(too_long_inline(parts, self.limits.max_inline));
+                };
+                (length, 0, SendFlags::INLINE)
             }
         };
 
-        let mut key_or_imm = 0;
-        let mut iova = 0;
-        // SAFETY: a slot has room for a `SendWqe`, is aligned to 64, and nobody else accesses it before it is
-        // published, here and in the rest of the function.
-        let form = unsafe { &raw mut (*wqe).wr.wr };
         let rdma = |remote: Remote| {
             let value = RdmaWr { remote_addr: remote.addr, rkey: remote.rkey, reserved: 0 };
             // SAFETY: as above; every form fits into `wr`, whose alignment is 8.
             unsafe { form.cast::<RdmaWr>().write(value) };
-            remote.addr
         };
         let atomic = |remote: Remote, compare_add: u64, swap: u64| {
-            if !inline.is_empty() {
-                return Err(Refusal::InlineResult);
-            }
-            if length != 8 {
-                return Err(Refusal::AtomicResult { given: length.into() });
-            }
-            if !remote.addr.is_multiple_of(8) {
-                return Err(Refusal::AtomicAddress { addr: remote.addr });
-            }
             let value =
                 AtomicWr { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey, reserved: 0 };
             // SAFETY: as above.
             unsafe { form.cast::<AtomicWr>().write(value) };
-            Ok(remote.addr)
         };
-        let opcode = match request.operation {
-            Operation::Send => WrOpcode::SEND,
-            Operation::SendImm(imm) => {
-                key_or_imm = imm;
-                WrOpcode::SEND_WITH_IMM
-            }
-            Operation::SendInv(rkey) => {
-                key_or_imm = rkey;
-                WrOpcode::SEND_WITH_INV
-            }
+        let (opcode, iova, key_or_imm) = match request.operation {
+            Operation::Send => (WrOpcode::SEND, 0, 0),
+            Operation::SendImm(imm) => (WrOpcode::SEND_WITH_IMM, 0, imm),
+            Operation::SendInv(rkey) => (WrOpcode::SEND_WITH_INV, 0, rkey),
             Operation::Write(remote) => {
-                iova = rdma(remote);
-                WrOpcode::RDMA_WRITE
+                rdma(remote);
+                (WrOpcode::RDMA_WRITE, remote.addr, 0)
             }
             Operation::WriteImm(remote, imm) => {
-                key_or_imm = imm;
-                iova = rdma(remote);
-                WrOpcode::RDMA_WRITE_WITH_IMM
+                rdma(remote);
+                (WrOpcode::RDMA_WRITE_WITH_IMM, remote.addr, imm)
             }
             Operation::Read(remote) => {
                 if !inline.is_empty() {
                     return Err(Refusal::InlineResult);
                 }
-                iova = rdma(remote);
-                WrOpcode::RDMA_READ
+                rdma(remote);
+                (WrOpcode::RDMA_READ, remote.addr, 0)
             }
             Operation::CmpSwp { remote, compare, swap } => {
-                iova = atomic(remote, compare, swap)?;
-                WrOpcode::ATOMIC_CMP_AND_SWP
+                if !inline.is_empty() || length != 8 || !remote.addr.is_multiple_of(8) {
+                    return Err(wrong_atomic(inline, length, remote));
+                }
+                atomic(remote, compare, swap);
+                (WrOpcode::ATOMIC_CMP_AND_SWP, remote.addr, 0)
             }
             Operation::FetchAdd { remote, add } => {
-                iova = atomic(remote, add, 0)?;
-                WrOpcode::ATOMIC_FETCH_AND_ADD
+                if !inline.is_empty() || length != 8 || !remote.addr.is_multiple_of(8) {
+                    return Err(wrong_atomic(inline, length, remote));
+                }
+                atomic(remote, add, 0);
+                (WrOpcode::ATOMIC_FETCH_AND_ADD, remote.addr, 0)
             }
-            other => return Err(Refusal::Unsupported { operation: name(&other) }),
+            ref other => return Err(unsupported(other)),
         };
         if self.limits.operations & (1 << opcode.0) == 0 {
-            return Err(Refusal::Unsupported { operation: name(&request.operation) });
+            return Err(unsupported(&request.operation));
         }
         // Of the caller's flags only those that the API knows: INLINE is for this function to say.
         let flags = SendFlags::from_bits_retain((request.flags & work::SendFlags::all()).bits()) | inline;
@@ -280,12 +316,37 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
 }
 
 #[cold]
-fn too_long_inline(parts: &[&[u8]], max: usize) -> Refusal {
-    let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-    Refusal::InlineTooLong { given, max }
+pub(crate) fn too_many_sges(sges: &[work::Sge], max: u32) -> Refusal {
+    Refusal::TooManySges { given: sges.len(), max: max as usize }
 }
 
 #[cold]
+pub(crate) fn too_long(given: u64) -> Refusal {
+    Refusal::MessageTooLong { given, max: MAX_MESSAGE }
+}
+
+#[cold]
+fn too_long_inline(parts: &[&[u8]], max: u32) -> Refusal {
+    let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
+    Refusal::InlineTooLong { given, max: max as usize }
+}
+
+#[cold]
+fn wrong_atomic(inline: SendFlags, length: u32, remote: Remote) -> Refusal {
+    if !inline.is_empty() {
+        Refusal::InlineResult
+    } else if length != 8 {
+        Refusal::AtomicResult { given: length.into() }
+    } else {
+        Refusal::AtomicAddress { addr: remote.addr }
+    }
+}
+
+#[cold]
+fn unsupported(operation: &Operation) -> Refusal {
+    Refusal::Unsupported { operation: name(operation) }
+}
+
 fn name(operation: &Operation) -> &'static str {
     match operation {
         Operation::Send => "a send",
