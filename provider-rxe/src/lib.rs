@@ -5,6 +5,23 @@
 //! system call. Only two things need one: telling the kernel to look at the send queue, once per batch, and asking
 //! for a completion event.
 //!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider};
+//! use bareverbs_provider::device::DeviceFile;
+//! use bareverbs_rxe::Rxe;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
+//! let rxe = Rxe::open(file)?;
+//! let mut cq = rxe.create_cq(&CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0 })?;
+//! assert!(cq.entries >= 100);
+//! assert!(cq.queue.next().is_none());
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The send queue's doorbell
 //!
 //! The kernel looks at a send queue when the write command `POST_SEND` comes with no requests in it. What it answers

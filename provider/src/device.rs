@@ -54,6 +54,20 @@ fn hint(errno: Errno) -> Option<&'static str> {
 ///
 /// Everything a program does with a device goes through its file: objects live in the context behind it and are
 /// gone, all of them, when its last descriptor is closed.
+///
+/// ```no_run
+/// use bareverbs_provider::command::{self, DriverPayload};
+/// use bareverbs_provider::device::{DeviceFile, Refused};
+///
+/// # fn main() -> Result<(), Refused> {
+/// let file = DeviceFile::open("/dev/infiniband/uverbs0", 14)?;
+/// // SAFETY: no payload, so no addresses in it.
+/// let context = unsafe { command::get_context(&file, DriverPayload::default()) }?;
+/// println!("{} completion vectors", context.num_comp_vectors);
+/// println!("{} queue pairs at most", command::query_device(&file)?.max_qp);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct DeviceFile {
     fd: OwnedFd,

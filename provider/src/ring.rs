@@ -6,6 +6,33 @@
 //!
 //! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
 //! it holds, every pointer given out lies inside the ring.
+//!
+//! ```
+//! use std::ptr::NonNull;
+//!
+//! use bareverbs_provider::ring::{Consumer, Producer, RingMemory};
+//!
+//! // Both sides in one process; the index words and four slots of 8 bytes.
+//! let mut indices = [0u32; 2];
+//! let mut slots = [0u64; 4];
+//! let indices = NonNull::from(&mut indices).cast::<u32>();
+//! // SAFETY: there are two words.
+//! let consumer = unsafe { indices.add(1) };
+//! let slots = NonNull::from(&mut slots).cast();
+//! let ring = RingMemory { producer: indices, consumer, slots, log2_slot: 3, mask: 3 };
+//!
+//! // SAFETY: the memory outlives both, and each is the only one of its side.
+//! let (mut producer, mut consumer) = unsafe { (Producer::new(ring), Consumer::new(ring)) };
+//! while let Some(slot) = producer.next_slot() {
+//!     // SAFETY: a free slot is the producer's.
+//!     unsafe { slot.cast::<u64>().write(42) };
+//!     producer.advance();
+//! }
+//! assert_eq!(producer.pending(), 3);
+//! assert!(consumer.take().is_none(), "not published yet");
+//! producer.publish();
+//! assert!(consumer.take().is_some());
+//! ```
 
 use std::ptr::NonNull;
 
