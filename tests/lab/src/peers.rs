@@ -9,23 +9,36 @@ use crate::apt::{Apt, Channel};
 use crate::cache::Cache;
 use crate::deb;
 
-const PACKAGES: [&str; 16] = [
-    "rdma-core",
-    "ibverbs-utils",
-    "rdmacm-utils",
-    "perftest",
-    "python3-pyverbs",
-    "infiniband-diags",
-    "strace",
-    "iproute2",
-    "iputils-ping",
+/// What people expect of a Debian system, then the C stack.
+const PACKAGES: [&str; 28] = [
+    "base-files",
     "bash",
     "coreutils",
+    "dash",
+    "debianutils",
+    "diffutils",
+    "findutils",
     "grep",
-    "util-linux",
-    "procps",
+    "gzip",
+    "hostname",
+    "iproute2",
+    "iputils-ping",
     "kmod",
-    "base-files",
+    "mawk",
+    "ncurses-base",
+    "procps",
+    "python3",
+    "sed",
+    "strace",
+    "tar",
+    "tcpdump",
+    "util-linux",
+    "rdma-core",
+    "ibverbs-utils",
+    "infiniband-diags",
+    "perftest",
+    "python3-pyverbs",
+    "rdmacm-utils",
 ];
 
 /// The unpacked root.

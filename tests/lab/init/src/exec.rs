@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bareverbs_lab_init::frame::FromGuest;
@@ -28,41 +28,63 @@ nix::ioctl_write_ptr_bad!(set_window_size, nix::libc::TIOCSWINSZ, Winsize);
 
 /// The command that runs now, if any, as the port's listener sees it.
 #[derive(Clone, Default)]
-pub(crate) struct Current(Arc<Mutex<Option<Running>>>);
+pub(crate) struct Current(Arc<Mutex<State>>);
 
-struct Running {
-    terminal: Option<(File, mpsc::Sender<Vec<u8>>)>,
+#[derive(Default)]
+struct State {
+    running: bool,
+    terminal: Option<Terminal>,
+    /// Input that came before the terminal was there.
+    early: Vec<Vec<u8>>,
+}
+
+struct Terminal {
+    device: File,
+    writer: mpsc::Sender<Vec<u8>>,
 }
 
 impl Current {
     /// Passes input to the command's terminal.
     pub(crate) fn input(&self, bytes: Vec<u8>) {
-        if let Some(Running { terminal: Some((_, writer)) }) = &*self.lock() {
+        let mut state = self.lock();
+        match &state.terminal {
             // The writer ends with the terminal; input that comes later has no reader.
-            let _ = writer.send(bytes);
+            Some(terminal) => drop(terminal.writer.send(bytes)),
+            None => state.early.push(bytes),
         }
     }
 
     /// Changes the terminal's size.
     pub(crate) fn resize(&self, size: TerminalSize) {
-        if let Some(Running { terminal: Some((terminal, _)) }) = &*self.lock() {
+        if let Some(terminal) = &self.lock().terminal {
             // SAFETY: TIOCSWINSZ reads one winsize, which outlives the call.
-            let _ = unsafe { set_window_size(terminal.as_raw_fd(), &window(size)) };
+            let _ = unsafe { set_window_size(terminal.device.as_raw_fd(), &window(size)) };
         }
     }
 
     /// Kills everything but this process.
     pub(crate) fn kill(&self) {
-        if self.lock().is_some() {
+        if self.lock().running {
             kill_all();
         }
     }
 
-    fn set(&self, running: Option<Running>) {
-        *self.lock() = running;
+    fn begin(&self, terminal: Option<Terminal>) {
+        let mut state = self.lock();
+        state.running = true;
+        if let Some(terminal) = terminal {
+            for bytes in state.early.drain(..) {
+                let _ = terminal.writer.send(bytes);
+            }
+            state.terminal = Some(terminal);
+        }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Running>> {
+    fn end(&self) {
+        *self.lock() = State::default();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no holder panics")
     }
 }
@@ -85,11 +107,11 @@ pub(crate) fn run(request: &Exec, host: u8, sender: &Sender, current: &Current) 
         Ok((pid, forwarders)) => {
             let status = reap(pid);
             settle(&forwarders);
-            current.set(None);
+            current.end();
             status
         }
         Err(error) => {
-            current.set(None);
+            current.end();
             match error.kind() {
                 ErrorKind::NotFound => {
                     refuse(sender, &format!("{program}: command not found in the guest"), 127)
@@ -134,7 +156,7 @@ fn start(
                     }
                 }
             });
-            current.set(Some(Running { terminal: Some((master.try_clone()?, writer)) }));
+            current.begin(Some(Terminal { device: master.try_clone()?, writer }));
             forward(master, sender, FromGuest::Stdout, alive);
             child
         }
@@ -148,7 +170,7 @@ fn start(
                 });
             }
             let mut child = command.spawn()?;
-            current.set(Some(Running { terminal: None }));
+            current.begin(None);
             if let Some(stdout) = child.stdout.take() {
                 forward(stdout, sender, FromGuest::Stdout, alive.clone());
             }

@@ -56,11 +56,33 @@ pub(crate) fn debian_root() -> Result<()> {
     system("/lab/root")?;
     install_programs("/lab/root/usr/local/bin")?;
 
+    complete_debian("/lab/root")?;
+
     chdir("/lab/root")?;
     mount(Some("."), "/", None::<&str>, MsFlags::MS_MOVE, None::<&str>)
         .context("moving the Debian root to /")?;
     chroot(".").context("entering the Debian root")?;
     chdir("/")?;
+    Ok(())
+}
+
+/// Makes up for the packages' install scripts, which never ran.
+fn complete_debian(root: &str) -> Result<()> {
+    for (link, target) in [("sh", "dash"), ("awk", "mawk")] {
+        let link = format!("{root}/usr/bin/{link}");
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(target, &link).with_context(|| format!("linking {link}"))?;
+        }
+    }
+    for (file, content) in [
+        ("passwd", "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"),
+        ("group", "root:x:0:\nnogroup:x:65534:\n"),
+    ] {
+        let path = format!("{root}/etc/{file}");
+        if !Path::new(&path).exists() {
+            fs::write(&path, content).with_context(|| format!("writing {path}"))?;
+        }
+    }
     Ok(())
 }
 
