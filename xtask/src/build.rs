@@ -11,6 +11,9 @@ use bareverbs_lab::Programs;
 /// The target must be named, or the flags would apply to build scripts and macros too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Our tool's name.
+const TOOL: &str = "bareverbs";
+
 /// The workspace's root folder.
 pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
@@ -34,26 +37,18 @@ pub(crate) fn cargo() -> Command {
 /// Builds the guest's init and our tool.
 pub(crate) fn guest_programs() -> Result<Programs> {
     let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", "--release", "--package", "bareverbs-lab-init"]);
-    let tool = workspace().join("tools/Cargo.toml").exists();
-    if tool {
-        cargo.args(["--package", "bareverbs-tools"]);
-    }
+    cargo.args(["--quiet", "--release", "--package", "bareverbs-lab-init", "--package", "bareverbs-tools"]);
     if !cargo.status().context("running cargo")?.success() {
         bail!("the guest's programs could not be built");
     }
     let folder = target_folder().join(TARGET).join("release");
-    let mut on_path = BTreeMap::new();
-    if tool {
-        on_path.insert("bareverbs".to_owned(), folder.join("bareverbs"));
-    }
+    let on_path = BTreeMap::from([(TOOL.to_owned(), folder.join(TOOL))]);
     Ok(Programs { init: folder.join("bareverbs-lab-init"), on_path })
 }
 
-/// Bytes of the tool.
-pub(crate) fn size(programs: &Programs) -> Result<u64> {
-    let tool = programs.on_path.get("bareverbs").context("the workspace has no tool `bareverbs`")?;
-    Ok(tool.metadata()?.len())
+/// Where our tool was built.
+pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
+    programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")
 }
 
 fn target_folder() -> PathBuf {

@@ -15,7 +15,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What a server prints on its standard error once it listens.
 const LISTENING: &[u8] = b"listening\n";
 /// Round trips per ping-pong.
-const ITERATIONS: &str = "200";
+const ITERATIONS: &str = "500";
 
 #[derive(Args)]
 pub(crate) struct Demo {
@@ -44,7 +44,7 @@ impl Demo {
         let peers = Peers::fetch(&cache, false)?;
         println!("rdma-core {}", peers.version);
         let programs = build::guest_programs()?;
-        println!("bareverbs, static, {} KiB", build::size(&programs)? / 1024);
+        println!("bareverbs, static, {} KiB", build::tool(&programs)?.metadata()?.len() / 1024);
         let begin = Instant::now();
         let mut guests = Guests::boot(&Setup {
             cache: &cache,

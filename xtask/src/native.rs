@@ -17,7 +17,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     let device = usable_device(Path::new(CLASS), Path::new("/dev/infiniband"))?;
     heading("Set-up");
     let programs = build::guest_programs()?;
-    let tool = programs.on_path.get("bareverbs").context("the workspace has no tool `bareverbs`")?;
+    let tool = build::tool(&programs)?;
     heading("Devices");
     run_to_end(Command::new(tool).arg("devices"))?;
 

@@ -21,7 +21,8 @@ pub(crate) fn run() -> ExitCode {
             continue;
         };
         status = match (program.as_str(), arguments) {
-            ("exit", _) => return ExitCode::from(status),
+            ("exit", []) => return ExitCode::from(status),
+            ("exit", [code, ..]) => return ExitCode::from(code.parse().unwrap_or(2)),
             ("cd", [folder]) => report(std::env::set_current_dir(folder)),
             ("ls", []) => report(list(".")),
             ("ls", [folder]) => report(list(folder)),
