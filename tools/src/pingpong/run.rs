@@ -27,6 +27,9 @@ use crate::stop::{Interrupted, Stop, Wake};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a failed queue pair gets to flush its receives.
 const FLUSH: Duration = Duration::from_secs(1);
+/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE goes on forever
+/// (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
+const RETRIES: u8 = 6;
 /// Looks at an empty completion queue between two looks at the clock and for a signal.
 const SPINS: u32 = 4096;
 /// The completion queue's name in its events.
@@ -231,7 +234,7 @@ impl<'a> Player<'a> {
         self.qp.ready_to_send(&RtsAttr {
             sq_psn: self.local.psn,
             timeout: 14,
-            retry_cnt: 7,
+            retry_cnt: RETRIES,
             rnr_retry: 7,
             max_rd_atomic: 1,
         })?;

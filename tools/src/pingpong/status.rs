@@ -41,6 +41,13 @@ pub(crate) fn likely_reason(status: WcStatus) -> Option<&'static str> {
         WcStatus::REM_INV_REQ_ERR => {
             Some("the peer's receive is shorter than the message: is its -s the same?")
         }
+        // What Soft-RoCE says of that (rxe_resp.c, RESPST_ERR_MALFORMED_WQE), and others of more.
+        WcStatus::LOC_QP_OP_ERR => {
+            Some("perhaps the peer's message is longer than the receive: is its -s the same?")
+        }
+        WcStatus::REM_OP_ERR => {
+            Some("perhaps the peer's receive is shorter than the message: is its -s the same?")
+        }
         _ => None,
     }
 }
