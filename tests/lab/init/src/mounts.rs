@@ -68,7 +68,7 @@ pub(crate) fn debian_root() -> Result<()> {
 
 /// Makes up for the packages' install scripts, which never ran.
 fn complete_debian(root: &str) -> Result<()> {
-    for (link, target) in [("sh", "dash"), ("awk", "mawk")] {
+    for (link, target) in [("sh", "dash"), ("awk", "mawk"), ("which", "which.debianutils")] {
         let link = format!("{root}/usr/bin/{link}");
         if fs::symlink_metadata(&link).is_err() {
             symlink(target, &link).with_context(|| format!("linking {link}"))?;
