@@ -66,7 +66,7 @@ pub enum Error {
         count: u32,
     },
     /// The GID table has no entry of that index, or the entry is empty.
-    #[error("GID index {index} of port {port} of device {device} {}", gid_trouble(*table_len, filled))]
+    #[error("GID index {index} of port {port} of device {device} {}", gid_trouble(*index, *table_len, filled))]
     NoGid {
         /// The device.
         device: String,
@@ -225,11 +225,16 @@ pub fn explain(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "done",
         WcStatus::LOC_LEN_ERR => "the message is longer than the receive's buffers or than a message may be",
-        WcStatus::LOC_QP_OP_ERR => "this queue pair cannot carry out the request",
+        WcStatus::LOC_QP_OP_ERR => {
+            "this queue pair cannot carry out the request, as with a local key of another protection domain"
+        }
         WcStatus::LOC_PROT_ERR => {
             "a local key does not allow the access: wrong key, range or right, or a region of another protection domain"
         }
-        WcStatus::WR_FLUSH_ERR => "the queue pair failed earlier and flushed it",
+        WcStatus::WR_FLUSH_ERR => {
+            "the queue pair failed and flushed it; Soft-RoCE so ends also the very request that failed, where the cause is \
+             local: wrong key, range or right, or a region of another protection domain"
+        }
         WcStatus::MW_BIND_ERR => "the memory window cannot be bound",
         WcStatus::BAD_RESP_ERR => "the peer answered with what makes no sense",
         WcStatus::LOC_ACCESS_ERR => "the local memory does not allow the peer's write",
@@ -280,7 +285,7 @@ fn port_range(count: u32) -> String {
     }
 }
 
-fn gid_trouble(table_len: u32, filled: &[u32]) -> String {
+fn gid_trouble(index: u32, table_len: u32, filled: &[u32]) -> String {
     let filled = match filled {
         [] => "no entry is filled: give the network interface an address".into(),
         filled => {
@@ -288,9 +293,10 @@ fn gid_trouble(table_len: u32, filled: &[u32]) -> String {
             format!("filled entries: {}", list.join(", "))
         }
     };
-    match table_len {
-        0 => format!("is empty; {filled}"),
-        table_len => format!("is outside the table of {table_len}; {filled}"),
+    if index < table_len {
+        format!("is empty; {filled}")
+    } else {
+        format!("is outside the table of {table_len}; {filled}")
     }
 }
 
@@ -335,7 +341,7 @@ mod tests {
             Error::NoGid { device: "rxe0".into(), port: 1, index: 7, table_len, filled: filled.to_vec() }
                 .to_string()
         };
-        assert_eq!(error(0, &[0, 1]), "GID index 7 of port 1 of device rxe0 is empty; filled entries: 0, 1");
+        assert_eq!(error(8, &[0, 1]), "GID index 7 of port 1 of device rxe0 is empty; filled entries: 0, 1");
         assert_eq!(
             error(4, &[]),
             "GID index 7 of port 1 of device rxe0 is outside the table of 4; no entry is filled: give the network \
