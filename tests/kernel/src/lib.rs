@@ -18,6 +18,10 @@
 //! bareverbs_kernel_tests::kernel_tests! { counters_start_at_zero, a_test_for_newer_kernels }
 //! ```
 
+pub mod child;
+pub mod loopback;
+pub mod resources;
+
 use std::process::ExitCode;
 
 use libtest_mimic::Trial;

@@ -1,0 +1,228 @@
+//! No device, no permission, no such port or address, more than the device has.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::{AhAttr, CqInit, Device, Error, InitAttr, PortState, QpCap, QpInit, QpState, Rc, RtrAttr};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::tool::complaint;
+
+/// Takes `rxe0` away until it is dropped.
+struct Removed {
+    netlink: RdmaNetlink,
+    netdev: String,
+}
+
+impl Removed {
+    fn new() -> Self {
+        let mut netlink = RdmaNetlink::open().unwrap();
+        let device = Device::find("rxe0").unwrap();
+        let port = netlink.ports(device.index().unwrap()).unwrap().remove(0);
+        netlink.del_link("rxe0").unwrap();
+        Self { netlink, netdev: port.netdev_name.unwrap() }
+    }
+}
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        self.netlink.new_link("rxe0", "rxe", &self.netdev).unwrap();
+        let begin = Instant::now();
+        let is_back = || {
+            let context = Device::find("rxe0")?.open()?;
+            // The IPv4 address comes after the link-local one.
+            Ok::<_, Error>(
+                context.query_port(1)?.state == PortState::ACTIVE && context.gid_table()?.len() > 1,
+            )
+        };
+        while !is_back().unwrap_or(false) {
+            assert!(begin.elapsed() < PATIENCE, "rxe0 did not come back");
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+pub(crate) fn without_a_device_that_is_what_everything_says() {
+    let removed = Removed::new();
+    assert!(bareverbs::devices().unwrap().is_empty());
+    let first = Device::first().unwrap_err();
+    assert!(matches!(first, Error::NoDevice), "{first:?}");
+    assert!(first.to_string().starts_with("no RDMA device found: load its driver, or make"), "{first}");
+    let named = Device::find("rxe0").unwrap_err();
+    assert_eq!(named.to_string(), "no RDMA device is named \"rxe0\"; there is none");
+
+    for args in [&["pingpong", "rc"][..], &["devinfo"]] {
+        let line = complaint(args);
+        assert!(line.contains("no RDMA device found"), "{args:?}: {line}");
+    }
+    drop(removed);
+    drop(open());
+}
+
+/// Only root may open the node until this is dropped.
+pub(crate) struct RootOnly {
+    node: String,
+    before: fs::Permissions,
+}
+
+impl RootOnly {
+    pub(crate) fn new() -> Self {
+        let node = Device::find("rxe0").unwrap().uverbs_path().unwrap().to_str().unwrap().to_owned();
+        let before = fs::metadata(&node).unwrap().permissions();
+        fs::set_permissions(&node, fs::Permissions::from_mode(0o600)).unwrap();
+        Self { node, before }
+    }
+
+    /// What the error must begin and end with.
+    pub(crate) fn words(&self) -> [String; 2] {
+        [
+            format!("cannot open {} of device rxe0: Permission denied", self.node),
+            "give it read and write permission, by a udev rule or by group".to_owned(),
+        ]
+    }
+}
+
+impl Drop for RootOnly {
+    fn drop(&mut self) {
+        fs::set_permissions(&self.node, self.before.clone()).unwrap();
+    }
+}
+
+pub(crate) fn an_ordinary_user_is_told_of_the_node_he_may_not_open() {
+    let root_only = RootOnly::new();
+    nothing_leaks(|| {
+        child::run(|| {
+            child::become_nobody();
+            // Seeing a device needs no permission.
+            let device = Device::find("rxe0").unwrap();
+            let refused = device.open().map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Open { .. }), "{refused:?}");
+            let (text, [start, end]) = (refused.to_string(), root_only.words());
+            assert!(text.starts_with(&start) && text.ends_with(&end), "{text}");
+        });
+    });
+}
+
+pub(crate) fn every_verb_that_takes_a_port_refuses_one_that_is_not_there() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        let context = pd.context();
+        for port in [0, 2, 3, 255] {
+            let verbs = [
+                context.query_port(port).map(drop),
+                context.port_speed(port).map(drop),
+                context.gid(port, 0).map(drop),
+                context.default_gid(port).map(drop),
+                context.pkey(port, 0).map(drop),
+                side.qp.init(&InitAttr::new(port as u8)),
+            ];
+            for refused in verbs {
+                let text = refused.unwrap_err().to_string();
+                assert_eq!(text, format!("device rxe0 has no port {port}: its ports are 1 only"));
+            }
+        }
+        // A number that wraps to 1 in eight bits is not port 1.
+        assert!(matches!(context.query_port(257), Err(Error::NoPort { port: 257, count: 1, .. })));
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::RESET, QpState::RESET));
+
+        side.qp.init(&InitAttr::new(1)).unwrap();
+        let good = side.towards(1);
+        for port in [0, 3] {
+            let refused =
+                side.qp.ready_to_receive(&RtrAttr { address: AhAttr { port, ..good.address }, ..good });
+            assert!(matches!(refused, Err(Error::NoPort { .. })), "{refused:?}");
+        }
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::INIT, QpState::INIT));
+    });
+}
+
+pub(crate) fn a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_in_init() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        side.qp.init(&InitAttr::new(1)).unwrap();
+        let table = pd.context().gid_table().unwrap();
+        let filled: Vec<String> = table.iter().map(|entry| entry.index.to_string()).collect();
+        let filled = format!("filled entries: {}", filled.join(", "));
+        let length = pd.context().query_port(1).unwrap().gid_tbl_len;
+        let good = side.towards(1);
+
+        let empty = (0..length).find(|index| table.iter().all(|entry| entry.index != *index)).unwrap();
+        for index in [empty, length, u32::MAX] {
+            let refused = pd.context().gid(1, index).unwrap_err();
+            assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
+            let text = refused.to_string();
+            assert!(text.starts_with(&format!("GID index {index} of port 1 of device rxe0 is ")), "{text}");
+            assert!(text.ends_with(&filled), "{text}");
+            assert_eq!(text.contains(&format!("outside the table of {length}")), index >= length, "{text}");
+            assert_eq!(text.contains("is empty"), index < length, "{text}");
+        }
+        let address = AhAttr::global(1, good.address.grh.unwrap().dgid, empty as u8);
+        let refused = side.qp.ready_to_receive(&RtrAttr { address, ..good }).unwrap_err();
+        assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::INIT, QpState::INIT));
+        side.qp.ready_to_receive(&good).unwrap();
+    });
+}
+
+pub(crate) fn queues_beyond_the_device_are_refused_with_the_limit() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let limits = context.query_device().unwrap();
+        let max_cqe = limits.max_cqe;
+        for entries in [0, max_cqe + 1, 1 << 31, u32::MAX] {
+            let refused = context.create_cq(&CqInit::new(entries)).map(drop).unwrap_err().to_string();
+            assert_eq!(
+                refused,
+                match entries {
+                    0 => "create_cq: a completion queue must hold at least 1 completion".to_owned(),
+                    _ => format!("create_cq: entries {entries} is above the device's limit of {max_cqe}"),
+                }
+            );
+        }
+        let cq = context.create_cq(&CqInit::new(16)).unwrap();
+        let create = |cap| pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).map(drop);
+        type Field = fn(&mut QpCap) -> &mut u32;
+        let fields: [(&str, Field, u32); 4] = [
+            ("max_send_wr", |cap| &mut cap.max_send_wr, limits.max_qp_wr),
+            ("max_recv_wr", |cap| &mut cap.max_recv_wr, limits.max_qp_wr),
+            ("max_send_sge", |cap| &mut cap.max_send_sge, limits.max_sge),
+            ("max_recv_sge", |cap| &mut cap.max_recv_sge, limits.max_sge),
+        ];
+        for (what, field, max) in fields {
+            for asked in [max + 1, 1 << 31, u32::MAX] {
+                let mut cap = QpCap::default();
+                *field(&mut cap) = asked;
+                let refused = create(cap).unwrap_err();
+                assert!(matches!(refused, Error::Limit { .. }), "{refused:?}");
+                let text = format!("create_qp: {what} {asked} is above the device's limit of {max}");
+                assert_eq!(refused.to_string(), text);
+            }
+        }
+        // The device tells no limit for this one; the kernel has one.
+        for max_inline_data in [1 << 20, 1 << 31, u32::MAX] {
+            let text = create(QpCap { max_inline_data, ..QpCap::default() }).unwrap_err().to_string();
+            let hint = format!("the device may not carry {max_inline_data} bytes inline: ask for fewer");
+            assert!(text.starts_with("create_qp (") && text.ends_with(&hint), "{text}");
+        }
+        create(QpCap::default()).unwrap();
+        // Queues of nothing need not be possible, but they must not do harm.
+        for cap in [
+            QpCap { max_send_wr: 0, ..QpCap::default() },
+            QpCap { max_recv_wr: 0, ..QpCap::default() },
+            QpCap { max_send_sge: 0, max_recv_sge: 0, ..QpCap::default() },
+            QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 },
+        ] {
+            if let Err(refused) = create(cap) {
+                assert!(refused.to_string().starts_with("create_qp"), "{refused}");
+            }
+        }
+    });
+}

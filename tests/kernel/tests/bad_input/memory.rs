@@ -1,0 +1,217 @@
+//! Memory that cannot be registered, and keys that do not allow what is done with them.
+
+use std::num::NonZeroUsize;
+use std::ptr::{self, NonNull};
+
+use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus, explain};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use nix::sys::resource::{Resource, setrlimit};
+
+const PAGE: usize = 4096;
+
+/// Pages of their own.
+struct Pages(NonNull<u8>);
+
+/// How Soft-RoCE's kernels end a request whose local key does not allow it.
+const LOCAL_CAUSES: [WcStatus; 3] = [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR];
+
+impl Pages {
+    const BYTES: NonZeroUsize = NonZeroUsize::new(2 * PAGE).unwrap();
+
+    fn new(protection: ProtFlags) -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap_anonymous(None, Self::BYTES, protection, MapFlags::MAP_PRIVATE) };
+        Self(start.unwrap().cast())
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this value's own.
+        unsafe { munmap(self.0.cast(), Self::BYTES.get()) }.unwrap();
+    }
+}
+
+fn register(pd: &Pd, start: *mut u8, len: usize, iova: Option<u64>, access: Access) -> bareverbs::Result<()> {
+    // SAFETY: the region is dropped at once, and nothing uses it.
+    unsafe { pd.register_raw(start, len, iova, access) }.map(drop)
+}
+
+pub(crate) fn memory_that_cannot_be_registered_is_refused_with_the_reason() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let refused = |start: *mut u8, len, iova, access| {
+            register(&pd, start, len, iova, access).unwrap_err().to_string()
+        };
+        let local = Access::LOCAL_WRITE;
+        let writable = Pages::new(ProtFlags::PROT_READ | ProtFlags::PROT_WRITE);
+        let start = writable.0.as_ptr();
+
+        let empty = "reg_mr: a region must have at least 1 byte";
+        assert_eq!(refused(start, 0, None, local), empty);
+        assert_eq!(pd.register(Vec::new(), local).map(drop).unwrap_err().to_string(), empty);
+        assert_eq!(pd.register(Buffer::zeroed(0).unwrap(), local).unwrap_err().to_string(), empty);
+
+        let beyond = "reach beyond the address space";
+        for len in [usize::MAX, usize::MAX - start.addr() + 1] {
+            assert!(refused(start, len, None, local).ends_with(beyond));
+        }
+        assert!(refused(start, PAGE, Some(u64::MAX - 10), local).ends_with(beyond));
+        assert!(refused(ptr::without_provenance_mut(usize::MAX), 1, None, local).contains(beyond));
+
+        // A whole lot, none of it wrapped: no memory is that large.
+        let huge = refused(start, 1 << 46, None, local);
+        assert!(huge.starts_with("reg_mr (70368744177664 bytes at 0x"), "{huge}");
+        // The kernel's half of the addresses.
+        let kernels = refused(ptr::without_provenance_mut(0xffff_8880_0000_0000), PAGE, None, local);
+        assert!(kernels.ends_with("is not mapped"), "{kernels}");
+
+        for (protection, what) in
+            [(ProtFlags::PROT_NONE, "not readable"), (ProtFlags::PROT_READ, "not writable")]
+        {
+            let pages = Pages::new(protection);
+            let start = pages.0.as_ptr();
+            for access in [local, ALL_REMOTE] {
+                let text = refused(start, 2 * PAGE, None, access);
+                assert!(text.starts_with("reg_mr (8192 bytes at 0x"), "{text}");
+                assert!(text.contains("was refused by the kernel: "), "{text}");
+                assert!(text.ends_with(&format!("of it is {what}")), "{text}");
+            }
+        }
+        let gone = Pages::new(ProtFlags::PROT_READ).0.as_ptr();
+        assert!(refused(gone, 2 * PAGE, None, Access::empty()).ends_with("of it is not mapped"));
+        // The range itself is good all along.
+        register(&pd, start, 2 * PAGE, None, local).unwrap();
+    });
+}
+
+pub(crate) fn memory_needs_no_alignment() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        for (offset, len) in [(1, 1), (7, 13), (4095, 2), (3, 4097), (4097, 9000)] {
+            let (from, to) = (Buffer::zeroed(16384).unwrap(), Buffer::zeroed(16384).unwrap());
+            let at = |buffer: &Buffer| buffer.as_ptr().cast_mut().wrapping_add(offset);
+            // SAFETY: both buffers outlive their regions, and only the copying methods touch the bytes.
+            let made = unsafe {
+                [
+                    pd.register_raw(at(&from), len, None, Access::empty()),
+                    pd.register_raw(at(&to), len, None, Access::LOCAL_WRITE),
+                ]
+            };
+            let [mut from, to] = made.map(Result::unwrap);
+            let bytes: Vec<u8> = (0..len).map(|i| (i * 7 + offset) as u8).collect();
+            from.write(0, &bytes).unwrap();
+            b.recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]).unwrap();
+            a.send(&[request(2, Operation::Send, Payload::Sges(&[from.sge(..).unwrap()]))]).unwrap();
+            assert_eq!(a.ends(1), [(2, WcStatus::SUCCESS)]);
+            assert_eq!(b.completions(1)[0].byte_len as usize, len);
+            assert_eq!(contents(&to), bytes);
+        }
+    });
+}
+
+pub(crate) fn locked_memory_beyond_the_limit_is_refused_with_the_limit() {
+    nothing_leaks(|| {
+        child::run(|| {
+            setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();
+            child::become_nobody();
+            let pd = domain();
+            let refused = pd.register(Buffer::zeroed(1 << 20).unwrap(), Access::LOCAL_WRITE).unwrap_err();
+            assert_eq!(refused.error.errno().map(|errno| errno.raw_os_error()), Some(nix::libc::ENOMEM));
+            let text = refused.to_string();
+            assert!(text.starts_with("reg_mr (1048576 bytes at 0x"), "{text}");
+            assert!(
+                text.ends_with(
+                    "this process may lock 65536 bytes in all (RLIMIT_MEMLOCK) and 1048576 more were asked for: \
+                     raise it with `ulimit -l` or LimitMEMLOCK="
+                ),
+                "{text}"
+            );
+            // The memory is given back, and what the limit allows is still possible.
+            assert_eq!(refused.memory.len(), 1 << 20);
+            drop(pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap());
+        });
+    });
+}
+
+pub(crate) fn what_a_key_does_not_allow_ends_with_a_status_that_says_so() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        let foreign = region(&pd.context().alloc_pd().unwrap(), &[2; 64], Access::LOCAL_WRITE);
+        let freed = region(&pd, &[3; 64], Access::LOCAL_WRITE).sge(..).unwrap();
+        let good = own.sge(..).unwrap();
+        let cases: [(&str, Sge); 5] = [
+            ("another domain's", foreign.sge(..).unwrap()),
+            ("a freed region's", freed),
+            ("one that never was", Sge { lkey: 0xdead_be00, ..good }),
+            ("bytes beyond the region", Sge { length: 65, ..good }),
+            ("bytes before the region", Sge { addr: good.addr - 1, ..good }),
+        ];
+        for (what, sge) in cases {
+            let (mut a, mut b) = pair(&pd, Plan::default());
+            b.recv(&[RecvRequest { wr_id: 9, sges: &[good] }]).unwrap();
+            a.send(&[
+                request(1, Operation::Send, Payload::Sges(&[sge])),
+                request(2, Operation::Send, Payload::Inline(&[b"after it"])),
+            ])
+            .unwrap();
+            let [(1, status), (2, WcStatus::WR_FLUSH_ERR)] = a.ends(2)[..] else {
+                panic!("{what}: wrong ends")
+            };
+            // Newer kernels put the queue pair into the error state first, and then flush what caused it.
+            assert!(LOCAL_CAUSES.contains(&status), "{what}: {status:?}");
+            assert!(explain(status).contains("another protection domain"), "{status:?}");
+            assert_eq!(a.kernel_state(), bareverbs::QpState::ERR, "{what}");
+            assert!(b.cq.poll_one().is_none(), "{what}: nothing was to arrive");
+        }
+        assert_eq!(contents(&own), [1; 64]);
+    });
+}
+
+pub(crate) fn what_a_remote_key_does_not_allow_ends_with_a_status_that_says_so() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let source = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        let open = region(&pd, &[2; 64], ALL_REMOTE);
+        let closed = region(&pd, &[3; 64], Access::LOCAL_WRITE);
+        let foreign = region(&pd.context().alloc_pd().unwrap(), &[4; 64], ALL_REMOTE);
+        let good = open.remote(0).unwrap();
+        let cases: [(&str, Remote); 5] = [
+            ("a region closed to peers", closed.remote(0).unwrap()),
+            ("another domain's", foreign.remote(0).unwrap()),
+            ("a key that never was", Remote { rkey: 0xdead_be00, ..good }),
+            ("bytes beyond the region", Remote { addr: good.addr + 60, ..good }),
+            ("bytes before the region", Remote { addr: good.addr - 8, ..good }),
+        ];
+        for (what, remote) in cases {
+            let eight = [source.sge(..8).unwrap()];
+            for operation in [
+                Operation::Write(remote),
+                Operation::Read(remote),
+                Operation::FetchAdd { remote: Remote { addr: remote.addr & !7, ..remote }, add: 1 },
+            ] {
+                // Rounded down to an address that an atomic may have, the bytes lie in the region after all.
+                if matches!(operation, Operation::FetchAdd { .. }) && what == "bytes beyond the region" {
+                    continue;
+                }
+                let (mut a, _b) = pair(&pd, Plan::default());
+                a.send(&[request(1, operation, Payload::Sges(&eight))]).unwrap();
+                assert_eq!(a.ends(1), [(1, WcStatus::REM_ACCESS_ERR)], "{what}: {operation:?}");
+            }
+        }
+        // The peer's queue pair may allow less than its region.
+        let (mut a, _b) = pair(&pd, Plan { access: Access::LOCAL_WRITE, ..Plan::default() });
+        a.send(&[request(1, Operation::Write(good), Payload::Inline(&[b"unwanted"]))]).unwrap();
+        let status = a.ends(1)[0].1;
+        assert!([WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR].contains(&status), "{status:?}");
+        assert!(explain(status).contains("not allowed by its queue pair") || explain(status).contains("key"));
+
+        let untouched = [(&source, 1), (&open, 2), (&closed, 3), (&foreign, 4)];
+        assert!(untouched.iter().all(|(region, byte)| contents(region) == [*byte; 64]));
+    });
+}

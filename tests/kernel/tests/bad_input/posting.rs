@@ -1,0 +1,194 @@
+//! Queues that are full, and requests that make no sense.
+
+use bareverbs::{
+    Access, Operation, Payload, PostReason, QpCap, QpState, RecvRequest, Refusal, Remote, SendFlags,
+    SendRequest, Sge, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+const HELLO: Payload<'_> = Payload::Inline(&[b"hello"]);
+
+fn hello(wr_id: u64) -> SendRequest<'static> {
+    request(wr_id, Operation::Send, HELLO)
+}
+
+/// A message that waits for its receive, however long that takes.
+fn patient() -> Plan {
+    Plan { rnr_retry: 7, ..Plan::default() }
+}
+
+fn good(range: impl Iterator<Item = u64>) -> Vec<(u64, WcStatus)> {
+    range.map(|wr_id| (wr_id, WcStatus::SUCCESS)).collect()
+}
+
+pub(crate) fn a_full_send_queue_takes_again_exactly_what_completed() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cap = QpCap { max_send_wr: 8, max_recv_wr: 64, ..patient().cap };
+        let (mut a, mut b) = pair(&pd, Plan { cap, ..patient() });
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let sges = [target.sge(..).unwrap()];
+        let capacity = a.qp.split().0.capacity() as usize;
+        assert!(capacity >= 8);
+        let full = PostReason::Queue(Refusal::QueueFull { capacity: capacity as u32 });
+
+        // Without receives at the peer nothing completes.
+        let requests: Vec<_> = (0..capacity as u64 + 3).map(hello).collect();
+        let refused = a.send(&requests).unwrap_err();
+        assert_eq!((refused.accepted, refused.reason), (capacity, full));
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "{capacity} requests were posted, the next was refused: the queue is full ({capacity} requests): \
+                 poll completions first, or create the queue deeper"
+            )
+        );
+        let again = a.send(&requests[capacity..]).unwrap_err();
+        assert_eq!((again.accepted, again.reason), (0, full));
+
+        // Five complete, and five fit again: no more, no fewer.
+        b.recv_into(100, 5, &sges);
+        assert_eq!(a.ends(5), good(0..5));
+        let more: Vec<_> = (100..110).map(hello).collect();
+        let refused = a.send(&more).unwrap_err();
+        assert_eq!((refused.accepted, refused.reason), (5, full));
+
+        b.recv_into(105, capacity as u64, &sges);
+        assert_eq!(a.ends(capacity), good((5..capacity as u64).chain(100..105)));
+        assert_eq!(b.ends(capacity + 5), good(100..105 + capacity as u64));
+        assert!(a.cq.poll_one().is_none(), "the refused requests were carried out too");
+    });
+}
+
+pub(crate) fn a_full_receive_queue_takes_again_exactly_what_completed() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, ..patient().cap };
+        let (mut a, mut b) = pair(&pd, Plan { cap, ..patient() });
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let sges = [target.sge(..).unwrap()];
+        let capacity = b.qp.split().1.capacity() as usize;
+        let full = PostReason::Queue(Refusal::QueueFull { capacity: capacity as u32 });
+        let receives = |first: u64, count: usize| {
+            (first..first + count as u64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect::<Vec<_>>()
+        };
+
+        let refused = b.recv(&receives(0, capacity + 2)).unwrap_err();
+        assert_eq!((refused.accepted, refused.reason), (capacity, full));
+        for wr_id in 0..3 {
+            a.send(&[hello(wr_id)]).unwrap();
+        }
+        assert_eq!(b.ends(3), good(0..3));
+        let refused = b.recv(&receives(100, 7)).unwrap_err();
+        assert_eq!((refused.accepted, refused.reason), (3, full));
+        for wr_id in 3..3 + capacity as u64 {
+            a.send(&[hello(wr_id)]).unwrap();
+        }
+        assert_eq!(b.ends(capacity), good((3..capacity as u64).chain(100..103)));
+        assert_eq!(a.ends(capacity + 3), good(0..capacity as u64 + 3));
+        assert!(b.cq.poll_one().is_none(), "the refused receives were used too");
+    });
+}
+
+pub(crate) fn a_refused_request_in_a_list_stops_neither_those_before_it_nor_later_posts() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let sges = [target.sge(..).unwrap()];
+        b.recv_into(0, 8, &sges);
+        let max = a.qp.cap().max_send_sge as usize;
+        let many = vec![target.sge(..1).unwrap(); max + 1];
+        let requests = [hello(0), hello(1), request(2, Operation::Send, Payload::Sges(&many)), hello(3)];
+        let refused = a.send(&requests).unwrap_err();
+        assert_eq!(refused.accepted, 2);
+        assert_eq!(refused.reason, PostReason::Queue(Refusal::TooManySges { given: max + 1, max }));
+        assert_eq!(
+            refused.to_string(),
+            format!(
+                "2 requests were posted, the next was refused: {} scatter/gather elements, but a request of this \
+                 queue carries at most {max}",
+                max + 1
+            )
+        );
+        a.send(&requests[3..]).unwrap();
+        assert_eq!(a.ends(3), good([0, 1, 3].into_iter()));
+        assert_eq!(b.ends(3), good(0..3));
+
+        let max = b.qp.cap().max_recv_sge as usize;
+        let many = vec![sges[0]; max + 1];
+        let receive = RecvRequest { wr_id: 8, sges: &sges };
+        let refused = b.recv(&[receive, RecvRequest { wr_id: 9, sges: &many }, receive]).unwrap_err();
+        assert_eq!(refused.accepted, 1);
+        assert_eq!(refused.reason, PostReason::Queue(Refusal::TooManySges { given: max + 1, max }));
+    });
+}
+
+pub(crate) fn requests_that_make_no_sense_are_refused_before_the_device_sees_them() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let target = region(&pd, &[0; 64], ALL_REMOTE);
+        let remote = target.remote(0).unwrap();
+        let eight = [target.sge(..8).unwrap()];
+        let seven = [target.sge(..7).unwrap()];
+        let odd = Remote { addr: remote.addr + 4, ..remote };
+        let long = vec![0; a.qp.cap().max_inline_data as usize + 1];
+        let giant = [Sge { length: u32::MAX, ..eight[0] }];
+        let add = |remote| Operation::FetchAdd { remote, add: 1 };
+        let swap = |remote| Operation::CmpSwp { remote, compare: 0, swap: 1 };
+        let cases = [
+            (Operation::Send, Payload::Inline(&[&long]), "bytes inline, but a request of this queue carries"),
+            (Operation::Read(remote), HELLO, "needs registered memory for its result, not inline data"),
+            (add(remote), HELLO, "needs registered memory for its result, not inline data"),
+            (add(remote), Payload::Sges(&seven), "needs exactly 8 bytes of registered memory, not 7"),
+            (swap(remote), Payload::Sges(&[]), "needs exactly 8 bytes of registered memory, not 0"),
+            (add(odd), Payload::Sges(&eight), "an address that is a multiple of 8, not on 0x"),
+            (swap(odd), Payload::Sges(&eight), "an address that is a multiple of 8, not on 0x"),
+            (Operation::Send, Payload::Sges(&giant), "bytes, but a message has at most"),
+        ];
+        for (operation, payload, words) in cases {
+            let refused = a.send(&[request(1, operation, payload)]).unwrap_err();
+            assert_eq!(refused.accepted, 0);
+            let text = refused.to_string();
+            assert!(text.starts_with("no request was posted: ") && text.contains(words), "{text}");
+        }
+        // The queue pair is as good as new.
+        assert_eq!(a.kernel_state(), QpState::RTS);
+        b.recv_into(5, 1, &eight);
+        a.send(&[hello(6)]).unwrap();
+        assert_eq!((a.ends(1), b.ends(1)), (good(6..7), good(5..6)));
+        assert_eq!(contents(&target)[..6], *b"hello\0");
+    });
+}
+
+pub(crate) fn one_number_for_many_requests_comes_back_with_each() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let sges = [target.sge(..).unwrap()];
+        for _ in 0..5 {
+            b.recv_into(u64::MAX, 0, &sges);
+            b.recv(&[RecvRequest { wr_id: u64::MAX, sges: &sges }]).unwrap();
+        }
+        a.send(&[hello(7); 5]).unwrap();
+        assert_eq!(a.ends(5), [(7, WcStatus::SUCCESS); 5]);
+        assert_eq!(b.ends(5), [(u64::MAX, WcStatus::SUCCESS); 5]);
+    });
+}
+
+pub(crate) fn a_forgotten_batch_goes_out_with_the_next() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        b.recv_into(0, 2, &[target.sge(..).unwrap()]);
+        let mut batch = a.qp.start_send();
+        batch.send_inline(1, b"first", SendFlags::SIGNALED).unwrap();
+        std::mem::forget(batch);
+        a.send(&[hello(2)]).unwrap();
+        assert_eq!((a.ends(2), b.ends(2)), (good(1..3), good(0..2)));
+    });
+}

@@ -1,0 +1,68 @@
+//! Processes that end without giving anything back.
+
+use std::io::{Read, Write, pipe};
+use std::mem::forget;
+
+use bareverbs::owned::Endpoint;
+use bareverbs::{Access, Arm, Buffer, CqInit, Operation, Payload};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::{held, nothing_leaks};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
+
+/// Holds something of every sort, with work under way, and does `then`.
+fn hold_everything(then: impl FnOnce()) {
+    let pd = domain();
+    let channel = pd.context().create_comp_channel().unwrap();
+    let mut cq = pd.context().create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(64) }).unwrap();
+    cq.arm(Arm::Any).unwrap();
+    let (mut a, mut b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
+    let memory = region(&pd, &[7; 65536], ALL_REMOTE);
+    let sges = [memory.sge(..).unwrap()];
+    b.recv_into(0, 2, &sges);
+    for wr_id in 0..8 {
+        a.send(&[request(wr_id, Operation::Send, Payload::Sges(&sges))]).unwrap();
+    }
+    let (mut alice, mut bob) = (Endpoint::new(&pd, 1, 8).unwrap(), Endpoint::new(&pd, 1, 8).unwrap());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    let buffer = || pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
+    bob.post_recv(buffer()).unwrap();
+    alice.post_send(buffer(), ..).unwrap();
+    then();
+    forget((pd, channel, cq, a, b, memory, alice, bob));
+}
+
+pub(crate) fn a_killed_process_leaves_nothing() {
+    nothing_leaks(|| {
+        let before = held();
+        let (mut ready, mut say) = pipe().unwrap();
+        let process = child::start(|| {
+            hold_everything(|| {
+                say.write_all(b"!").unwrap();
+                loop {
+                    std::thread::park();
+                }
+            });
+        });
+        drop(say);
+        ready.read_exact(&mut [0]).unwrap();
+        let during = held();
+        assert_eq!(during.ctx, before.ctx + 1);
+        assert_eq!((during.pd, during.qp), (before.pd + 1, before.qp + 4));
+        assert_eq!((during.cq, during.mr), (before.cq + 5, before.mr + 3));
+        kill(process, Signal::SIGKILL).unwrap();
+        assert_eq!(waitpid(process, None), Ok(WaitStatus::Signaled(process, Signal::SIGKILL, false)));
+    });
+}
+
+pub(crate) fn a_process_that_forgets_all_its_handles_leaves_nothing() {
+    nothing_leaks(|| {
+        child::run(|| {
+            for _ in 0..3 {
+                hold_everything(|| ());
+            }
+        });
+    });
+}

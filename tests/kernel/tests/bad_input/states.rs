@@ -1,0 +1,144 @@
+//! States: steps that are not possible, errors, and the way back from them.
+
+use bareverbs::{
+    Access, Error, InitAttr, Operation, Payload, QpState, RtsAttr, SendRequest, WcStatus, WorkCompletion,
+};
+use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+fn hello(wr_id: u64) -> SendRequest<'static> {
+    request(wr_id, Operation::Send, Payload::Inline(&[b"hello"]))
+}
+
+/// Sends wait for receives as long as it takes.
+fn patient() -> Plan {
+    Plan { rnr_retry: 7, ..Plan::default() }
+}
+
+fn is_in(side: &Side, state: QpState) {
+    assert_eq!((side.qp.state(), side.kernel_state()), (state, state));
+}
+
+/// What every typed step says from a state that it doesn't begin in, and what the kernel says to the bare change.
+fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState]) {
+    let (rtr, rts) = (side.towards(1), side.sending());
+    let [init, receive, send] = steps;
+    let refusal = |refused: bareverbs::Result<()>, step: &str, needed: QpState| {
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused:?}");
+        let text = format!("modify_qp {step}: the queue pair is in {state:?}, not in {needed:?}");
+        assert_eq!(refused.to_string(), text);
+    };
+    if init {
+        refusal(side.qp.init(&InitAttr::new(1)), "RESET→INIT", QpState::RESET);
+    }
+    if receive {
+        refusal(side.qp.ready_to_receive(&rtr), "INIT→RTR", QpState::INIT);
+    }
+    if send {
+        refusal(side.qp.ready_to_send(&rts), "RTR→RTS", QpState::RTR);
+    }
+    for change in changes {
+        let refused = side.go_to(*change).unwrap_err();
+        let text = refused.to_string();
+        let start = format!("modify_qp (QP {:#x} in {state:?}, ", side.qp.qp_num());
+        assert!(text.starts_with(&start) && text.contains("was refused by the kernel"), "{change:?}: {text}");
+        assert_eq!(refused.errno().map(|errno| errno.raw_os_error()), Some(22), "{change:?}: {text}");
+    }
+    is_in(side, state);
+}
+
+pub(crate) fn no_step_out_of_order_is_made() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        let nonsense = QpState(77);
+        refuses(&mut side, QpState::RESET, [false, true, true], &[QpState::RTR, QpState::RTS, nonsense]);
+        side.qp.init(&InitAttr::new(1)).unwrap();
+        refuses(&mut side, QpState::INIT, [true, false, true], &[QpState::RTR, QpState::RTS, nonsense]);
+        let rtr = side.towards(side.qp.qp_num());
+        side.qp.ready_to_receive(&rtr).unwrap();
+        refuses(&mut side, QpState::RTR, [true, true, false], &[QpState::INIT, QpState::RTS, nonsense]);
+        side.qp.ready_to_send(&RtsAttr::default()).unwrap();
+        refuses(&mut side, QpState::RTS, [true, true, true], &[QpState::INIT, QpState::RTR, nonsense]);
+        side.go_to(QpState::ERR).unwrap();
+        let all = [QpState::INIT, QpState::RTR, QpState::RTS, nonsense];
+        refuses(&mut side, QpState::ERR, [true, true, true], &all);
+        side.go_to(QpState::RESET).unwrap();
+        refuses(&mut side, QpState::RESET, [false, true, true], &[QpState::RTR, QpState::RTS]);
+    });
+}
+
+fn flushed(completions: &[WorkCompletion]) -> Vec<u64> {
+    for completion in completions {
+        assert_eq!(completion.status, WcStatus::WR_FLUSH_ERR, "{completion:?}");
+    }
+    completions.iter().map(|completion| completion.wr_id).collect()
+}
+
+pub(crate) fn the_error_state_flushes_everything_in_order() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, patient());
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        a.recv_into(100, 9, &[target.sge(..).unwrap()]);
+        // The peer has no receives, so none of these can complete. Unasked-for completions come too on failure.
+        let quiet = |wr_id| SendRequest { flags: bareverbs::SendFlags::empty(), ..hello(wr_id) };
+        let sends: Vec<_> =
+            (0..9).map(|wr_id| if wr_id % 2 == 0 { hello(wr_id) } else { quiet(wr_id) }).collect();
+        a.send(&sends).unwrap();
+        a.go_to(QpState::ERR).unwrap();
+        let numbers = flushed(&a.completions(18));
+        let of = |receives: bool| {
+            numbers.iter().copied().filter(|wr_id| (*wr_id >= 100) == receives).collect::<Vec<_>>()
+        };
+        assert_eq!((of(false), of(true)), ((0..9).collect(), (100..109).collect()));
+        assert!(a.cq.poll_one().is_none());
+        assert_eq!(contents(&target), [0; 8]);
+    });
+}
+
+pub(crate) fn a_queue_pair_in_error_answers_queries_and_flushes_new_sends() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        // Nobody receives, so this fails.
+        a.send(&[hello(1), hello(2)]).unwrap();
+        assert_eq!(a.ends(2), [(1, WcStatus::RNR_RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)]);
+        let (attr, init) = a.qp.query().unwrap();
+        assert_eq!(attr.qp_state, QpState::ERR);
+        assert_eq!((attr.dest_qp_num, attr.port_num), (b.qp.qp_num(), 1));
+        assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16);
+        for round in 0..10 {
+            a.send(&[hello(round), hello(round + 100)]).unwrap();
+            assert_eq!(flushed(&a.completions(2)), [round, round + 100]);
+        }
+        assert!(b.cq.poll_one().is_none());
+    });
+}
+
+pub(crate) fn a_queue_pair_works_again_after_an_error_and_a_reset() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, patient());
+        let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let sges = [target.sge(..).unwrap()];
+        for round in 0..4_u64 {
+            a.recv_into(10, 3, &sges);
+            a.send(&[hello(0), hello(1)]).unwrap();
+            a.go_to(QpState::ERR).unwrap();
+            flushed(&a.completions(5));
+            for side in [&mut a, &mut b] {
+                side.go_to(QpState::RESET).unwrap();
+                is_in(side, QpState::RESET);
+            }
+            a.connect(b.qp.qp_num());
+            b.connect(a.qp.qp_num());
+            b.recv_into(round, 1, &sges);
+            a.send(&[hello(77)]).unwrap();
+            assert_eq!(a.ends(1), [(77, WcStatus::SUCCESS)]);
+            assert_eq!(b.ends(1), [(round, WcStatus::SUCCESS)]);
+            assert_eq!(contents(&target), *b"hello\0\0\0");
+        }
+    });
+}

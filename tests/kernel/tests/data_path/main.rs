@@ -1,0 +1,18 @@
+//! What the data path costs on a real kernel: system calls, seen by a tracer, and allocations, counted.
+
+mod allocations;
+mod system_calls;
+mod tracer;
+
+use allocations::*;
+use bareverbs_kernel_tests::kernel_tests;
+use system_calls::*;
+
+kernel_tests! {
+    a_batch_of_64_sends_is_one_system_call,
+    posting_receives_and_polling_are_no_system_call,
+    arming_is_one_system_call_and_an_event_needs_no_acknowledgement,
+    nothing_from_opening_to_dropping_writes_or_reads_the_device_file,
+    the_tool_never_writes_or_reads_the_device_file,
+    ten_thousand_messages_allocate_nothing,
+}

@@ -1,0 +1,178 @@
+//! System calls of the data path and of the set-up.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use bareverbs::{
+    Access, Arm, CqInit, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
+    WorkCompletion,
+};
+use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use nix::libc;
+
+use crate::tracer::{Call, between_marks, calls_of, mark};
+
+fn deep() -> Plan {
+    let cap = QpCap { max_send_wr: 128, max_recv_wr: 128, ..Plan::default().cap };
+    Plan { cap, ..Plan::default() }
+}
+
+fn numbers(calls: &[Call]) -> Vec<i64> {
+    calls.iter().map(|call| call.number).collect()
+}
+
+pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, deep());
+        let memory = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        let sges = [memory.sge(..).unwrap()];
+        b.recv_into(0, 128, &sges);
+        let list: Vec<_> =
+            (0..64).map(|wr_id| request(wr_id, Operation::Send, Payload::Sges(&sges))).collect();
+        mark();
+        a.send(&list).unwrap();
+        mark();
+        // No clock is looked at here: where the kernel has no fast one, that would be a system call.
+        let mut completed = 0;
+        while completed < 64 {
+            completed += usize::from(a.cq.poll_one().is_some());
+        }
+        mark();
+        let mut batch = a.qp.start_send();
+        for wr_id in 0..64 {
+            batch.send_inline(wr_id, b"inline", SendFlags::SIGNALED).unwrap();
+        }
+        batch.ring().unwrap();
+        mark();
+        assert!(a.ends(64).iter().all(|(_, status)| *status == WcStatus::SUCCESS));
+        assert_eq!(b.ends(128).len(), 128);
+    });
+    let [list, polling, batch] = between_marks(&calls)[..] else { panic!("three parts") };
+    for posted in [list, batch] {
+        assert_eq!(numbers(posted), [libc::SYS_ioctl], "{posted:?}");
+        assert!(posted[0].is_on_the_device(), "{posted:?}");
+    }
+    assert_eq!(polling, []);
+}
+
+pub(crate) fn posting_receives_and_polling_are_no_system_call() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, deep());
+        let memory = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        let sges = [memory.sge(..).unwrap()];
+        let receives: Vec<_> = (0..64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect();
+        let mut taken = vec![None::<WorkCompletion>; 64];
+        mark();
+        b.recv(&receives).unwrap();
+        // Nothing is there yet.
+        for _ in 0..100 {
+            assert!(b.cq.poll_one().is_none());
+            assert!(b.cq.poll().next().is_none());
+        }
+        mark();
+        a.send(&[request(0, Operation::Send, Payload::Inline(&[b"hello"])); 64]).unwrap();
+        mark();
+        for slot in &mut taken {
+            while slot.is_none() {
+                *slot = b.cq.poll_one();
+            }
+        }
+        mark();
+        assert!(taken.iter().flatten().all(|completion| completion.byte_len == 5));
+        a.ends(64);
+    });
+    let [receiving, sending, polling] = between_marks(&calls)[..] else { panic!("three parts") };
+    assert_eq!((receiving, polling), (&[][..], &[][..]));
+    // The tracer does see what is there to be seen.
+    assert_eq!(numbers(sending), [libc::SYS_ioctl]);
+}
+
+pub(crate) fn arming_is_one_system_call_and_an_event_needs_no_acknowledgement() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let channel = pd.context().create_comp_channel().unwrap();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let memory = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        let init = CqInit { channel: Some(&channel), ..CqInit::new(16) };
+        let mut armed = pd.context().create_cq(&init).unwrap();
+        mark();
+        armed.arm(Arm::Any).unwrap();
+        mark();
+        b.recv_into(0, 1, &[memory.sge(..).unwrap()]);
+        a.send(&[request(0, Operation::Send, Payload::Inline(&[b"hello"]))]).unwrap();
+        assert_eq!((a.ends(1).len(), b.ends(1).len()), (1, 1));
+        mark();
+        drop(armed);
+        mark();
+    });
+    let [arming, _, dropping] = between_marks(&calls)[..] else { panic!("three parts") };
+    assert_eq!(numbers(arming), [libc::SYS_ioctl]);
+    // The kernel is told to destroy it, and its ring is unmapped.
+    assert!(dropping.iter().all(|call| [libc::SYS_ioctl, libc::SYS_munmap].contains(&call.number)));
+}
+
+/// The interface of old kernels, which newer ones may be built without.
+const BY_FILE: [i64; 8] = [
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_sendfile,
+];
+
+fn only_by_ioctl(calls: &[Call]) {
+    let on_device: Vec<_> = calls.iter().filter(|call| call.is_on_the_device()).collect();
+    let ioctls = on_device.iter().filter(|call| call.number == libc::SYS_ioctl).count();
+    assert!(ioctls > 20, "a set-up takes more than {ioctls} calls");
+    let by_file: Vec<_> = on_device.iter().filter(|call| BY_FILE.contains(&call.number)).collect();
+    assert!(by_file.is_empty(), "{by_file:?}");
+}
+
+pub(crate) fn nothing_from_opening_to_dropping_writes_or_reads_the_device_file() {
+    let calls = nothing_leaks(|| {
+        calls_of(|| {
+            let pd = domain();
+            let context = pd.context();
+            context.query_device().unwrap();
+            context.query_port(1).unwrap();
+            context.gid_table().unwrap();
+            let (mut a, mut b) = pair(&pd, Plan::default());
+            let memory = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+            b.recv_into(0, 1, &[memory.sge(..).unwrap()]);
+            a.send(&[SendRequest {
+                flags: SendFlags::SIGNALED | SendFlags::SOLICITED,
+                ..request(0, Operation::SendImm(7), Payload::Inline(&[b"hello"]))
+            }])
+            .unwrap();
+            assert_eq!((a.ends(1).len(), b.ends(1).len()), (1, 1));
+            a.qp.query().unwrap();
+            assert!(context.async_events().try_get().unwrap().is_none());
+            assert_eq!(contents(&memory), *b"hello\0\0\0");
+        })
+    });
+    only_by_ioctl(&calls);
+}
+
+pub(crate) fn the_tool_never_writes_or_reads_the_device_file() {
+    for events in [&[][..], &["-e"]] {
+        let mut server = Command::new("bareverbs");
+        server.args(["pingpong", "rc", "-n", "20"]).args(events).stdout(Stdio::piped());
+        let mut server = server.spawn().unwrap();
+        let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("local address"));
+        let calls = calls_of(|| {
+            let mut client = Command::new("bareverbs");
+            client.args(["pingpong", "rc", "-n", "20", "10.1.0.1"]).args(events).stdout(Stdio::null());
+            panic!("it does not start: {}", client.exec());
+        });
+        assert!(server.wait().unwrap().success());
+        only_by_ioctl(&calls);
+    }
+}
