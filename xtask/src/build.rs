@@ -51,6 +51,7 @@ pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
     programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")
 }
 
-fn target_folder() -> PathBuf {
+/// Where static programs and what tests record are kept.
+pub(crate) fn target_folder() -> PathBuf {
     workspace().join("target/lab")
 }

@@ -133,7 +133,7 @@ fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> R
 }
 
 /// Wraps a server so that it says when its port (18515, hexadecimal 4853) is open.
-fn announced(server: &[String]) -> Vec<String> {
+pub(crate) fn announced(server: &[String]) -> Vec<String> {
     let script = "\"$@\" & until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
                   kill -0 $! 2>/dev/null || break; sleep 0.05; done; echo listening >&2; wait $!";
     ["bash", "-c", script, "server"].into_iter().map(str::to_owned).chain(server.iter().cloned()).collect()

@@ -6,6 +6,7 @@ mod lab;
 mod native;
 mod terminal;
 mod test;
+mod two_hosts;
 
 use std::process::ExitCode;
 

@@ -14,10 +14,10 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::demo::heading;
-use crate::{build, lab};
+use crate::{build, lab, two_hosts};
 
 /// The crates whose test binaries run in the lab.
-const GUEST_TEST_CRATES: [&str; 1] = ["bareverbs-kernel-tests"];
+const GUEST_TEST_CRATES: [&str; 2] = ["bareverbs-kernel-tests", "bareverbs-interop-tests"];
 /// Where the guest sees the test binaries.
 const GUEST_FOLDER: &str = "/lab/tests";
 /// How long one test may take in a guest.
@@ -224,7 +224,9 @@ impl Lab {
         let programs = build::guest_programs()?;
         let (folder, mut tests) = guest_tests()?;
         tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
-        if tests.is_empty() {
+        let mut hosts_tests = two_hosts::TESTS.to_vec();
+        hosts_tests.retain(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
+        if tests.is_empty() && hosts_tests.is_empty() {
             bail!("no kernel test is named like `{}`", filter.unwrap_or_default());
         }
         let mut table = Table {
@@ -239,7 +241,7 @@ impl Lab {
                 runner.boot_if_needed()?;
                 let begin = Instant::now();
                 let (outcome, log) = runner.run(test)?;
-                report(test, name, &outcome, &log, begin.elapsed())?;
+                report(&test.title(), name, &outcome, &log, begin.elapsed())?;
                 table.rows.entry(test.title()).or_default().insert(name.clone(), outcome);
             }
             if let Some(Err(error)) = runner.guests.take().map(Guests::shut_down) {
@@ -250,14 +252,44 @@ impl Lab {
                     .or_default()
                     .insert(name.clone(), Outcome::Failed);
             }
+            if name == two_hosts::KERNEL {
+                for &(title, test) in &hosts_tests {
+                    let begin = Instant::now();
+                    let result = test(&self.setup(kernel, &programs, accelerator));
+                    let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
+                    let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
+                    report(title, name, &outcome, &log, begin.elapsed())?;
+                    table.rows.entry(title.to_owned()).or_default().insert(name.clone(), outcome);
+                }
+            }
         }
         Ok(table)
     }
+
+    /// One host with the Debian root.
+    fn setup<'a>(
+        &'a self,
+        kernel: &'a Kernel,
+        programs: &'a Programs,
+        accelerator: Accelerator,
+    ) -> Setup<'a> {
+        Setup {
+            cache: &self.cache,
+            tools: &self.tools,
+            kernel,
+            programs,
+            hosts: 1,
+            peers: Some(self.peers.root.clone()),
+            shares: Vec::new(),
+            accelerator,
+            instruction_clock: false,
+            recording: None,
+        }
+    }
 }
 
-fn report(test: &GuestTest, kernel: &str, outcome: &Outcome, log: &str, time: Duration) -> Result<()> {
+fn report(title: &str, kernel: &str, outcome: &Outcome, log: &str, time: Duration) -> Result<()> {
     let seconds = time.as_secs_f64();
-    let title = test.title();
     match outcome {
         Outcome::Passed => println!("{kernel}: {title} ... ok ({seconds:.1} s)"),
         Outcome::Skipped(reason) => println!("{kernel}: {title} ... skipped: {reason}"),
@@ -307,16 +339,8 @@ impl Runner<'_> {
         }
         let begin = Instant::now();
         let guests = Guests::boot(&Setup {
-            cache: &self.lab.cache,
-            tools: &self.lab.tools,
-            kernel: self.kernel,
-            programs: self.programs,
-            hosts: 1,
-            peers: Some(self.lab.peers.root.clone()),
             shares: vec![(self.folder.to_owned(), GUEST_FOLDER.to_owned())],
-            accelerator: self.accelerator,
-            instruction_clock: false,
-            recording: None,
+            ..self.lab.setup(self.kernel, self.programs, self.accelerator)
         })?;
         println!("up in {:.1} s", begin.elapsed().as_secs_f64());
         self.guests = Some(guests);

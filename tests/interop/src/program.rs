@@ -1,0 +1,175 @@
+//! Programs under test: started with their output collected, and never left behind.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// How long a program may run unless a test says otherwise.
+pub const LIMIT: Duration = Duration::from_secs(40);
+const STEP: Duration = Duration::from_millis(5);
+
+/// A running program. It is killed when it is dropped.
+#[derive(Debug)]
+pub struct Program {
+    title: String,
+    child: Child,
+    lines: Receiver<String>,
+    seen: String,
+    stderr: Option<JoinHandle<String>>,
+}
+
+/// What a program has left behind.
+#[derive(Clone, Debug)]
+pub struct Finished {
+    /// The command line.
+    pub title: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// All of its standard output.
+    pub stdout: String,
+    /// All of its standard error.
+    pub stderr: String,
+}
+
+impl Program {
+    /// Starts a command.
+    pub fn start(command: &mut Command) -> Self {
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let title = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+        let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = piped.spawn().unwrap_or_else(|error| panic!("starting `{title}`: {error}"));
+        let stdout = child.stdout.take().expect("the output is piped");
+        let mut errors = child.stderr.take().expect("the errors are piped");
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut reader = BufReader::new(stdout);
+            let mut line = String::new();
+            while matches!(reader.read_line(&mut line), Ok(1..)) {
+                if sender.send(std::mem::take(&mut line)).is_err() {
+                    return;
+                }
+            }
+        });
+        let stderr = std::thread::spawn(move || {
+            let mut text = String::new();
+            // What is no text ends it; the test then misses what it looks for.
+            let _ = errors.read_to_string(&mut text);
+            text
+        });
+        Self { title, child, lines, seen: String::new(), stderr: Some(stderr) }
+    }
+
+    /// Waits for a line of standard output that begins with `start`, and returns it.
+    ///
+    /// # Panics
+    /// If the program ends, or the time limit passes, without it.
+    pub fn line(&mut self, start: &str) -> String {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    self.seen += &line;
+                    if line.starts_with(start) {
+                        return line.trim_end().to_owned();
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => panic!("`{}` printed no line `{start}…`", self.title),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let rest = self.end(LIMIT);
+                    panic!("it ended without a line `{start}…`: {rest:#?}");
+                }
+            }
+        }
+    }
+
+    /// The process' id.
+    pub fn id(&self) -> Pid {
+        Pid::from_raw(self.child.id().try_into().expect("process ids are positive"))
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.id(), signal)
+            .unwrap_or_else(|error| panic!("sending {signal} to `{}`: {error}", self.title));
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_some()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If it runs longer than `limit`; it is killed then.
+    pub fn finish_within(mut self, limit: Duration) -> Finished {
+        self.end(limit)
+    }
+
+    /// Waits for its end, as long as any test should take.
+    ///
+    /// # Panics
+    /// If it runs longer than [`LIMIT`]; it is killed then.
+    pub fn finish(self) -> Finished {
+        self.finish_within(LIMIT)
+    }
+
+    fn end(&mut self, limit: Duration) -> Finished {
+        let deadline = Instant::now() + limit;
+        let mut in_time = true;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child can be waited for") {
+                break status;
+            }
+            if Instant::now() > deadline {
+                in_time = false;
+                let _ = self.child.kill();
+                break self.child.wait().expect("a child can be waited for");
+            }
+            std::thread::sleep(STEP);
+        };
+        self.seen.extend(self.lines.iter());
+        let stderr = self.stderr.take().and_then(|reader| reader.join().ok()).unwrap_or_default();
+        let stdout = std::mem::take(&mut self.seen);
+        let finished = Finished { title: self.title.clone(), status, stdout, stderr };
+        assert!(in_time, "it ran longer than {limit:?}: {finished:#?}");
+        finished
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // Most have ended long ago.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Finished {
+    /// Asserts success.
+    ///
+    /// # Panics
+    /// If the program failed.
+    pub fn expect_success(self) -> Self {
+        assert!(self.status.success(), "it should succeed: {self:#?}");
+        self
+    }
+
+    /// Asserts that it failed by itself with status 1, and said why on standard error in words that include `words`.
+    ///
+    /// # Panics
+    /// If it succeeded, crashed, or said something else.
+    pub fn expect_failure(self, words: &str) -> Self {
+        assert_eq!((self.status.code(), self.status.signal()), (Some(1), None), "{self:#?}");
+        let complaint = self.stderr.lines().find(|line| line.starts_with("bareverbs: "));
+        assert!(complaint.is_some_and(|line| line.contains(words)), "it should say `{words}`: {self:#?}");
+        assert!(!self.stderr.contains("panicked"), "{self:#?}");
+        self
+    }
+}

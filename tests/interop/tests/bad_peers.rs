@@ -1,0 +1,216 @@
+//! Peers that don't keep to the exchange: a clear error, soon, and nothing left in the kernel.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use bareverbs_interop_tests::game::{HOST, Ours, Theirs, play};
+use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::program::Program;
+use bareverbs_interop_tests::resources::leaving_nothing;
+use bareverbs_kernel_tests::kernel_tests;
+
+kernel_tests! {
+    peers_that_do_not_keep_to_the_exchange,
+    no_server_at_all,
+    a_tcp_port_that_is_taken,
+    peers_with_another_message_size,
+}
+
+const RECORD_OF_NOBODY: &[u8; RECORD] = b"0000:00fffe:123456:00000000000000000000ffff0a010001\0";
+const WITHOUT_GID: &[u8; RECORD] = b"0000:00fffe:123456:00000000000000000000000000000000\0";
+/// A stalled exchange ends after 10 s; the rest is for a slow machine.
+const BOUND: Duration = Duration::from_secs(25);
+
+/// What a bad peer does with its connection, and the words of the error.
+type Case = (&'static str, fn(TcpStream), &'static str);
+
+fn say(mut stream: &TcpStream, bytes: &[u8]) {
+    // The other side may be gone already; what it says about that is looked at.
+    let _ = stream.write_all(bytes);
+}
+
+/// Reads until the other side has closed the connection, so that closing it doesn't come first.
+fn linger(mut stream: TcpStream) {
+    let _ = stream.read_to_end(&mut Vec::new());
+}
+
+fn hear_record(mut stream: &TcpStream) {
+    stream.read_exact(&mut [0; RECORD]).unwrap();
+}
+
+const CLIENTS: [Case; 10] = [
+    ("closes at once", drop, "closed the connection after 0 of the 52 bytes of its address record"),
+    ("sends nothing", linger, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    (
+        "sends too little and closes",
+        |stream| say(&stream, b"0000:00fffe:12345"),
+        "closed the connection after 17 of the 52 bytes of its address record",
+    ),
+    (
+        "sends too little and stalls",
+        |stream| {
+            say(&stream, &RECORD_OF_NOBODY[..51]);
+            linger(stream);
+        },
+        "sent 51 of the 52 bytes of its address record and no more for 10 s",
+    ),
+    (
+        "sends too much",
+        |stream| {
+            say(&stream, &[&RECORD_OF_NOBODY[..], b"more"].concat());
+            linger(stream);
+        },
+        "sent more than the 52 bytes of its address record",
+    ),
+    (
+        "sends garbage",
+        |stream| {
+            say(&stream, b"GET / HTTP/1.1\r\nHost: 10.1.0.1\r\nAccept: text/html\r\n\r\n");
+            linger(stream);
+        },
+        "sent",
+    ),
+    (
+        "sends a record with a bad digit",
+        |stream| {
+            say(&stream, &RECORD_OF_NOBODY.map(|byte| if byte == b'a' { b'x' } else { byte }));
+            linger(stream);
+        },
+        "is not an address record: byte",
+    ),
+    (
+        "sends no GID",
+        |stream| {
+            say(&stream, WITHOUT_GID);
+            linger(stream);
+        },
+        "the peer sent no GID",
+    ),
+    (
+        "closes instead of done",
+        |stream| {
+            say(&stream, RECORD_OF_NOBODY);
+            hear_record(&stream);
+        },
+        "closed the connection after 0 of the 5 bytes of its closing word",
+    ),
+    (
+        "sends another word instead of done",
+        |stream| {
+            say(&stream, RECORD_OF_NOBODY);
+            hear_record(&stream);
+            say(&stream, b"gone\0");
+            linger(stream);
+        },
+        "instead of \"done\\0\"",
+    ),
+];
+
+const SERVERS: [Case; 7] = [
+    (
+        "closes without an answer",
+        |stream| hear_record(&stream),
+        "closed the connection after 0 of the 52 bytes of its address record",
+    ),
+    ("answers nothing", linger, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    (
+        "answers too little and closes",
+        |stream| {
+            hear_record(&stream);
+            say(&stream, &RECORD_OF_NOBODY[..30]);
+        },
+        "closed the connection after 30 of the 52 bytes of its address record",
+    ),
+    (
+        "answers too little and stalls",
+        |stream| {
+            say(&stream, &RECORD_OF_NOBODY[..30]);
+            linger(stream);
+        },
+        "sent 30 of the 52 bytes of its address record and no more for 10 s",
+    ),
+    (
+        "answers too much",
+        |stream| {
+            hear_record(&stream);
+            say(&stream, &[&RECORD_OF_NOBODY[..], &RECORD_OF_NOBODY[..]].concat());
+            linger(stream);
+        },
+        "sent more than the 52 bytes of its address record",
+    ),
+    (
+        "answers garbage",
+        |stream| {
+            hear_record(&stream);
+            say(&stream, &[0xff; RECORD]);
+            linger(stream);
+        },
+        "is not an address record: byte",
+    ),
+    (
+        "answers without a GID",
+        |stream| {
+            hear_record(&stream);
+            say(&stream, WITHOUT_GID);
+            linger(stream);
+        },
+        "the peer sent no GID",
+    ),
+];
+
+/// Plays all cases at once, for some take 10 s; each has its own TCP port.
+fn peers_that_do_not_keep_to_the_exchange() {
+    let serve = |port: u16, peer: fn(TcpStream), words: &str| {
+        let server = Ours(&["-p", &port.to_string()]).serve(port);
+        peer(TcpStream::connect((HOST, port)).unwrap());
+        server.finish_within(BOUND).expect_failure(words);
+    };
+    let call = |port: u16, peer: fn(TcpStream), words: &str| {
+        let listener = TcpListener::bind((HOST, port)).unwrap();
+        let client = Program::start(&mut Ours(&["-p", &port.to_string()]).command(Some(HOST)));
+        peer(listener.accept().unwrap().0);
+        client.finish_within(BOUND).expect_failure(words);
+    };
+    leaving_nothing(|| {
+        std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for (port, &(name, peer, words)) in (4000..).zip(&CLIENTS) {
+                threads.push((format!("client that {name}"), scope.spawn(move || serve(port, peer, words))));
+            }
+            for (port, &(name, peer, words)) in (5000..).zip(&SERVERS) {
+                threads.push((format!("server that {name}"), scope.spawn(move || call(port, peer, words))));
+            }
+            for (name, thread) in threads {
+                assert!(thread.join().is_ok(), "a {name}: see above");
+            }
+        });
+    });
+}
+
+fn no_server_at_all() {
+    leaving_nothing(|| {
+        let client = Program::start(&mut Ours(&[]).command(Some(HOST)));
+        client.finish().expect_failure("couldn't connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
+        let client = Program::start(&mut Ours(&[]).command(Some("no.such.host.invalid")));
+        client.finish_within(BOUND).expect_failure("no address for host no.such.host.invalid");
+    });
+}
+
+fn a_tcp_port_that_is_taken() {
+    leaving_nothing(|| {
+        let _taken = TcpListener::bind(("::", 4712)).unwrap();
+        let server = Program::start(&mut Ours(&["-p", "4712"]).command(None));
+        server.finish().expect_failure("couldn't listen on TCP port 4712: Address already in use");
+    });
+}
+
+fn peers_with_another_message_size() {
+    let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
+    leaving_nothing(|| {
+        let game = play(Ours(small), Theirs(large));
+        game.server.expect_failure("for wr_id 1: perhaps the peer's message is longer than the receive");
+        let game = play(Theirs(small), Ours(large));
+        game.client.expect_failure("for wr_id 2: perhaps the peer's receive is shorter than the message");
+    });
+}

@@ -1,0 +1,174 @@
+//! Regular games of `bareverbs pingpong rc` with `ibv_rc_pingpong`, in both roles, and with itself.
+
+use std::fs;
+use std::process::Command;
+
+use bareverbs_interop_tests::game::{Ours, Theirs, play, play_all, play_on};
+use bareverbs_interop_tests::resources::{DEVICE, leaving_nothing};
+use bareverbs_kernel_tests::{Outcome, kernel_tests, skip};
+
+kernel_tests! {
+    games_without_options_are_those_of_the_c_program,
+    either_side_may_sleep_on_events,
+    sizes_around_the_inline_limit,
+    one_receive_and_one_iteration,
+    large_messages,
+    every_path_mtu,
+    checked_data_in_both_directions,
+    sends_through_a_batch,
+    a_given_gid_index_is_used,
+    a_service_level,
+    another_tcp_port_and_long_names,
+    a_deep_and_a_shallow_receive_queue,
+    on_demand_paging_where_the_kernel_has_it,
+}
+
+/// Iterations where the test is about something else.
+const SOME: &[&str] = &["-n", "50"];
+
+fn games_without_options_are_those_of_the_c_program() {
+    leaving_nothing(|| {
+        for (server, client) in [(Ours(&[]), Theirs(&[])), (Theirs(&[]), Ours(&[])), (Ours(&[]), Ours(&[]))] {
+            let game = play(server, client).expect_regular(4096, 1000);
+            for (player, side) in [(server, &game.server), (client, &game.client)] {
+                let said = side.stderr.trim_end();
+                match player {
+                    Ours(_) => assert_eq!(said, "using GID index 1 (::ffff:10.1.0.1, RoCE v2)"),
+                    Theirs(_) => assert_eq!(said, ""),
+                }
+            }
+        }
+    });
+}
+
+fn either_side_may_sleep_on_events() {
+    let sleeping = &["-e", "-n", "50"][..];
+    leaving_nothing(|| {
+        play_all(sleeping, 4096, 50);
+        for (server, client) in [
+            (Ours(sleeping), Theirs(SOME)),
+            (Ours(SOME), Theirs(sleeping)),
+            (Theirs(sleeping), Ours(SOME)),
+            (Theirs(SOME), Ours(sleeping)),
+        ] {
+            play(server, client).expect_regular(4096, 50);
+        }
+    });
+}
+
+fn sizes_around_the_inline_limit() {
+    for size in ["1", "15", "16", "17", "64", "512"] {
+        play_all(&["-n", "20", "-s", size], size.parse().unwrap(), 20);
+    }
+}
+
+fn one_receive_and_one_iteration() {
+    play_all(&["-s", "128", "-r", "1", "-n", "1"], 128, 1);
+}
+
+fn large_messages() {
+    play_all(&["-s", "1048576", "-n", "3"], 1 << 20, 3);
+    play_all(&["-s", "1048576", "-n", "2", "-e"], 1 << 20, 2);
+}
+
+/// A link whose MTU is another for a while.
+struct LinkMtu {
+    before: Vec<(String, String)>,
+}
+
+impl LinkMtu {
+    fn raise(mtu: &str) -> Self {
+        let path = |link: &str| format!("/sys/class/net/{link}/mtu");
+        let links = ["veth0", "veth1"];
+        let read = |link: &str| fs::read_to_string(path(link)).expect("the lab's link is a veth pair");
+        let before = links.iter().map(|link| (path(link), read(link).trim().to_owned())).collect();
+        links.iter().for_each(|link| fs::write(path(link), mtu).expect("root may set the MTU"));
+        Self { before }
+    }
+}
+
+impl Drop for LinkMtu {
+    fn drop(&mut self) {
+        self.before.iter().for_each(|(path, mtu)| fs::write(path, mtu).expect("root may set the MTU"));
+    }
+}
+
+fn every_path_mtu() {
+    for mtu in ["256", "512", "1024"] {
+        play_all(&["-m", mtu, "-s", "3000", "-n", "5"], 3000, 5);
+    }
+    let refused = Ours(&["-m", "2048"]).serve(18515).finish();
+    refused.expect_failure("a path MTU of 2048 (-m) is above that of port 1 (active_mtu 1024)");
+    let _link = LinkMtu::raise("4200");
+    for mtu in ["2048", "4096"] {
+        play_all(&["-m", mtu, "-s", "10000", "-n", "5"], 10_000, 5);
+    }
+}
+
+fn checked_data_in_both_directions() {
+    for size in ["1", "200", "4096", "100000"] {
+        let options = &["-c", "-n", "10", "-s", size][..];
+        let plain = &options[1..];
+        let bytes = size.parse().unwrap();
+        for (server, client) in [
+            (Ours(options), Theirs(options)),
+            (Theirs(options), Ours(options)),
+            (Ours(options), Theirs(plain)),
+            (Theirs(plain), Ours(options)),
+            (Ours(options), Ours(options)),
+            (Ours(plain), Ours(options)),
+        ] {
+            let game = play(server, client).expect_regular(bytes, 10);
+            for (player, side) in [(server, &game.server), (client, &game.client)] {
+                let checks = matches!(player, Ours(["-c", ..]));
+                assert_eq!(side.stderr.contains("every byte of 10 messages"), checks, "{game:#?}");
+            }
+        }
+    }
+}
+
+fn sends_through_a_batch() {
+    play_all(&["-N", "-n", "50"], 4096, 50);
+    play_all(&["-N", "-n", "50", "-s", "64"], 64, 50);
+}
+
+fn a_given_gid_index_is_used() {
+    let ours = Ours(&["-n", "20", "-g", "1"]);
+    let game = play(ours, Theirs(&["-n", "20"])).expect_regular(4096, 20);
+    assert_eq!(game.server.stderr, "", "a given index needs no remark");
+    play(Theirs(&["-n", "20"]), ours).expect_regular(4096, 20);
+    play(ours, ours).expect_regular(4096, 20);
+    // The last option counts for the C program, so both use the link-local address.
+    let link_local = &["-n", "20", "-g", "0"][..];
+    let game = play(Theirs(link_local), Ours(link_local)).expect_regular(4096, 20);
+    assert!(game.client.stdout.contains("GID fe80::"), "{game:#?}");
+}
+
+fn a_service_level() {
+    play_all(&["-l", "3", "-n", "20"], 4096, 20);
+}
+
+fn another_tcp_port_and_long_names() {
+    let options = &["--port=4711", "--ib-dev", DEVICE, "--ib-port=1", "--iters=20", "--size=0x100"][..];
+    for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+        play_on(4711, server, client).expect_regular(256, 20);
+    }
+}
+
+fn a_deep_and_a_shallow_receive_queue() {
+    let (deep, shallow) = (&["-n", "50", "-r", "4000"][..], &["-n", "50", "-r", "2"][..]);
+    play(Ours(deep), Theirs(shallow)).expect_regular(4096, 50);
+    play(Theirs(deep), Ours(shallow)).expect_regular(4096, 50);
+}
+
+fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
+    let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
+    if !String::from_utf8_lossy(&report.stdout).contains("ODP_SUPPORT") {
+        return skip("this kernel's Soft-RoCE has no on-demand paging");
+    }
+    leaving_nothing(|| {
+        play_all(&["-o", "-n", "20"], 4096, 20);
+        play_all(&["-o", "-P", "-n", "20", "-s", "100000"], 100_000, 20);
+    });
+    Ok(bareverbs_kernel_tests::Completion::Completed)
+}

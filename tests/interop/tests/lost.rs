@@ -1,0 +1,140 @@
+//! A side that dies in the middle: the other one ends by itself, and the kernel forgets both.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use bareverbs_interop_tests::game::{HOST, Ours, PORT, Player, Theirs};
+use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_interop_tests::resources::{count, expect, leaving_nothing};
+use bareverbs_kernel_tests::kernel_tests;
+use nix::sys::signal::Signal;
+
+kernel_tests! {
+    a_peer_that_dies_before_the_first_message,
+    peers_killed_in_the_middle,
+    a_server_of_ours_killed_in_the_middle,
+    a_client_of_ours_killed_in_the_middle,
+    a_server_told_to_end_leaves_in_good_order,
+}
+
+/// More iterations than any test lasts.
+const FOREVER: &[&str] = &["-n", "1000000000"];
+const FOREVER_ON_EVENTS: &[&str] = &["-e", "-n", "1000000000"];
+/// After 10 s of silence a peer counts as gone.
+const BOUND: Duration = Duration::from_secs(25);
+/// How long a run goes on undisturbed.
+const A_WHILE: Duration = Duration::from_secs(1);
+
+fn a_peer_that_dies_before_the_first_message() {
+    leaving_nothing(|| {
+        let server = Theirs(&["-p", "4714"]).serve(4714);
+        let listener = TcpListener::bind((HOST, PORT)).unwrap();
+        let client = Program::start(&mut Ours(&["-r", "100"]).command(Some(HOST)));
+        let mut near = listener.accept().unwrap().0;
+        let mut far = TcpStream::connect((HOST, 4714)).unwrap();
+        let mut record = [0; RECORD];
+        near.read_exact(&mut record).unwrap();
+        far.write_all(&record).unwrap();
+        far.read_exact(&mut record).unwrap();
+        // The server is ready, and is dead before the client hears of it.
+        server.signal(Signal::SIGKILL);
+        server.finish();
+        near.write_all(&record).unwrap();
+        client.finish().expect_failure(
+            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has ended or can't be \
+             reached; 0 messages were sent and 0 received, then 100 requests ended as Work Request Flushed Error (5)",
+        );
+    });
+}
+
+/// How ours may name a peer that died: by its own unanswered message, or by the peer's that never came.
+fn expect_lost(finished: Finished) {
+    let retries = "Failed status transport retry counter exceeded (12) for wr_id 2";
+    let silence = "nothing completed for 10 s";
+    let words = if finished.stderr.contains(retries) { retries } else { silence };
+    let finished = finished.expect_failure(words);
+    let after = finished.stderr.split(" received, then ").nth(1).unwrap_or_default();
+    let flushed: u32 = after.split(' ').next().unwrap_or_default().parse().unwrap_or_default();
+    assert!(flushed >= 2, "its receives were not flushed: {finished:#?}");
+    assert!(!finished.stderr.contains("; 0 messages were sent"), "it was in the middle: {finished:#?}");
+}
+
+/// A game on this TCP port that would last forever, of which one side is killed; the other one is ours.
+fn kill_one(port: u16, server: Player<'_>, client: Player<'_>, victim: Side) {
+    let server = server.serve(port);
+    let client = Program::start(&mut client.command(Some(HOST)));
+    let (victim, mut survivor) = match victim {
+        Side::Server => (server, client),
+        Side::Client => (client, server),
+    };
+    survivor.line("  remote address:");
+    std::thread::sleep(A_WHILE);
+    victim.signal(Signal::SIGKILL);
+    assert_eq!(victim.finish().status.signal(), Some(Signal::SIGKILL as i32));
+    expect_lost(survivor.finish_within(BOUND));
+}
+
+enum Side {
+    Server,
+    Client,
+}
+
+/// At once, for each may take 10 s.
+fn peers_killed_in_the_middle() {
+    let forever = |port| ["-n", "1000000000", "-p", port];
+    let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
+    leaving_nothing(|| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| kill_one(4721, Theirs(&forever("4721")), Ours(&forever("4721")), Side::Server));
+            scope.spawn(|| kill_one(4722, Ours(&on_events("4722")), Theirs(&forever("4722")), Side::Client));
+            scope.spawn(|| kill_one(4723, Ours(&forever("4723")), Ours(&on_events("4723")), Side::Client));
+            scope.spawn(|| kill_one(4724, Ours(&forever("4724")), Ours(&on_events("4724")), Side::Server));
+        });
+    });
+}
+
+fn kill(ours: Program) {
+    ours.signal(Signal::SIGKILL);
+    assert_eq!(ours.finish().status.signal(), Some(Signal::SIGKILL as i32));
+}
+
+fn a_server_of_ours_killed_in_the_middle() {
+    leaving_nothing(|| {
+        let mut server = Ours(FOREVER).serve(PORT);
+        let client = Program::start(&mut Theirs(FOREVER).command(Some(HOST)));
+        server.line("  remote address:");
+        std::thread::sleep(A_WHILE);
+        kill(server);
+        // The C program might wait for it without end.
+        drop(client);
+    });
+}
+
+fn a_client_of_ours_killed_in_the_middle() {
+    leaving_nothing(|| {
+        let server = Theirs(FOREVER).serve(PORT);
+        let theirs = count();
+        let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
+        client.line("  remote address:");
+        std::thread::sleep(A_WHILE);
+        assert_eq!((count().qp, count().mr), (theirs.qp + 1, theirs.mr + 1));
+        kill(client);
+        expect(&theirs);
+        drop(server);
+    });
+}
+
+fn a_server_told_to_end_leaves_in_good_order() {
+    leaving_nothing(|| {
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
+            let server = Ours(&[]).serve(PORT);
+            server.signal(signal);
+            let finished = server.finish();
+            assert_eq!(finished.status.code(), Some(128 + signal as i32), "{finished:#?}");
+            assert!(finished.stderr.contains("cut short: interrupted"), "{finished:#?}");
+        }
+    });
+}

@@ -1,0 +1,106 @@
+//! What a device can't do is refused before anything is made or anybody is called.
+
+use std::process::Command;
+
+use bareverbs_interop_tests::calls::trace;
+use bareverbs_interop_tests::game::{HOST, Ours};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
+
+kernel_tests! {
+    the_tracer_sees_what_a_client_makes,
+    implicit_on_demand_paging_is_refused,
+    completion_timestamps_are_refused,
+    device_memory_is_refused,
+    on_demand_paging_is_refused_where_the_kernel_has_none,
+    limits_of_the_device_are_refused_with_the_limit,
+    a_port_or_gid_that_is_not_there_is_refused,
+}
+
+/// Shows that ours ends with an error that has these words, as server and as client, having made nothing on the device
+/// but what a look at it makes (on new kernels, opening tries a registration out).
+fn refused(options: &[&str], words: &str) {
+    let look = trace(Command::new("bareverbs").arg("devinfo"));
+    assert_eq!(look.status, Some(0), "{look:#?}");
+    for host in [None, Some(HOST)] {
+        let calls = trace(&mut Ours(options).command(host));
+        assert_eq!(calls.status, Some(1), "{options:?}: {calls:#?}");
+        assert!(calls.stderr.contains(words), "{options:?} should say `{words}`: {calls:#?}");
+        let made = calls.making();
+        assert!(made.is_empty() || made == look.making(), "{options:?} made {made:?}: {calls:#?}");
+        assert!(!calls.network(), "{options:?} called somebody: {calls:#?}");
+    }
+}
+
+fn devinfo() -> String {
+    let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
+    String::from_utf8_lossy(&report.stdout).into_owned()
+}
+
+fn on_demand_paging_is_there() -> bool {
+    devinfo().contains("ODP_SUPPORT")
+}
+
+fn the_tracer_sees_what_a_client_makes() {
+    let calls = trace(&mut Ours(&["-p", "4713"]).command(Some(HOST)));
+    assert!(calls.network() && calls.stderr.contains("Connection refused"), "{calls:#?}");
+    let made = calls.making();
+    for sign in ["CQ", "QP", "MODIFYQP"] {
+        assert!(
+            made.iter().any(|name| name.to_uppercase().contains(sign)),
+            "no {sign} in {made:?}: {calls:#?}"
+        );
+    }
+    let look = trace(Command::new("bareverbs").arg("devinfo"));
+    assert!(made.len() > look.making().len() + 4, "{made:?} against {:?}", look.making());
+}
+
+fn implicit_on_demand_paging_is_refused() {
+    let words = if on_demand_paging_is_there() {
+        "rxe0: no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"
+    } else {
+        "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need"
+    };
+    refused(&["-O"], words);
+    refused(&["--iodp", "-P"], words);
+}
+
+fn completion_timestamps_are_refused() {
+    for option in ["-t", "--ts"] {
+        refused(&[option], "rxe0: no completion timestamps (completion_timestamp_mask), which -t needs");
+    }
+}
+
+fn device_memory_is_refused() {
+    for option in ["-j", "--dm"] {
+        refused(&[option], "rxe0: no device memory (max_dm_size), which -j needs");
+    }
+}
+
+fn on_demand_paging_is_refused_where_the_kernel_has_none() -> Outcome {
+    if on_demand_paging_is_there() {
+        return skip("this kernel's Soft-RoCE has on-demand paging");
+    }
+    for options in [&["-o"][..], &["--odp", "--prefetch"], &["-o", "-P"]] {
+        refused(options, "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need");
+    }
+    Ok(Completion::Completed)
+}
+
+fn limits_of_the_device_are_refused_with_the_limit() {
+    let report = devinfo();
+    let largest = report.lines().find_map(|line| line.trim().strip_prefix("max_msg_sz:")).unwrap().trim();
+    let largest = u64::from_str_radix(largest.trim_start_matches("0x"), 16).unwrap();
+    refused(
+        &["-s", &(largest + 1).to_string()],
+        &format!("longer than port 1 carries (max_msg_sz {largest})"),
+    );
+    refused(&["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
+    refused(&["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+}
+
+fn a_port_or_gid_that_is_not_there_is_refused() {
+    refused(&["-i", "3"], "port 3");
+    refused(&["-g", "200"], "GID");
+    refused(&["-g", "100000"], "GID");
+    refused(&["-d", "rxe7"], "rxe7");
+}

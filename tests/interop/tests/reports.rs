@@ -1,0 +1,147 @@
+//! What `bareverbs` reports of devices and games, against the C programs and as JSON.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use bareverbs_interop_tests::game::{HOST, Ours, PORT, play};
+use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_interop_tests::resources::DEVICE;
+use bareverbs_kernel_tests::kernel_tests;
+use serde_json::Value;
+
+kernel_tests! {
+    devices_prints_what_ibv_devices_prints,
+    devinfo_prints_the_values_of_ibv_devinfo,
+    devinfo_lists_and_chooses,
+    devices_as_json,
+    a_game_as_json,
+    small_messages_go_inline,
+}
+
+fn run(program: &str, arguments: &[&str]) -> Finished {
+    Program::start(Command::new(program).args(arguments)).finish()
+}
+
+fn output(program: &str, arguments: &[&str]) -> String {
+    run(program, arguments).expect_success().stdout
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let text = output("bareverbs", arguments);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error} in {text}"))
+}
+
+fn devices_prints_what_ibv_devices_prints() {
+    assert_eq!(output("bareverbs", &["devices"]), output("ibv_devices", &[]));
+}
+
+/// `name: value` lines, and lines without a value under the name `""`.
+fn fields(text: &str) -> BTreeMap<String, Vec<String>> {
+    let mut fields = BTreeMap::<String, Vec<String>>::new();
+    for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (name, value) = line.split_once(':').unwrap_or(("", line));
+        fields.entry(name.into()).or_default().push(value.trim().into());
+    }
+    fields
+}
+
+fn devinfo_prints_the_values_of_ibv_devinfo() {
+    for arguments in [&[][..], &["-v"], &["-d", DEVICE, "-i", "1", "-v"]] {
+        let ours = fields(&output("bareverbs", &[&["devinfo"], arguments].concat()));
+        let theirs = fields(&output("ibv_devinfo", arguments));
+        for (name, values) in &ours {
+            // Kernel and C program may be of different age: what only one knows isn't compared.
+            if let Some(others) = theirs.get(name).filter(|_| !name.is_empty()) {
+                // Newer versions also name a GID's network interface.
+                let same = |(ours, theirs): (&String, &String)| {
+                    ours == theirs || name.starts_with("GID[") && ours.starts_with(&format!("{theirs}, "))
+                };
+                let all = values.len() == others.len() && values.iter().zip(others).all(same);
+                assert!(all, "{arguments:?}: {name}: {values:?} instead of {others:?}");
+            }
+        }
+        // These have no counterpart in what a kernel tells about Soft-RoCE, or are no verbs.
+        let elsewhere =
+            ["tso_caps", "max_tso", "rx_hash_function", "rx_hash_fields_mask", "packet_pacing_caps"];
+        let elsewhere = [&elsewhere[..], &["qp_rate_limit_min", "qp_rate_limit_max"]].concat();
+        let missing: Vec<_> = theirs.keys().filter(|name| !ours.contains_key(*name)).collect();
+        let missing: Vec<_> =
+            missing.into_iter().filter(|name| !elsewhere.contains(&name.as_str())).collect();
+        assert!(missing.is_empty(), "{arguments:?}: only ibv_devinfo prints {missing:?}");
+    }
+}
+
+fn devinfo_lists_and_chooses() {
+    assert_eq!(fields(&output("bareverbs", &["devinfo", "-l"])), fields(&output("ibv_devinfo", &["-l"])));
+    run("bareverbs", &["devinfo", "-d", "rxe7"]).expect_failure("rxe7");
+    run("bareverbs", &["devinfo", "-i", "3"]).expect_failure("port 3");
+}
+
+fn devices_as_json() {
+    let devices = json(&["devices", "--json"]);
+    let guid = devices[0]["node_guid"].as_str().unwrap();
+    assert_eq!(devices[0]["name"], DEVICE);
+    assert!(output("ibv_devices", &[]).contains(guid), "{guid}");
+
+    let report = &json(&["devinfo", "--json"])[0];
+    let theirs = fields(&output("ibv_devinfo", &["-v"]));
+    let number = |name: &str| theirs[name][0].parse::<u64>().unwrap();
+    assert_eq!(report["name"], DEVICE);
+    assert_eq!(report["driver"], "rxe");
+    assert_eq!(report["transport"], "InfiniBand");
+    assert_eq!(report["node_guid"], theirs["node_guid"][0]);
+    for name in ["max_qp", "max_qp_wr", "max_cqe", "max_mr", "max_srq_wr"] {
+        assert_eq!(report["limits"][name], number(name), "{name}");
+    }
+    let port = &report["ports"][0];
+    assert_eq!((&port["port"], &port["state"]["name"]), (&1.into(), &"PORT_ACTIVE".into()));
+    assert_eq!((&port["active_mtu"], &port["link_layer"]), (&1024.into(), &"Ethernet".into()));
+    assert_eq!(port["gids"][1]["gid"], "::ffff:10.1.0.1");
+    assert_eq!(port["gids"][1]["type"], "RoCE v2");
+    assert_eq!(json(&["devinfo", "-l", "--json"]), serde_json::json!([DEVICE]));
+}
+
+/// With one SGE, a send request of Soft-RoCE has room for 16 bytes by value.
+fn small_messages_go_inline() {
+    for (size, inline) in [("1", true), ("16", true), ("17", false), ("64", false)] {
+        let options = &["--json", "-n", "5", "-s", size][..];
+        let game = play(Ours(options), Ours(options));
+        for side in [game.server, game.client].map(Finished::expect_success) {
+            let report: Value = serde_json::from_str(&side.stdout).unwrap();
+            assert_eq!(report["inline"], inline, "{size} bytes: {side:#?}");
+        }
+    }
+}
+
+fn a_game_as_json() {
+    let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
+    // The server prints nothing before its end, so nobody waits for its lines.
+    let game = play(Ours(options), Ours(options));
+    let sides = [game.server, game.client].map(|side| {
+        let side = side.expect_success();
+        serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
+    });
+    for (side, name) in sides.iter().zip(["server", "client"]) {
+        assert_eq!(side["side"], name);
+        assert_eq!(side["device"], DEVICE);
+        for (field, value) in
+            [("port", 1), ("gid_index", 1), ("mtu", 1024), ("size", 16), ("iters", 100), ("bytes", 3200)]
+        {
+            assert_eq!(side[field], value, "{field} of {side:#}");
+        }
+        assert_eq!(side["inline"], true);
+        assert_eq!(side["check"], serde_json::json!({ "messages": 100, "data": "pattern" }));
+        for field in ["seconds", "mbit_per_second", "usec_per_iter"] {
+            assert!(side[field].as_f64().is_some_and(|value| value > 0.0), "{field} of {side:#}");
+        }
+        assert_eq!(side["local"]["gid"], format!("::ffff:{HOST}"));
+    }
+    // A side whose peer is always quicker finds its completions without sleeping.
+    let slept = sides.iter().map(|side| side["events"].as_u64().expect("a number")).sum::<u64>();
+    assert!(slept > 0, "{sides:#?}");
+    assert_eq!(sides[0]["local"], sides[1]["remote"]);
+    assert_eq!(sides[1]["local"], sides[0]["remote"]);
+    // An error is no JSON: nothing on standard output, words on standard error.
+    let failed = Program::start(&mut Ours(&["--json", "-p", "1"]).command(Some(HOST))).finish();
+    assert_eq!(failed.expect_failure("couldn't connect").stdout, "", "port {PORT} was not meant");
+}

@@ -1,0 +1,199 @@
+//! Tests that only the host can drive: two guests on a wire, what passes on it, and guests with nothing but our program.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use bareverbs_lab::pcap::{RocePacket, frames};
+use bareverbs_lab::{Exec, Guests, Setup, Stream};
+
+use crate::build;
+use crate::demo::announced;
+
+/// The kernel that these tests run on.
+pub(crate) const KERNEL: &str = "6.12";
+/// How long one game or report may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Iterations of a game.
+const ITERATIONS: &str = "50";
+/// A size that fits one packet.
+const SIZE: &str = "256";
+/// The largest that the stripped program may be.
+const LARGEST_PROGRAM: u64 = 4 << 20;
+const SERVER: [u8; 4] = [10, 1, 0, 1];
+const CLIENT: [u8; 4] = [10, 1, 0, 2];
+
+/// A test, with what it boots.
+pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
+
+/// All of them by name.
+pub(crate) const TESTS: [(&str, Test); 3] = [
+    ("two_hosts::one_static_program_under_4_mib", one_static_program),
+    ("two_hosts::bareverbs_needs_nothing_else_in_its_root", bareverbs_alone),
+    ("two_hosts::the_c_program_plays_over_the_wire_in_both_roles", with_the_c_program),
+];
+
+fn one_static_program(setup: &Setup<'_>) -> Result<()> {
+    let program = build::tool(setup.programs)?;
+    let size = program.metadata()?.len();
+    ensure!(size < LARGEST_PROGRAM, "bareverbs has {size} bytes");
+    let ldd = Command::new("ldd").arg(program).output().context("running ldd")?;
+    let said = String::from_utf8_lossy(&[ldd.stdout, ldd.stderr].concat()).into_owned();
+    let is_static = said.contains("statically linked") || said.contains("not a dynamic executable");
+    ensure!(is_static, "ldd says of bareverbs: {said}");
+    Ok(())
+}
+
+fn bareverbs_alone(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot(&Setup { peers: None, ..setup.clone() }, "alone")?;
+    for (words, sign) in [
+        (&["bareverbs", "devices"][..], "rxe0"),
+        (&["bareverbs", "devinfo", "-v"], "PORT_ACTIVE (4)"),
+        (&["bareverbs", "devinfo", "--json"], "\"name\": \"rxe0\""),
+    ] {
+        let argv = words.iter().copied().map(str::to_owned).collect();
+        let finished = wire.guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        let text = String::from_utf8_lossy(&finished.stdout);
+        ensure!(finished.status == 0 && text.contains(sign), "{words:?} printed no `{sign}`: {finished:?}");
+    }
+    let game = wire.play(ours(None), ours(Some("10.1.0.1")))?;
+    wire.expect_packets(&[game])
+}
+
+fn with_the_c_program(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot(setup, "peers")?;
+    let games =
+        [wire.play(ours(None), theirs(Some("10.1.0.1")))?, wire.play(theirs(None), ours(Some("10.1.0.1")))?];
+    wire.expect_packets(&games)
+}
+
+fn ours(host: Option<&str>) -> Vec<String> {
+    let words = ["bareverbs", "pingpong", "rc", "-n", ITERATIONS, "-s", SIZE];
+    words.into_iter().chain(host).map(str::to_owned).collect()
+}
+
+/// As a server, it says when it listens.
+fn theirs(host: Option<&str>) -> Vec<String> {
+    let words = ["ibv_rc_pingpong", "-g", "1", "-n", ITERATIONS, "-s", SIZE];
+    let command: Vec<_> = words.into_iter().chain(host).map(str::to_owned).collect();
+    if host.is_some() { command } else { announced(&command) }
+}
+
+/// Two guests and the recording of what passes between them.
+struct Wire {
+    guests: Guests,
+    recording: PathBuf,
+}
+
+/// Queue pair and first packet number of a side.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Side {
+    qpn: u32,
+    psn: u32,
+}
+
+/// A game's server and client.
+#[derive(PartialEq, Eq)]
+struct Game {
+    server: Side,
+    client: Side,
+}
+
+impl Wire {
+    fn boot(setup: &Setup<'_>, name: &str) -> Result<Self> {
+        let recording = build::target_folder().join(format!("two-hosts-{name}.pcap"));
+        let setup =
+            Setup { hosts: 2, recording: Some(recording.clone()), shares: Vec::new(), ..setup.clone() };
+        Ok(Self { guests: Guests::boot(&setup)?, recording })
+    }
+
+    /// Plays between a server on the first host and a client on the second.
+    fn play(&mut self, server: Vec<String>, client: Vec<String>) -> Result<Game> {
+        // Ours listens when it prints its address; the wrapper of the C program says the word.
+        let sign = if server[0] == "bareverbs" { "local address:" } else { "listening\n" };
+        let deadline = Some(Instant::now() + LIMIT);
+        let mut output = [String::new(), String::new()];
+        let mut take = |host: usize, _: Stream, bytes: &[u8]| {
+            output[host] += &String::from_utf8_lossy(bytes);
+            Ok(())
+        };
+        self.guests.start(0, Exec { argv: server, ..Exec::default() })?;
+        let mut started = String::new();
+        while self.guests.is_running(0) && !started.contains(sign) {
+            self.guests.step(deadline, &mut |host, stream, bytes| {
+                started += &String::from_utf8_lossy(bytes);
+                take(host, stream, bytes)
+            })?;
+        }
+        self.guests.start(1, Exec { argv: client, ..Exec::default() })?;
+        let statuses = self.guests.wait(deadline, &mut take)?;
+        ensure!(statuses == [0, 0], "the game failed with {statuses:?}: {output:#?}");
+        let [server, client] = &output;
+        let game = Game { server: side(server, "local")?, client: side(client, "local")? };
+        let seen = Game { server: side(client, "remote")?, client: side(server, "remote")? };
+        ensure!(game == seen, "the sides don't name each other: {output:#?}");
+        Ok(game)
+    }
+
+    /// Shows that the messages of these games, and acknowledgements, went over the wire both ways.
+    fn expect_packets(self, games: &[Game]) -> Result<()> {
+        self.guests.shut_down()?;
+        let capture = fs::read(&self.recording)?;
+        let frames = frames(&capture).context("the recording is whole")?;
+        let packets: Vec<RocePacket> = frames.into_iter().filter_map(RocePacket::parse).collect();
+        for Game { server, client } in games {
+            for (from, source, to, destination) in
+                [(CLIENT, client, SERVER, server), (SERVER, server, CLIENT, client)]
+            {
+                let numbers = |opcode: u8| -> Vec<u32> {
+                    let between = packets.iter().filter(|packet| {
+                        (packet.source, packet.destination) == (from, to)
+                            && packet.destination_qp == destination.qpn
+                            && packet.opcode == opcode
+                    });
+                    between.map(|packet| packet.psn).collect()
+                };
+                let sends = numbers(RocePacket::RC_SEND_ONLY);
+                // A packet may be sent again, but each has its number, from the one that was printed.
+                for number in 0..ITERATIONS.parse()? {
+                    let psn = source.psn.wrapping_add(number) & 0xff_ffff;
+                    ensure!(
+                        sends.contains(&psn),
+                        "no RC SEND ONLY {psn:#x} from {from:?} to {to:?}: {sends:x?}"
+                    );
+                }
+                let acks = numbers(RocePacket::RC_ACKNOWLEDGE);
+                ensure!(!acks.is_empty(), "no ACK from {from:?} to {to:?} in {} packets", packets.len());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The numbers in `  local address:  LID 0x0000, QPN 0x000011, PSN 0x14b5d8, GID ::ffff:10.1.0.1`.
+fn side(output: &str, whose: &str) -> Result<Side> {
+    let number = |name: &str| {
+        let line = output.lines().find(|line| line.starts_with(&format!("  {whose} address:")))?;
+        let digits = line.split_once(&format!("{name} 0x"))?.1.get(..6)?;
+        u32::from_str_radix(digits, 16).ok()
+    };
+    number("QPN")
+        .zip(number("PSN"))
+        .map(|(qpn, psn)| Side { qpn, psn })
+        .with_context(|| format!("no {whose} address in {output}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_numbers_of_a_side_are_read() {
+        let output = "using\n  local address:  LID 0x0000, QPN 0x000011, PSN 0x14b5d8, GID ::ffff:10.1.0.1\n";
+        let side = side(output, "local").unwrap();
+        assert_eq!((side.qpn, side.psn), (0x11, 0x14_b5d8));
+        assert!(super::side(output, "remote").is_err());
+    }
+}
