@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Peers, Prefixed, Setup, Stream, Tools};
 use clap::Args;
 
+use crate::print::{heading, microseconds};
 use crate::{build, lab, native};
 
 /// How long one ping-pong may take.
@@ -89,10 +90,6 @@ impl Demo {
     }
 }
 
-pub(crate) fn heading(text: &str) {
-    println!("\n== {text} ==");
-}
-
 fn command(words: &[&str], peer: Option<&str>) -> Vec<String> {
     words.iter().copied().chain(peer).map(str::to_owned).collect()
 }
@@ -167,24 +164,5 @@ impl Forward {
     fn finish(&mut self) -> io::Result<()> {
         self.lines.iter_mut().try_for_each(|lines| lines.finish(&mut io::stdout()))?;
         io::stdout().flush()
-    }
-}
-
-/// The figure in `1000 iters in 0.01 seconds = 12.34 usec/iter`.
-pub(crate) fn microseconds(output: &[u8]) -> Option<f64> {
-    let text = String::from_utf8_lossy(output);
-    let line = text.lines().find(|line| line.contains("usec/iter"))?;
-    line.split('=').next_back()?.split_whitespace().next()?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_time_per_iteration_is_found() {
-        let text = b"8192000 bytes in 0.01 seconds = 5000.00 Mbit/sec\n1000 iters in 0.01 seconds = 12.34 usec/iter\n";
-        assert_eq!(microseconds(text), Some(12.34));
-        assert_eq!(microseconds(b"Couldn't connect\n"), None);
     }
 }

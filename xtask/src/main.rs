@@ -4,6 +4,7 @@ mod build;
 mod demo;
 mod lab;
 mod native;
+mod print;
 mod terminal;
 mod test;
 mod two_hosts;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::build;
-use crate::demo::{heading, microseconds};
+use crate::print::{heading, microseconds};
 
 const CLASS: &str = "/sys/class/infiniband";
 const SERVER_LIMIT: Duration = Duration::from_secs(10);

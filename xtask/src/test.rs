@@ -13,7 +13,7 @@ use bareverbs_lab::{
 use clap::Args;
 use serde::Deserialize;
 
-use crate::demo::heading;
+use crate::print::heading;
 use crate::{build, lab, two_hosts};
 
 /// The crates whose test binaries run in the lab.

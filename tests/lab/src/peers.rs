@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::deb;
 
 /// What people expect of a Debian system, then the C stack.
-const PACKAGES: [&str; 28] = [
+const PACKAGES: [&str; 30] = [
     "base-files",
     "bash",
     "coreutils",
@@ -24,7 +24,9 @@ const PACKAGES: [&str; 28] = [
     "iproute2",
     "iputils-ping",
     "kmod",
+    "libc-bin",
     "mawk",
+    "mount",
     "ncurses-base",
     "procps",
     "python3",
