@@ -149,6 +149,11 @@ impl Completion for RxeCompletion<'_> {
     }
 
     #[inline]
+    fn src_qp(&self) -> u32 {
+        field!(self.src_qp)
+    }
+
+    #[inline]
     fn imm_data(&self) -> Option<u32> {
         (field!(self.wc_flags).contains(WcFlags::WITH_IMM) && self.is_receive()).then(|| field!(self.ex))
     }

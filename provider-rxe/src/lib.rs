@@ -65,4 +65,4 @@ pub use doorbell::{Doorbell, KernelDoorbell};
 pub use memory::QueueMemory;
 pub use provider::Rxe;
 pub use recv::{RxeRq, RxeSrq};
-pub use send::{RxeSq, SendLimits};
+pub use send::{RxeAh, RxeSq, SendLimits};

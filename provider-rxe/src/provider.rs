@@ -3,20 +3,23 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
-use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::contract::{
-    CqRequest, CreateError, CreatedCq, CreatedQp, CreatedSrq, Provider, QpRequest, SendQueue, SrqRequest,
+    AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpRequest,
+    SendQueue, SrqChange, SrqRequest,
 };
+use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::{Mapping, Protection};
-use bareverbs_uapi::rxe::{CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo};
-use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::rxe::{CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd};
+use bareverbs_uapi::uverbs::types::{DriverId, QpType};
+use bareverbs_uapi::verbs_values::SrqAttrMask;
+use bareverbs_uapi::write::structs::ModifySrqReq;
 use zerocopy::IntoBytes;
 
 use crate::completion::{KernelArm, RxeCq};
 use crate::doorbell::KernelDoorbell;
 use crate::recv::RxeRq;
-use crate::send::{RxeSq, SendLimits};
+use crate::send::{RxeAh, RxeSq, SendLimits};
 
 /// A Soft-RoCE device, opened.
 #[derive(Debug)]
@@ -29,6 +32,12 @@ impl Rxe {
     /// Maps a queue. What the kernel told is good for one mapping only.
     fn map(&self, info: &MmapInfo) -> Result<Mapping, Refused> {
         self.file.map(info.offset, info.size as usize, Protection::ReadWrite)
+    }
+
+    /// Bytes of the active MTU of the only port.
+    fn mtu(&self) -> Result<u32, Refused> {
+        let port = command::query_port(&self.file, 1)?;
+        Ok(128 << port.legacy_resp.active_mtu.0.clamp(1, 5))
     }
 }
 
@@ -58,6 +67,7 @@ impl Provider for Rxe {
     type Sq = RxeSq;
     type Rq = RxeRq;
     type Srq = RxeRq;
+    type Ah = RxeAh;
 
     fn drives(driver_id: u32) -> bool {
         driver_id == DriverId::RXE.0
@@ -96,6 +106,7 @@ impl Provider for Rxe {
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
+        let mtu = if request.qp_type == QpType::UD { self.mtu()? } else { 0 };
         let mut response = CreateQpResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
@@ -120,7 +131,8 @@ impl Provider for Rxe {
         };
         let memory = self.map(&response.sq_mi)?;
         let limits = SendLimits::new(request.qp_type, cap.max_send_sge, cap.max_inline_data)
-            .ok_or(CreateError::Unsupported { what: "queue pairs of this type" })?;
+            .ok_or(CreateError::Unsupported { what: "queue pairs of this type" })?
+            .with_mtu(mtu);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
         let sq = RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell)?;
         // 6.1 reports the depths as asked for; the rings are deeper.
@@ -147,5 +159,44 @@ impl Provider for Rxe {
             srq_num: response.srq_num,
             queue,
         })
+    }
+
+    fn modify_srq(&self, srq: u32, queue: &mut RxeRq, change: SrqChange) -> Result<(), CreateError> {
+        queue.ring();
+        let mut info = MmapInfo::zeroed();
+        // The kernel wants the address whatever the change, and answers a resize by writing there.
+        let command = ModifySrqCmd { mmap_info_addr: (&raw mut info).expose_provenance() as u64 };
+        let (attr_mask, max_wr, srq_limit) = match change {
+            SrqChange::Limit(limit) => (SrqAttrMask::LIMIT, 0, limit),
+            SrqChange::MaxWr(max_wr) => (SrqAttrMask::MAX_WR, max_wr, 0),
+        };
+        let request =
+            ModifySrqReq { srq_handle: srq, attr_mask, max_wr, srq_limit, ..ModifySrqReq::zeroed() };
+        let payload = DriverPayload { input: command.as_bytes(), output: &mut [] };
+        // SAFETY: the address is that of `info`, which has the size of what the kernel writes.
+        unsafe { command::modify_srq(&self.file, &request, payload) }?;
+        let SrqChange::MaxWr(max_wr) = change else { return Ok(()) };
+        // SAFETY: our own variable; volatile, because only the kernel knows that it was written.
+        let info = unsafe { (&raw const info).read_volatile() };
+        match self.map(&info) {
+            Ok(memory) => queue.move_to(memory, max_wr),
+            Err(refused) => {
+                queue.lose();
+                Err(refused.into())
+            }
+        }
+    }
+
+    fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        let mut response = CreateAhResp::zeroed();
+        let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
+        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        let made = unsafe { command::create_ah(&self.file, request, payload) }?;
+        if response.ah_num == 0 {
+            // It cannot fail: nothing uses the handle yet.
+            let _ = command::destroy_ah(&self.file, made.handle);
+            return Err(CreateError::Unsupported { what: "address handles that the kernel does not number" });
+        }
+        Ok(CreatedAh { handle: made.handle, ah: RxeAh { number: response.ah_num } })
     }
 }

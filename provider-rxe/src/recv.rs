@@ -20,6 +20,8 @@ const DATA: usize = size_of::<RecvWqe>();
 pub struct RxeRq<M: QueueMemory = Mapping> {
     ring: Producer,
     max_sge: u32,
+    /// Whether the kernel has left the ring for one that is not mapped.
+    lost: bool,
     /// Keeps the ring in place.
     _memory: M,
 }
@@ -39,7 +41,36 @@ impl<M: QueueMemory> RxeRq<M> {
         // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
         // value is the only one made for it, because it takes it.
         let ring = unsafe { Producer::new(ring) };
-        Ok(Self { ring, max_sge, _memory: memory })
+        Ok(Self { ring, max_sge, lost: false, _memory: memory })
+    }
+
+    /// Goes on in `memory`, where the kernel has moved the queue and which must hold `depth` requests. Requests that
+    /// were pushed and not published are forgotten: the kernel knew nothing of them.
+    ///
+    /// # Errors
+    ///
+    /// [`CreateError::Layout`] where the header in the memory says otherwise; the queue is [lost](Self::lose) then.
+    pub fn move_to(&mut self, memory: M, depth: u32) -> Result<(), CreateError> {
+        match Self::new(memory, depth, self.max_sge) {
+            Ok(moved) => *self = moved,
+            Err(error) => {
+                self.lose();
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes no more requests, because the kernel has moved the queue to memory that is not known here. Its old
+    /// memory is read by nobody.
+    pub fn lose(&mut self) {
+        self.ring.close();
+        self.lost = true;
+    }
+
+    #[cold]
+    fn full(&self) -> Refusal {
+        if self.lost { Refusal::QueueLost } else { Refusal::QueueFull { capacity: self.ring.capacity() } }
     }
 }
 
@@ -53,7 +84,7 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline(always)]
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
-            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+            return Err(self.full());
         };
         let sges = request.sges;
         if sges.len() > self.max_sge as usize {

@@ -5,8 +5,8 @@ use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::{Producer, Published};
-use bareverbs_provider::work::{self, Operation, Payload, Refusal, Remote, SendRequest};
-use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWqe, Sge};
+use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
+use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::SendFlags;
 use bareverbs_uapi::write::types::WrOpcode;
@@ -29,9 +29,14 @@ pub struct SendLimits {
     pub max_sge: u32,
     /// Bytes of inline data.
     pub max_inline: u32,
-    /// One bit per opcode of the kernel's `ib_wr_opcode`.
+    /// One bit per opcode of the kernel's `ib_wr_opcode` that connections have.
     operations: u32,
+    /// Bytes of the largest datagram; none where the queue pair sends no datagrams.
+    max_datagram: Option<u32>,
 }
+
+/// Bytes of the largest packet that any port carries.
+const MAX_MTU: u32 = 4096;
 
 impl SendLimits {
     /// The limits of a queue pair of type `qp_type`, if this provider makes such.
@@ -45,21 +50,36 @@ impl SendLimits {
             }
             bits
         }
+        // The kernel allows unreliable connections a send with invalidate, and then finds no packet for it
+        // (`next_opcode_uc` in its `rxe_req.c`).
         const UC: u32 = bits(&[
             WrOpcode::SEND,
             WrOpcode::SEND_WITH_IMM,
-            WrOpcode::SEND_WITH_INV,
             WrOpcode::RDMA_WRITE,
             WrOpcode::RDMA_WRITE_WITH_IMM,
         ]);
-        const RC: u32 =
-            UC | bits(&[WrOpcode::RDMA_READ, WrOpcode::ATOMIC_CMP_AND_SWP, WrOpcode::ATOMIC_FETCH_AND_ADD]);
-        let operations = match qp_type {
-            QpType::RC => RC,
-            QpType::UC => UC,
+        const RC: u32 = UC
+            | bits(&[
+                WrOpcode::SEND_WITH_INV,
+                WrOpcode::RDMA_READ,
+                WrOpcode::ATOMIC_CMP_AND_SWP,
+                WrOpcode::ATOMIC_FETCH_AND_ADD,
+            ]);
+        let (operations, max_datagram) = match qp_type {
+            QpType::RC => (RC, None),
+            QpType::UC => (UC, None),
+            QpType::UD => (0, Some(MAX_MTU)),
             _ => return None,
         };
-        Some(Self { max_sge, max_inline, operations })
+        Some(Self { max_sge, max_inline, operations, max_datagram })
+    }
+
+    /// The same with datagrams of at most `mtu` bytes, the port's active MTU. Of a longer one the kernel would send
+    /// nothing, and report success (`rxe_requester` in its `rxe_req.c`).
+    #[must_use]
+    pub fn with_mtu(mut self, mtu: u32) -> Self {
+        self.max_datagram = self.max_datagram.map(|_| mtu);
+        self
     }
 
     /// Bytes of the largest request.
@@ -77,6 +97,13 @@ pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
     doorbell: D,
     /// Keeps the ring in place.
     _memory: M,
+}
+
+/// What a request names of an address handle: the number by which the kernel finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxeAh {
+    /// The number, which is not 0.
+    pub number: u32,
 }
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
@@ -180,7 +207,89 @@ unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option
     Some(length as u32)
 }
 
+/// What is the same in every request.
+struct Common {
+    wr_id: u64,
+    opcode: WrOpcode,
+    flags: SendFlags,
+    key_or_imm: u32,
+    iova: u64,
+    length: u32,
+    num_sge: u32,
+}
+
+/// Writes it into a slot.
+///
+/// # Safety
+///
+/// There must be room for a `SendWqe` at `wqe`, aligned to 8.
+#[inline(always)]
+unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
+    // SAFETY: as this function's contract says.
+    unsafe {
+        (&raw mut (*wqe).wr.wr_id).write(common.wr_id);
+        (&raw mut (*wqe).wr.reserved).write(0);
+        (&raw mut (*wqe).wr.opcode).write(common.opcode);
+        (&raw mut (*wqe).wr.send_flags).write(common.flags);
+        (&raw mut (*wqe).wr.ex).write(common.key_or_imm);
+        (&raw mut (*wqe).status).write(0);
+        (&raw mut (*wqe).state).write(0);
+        (&raw mut (*wqe).iova).write(common.iova);
+        (&raw mut (*wqe).ssn).write(0);
+        (&raw mut (*wqe).has_rd_atomic).write(0);
+        (&raw mut (*wqe).dma.length).write(common.length);
+        (&raw mut (*wqe).dma.resid).write(common.length);
+        (&raw mut (*wqe).dma.cur_sge).write(0);
+        (&raw mut (*wqe).dma.num_sge).write(common.num_sge);
+        (&raw mut (*wqe).dma.sge_offset).write(0);
+        (&raw mut (*wqe).dma.reserved).write(0);
+    }
+}
+
+/// Of the caller's flags only those that the API knows: INLINE is for the queue to say.
+#[inline(always)]
+fn kernel_flags(flags: work::SendFlags, inline: SendFlags) -> SendFlags {
+    SendFlags::from_bits_retain((flags & work::SendFlags::all()).bits()) | inline
+}
+
+impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
+    /// Copies elements or inline data behind a request; returns their bytes, the number of elements and the flag.
+    ///
+    /// # Safety
+    ///
+    /// There must be room at `data` for what the limits allow, aligned to 8 and overlapping no Rust slice.
+    #[inline(always)]
+    unsafe fn write_payload(
+        &self,
+        data: *mut u8,
+        payload: Payload<'_>,
+    ) -> Result<(u32, u32, SendFlags), Refusal> {
+        match payload {
+            Payload::Sges(sges) => {
+                if sges.len() > self.limits.max_sge as usize {
+                    return Err(too_many_sges(sges, self.limits.max_sge));
+                }
+                // SAFETY: there is room for `max_sge` elements, as this function's contract says.
+                let length = unsafe { write_sges(data.cast(), sges) };
+                if length > MAX_MESSAGE {
+                    return Err(too_long(length));
+                }
+                Ok((length as u32, sges.len() as u32, SendFlags::empty()))
+            }
+            Payload::Inline(parts) => {
+                // SAFETY: there is room for `max_inline` bytes, and no overlap, as above.
+                let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
+                    return Err(too_long_inline(parts, self.limits.max_inline));
+                };
+                Ok((length, 0, SendFlags::INLINE))
+            }
+        }
+    }
+}
+
 impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
+    type Ah = RxeAh;
+
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
@@ -200,27 +309,9 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         // the rest of the function. `DATA` is a multiple of 8.
         let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
-        let (length, num_sge, inline) = match request.payload {
-            Payload::Sges(sges) => {
-                if sges.len() > self.limits.max_sge as usize {
-                    return Err(too_many_sges(sges, self.limits.max_sge));
-                }
-                // SAFETY: there is room for `max_sge` elements, as above.
-                let length = unsafe { write_sges(data.cast(), sges) };
-                if length > MAX_MESSAGE {
-                    return Err(too_long(length));
-                }
-                (length as u32, sges.len() as u32, SendFlags::empty())
-            }
-            Payload::Inline(parts) => {
-                // SAFETY: there is room for `max_inline` bytes, as above; the slot belongs to the ring alone, so it
-                // overlaps no Rust slice.
-                let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
-                    return Err(too_long_inline(parts, self.limits.max_inline));
-                };
-                (length, 0, SendFlags::INLINE)
-            }
-        };
+        // SAFETY: there is room for what the limits allow, as above; the slot belongs to the ring alone, so it overlaps
+        // no Rust slice.
+        let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
             let value = RdmaWr { remote_addr: remote.addr, rkey: remote.rkey, reserved: 0 };
@@ -271,28 +362,52 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         if self.limits.operations & (1 << opcode.0) == 0 {
             return Err(unsupported(&request.operation));
         }
-        // Of the caller's flags only those that the API knows: INLINE is for this function to say.
-        let flags = SendFlags::from_bits_retain((request.flags & work::SendFlags::all()).bits()) | inline;
-
+        let flags = kernel_flags(request.flags, inline);
+        let common = Common { wr_id: request.wr_id, opcode, flags, key_or_imm, iova, length, num_sge };
         // SAFETY: as above.
-        unsafe {
-            (&raw mut (*wqe).wr.wr_id).write(request.wr_id);
-            (&raw mut (*wqe).wr.reserved).write(0);
-            (&raw mut (*wqe).wr.opcode).write(opcode);
-            (&raw mut (*wqe).wr.send_flags).write(flags);
-            (&raw mut (*wqe).wr.ex).write(key_or_imm);
-            (&raw mut (*wqe).status).write(0);
-            (&raw mut (*wqe).state).write(0);
-            (&raw mut (*wqe).iova).write(iova);
-            (&raw mut (*wqe).ssn).write(0);
-            (&raw mut (*wqe).has_rd_atomic).write(0);
-            (&raw mut (*wqe).dma.length).write(length);
-            (&raw mut (*wqe).dma.resid).write(length);
-            (&raw mut (*wqe).dma.cur_sge).write(0);
-            (&raw mut (*wqe).dma.num_sge).write(num_sge);
-            (&raw mut (*wqe).dma.sge_offset).write(0);
-            (&raw mut (*wqe).dma.reserved).write(0);
+        unsafe { write_common(wqe, &common) };
+        self.ring.advance();
+        Ok(())
+    }
+
+    #[inline(always)]
+    unsafe fn push_datagram(
+        &mut self,
+        request: &SendRequest<'_, Datagram<'_, RxeAh>>,
+    ) -> Result<(), Refusal> {
+        let Some(max) = self.limits.max_datagram else {
+            return Err(Refusal::Unsupported { operation: "a datagram" });
+        };
+        let Some(slot) = self.ring.next_slot() else {
+            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+        };
+        let wqe = slot.as_ptr().cast::<SendWqe>();
+        // SAFETY: as in `push`.
+        let data = unsafe { slot.as_ptr().add(DATA) };
+        // SAFETY: as in `push`.
+        let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
+        if length > max {
+            return Err(Refusal::DatagramTooLong { given: length.into(), max });
         }
+        let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        let (opcode, key_or_imm) = match imm {
+            None => (WrOpcode::SEND, 0),
+            Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
+        };
+        // SAFETY: as in `push`. The address vector behind the number is left: the kernel reads it only where there is
+        // no number (`rxe_get_av` in its `rxe_av.c`).
+        unsafe {
+            let form = (&raw mut (*wqe).wr.wr).cast::<UdWr>();
+            (&raw mut (*form).remote_qpn).write(qp_num);
+            (&raw mut (*form).remote_qkey).write(qkey);
+            (&raw mut (*form).pkey_index).write(0);
+            (&raw mut (*form).reserved).write(0);
+            (&raw mut (*form).ah_num).write(ah.number);
+        }
+        let flags = kernel_flags(request.flags, inline);
+        let common = Common { wr_id: request.wr_id, opcode, flags, key_or_imm, iova: 0, length, num_sge };
+        // SAFETY: as in `push`.
+        unsafe { write_common(wqe, &common) };
         self.ring.advance();
         Ok(())
     }

@@ -161,6 +161,29 @@ impl KernelConsumer {
         Self { memory, index }
     }
 
+    /// Moves the requests that are left to a queue for `depth` elements of `element` bytes, as a resize does, and goes on
+    /// there; returns its memory, or nothing where they don't fit.
+    pub fn resize(&mut self, depth: u32, element: usize) -> Option<PlainMemory> {
+        let new = PlainMemory::new(depth, element);
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let producer = unsafe { read_peer_index(self.memory.producer()) };
+        let left = producer.wrapping_sub(self.index) & self.memory.mask();
+        if left > new.mask() {
+            return None;
+        }
+        for to in 0..left {
+            let bytes = self.memory.slot_bytes((self.index + to) & self.memory.mask());
+            let (start, len) = new.slot(to);
+            // SAFETY: nobody else has the new memory yet, and no more than a slot is copied.
+            unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
+        }
+        // The old queue is left empty, as the kernel leaves it.
+        self.memory.set_indices(producer, producer);
+        new.set_indices(left, 0);
+        *self = Self { memory: new.clone(), index: 0 };
+        Some(new)
+    }
+
     /// Takes the next request's bytes, if there is one, and gives its slot back.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         // SAFETY: the word lies in the memory and is accessed only in this way.

@@ -57,6 +57,16 @@ fn started_at(depth: u32, start: u32, element: usize) -> PlainMemory {
     memory
 }
 
+#[test]
+fn a_receive_queue_that_is_moved_to_memory_too_small_is_lost() {
+    let mut queue = RxeRq::new(PlainMemory::new(7, 40), 7, 0).unwrap();
+    let result = queue.move_to(PlainMemory::new(7, 40), 100);
+    assert!(matches!(result, Err(CreateError::Layout { .. })));
+    // SAFETY: no kernel carries the request out.
+    let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
+    assert_eq!(result, Err(Refusal::QueueLost));
+}
+
 proptest! {
     #[test]
     fn a_send_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
@@ -105,6 +115,57 @@ proptest! {
             }
             prop_assert_eq!(doorbell.rung(), rings);
         }
+    }
+
+    #[test]
+    fn a_resized_receive_queue_loses_nothing_and_keeps_the_order(
+        depth in 1..40u32,
+        start: u32,
+        steps in prop::collection::vec((1..40u8, 0..40u8, 1..80u32, any::<bool>()), 1..30),
+    ) {
+        let memory = started_at(depth, start, 40);
+        let mut queue = RxeRq::new(memory.clone(), depth, 0).unwrap();
+        let mut kernel = KernelConsumer::new(memory);
+        let (mut posted, mut next) = (VecDeque::new(), 0);
+        for (fill, take, depth, unmapped) in steps {
+            for _ in 0..fill {
+                // SAFETY: no kernel carries the request out.
+                let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
+                if posted.len() < queue.capacity() as usize {
+                    prop_assert_eq!(result, Ok(()));
+                    posted.push_back(next);
+                    next += 1;
+                } else {
+                    let capacity = queue.capacity();
+                    prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                }
+            }
+            queue.ring();
+            for _ in 0..take {
+                prop_assert_eq!(kernel.take().map(|bytes| number(&bytes)), posted.pop_front());
+            }
+            let capacity = (depth + 1).next_power_of_two() - 1;
+            let Some(memory) = kernel.resize(depth, 40) else {
+                prop_assert!(posted.len() > capacity as usize);
+                continue;
+            };
+            if unmapped {
+                queue.lose();
+                // SAFETY: no kernel carries the request out.
+                let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
+                prop_assert_eq!(result, Err(Refusal::QueueLost));
+                queue.ring();
+                let memory = kernel.resize(depth, 40).unwrap();
+                queue.move_to(memory, depth).unwrap();
+            } else {
+                queue.move_to(memory, depth).unwrap();
+            }
+            prop_assert_eq!(queue.capacity(), capacity);
+        }
+        while let Some(expected) = posted.pop_front() {
+            prop_assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(expected));
+        }
+        prop_assert!(kernel.take().is_none());
     }
 
     #[test]
@@ -277,6 +338,7 @@ fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::Wor
     assert_eq!(completion.opcode(), wc.opcode);
     assert_eq!(completion.byte_len(), wc.byte_len);
     assert_eq!(completion.qp_num(), wc.qp_num);
+    assert_eq!(completion.src_qp(), wc.src_qp);
     assert_eq!(completion.vendor_err(), wc.vendor_err);
     (completion.imm_data(), completion.invalidated_rkey(), completion.to_value())
 }

@@ -5,10 +5,10 @@
 
 use bareverbs_provider::contract::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+    Datagram, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
-use bareverbs_rxe::{RxeRq, RxeSq, SendLimits};
+use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
 
 const BLANK: u8 = 0xaa;
@@ -195,6 +195,83 @@ fn flags_are_the_kernels_and_inline_is_not_the_callers_to_set() {
     shows(all, expected);
 }
 
+const AH: RxeAh = RxeAh { number: 0x0005_0007 };
+
+fn datagram(imm: Option<u32>) -> Datagram<'static, RxeAh> {
+    Datagram { ah: &AH, qp_num: 0x0012_3456, qkey: 0x8765_4321, imm }
+}
+
+fn datagram_request<'a>(imm: Option<u32>, payload: Payload<'a>) -> SendRequest<'a, Datagram<'static, RxeAh>> {
+    SendRequest {
+        wr_id: 0x0102_0304_0506_0708,
+        operation: datagram(imm),
+        flags: SendFlags::SIGNALED,
+        payload,
+    }
+}
+
+/// The peer's queue pair and key, P_Key index, and the number of the address handle, which makes the kernel leave alone
+/// the address vector that follows.
+fn addressed(slot: Slot) -> Slot {
+    slot.u32(24, 0x0012_3456).u32(28, 0x8765_4321).u32(32, 0).u32(36, 0x0005_0007).iova(0)
+}
+
+#[track_caller]
+fn datagram_shows(request: SendRequest<'_, Datagram<'_, RxeAh>>, expected: Slot) {
+    let (mut queue, memory) = send_queue(QpType::UD);
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push_datagram(&request) }.expect("a request within the limits");
+    queue.ring().expect("the doorbell answers well");
+    assert_eq!(memory.slot_bytes(0), expected.0);
+}
+
+#[test]
+fn datagram_over_an_address_handle() {
+    let expected = addressed(slot(2, 0)).dma(184, 21, 2).sges(208, &SGES);
+    datagram_shows(datagram_request(None, Payload::Sges(&SGES)), expected);
+}
+
+#[test]
+fn datagram_with_immediate_data_inline() {
+    let imm = u32::from_ne_bytes([1, 2, 3, 4]);
+    let expected = addressed(Slot::blank(512).send(0x0102_0304_0506_0708, 3, 2 | 8, imm))
+        .dma(184, 7, 0)
+        .put(208, b"to whom");
+    datagram_shows(datagram_request(Some(imm), Payload::Inline(&[b"to ", b"whom"])), expected);
+}
+
+#[test]
+fn datagrams_longer_than_the_mtu_are_refused_and_never_published() {
+    let memory = PlainMemory::new(7, 208 + 64);
+    let limits = SendLimits::new(QpType::UD, 4, 64).expect("rxe has datagrams").with_mtu(60);
+    let mut queue =
+        RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+    let sges = |length| [Sge { addr: 0, length, lkey: 0 }, Sge { addr: 0, length: 40, lkey: 0 }];
+    let too_long = Err(Refusal::DatagramTooLong { given: 61, max: 60 });
+    // SAFETY: no kernel carries the requests out.
+    unsafe {
+        assert_eq!(queue.push_datagram(&datagram_request(None, Payload::Sges(&sges(21)))), too_long);
+        assert_eq!(queue.push_datagram(&datagram_request(None, Payload::Inline(&[&[0; 61]]))), too_long);
+    }
+    queue.ring().expect("nothing to ring for");
+    // SAFETY: the word is accessed through this function only.
+    assert_eq!(unsafe { bareverbs_provider::barrier::read_peer_index(memory.producer()) }, 0);
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&sges(20)))) }.expect("60 bytes fit");
+}
+
+#[test]
+fn datagrams_and_requests_of_connections_do_not_mix() {
+    let refusal = refused(QpType::UD, Operation::Send, Payload::Sges(&SGES));
+    assert_eq!(refusal, Refusal::Unsupported { operation: "a send" });
+    for connected in [QpType::RC, QpType::UC] {
+        let (mut queue, _) = send_queue(connected);
+        // SAFETY: no kernel carries the request out.
+        let refusal = unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&SGES))) };
+        assert_eq!(refusal, Err(Refusal::Unsupported { operation: "a datagram" }));
+    }
+}
+
 #[test]
 fn receive() {
     let memory = PlainMemory::new(3, 40 + 32);
@@ -256,10 +333,14 @@ fn operations_with_a_result_need_registered_memory_of_the_right_size() {
 }
 
 #[test]
-fn unreliable_connections_refuse_what_needs_an_answer() {
+fn unreliable_connections_refuse_what_they_have_no_packets_for() {
     assert!(matches!(
         refused(QpType::UC, Operation::Read(REMOTE), Payload::Sges(&SGES)),
         Refusal::Unsupported { operation: "an RDMA read" }
+    ));
+    assert!(matches!(
+        refused(QpType::UC, Operation::SendInv(1), Payload::Sges(&SGES)),
+        Refusal::Unsupported { operation: "a send that invalidates a key" }
     ));
     let (mut queue, _) = send_queue(QpType::UC);
     // SAFETY: no kernel carries the request out.
@@ -268,6 +349,6 @@ fn unreliable_connections_refuse_what_needs_an_answer() {
 
 #[test]
 fn queue_pairs_of_other_types_are_not_made() {
-    assert!(SendLimits::new(QpType::UD, 1, 0).is_none());
+    assert!(SendLimits::new(QpType::RAW_PACKET, 1, 0).is_none());
     assert!(SendLimits::new(QpType(77), 1, 0).is_none());
 }

@@ -7,22 +7,22 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::{
-    AccessFlags, CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx, SrqType,
+    AccessFlags, CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx,
 };
 use bareverbs_uapi::uverbs::{
     AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, MrDestroy, ObjectClass, PdDestroy,
-    QpCreate, QpDestroy, QueryGidEntry, QueryGidTable, QueryMr, QueryPort, RegMr, SrqCreate, SrqDestroy,
+    QpCreate, QpDestroy, QueryGidEntry, QueryGidTable, QueryMr, QueryPort, RegMr,
 };
 use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp, DestroyCqResp, DestroyQpResp,
-    DestroySrqResp, ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp,
-    QueryQpReq, QueryQpResp, QuerySrqReq, QuerySrqResp, RegMrReq, RegMrResp, ReqNotifyCqReq,
+    ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp, QueryQpReq, QueryQpResp,
+    RegMrReq, RegMrResp, ReqNotifyCqReq,
 };
 use rustix::io::Errno;
 
-use crate::contract::{CqRequest, QpRequest, SrqRequest};
+use crate::contract::{CqRequest, QpRequest};
 use crate::device::{DeviceFile, Refused};
 
 /// A driver's own request and response beside a command's.
@@ -44,6 +44,12 @@ macro_rules! add_payload {
         }
     };
 }
+
+mod address;
+mod srq;
+
+pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
+pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 
 /// What a new context can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -543,79 +549,5 @@ pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<Quer
     let mut response = QueryQpResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::QueryQp>(&request, &mut response) }?;
-    Ok(response)
-}
-
-/// A shared receive queue as the kernel made it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SrqHandle {
-    /// The handle.
-    pub handle: u32,
-    /// Receives it holds, by the kernel's word.
-    pub max_wr: u32,
-    /// Elements that each carries, by the kernel's word.
-    pub max_sge: u32,
-}
-
-/// Makes a basic shared receive queue.
-///
-/// # Errors
-///
-/// The kernel's refusal, `EINVAL` for a depth or width that the device does not have.
-///
-/// # Safety
-///
-/// Addresses in the driver's payload must be as the driver requires.
-#[doc(alias = "ibv_create_srq")]
-pub unsafe fn create_srq(
-    file: &DeviceFile,
-    request: &SrqRequest,
-    payload: DriverPayload<'_>,
-) -> Result<SrqHandle, Refused> {
-    let (mut max_wr, mut max_sge) = (0, 0);
-    let mut call = Call::<SrqCreate>::new(file.driver_id());
-    call.make(SrqCreate::HANDLE);
-    call.handle(SrqCreate::PD_HANDLE, request.pd);
-    call.constant(SrqCreate::TYPE, SrqType::BASIC);
-    call.input(SrqCreate::USER_HANDLE, &request.user_handle);
-    call.input(SrqCreate::MAX_WR, &request.max_wr);
-    call.input(SrqCreate::MAX_SGE, &request.max_sge);
-    call.input(SrqCreate::LIMIT, &request.limit);
-    call.output(SrqCreate::RESP_MAX_WR, &mut max_wr);
-    call.output(SrqCreate::RESP_MAX_SGE, &mut max_sge);
-    add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }?;
-    let handle = call.made(SrqCreate::HANDLE);
-    Ok(SrqHandle { handle, max_wr, max_sge })
-}
-
-/// Gives a shared receive queue back; returns how many of its events were put into their stream.
-///
-/// # Errors
-///
-/// The kernel's refusal, `EBUSY` while a queue pair uses it.
-#[doc(alias = "ibv_destroy_srq")]
-pub fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, Refused> {
-    let mut response = DestroySrqResp::zeroed();
-    let mut call = Call::<SrqDestroy>::new(file.driver_id());
-    call.destroy(SrqDestroy::HANDLE, handle);
-    call.output(SrqDestroy::RESP, &mut response);
-    // SAFETY: the method writes nothing but its attributes.
-    unsafe { file.execute(&mut call) }?;
-    Ok(response)
-}
-
-/// Reads a shared receive queue's attributes.
-///
-/// # Errors
-///
-/// The kernel's refusal.
-#[doc(alias = "ibv_query_srq")]
-pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused> {
-    let request = QuerySrqReq { srq_handle: handle, ..QuerySrqReq::zeroed() };
-    let mut response = QuerySrqResp::zeroed();
-    // SAFETY: the command reads and writes nothing but its structs.
-    unsafe { file.invoke::<write::QuerySrq>(&request, &mut response) }?;
     Ok(response)
 }

@@ -7,21 +7,24 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
+use bareverbs_uapi::write::structs::AhAttr;
 
 use crate::command::ContextInfo;
 use crate::device::{DeviceFile, Refused};
-use crate::work::{RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
+use crate::work::{Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
 
 /// A kind of device, opened.
 pub trait Provider: Sized + Send + Sync + 'static {
     /// Its completion queues.
     type Cq: CompletionQueue;
     /// Its send queues.
-    type Sq: SendQueue;
+    type Sq: SendQueue<Ah = Self::Ah>;
     /// Its receive queues, owned by one queue pair.
     type Rq: RecvQueue;
     /// Its receive queues, shared by several queue pairs.
     type Srq: RecvQueue;
+    /// What its send queues need of an address handle.
+    type Ah: Send + Sync + 'static;
 
     /// Whether devices of the kernel driver `driver_id` are its.
     fn drives(driver_id: u32) -> bool;
@@ -40,6 +43,16 @@ pub trait Provider: Sized + Send + Sync + 'static {
 
     /// Makes a shared receive queue. Where it fails, nothing is left behind.
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
+
+    /// Changes the shared receive queue with the kernel's handle `srq`. What was pushed into `queue` is published
+    /// before.
+    ///
+    /// A resize moves the receives that are posted to new memory. Where the kernel resized but `queue` could not
+    /// follow, it refuses further requests with [`Refusal::QueueLost`] until a resize succeeds.
+    fn modify_srq(&self, srq: u32, queue: &mut Self::Srq, change: SrqChange) -> Result<(), CreateError>;
+
+    /// Makes an address handle. Where it fails, nothing is left behind.
+    fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
 }
 
 /// Why a queue could not be made.
@@ -168,11 +181,40 @@ pub struct CreatedSrq<P: Provider> {
     pub queue: P::Srq,
 }
 
+/// What a shared receive queue is to become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SrqChange {
+    /// One event is raised when fewer receives than this are left; 0 for none.
+    Limit(u32),
+    /// It holds at least so many receives.
+    MaxWr(u32),
+}
+
+/// What an address handle is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct AhRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// The way.
+    pub attr: AhAttr,
+}
+
+/// An address handle as made.
+pub struct CreatedAh<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// What requests name it by.
+    pub ah: P::Ah,
+}
+
 /// The send half of a queue pair.
 ///
 /// Requests are written one by one and handed over together: [`SendQueue::push`] fills the next free slot,
 /// [`SendQueue::ring`] publishes all filled slots and rings the doorbell once.
 pub trait SendQueue: Send {
+    /// What it needs of an address handle.
+    type Ah;
+
     /// Requests it holds.
     fn capacity(&self) -> u32;
 
@@ -183,6 +225,16 @@ pub trait SendQueue: Send {
     /// Memory named by the request's elements must stay registered and unaliased as the operation requires until
     /// the request is complete or the queue pair is destroyed.
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal>;
+
+    /// Writes a datagram into the next free slot, as [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_datagram(
+        &mut self,
+        request: &SendRequest<'_, Datagram<'_, Self::Ah>>,
+    ) -> Result<(), Refusal>;
 
     /// Publishes what was pushed and rings the doorbell; does nothing where nothing was pushed.
     ///
@@ -246,6 +298,8 @@ pub trait Completion {
     fn byte_len(&self) -> u32;
     /// The local queue pair.
     fn qp_num(&self) -> u32;
+    /// The sender's queue pair; datagrams only.
+    fn src_qp(&self) -> u32;
     /// Immediate data, if the message carried some: the four bytes as they were on the wire, so `u32::from_be` gives
     /// the number where the sender used `u32::to_be`.
     fn imm_data(&self) -> Option<u32>;

@@ -174,6 +174,14 @@ impl Producer {
         self.next = batch.from;
     }
 
+    /// Makes the ring full for good, where the other side has left it: it takes nothing any more.
+    pub fn close(&mut self) {
+        // SAFETY: valid by the contract of `new`.
+        self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
+        self.next = self.taken.wrapping_sub(1) & self.ring.mask;
+        self.published = self.next;
+    }
+
     /// Forgets the filled slots that were not published.
     #[inline]
     pub fn abort(&mut self) {

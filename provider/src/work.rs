@@ -86,18 +86,56 @@ pub enum Payload<'a> {
     Inline(&'a [&'a [u8]]),
 }
 
-/// A send request.
+/// A message to any queue pair, over an address handle `A` of the provider's.
+pub struct Datagram<'a, A> {
+    /// The way to the peer's port.
+    pub ah: &'a A,
+    /// The peer's queue pair, 24 bits.
+    pub qp_num: u32,
+    /// The peer's queue key.
+    pub qkey: u32,
+    /// Immediate data as in [`Operation::SendImm`].
+    pub imm: Option<u32>,
+}
+
+impl<A> Clone for Datagram<'_, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A> Copy for Datagram<'_, A> {}
+
+impl<'a, A> Datagram<'a, A> {
+    /// The same message over another handle.
+    #[must_use]
+    #[inline]
+    pub fn over<B>(&self, ah: &'a B) -> Datagram<'a, B> {
+        Datagram { ah, qp_num: self.qp_num, qkey: self.qkey, imm: self.imm }
+    }
+}
+
+/// A send request; `O` is what it can do.
 #[doc(alias = "ibv_send_wr")]
 #[derive(Clone, Copy, Debug)]
-pub struct SendRequest<'a> {
+pub struct SendRequest<'a, O = Operation> {
     /// Comes back in the completion.
     pub wr_id: u64,
     /// What to do.
-    pub operation: Operation,
+    pub operation: O,
     /// How to do it.
     pub flags: SendFlags,
     /// The bytes; the target of a read or an atomic.
     pub payload: Payload<'a>,
+}
+
+impl<'a, O> SendRequest<'a, O> {
+    /// The same request with another operation.
+    #[must_use]
+    #[inline]
+    pub fn with<N>(&self, operation: N) -> SendRequest<'a, N> {
+        SendRequest { wr_id: self.wr_id, operation, flags: self.flags, payload: self.payload }
+    }
 }
 
 /// A receive request.
@@ -195,4 +233,18 @@ pub enum Refusal {
         /// The operation's name.
         operation: &'static str,
     },
+    /// More bytes than a datagram can have. A device would drop them and report success.
+    #[error("{given} bytes, but a datagram is one packet and has at most the port's MTU of {max}")]
+    DatagramTooLong {
+        /// Bytes asked for.
+        given: u64,
+        /// The MTU.
+        max: u32,
+    },
+    /// An address handle of another device.
+    #[error("the address handle is of another device: make one in the queue pair's own protection domain")]
+    ForeignAddress,
+    /// The queue was resized, and its new memory could not be mapped.
+    #[error("the queue lost its memory when it was resized: resize it once more")]
+    QueueLost,
 }

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 
 use crate::gid::choose;
 use crate::{
-    AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Error, GidEntry, LinkLayer, Pd,
-    PortAttr, Result,
+    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Error, GidEntry,
+    LinkLayer, Pd, PortAttr, Result,
 };
 
 /// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
@@ -339,9 +339,36 @@ impl<P: Provider> Context<P> {
         self.query_port(port.into())
     }
 
-    /// Whether a port's peers are addressed by a global route only.
-    pub(crate) fn needs_grh(attr: &PortAttr) -> bool {
-        attr.link_layer == LinkLayer::ETHERNET
+    /// Fails where a port's peers are addressed by a global route only, and there is none.
+    pub(crate) fn check_grh(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<()> {
+        if address.grh.is_none() && port.link_layer == LinkLayer::ETHERNET {
+            let reason = "RoCE reaches a peer by its GID only: give the address a global route";
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(())
+    }
+
+    /// Says what the kernel's refusal of a way to a peer is about.
+    pub(crate) fn way_trouble(&self, error: Error, address: &AhAttr) -> Error {
+        let (Some(errno), Some(grh)) = (error.errno(), address.grh) else { return error };
+        match errno {
+            Errno::NODATA | Errno::INVAL | Errno::NOENT => {
+                let (port, index) = (address.port.into(), grh.sgid_index.into());
+                match self.gid(port, index) {
+                    Err(no_gid @ Error::NoGid { .. }) => no_gid,
+                    _ => error,
+                }
+            }
+            Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::TIMEDOUT | Errno::ADDRNOTAVAIL => {
+                error.or_hint(|_| {
+                    Some(format!(
+                        "no way to {} from the GID at index {}: check the address, the link and the route",
+                        grh.dgid, grh.sgid_index
+                    ))
+                })
+            }
+            _ => error,
+        }
     }
 }
 

@@ -34,6 +34,12 @@ impl Gid {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
+    /// Whether it is a multicast group's: an IPv6 multicast address, or an IPv4 one in mapped form.
+    #[must_use]
+    pub fn is_multicast(&self) -> bool {
+        self.ipv4().map_or(Ipv6Addr::from(self.0).is_multicast(), |address| address.is_multicast())
+    }
+
     /// Whether it is good on its own link only (`fe80::/10`).
     #[must_use]
     pub fn is_link_local(&self) -> bool {
@@ -170,5 +176,13 @@ mod tests {
         assert_eq!(entry(0, "fe80::2", GidType::ROCE_V2).gid.to_string(), "fe80::2");
         assert_eq!(Gid::from(Ipv4Addr::new(10, 1, 0, 1)).to_string(), "::ffff:10.1.0.1");
         assert!(Gid::default().is_zero());
+    }
+
+    #[test]
+    fn a_multicast_group_is_known_in_both_families() {
+        assert!(Gid::from(Ipv4Addr::new(239, 1, 2, 3)).is_multicast());
+        assert!(entry(0, "ff0e::1", GidType::ROCE_V2).gid.is_multicast());
+        assert!(!Gid::from(Ipv4Addr::new(10, 1, 0, 1)).is_multicast());
+        assert!(!entry(0, "fe80::1", GidType::ROCE_V2).gid.is_multicast());
     }
 }

@@ -32,7 +32,7 @@
 //!
 //! # How things hang together
 //!
-//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`] and [`Qp`]; [`Context`] → [`CompChannel`] and [`Cq`]. Handles own what they
+//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Ah`] and [`Qp`]; [`Context`] → [`CompChannel`] and [`Cq`]. Handles own what they
 //! were made from, so they can be dropped in any order and nothing is given back too early. Queues have a single owner;
 //! a queue pair's two [halves](Qp::split) can be used by two threads at once.
 //!
@@ -43,6 +43,7 @@
 //! An [`Error`] says what was asked, what refused it and what to do. Posting follows the `bad_wr` rule: a
 //! [`PostError`] tells how many requests were accepted, and those are carried out.
 
+mod ah;
 mod attributes;
 mod channel;
 mod context;
@@ -60,13 +61,15 @@ pub mod owned;
 mod pd;
 mod provider;
 mod qp;
+mod srq;
 mod values;
 
+pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellError, Provider};
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
+    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags, WorkCompletion,
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
@@ -85,7 +88,9 @@ pub use mr::{LocalAccess, Mr, RegisterError};
 pub use pd::Pd;
 pub use provider::AnyProvider;
 pub use qp::{
-    AhAttr, Batch, Grh, InitAttr, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf,
-    RtrAttr, RtsAttr, SendHalf, Transport,
+    AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
+    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendHalf, Transport, Uc, UcOperation,
+    UcRtrAttr, Ud, UdInitAttr,
 };
+pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};

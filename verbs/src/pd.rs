@@ -7,8 +7,8 @@ use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
 use crate::{
-    Access, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Qp, QpInit, RawMemory,
-    RegisterError, Result, Transport,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Qp, QpInit,
+    RawMemory, RegisterError, Result, Srq, SrqInit, Transport,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -123,5 +123,30 @@ impl<P: Provider> Pd<P> {
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
         Qp::create(self, init)
+    }
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no receives or a limit above them, [`Error::Limit`] names the depth or width that is above
+    /// the device's; the kernel refuses.
+    #[doc(alias = "ibv_create_srq")]
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
+        Srq::create(self, init)
+    }
+
+    /// Makes an address handle.
+    ///
+    /// On RoCE the kernel looks for the way to the peer's GID, which may take as long as the peer's answer to a neighbour
+    /// solicitation. [`Context::address_of_sender`] gives the attributes for an answer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a global route on RoCE; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses, as
+    /// where there is no way to the peer.
+    #[doc(alias = "ibv_create_ah")]
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {
+        Ah::create(self, attr)
     }
 }

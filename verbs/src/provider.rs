@@ -4,11 +4,13 @@ use std::sync::Arc;
 
 use bareverbs_provider::command::ContextInfo;
 use bareverbs_provider::contract::{
-    Completion, CompletionQueue, CqRequest, CreateError, CreatedCq, CreatedQp, CreatedSrq, DoorbellError,
-    Provider, QpRequest, RecvQueue, SendQueue, SrqRequest,
+    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
+    CreatedSrq, DoorbellError, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_provider::work::{RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_provider::work::{
+    Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion,
+};
 use bareverbs_rxe::Rxe;
 use rustix::io::Errno;
 
@@ -34,6 +36,9 @@ macro_rules! providers {
         /// Its shared receive queues.
         pub enum AnySrq { $($(#[$meta])* $variant(<$provider as Provider>::Srq),)* }
 
+        /// What its send queues need of an address handle.
+        pub enum AnyAh { $($(#[$meta])* $variant(<$provider as Provider>::Ah),)* }
+
         /// Its completions.
         pub enum AnyCompletion<'a> {
             $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
@@ -44,6 +49,7 @@ macro_rules! providers {
             type Sq = AnySq;
             type Rq = AnyRq;
             type Srq = AnySrq;
+            type Ah = AnyAh;
 
             fn drives(driver_id: u32) -> bool {
                 $(<$provider>::drives(driver_id))||*
@@ -87,9 +93,30 @@ macro_rules! providers {
                     })*
                 }
             }
+
+            fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
+                match (self, queue) {
+                    $((Self::$variant(provider), AnySrq::$variant(queue)) => {
+                        provider.modify_srq(srq, queue, change)
+                    })*
+                    #[allow(unreachable_patterns, reason = "it is reachable with two providers")]
+                    _ => Err(CreateError::Unsupported { what: "shared receive queues of another device" }),
+                }
+            }
+
+            fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+                match self {
+                    $(Self::$variant(provider) => {
+                        let CreatedAh { handle, ah } = provider.create_ah(request)?;
+                        Ok(CreatedAh { handle, ah: AnyAh::$variant(ah) })
+                    })*
+                }
+            }
         }
 
         impl SendQueue for AnySq {
+            type Ah = AnyAh;
+
             #[inline]
             fn capacity(&self) -> u32 {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
@@ -99,6 +126,22 @@ macro_rules! providers {
             unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
+            }
+
+            #[inline]
+            unsafe fn push_datagram(
+                &mut self,
+                request: &SendRequest<'_, Datagram<'_, AnyAh>>,
+            ) -> Result<(), Refusal> {
+                match (self, request.operation.ah) {
+                    $((Self::$variant(queue), AnyAh::$variant(ah)) => {
+                        let request = request.with(request.operation.over(ah));
+                        // SAFETY: the caller's promise is the same.
+                        unsafe { queue.push_datagram(&request) }
+                    })*
+                    #[allow(unreachable_patterns, reason = "it is reachable with two providers")]
+                    _ => Err(Refusal::ForeignAddress),
+                }
             }
 
             #[inline]
@@ -145,6 +188,7 @@ macro_rules! providers {
             providers!(@field $($variant)*: opcode -> WcOpcode);
             providers!(@field $($variant)*: byte_len -> u32);
             providers!(@field $($variant)*: qp_num -> u32);
+            providers!(@field $($variant)*: src_qp -> u32);
             providers!(@field $($variant)*: imm_data -> Option<u32>);
             providers!(@field $($variant)*: invalidated_rkey -> Option<u32>);
             providers!(@field $($variant)*: vendor_err -> u32);

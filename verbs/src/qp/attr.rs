@@ -2,7 +2,7 @@
 
 use bareverbs_uapi::uverbs::types;
 use bareverbs_uapi::verbs_values::{self as values, MigState, Rate, RnrTimeout};
-use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QpDest, QueryQpResp};
+use bareverbs_uapi::write::structs::{ExModifyQp, GlobalRoute, ModifyQpReq, QpDest, QueryQpResp};
 
 use crate::{Access, Gid, Mtu, QpAttrMask, QpState};
 
@@ -62,6 +62,26 @@ impl InitAttr {
     }
 }
 
+/// What RESET → INIT sets in datagram queue pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdInitAttr {
+    /// The own port, counted from 1.
+    pub port: u8,
+    /// Index into the port's P_Key table.
+    pub pkey_index: u16,
+    /// The own queue key: a datagram that comes with another one is dropped. Keys with the highest bit set are for the
+    /// privileged.
+    pub qkey: u32,
+}
+
+impl UdInitAttr {
+    /// P_Key index 0.
+    #[must_use]
+    pub fn new(port: u8, qkey: u32) -> Self {
+        Self { port, pkey_index: 0, qkey }
+    }
+}
+
 /// A global route.
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +128,34 @@ impl AhAttr {
     #[must_use]
     pub fn local(port: u8, dlid: u16) -> Self {
         Self { port, dlid, ..Self::default() }
+    }
+
+    /// The form that address handles are made from.
+    pub(crate) fn to_handle(self) -> bareverbs_uapi::write::structs::AhAttr {
+        let QpDest {
+            dgid,
+            flow_label,
+            dlid,
+            sgid_index,
+            hop_limit,
+            traffic_class,
+            sl,
+            src_path_bits,
+            static_rate,
+            is_global,
+            port_num,
+            ..
+        } = self.to_kernel();
+        bareverbs_uapi::write::structs::AhAttr {
+            grh: GlobalRoute { dgid, flow_label, sgid_index, hop_limit, traffic_class, reserved: 0 },
+            dlid,
+            sl,
+            src_path_bits,
+            static_rate,
+            is_global,
+            port_num,
+            reserved: 0,
+        }
     }
 
     fn to_kernel(self) -> QpDest {
@@ -182,6 +230,27 @@ impl RtrAttr {
             max_dest_rd_atomic: 1,
             min_rnr_timer: 12,
         }
+    }
+}
+
+/// What INIT → RTR sets in unreliable connections, which never wait for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UcRtrAttr {
+    /// The way to the peer.
+    pub address: AhAttr,
+    /// The peer's queue pair, 24 bits.
+    pub dest_qp_num: u32,
+    /// Number of the first packet expected, 24 bits.
+    pub rq_psn: u32,
+    /// Largest payload of a packet on the path.
+    pub path_mtu: Mtu,
+}
+
+impl UcRtrAttr {
+    /// MTU 1024, packets numbered from 0.
+    #[must_use]
+    pub fn new(address: AhAttr, dest_qp_num: u32) -> Self {
+        Self { address, dest_qp_num, rq_psn: 0, path_mtu: Mtu::Mtu1024 }
     }
 }
 
@@ -363,6 +432,38 @@ impl From<&InitAttr> for (QpAttr, QpAttrMask) {
     }
 }
 
+impl From<&UdInitAttr> for (QpAttr, QpAttrMask) {
+    fn from(init: &UdInitAttr) -> Self {
+        let attr = QpAttr {
+            qp_state: QpState::INIT,
+            port_num: init.port,
+            pkey_index: init.pkey_index,
+            qkey: init.qkey,
+            ..QpAttr::default()
+        };
+        (attr, QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY)
+    }
+}
+
+impl From<&UcRtrAttr> for (QpAttr, QpAttrMask) {
+    fn from(rtr: &UcRtrAttr) -> Self {
+        let attr = QpAttr {
+            qp_state: QpState::RTR,
+            ah_attr: rtr.address,
+            path_mtu: rtr.path_mtu as u8,
+            dest_qp_num: rtr.dest_qp_num,
+            rq_psn: rtr.rq_psn,
+            ..QpAttr::default()
+        };
+        let mask = QpAttrMask::STATE
+            | QpAttrMask::AV
+            | QpAttrMask::PATH_MTU
+            | QpAttrMask::DEST_QPN
+            | QpAttrMask::RQ_PSN;
+        (attr, mask)
+    }
+}
+
 impl From<&RtrAttr> for (QpAttr, QpAttrMask) {
     fn from(rtr: &RtrAttr) -> Self {
         let attr = QpAttr {
@@ -436,11 +537,22 @@ mod tests {
     }
 
     #[test]
+    fn unreliable_transports_set_fewer_attributes() {
+        let mask = |(_, mask): (QpAttr, QpAttrMask)| mask.bits();
+        let address = AhAttr::global(1, Gid::default(), 0);
+        assert_eq!(mask((&UcRtrAttr::new(address, 2)).into()), 0x1 | 0x80 | 0x100 | 0x1000 | 0x10_0000);
+        assert_eq!(mask((&UdInitAttr::new(1, 0x1111_1111)).into()), 0x1 | 0x10 | 0x20 | 0x40);
+    }
+
+    #[test]
     fn a_path_with_a_global_route_says_so_to_the_kernel() {
         let gid = Gid([7; 16]);
         let dest = AhAttr::global(1, gid, 3).to_kernel();
         assert_eq!((dest.is_global, dest.sgid_index, dest.dgid, dest.port_num), (1, 3, gid.0, 1));
         assert_eq!(AhAttr::from_kernel(&dest), AhAttr::global(1, gid, 3));
+        let handle = AhAttr::global(1, gid, 3).to_handle();
+        assert_eq!((handle.is_global, handle.grh.sgid_index, handle.grh.dgid), (1, 3, gid.0));
+        assert_eq!((handle.port_num, handle.grh.hop_limit), (1, 1));
 
         let dest = AhAttr::local(2, 0x1234).to_kernel();
         assert_eq!((dest.is_global, dest.dlid, dest.port_num), (0, 0x1234, 2));

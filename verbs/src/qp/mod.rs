@@ -1,8 +1,10 @@
 //! Queue pairs.
 
 mod attr;
+mod datagram;
 mod modify;
 mod post;
+mod transport;
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -10,33 +12,16 @@ use std::sync::Arc;
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedQp, Provider, QpRequest};
-use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+use bareverbs_uapi::uverbs::types::QpCreateFlags;
 
-pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr};
+pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
+pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendHalf};
+pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 
 use crate::cq::CqShared;
-use crate::{AnyProvider, Cq, Error, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest};
-
-/// A transport of queue pairs, as a type: what a transport cannot do, its queue pairs do not offer.
-pub trait Transport: private::Sealed + 'static {
-    /// The kernel's number for it.
-    const QP_TYPE: QpType;
-}
-
-/// Reliable connected: messages, reads, writes and atomics between two queue pairs, in order and acknowledged.
-#[doc(alias = "IBV_QPT_RC")]
-#[derive(Clone, Copy, Debug)]
-pub struct Rc;
-
-impl Transport for Rc {
-    const QP_TYPE: QpType = QpType::RC;
-}
-
-mod private {
-    pub trait Sealed {}
-    impl Sealed for super::Rc {}
-}
+use crate::srq::SrqShared;
+use crate::{AnyProvider, Cq, Error, Gid, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest, Srq};
 
 /// What a queue pair is to be.
 #[doc(alias = "ibv_qp_init_attr")]
@@ -45,6 +30,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub send_cq: &'a Cq<P>,
     /// The queue for completions of receives; may be the same.
     pub recv_cq: &'a Cq<P>,
+    /// The shared queue that receives are taken from, in place of an own one.
+    pub srq: Option<&'a Srq<P>>,
     /// Depths and widths.
     pub cap: QpCap,
     /// Whether every send makes a completion, asked for or not.
@@ -57,7 +44,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
     /// A queue pair with [`QpCap::default`], whose sends make completions when asked to.
     #[must_use]
     pub fn new(send_cq: &'a Cq<P>, recv_cq: &'a Cq<P>) -> Self {
-        Self { send_cq, recv_cq, cap: QpCap::default(), signal_all: false, user_data: 0 }
+        Self { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: false, user_data: 0 }
     }
 }
 
@@ -97,6 +84,10 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     pd: Pd<P>,
     /// The kernel's side of them is given back after that of the queue pair.
     _cqs: [Arc<CqShared<P>>; 2],
+    /// The same holds for it.
+    _srq: Option<Arc<SrqShared<P>>>,
+    /// Multicast groups that it is in.
+    groups: Vec<Gid>,
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
@@ -116,7 +107,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             pd: pd.domain().handle,
             send_cq: init.send_cq.shared().handle,
             recv_cq: init.recv_cq.shared().handle,
-            srq: None,
+            srq: init.srq.map(|srq| srq.shared().handle),
             qp_type: T::QP_TYPE,
             cap: cap.into(),
             flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
@@ -145,6 +136,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             cap: cap.into(),
             pd: pd.clone(),
             _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
+            _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
+            groups: Vec::new(),
         })
     }
 
@@ -207,7 +200,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[doc(alias = "ibv_post_send")]
-    pub unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+    pub unsafe fn post_send(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.send.post_send(requests) }
     }
@@ -229,6 +225,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {
     fn drop(&mut self) {
+        // The kernel keeps a queue pair that is in a group.
+        for group in self.groups.drain(..) {
+            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, 0);
+        }
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
         if command::destroy_qp(self.pd.context().file(), self.handle).is_ok() {
             // SAFETY: nobody uses the halves after this.

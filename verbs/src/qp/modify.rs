@@ -7,23 +7,28 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::ExModifyQpResp;
 use rustix::io::Errno;
 
-use super::{InitAttr, Qp, QpAttr, RtrAttr, RtsAttr, Transport};
-use crate::{Context, Error, QpAttrMask, QpState, Result};
+use super::{
+    AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
+};
+use crate::{Context, Error, Mtu, QpAttrMask, QpState, Result};
 
 /// The widest queue pair and packet numbers.
 const MAX_24_BITS: u32 = 0xff_ffff;
 
-impl<T: Transport, P: Provider> Qp<T, P> {
+const INIT: &str = "modify_qp RESET→INIT";
+const RTR: &str = "modify_qp INIT→RTR";
+const RTS: &str = "modify_qp RTR→RTS";
+
+impl<T: Connected, P: Provider> Qp<T, P> {
     /// RESET → INIT: receives can be posted from here on.
     ///
     /// # Errors
     /// [`Error::Invalid`] from another state; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
-        const VERB: &str = "modify_qp RESET→INIT";
-        self.check_state(VERB, QpState::RESET)?;
+        self.check_state(INIT, QpState::RESET)?;
         self.context().port_for_qp(attr.port)?;
         let (all, mask) = attr.into();
-        self.change(VERB, &all, mask).map_err(|error| {
+        self.change(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL).then(|| {
                     format!("P_Key index {} or access {:?} is not possible", attr.pkey_index, attr.access)
@@ -32,57 +37,36 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
+    fn check_peer(&self, address: &AhAttr, path_mtu: Mtu, dest_qp_num: u32, rq_psn: u32) -> Result<()> {
+        self.check_state(RTR, QpState::INIT)?;
+        let port = self.context().port_for_qp(address.port)?;
+        self.context().check_grh(RTR, address, &port)?;
+        if path_mtu > port.active_mtu {
+            let active = port.active_mtu;
+            let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
+            return Err(Error::invalid(RTR, reason));
+        }
+        check_24_bits(RTR, "dest_qp_num", dest_qp_num)?;
+        check_24_bits(RTR, "rq_psn", rq_psn)
+    }
+
+    fn connect(&mut self, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
+        let address = attr.ah_attr;
+        self.change(RTR, &attr, mask).map_err(|error| self.context().way_trouble(error, &address))
+    }
+}
+
+impl<P: Provider> Qp<Rc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
     /// [`Error::Invalid`] from another state, without a global route on RoCE, for numbers of more than 24 bits or an
     /// MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
-        const VERB: &str = "modify_qp INIT→RTR";
-        self.check_state(VERB, QpState::INIT)?;
-        let context = self.context();
-        let port = context.port_for_qp(attr.address.port)?;
-        if attr.address.grh.is_none() && Context::<P>::needs_grh(&port) {
-            let reason = "RoCE reaches a peer by its GID only: give the address a global route";
-            return Err(Error::invalid(VERB, reason));
-        }
-        if attr.path_mtu > port.active_mtu {
-            let (asked, active) = (attr.path_mtu, port.active_mtu);
-            let reason = format!("path MTU {asked} is above the port's active MTU {active}");
-            return Err(Error::invalid(VERB, reason));
-        }
-        check_24_bits(VERB, "dest_qp_num", attr.dest_qp_num)?;
-        check_24_bits(VERB, "rq_psn", attr.rq_psn)?;
-        let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
-        Error::check_limit(VERB, "max_dest_rd_atomic", asked.into(), max.into())?;
-        let (all, mask) = attr.into();
-        match self.change(VERB, &all, mask) {
-            Err(error) => Err(self.rtr_trouble(error, attr)),
-            Ok(()) => Ok(()),
-        }
-    }
-
-    /// Says what the kernel's refusal of RTR is about.
-    fn rtr_trouble(&self, error: Error, attr: &RtrAttr) -> Error {
-        let (Some(errno), Some(grh)) = (error.errno(), attr.address.grh) else { return error };
-        match errno {
-            Errno::NODATA | Errno::INVAL | Errno::NOENT => {
-                let (port, index) = (attr.address.port.into(), grh.sgid_index.into());
-                match self.context().gid(port, index) {
-                    Err(no_gid @ Error::NoGid { .. }) => no_gid,
-                    _ => error,
-                }
-            }
-            Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::TIMEDOUT | Errno::ADDRNOTAVAIL => {
-                error.or_hint(|_| {
-                    Some(format!(
-                        "no way to {} from the GID at index {}: check the address, the link and the route",
-                        grh.dgid, grh.sgid_index
-                    ))
-                })
-            }
-            _ => error,
-        }
+        self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        let (asked, max) = (attr.max_dest_rd_atomic, self.context().limits().max_qp_rd_atom);
+        Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())?;
+        self.connect(attr.into())
     }
 
     /// RTR → RTS: sends are carried out from here on.
@@ -91,22 +75,87 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; [`Error::Limit`]; the kernel
     /// refuses.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
-        const VERB: &str = "modify_qp RTR→RTS";
-        self.check_state(VERB, QpState::RTR)?;
-        check_24_bits(VERB, "sq_psn", attr.sq_psn)?;
+        self.check_state(RTS, QpState::RTR)?;
+        check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         for (what, asked, max) in [
             ("timeout", attr.timeout, 31),
             ("retry_cnt", attr.retry_cnt, 7),
             ("rnr_retry", attr.rnr_retry, 7),
         ] {
             if asked > max {
-                return Err(Error::invalid(VERB, format!("{what} {asked} is above {max}")));
+                return Err(Error::invalid(RTS, format!("{what} {asked} is above {max}")));
             }
         }
         let max = self.context().limits().max_qp_init_rd_atom;
-        Error::check_limit(VERB, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
+        Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
         let (all, mask) = attr.into();
-        self.change(VERB, &all, mask)
+        self.change(RTS, &all, mask)
+    }
+}
+
+impl<P: Provider> Qp<Uc, P> {
+    /// INIT → RTR: what the peer sends is carried out from here on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state, without a global route on RoCE, for numbers of more than 24 bits or an
+    /// MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
+        self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        self.connect(attr.into())
+    }
+
+    /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the kernel refuses.
+    pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
+        self.start_sending(sq_psn)
+    }
+}
+
+impl<P: Provider> Qp<Ud, P> {
+    /// RESET → INIT: receives can be posted from here on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state; [`Error::NoPort`]; the kernel refuses.
+    pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
+        self.check_state(INIT, QpState::RESET)?;
+        self.context().port_for_qp(attr.port)?;
+        let (all, mask) = attr.into();
+        self.change(INIT, &all, mask).map_err(|error| {
+            error.or_hint(|errno| match errno {
+                Errno::INVAL => Some(format!("there may be no P_Key index {}", attr.pkey_index)),
+                Errno::PERM => Some("Q_Keys with the highest bit set are for the privileged".to_owned()),
+                _ => None,
+            })
+        })
+    }
+
+    /// INIT → RTR: datagrams are received from here on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state; the kernel refuses.
+    pub fn ready_to_receive(&mut self) -> Result<()> {
+        self.check_state(RTR, QpState::INIT)?;
+        let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
+        self.change(RTR, &attr, QpAttrMask::STATE)
+    }
+
+    /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the kernel refuses.
+    pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
+        self.start_sending(sq_psn)
+    }
+}
+
+impl<T: Transport, P: Provider> Qp<T, P> {
+    fn start_sending(&mut self, sq_psn: u32) -> Result<()> {
+        self.check_state(RTS, QpState::RTR)?;
+        check_24_bits(RTS, "sq_psn", sq_psn)?;
+        let attr = QpAttr { qp_state: QpState::RTS, sq_psn, ..QpAttr::default() };
+        self.change(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
     /// Any change, checked by the kernel alone.

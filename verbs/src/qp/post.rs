@@ -6,8 +6,9 @@ use std::mem::ManuallyDrop;
 
 use bareverbs_provider::contract::{DoorbellError, Provider, RecvQueue, SendQueue};
 
-use super::Transport;
-use crate::{AnyProvider, Operation, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest};
+use super::transport::UcOperation;
+use super::{Connected, Transport};
+use crate::{AnyProvider, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest};
 
 /// The send half of a queue pair.
 pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
@@ -36,7 +37,10 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     /// registered; nobody may change the bytes that it sends, nor look at or change those that it fills (reads and
     /// atomics), not even through the region's own safe methods other than the copying ones.
     #[doc(alias = "ibv_post_send")]
-    pub unsafe fn post_send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
+    pub unsafe fn post_send(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
         let mut batch = self.start_send();
         for (index, request) in requests.iter().enumerate() {
             // SAFETY: the caller vouches for every request.
@@ -128,49 +132,14 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[inline]
-    pub unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PostReason> {
+    pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
         if matches!(self.state, QpState::RESET | QpState::INIT | QpState::RTR) {
             return Err(PostReason::State(self.state));
         }
         // SAFETY: the caller vouches for the request.
-        unsafe { self.queue.push(request) }?;
+        unsafe { T::push::<P>(self.queue, request) }?;
         self.pushed += 1;
         Ok(())
-    }
-
-    /// A message whose bytes are copied now, so that nothing has to stay registered.
-    ///
-    /// # Errors
-    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
-    #[inline]
-    pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
-        self.push_inline(wr_id, Operation::Send, bytes, flags)
-    }
-
-    /// Bytes for the peer's memory, copied now.
-    ///
-    /// # Errors
-    /// As for [`Batch::send_inline`].
-    #[inline]
-    pub fn write_inline(
-        &mut self,
-        wr_id: u64,
-        remote: Remote,
-        bytes: &[u8],
-        flags: SendFlags,
-    ) -> Result<(), PostReason> {
-        self.push_inline(wr_id, Operation::Write(remote), bytes, flags)
-    }
-
-    fn push_inline(
-        &mut self,
-        wr_id: u64,
-        operation: Operation,
-        bytes: &[u8],
-        flags: SendFlags,
-    ) -> Result<(), PostReason> {
-        // SAFETY: the request names no memory but what is copied before this returns.
-        unsafe { self.push(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) }) }
     }
 
     /// How many requests it holds.
@@ -197,6 +166,44 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
             accepted: if matches!(error, DoorbellError::Posted(_)) { pushed } else { 0 },
             reason: PostReason::Doorbell(error),
         })
+    }
+}
+
+impl<T: Connected, P: Provider> Batch<'_, T, P> {
+    /// A message whose bytes are copied now, so that nothing has to stay registered.
+    ///
+    /// # Errors
+    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    #[inline]
+    pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
+        self.push_inline(wr_id, UcOperation::Send, bytes, flags)
+    }
+
+    /// Bytes for the peer's memory, copied now.
+    ///
+    /// # Errors
+    /// As for [`Batch::send_inline`].
+    #[inline]
+    pub fn write_inline(
+        &mut self,
+        wr_id: u64,
+        remote: Remote,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Result<(), PostReason> {
+        self.push_inline(wr_id, UcOperation::Write(remote), bytes, flags)
+    }
+
+    fn push_inline(
+        &mut self,
+        wr_id: u64,
+        operation: UcOperation,
+        bytes: &[u8],
+        flags: SendFlags,
+    ) -> Result<(), PostReason> {
+        let operation = T::operation::<P>(operation);
+        // SAFETY: the request names no memory but what is copied before this returns.
+        unsafe { self.push(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) }) }
     }
 }
 

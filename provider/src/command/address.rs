@@ -1,0 +1,82 @@
+//! Address handles and multicast groups.
+
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::AhDestroy;
+use bareverbs_uapi::write::structs::{AttachMcastReq, CreateAhReq, CreateAhResp, DetachMcastReq};
+use bareverbs_uapi::write::{self, AttachMcast, CreateAh, DetachMcast, WriteCommand};
+
+use super::DriverPayload;
+use crate::contract::AhRequest;
+use crate::device::{DeviceFile, Refused};
+
+/// An address handle as the kernel made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AhHandle {
+    /// The handle.
+    pub handle: u32,
+}
+
+/// Makes an address handle. On RoCE the kernel resolves the GID to the next hop's Ethernet address first, which can take
+/// a neighbour solicitation.
+///
+/// # Errors
+///
+/// The kernel's refusal: `EINVAL` for a port or an index of a GID that there is not, `ENETUNREACH`, `EHOSTUNREACH` or
+/// `ETIMEDOUT` where there is no way to the GID.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_create_ah")]
+pub unsafe fn create_ah(
+    file: &DeviceFile,
+    request: &AhRequest,
+    payload: DriverPayload<'_>,
+) -> Result<AhHandle, Refused> {
+    let request = CreateAhReq { pd_handle: request.pd, attr: request.attr, ..CreateAhReq::zeroed() };
+    let mut response = CreateAhResp::zeroed();
+    let mut call = write::invoke::<CreateAh>(file.driver_id(), &request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }
+        .map_err(|refused| Refused { method: CreateAh::INFO.rust, ..refused })?;
+    Ok(AhHandle { handle: response.ah_handle })
+}
+
+/// Gives an address handle back.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_destroy_ah")]
+pub fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+    let mut call = Call::<AhDestroy>::new(file.driver_id());
+    call.destroy(AhDestroy::HANDLE, handle);
+    // SAFETY: the call names no memory.
+    unsafe { file.execute(&mut call) }
+}
+
+/// Lets a queue pair join the multicast group `gid`; joining once more changes nothing. `mlid` is the group's local
+/// identifier, which only InfiniBand has.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` where the queue pair is no datagram one or the GID no group's.
+#[doc(alias = "ibv_attach_mcast")]
+pub fn attach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), Refused> {
+    let request = AttachMcastReq { gid, qp_handle: qp, mlid, ..AttachMcastReq::zeroed() };
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<AttachMcast>(&request, &mut ()) }
+}
+
+/// Lets a queue pair leave the multicast group `gid`.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` where it is not in the group.
+#[doc(alias = "ibv_detach_mcast")]
+pub fn detach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), Refused> {
+    let request = DetachMcastReq { gid, qp_handle: qp, mlid, ..DetachMcastReq::zeroed() };
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<DetachMcast>(&request, &mut ()) }
+}

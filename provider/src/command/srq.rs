@@ -1,0 +1,106 @@
+//! Shared receive queues.
+
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::types::SrqType;
+use bareverbs_uapi::uverbs::{SrqCreate, SrqDestroy};
+use bareverbs_uapi::write::structs::{DestroySrqResp, ModifySrqReq, QuerySrqReq, QuerySrqResp};
+use bareverbs_uapi::write::{self, ModifySrq, WriteCommand};
+
+use super::DriverPayload;
+use crate::contract::SrqRequest;
+use crate::device::{DeviceFile, Refused};
+
+/// A shared receive queue as the kernel made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqHandle {
+    /// The handle.
+    pub handle: u32,
+    /// Receives it holds, by the kernel's word.
+    pub max_wr: u32,
+    /// Elements that each carries, by the kernel's word.
+    pub max_sge: u32,
+}
+
+/// Makes a basic shared receive queue.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a depth or width that the device does not have.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_create_srq")]
+pub unsafe fn create_srq(
+    file: &DeviceFile,
+    request: &SrqRequest,
+    payload: DriverPayload<'_>,
+) -> Result<SrqHandle, Refused> {
+    let (mut max_wr, mut max_sge) = (0, 0);
+    let mut call = Call::<SrqCreate>::new(file.driver_id());
+    call.make(SrqCreate::HANDLE);
+    call.handle(SrqCreate::PD_HANDLE, request.pd);
+    call.constant(SrqCreate::TYPE, SrqType::BASIC);
+    call.input(SrqCreate::USER_HANDLE, &request.user_handle);
+    call.input(SrqCreate::MAX_WR, &request.max_wr);
+    call.input(SrqCreate::MAX_SGE, &request.max_sge);
+    call.input(SrqCreate::LIMIT, &request.limit);
+    call.output(SrqCreate::RESP_MAX_WR, &mut max_wr);
+    call.output(SrqCreate::RESP_MAX_SGE, &mut max_sge);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }?;
+    let handle = call.made(SrqCreate::HANDLE);
+    Ok(SrqHandle { handle, max_wr, max_sge })
+}
+
+/// Gives a shared receive queue back; returns how many of its events were put into their stream.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+#[doc(alias = "ibv_destroy_srq")]
+pub fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, Refused> {
+    let mut response = DestroySrqResp::zeroed();
+    let mut call = Call::<SrqDestroy>::new(file.driver_id());
+    call.destroy(SrqDestroy::HANDLE, handle);
+    call.output(SrqDestroy::RESP, &mut response);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    Ok(response)
+}
+
+/// Reads a shared receive queue's attributes.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_query_srq")]
+pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused> {
+    let request = QuerySrqReq { srq_handle: handle, ..QuerySrqReq::zeroed() };
+    let mut response = QuerySrqResp::zeroed();
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.invoke::<write::QuerySrq>(&request, &mut response) }?;
+    Ok(response)
+}
+
+/// Changes a shared receive queue's depth or limit.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EINVAL` for a depth below the receives that are posted or the limit, or beyond the device's.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_modify_srq")]
+pub unsafe fn modify_srq(
+    file: &DeviceFile,
+    request: &ModifySrqReq,
+    payload: DriverPayload<'_>,
+) -> Result<(), Refused> {
+    let mut call = write::invoke_unanswered::<ModifySrq>(file.driver_id(), request);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: ModifySrq::INFO.rust, ..refused })
+}

@@ -1,0 +1,282 @@
+//! Address handles: ways to peers, for datagrams.
+
+use std::net::Ipv4Addr;
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{AhRequest, CreatedAh, Provider};
+use bareverbs_provider::work::WcFlags;
+
+use crate::{AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidType, Grh, Pd, Result, WorkCompletion};
+
+/// Routers that an answer may pass: as many as there can be, since the header of what is answered tells only how many
+/// were left.
+const ANSWER_HOP_LIMIT: u8 = 255;
+
+/// An address handle: the way to a peer's port, for any number of [datagrams](crate::Datagram).
+///
+/// ```no_run
+/// use bareverbs::{AhAttr, CqInit, Datagram, Device, Gid, QpCap, QpInit, SendFlags, Ud, UdInitAttr};
+///
+/// # let (peer_gid, peer_qp_num) = (Gid::default(), 17);
+/// let context = Device::find("rxe0")?.open()?;
+/// let pd = context.alloc_pd()?;
+/// let cq = context.create_cq(&CqInit::new(32))?;
+/// let cap = QpCap { max_inline_data: 64, ..QpCap::default() };
+/// let mut qp = pd.create_qp::<Ud>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
+/// qp.init(&UdInitAttr::new(1, 0x1111_1111))?;
+/// qp.ready_to_receive()?;
+/// qp.ready_to_send(0)?;
+///
+/// let gid = context.default_gid(1)?;
+/// let ah = pd.create_ah(&AhAttr::global(1, peer_gid, gid.index as u8))?;
+/// let mut batch = qp.start_send();
+/// let to = Datagram::new(&ah, peer_qp_num, 0x1111_1111);
+/// batch.send_to_inline(1, to, b"hello", SendFlags::SIGNALED).unwrap();
+/// batch.ring()?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+#[doc(alias = "ibv_ah")]
+pub struct Ah<P: Provider = AnyProvider> {
+    inner: P::Ah,
+    handle: u32,
+    attr: AhAttr,
+    pd: Pd<P>,
+}
+
+impl<P: Provider> Ah<P> {
+    pub(crate) fn create(pd: &Pd<P>, attr: &AhAttr) -> Result<Self> {
+        const VERB: &str = "create_ah";
+        let context = pd.context();
+        let port = context.query_port(attr.port.into())?;
+        context.check_grh(VERB, attr, &port)?;
+        let request = AhRequest { pd: pd.domain().handle, attr: attr.to_handle() };
+        let CreatedAh { handle, ah } = context.provider().create_ah(&request).map_err(|reason| {
+            let asked = attr.grh.map_or(format!("LID {}", attr.dlid), |grh| {
+                format!("{} from the GID at index {}", grh.dgid, grh.sgid_index)
+            });
+            context.way_trouble(Error::create(VERB, asked, reason), attr)
+        })?;
+        Ok(Self { inner: ah, handle, attr: *attr, pd: pd.clone() })
+    }
+
+    #[inline(always)]
+    pub(crate) fn inner(&self) -> &P::Ah {
+        &self.inner
+    }
+
+    /// What it was made from.
+    #[must_use]
+    pub fn attr(&self) -> &AhAttr {
+        &self.attr
+    }
+
+    /// The protection domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.pd
+    }
+}
+
+impl<P: Provider> Drop for Ah<P> {
+    fn drop(&mut self) {
+        // It fails only where the device is gone, and the handle with it.
+        let _ = command::destroy_ah(self.pd.context().file(), self.handle);
+    }
+}
+
+impl<P: Provider> Context<P> {
+    /// The way back to the sender of a datagram that came in at `port`: `header` is what the receive's memory holds before
+    /// the payload.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the header is none of RoCE's or the datagram has none and the port needs one;
+    /// [`Error::NoPort`]; [`Error::NoGid`] where the datagram came to an address that the port no longer has.
+    #[doc(alias = "ibv_init_ah_from_wc")]
+    pub fn address_of_sender(
+        &self,
+        port: u8,
+        completion: &WorkCompletion,
+        header: &[u8; GRH_BYTES],
+    ) -> Result<AhAttr> {
+        const VERB: &str = "init_ah_from_wc";
+        let attr = AhAttr {
+            sl: completion.sl,
+            src_path_bits: completion.dlid_path_bits,
+            ..AhAttr::local(port, completion.slid)
+        };
+        if !completion.wc_flags.contains(WcFlags::GRH) {
+            self.check_grh(VERB, &attr, &self.query_port(port.into())?)?;
+            return Ok(attr);
+        }
+        let Some(header) = GrhHeader::parse(header) else {
+            let reason = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
+            return Err(Error::invalid(VERB, reason));
+        };
+        let grh = Grh {
+            dgid: header.sender,
+            sgid_index: self.own_index(port, header.receiver)?,
+            flow_label: header.flow_label,
+            hop_limit: ANSWER_HOP_LIMIT,
+            traffic_class: header.traffic_class,
+        };
+        Ok(AhAttr { grh: Some(grh), ..attr })
+    }
+
+    /// The index of the GID that a datagram came to; for one that came to a group, of one that can answer.
+    fn own_index(&self, port: u8, receiver: Gid) -> Result<u8> {
+        let port = port.into();
+        let table = self.gid_table()?;
+        let own = table.iter().filter(|entry| entry.port == port && entry.gid_type != GidType::ROCE_V1);
+        let index = if receiver.is_multicast() {
+            own.filter(|entry| entry.gid.ipv4().is_some() == receiver.ipv4().is_some())
+                .min_by_key(|entry| (entry.gid.is_link_local(), entry.index))
+                .map_or_else(|| self.default_gid(port).map(|entry| entry.index), |entry| Ok(entry.index))?
+        } else {
+            let found = own.filter(|entry| entry.gid == receiver).map(|entry| entry.index).min();
+            found.ok_or_else(|| {
+                let reason = format!("it came to {receiver}, which is not in the table of port {port}");
+                Error::invalid("init_ah_from_wc", reason)
+            })?
+        };
+        u8::try_from(index).map_err(|_| self.no_gid(port, index))
+    }
+}
+
+/// What a datagram's header tells: the 40 bytes that its receiver finds before the payload.
+///
+/// They hold a global route header, which looks like an IPv6 header, or in the last 20 bytes an IPv4 header.
+#[doc(alias = "ibv_grh")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GrhHeader {
+    /// The GID of the port that it came from.
+    pub sender: Gid,
+    /// The GID that it was sent to: one of the own port, or a multicast group.
+    pub receiver: Gid,
+    /// Flow label, 20 bits; IPv4 has none.
+    pub flow_label: u32,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// How many more routers it might have passed, plus 1.
+    pub hop_limit: u8,
+}
+
+impl GrhHeader {
+    /// Reads a header, unless it is neither of the two.
+    ///
+    /// The bytes before an IPv4 header may be anything. Where they look like an IPv6 header, the checksum decides.
+    ///
+    /// ```
+    /// use bareverbs::{GRH_BYTES, Gid, GrhHeader};
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let mut bytes = [0; GRH_BYTES];
+    /// bytes[20] = 0x45;
+    /// bytes[32..36].copy_from_slice(&[10, 1, 0, 1]);
+    /// bytes[36..40].copy_from_slice(&[10, 1, 0, 2]);
+    /// let header = GrhHeader::parse(&bytes).unwrap();
+    /// assert_eq!(header.sender, Gid::from(Ipv4Addr::new(10, 1, 0, 1)));
+    /// ```
+    #[must_use]
+    pub fn parse(bytes: &[u8; GRH_BYTES]) -> Option<Self> {
+        let ipv4 = &bytes[20..];
+        match (bytes[0] >> 4, ipv4[0]) {
+            (6, 0x45) if checksum(ipv4) == 0xffff => Some(Self::ipv4(ipv4)),
+            (6, _) => Some(Self::ipv6(bytes)),
+            (_, 0x45..=0x4f) => Some(Self::ipv4(ipv4)),
+            _ => None,
+        }
+    }
+
+    fn ipv4(bytes: &[u8]) -> Self {
+        let address =
+            |at: usize| Gid::from(Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]));
+        Self {
+            sender: address(12),
+            receiver: address(16),
+            flow_label: 0,
+            traffic_class: bytes[1],
+            hop_limit: bytes[8],
+        }
+    }
+
+    fn ipv6(bytes: &[u8; GRH_BYTES]) -> Self {
+        let gid = |at: usize| Gid(std::array::from_fn(|i| bytes[at + i]));
+        let word = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        Self {
+            sender: gid(8),
+            receiver: gid(24),
+            flow_label: word & 0xf_ffff,
+            traffic_class: (word >> 20) as u8,
+            hop_limit: bytes[7],
+        }
+    }
+}
+
+/// The one's complement sum of a header's words: all ones where the checksum in it is right.
+fn checksum(header: &[u8]) -> u16 {
+    let sum: u32 = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
+    let folded = (sum & 0xffff) + (sum >> 16);
+    ((folded & 0xffff) + (folded >> 16)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv6Addr;
+
+    use super::*;
+
+    /// An IPv4 header as it came over a wire, from 10.1.0.2 to 10.1.0.1.
+    fn ipv4() -> [u8; 20] {
+        let mut header = [0x45, 0x08, 0, 76, 0x12, 0x34, 0x40, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1];
+        let sum = !checksum(&header);
+        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        header
+    }
+
+    fn ipv6() -> [u8; GRH_BYTES] {
+        let mut header = [0; GRH_BYTES];
+        header[..8].copy_from_slice(&[0x61, 0x2a, 0xbc, 0xde, 0, 36, 17, 63]);
+        header[8..24].copy_from_slice(&"fe80::2".parse::<Ipv6Addr>().unwrap().octets());
+        header[24..].copy_from_slice(&"fe80::1".parse::<Ipv6Addr>().unwrap().octets());
+        header
+    }
+
+    #[test]
+    fn an_ipv6_header_fills_the_room() {
+        let header = GrhHeader::parse(&ipv6()).unwrap();
+        assert_eq!(
+            (header.sender.to_string(), header.receiver.to_string()),
+            ("fe80::2".into(), "fe80::1".into())
+        );
+        assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0xabcde, 0x12, 63));
+    }
+
+    #[test]
+    fn an_ipv4_header_lies_in_the_last_20_bytes() {
+        let mut bytes = [0; GRH_BYTES];
+        bytes[20..].copy_from_slice(&ipv4());
+        let header = GrhHeader::parse(&bytes).unwrap();
+        assert_eq!(header.sender, Ipv4Addr::new(10, 1, 0, 2).into());
+        assert_eq!(header.receiver, Ipv4Addr::new(10, 1, 0, 1).into());
+        assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0, 8, 64));
+
+        bytes[30..32].fill(0);
+        assert_eq!(GrhHeader::parse(&bytes), Some(header), "a device may leave the checksum out");
+    }
+
+    #[test]
+    fn an_ipv4_header_behind_what_looks_like_an_ipv6_one_is_known_by_its_checksum() {
+        let mut bytes = ipv6();
+        bytes[20..].copy_from_slice(&ipv4());
+        assert_eq!(GrhHeader::parse(&bytes).unwrap().sender, Ipv4Addr::new(10, 1, 0, 2).into());
+        bytes[39] ^= 1;
+        assert_eq!(GrhHeader::parse(&bytes).unwrap().hop_limit, 63, "the IPv6 header's");
+    }
+
+    #[test]
+    fn other_bytes_are_no_header() {
+        assert_eq!(GrhHeader::parse(&[0; GRH_BYTES]), None);
+        assert_eq!(GrhHeader::parse(&[0xff; GRH_BYTES]), None);
+    }
+}

@@ -1,0 +1,224 @@
+//! Shared receive queues.
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest};
+use rustix::io::Errno;
+
+use crate::{AnyProvider, Error, Pd, PostError, RecvRequest, Result};
+
+/// What a shared receive queue is to be.
+#[doc(alias = "ibv_srq_init_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Receives that can be outstanding, at least 1.
+    pub max_wr: u32,
+    /// Scatter elements of a receive.
+    pub max_sge: u32,
+    /// As in [`Srq::set_limit`].
+    pub limit: u32,
+    /// Comes back in asynchronous events.
+    pub user_data: u64,
+}
+
+impl SrqInit {
+    /// A queue for `max_wr` receives of one element each, without limit.
+    #[must_use]
+    pub fn new(max_wr: u32) -> Self {
+        Self { max_wr, max_sge: 1, limit: 0, user_data: 0 }
+    }
+}
+
+/// What the kernel says of a shared receive queue.
+#[doc(alias = "ibv_srq_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SrqAttr {
+    /// Receives that can be outstanding.
+    pub max_wr: u32,
+    /// Scatter elements of a receive.
+    pub max_sge: u32,
+    /// The limit; 0 for none, or where its event was raised.
+    pub limit: u32,
+}
+
+/// A receive queue that several queue pairs share: each message takes the receive that was posted first, whichever queue
+/// pair it comes to. The completion tells which one that was.
+///
+/// ```no_run
+/// use bareverbs::{Access, Buffer, CqInit, Device, QpInit, Rc, RecvRequest, SrqInit};
+///
+/// let context = Device::find("rxe0")?.open()?;
+/// let pd = context.alloc_pd()?;
+/// let cq = context.create_cq(&CqInit::new(128))?;
+/// let mut srq = pd.create_srq(&SrqInit::new(64))?;
+/// let init = QpInit { srq: Some(&srq), ..QpInit::new(&cq, &cq) };
+/// let qps = [pd.create_qp::<Rc>(&init)?, pd.create_qp::<Rc>(&init)?];
+///
+/// let buffer = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
+/// let sge = buffer.sge(..)?;
+/// // SAFETY: the buffer is not touched until the completion.
+/// unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[sge] }]) }?;
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// It has one owner, who posts. Queue pairs keep the kernel's side of it alive for as long as they need it.
+#[doc(alias = "ibv_srq")]
+pub struct Srq<P: Provider = AnyProvider> {
+    queue: ManuallyDrop<P::Srq>,
+    max_sge: u32,
+    shared: Arc<SrqShared<P>>,
+}
+
+/// What queue pairs hold of a shared receive queue.
+pub(crate) struct SrqShared<P: Provider> {
+    pd: Pd<P>,
+    pub(crate) handle: u32,
+    /// The queue's memory, left here by an owner who went before the last queue pair: receives in it are still good.
+    orphan: Mutex<Option<P::Srq>>,
+}
+
+impl<P: Provider> Srq<P> {
+    pub(crate) fn create(pd: &Pd<P>, init: &SrqInit) -> Result<Self> {
+        const VERB: &str = "create_srq";
+        let limits = pd.context().limits();
+        check_depth(VERB, init.max_wr, limits.max_srq_wr)?;
+        Error::check_limit(VERB, "max_sge", init.max_sge.into(), limits.max_srq_sge.into())?;
+        check_srq_limit(VERB, init.limit, init.max_wr)?;
+        let SrqInit { max_wr, max_sge, limit, user_data } = *init;
+        let request = SrqRequest { pd: pd.domain().handle, max_wr, max_sge, limit, user_handle: user_data };
+        let created = pd.context().provider().create_srq(&request);
+        let CreatedSrq { handle, max_sge, queue, .. } = created.map_err(|reason| {
+            Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
+        })?;
+        let shared = SrqShared { pd: pd.clone(), handle, orphan: Mutex::new(None) };
+        Ok(Self { queue: ManuallyDrop::new(queue), max_sge, shared: Arc::new(shared) })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<SrqShared<P>> {
+        &self.shared
+    }
+
+    /// Posts receives.
+    ///
+    /// # Errors
+    /// The first request that is refused ends the list; those before it are posted.
+    ///
+    /// # Safety
+    ///
+    /// Until a request is complete, or this and every queue pair that shares it is dropped, the memory that its elements
+    /// name must stay registered, and nobody may look at it or change it, not even through the region's own safe
+    /// methods other than the copying ones.
+    #[doc(alias = "ibv_post_srq_recv")]
+    pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        for (index, request) in requests.iter().enumerate() {
+            // SAFETY: the caller vouches for every request.
+            if let Err(refusal) = unsafe { self.queue.push(request) } {
+                self.queue.ring();
+                return Err(PostError { accepted: index, reason: refusal.into() });
+            }
+        }
+        self.queue.ring();
+        Ok(())
+    }
+
+    /// Receives that can be outstanding, at least as many as asked for.
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        self.queue.capacity()
+    }
+
+    /// Scatter elements of a receive.
+    #[must_use]
+    pub fn max_sge(&self) -> u32 {
+        self.max_sge
+    }
+
+    /// The protection domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.shared.pd
+    }
+
+    /// What the kernel says of it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_query_srq")]
+    pub fn query(&self) -> Result<SrqAttr> {
+        let told = command::query_srq(self.pd().context().file(), self.shared.handle)
+            .map_err(|refused| Error::refused("query_srq", "its attributes", refused))?;
+        Ok(SrqAttr { max_wr: told.max_wr, max_sge: told.max_sge, limit: told.srq_limit })
+    }
+
+    /// Asks for one [event](crate::AsyncEvent::Srq) when a message leaves fewer than `limit` receives posted; 0 asks for
+    /// none. The limit is gone when the event has been raised.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where it is above what the queue holds; the kernel refuses.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn set_limit(&mut self, limit: u32) -> Result<()> {
+        const VERB: &str = "modify_srq";
+        check_srq_limit(VERB, limit, self.capacity())?;
+        self.modify(SrqChange::Limit(limit))
+            .map_err(|reason| Error::create(VERB, format!("limit {limit}"), reason))
+    }
+
+    /// Makes room for at least `max_wr` receives; those that are posted stay. Messages may come in meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for 0, [`Error::Limit`] for more than the device's `max_srq_wr`; the kernel refuses fewer than
+    /// are posted, or than the limit. An [`Error::Provider`], or a refusal of `mmap`, says that the kernel resized the
+    /// queue but its new memory cannot be used: then posting fails with
+    /// [`Refusal::QueueLost`](crate::Refusal::QueueLost) until a resize succeeds.
+    #[doc(alias = "ibv_modify_srq")]
+    pub fn resize(&mut self, max_wr: u32) -> Result<()> {
+        const VERB: &str = "modify_srq";
+        check_depth(VERB, max_wr, self.pd().context().limits().max_srq_wr)?;
+        self.modify(SrqChange::MaxWr(max_wr)).map_err(|reason| {
+            Error::create(VERB, format!("room for {max_wr} receives"), reason).or_hint(|errno| {
+                (errno == Errno::INVAL)
+                    .then(|| "more receives may be posted than that, or the limit may be higher".to_owned())
+            })
+        })
+    }
+
+    fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
+        let provider = self.shared.pd.context().provider();
+        provider.modify_srq(self.shared.handle, &mut self.queue, change)
+    }
+}
+
+fn check_depth(verb: &'static str, max_wr: u32, most: u32) -> Result<()> {
+    if max_wr == 0 {
+        return Err(Error::invalid(verb, "a shared receive queue must hold at least 1 receive"));
+    }
+    Error::check_limit(verb, "max_wr", max_wr.into(), most.into())
+}
+
+fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {
+    if limit <= holds {
+        return Ok(());
+    }
+    let reason = format!("a limit of {limit} is above the {holds} receives that the queue holds");
+    Err(Error::invalid(verb, reason))
+}
+
+impl<P: Provider> Drop for Srq<P> {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the queue after this, its only owner going.
+        let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
+        *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+    }
+}
+
+impl<P: Provider> Drop for SrqShared<P> {
+    fn drop(&mut self) {
+        if command::destroy_srq(self.pd.context().file(), self.handle).is_err() {
+            // The kernel did not let go of it, so the device may go on reading: its memory has to stay.
+            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        }
+    }
+}
