@@ -1,0 +1,239 @@
+//! Datagrams and address handles.
+
+use std::net::Ipv4Addr;
+
+use bareverbs::{
+    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GrhHeader, Payload, PostReason, Qp, QpAttr,
+    QpAttrMask, QpInit, QpState, Refusal, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags, WcOpcode,
+    WcStatus, WorkCompletion,
+};
+
+use crate::host::{CAP, Host, QKEY, bytes, done, next, on_rxe0, quiet, receive};
+
+fn send(qp: &mut Qp<Ud>, wr_id: u64, to: Datagram<'_>, text: &[u8]) {
+    let mut batch = qp.start_send();
+    batch.send_to_inline(wr_id, to, text, SendFlags::SIGNALED).unwrap();
+    batch.ring().unwrap();
+}
+
+pub(crate) fn a_datagram_arrives_behind_the_room_of_its_header() {
+    on_rxe0(|host| {
+        let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
+        let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
+        let (mut text, memory) = (host.memory(4096), host.memory(4096));
+        text.write(0, b"registered").unwrap();
+        let ah = host.pd.create_ah(&host.here()).unwrap();
+        receive(&mut to, 1, &memory);
+
+        let operation = Datagram { imm: Some(0xaabb_u32.to_be()), ..Datagram::new(&ah, to.qp_num(), QKEY) };
+        let sges = [text.sge(..4).unwrap(), text.sge(4..10).unwrap()];
+        let payload = Payload::Sges(&sges);
+        let request = SendRequest { wr_id: 2, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: the memory stays registered until the completion.
+        unsafe { from.post_send(&[request]) }.unwrap();
+
+        assert_eq!(done(&mut from_cq).wr_id, 2);
+        let received = done(&mut to_cq);
+        assert_eq!((received.wr_id, received.opcode), (1, WcOpcode::RECV));
+        assert_eq!(received.byte_len as usize, GRH_BYTES + 10);
+        assert_eq!((received.src_qp, received.qp_num), (from.qp_num(), to.qp_num()));
+        assert!(received.wc_flags.contains(WcFlags::GRH | WcFlags::WITH_IMM));
+        assert_eq!(u32::from_be(received.imm_data), 0xaabb);
+        assert_eq!(bytes(&memory, GRH_BYTES, 10), b"registered");
+        drop((from, to));
+    });
+}
+
+/// Sends from one end to the other and back; returns what the first header told.
+fn there_and_back(host: &Host, gid: GidEntry) -> GrhHeader {
+    let (mut alice_cq, mut bob_cq) = (host.cq(), host.cq());
+    let (mut alice, mut bob) = (host.datagrams(&alice_cq, QKEY), host.datagrams(&bob_cq, 0x0bad_cafe));
+    let (at_alice, at_bob) = (host.memory(4096), host.memory(4096));
+    let ah = host.pd.create_ah(&AhAttr::global(1, gid.gid, gid.index as u8)).unwrap();
+    receive(&mut alice, 1, &at_alice);
+    receive(&mut bob, 2, &at_bob);
+
+    send(&mut alice, 3, Datagram::new(&ah, bob.qp_num(), 0x0bad_cafe), b"there");
+    assert_eq!(done(&mut alice_cq).wr_id, 3);
+    let received = done(&mut bob_cq);
+    let header: [u8; GRH_BYTES] = bytes(&at_bob, 0, GRH_BYTES).try_into().unwrap();
+
+    let attr = host.context.address_of_sender(1, &received, &header).unwrap();
+    assert_eq!(attr.grh.unwrap().dgid, gid.gid);
+    assert_eq!(u32::from(attr.grh.unwrap().sgid_index), gid.index);
+    let back = host.pd.create_ah(&attr).unwrap();
+    assert_eq!(back.attr(), &attr);
+    send(&mut bob, 4, Datagram::new(&back, received.src_qp, QKEY), b"and back");
+    assert_eq!(done(&mut bob_cq).wr_id, 4);
+    assert_eq!(done(&mut alice_cq).byte_len as usize, GRH_BYTES + 8);
+    assert_eq!(bytes(&at_alice, GRH_BYTES, 8), b"and back");
+    drop((alice, bob));
+    GrhHeader::parse(&header).unwrap()
+}
+
+pub(crate) fn a_datagram_is_answered_to_where_it_came_from() {
+    on_rxe0(|host| {
+        let header = there_and_back(host, host.gid());
+        let own = Gid::from(Ipv4Addr::new(10, 1, 0, 1));
+        assert_eq!((header.sender, header.receiver), (own, own));
+    });
+}
+
+pub(crate) fn a_datagram_over_ipv6_tells_its_sender_too() {
+    on_rxe0(|host| {
+        let gid = host.ipv6_gid();
+        let header = there_and_back(host, gid);
+        assert_eq!((header.sender, header.receiver), (gid.gid, gid.gid));
+    });
+}
+
+pub(crate) fn one_queue_pair_sends_to_several_peers_with_one_doorbell() {
+    on_rxe0(|host| {
+        let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
+        let mut from = host.datagrams(&from_cq, QKEY);
+        let mut peers = [1, 2, 3].map(|qkey| host.datagrams(&to_cq, qkey));
+        let memory = [(); 3].map(|()| host.memory(4096));
+        let ah = host.pd.create_ah(&host.here()).unwrap();
+        let mut batch = from.start_send();
+        for (i, peer) in peers.iter_mut().enumerate() {
+            receive(peer, i as u64, &memory[i]);
+            let to = Datagram::new(&ah, peer.qp_num(), i as u32 + 1);
+            batch.send_to_inline(i as u64, to, &[i as u8; 5], SendFlags::SIGNALED).unwrap();
+        }
+        batch.ring().unwrap();
+        for _ in &peers {
+            done(&mut from_cq);
+            let received = done(&mut to_cq);
+            let i = received.wr_id as usize;
+            assert_eq!(received.qp_num, peers[i].qp_num());
+            assert_eq!(bytes(&memory[i], GRH_BYTES, 5), [i as u8; 5]);
+        }
+        drop((from, peers));
+    });
+}
+
+pub(crate) fn a_datagram_fills_the_mtu_and_no_more() {
+    on_rxe0(|host| {
+        let mtu = host.context.query_port(1).unwrap().active_mtu.bytes();
+        let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
+        let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
+        let (text, memory) = (host.memory(8192), host.memory(8192));
+        let ah = host.pd.create_ah(&host.here()).unwrap();
+        receive(&mut to, 1, &memory);
+        let mut post = |len: u32| {
+            let sges = [text.sge(..len as usize).unwrap()];
+            let operation = Datagram::new(&ah, to.qp_num(), QKEY);
+            let payload = Payload::Sges(&sges);
+            let request = SendRequest { wr_id: 2, operation, flags: SendFlags::SIGNALED, payload };
+            // SAFETY: the memory stays registered until the completion.
+            unsafe { from.post_send(&[request]) }
+        };
+        let refused = post(mtu + 1).unwrap_err();
+        let reason = Refusal::DatagramTooLong { given: u64::from(mtu) + 1, max: mtu };
+        assert_eq!((refused.accepted, refused.reason), (0, PostReason::Queue(reason)));
+        quiet(&mut from_cq);
+
+        post(mtu).unwrap();
+        assert_eq!(done(&mut from_cq).wr_id, 2);
+        assert_eq!(done(&mut to_cq).byte_len, mtu + GRH_BYTES as u32);
+        drop((from, to));
+    });
+}
+
+pub(crate) fn a_datagram_with_a_foreign_queue_key_is_dropped() {
+    on_rxe0(|host| {
+        let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
+        let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
+        let memory = host.memory(4096);
+        let ah = host.pd.create_ah(&host.here()).unwrap();
+        receive(&mut to, 1, &memory);
+        send(&mut from, 2, Datagram::new(&ah, to.qp_num(), QKEY + 1), b"wrong");
+        assert_eq!(done(&mut from_cq).wr_id, 2);
+        quiet(&mut to_cq);
+        send(&mut from, 3, Datagram::new(&ah, to.qp_num(), QKEY), b"right");
+        assert_eq!(done(&mut from_cq).wr_id, 3);
+        assert_eq!(done(&mut to_cq).wr_id, 1);
+        assert_eq!(bytes(&memory, GRH_BYTES, 5), b"right");
+        drop((from, to));
+    });
+}
+
+/// The kernel finds no address: it fails the request by itself, or flushes it with the queue pair.
+fn failed(qp: &Qp<Ud>, completion: WorkCompletion) {
+    let status = completion.status;
+    assert!(matches!(status, WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR), "{completion:?}");
+    assert_eq!(qp.query().unwrap().0.qp_state, QpState::ERR);
+}
+
+pub(crate) fn a_datagram_over_a_destroyed_handle_fails() {
+    on_rxe0(|host| {
+        let (mut from_cq, to_cq) = (host.cq(), host.cq());
+        let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
+        let ah = host.pd.create_ah(&host.here()).unwrap();
+        let mut batch = from.start_send();
+        batch.send_to_inline(1, Datagram::new(&ah, to.qp_num(), QKEY), b"late", SendFlags::SIGNALED).unwrap();
+        drop(ah);
+        batch.ring().unwrap();
+        failed(&from, next(&mut from_cq));
+        drop((from, to));
+    });
+}
+
+pub(crate) fn a_datagram_over_a_handle_of_another_domain_fails() {
+    on_rxe0(|host| {
+        let (mut from_cq, to_cq) = (host.cq(), host.cq());
+        let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
+        let ah = host.context.alloc_pd().unwrap().create_ah(&host.here()).unwrap();
+        send(&mut from, 1, Datagram::new(&ah, to.qp_num(), QKEY), b"foreign");
+        failed(&from, next(&mut from_cq));
+        drop((from, to));
+    });
+}
+
+pub(crate) fn a_datagram_queue_pair_sets_just_the_attributes_that_the_kernel_wants() {
+    on_rxe0(|host| {
+        let cq = host.cq();
+        let mut qp = host.pd.create_qp::<Ud>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
+        let init = QpAttr { qp_state: QpState::INIT, port_num: 1, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::ACCESS_FLAGS;
+        qp.modify(&init, mask).expect_err("a queue key takes the place of access");
+        assert!(matches!(qp.ready_to_receive(), Err(Error::Invalid { .. })), "not from RESET");
+        qp.init(&UdInitAttr::new(1, QKEY)).unwrap();
+        qp.ready_to_receive().unwrap();
+        assert!(matches!(qp.ready_to_send(1 << 24), Err(Error::Invalid { .. })), "24 bits");
+        qp.ready_to_send(0x00ab_cdef).unwrap();
+        let (attr, _) = qp.query().unwrap();
+        assert_eq!((attr.qp_state, attr.qkey, attr.sq_psn), (QpState::RTS, QKEY, 0x00ab_cdef));
+    });
+}
+
+pub(crate) fn an_address_handle_needs_a_way_to_its_peer() {
+    on_rxe0(|host| {
+        let gid = host.gid();
+        let to = |address| AhAttr::global(1, Gid::from(address), gid.index as u8);
+        let Err(error) = host.pd.create_ah(&to(Ipv4Addr::new(10, 1, 0, 77))) else {
+            panic!("nobody is there")
+        };
+        assert!(error.to_string().contains("::ffff:10.1.0.77"), "{error}");
+        assert!(error.to_string().contains("no way to"), "{error}");
+
+        // The other end of the link, told by hand: the kernel asks its neighbour table.
+        let known = Ipv4Addr::new(10, 1, 0, 78);
+        let status = std::process::Command::new("ip")
+            .args(["neigh", "replace", "10.1.0.78", "lladdr", "02:00:00:00:00:4e", "dev", "veth0"])
+            .status()
+            .unwrap();
+        assert!(status.success());
+        assert_eq!(host.pd.create_ah(&to(known)).unwrap().attr().grh.unwrap().dgid, known.into());
+    });
+}
+
+pub(crate) fn an_address_handle_is_checked_before_it_is_made() {
+    on_rxe0(|host| {
+        let refused = |attr: &AhAttr| host.pd.create_ah(attr).err().expect("refused");
+        assert!(matches!(refused(&AhAttr::local(1, 5)), Error::Invalid { .. }), "RoCE needs a GID");
+        assert!(matches!(refused(&AhAttr { port: 2, ..host.here() }), Error::NoPort { port: 2, .. }));
+        let nowhere = AhAttr::global(1, host.gid().gid, 200);
+        assert!(matches!(refused(&nowhere), Error::NoGid { index: 200, .. }));
+    });
+}

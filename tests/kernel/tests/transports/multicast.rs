@@ -1,0 +1,105 @@
+//! Multicast groups.
+
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+
+use bareverbs::{
+    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GrhHeader, MULTICAST_QP, Qp, SendFlags, Ud,
+};
+
+use crate::host::{Host, QKEY, bytes, done, on_rxe0, quiet, receive};
+
+const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
+const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
+
+/// Has the host's own network stack join the groups, so that it loops what it sends to them back to itself.
+fn membership(host: &Host) -> (UdpSocket, UdpSocket) {
+    let v4 = UdpSocket::bind("0.0.0.0:0").unwrap();
+    v4.join_multicast_v4(&GROUP, &Ipv4Addr::new(10, 1, 0, 1)).unwrap();
+    let v6 = UdpSocket::bind("[::]:0").unwrap();
+    v6.join_multicast_v6(&GROUP6, host.ipv6_gid().netdev_ifindex).unwrap();
+    (v4, v6)
+}
+
+fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {
+    let mut batch = qp.start_send();
+    batch.send_to_inline(77, to, text, SendFlags::SIGNALED).unwrap();
+    batch.ring().unwrap();
+}
+
+/// One sender and two members; each member gets the message, and can answer.
+fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
+    let _member = membership(host);
+    let mut from_cq = host.cq();
+    let mut from = host.datagrams(&from_cq, QKEY);
+    let ah = host.pd.create_ah(&AhAttr::global(1, group, own.index as u8)).unwrap();
+    let mut cqs = [host.cq(), host.cq()];
+    let memory = [host.memory(4096), host.memory(4096)];
+    let mut members = [host.datagrams(&cqs[0], QKEY), host.datagrams(&cqs[1], QKEY)];
+    for (member, memory) in members.iter_mut().zip(&memory) {
+        member.attach_mcast(group).unwrap();
+        receive(member, 1, memory);
+    }
+    send(&mut from, Datagram::new(&ah, MULTICAST_QP, QKEY), b"to all");
+    assert_eq!(done(&mut from_cq).wr_id, 77);
+    for (cq, memory) in cqs.iter_mut().zip(&memory) {
+        let received = done(cq);
+        assert_eq!((received.wr_id, received.src_qp), (1, from.qp_num()));
+        assert_eq!(bytes(memory, GRH_BYTES, 6), b"to all");
+        let header: [u8; GRH_BYTES] = bytes(memory, 0, GRH_BYTES).try_into().unwrap();
+        assert_eq!(GrhHeader::parse(&header).unwrap().receiver, group);
+        let back = host.context.address_of_sender(1, &received, &header).unwrap();
+        assert_eq!(back.grh.unwrap().dgid, own.gid);
+        host.pd.create_ah(&back).unwrap();
+    }
+    drop((from, members));
+}
+
+pub(crate) fn a_multicast_datagram_reaches_every_member() {
+    on_rxe0(|host| reaches_every_member(host, GROUP.into(), host.gid()));
+}
+
+pub(crate) fn a_multicast_datagram_over_ipv6_reaches_every_member() {
+    on_rxe0(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
+}
+
+pub(crate) fn who_left_a_group_gets_nothing_from_it() {
+    on_rxe0(|host| {
+        let _member = membership(host);
+        let (mut from_cq, mut stays_cq, mut leaves_cq) = (host.cq(), host.cq(), host.cq());
+        let mut from = host.datagrams(&from_cq, QKEY);
+        let (mut stays, mut leaves) = (host.datagrams(&stays_cq, QKEY), host.datagrams(&leaves_cq, QKEY));
+        let memory = [host.memory(4096), host.memory(4096)];
+        let group = Gid::from(GROUP);
+        for (member, memory) in [(&mut stays, &memory[0]), (&mut leaves, &memory[1])] {
+            member.attach_mcast(group).unwrap();
+            member.attach_mcast(group).expect("once more changes nothing");
+            receive(member, 1, memory);
+        }
+        leaves.detach_mcast(group).unwrap();
+        assert!(matches!(leaves.detach_mcast(group), Err(Error::Invalid { .. })));
+        let ah = host.pd.create_ah(&AhAttr::global(1, group, host.gid().index as u8)).unwrap();
+        send(&mut from, Datagram::new(&ah, MULTICAST_QP, QKEY), b"to those who stay");
+        assert_eq!(done(&mut from_cq).wr_id, 77);
+        assert_eq!(done(&mut stays_cq).wr_id, 1);
+        quiet(&mut leaves_cq);
+        drop((from, stays, leaves));
+    });
+}
+
+pub(crate) fn a_group_is_a_multicast_address() {
+    on_rxe0(|host| {
+        let cq = host.cq();
+        let mut qp = host.datagrams(&cq, QKEY);
+        assert!(matches!(qp.attach_mcast(host.gid().gid), Err(Error::Invalid { .. })));
+    });
+}
+
+pub(crate) fn a_queue_pair_in_a_group_can_be_dropped() {
+    on_rxe0(|host| {
+        let cq = host.cq();
+        let mut qp = host.datagrams(&cq, QKEY);
+        qp.attach_mcast(GROUP.into()).unwrap();
+        qp.attach_mcast(GROUP6.into()).unwrap();
+        drop(qp);
+    });
+}
