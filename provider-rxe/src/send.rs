@@ -8,7 +8,7 @@ use bareverbs_provider::ring::{Producer, Published};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::types::QpType;
-use bareverbs_uapi::verbs_values::SendFlags;
+use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
 use bareverbs_uapi::write::types::WrOpcode;
 
 use crate::doorbell::{Doorbell, KernelDoorbell};
@@ -16,6 +16,9 @@ use crate::memory::{QueueMemory, locate};
 
 /// The largest message of the wire protocol.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+
+/// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
+const STATE_ERROR: u32 = 4;
 
 /// Where a request's elements or inline bytes start in its slot.
 const DATA: usize = size_of::<SendWqe>();
@@ -427,6 +430,27 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     #[inline]
     fn abort(&mut self) {
         self.ring.abort();
+    }
+
+    /// From Linux 6.4 on, the kernel flushes a request that it cannot carry out like those after it; why it could not
+    /// stands in the request's slot only (`rxe_requester` of `rxe_req.c`, `flush_send_wqe` of `rxe_comp.c`).
+    fn failure(&self) -> Option<(u64, WcStatus)> {
+        self.ring.slots().find_map(|slot| {
+            let wqe = slot.as_ptr().cast::<SendWqe>();
+            // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing these words, so
+            // they are read one by one and volatile.
+            let (state, status, wr_id) = unsafe {
+                (
+                    (&raw const (*wqe).state).read_volatile(),
+                    (&raw const (*wqe).status).read_volatile(),
+                    (&raw const (*wqe).wr.wr_id).read_volatile(),
+                )
+            };
+            let status = WcStatus(status);
+            let failed =
+                state == STATE_ERROR && !matches!(status, WcStatus::SUCCESS | WcStatus::WR_FLUSH_ERR);
+            failed.then_some((wr_id, status))
+        })
     }
 }
 

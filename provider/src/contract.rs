@@ -243,6 +243,12 @@ pub trait SendQueue: Send {
 
     /// Takes back what was pushed and not yet handed over.
     fn abort(&mut self);
+
+    /// The `wr_id` of a request that failed on this side, and how it failed, where the queue knows more of that than
+    /// the completion said.
+    fn failure(&self) -> Option<(u64, WcStatus)> {
+        None
+    }
 }
 
 /// A receive queue, of one queue pair or shared.

@@ -123,6 +123,11 @@ impl Producer {
         self.ring.mask
     }
 
+    /// Every slot, whoever's it is now: to be read with the care that the other side's writing asks for.
+    pub fn slots(&self) -> impl Iterator<Item = NonNull<u8>> + '_ {
+        (0..=self.ring.mask).map(|index| self.ring.slot(index))
+    }
+
     /// The next slot to fill, unless the ring is full. It stays the next one until [`Producer::advance`].
     ///
     /// Until then nobody else reads or writes it, so plain writes are in order.

@@ -30,7 +30,8 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// The kernel registers memory by an ioctl method of its own (7.2); others do it by the write command.
+    /// Memory is registered by an ioctl method of its own, which 7.2 has and which some of its drivers cannot use;
+    /// without it, by the write command.
     pub native_reg_mr: bool,
     /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
     pub port_speed: bool,

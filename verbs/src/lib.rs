@@ -74,7 +74,9 @@ pub use bareverbs_provider::work::{
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, DriverId, GidType};
-pub use bareverbs_uapi::verbs_values::{LinkLayer, PortPhysState, PortState, QpAttrMask, QpState, WcStatus};
+pub use bareverbs_uapi::verbs_values::{
+    EventType, LinkLayer, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
+};
 pub use bareverbs_uapi::write::types::WcOpcode;
 pub use channel::{CompChannel, CompEvent};
 pub use context::{Capabilities, Context};
@@ -89,7 +91,7 @@ pub use pd::Pd;
 pub use provider::AnyProvider;
 pub use qp::{
     AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
-    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendHalf, Transport, Uc, UcOperation,
+    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation,
     UcRtrAttr, Ud, UdInitAttr,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};

@@ -265,7 +265,10 @@ impl<M, P: Provider> Endpoint<M, P> {
         Some(if completion.status == WcStatus::SUCCESS {
             Ok(Done { completion, buffer })
         } else {
-            let WorkCompletion { status, vendor_err, .. } = completion;
+            let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
+            if let Some(failure) = self.qp.failure().filter(|failure| failure.wr_id == wr_id) {
+                status = failure.status;
+            }
             Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) })
         })
     }
@@ -337,7 +340,6 @@ impl<M, P: Provider> AsFd for Endpoint<M, P> {
 }
 
 /// An operation that ended well, with its buffer.
-#[derive(Debug)]
 pub struct Done<M> {
     /// What completed.
     pub completion: WorkCompletion,
@@ -357,7 +359,7 @@ impl<M> Done<M> {
 }
 
 /// An operation that failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Failed<M> {
     /// Why.
@@ -380,7 +382,7 @@ impl<M> From<Failed<M>> for Error {
 }
 
 /// An operation that was not posted, with its buffer.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<M> {
     /// Why.
@@ -404,4 +406,21 @@ impl<M, P: Provider> fmt::Debug for Endpoint<M, P> {
             .field("pending", &self.pending())
             .finish_non_exhaustive()
     }
+}
+
+// By hand, so that they can be printed whatever the memory is.
+macro_rules! debug {
+    ($($name:ident { $($field:ident),* })*) => {$(
+        impl<M> fmt::Debug for $name<M> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))$(.field(stringify!($field), &self.$field))*.finish()
+            }
+        }
+    )*};
+}
+
+debug! {
+    Done { completion, buffer }
+    Failed { error, buffer }
+    Refused { error, buffer }
 }

@@ -153,6 +153,10 @@ macro_rules! providers {
             fn abort(&mut self) {
                 match self { $(Self::$variant(queue) => queue.abort(),)* }
             }
+
+            fn failure(&self) -> Option<(u64, WcStatus)> {
+                match self { $(Self::$variant(queue) => queue.failure(),)* }
+            }
         }
 
         providers!(@recv AnyRq $($variant)*);

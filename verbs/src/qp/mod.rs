@@ -16,7 +16,7 @@ use bareverbs_uapi::uverbs::types::QpCreateFlags;
 
 pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
-pub use post::{Batch, PostError, PostReason, RecvHalf, SendHalf};
+pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 
 use crate::cq::CqShared;
@@ -176,6 +176,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
         let attr = QpAttr::from_kernel(&told);
         Ok((attr, QpInitAttr { cap: attr.cap, signal_all: told.sq_sig_all != 0 }))
+    }
+
+    /// The send that brought it down, where more is known of that than its completion said; see
+    /// [`SendHalf::failure`].
+    #[must_use]
+    pub fn failure(&self) -> Option<SendFailure> {
+        self.send.failure()
     }
 
     /// Its halves, for two borrows or two threads.

@@ -8,7 +8,7 @@ use bareverbs_provider::contract::{DoorbellError, Provider, RecvQueue, SendQueue
 
 use super::transport::UcOperation;
 use super::{Connected, Transport};
-use crate::{AnyProvider, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest};
+use crate::{AnyProvider, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest, WcStatus};
 
 /// The send half of a queue pair.
 pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
@@ -57,6 +57,23 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
+
+    /// The send that brought the queue pair down, where the device knows more of it than its completion said: Soft-RoCE
+    /// from Linux 6.4 on flushes also the request that is at fault.
+    #[must_use]
+    pub fn failure(&self) -> Option<SendFailure> {
+        self.queue.failure().map(|(wr_id, status)| SendFailure { wr_id, status })
+    }
+}
+
+/// A send that failed on this side, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SendFailure {
+    /// Of the request.
+    pub wr_id: u64,
+    /// Why it failed.
+    pub status: WcStatus,
 }
 
 /// The receive half of a queue pair.
