@@ -91,8 +91,8 @@ pub use pd::Pd;
 pub use provider::AnyProvider;
 pub use qp::{
     AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
-    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation,
-    UcRtrAttr, Ud, UdInitAttr,
+    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,
+    UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};

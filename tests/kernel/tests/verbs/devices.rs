@@ -1,0 +1,130 @@
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::{
+    Device, DriverId, Error, FoundBy, GidType, LinkLayer, Mtu, NodeType, ObjectClass, PortState, devices,
+};
+use nix::unistd::{Uid, seteuid};
+
+use crate::pair::{counts, kernel, open};
+
+pub(crate) fn netlink_tells_the_device_with_its_driver_and_node() {
+    let found = devices().unwrap();
+    assert_eq!(found.iter().map(Device::name).collect::<Vec<_>>(), ["rxe0"]);
+    let device = &found[0];
+    assert_eq!(device.found_by(), FoundBy::Netlink);
+    assert_eq!(device.driver_id(), Some(DriverId::RXE));
+    assert_eq!(device.uverbs_path(), Some(Path::new("/dev/infiniband/uverbs0")));
+    assert_eq!((device.node_type(), device.port_count()), (NodeType::CHANNEL_ADAPTER, 1));
+    let sysfs = std::fs::read_to_string("/sys/class/infiniband/rxe0/node_guid").unwrap();
+    assert_eq!(device.node_guid().to_string(), sysfs.trim());
+
+    let mut netlink = RdmaNetlink::open().unwrap();
+    let ports = netlink.ports(device.index().unwrap()).unwrap();
+    assert_eq!((ports.len(), ports[0].port, ports[0].state), (1, 1, PortState::ACTIVE.0));
+    assert!(ports[0].netdev_name.is_some());
+}
+
+pub(crate) fn an_unknown_device_name_is_refused_with_those_there_are() {
+    let error = Device::find("mlx5_7").unwrap_err();
+    assert_eq!(error.to_string(), "no RDMA device is named \"mlx5_7\"; there is rxe0");
+}
+
+pub(crate) fn a_node_without_permission_is_refused_with_its_path() {
+    let node = "/dev/infiniband/uverbs0";
+    let permissions = std::fs::metadata(node).unwrap().permissions();
+    std::fs::set_permissions(node, std::fs::Permissions::from_mode(0o600)).unwrap();
+    seteuid(Uid::from_raw(65534)).unwrap();
+    let refused = Device::find("rxe0").unwrap().open().map(drop);
+    seteuid(Uid::from_raw(0)).unwrap();
+    std::fs::set_permissions(node, permissions).unwrap();
+    let text = refused.unwrap_err().to_string();
+    assert!(
+        text.starts_with("cannot open /dev/infiniband/uverbs0 of device rxe0: Permission denied"),
+        "{text}"
+    );
+}
+
+pub(crate) fn capabilities_are_those_of_the_kernel() {
+    let context = open();
+    let capabilities = context.capabilities();
+    let new = kernel() >= (7, 2);
+    assert_eq!((capabilities.odp, capabilities.advise_mr), (new, new));
+    // What Soft-RoCE has on no kernel; the native method of 7.2 makes regions that it cannot use.
+    assert!(!capabilities.native_reg_mr);
+    assert!(!capabilities.port_speed && !capabilities.odp_implicit);
+    assert!(!capabilities.completion_timestamps && !capabilities.device_memory);
+    let processors = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(capabilities.num_comp_vectors as usize, processors);
+}
+
+pub(crate) fn the_device_tells_its_limits() {
+    let attr = open().query_device().unwrap();
+    assert_eq!((attr.max_sge, attr.max_qp_wr, attr.max_cqe), (32, 1 << 20, 32767));
+    assert_eq!((attr.phys_port_cnt, attr.max_qp_rd_atom), (1, 128));
+    assert_eq!(attr.node_guid, Device::find("rxe0").unwrap().node_guid());
+    assert_eq!(attr.completion_timestamp_mask, 0);
+}
+
+pub(crate) fn a_port_tells_its_state_and_mtu() {
+    let port = open().query_port(1).unwrap();
+    assert_eq!((port.state, port.link_layer), (PortState::ACTIVE, LinkLayer::ETHERNET));
+    // 1500 bytes of Ethernet leave room for 1024.
+    assert_eq!((port.max_mtu, port.active_mtu), (Mtu::Mtu4096, Mtu::Mtu1024));
+    assert_eq!((port.gid_tbl_len, port.pkey_tbl_len, port.lid), (1024, 1, 0));
+}
+
+pub(crate) fn ports_that_do_not_exist_are_refused_with_the_range() {
+    let context = open();
+    for port in [0, 3, 256, u32::MAX] {
+        let expected = format!("device rxe0 has no port {port}: its ports are 1 only");
+        assert_eq!(context.query_port(port).unwrap_err().to_string(), expected);
+        assert_eq!(context.gid(port, 0).unwrap_err().to_string(), expected);
+        assert_eq!(context.default_gid(port).unwrap_err().to_string(), expected);
+    }
+}
+
+pub(crate) fn the_gid_table_holds_the_address_and_the_default_is_ipv4() {
+    let context = open();
+    let table = context.gid_table().unwrap();
+    let default = context.default_gid(1).unwrap();
+    assert_eq!(default.gid.to_string(), "::ffff:10.1.0.1");
+    assert_eq!((default.gid_type, default.port), (GidType::ROCE_V2, 1));
+    assert!(table.contains(&default), "{table:?}");
+    assert!(table.iter().any(|entry| entry.gid.is_link_local()), "{table:?}");
+    assert_eq!(context.gid(1, default.index).unwrap(), default);
+}
+
+pub(crate) fn gid_indices_empty_or_outside_are_refused() {
+    let context = open();
+    let empty = context.gid(1, 700).unwrap_err().to_string();
+    assert!(
+        empty.starts_with("GID index 700 of port 1 of device rxe0 is empty; filled entries: 0, 1"),
+        "{empty}"
+    );
+    for index in [1024, u32::MAX] {
+        let outside = context.gid(1, index).unwrap_err().to_string();
+        let expected = format!("GID index {index} of port 1 of device rxe0 is outside the table of 1024;");
+        assert!(outside.starts_with(&expected), "{outside}");
+    }
+}
+
+pub(crate) fn the_default_p_key_is_read() {
+    let context = open();
+    assert_eq!(context.pkey(1, 0).unwrap(), 0xffff);
+    assert!(matches!(context.pkey(1, 1), Err(Error::Invalid { .. })));
+}
+
+pub(crate) fn netlink_counts_what_a_context_holds() {
+    let before = counts();
+    let context = open();
+    let pds: Vec<_> = (0..3).map(|_| context.alloc_pd().unwrap()).collect();
+    let during = counts();
+    assert_eq!((during.pd - before.pd, during.ctx - before.ctx), (3, 1));
+    assert_eq!(context.object_count(ObjectClass::PD).unwrap(), 3);
+    drop(pds);
+    assert_eq!(context.object_count(ObjectClass::PD).unwrap(), 0);
+    drop(context);
+    assert_eq!(counts(), before);
+}

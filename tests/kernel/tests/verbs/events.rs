@@ -1,0 +1,105 @@
+use std::time::Duration;
+
+use bareverbs::{Arm, AsyncEvent, CqInit, EventType, Payload, QpCap, SendFlags};
+
+use crate::pair::{End, PATIENCE, message, open, region};
+
+const INLINE: QpCap =
+    QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
+
+/// Two connected ends whose completion queues share a channel, with user data 1 and 2, and memory for receives.
+struct Evented {
+    a: End,
+    b: End,
+    channel: bareverbs::CompChannel,
+    target: bareverbs::Mr<bareverbs::Buffer>,
+}
+
+impl Evented {
+    fn new() -> Self {
+        let pd = open().alloc_pd().unwrap();
+        let channel = pd.context().create_comp_channel().unwrap();
+        let end = |user_data| {
+            let init = CqInit { channel: Some(&channel), user_data, ..CqInit::new(32) };
+            End::on(&pd, INLINE, pd.context().create_cq(&init).unwrap())
+        };
+        let (mut a, mut b) = (end(1), end(2));
+        let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
+        a.connect(b_num);
+        b.connect(a_num);
+        let target = region(&pd, &[0; 16]);
+        Self { a, b, channel, target }
+    }
+
+    fn exchange(&mut self, flags: SendFlags) {
+        self.b.recv(1, &self.target);
+        self.a.send(&bareverbs::SendRequest {
+            flags: flags | SendFlags::SIGNALED,
+            ..message(2, Payload::Inline(&[b"event"]))
+        });
+        self.a.completion();
+        self.b.completion();
+    }
+
+    fn quiet(&self) -> bool {
+        self.channel.get_event_timeout(Duration::from_millis(50)).unwrap().is_none()
+    }
+}
+
+pub(crate) fn an_armed_queue_raises_one_event() {
+    let mut evented = Evented::new();
+    evented.exchange(SendFlags::empty());
+    assert!(evented.quiet(), "nobody asked");
+
+    evented.b.cq.arm(Arm::Any).unwrap();
+    evented.exchange(SendFlags::empty());
+    evented.exchange(SendFlags::empty());
+    assert_eq!(evented.channel.get_event().unwrap().user_data, 2);
+    assert!(evented.quiet(), "one was asked for");
+    assert!(evented.channel.try_get_event().unwrap().is_none());
+
+    evented.b.cq.arm(Arm::Any).unwrap();
+    evented.exchange(SendFlags::empty());
+    assert_eq!(evented.channel.get_event_timeout(PATIENCE).unwrap().unwrap().user_data, 2);
+}
+
+pub(crate) fn queues_on_one_channel_are_told_apart() {
+    let mut evented = Evented::new();
+    evented.a.cq.arm(Arm::Any).unwrap();
+    evented.b.cq.arm(Arm::Any).unwrap();
+    evented.exchange(SendFlags::empty());
+    let mut told =
+        [evented.channel.get_event().unwrap().user_data, evented.channel.get_event().unwrap().user_data];
+    told.sort_unstable();
+    assert_eq!(told, [1, 2]);
+}
+
+pub(crate) fn solicited_events_are_for_those_who_ask() {
+    let mut evented = Evented::new();
+    evented.b.cq.arm(Arm::Solicited).unwrap();
+    evented.exchange(SendFlags::empty());
+    assert!(evented.quiet(), "the message was not solicited");
+    evented.exchange(SendFlags::SOLICITED);
+    assert_eq!(evented.channel.get_event().unwrap().user_data, 2);
+}
+
+pub(crate) fn an_overrun_raises_an_asynchronous_event() {
+    let pd = open().alloc_pd().unwrap();
+    let events = pd.context().async_events();
+    assert!(events.try_get().unwrap().is_none());
+
+    // The sender's queue has less room than there will be completions.
+    let small = pd.context().create_cq(&CqInit { user_data: 0xc0ffee, ..CqInit::new(1) }).unwrap();
+    let (mut a, mut b) = (End::on(&pd, INLINE, small), End::new(&pd, INLINE));
+    let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
+    a.connect(b_num);
+    b.connect(a_num);
+    let target = region(&pd, &[0; 16]);
+    for wr_id in 0..8 {
+        b.recv(wr_id, &target);
+        a.send(&message(wr_id, Payload::Inline(&[b"overrun"])));
+    }
+    b.completions(8);
+    let event = events.get_timeout(PATIENCE).unwrap().expect("the queue of one completion overran");
+    assert_eq!(event, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
+}

@@ -1,0 +1,135 @@
+//! Two connected queue pairs of one device.
+
+use std::time::{Duration, Instant};
+
+use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs::{
+    Access, AhAttr, Buffer, Context, Cq, CqInit, Device, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc,
+    RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, WcStatus, WorkCompletion,
+};
+
+/// How long anything in these tests may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What the peer may do in these tests.
+pub(crate) const ALL_REMOTE: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+pub(crate) fn open() -> Context {
+    Device::find("rxe0").unwrap().open().unwrap()
+}
+
+/// Major and minor version of the running kernel.
+pub(crate) fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse().ok());
+    (numbers.next().unwrap(), numbers.next().unwrap())
+}
+
+pub(crate) fn counts() -> ResourceSummary {
+    RdmaNetlink::open().unwrap().resources("rxe0").unwrap()
+}
+
+/// A queue pair with a completion queue of its own.
+pub(crate) struct End {
+    pub(crate) qp: Qp<Rc>,
+    pub(crate) cq: Cq,
+}
+
+impl End {
+    pub(crate) fn new(pd: &Pd, cap: QpCap) -> Self {
+        let entries = cap.max_send_wr + cap.max_recv_wr;
+        let cq = pd.context().create_cq(&CqInit::new(entries)).unwrap();
+        Self::on(pd, cap, cq)
+    }
+
+    pub(crate) fn on(pd: &Pd, cap: QpCap, cq: Cq) -> Self {
+        let qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        Self { qp, cq }
+    }
+
+    /// Brings it up towards `peer`, with retries that end soon, but not so soon that a slow guest needs them: Soft-RoCE
+    /// loses count of reads and atomics that it sent twice, and a fence then waits for ever.
+    pub(crate) fn connect(&mut self, peer: u32) {
+        self.connect_with(peer, 7);
+    }
+
+    /// The same with that many retries where the peer has no receive; 7 are endless.
+    pub(crate) fn connect_with(&mut self, peer: u32, rnr_retry: u8) {
+        let gid = self.qp.pd().context().default_gid(1).unwrap();
+        let address = AhAttr::global(1, gid.gid, gid.index as u8);
+        self.qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
+        self.qp
+            .ready_to_receive(&RtrAttr {
+                max_dest_rd_atomic: 4,
+                min_rnr_timer: 1,
+                ..RtrAttr::new(address, peer)
+            })
+            .unwrap();
+        let rts = RtsAttr { timeout: 16, retry_cnt: 2, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() };
+        self.qp.ready_to_send(&rts).unwrap();
+    }
+
+    pub(crate) fn recv(&mut self, wr_id: u64, buffer: &Mr<Buffer>) {
+        let sges = [buffer.sge(..).unwrap()];
+        // SAFETY: these tests keep the region until the queue pair is gone and look at it by copies.
+        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
+    }
+
+    pub(crate) fn send(&mut self, request: &SendRequest<'_>) {
+        // SAFETY: these tests keep their regions until the queue pair is gone and look at them by copies.
+        unsafe { self.qp.post_send(std::slice::from_ref(request)) }.unwrap();
+    }
+
+    /// Polls until `count` completions are there.
+    pub(crate) fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
+        let begin = Instant::now();
+        let mut taken = Vec::new();
+        while taken.len() < count {
+            taken.extend(self.cq.poll_one());
+            assert!(begin.elapsed() < PATIENCE, "{} of {count} completions: {taken:?}", taken.len());
+        }
+        taken
+    }
+
+    /// Polls until one completion is there, which must be a good one.
+    pub(crate) fn completion(&mut self) -> WorkCompletion {
+        let completion = self.completions(1)[0];
+        assert_eq!(completion.status, WcStatus::SUCCESS, "{completion:?}");
+        completion
+    }
+}
+
+/// Two ends in `pd`, connected to each other.
+pub(crate) fn pair_in(pd: &Pd, cap: QpCap) -> (End, End) {
+    let (mut a, mut b) = (End::new(pd, cap), End::new(pd, cap));
+    let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
+    a.connect(b_num);
+    b.connect(a_num);
+    (a, b)
+}
+
+/// The same in a domain of their own, with room for several elements and inline bytes.
+pub(crate) fn pair() -> (Pd, End, End) {
+    let pd = open().alloc_pd().unwrap();
+    let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
+    let (a, b) = pair_in(&pd, cap);
+    (pd, a, b)
+}
+
+pub(crate) fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
+    let mut buffer = Buffer::zeroed(bytes.len()).unwrap();
+    buffer.copy_from_slice(bytes);
+    pd.register(buffer, ALL_REMOTE).unwrap()
+}
+
+pub(crate) fn contents(region: &Mr<Buffer>) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.read(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// A signalled send of a message.
+pub(crate) fn message<'a>(wr_id: u64, payload: bareverbs::Payload<'a>) -> SendRequest<'a> {
+    SendRequest { wr_id, operation: bareverbs::Operation::Send, flags: SendFlags::SIGNALED, payload }
+}

@@ -1,0 +1,139 @@
+use bareverbs::{
+    Access, AhAttr, CqInit, Error, InitAttr, Mtu, Pd, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc,
+    RtrAttr, RtsAttr,
+};
+
+use crate::pair::{counts, open};
+
+fn in_reset(pd: &Pd) -> Qp<Rc> {
+    let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+    pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap()
+}
+
+fn to_itself(qp: &Qp<Rc>) -> RtrAttr {
+    let gid = qp.pd().context().default_gid(1).unwrap();
+    RtrAttr::new(AhAttr::global(1, gid.gid, gid.index as u8), qp.qp_num())
+}
+
+pub(crate) fn bring_up_goes_through_the_states_and_the_kernel_agrees() {
+    let mut qp = in_reset(&open().alloc_pd().unwrap());
+    let kernels = |qp: &Qp<Rc>| qp.query().unwrap().0;
+    assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::RESET, QpState::RESET));
+
+    let init = InitAttr { access: Access::REMOTE_READ, ..InitAttr::new(1) };
+    qp.init(&init).unwrap();
+    assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::INIT, QpState::INIT));
+    assert_eq!((kernels(&qp).port_num, kernels(&qp).access), (1, Access::REMOTE_READ));
+
+    let rtr = RtrAttr { rq_psn: 0x12_3456, path_mtu: Mtu::Mtu512, ..to_itself(&qp) };
+    qp.ready_to_receive(&rtr).unwrap();
+    assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::RTR, QpState::RTR));
+    let told = kernels(&qp);
+    assert_eq!((told.dest_qp_num, told.rq_psn, told.path_mtu), (qp.qp_num(), 0x12_3456, Mtu::Mtu512 as u8));
+    assert_eq!(told.ah_attr.grh.unwrap().dgid, rtr.address.grh.unwrap().dgid);
+
+    let rts = RtsAttr { sq_psn: 0x65_4321, timeout: 9, retry_cnt: 3, rnr_retry: 5, max_rd_atomic: 2 };
+    qp.ready_to_send(&rts).unwrap();
+    let told = kernels(&qp);
+    assert_eq!((qp.state(), told.qp_state, told.sq_psn), (QpState::RTS, QpState::RTS, 0x65_4321));
+    assert_eq!((told.timeout, told.retry_cnt, told.rnr_retry, told.max_rd_atomic), (9, 3, 5, 2));
+}
+
+pub(crate) fn steps_out_of_order_are_refused() {
+    let mut qp = in_reset(&open().alloc_pd().unwrap());
+    let refused = qp.ready_to_send(&RtsAttr::default()).unwrap_err().to_string();
+    assert_eq!(refused, "modify_qp RTR→RTS: the queue pair is in RESET, not in RTR");
+    let rtr = to_itself(&qp);
+    assert!(matches!(qp.ready_to_receive(&rtr), Err(Error::Invalid { .. })));
+    qp.init(&InitAttr::new(1)).unwrap();
+    let refused = qp.init(&InitAttr::new(1)).unwrap_err().to_string();
+    assert_eq!(refused, "modify_qp RESET→INIT: the queue pair is in INIT, not in RESET");
+}
+
+pub(crate) fn bad_bring_up_attributes_are_refused_by_name() {
+    let mut qp = in_reset(&open().alloc_pd().unwrap());
+    for port in [0, 3] {
+        let refused = qp.init(&InitAttr::new(port)).unwrap_err().to_string();
+        assert_eq!(refused, format!("device rxe0 has no port {port}: its ports are 1 only"));
+    }
+    qp.init(&InitAttr::new(1)).unwrap();
+
+    let good = to_itself(&qp);
+    let mut refused = |attr: RtrAttr| qp.ready_to_receive(&attr).unwrap_err().to_string();
+    assert_eq!(
+        refused(RtrAttr { path_mtu: Mtu::Mtu4096, ..good }),
+        "modify_qp INIT→RTR: path MTU 4096 is above the port's active MTU 1024"
+    );
+    assert_eq!(
+        refused(RtrAttr { address: AhAttr::local(1, 1), ..good }),
+        "modify_qp INIT→RTR: RoCE reaches a peer by its GID only: give the address a global route"
+    );
+    let dgid = good.address.grh.unwrap().dgid;
+    let text = refused(RtrAttr { address: AhAttr::global(1, dgid, 200), ..good });
+    assert!(text.starts_with("GID index 200 of port 1 of device rxe0 is empty"), "{text}");
+    assert_eq!(
+        refused(RtrAttr { rq_psn: 1 << 24, ..good }),
+        "modify_qp INIT→RTR: rq_psn 0x1000000 has more than 24 bits"
+    );
+    assert_eq!(
+        refused(RtrAttr { max_dest_rd_atomic: 129, ..good }),
+        "modify_qp INIT→RTR: max_dest_rd_atomic 129 is above the device's limit of 128"
+    );
+    // None of that changed the queue pair.
+    assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
+    qp.ready_to_receive(&good).unwrap();
+    let refused = qp.ready_to_send(&RtsAttr { retry_cnt: 8, ..RtsAttr::default() }).unwrap_err().to_string();
+    assert_eq!(refused, "modify_qp RTR→RTS: retry_cnt 8 is above 7");
+}
+
+pub(crate) fn depths_and_widths_above_the_device_are_refused_by_name() {
+    let before = counts();
+    let pd = open().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+    let refused =
+        |cap| pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).map(drop).unwrap_err().to_string();
+    let cap = QpCap::default();
+    for (cap, expected) in [
+        (QpCap { max_send_wr: 1 << 21, ..cap }, "max_send_wr 2097152 is above the device's limit of 1048576"),
+        (
+            QpCap { max_recv_wr: u32::MAX, ..cap },
+            "max_recv_wr 4294967295 is above the device's limit of 1048576",
+        ),
+        (QpCap { max_send_sge: 33, ..cap }, "max_send_sge 33 is above the device's limit of 32"),
+        (QpCap { max_recv_sge: 33, ..cap }, "max_recv_sge 33 is above the device's limit of 32"),
+    ] {
+        assert_eq!(refused(cap), format!("create_qp: {expected}"));
+    }
+    let inline = refused(QpCap { max_inline_data: 1 << 20, ..cap });
+    assert!(inline.ends_with("the device may not carry 1048576 bytes inline: ask for fewer"), "{inline}");
+    drop((cq, pd));
+    assert_eq!(counts(), before);
+}
+
+pub(crate) fn completion_queues_of_impossible_depth_are_refused() {
+    let context = open();
+    let refused = |init: CqInit<'_>| context.create_cq(&init).map(drop).unwrap_err().to_string();
+    assert_eq!(refused(CqInit::new(0)), "create_cq: a completion queue must hold at least 1 completion");
+    assert_eq!(
+        refused(CqInit::new(1 << 31)),
+        "create_cq: entries 2147483648 is above the device's limit of 32767"
+    );
+    assert!(refused(CqInit { vector: 99, ..CqInit::new(1) }).contains("no completion vector 99"));
+    assert!(context.create_cq(&CqInit::new(100)).unwrap().capacity() >= 100);
+    assert!(context.create_cq(&CqInit::new(32767)).unwrap().capacity() >= 32767);
+}
+
+pub(crate) fn the_raw_modify_leaves_the_check_to_the_kernel() {
+    let mut qp = in_reset(&open().alloc_pd().unwrap());
+    let to = |qp_state| QpAttr { qp_state, ..QpAttr::default() };
+    let jump = qp.modify(&to(QpState::RTS), QpAttrMask::STATE).unwrap_err();
+    assert!(jump.to_string().starts_with("modify_qp (QP "), "{jump}");
+    assert_eq!(jump.errno().map(|errno| errno.raw_os_error()), Some(22));
+    qp.init(&InitAttr::new(1)).unwrap();
+    qp.modify(&to(QpState::ERR), QpAttrMask::STATE).unwrap();
+    assert_eq!(qp.state(), QpState::ERR);
+    qp.modify(&to(QpState::RESET), QpAttrMask::STATE).unwrap();
+    assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::RESET, QpState::RESET));
+    // Pacing goes by the extended command.
+    assert!(qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT).is_err());
+}
