@@ -134,6 +134,14 @@ impl PlainMemory {
         (unsafe { self.0.start.as_ptr().add(offset) }, slot)
     }
 
+    /// Puts bytes into a slot, as the kernel does with a request's state.
+    pub fn put(&self, index: u32, offset: usize, bytes: &[u8]) {
+        let (start, len) = self.slot(index);
+        assert!(offset + bytes.len() <= len, "beyond the slot");
+        // SAFETY: checked against the slot's size; a write that races with another is the test's mistake.
+        unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
     /// A copy of a slot's bytes.
     #[must_use]
     pub fn slot_bytes(&self, index: u32) -> Vec<u8> {

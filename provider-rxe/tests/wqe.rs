@@ -10,6 +10,7 @@ use bareverbs_provider::work::{
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::WcStatus;
 
 const BLANK: u8 = 0xaa;
 const REMOTE: Remote = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc };
@@ -270,6 +271,32 @@ fn datagrams_and_requests_of_connections_do_not_mix() {
         let refusal = unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&SGES))) };
         assert_eq!(refusal, Err(Refusal::Unsupported { operation: "a datagram" }));
     }
+}
+
+#[test]
+fn the_reason_that_the_kernel_leaves_in_a_slot_is_found_until_the_slot_is_filled_again() {
+    let (mut queue, memory) = send_queue(QpType::RC);
+    memory.fill(0);
+    let mut post = |wr_id| {
+        let request = SendRequest { wr_id, ..request(Operation::Send, Payload::Sges(&SGES)) };
+        // SAFETY: no kernel carries the request out.
+        unsafe { queue.push(&request) }.expect("there is room");
+        queue.ring().expect("the doorbell answers well");
+        queue.failure()
+    };
+    for wr_id in 0..7 {
+        assert_eq!(post(wr_id), None);
+    }
+    // The status, and the state "error" behind it.
+    let fails =
+        |index, status: WcStatus| memory.put(index, 144, &[status.0, 4].map(u32::to_ne_bytes).concat());
+    fails(3, WcStatus::LOC_QP_OP_ERR);
+    fails(4, WcStatus::WR_FLUSH_ERR);
+    memory.set_indices(7, 7);
+    for wr_id in 10..14 {
+        assert_eq!(post(wr_id), Some((3, WcStatus::LOC_QP_OP_ERR)));
+    }
+    assert_eq!(post(14), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
@@ -30,9 +30,6 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
-    /// Memory is registered by an ioctl method of its own, which 7.2 has and which some of its drivers cannot use;
-    /// without it, by the write command.
-    pub native_reg_mr: bool,
     /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
     pub port_speed: bool,
     /// Memory regions on demand, whose pages are not pinned: [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
@@ -74,8 +71,18 @@ pub(crate) struct Session {
     pub(crate) file: Arc<DeviceFile>,
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
+    native_reg_mr: OnceLock<bool>,
     limits: QueryDeviceResp,
     events: AsyncEvents,
+}
+
+impl Session {
+    /// Whether memory is registered by an ioctl method of its own, which 7.2 has and which some of its drivers cannot
+    /// use; else it is by the write command. That takes a trial, so it is found out with the first registration:
+    /// opening a device makes no object.
+    pub(crate) fn native_reg_mr(&self) -> bool {
+        *self.native_reg_mr.get_or_init(|| command::reg_mr_is_native(&self.file))
+    }
 }
 
 impl<P: Provider> Clone for Context<P> {
@@ -110,7 +117,6 @@ impl<P: Provider> Context<P> {
         let attr = command::query_device_ex(&file).map_err(refused)?;
         let odp = attr.odp_caps.general_caps;
         let capabilities = Capabilities {
-            native_reg_mr: command::reg_mr_is_native(&file),
             port_speed: query_port_speed(&file, 1).is_ok(),
             odp: odp.contains(OdpGeneralCaps::SUPPORT),
             odp_implicit: odp.contains(OdpGeneralCaps::SUPPORT_IMPLICIT),
@@ -120,8 +126,14 @@ impl<P: Provider> Context<P> {
             device_memory: attr.max_dm_size != 0,
             num_comp_vectors: provider.context_info().num_comp_vectors,
         };
-        let session =
-            Arc::new(Session { file, device: device.clone(), capabilities, limits: attr.base, events });
+        let session = Arc::new(Session {
+            file,
+            device: device.clone(),
+            capabilities,
+            native_reg_mr: OnceLock::new(),
+            limits: attr.base,
+            events,
+        });
         Ok(Self { inner: Arc::new(Inner { session, provider }) })
     }
 

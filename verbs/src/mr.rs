@@ -80,11 +80,12 @@ impl Registration {
         }
         let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
         // SAFETY: the caller answers for the range.
-        let made = unsafe { command::reg_mr(&session.file, &request, session.capabilities.native_reg_mr) }
-            .map_err(|refused| {
+        let made = unsafe { command::reg_mr(&session.file, &request, session.native_reg_mr()) }.map_err(
+            |refused| {
                 Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
                     .or_hint(|errno| mr_hints::hint(errno, &request, &session.capabilities))
-            })?;
+            },
+        )?;
         Ok(Self {
             domain: Arc::clone(domain),
             handle: made.handle,

@@ -109,7 +109,6 @@ mod tests {
     }
 
     const CAPABILITIES: Capabilities = Capabilities {
-        native_reg_mr: false,
         port_speed: false,
         odp: false,
         odp_implicit: false,
