@@ -52,7 +52,7 @@ pub struct RxeCq<A: Arm = KernelArm, M: QueueMemory = Mapping> {
     ring: Consumer,
     arm: A,
     /// Keeps the ring in place.
-    _memory: M,
+    memory: M,
 }
 
 impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
@@ -62,12 +62,42 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
     ///
     /// [`CreateError::Layout`] where the header in the memory says otherwise.
     pub fn new(memory: M, depth: u32, arm: A) -> Result<Self, CreateError> {
-        let ring = locate(&memory, "completion queue", depth, size_of::<Wc>())?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
-        // value is the only one made for it, because it takes it.
-        let ring = unsafe { Consumer::new(ring) };
-        Ok(Self { ring, arm, _memory: memory })
+        let ring = take_up(&memory, depth)?;
+        Ok(Self { ring, arm, memory })
     }
+
+    /// Follows the kernel to `memory`, into which it moved all completions that were not released, or empties the
+    /// queue where that cannot be done.
+    ///
+    /// The kernel copies under the lock under which it adds completions, and leaves the old memory with nothing in it
+    /// (`resize_finish` of `rxe_queue.c`); from then on it adds to the new one only. So nothing is lost or found
+    /// twice, provided that taken completions were [released](CompletionQueue::release) before the resize.
+    ///
+    /// # Errors
+    ///
+    /// What stopped the mapping, or [`CreateError::Layout`] as for [`RxeCq::new`].
+    pub fn follow(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
+        let moved = memory.and_then(|memory| Ok((take_up(&memory, depth)?, memory)));
+        match moved {
+            Ok((ring, memory)) => {
+                self.ring = ring;
+                self.memory = memory;
+                Ok(())
+            }
+            Err(error) => {
+                // What the kernel copied away must not be taken from here.
+                self.ring.resync();
+                Err(error)
+            }
+        }
+    }
+}
+
+fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, CreateError> {
+    let ring = locate(memory, "completion queue", depth, size_of::<Wc>())?;
+    // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept beside the
+    // consumer, the only one made for it: the callers own the memory.
+    Ok(unsafe { Consumer::new(ring) })
 }
 
 impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {

@@ -10,10 +10,13 @@ use bareverbs_provider::contract::{
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::{Mapping, Protection};
-use bareverbs_uapi::rxe::{CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd};
+use bareverbs_uapi::rxe::{
+    CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
+};
 use bareverbs_uapi::uverbs::types::{DriverId, QpType};
 use bareverbs_uapi::verbs_values::SrqAttrMask;
 use bareverbs_uapi::write::structs::ModifySrqReq;
+use bareverbs_uapi::write::types::DeviceCapFlags;
 use zerocopy::IntoBytes;
 
 use crate::completion::{KernelArm, RxeCq};
@@ -26,6 +29,7 @@ use crate::send::{RxeAh, RxeSq, SendLimits};
 pub struct Rxe {
     file: Arc<DeviceFile>,
     info: ContextInfo,
+    capabilities: DeviceCapFlags,
 }
 
 impl Rxe {
@@ -76,7 +80,8 @@ impl Provider for Rxe {
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
         // SAFETY: rxe has no payload for contexts.
         let info = unsafe { command::get_context(&file, DriverPayload::default()) }?;
-        Ok(Self { file, info })
+        let capabilities = command::query_device_ex(&file)?.device_cap_flags_ex;
+        Ok(Self { file, info, capabilities })
     }
 
     fn context_info(&self) -> ContextInfo {
@@ -97,6 +102,16 @@ impl Provider for Rxe {
         let arm = KernelArm::new(self.file.clone(), made.handle);
         let queue = RxeCq::new(memory, request.entries, arm)?;
         Ok(CreatedCq { handle: unfinished.finished(), entries: queue.capacity(), queue })
+    }
+
+    fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
+        queue.release();
+        let mut response = ResizeCqResp::zeroed();
+        let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
+        // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
+        queue.follow(self.map(&response.mi).map_err(CreateError::from), entries)?;
+        Ok(queue.capacity())
     }
 
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
@@ -132,7 +147,8 @@ impl Provider for Rxe {
         let memory = self.map(&response.sq_mi)?;
         let limits = SendLimits::new(request.qp_type, cap.max_send_sge, cap.max_inline_data)
             .ok_or(CreateError::Unsupported { what: "queue pairs of this type" })?
-            .with_mtu(mtu);
+            .with_mtu(mtu)
+            .with_capabilities(self.capabilities);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
         let sq = RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell)?;
         // 6.1 reports the depths as asked for; the rings are deeper.

@@ -124,4 +124,8 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     fn abort(&mut self) {
         self.ring.abort();
     }
+
+    fn reset(&mut self) {
+        self.ring.resync();
+    }
 }

@@ -6,10 +6,10 @@ use bareverbs_provider::device::Refused;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::{Producer, Published};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
-use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWqe, Sge, UdWr};
+use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, RdmaWr, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
-use bareverbs_uapi::write::types::WrOpcode;
+use bareverbs_uapi::write::types::{DeviceCapFlags, WrOpcode};
 
 use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{QueueMemory, locate};
@@ -24,6 +24,9 @@ const STATE_ERROR: u32 = 4;
 const DATA: usize = size_of::<SendWqe>();
 
 const _: () = assert!(size_of::<work::Sge>() == size_of::<Sge>());
+
+/// What a refused doorbell is called.
+const DOORBELL: &str = "PostSend (doorbell)";
 
 /// What a request of a send queue may be.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +63,7 @@ impl SendLimits {
             WrOpcode::SEND_WITH_IMM,
             WrOpcode::RDMA_WRITE,
             WrOpcode::RDMA_WRITE_WITH_IMM,
+            WrOpcode::BIND_MW,
         ]);
         const RC: u32 = UC
             | bits(&[
@@ -67,6 +71,7 @@ impl SendLimits {
                 WrOpcode::RDMA_READ,
                 WrOpcode::ATOMIC_CMP_AND_SWP,
                 WrOpcode::ATOMIC_FETCH_AND_ADD,
+                WrOpcode::LOCAL_INV,
             ]);
         let (operations, max_datagram) = match qp_type {
             QpType::RC => (RC, None),
@@ -85,9 +90,26 @@ impl SendLimits {
         self
     }
 
-    /// Bytes of the largest request.
+    /// The same with what the device says that its reliable connections can do beyond that: flushes and atomic
+    /// writes.
+    #[must_use]
+    pub fn with_capabilities(mut self, capabilities: DeviceCapFlags) -> Self {
+        if self.operations & 1 << WrOpcode::RDMA_READ.0 == 0 {
+            return self;
+        }
+        if capabilities.intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT) {
+            self.operations |= 1 << WrOpcode::FLUSH.0;
+        }
+        if capabilities.contains(DeviceCapFlags::ATOMIC_WRITE) {
+            self.operations |= 1 << WrOpcode::ATOMIC_WRITE.0;
+        }
+        self
+    }
+
+    /// Bytes of the largest request. Even one without elements has room for the value of an atomic write.
     fn element(&self) -> usize {
-        let data = (self.max_sge as usize).saturating_mul(size_of::<Sge>()).max(self.max_inline as usize);
+        let data =
+            (self.max_sge as usize).saturating_mul(size_of::<Sge>()).max(self.max_inline as usize).max(8);
         DATA.saturating_add(data)
     }
 }
@@ -125,7 +147,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
     #[cold]
     fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
-        let refused = Refused { method: "PostSend (doorbell)", errno };
+        let refused = Refused { method: DOORBELL, errno };
         if errno == Errno::INVAL {
             self.ring.take_back(batch);
             DoorbellError::TakenBack(refused)
@@ -314,7 +336,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
 
         // SAFETY: there is room for what the limits allow, as above; the slot belongs to the ring alone, so it overlaps
         // no Rust slice.
-        let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
+        let (mut length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
             let value = RdmaWr { remote_addr: remote.addr, rkey: remote.rkey, reserved: 0 };
@@ -359,6 +381,50 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 }
                 atomic(remote, add, 0);
                 (WrOpcode::ATOMIC_FETCH_AND_ADD, remote.addr, 0)
+            }
+            Operation::LocalInv(rkey) => {
+                no_payload(&request.operation, length, num_sge, inline)?;
+                (WrOpcode::LOCAL_INV, 0, rkey)
+            }
+            Operation::BindMw(bind) => {
+                no_payload(&request.operation, length, num_sge, inline)?;
+                let value = MwWr {
+                    addr: bind.addr,
+                    length: bind.length,
+                    mr_lkey: bind.mr_lkey,
+                    mw_rkey: bind.mw_rkey,
+                    rkey: bind.rkey,
+                    access: bind.access,
+                };
+                // SAFETY: as above.
+                unsafe { form.cast::<MwWr>().write(value) };
+                (WrOpcode::BIND_MW, 0, 0)
+            }
+            Operation::Flush { remote, length: bytes, placement, level } => {
+                no_payload(&request.operation, length, num_sge, inline)?;
+                let value = FlushWr {
+                    remote_addr: remote.addr,
+                    length: bytes,
+                    rkey: remote.rkey,
+                    placement,
+                    level,
+                    padding: [0; 6],
+                };
+                // SAFETY: as above.
+                unsafe { form.cast::<FlushWr>().write(value) };
+                length = bytes;
+                (WrOpcode::FLUSH, remote.addr, 0)
+            }
+            Operation::AtomicWrite { remote, value } => {
+                no_payload(&request.operation, length, num_sge, inline)?;
+                if !remote.addr.is_multiple_of(8) {
+                    return Err(Refusal::AtomicAddress { addr: remote.addr });
+                }
+                rdma(remote);
+                // SAFETY: there is room for 8 bytes behind every request, as `SendLimits::element` says.
+                unsafe { data.cast::<[u8; 8]>().write(value) };
+                length = 8;
+                (WrOpcode::ATOMIC_WRITE, remote.addr, 0)
             }
             ref other => return Err(unsupported(other)),
         };
@@ -452,6 +518,15 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             failed.then_some((wr_id, status))
         })
     }
+
+    fn reset(&mut self) {
+        self.ring.resync();
+    }
+
+    /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).
+    fn resume(&mut self) -> Result<(), Refused> {
+        self.doorbell.ring().map_err(|errno| Refused { method: DOORBELL, errno })
+    }
 }
 
 #[cold]
@@ -481,6 +556,14 @@ fn wrong_atomic(inline: SendFlags, length: u32, remote: Remote) -> Refusal {
     }
 }
 
+#[inline(always)]
+fn no_payload(operation: &Operation, length: u32, num_sge: u32, inline: SendFlags) -> Result<(), Refusal> {
+    if length == 0 && num_sge == 0 && inline.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::UnexpectedPayload { operation: name(operation) })
+}
+
 #[cold]
 fn unsupported(operation: &Operation) -> Refusal {
     Refusal::Unsupported { operation: name(operation) }
@@ -496,6 +579,10 @@ fn name(operation: &Operation) -> &'static str {
         Operation::Read(_) => "an RDMA read",
         Operation::CmpSwp { .. } => "a compare-and-swap",
         Operation::FetchAdd { .. } => "a fetch-and-add",
+        Operation::LocalInv(_) => "an invalidation of a local key",
+        Operation::BindMw(_) => "a bind of a memory window",
+        Operation::Flush { .. } => "a flush",
+        Operation::AtomicWrite { .. } => "an atomic write",
         _ => "this operation",
     }
 }

@@ -243,6 +243,33 @@ impl KernelProducer {
     }
 }
 
+impl KernelProducer {
+    /// Moves the completions that were not given back to `memory` and goes on there; does nothing and returns `false`
+    /// where they are too many for it.
+    pub fn resize(&mut self, memory: PlainMemory) -> bool {
+        let mask = self.memory.mask();
+        // SAFETY: the word lies in the memory and is accessed only in this way.
+        let consumer = unsafe { read_peer_index(self.memory.consumer()) };
+        let count = self.index.wrapping_sub(consumer) & mask;
+        if count > memory.mask() {
+            return false;
+        }
+        for i in 0..count {
+            let bytes = self.memory.slot_bytes(consumer.wrapping_add(i));
+            let (start, len) = memory.slot(i);
+            // SAFETY: both are slots of completion queues; nobody uses the new memory yet.
+            unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
+        }
+        // SAFETY: the words lie in the memories and are accessed only in this way.
+        unsafe {
+            publish_own_index(memory.producer(), count);
+            publish_own_index(self.memory.consumer(), self.index);
+        }
+        *self = Self { memory, index: count };
+        true
+    }
+}
+
 /// A doorbell that counts, and answers as it is told; clones are the same doorbell.
 #[derive(Clone, Debug, Default)]
 pub struct CountingDoorbell {

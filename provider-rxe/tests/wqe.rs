@@ -5,12 +5,14 @@
 
 use bareverbs_provider::contract::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Datagram, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+    AccessFlags, Datagram, MwBind, Operation, Payload, PlacementType, RecvRequest, Refusal, Remote,
+    SelectivityLevel, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::WcStatus;
+use bareverbs_uapi::write::types::DeviceCapFlags;
 
 const BLANK: u8 = 0xaa;
 const REMOTE: Remote = Remote { addr: 0x1122_3344_5566_7788, rkey: 0x99aa_bbcc };
@@ -167,6 +169,96 @@ fn fetch_and_add() {
         .dma(184, 8, 1)
         .sges(208, &result);
     shows(request(Operation::FetchAdd { remote: REMOTE, add: 99 }, Payload::Sges(&result)), expected);
+}
+
+#[test]
+fn local_invalidate() {
+    let expected = slot(7, 0xdead_be00).iova(0).dma(184, 0, 0);
+    shows(request(Operation::LocalInv(0xdead_be00), Payload::Sges(&[])), expected);
+}
+
+#[test]
+fn bind_of_a_memory_window() {
+    let bind = MwBind {
+        mw_rkey: 0x1100,
+        rkey: 0x1101,
+        mr_lkey: 0x2200,
+        addr: REMOTE.addr,
+        length: 0x1_0000_0001,
+        access: AccessFlags::REMOTE_WRITE,
+    };
+    let expected = slot(8, 0)
+        .u64(24, REMOTE.addr)
+        .u64(32, 0x1_0000_0001)
+        .u32(40, 0x2200)
+        .u32(44, 0x1100)
+        .u32(48, 0x1101)
+        .u32(52, 2)
+        .iova(0)
+        .dma(184, 0, 0);
+    shows(request(Operation::BindMw(bind), Payload::Sges(&[])), expected);
+}
+
+fn capable_shows(request: SendRequest<'_>, expected: Slot) {
+    let memory = PlainMemory::new(7, 208 + 64);
+    memory.fill(BLANK);
+    let capabilities = DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::ATOMIC_WRITE;
+    let limits =
+        SendLimits::new(QpType::RC, 4, 64).expect("a type that rxe has").with_capabilities(capabilities);
+    let mut queue =
+        RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+    // SAFETY: no kernel carries the request out.
+    unsafe { queue.push(&request) }.expect("a request within the limits");
+    queue.ring().expect("the doorbell answers well");
+    assert_eq!(memory.slot_bytes(0), expected.0);
+}
+
+#[test]
+fn flush() {
+    let operation = Operation::Flush {
+        remote: REMOTE,
+        length: 0x1234,
+        placement: PlacementType::PERSISTENT,
+        level: SelectivityLevel::MR,
+    };
+    let expected = slot(14, 0)
+        .u64(24, REMOTE.addr)
+        .u32(32, 0x1234)
+        .u32(36, REMOTE.rkey)
+        .put(40, &[2, 1, 0, 0, 0, 0, 0, 0])
+        .iova(REMOTE.addr)
+        .dma(184, 0x1234, 0);
+    capable_shows(request(operation, Payload::Sges(&[])), expected);
+}
+
+#[test]
+fn atomic_write_carries_its_value_behind_the_request() {
+    let operation = Operation::AtomicWrite { remote: REMOTE, value: *b"8 bytes!" };
+    let expected = slot(15, 0).rdma().dma(184, 8, 0).put(208, b"8 bytes!");
+    capable_shows(request(operation, Payload::Sges(&[])), expected);
+}
+
+#[test]
+fn flushes_and_atomic_writes_are_refused_where_the_device_has_none() {
+    let operation = Operation::AtomicWrite { remote: REMOTE, value: [0; 8] };
+    assert_eq!(
+        refused(QpType::RC, operation, Payload::Sges(&[])),
+        Refusal::Unsupported { operation: "an atomic write" }
+    );
+    let unreliable = SendLimits::new(QpType::UC, 4, 64).expect("a type that rxe has");
+    let memory = PlainMemory::new(7, 208 + 64);
+    let limits = unreliable.with_capabilities(DeviceCapFlags::all());
+    let mut queue = RxeSq::new(memory, 7, limits, CountingDoorbell::default()).expect("a sound header");
+    // SAFETY: no kernel carries the request out.
+    let refusal = unsafe { queue.push(&request(operation, Payload::Sges(&[]))) };
+    assert_eq!(refusal, Err(Refusal::Unsupported { operation: "an atomic write" }));
+}
+
+#[test]
+fn operations_without_payload_refuse_one() {
+    let expected = Refusal::UnexpectedPayload { operation: "an invalidation of a local key" };
+    assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Sges(&SGES)), expected);
+    assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Inline(&[b"x"])), expected);
 }
 
 #[test]

@@ -46,9 +46,13 @@ macro_rules! add_payload {
 }
 
 mod address;
+mod memory;
+mod resize;
 mod srq;
 
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
+pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
+pub use resize::resize_cq;
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 
 /// What a new context can do.

@@ -38,6 +38,16 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// Makes a completion queue. Where it fails, nothing is left behind.
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
 
+    /// Gives the completion queue with the kernel's handle `cq` room for at least `entries` completions; returns for
+    /// how many. No completion is lost, taken twice or taken out of order.
+    ///
+    /// Where the kernel refuses, the queue stays as it is. Where the kernel did it and the new memory could not be
+    /// mapped, the queue gives no completions until another resize succeeds, which brings all of them.
+    fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
+        let _ = (cq, queue, entries);
+        Err(CreateError::Unsupported { what: "completion queues that change their size" })
+    }
+
     /// Makes a queue pair in the state RESET. Where it fails, nothing is left behind.
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
 
@@ -249,6 +259,15 @@ pub trait SendQueue: Send {
     fn failure(&self) -> Option<(u64, WcStatus)> {
         None
     }
+
+    /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
+    fn reset(&mut self);
+
+    /// Makes the device look at what was handed over while the queue was draining. By default nothing, which is right
+    /// where the device looks by itself when the queue pair is back in RTS.
+    fn resume(&mut self) -> Result<(), Refused> {
+        Ok(())
+    }
 }
 
 /// A receive queue, of one queue pair or shared.
@@ -269,6 +288,9 @@ pub trait RecvQueue: Send {
 
     /// Takes back what was pushed and not yet published.
     fn abort(&mut self);
+
+    /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
+    fn reset(&mut self);
 }
 
 /// A completion queue.

@@ -192,6 +192,12 @@ impl Producer {
     pub fn abort(&mut self) {
         self.next = self.published;
     }
+
+    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied it.
+    pub fn resync(&mut self) {
+        // SAFETY: the ring and this being its only producer are as `new` was promised.
+        *self = unsafe { Self::new(self.ring) };
+    }
 }
 
 /// The side that takes slots.
@@ -256,5 +262,11 @@ impl Consumer {
             unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
             self.published = self.next;
         }
+    }
+
+    /// Takes the ring up anew where the shared indices stand, as after the other side has moved this side's index.
+    pub fn resync(&mut self) {
+        // SAFETY: the ring and this being its only consumer are as `new` was promised.
+        *self = unsafe { Self::new(self.ring) };
     }
 }

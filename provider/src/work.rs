@@ -1,7 +1,8 @@
 //! Work requests and completions as values.
 
+pub use bareverbs_uapi::uverbs::types::AccessFlags;
 pub use bareverbs_uapi::verbs_values::{WcFlags, WcStatus};
-pub use bareverbs_uapi::write::types::WcOpcode;
+pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 
 bitflags::bitflags! {
     /// How a send request is to be carried out.
@@ -75,6 +76,46 @@ pub enum Operation {
         /// What is added.
         add: u64,
     },
+    /// Takes the rights of a key of this process: of a memory window of type 2, say. Has no payload.
+    LocalInv(u32),
+    /// Binds a memory window to part of a region, or a window of type 1 to nothing. Has no payload.
+    BindMw(MwBind),
+    /// Makes what was written to the peer's memory visible there, or persistent. Has no payload.
+    Flush {
+        /// First of the bytes.
+        remote: Remote,
+        /// How many.
+        length: u32,
+        /// What is guaranteed.
+        placement: PlacementType,
+        /// Whether just the bytes are meant, or all of the region.
+        level: SelectivityLevel,
+    },
+    /// Writes the peer's 8 bytes at once: no reader sees part of them. Has no payload.
+    AtomicWrite {
+        /// The 8 bytes, 8-byte aligned.
+        remote: Remote,
+        /// What they become, as they lie in memory.
+        value: [u8; 8],
+    },
+}
+
+/// How a memory window is to be bound.
+#[doc(alias = "ibv_mw_bind_info")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window's key as it is.
+    pub mw_rkey: u32,
+    /// The window's key as it shall be; only its low byte can differ.
+    pub rkey: u32,
+    /// Local key of the region beneath.
+    pub mr_lkey: u32,
+    /// First address, in the region's address space.
+    pub addr: u64,
+    /// Bytes; 0 binds a window of type 1 to nothing.
+    pub length: u64,
+    /// What may be done through it.
+    pub access: AccessFlags,
 }
 
 /// Where a send request's bytes are.
@@ -226,6 +267,12 @@ pub enum Refusal {
     AtomicAddress {
         /// The address.
         addr: u64,
+    },
+    /// A payload where the operation has none.
+    #[error("{operation} has no payload: pass no elements and nothing inline")]
+    UnexpectedPayload {
+        /// The operation's name.
+        operation: &'static str,
     },
     /// The device or the kernel does not know the operation.
     #[error("{operation} is not supported by this queue pair's transport or device")]

@@ -11,7 +11,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::{DriverId, GidEntry as KernelGidEntry};
 use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass, QueryPortSpeed};
 use bareverbs_uapi::write::structs::QueryDeviceResp;
-use bareverbs_uapi::write::types::OdpGeneralCaps;
+use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 use rustix::io::Errno;
 
 use crate::gid::choose;
@@ -42,6 +42,12 @@ pub struct Capabilities {
     pub completion_timestamps: bool,
     /// Memory on the device itself.
     pub device_memory: bool,
+    /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
+    pub memory_windows: bool,
+    /// Flushes of remote memory: [`Operation::Flush`](crate::Operation::Flush).
+    pub flush: bool,
+    /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
+    pub atomic_write: bool,
     /// Completion vectors.
     pub num_comp_vectors: u32,
 }
@@ -124,6 +130,11 @@ impl<P: Provider> Context<P> {
             advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
             completion_timestamps: attr.timestamp_mask != 0,
             device_memory: attr.max_dm_size != 0,
+            memory_windows: attr.device_cap_flags_ex.contains(DeviceCapFlags::MEM_WINDOW),
+            flush: attr
+                .device_cap_flags_ex
+                .intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
+            atomic_write: attr.device_cap_flags_ex.contains(DeviceCapFlags::ATOMIC_WRITE),
             num_comp_vectors: provider.context_info().num_comp_vectors,
         };
         let session = Arc::new(Session {

@@ -51,7 +51,6 @@ pub struct Cq<P: Provider = AnyProvider> {
 pub(crate) struct CqShared<P: Provider> {
     context: Context<P>,
     pub(crate) handle: u32,
-    entries: u32,
     /// Kept for as long as the queue may raise events.
     _channel: Option<CompChannel>,
     /// The queue's memory, left here by an owner who went before the last queue pair: the device may still write it.
@@ -78,14 +77,13 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.map(CompChannel::raw_fd),
             vector: init.vector,
         };
-        let CreatedCq { handle, entries, queue } = context
+        let CreatedCq { handle, queue, .. } = context
             .provider()
             .create_cq(&request)
             .map_err(|reason| Error::create(VERB, format!("{} entries", init.entries), reason))?;
         let shared = CqShared {
             context: context.clone(),
             handle,
-            entries,
             _channel: init.channel.cloned(),
             orphan: Mutex::new(None),
         };
@@ -99,7 +97,42 @@ impl<P: Provider> Cq<P> {
     /// Completions it holds, at least as many as asked for.
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        self.shared.entries
+        self.queue.capacity()
+    }
+
+    /// Gives it room for at least `entries` completions; returns for how many. Completions that it holds stay, in their
+    /// order, also while more arrive; an armed queue stays armed.
+    ///
+    /// ```no_run
+    /// # fn grow(cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
+    /// let room = cq.resize(4 * cq.capacity())?;
+    /// assert_eq!(room, cq.capacity());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no entries, [`Error::Limit`] for more than the device's `max_cqe`, [`Error::Unsupported`]
+    /// where the provider cannot do it; the kernel refuses, with `EINVAL` where the queue holds more than that now, and
+    /// the queue stays as it is. Should its new memory not be mapped ([`KernelRefusal::refused`](crate::KernelRefusal)
+    /// names `mmap`), the queue gives no completions until a later resize, which brings them all.
+    #[doc(alias = "ibv_resize_cq")]
+    pub fn resize(&mut self, entries: u32) -> Result<u32> {
+        const VERB: &str = "resize_cq";
+        if entries == 0 {
+            return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
+        }
+        let context = &self.shared.context;
+        Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
+        let capacity = self.queue.capacity();
+        context.provider().resize_cq(self.shared.handle, &mut self.queue, entries).map_err(|reason| {
+            Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(
+                |errno| {
+                    (errno == rustix::io::Errno::INVAL)
+                        .then(|| "the queue may hold more completions now than that: poll first".into())
+                },
+            )
+        })
     }
 
     /// Looks at what has completed, in place and without copying.

@@ -99,6 +99,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// This kernel or this device cannot do it.
+    #[error("{verb}: {what} not supported by this kernel or device")]
+    Unsupported {
+        /// The verb.
+        verb: &'static str,
+        /// What was asked for, with its verb: "memory windows are".
+        what: &'static str,
+    },
     /// The kernel refused the request.
     #[error(transparent)]
     Kernel(#[from] Box<KernelRefusal>),

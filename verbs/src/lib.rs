@@ -56,6 +56,7 @@ mod gid;
 mod memory;
 mod mr;
 mod mr_hints;
+mod mw;
 pub mod netlink;
 pub mod owned;
 mod pd;
@@ -69,15 +70,16 @@ pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellError, Provider};
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags, WorkCompletion,
+    MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,
+    WorkCompletion,
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, DriverId, GidType};
 pub use bareverbs_uapi::verbs_values::{
-    EventType, LinkLayer, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
+    EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
 };
-pub use bareverbs_uapi::write::types::WcOpcode;
+pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 pub use channel::{CompChannel, CompEvent};
 pub use context::{Capabilities, Context};
 pub use cq::{Arm, Completions, Cq, CqInit};
@@ -86,7 +88,8 @@ pub use error::{Error, KernelRefusal, Result, explain};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{LocalAccess, Mr, RegisterError};
+pub use mr::{LocalAccess, Mr, MrInfo, RegisterError};
+pub use mw::{Mw, inc_rkey};
 pub use pd::Pd;
 pub use provider::AnyProvider;
 pub use qp::{

@@ -1,5 +1,7 @@
 //! Memory regions.
 
+mod changes;
+
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::{Bound, RangeBounds};
@@ -11,10 +13,13 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::AdviseMr;
 use bareverbs_uapi::uverbs::types::{AdviseMrAdvice, AdviseMrFlag};
 use bareverbs_uapi::write::structs;
+use rustix::io::Errno;
 
 use crate::memory::{copy_in, copy_out};
 use crate::pd::Domain;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
+
+pub use bareverbs_provider::command::MrInfo;
 
 const VERB: &str = "reg_mr";
 
@@ -97,8 +102,13 @@ impl Registration {
     }
 
     fn end(&self) -> Result<()> {
-        command::dereg_mr(&self.domain.session.file, self.handle)
-            .map_err(|refused| Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused))
+        command::dereg_mr(&self.domain.session.file, self.handle).map_err(|refused| {
+            Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
+                matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
+                    "a memory window is still bound to it: invalidate or drop the window first".into()
+                })
+            })
+        })
     }
 }
 

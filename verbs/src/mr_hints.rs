@@ -115,6 +115,9 @@ mod tests {
         advise_mr: false,
         completion_timestamps: false,
         device_memory: false,
+        memory_windows: false,
+        flush: false,
+        atomic_write: false,
         num_comp_vectors: 1,
     };
 

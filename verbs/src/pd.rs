@@ -7,8 +7,8 @@ use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Qp, QpInit,
-    RawMemory, RegisterError, Result, Srq, SrqInit, Transport,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Mw, MwType, Qp,
+    QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -113,6 +113,15 @@ impl<P: Provider> Pd<P> {
     ) -> Result<Mr<RawMemory>> {
         // SAFETY: the caller answers for the range.
         unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
+    }
+
+    /// Makes a memory window, bound to nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none; the kernel refuses.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw> {
+        Mw::alloc(&self.domain, mw_type)
     }
 
     /// Makes a queue pair in the state RESET.

@@ -75,6 +75,16 @@ macro_rules! providers {
                 }
             }
 
+            fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
+                match (self, queue) {
+                    $((Self::$variant(provider), AnyCq::$variant(queue)) => {
+                        provider.resize_cq(cq, queue, entries)
+                    })*
+                    #[allow(unreachable_patterns, reason = "with one provider there is no other pair")]
+                    _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
+                }
+            }
+
             fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
@@ -157,6 +167,14 @@ macro_rules! providers {
             fn failure(&self) -> Option<(u64, WcStatus)> {
                 match self { $(Self::$variant(queue) => queue.failure(),)* }
             }
+
+            fn reset(&mut self) {
+                match self { $(Self::$variant(queue) => queue.reset(),)* }
+            }
+
+            fn resume(&mut self) -> Result<(), Refused> {
+                match self { $(Self::$variant(queue) => queue.resume(),)* }
+            }
         }
 
         providers!(@recv AnyRq $($variant)*);
@@ -220,6 +238,10 @@ macro_rules! providers {
             #[inline]
             fn abort(&mut self) {
                 match self { $(Self::$variant(queue) => queue.abort(),)* }
+            }
+
+            fn reset(&mut self) {
+                match self { $(Self::$variant(queue) => queue.reset(),)* }
             }
         }
     };

@@ -4,6 +4,7 @@ mod attr;
 mod datagram;
 mod modify;
 mod post;
+mod states;
 mod transport;
 
 use std::marker::PhantomData;

@@ -168,13 +168,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.change("modify_qp", attr, mask)
     }
 
-    fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+    pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         self.ask_kernel(attr, mask).map_err(|refused| {
             Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
         })?;
         if mask.contains(QpAttrMask::STATE) {
             self.send.state = attr.qp_state;
             self.recv.state = attr.qp_state;
+            if attr.qp_state == QpState::RESET {
+                self.queues_were_reset();
+            }
         }
         Ok(())
     }
@@ -193,7 +196,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.pd.context()
     }
 
-    fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
+    pub(super) fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
         if self.state() == needed {
             return Ok(());
         }

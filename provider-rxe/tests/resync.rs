@@ -1,0 +1,141 @@
+//! Queues that the kernel empties or moves, beside plain numbers.
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, RecvQueue, SendQueue};
+use bareverbs_provider::device::Refused;
+use bareverbs_provider::work::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
+use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
+use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::write::structs::Wc;
+use proptest::prelude::*;
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    KernelPosts(u8),
+    Take(u8),
+    Release,
+    Resize(u32),
+    ResizeWithoutMapping(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (1..40u8).prop_map(Step::KernelPosts),
+        4 => (1..40u8).prop_map(Step::Take),
+        2 => Just(Step::Release),
+        2 => (1..70u32).prop_map(Step::Resize),
+        1 => (1..70u32).prop_map(Step::ResizeWithoutMapping),
+    ];
+    prop::collection::vec(step, 1..80)
+}
+
+fn mapping_failed() -> CreateError {
+    CreateError::Refused(Refused { method: "mmap", errno: Errno::NOMEM })
+}
+
+proptest! {
+    #[test]
+    fn a_moved_completion_queue_gives_each_completion_once_and_in_order(steps in steps()) {
+        let element = size_of::<Wc>();
+        let memory = PlainMemory::new(8, element);
+        let mut queue = RxeCq::new(memory.clone(), 8, CountingArm::default()).unwrap();
+        let mut kernel = KernelProducer::new(memory);
+        // Numbers posted, taken; and whether the program sees the kernel's memory.
+        let (mut posted, mut taken, mut sees) = (0, 0, true);
+        for step in steps.into_iter().chain([Step::Resize(70)]) {
+            match step {
+                Step::KernelPosts(n) => for _ in 0..n {
+                    if kernel.post(&Wc { wr_id: posted, ..Wc::zeroed() }) {
+                        posted += 1;
+                    }
+                },
+                Step::Take(n) => for _ in 0..n {
+                    match queue.next().map(|wc| wc.wr_id()) {
+                        Some(wr_id) => {
+                            prop_assert_eq!(wr_id, taken);
+                            taken += 1;
+                        }
+                        None => prop_assert!(!sees || taken == posted),
+                    }
+                },
+                Step::Release => queue.release(),
+                Step::Resize(depth) | Step::ResizeWithoutMapping(depth) => {
+                    queue.release();
+                    let memory = PlainMemory::new(depth, element);
+                    if !kernel.resize(memory.clone()) {
+                        continue;
+                    }
+                    sees = matches!(step, Step::Resize(_));
+                    let mapped = if sees { Ok(memory) } else { Err(mapping_failed()) };
+                    prop_assert_eq!(queue.follow(mapped, depth).is_ok(), sees);
+                }
+            }
+        }
+        while let Some(wr_id) = queue.next().map(|wc| wc.wr_id()) {
+            prop_assert_eq!(wr_id, taken);
+            taken += 1;
+        }
+        prop_assert_eq!(taken, posted);
+    }
+
+    #[test]
+    fn a_queue_that_was_reset_has_room_for_all_it_holds(depth in 1..40u32, used in 0..200u32, left in 0..40u32) {
+        let memory = PlainMemory::new(depth, 208 + 16);
+        let limits = SendLimits::new(QpType::RC, 1, 0).unwrap();
+        let mut queue = RxeSq::new(memory.clone(), depth, limits, CountingDoorbell::default()).unwrap();
+        let mut kernel = KernelConsumer::new(memory);
+        let received = PlainMemory::new(depth, 40);
+        let mut receives = RxeRq::new(received.clone(), depth, 0).unwrap();
+        let mut receiver = KernelConsumer::new(received);
+        let send = SendRequest {
+            wr_id: 0,
+            operation: Operation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[]),
+        };
+        let recv = RecvRequest { wr_id: 0, sges: &[] };
+        let capacity = queue.capacity();
+        for i in 0..used + left % (capacity + 1) {
+            // SAFETY: no kernel carries the requests out.
+            unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
+            queue.ring().unwrap();
+            receives.ring();
+            if i < used {
+                prop_assert!(kernel.take().is_some() && receiver.take().is_some());
+            }
+        }
+        // What is left the kernel drops, as it does on RESET; and a batch was being written.
+        // SAFETY: as above.
+        let _ = unsafe { (queue.push(&send), receives.push(&recv)) };
+        while kernel.take().is_some() {}
+        while receiver.take().is_some() {}
+        queue.reset();
+        receives.reset();
+        for _ in 0..capacity {
+            // SAFETY: as above.
+            unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
+        }
+        // SAFETY: as above.
+        let full = unsafe { (queue.push(&send).is_err(), receives.push(&recv).is_err()) };
+        prop_assert_eq!(full, (true, true));
+        queue.ring().unwrap();
+        receives.ring();
+        for _ in 0..capacity {
+            prop_assert!(kernel.take().is_some() && receiver.take().is_some());
+        }
+        prop_assert!(kernel.take().is_none() && receiver.take().is_none());
+    }
+}
+
+#[test]
+fn resuming_rings_the_doorbell_though_nothing_is_new() {
+    let memory = PlainMemory::new(4, 208 + 16);
+    let limits = SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC");
+    let doorbell = CountingDoorbell::default();
+    let mut queue = RxeSq::new(memory, 4, limits, doorbell.clone()).expect("a sound header");
+    queue.ring().expect("nothing to ring for");
+    assert_eq!(doorbell.rung(), 0);
+    queue.resume().expect("the doorbell answers well");
+    assert_eq!(doorbell.rung(), 1);
+}

@@ -1,0 +1,32 @@
+//! Changing the depth of a completion queue.
+
+use bareverbs_uapi::write;
+use bareverbs_uapi::write::structs::{ResizeCqReq, ResizeCqResp};
+
+use super::DriverPayload;
+use crate::device::{DeviceFile, Refused};
+
+/// Gives a completion queue room for at least `entries` completions; returns for how many, by the kernel's word.
+///
+/// # Errors
+///
+/// The kernel's refusal: `EINVAL` for more than the device has, or fewer than the queue holds now.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+#[doc(alias = "ibv_resize_cq")]
+pub unsafe fn resize_cq(
+    file: &DeviceFile,
+    cq: u32,
+    entries: u32,
+    payload: DriverPayload<'_>,
+) -> Result<u32, Refused> {
+    let request = ResizeCqReq { cq_handle: cq, cqe: entries, ..ResizeCqReq::zeroed() };
+    let mut response = ResizeCqResp::zeroed();
+    let mut call = write::invoke::<write::ResizeCq>(file.driver_id(), &request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ResizeCq", ..refused })?;
+    Ok(response.cqe)
+}

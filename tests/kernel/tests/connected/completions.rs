@@ -1,0 +1,208 @@
+//! Completion queues: resized, shared, apart, armed, overrun.
+
+use bareverbs::{
+    Arm, Completion, CqInit, InitAttr, Operation, Payload, QpInit, Rc, SendFlags, SendRequest, WcOpcode,
+    WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use super::{a_while, deep};
+
+pub(crate) fn a_fenced_send_carries_what_the_read_before_it_brought() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let mut far = region(&pd, &[0; 4096], ALL_REMOTE);
+        let (near, got) = (region(&pd, &[0; 4096], ALL_REMOTE), region(&pd, &[0; 4096], ALL_REMOTE));
+        let (near_sge, got_sge) = ([near.sge(..).unwrap()], [got.sge(..).unwrap()]);
+        for round in 1..=50u8 {
+            far.write(0, &[round; 4096]).unwrap();
+            b.recv_into(0, 1, &got_sge);
+            let read = request(1, Operation::Read(far.remote(0).unwrap()), Payload::Sges(&near_sge));
+            let send = request(2, Operation::Send, Payload::Sges(&near_sge));
+            let fenced = SendFlags::SIGNALED | SendFlags::FENCE;
+            a.send(&[read, SendRequest { flags: fenced, ..send }]).unwrap();
+            assert_eq!(a.ends(2), [(1, WcStatus::SUCCESS), (2, WcStatus::SUCCESS)]);
+            b.completions(1);
+            let mut found = [0; 4096];
+            got.read(0, &mut found).unwrap();
+            assert_eq!(found, [round; 4096]);
+        }
+    });
+}
+
+pub(crate) fn only_a_solicited_message_wakes_a_queue_armed_for_such() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let channel = pd.context().create_comp_channel().unwrap();
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let init = CqInit { channel: Some(&channel), user_data: 99, ..CqInit::new(32) };
+        let cq = pd.context().create_cq(&init).unwrap();
+        b.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        b.cq = cq;
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        b.recv_into(0, 4, &[]);
+
+        let send = |wr_id, more| SendRequest {
+            flags: SendFlags::SIGNALED | more,
+            ..request(wr_id, Operation::Send, Payload::Sges(&[]))
+        };
+        b.cq.arm(Arm::Solicited).unwrap();
+        a.send(&[send(1, SendFlags::empty())]).unwrap();
+        a.completions(1);
+        a_while();
+        assert_eq!(channel.try_get_event().unwrap(), None, "an ordinary message is no reason to wake");
+        a.send(&[send(2, SendFlags::SOLICITED)]).unwrap();
+        let event = channel.get_event_timeout(PATIENCE).unwrap().expect("a solicited message wakes");
+        assert_eq!(event.user_data, 99);
+        b.cq.arm(Arm::Any).unwrap();
+        a.send(&[send(3, SendFlags::empty())]).unwrap();
+        assert!(channel.get_event_timeout(PATIENCE).unwrap().is_some());
+        assert_eq!((a.completions(2).len(), b.completions(3).len()), (2, 3));
+    });
+}
+
+pub(crate) fn a_queue_resized_under_traffic_loses_nothing_and_keeps_the_order() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, deep(200));
+        let target = region(&pd, &[0; 8], ALL_REMOTE);
+        let remote = target.remote(0).unwrap();
+        let depth = u64::from(a.cq.capacity().min(a.qp.cap().max_send_wr));
+        let (mut posted, mut taken, mut sizes) = (0, 0, [700, 203, 4000, 250].iter().cycle());
+        while taken < 6000 {
+            let room = depth.min(200) - (posted - taken);
+            let mut batch = a.qp.start_send();
+            for _ in 0..room {
+                batch.write_inline(posted, remote, &[1; 8], SendFlags::SIGNALED).unwrap();
+                posted += 1;
+            }
+            batch.ring().unwrap();
+            // The kernel is adding completions now. Some are taken before, some after.
+            for _ in 0..3 {
+                let asked = *sizes.next().unwrap();
+                assert!(a.cq.resize(asked).unwrap() >= asked);
+                let mut completions = a.cq.poll();
+                for _ in 0..room / 4 {
+                    let Some(completion) = completions.next() else { break };
+                    assert_eq!((completion.wr_id(), completion.status()), (taken, WcStatus::SUCCESS));
+                    taken += 1;
+                }
+            }
+            if posted - taken == depth.min(200) {
+                for wc in a.completions(1) {
+                    assert_eq!((wc.wr_id, wc.status), (taken, WcStatus::SUCCESS));
+                    taken += 1;
+                }
+            }
+        }
+        for wc in a.completions((posted - taken) as usize) {
+            assert_eq!((wc.wr_id, wc.status), (taken, WcStatus::SUCCESS));
+            taken += 1;
+        }
+        assert_eq!(a.cq.poll_one(), None);
+    });
+}
+
+pub(crate) fn a_resize_below_what_it_holds_is_refused_and_harms_nothing() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        b.recv_into(0, 10, &[]);
+        for wr_id in 0..10 {
+            a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
+        }
+        b.completions(10);
+        a_while();
+        let capacity = a.cq.capacity();
+        let refused = a.cq.resize(5).expect_err("it holds 10");
+        assert!(refused.to_string().contains("poll first"), "{refused}");
+        assert_eq!(a.cq.capacity(), capacity);
+        assert!(a.cq.resize(0).is_err());
+        assert!(matches!(a.cq.resize(1 << 30), Err(bareverbs::Error::Limit { .. })));
+        assert!(a.ends(10).into_iter().eq((0..10).map(|wr_id| (wr_id, WcStatus::SUCCESS))));
+        assert_eq!(a.cq.resize(1).unwrap(), 1);
+    });
+}
+
+pub(crate) fn an_armed_queue_stays_armed_through_a_resize() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let channel = pd.context().create_comp_channel().unwrap();
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let cq = pd.context().create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(32) }).unwrap();
+        a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        a.cq = cq;
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        b.recv_into(0, 1, &[]);
+        a.cq.arm(Arm::Any).unwrap();
+        a.cq.resize(500).unwrap();
+        a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
+        assert!(channel.get_event_timeout(PATIENCE).unwrap().is_some());
+        assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
+    });
+}
+
+pub(crate) fn two_queue_pairs_share_one_completion_queue() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let mut cq = pd.context().create_cq(&CqInit::new(200)).unwrap();
+        let qp = || pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        let mut ends = [side(&pd, plan), side(&pd, plan)];
+        let mut qps = [qp(), qp()];
+        for (qp, end) in qps.iter_mut().zip(&mut ends) {
+            let rtr = end.towards(end.qp.qp_num());
+            qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
+            qp.ready_to_receive(&rtr).unwrap();
+            qp.ready_to_send(&end.sending()).unwrap();
+            end.connect(qp.qp_num());
+            end.recv_into(0, 16, &[]);
+        }
+        for wr_id in 0..16 {
+            for qp in &mut qps {
+                let mut batch = qp.start_send();
+                batch.send_inline(wr_id, b"x", SendFlags::SIGNALED).unwrap();
+                batch.ring().unwrap();
+            }
+        }
+        for end in &mut ends {
+            end.completions(16);
+        }
+        a_while();
+        let all: Vec<_> = std::iter::from_fn(|| cq.poll_one()).collect();
+        assert_eq!(all.len(), 32);
+        for qp in &qps {
+            let of_it = all.iter().filter(|wc| wc.qp_num == qp.qp_num()).map(|wc| wc.wr_id);
+            assert!(of_it.eq(0..16), "each queue pair's completions are in its order: {all:?}");
+        }
+    });
+}
+
+pub(crate) fn sends_and_receives_complete_in_queues_of_their_own() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let mut received = pd.context().create_cq(&CqInit::new(32)).unwrap();
+        a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&a.cq, &received) }).unwrap();
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        a.recv_into(7, 1, &[]);
+        b.recv_into(0, 1, &[]);
+        a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
+        b.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
+        b.completions(2);
+        let sent = a.completions(1)[0];
+        a_while();
+        let got = received.poll_one().expect("the receive's completion");
+        assert_eq!((sent.wr_id, sent.opcode), (1, WcOpcode::SEND));
+        assert_eq!((got.wr_id, got.opcode), (7, WcOpcode::RECV));
+        assert_eq!((a.cq.poll_one(), received.poll_one()), (None, None));
+    });
+}

@@ -1,0 +1,78 @@
+//! Asynchronous events that a program has not asked for.
+
+use std::fs;
+use std::process::Command;
+use std::time::Instant;
+
+use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortState, QpInit, Rc};
+use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use super::event;
+
+pub(crate) fn an_overrun_raises_the_queues_error() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let cq = pd.context().create_cq(&CqInit { user_data: 0xc0ffee, ..CqInit::new(1) }).unwrap();
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        a.qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        a.cq = cq;
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        b.recv_into(0, 4, &[]);
+        for wr_id in 0..4 {
+            a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
+        }
+        let overrun = event(pd.context(), |event| matches!(event, AsyncEvent::Cq { .. }));
+        assert_eq!(overrun, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
+        assert_eq!(a.completions(1)[0].wr_id, 0, "what fitted is still there");
+    });
+}
+
+/// The network interface under `rxe0`.
+fn netdev() -> String {
+    let name = fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/1").unwrap();
+    name.trim().to_owned()
+}
+
+fn ip(arguments: &[&str]) {
+    let status = Command::new("ip").args(arguments).status().expect("the Debian root has iproute2");
+    assert!(status.success(), "ip {arguments:?}");
+}
+
+pub(crate) fn a_port_that_goes_down_and_up_says_so() {
+    let context = open();
+    let device = netdev();
+    let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
+    ip(&["link", "set", "dev", &device, "down"]);
+    let down = event(&context, of_port(EventType::PORT_ERR));
+    assert_eq!(down, AsyncEvent::Port { event: EventType::PORT_ERR, port: 1 });
+    assert_ne!(context.query_port(1).unwrap().state, PortState::ACTIVE);
+    ip(&["link", "set", "dev", &device, "up"]);
+    let up = event(&context, of_port(EventType::PORT_ACTIVE));
+    assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: 1 });
+    assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
+    // Tests after this one find the address where it was.
+    let begin = Instant::now();
+    while context.gid(1, 1).is_err() {
+        assert!(begin.elapsed() < PATIENCE, "the address did not come back");
+    }
+}
+
+pub(crate) fn a_new_address_raises_a_change_of_the_gid_table() {
+    let context = open();
+    let device = netdev();
+    let before = context.gid_table().unwrap().len();
+    ip(&["address", "add", "10.77.0.1/24", "dev", &device]);
+    let change = event(&context, |event| event.event() == EventType::GID_CHANGE);
+    assert_eq!(change, AsyncEvent::Port { event: EventType::GID_CHANGE, port: 1 });
+    let begin = Instant::now();
+    while context.gid_table().unwrap().len() <= before {
+        assert!(begin.elapsed() < PATIENCE, "the table did not grow");
+    }
+    ip(&["address", "del", "10.77.0.1/24", "dev", &device]);
+    while context.gid_table().unwrap().len() > before {
+        assert!(begin.elapsed() < PATIENCE, "the table did not shrink");
+    }
+}

@@ -1,0 +1,335 @@
+//! Windows, regions, and the operations on them.
+
+use bareverbs::{
+    Access, Buffer, Error, Mr, Mw, MwType, Operation, Payload, PlacementType, PostReason, Refusal, Remote,
+    SelectivityLevel, WcOpcode, WcStatus, inc_rkey,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Outcome, skip};
+
+use super::{a_while, bare, end_of};
+
+const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
+const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ);
+
+/// Binds `window` to bytes 16 to 32 of `memory`.
+fn bind(side: &mut Side, window: &mut Mw, memory: &Mr<Buffer>) {
+    let bind = window.bind(memory, 16..32, REMOTE).unwrap();
+    assert_eq!(bind.rkey, inc_rkey(window.rkey()));
+    side.send(&[bare(50, Operation::BindMw(bind))]).unwrap();
+    let wc = side.completions(1)[0];
+    assert_eq!((wc.wr_id, wc.status, wc.opcode), (50, WcStatus::SUCCESS, WcOpcode::BIND_MW));
+    window.bound(&bind);
+    assert_eq!(window.rkey(), bind.rkey);
+}
+
+fn write_of(side: &mut Side, remote: Remote, bytes: &[u8]) -> WcStatus {
+    end_of(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
+}
+
+pub(crate) fn a_window_of_type_2_opens_its_region_to_its_queue_pair_until_it_is_invalidated() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[0; 64], BINDABLE);
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let mut window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+        bind(&mut b, &mut window, &memory);
+        let inside = window.remote(memory.addr() + 16);
+        assert_eq!(write_of(&mut a, inside, b"through a window"), WcStatus::SUCCESS);
+        assert_eq!(&contents(&memory)[16..32], b"through a window");
+        b.send(&[bare(70, Operation::LocalInv(window.rkey()))]).unwrap();
+        let wc = b.completions(1)[0];
+        assert_eq!((wc.status, wc.opcode), (WcStatus::SUCCESS, WcOpcode::LOCAL_INV));
+        assert_eq!(write_of(&mut a, inside, b"when it's closed"), WcStatus::REM_ACCESS_ERR);
+        assert_eq!(&contents(&memory)[16..32], b"through a window");
+    });
+}
+
+pub(crate) fn a_window_of_type_2_serves_no_other_queue_pair_and_no_other_region() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[0; 64], BINDABLE);
+        let ((mut a, mut b), (mut c, _d)) = (pair(&pd, Plan::default()), pair(&pd, Plan::default()));
+        let mut window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+        bind(&mut b, &mut window, &memory);
+        let inside = window.remote(memory.addr() + 16);
+        assert_eq!(write_of(&mut c, inside, b"x"), WcStatus::REM_ACCESS_ERR);
+        // Soft-RoCE holds requests to the region's bounds.
+        assert_eq!(
+            write_of(&mut a, window.remote(memory.addr() + 60), b"too long"),
+            WcStatus::REM_ACCESS_ERR
+        );
+        assert_eq!(contents(&memory), [0; 64]);
+    });
+}
+
+pub(crate) fn a_peer_takes_a_window_away_with_its_send() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[0; 64], BINDABLE);
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let mut window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+        bind(&mut b, &mut window, &memory);
+        b.recv_into(1, 1, &[]);
+        let inside = window.remote(memory.addr() + 16);
+        assert_eq!(end_of(&mut a, bare(2, Operation::SendInv(inside.rkey))), WcStatus::SUCCESS);
+        let mut completions = Vec::new();
+        while completions.is_empty() {
+            use bareverbs::Completion as _;
+            completions.extend(b.cq.poll().next().map(|wc| (wc.wr_id(), wc.invalidated_rkey())));
+        }
+        assert_eq!(completions, [(1, Some(inside.rkey))]);
+        assert_eq!(write_of(&mut a, inside, b"x"), WcStatus::REM_ACCESS_ERR);
+        assert_eq!(contents(&memory), [0; 64]);
+        window.dealloc().unwrap();
+        memory.into_inner().expect("no window is bound to it any more");
+    });
+}
+
+pub(crate) fn a_window_of_type_1_is_bound_anew_and_to_nothing() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (one, other) = (region(&pd, &[0; 64], BINDABLE), region(&pd, &[0; 64], BINDABLE));
+        let mut window = pd.alloc_mw(MwType::TYPE_1).unwrap();
+        assert_eq!(window.mw_type(), MwType::TYPE_1);
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        for memory in [&one, &other] {
+            bind(&mut b, &mut window, memory);
+            let inside = window.remote(memory.addr() + 16);
+            assert_eq!(write_of(&mut a, inside, b"type 1"), WcStatus::SUCCESS);
+            assert_eq!(&contents(memory)[16..22], b"type 1");
+        }
+        one.into_inner().expect("the window is bound to the other region");
+        let unbind = window.unbind();
+        assert_eq!(end_of(&mut b, bare(3, Operation::BindMw(unbind))), WcStatus::SUCCESS);
+        window.bound(&unbind);
+        let addr = other.addr();
+        other.into_inner().expect("the window is bound to nothing");
+        assert_eq!(write_of(&mut a, window.remote(addr + 16), b"x"), WcStatus::REM_ACCESS_ERR);
+    });
+}
+
+pub(crate) fn a_bind_that_the_region_does_not_allow_fails() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plain = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let bindable = region(&pd, &[0; 64], BINDABLE);
+        let window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+        let refused = window.bind(&plain, .., REMOTE).expect_err("it has no right to be bound to");
+        assert!(refused.to_string().contains("MW_BIND"), "{refused}");
+        assert!(matches!(window.bind(&bindable, 60..70, REMOTE), Err(Error::Invalid { .. })));
+
+        // The kernel's own checks, where a request is made by hand.
+        let good = window.bind(&bindable, .., REMOTE).unwrap();
+        for wrong in [
+            bareverbs::MwBind { mr_lkey: plain.lkey(), addr: plain.addr(), ..good },
+            bareverbs::MwBind { length: 65, ..good },
+            bareverbs::MwBind { mw_rkey: good.rkey, ..good },
+        ] {
+            let (_a, mut b) = pair(&pd, Plan::default());
+            let status = end_of(&mut b, bare(1, Operation::BindMw(wrong)));
+            assert!(
+                matches!(status, WcStatus::MW_BIND_ERR | WcStatus::WR_FLUSH_ERR),
+                "{wrong:?} ended with {status:?}"
+            );
+        }
+    });
+}
+
+pub(crate) fn a_region_under_a_window_is_not_given_back() {
+    let pd = domain();
+    let memory = region(&pd, &[7; 64], BINDABLE);
+    let (mut a, mut b) = pair(&pd, Plan::default());
+    let mut window = pd.alloc_mw(MwType::TYPE_2).unwrap();
+    bind(&mut b, &mut window, &memory);
+    let (start, addr) = (memory.as_ptr(), memory.addr());
+    let refused = memory.into_inner().expect_err("a window is bound to it");
+    assert!(refused.to_string().contains("memory window"), "{refused}");
+
+    // The memory is still there, for the peer and for us.
+    assert_eq!(write_of(&mut a, window.remote(addr + 16), b"still here"), WcStatus::SUCCESS);
+    // SAFETY: a region that the kernel keeps is never freed.
+    let byte = |offset| unsafe { start.add(offset).read_volatile() };
+    assert_eq!([byte(15), byte(16), byte(17)], [7, b's', b't']);
+}
+
+pub(crate) fn a_region_is_known_by_the_address_it_was_given() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut buffer = Buffer::zeroed(8192).unwrap();
+        let iova = 0x7000_0000_0000 | buffer.as_ptr() as u64 & 0xfff;
+        // SAFETY: the buffer outlives the region, and is looked at by copies only.
+        let memory = unsafe { pd.register_raw(buffer.as_mut_ptr(), 8192, Some(iova), ALL_REMOTE) }.unwrap();
+        assert_eq!(memory.addr(), iova);
+        let told = memory.query().unwrap();
+        assert_eq!((told.lkey, told.rkey), (memory.lkey(), memory.rkey()));
+        assert_eq!((told.length, told.iova), (8192, iova));
+
+        let (mut a, _b) = pair(&pd, Plan::default());
+        assert_eq!(write_of(&mut a, memory.remote(5000).unwrap(), b"by iova"), WcStatus::SUCCESS);
+        assert_eq!(&contents(&memory)[5000..5007], b"by iova");
+        let true_address = Remote { addr: memory.as_ptr() as u64, rkey: memory.rkey() };
+        assert_eq!(write_of(&mut a, true_address, b"x"), WcStatus::REM_ACCESS_ERR);
+        drop(memory);
+    });
+}
+
+pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let (mut a, _b) = pair(&pd, Plan::default());
+        match memory.set_access(ALL_REMOTE) {
+            Err(refused @ Error::Unsupported { verb: "rereg_mr", .. }) => {
+                assert_eq!(memory.access(), Access::LOCAL_WRITE);
+                return skip(refused.to_string());
+            }
+            answer => answer.unwrap(),
+        }
+        assert_eq!(memory.access(), ALL_REMOTE);
+        assert!(memory.bytes().is_none(), "peers may write it at any moment");
+        assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"now"), WcStatus::SUCCESS);
+        memory.set_access(Access::LOCAL_WRITE).unwrap();
+        assert_eq!(&memory.bytes().expect("it is ours again")[..4], b"now\0");
+        assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"not"), WcStatus::REM_ACCESS_ERR);
+        assert_eq!(&contents(&memory)[..4], b"now\0");
+
+        let mut read_only = region(&pd, &[0; 64], Access::empty());
+        match read_only.set_access(Access::LOCAL_WRITE) {
+            // It depends on the kernel whether pages are pinned for writing when only reading was asked for.
+            Ok(()) => assert_eq!(read_only.access(), Access::LOCAL_WRITE),
+            Err(refused) => assert!(refused.to_string().contains("register anew"), "{refused}"),
+        }
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
+pub(crate) fn a_region_moves_to_another_domain() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let other = pd.context().alloc_pd().unwrap();
+        let mut memory = region(&pd, b"who may send this?", ALL_REMOTE);
+        match memory.move_to(&other) {
+            Err(refused @ Error::Unsupported { .. }) => return skip(refused.to_string()),
+            answer => answer.unwrap(),
+        }
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let (mut c, mut d) = pair(&other, Plan::default());
+        let sges = [memory.sge(..).unwrap()];
+        b.recv_into(0, 1, &[]);
+        let send = request(1, Operation::Send, Payload::Sges(&sges));
+        let status = end_of(&mut a, send);
+        assert_ne!(status, WcStatus::SUCCESS, "it left that domain");
+        let target = region(&other, &[0; 18], ALL_REMOTE);
+        d.recv_into(0, 1, &[target.sge(..).unwrap()]);
+        assert_eq!(end_of(&mut c, send), WcStatus::SUCCESS);
+        d.completions(1);
+        assert_eq!(contents(&target), b"who may send this?");
+
+        let elsewhere = domain();
+        assert!(matches!(memory.move_to(&elsewhere), Err(Error::Invalid { .. })));
+        // The first domain no longer has anything of the region's.
+        drop((a, b, pd));
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
+pub(crate) fn many_regions_live_side_by_side() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, Plan::default());
+        let regions: Vec<_> = (0..2000).map(|_| region(&pd, &[0; 16], ALL_REMOTE)).collect();
+        let mut keys: Vec<_> = regions.iter().map(Mr::rkey).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), regions.len(), "every region has a key of its own");
+        for (i, memory) in regions.iter().enumerate().step_by(97) {
+            let bytes = i.to_ne_bytes();
+            assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), &bytes), WcStatus::SUCCESS);
+        }
+        for (i, memory) in regions.iter().enumerate() {
+            let expected = if i % 97 == 0 { i } else { 0 };
+            assert_eq!(contents(memory)[..8], expected.to_ne_bytes(), "region {i}");
+        }
+    });
+}
+
+pub(crate) fn a_flush_reaches_the_peers_memory() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let flush = |remote| Operation::Flush {
+            remote,
+            length: 64,
+            placement: PlacementType::GLOBAL,
+            level: SelectivityLevel::RANGE,
+        };
+        if !pd.context().capabilities().flush {
+            let (mut a, _b) = pair(&pd, Plan::default());
+            let refused = a.send(&[bare(1, flush(Remote { addr: 0, rkey: 0 }))]).unwrap_err();
+            assert_eq!(refused.reason, PostReason::Queue(Refusal::Unsupported { operation: "a flush" }));
+            return skip("this kernel has no flush, and the queue says so");
+        }
+        let access = ALL_REMOTE | Access::FLUSH_GLOBAL;
+        let (mut a, _b) = pair(&pd, Plan { access, ..Plan::default() });
+        let memory = region(&pd, &[0; 64], access);
+        let remote = memory.remote(0).unwrap();
+        assert_eq!(write_of(&mut a, remote, b"made visible"), WcStatus::SUCCESS);
+        a.send(&[bare(1, flush(remote))]).unwrap();
+        let wc = a.completions(1)[0];
+        assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, WcStatus::SUCCESS, WcOpcode::FLUSH));
+        assert_eq!(&contents(&memory)[..12], b"made visible");
+
+        let without = region(&pd, &[0; 64], ALL_REMOTE);
+        assert_eq!(
+            end_of(&mut a, bare(2, flush(without.remote(0).unwrap()))),
+            WcStatus::REM_ACCESS_ERR,
+            "a region must allow flushes"
+        );
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
+pub(crate) fn an_atomic_write_changes_eight_bytes() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let write = |remote, value| Operation::AtomicWrite { remote, value };
+        let (mut a, _b) = pair(&pd, Plan::default());
+        let memory = region(&pd, &[0; 32], ALL_REMOTE);
+        if !pd.context().capabilities().atomic_write {
+            let refused = a.send(&[bare(1, write(memory.remote(8).unwrap(), [1; 8]))]).unwrap_err();
+            let reason = PostReason::Queue(Refusal::Unsupported { operation: "an atomic write" });
+            assert_eq!(refused.reason, reason);
+            return skip("this kernel has no atomic write, and the queue says so");
+        }
+        a.send(&[bare(1, write(memory.remote(8).unwrap(), *b"8 at one"))]).unwrap();
+        let wc = a.completions(1)[0];
+        assert_eq!((wc.wr_id, wc.status, wc.opcode), (1, WcStatus::SUCCESS, WcOpcode::ATOMIC_WRITE));
+        assert_eq!(&contents(&memory)[..17], b"\0\0\0\0\0\0\0\08 at one\0");
+
+        let refused = a.send(&[bare(2, write(memory.remote(9).unwrap(), [1; 8]))]).unwrap_err();
+        assert!(matches!(refused.reason, PostReason::Queue(Refusal::AtomicAddress { .. })));
+        let foreign = Remote { rkey: memory.rkey() ^ 1, ..memory.remote(8).unwrap() };
+        assert_eq!(end_of(&mut a, bare(3, write(foreign, [1; 8]))), WcStatus::REM_ACCESS_ERR);
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
+pub(crate) fn operations_without_payload_refuse_one() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, Plan::default());
+        let window = pd.alloc_mw(MwType::TYPE_1).unwrap();
+        let memory = region(&pd, &[0; 32], BINDABLE);
+        let sges = [memory.sge(..).unwrap()];
+        for operation in [Operation::LocalInv(7), Operation::BindMw(window.unbind())] {
+            for payload in [Payload::Sges(&sges), Payload::Inline(&[b"x"])] {
+                let refused = a.send(&[request(1, operation, payload)]).unwrap_err();
+                let reason = refused.reason;
+                assert!(matches!(reason, PostReason::Queue(Refusal::UnexpectedPayload { .. })), "{reason:?}");
+            }
+        }
+        a_while();
+        assert_eq!(a.cq.poll_one(), None, "nothing went out");
+    });
+}

@@ -1,0 +1,223 @@
+//! Drain, error, reset.
+
+use std::time::Instant;
+
+use bareverbs::{
+    AsyncEvent, CqInit, EventType, Operation, Payload, Qp, QpInit, QpState, Rc, SendFlags, SendRequest,
+    WcOpcode, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use super::{a_while, deep, event, recv};
+
+pub(crate) fn a_drained_queue_ends_what_it_began_and_keeps_the_rest_until_it_is_resumed() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        a.qp = pd
+            .create_qp::<Rc>(&QpInit { cap: plan.cap, user_data: 4711, ..QpInit::new(&a.cq, &a.cq) })
+            .unwrap();
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        b.recv_into(0, 8, &[]);
+
+        let send = |wr_id| request(wr_id, Operation::Send, Payload::Sges(&[]));
+        a.send(&[send(1), send(2)]).unwrap();
+        a.qp.drain().unwrap();
+        assert_eq!(a.qp.state(), QpState::SQD);
+        let drained = event(pd.context(), |event| matches!(event, AsyncEvent::Qp { .. }));
+        assert_eq!(drained, AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data: 4711 });
+        let told = a.qp.query().unwrap().0;
+        assert_eq!((told.qp_state, told.sq_draining), (QpState::SQD, false));
+
+        // What was begun is complete; what was not waits with what is posted now.
+        a.send(&[send(3), send(4)]).unwrap();
+        a_while();
+        let mut ended: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.wr_id).collect();
+        assert!(ended.len() <= 2, "requests after the drain were carried out: {ended:?}");
+        a.qp.resume().unwrap();
+        assert_eq!(a.kernel_state(), QpState::RTS);
+        ended.extend(a.completions(4 - ended.len()).iter().map(|wc| wc.wr_id));
+        assert_eq!(ended, [1, 2, 3, 4]);
+        assert_eq!(b.completions(4).len(), 4);
+    });
+}
+
+pub(crate) fn a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
+        a.recv_into(100, 3, &[]);
+        // Nobody receives them, so that they are under way for ever.
+        let send = |wr_id| SendRequest {
+            wr_id,
+            operation: Operation::Send,
+            flags: SendFlags::empty(),
+            payload: Payload::Sges(&[]),
+        };
+        a.send(&[send(1), send(2)]).unwrap();
+        a.qp.set_error().unwrap();
+        let mut ended = a.ends(5);
+        ended.sort_by_key(|(wr_id, _)| *wr_id);
+        let flushed: Vec<_> = [1, 2, 100, 101, 102].map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR)).into();
+        assert_eq!(ended, flushed);
+
+        a.send(&[send(3)]).unwrap();
+        assert_eq!(a.ends(1), [(3, WcStatus::WR_FLUSH_ERR)]);
+        // The kernel looks at receives when told to, not when one is posted.
+        a.recv(&[recv(103, &[])]).unwrap();
+        a.qp.set_error().unwrap();
+        assert_eq!(a.ends(1), [(103, WcStatus::WR_FLUSH_ERR)]);
+    });
+}
+
+pub(crate) fn a_queue_pair_tells_each_of_its_states() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let (mut a, b) = (side(&pd, plan), side(&pd, plan));
+        let told = |qp: &Qp<Rc>, state| {
+            let (attr, init) = qp.query().unwrap();
+            assert_eq!((attr.qp_state, qp.state()), (state, state));
+            assert_eq!(attr.cap.max_inline_data, init.cap.max_inline_data);
+            attr
+        };
+        told(&a.qp, QpState::RESET);
+        let (rtr, rts) = (a.towards(b.qp.qp_num()), a.sending());
+        a.qp.init(&bareverbs::InitAttr { access: ALL_REMOTE, ..bareverbs::InitAttr::new(1) }).unwrap();
+        assert_eq!(told(&a.qp, QpState::INIT).access, ALL_REMOTE);
+        a.qp.ready_to_receive(&rtr).unwrap();
+        let attr = told(&a.qp, QpState::RTR);
+        assert_eq!(
+            (attr.dest_qp_num, attr.ah_attr.grh.map(|grh| grh.dgid)),
+            (b.qp.qp_num(), rtr.address.grh.map(|grh| grh.dgid))
+        );
+        a.qp.ready_to_send(&rts).unwrap();
+        let attr = told(&a.qp, QpState::RTS);
+        assert_eq!(
+            (attr.timeout, attr.retry_cnt, attr.rnr_retry),
+            (rts.timeout, rts.retry_cnt, rts.rnr_retry)
+        );
+        a.qp.drain().unwrap();
+        told(&a.qp, QpState::SQD);
+        a.qp.set_error().unwrap();
+        told(&a.qp, QpState::ERR);
+        a.qp.reset().unwrap();
+        told(&a.qp, QpState::RESET);
+    });
+}
+
+pub(crate) fn a_queue_pair_that_was_reset_starts_anew_wherever_its_rings_stood() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = deep(5);
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let target = region(&pd, &[0; 8], ALL_REMOTE);
+        let sges = [target.sge(..).unwrap()];
+        for round in 0..20u64 {
+            a.connect(b.qp.qp_num());
+            b.connect(a.qp.qp_num());
+            let count = round % 5 + 1;
+            b.recv_into(round * 10, count, &sges);
+            let bytes = round.to_ne_bytes();
+            for i in 0..count {
+                a.send(&[request(i, Operation::Send, Payload::Inline(&[&bytes]))]).unwrap();
+            }
+            assert_eq!(a.completions(count as usize).len(), count as usize);
+            for (i, wc) in b.completions(count as usize).iter().enumerate() {
+                assert_eq!((wc.wr_id, wc.opcode), (round * 10 + i as u64, WcOpcode::RECV));
+            }
+            let mut found = [0; 8];
+            target.read(0, &mut found).unwrap();
+            assert_eq!(found, bytes);
+
+            // What is still posted vanishes without a completion, however much it was.
+            let capacity = b.qp.cap().max_recv_wr.into();
+            b.recv_into(1000, (round * 3 + 1) % capacity + 1, &[]);
+            a.recv_into(2000, capacity, &[]);
+            a.qp.reset().unwrap();
+            b.qp.reset().unwrap();
+            assert_eq!((a.cq.poll_one(), b.cq.poll_one()), (None, None));
+        }
+    });
+}
+
+pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, b) = pair(&pd, deep(20));
+        let target = region(&pd, &[0; 8], ALL_REMOTE);
+        let remote = target.remote(0).unwrap();
+        let capacity = a.qp.cap().max_send_wr as usize;
+        let (mut written, mut rounds) = (0u64, 0);
+        while written < 10_000 {
+            rounds += 1;
+            // Everything before it is complete, so that there is room for exactly what the queue holds.
+            let mut batch = a.qp.start_send();
+            for i in 0..capacity {
+                written += 1;
+                let last = i + 1 == capacity;
+                let flags = if last { SendFlags::SIGNALED } else { SendFlags::empty() };
+                batch.write_inline(written, remote, &written.to_ne_bytes(), flags).unwrap();
+            }
+            batch
+                .write_inline(0, remote, &[0; 8], SendFlags::empty())
+                .expect_err("one more than the queue holds");
+            batch.ring().unwrap();
+            assert_eq!(a.ends(1), [(written, WcStatus::SUCCESS)]);
+            let mut found = [0; 8];
+            target.read(0, &mut found).unwrap();
+            assert_eq!(u64::from_ne_bytes(found), written);
+
+            // And one by one, as room comes back without any completion.
+            let run = rounds % 7 * capacity;
+            let begin = Instant::now();
+            for _ in 0..run {
+                let bytes = (written + 1).to_ne_bytes();
+                loop {
+                    let mut batch = a.qp.start_send();
+                    let room = batch.write_inline(0, remote, &bytes, SendFlags::empty()).is_ok();
+                    batch.ring().unwrap();
+                    if room {
+                        break;
+                    }
+                    assert!(begin.elapsed() < PATIENCE, "room was lost");
+                }
+                written += 1;
+            }
+            written += 1;
+            let mut batch = a.qp.start_send();
+            while batch.write_inline(written, remote, &written.to_ne_bytes(), SendFlags::SIGNALED).is_err() {
+                assert!(begin.elapsed() < PATIENCE, "room was lost");
+            }
+            batch.ring().unwrap();
+            assert_eq!(a.ends(1), [(written, WcStatus::SUCCESS)]);
+        }
+        assert_eq!(a.cq.poll_one(), None);
+        drop(b);
+    });
+}
+
+pub(crate) fn a_queue_pair_that_signals_all_makes_a_completion_of_each() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = deep(40);
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let cq = pd.context().create_cq(&CqInit::new(100)).unwrap();
+        let init = QpInit { cap: plan.cap, signal_all: true, ..QpInit::new(&cq, &cq) };
+        a.qp = pd.create_qp::<Rc>(&init).unwrap();
+        a.cq = cq;
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        assert!(a.qp.query().unwrap().1.signal_all);
+        b.recv_into(0, 40, &[]);
+        let mut batch = a.qp.start_send();
+        for wr_id in 0..40 {
+            batch.send_inline(wr_id, b"", SendFlags::empty()).unwrap();
+        }
+        batch.ring().unwrap();
+        assert!(a.ends(40).into_iter().eq((0..40).map(|wr_id| (wr_id, WcStatus::SUCCESS))));
+    });
+}

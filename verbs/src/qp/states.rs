@@ -1,0 +1,74 @@
+//! Leaving and coming back: drain, error, reset.
+
+use bareverbs_provider::contract::{Provider, RecvQueue, SendQueue};
+use rustix::io::Errno;
+
+use super::{Qp, QpAttr, Transport};
+use crate::{Error, QpAttrMask, QpState, Result};
+
+impl<T: Transport, P: Provider> Qp<T, P> {
+    /// RTS → SQD: sends that the device has begun are carried out, later ones wait for [`Qp::resume`].
+    ///
+    /// When the last one that was begun is complete, [`QpAttr::sq_draining`] is over and the event
+    /// [`SQ_DRAINED`](crate::EventType::SQ_DRAINED) is raised. Sends can be posted meanwhile; receives go on.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state; the kernel refuses, as where the queue pair has failed by itself.
+    #[doc(alias = "IBV_QPS_SQD")]
+    pub fn drain(&mut self) -> Result<()> {
+        const VERB: &str = "modify_qp RTS→SQD";
+        self.check_state(VERB, QpState::RTS)?;
+        let attr = QpAttr { qp_state: QpState::SQD, en_sqd_async_notify: true, ..QpAttr::default() };
+        self.change(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY)
+    }
+
+    /// SQD → RTS: the sends that waited are carried out.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from another state; the kernel refuses, as while the queue is still draining.
+    pub fn resume(&mut self) -> Result<()> {
+        const VERB: &str = "modify_qp SQD→RTS";
+        self.check_state(VERB, QpState::SQD)?;
+        let attr = QpAttr { qp_state: QpState::RTS, ..QpAttr::default() };
+        self.change(VERB, &attr, QpAttrMask::STATE).map_err(|error| {
+            error.or_hint(|errno| {
+                (errno == Errno::INVAL).then(|| {
+                    "the queue may still be draining, which the event SQ_DRAINED ends, or have failed".into()
+                })
+            })
+        })?;
+        self.send
+            .queue
+            .resume()
+            .map_err(|refused| Error::refused(VERB, format!("QP {:#x}", self.qp_num()), refused))
+    }
+
+    /// To ERR, from any state but RESET: everything that is posted, now or later, completes as
+    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "IBV_QPS_ERR")]
+    pub fn set_error(&mut self) -> Result<()> {
+        let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
+        self.change("modify_qp to ERR", &attr, QpAttrMask::STATE)
+    }
+
+    /// To RESET, from any state: its queues are emptied without completions, and it can be brought up again. What it
+    /// completed before stays in the completion queues.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "IBV_QPS_RESET")]
+    pub fn reset(&mut self) -> Result<()> {
+        let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
+        self.change("modify_qp to RESET", &attr, QpAttrMask::STATE)
+    }
+
+    pub(super) fn queues_were_reset(&mut self) {
+        self.send.queue.reset();
+        if let Some(queue) = &mut self.recv.queue {
+            queue.reset();
+        }
+    }
+}
