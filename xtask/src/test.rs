@@ -317,6 +317,7 @@ impl Runner<'_> {
             accelerator: self.accelerator,
             instruction_clock: false,
             recording: None,
+            hca: None,
         })?;
         println!("up in {:.1} s", begin.elapsed().as_secs_f64());
         self.guests = Some(guests);

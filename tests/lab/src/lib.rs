@@ -10,6 +10,7 @@ mod cpio;
 mod deb;
 mod guest;
 mod headers;
+mod hca;
 mod initramfs;
 mod kernel;
 mod modules;
@@ -23,10 +24,11 @@ mod tools;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
-pub use bareverbs_lab_init::{Exec, TerminalSize};
+pub use bareverbs_lab_init::{Exec, HcaPort, TerminalSize};
 
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
+pub use crate::hca::Hca;
 pub use crate::headers::{HeaderDirs, fetch_headers, headers};
 pub use crate::initramfs::Programs;
 pub use crate::kernel::{Kernel, Series};
