@@ -191,7 +191,7 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
     }
     rq.consumed = counter.wrapping_add(1);
     let sges = scatter_list(if rq.setup.linked { &wqe[16..] } else { &wqe });
-    let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_key: true };
+    let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_key: true, any_pd: false };
     let mut left = frame;
     for sge in &sges {
         let (now, rest) = left.split_at((sge.length as usize).min(left.len()));

@@ -180,12 +180,20 @@ impl From<DmaFault> for Refusal {
     }
 }
 
-/// Who asks: its protection domain, its QP, and whether it may use the reserved key.
+/// Who asks: its protection domain, its QP, and its privileges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Accessor {
     pub(crate) pd: u32,
     pub(crate) qp: u32,
     pub(crate) reserved_key: bool,
+    /// The kernel's own queue for keys isn't bound to a protection domain.
+    pub(crate) any_pd: bool,
+}
+
+impl Accessor {
+    fn may_use(self, mkey: &Mkey) -> bool {
+        (self.any_pd || mkey.pd == self.pd) && (mkey.qp == ANY_QP || mkey.qp == self.qp)
+    }
 }
 
 /// A piece of guest memory, or of nothing for the null key.
@@ -239,7 +247,7 @@ pub(crate) fn walk(
         return visit((None, length as usize));
     }
     let mkey = find(keys, key)?;
-    if mkey.pd != who.pd || mkey.qp != ANY_QP && mkey.qp != who.qp {
+    if !who.may_use(mkey) {
         return Err(Refusal::Domain);
     }
     if rights & !mkey.access != 0 {
@@ -254,7 +262,7 @@ pub(crate) fn check(keys: &Mkeys, who: Accessor, key: u32, address: u64, length:
         return Ok(());
     }
     let mkey = find(keys, key)?;
-    if mkey.pd != who.pd || mkey.qp != ANY_QP && mkey.qp != who.qp {
+    if !who.may_use(mkey) {
         return Err(Refusal::Domain);
     }
     if rights & !mkey.access != 0 {
@@ -400,7 +408,7 @@ pub(crate) fn write(
 mod tests {
     use super::*;
 
-    const WHO: Accessor = Accessor { pd: 1, qp: 9, reserved_key: false };
+    const WHO: Accessor = Accessor { pd: 1, qp: 9, reserved_key: false, any_pd: false };
 
     fn key(mode: Mode, start: u64, length: u64, translation: Vec<u64>) -> Mkey {
         Mkey {

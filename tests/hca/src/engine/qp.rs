@@ -186,7 +186,12 @@ impl Qp {
     }
 
     pub(crate) fn accessor(&self) -> super::mkey::Accessor {
-        super::mkey::Accessor { pd: self.setup.pd, qp: self.number, reserved_key: self.setup.reserved_key }
+        super::mkey::Accessor {
+            pd: self.setup.pd,
+            qp: self.number,
+            reserved_key: self.setup.reserved_key,
+            any_pd: self.setup.service == Service::KeyUpdates,
+        }
     }
 
     /// When it next wants to be looked at, whatever happens.

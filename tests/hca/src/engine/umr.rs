@@ -57,19 +57,19 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
         data
     };
     let key = core.mkeys.get_mut(work.immediate >> 8).ok_or(Syndrome::MemoryWindowBind)?;
-    let allowed = key.umr && (key.pd == who.pd || who.reserved_key);
+    let allowed = key.umr && (key.pd == who.pd || who.any_pd);
     let free_as_wanted =
         !(flags & flag::MUST_BE_FREE != 0 && !key.free || flags & flag::MUST_BE_VALID != 0 && key.free);
     let context = Context(context);
     let bound_elsewhere =
-        flags & flag::MUST_BE_VALID != 0 && !who.reserved_key && key.qp != ANY_QP && key.qp != who.qp;
+        flags & flag::MUST_BE_VALID != 0 && !who.any_pd && key.qp != ANY_QP && key.qp != who.qp;
     if !allowed || !free_as_wanted || bound_elsewhere || !key.translate_from(offset, &translation) {
         return Err(Syndrome::MemoryWindowBind);
     }
     let wants = |bit: u64| changes & bit != 0;
     if wants(mask::LENGTH) {
         key.length = context.length();
-        key.unbounded = who.reserved_key && context.unbounded();
+        key.unbounded = (who.any_pd || who.reserved_key) && context.unbounded();
     }
     if wants(mask::PAGE_SIZE) {
         key.log_page = context.log_page();
@@ -77,7 +77,7 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     if wants(mask::START) {
         key.start = context.start();
     }
-    if wants(mask::PD) && who.reserved_key {
+    if wants(mask::PD) && who.any_pd {
         key.pd = context.pd();
     }
     if wants(mask::REMOTE_INVALIDATE) {

@@ -71,7 +71,9 @@ impl Firmware {
         let view = request.view::<CreateQpIn>()?.part(CreateQpIn::QPC);
         let service = service(view.get8(Qpc::ST))?;
         let (pd, uar) = (view.get32(Qpc::PD), view.get32(Qpc::UAR_PAGE));
-        self.resources.require_pd(pd)?;
+        if service != Service::KeyUpdates {
+            self.resources.require_pd(pd)?;
+        }
         self.resources.require_uar(uar)?;
         let (log_size, log_stride) = (view.get8(Qpc::LOG_RQ_SIZE), view.get8(Qpc::LOG_RQ_STRIDE) + 4);
         let receive = match view.get8(Qpc::RQ_TYPE) {
