@@ -211,7 +211,8 @@ impl Mkey {
     /// Stores translation words from a byte offset on; `false` if they don't fit the key.
     pub(crate) fn translate_from(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
-        if end > u64::from(self.capacity) * 16 || !offset.is_multiple_of(8) {
+        // The card keeps translations in lines of 64 bytes, and drivers write whole ones.
+        if end > (u64::from(self.capacity) * 16).next_multiple_of(64) || !offset.is_multiple_of(8) {
             return false;
         }
         let first = (offset / 8) as usize;
