@@ -42,7 +42,7 @@ use requester::Turn;
 pub use ring::Ring;
 pub use srq::SrqSetup;
 use table::Table;
-pub(crate) use wqe::AddressVector;
+pub(crate) use wqe::{AddressVector, be32};
 
 use crate::memory::DmaMap;
 

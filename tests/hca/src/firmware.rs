@@ -7,6 +7,7 @@ mod counters;
 mod keys;
 mod layout;
 mod lifecycle;
+mod nic;
 pub(crate) mod opcode;
 mod port;
 mod qps;
@@ -15,6 +16,7 @@ mod queues;
 mod registers;
 mod resources;
 mod srqs;
+mod steering;
 mod transitions;
 
 #[cfg(test)]
@@ -28,6 +30,7 @@ use lifecycle::Lifecycle;
 pub(crate) use queue::{Delivery, LOG_SLOTS, LOG_STRIDE, Outcome, execute_slot};
 pub(crate) use resources::FIRST_UAR;
 use resources::Resources;
+use steering::Steering;
 
 /// What a command answers besides its output (`MLX5_CMD_STAT_*` in `include/linux/mlx5/device.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,6 +164,8 @@ pub(crate) struct Firmware {
     /// Which event queue hears of finished commands.
     command_eq: Option<u32>,
     port: port::State,
+    nic: nic::Nic,
+    steering: Steering,
 }
 
 impl Firmware {
@@ -177,6 +182,8 @@ impl Firmware {
             keys: BTreeMap::new(),
             command_eq: None,
             port: port::State::default(),
+            nic: nic::Nic::default(),
+            steering: Steering::default(),
         }
     }
 
@@ -187,7 +194,7 @@ impl Firmware {
 
     /// Whether a send queue may be rung through this UAR page.
     pub(crate) fn may_ring(&self, qp: u32, uar: u32) -> bool {
-        self.qps.get(&qp).is_some_and(|known| known.uar == uar)
+        self.qps.get(&qp).is_some_and(|known| known.uar == uar) || self.nic.may_ring(qp, uar)
     }
 
     /// Whether a completion queue may be armed through this UAR page.
@@ -201,8 +208,8 @@ impl Firmware {
     }
 
     /// The receive queues that a frame goes to.
-    pub(crate) fn steer(&self, _engine: &Engine, _frame: &[u8]) -> Vec<u32> {
-        Vec::new()
+    pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<u32> {
+        self.steering.find(&self.nic, engine, frame)
     }
 
     /// Carries out a command; the answer's header is filled in either way.
@@ -294,6 +301,42 @@ impl Firmware {
             QUERY_HCA_VPORT_PKEY => self.query_hca_vport_pkey(engine, request, reply),
             QUERY_VPORT_STATE => self.query_vport_state(engine, reply),
             MODIFY_VPORT_STATE => Ok(()),
+            _ if is_for_ethernet(code) => self.dispatch_ethernet(engine, request, reply),
+            _ => Err(Status::BadOpcode),
+        }
+    }
+
+    fn dispatch_ethernet(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        use opcode::*;
+        let code = request.opcode();
+        match code {
+            QUERY_NIC_VPORT_CONTEXT => self.query_nic_vport_context(engine, request, reply),
+            MODIFY_NIC_VPORT_CONTEXT => self.modify_nic_vport_context(request),
+            QUERY_ROCE_ADDRESS => self.query_roce_address(engine, request, reply),
+            SET_ROCE_ADDRESS => self.set_roce_address(engine, request),
+            // The port takes its own frames whatever the table says.
+            SET_L2_TABLE_ENTRY | DELETE_L2_TABLE_ENTRY => Ok(()),
+
+            CREATE_RQ => self.create_rq(engine, request, reply),
+            MODIFY_RQ => self.modify_rq(engine, request),
+            QUERY_RQ => self.query_rq(request, reply),
+            DESTROY_RQ => self.destroy_rq(engine, request),
+            CREATE_SQ => self.create_sq(engine, request, reply),
+            MODIFY_SQ => self.modify_sq(engine, request),
+            QUERY_SQ => self.query_sq(engine, request, reply),
+            DESTROY_SQ => self.destroy_sq(engine, request),
+            CREATE_TIS | CREATE_TIR | CREATE_RQT => self.create_transport_object(code, request, reply),
+            MODIFY_TIS | MODIFY_TIR | MODIFY_RQT => self.modify_transport_object(code, request),
+            DESTROY_TIS | DESTROY_TIR | DESTROY_RQT => self.destroy_transport_object(code, request),
+
+            SET_FLOW_TABLE_ROOT => self.steering.set_root(request),
+            CREATE_FLOW_TABLE => self.steering.create_table(request, reply),
+            MODIFY_FLOW_TABLE => self.steering.modify_table(request),
+            DESTROY_FLOW_TABLE => self.steering.destroy_table(request),
+            CREATE_FLOW_GROUP => self.steering.create_group(request, reply),
+            DESTROY_FLOW_GROUP => self.steering.destroy_group(request),
+            SET_FLOW_TABLE_ENTRY => self.steering.set_entry(request),
+            DELETE_FLOW_TABLE_ENTRY => self.steering.delete_entry(request),
             _ => Err(Status::BadOpcode),
         }
     }

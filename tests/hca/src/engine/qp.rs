@@ -107,8 +107,6 @@ pub struct QpSetup {
     pub xrcd: Option<u32>,
     /// Whether the reserved key may be used.
     pub reserved_key: bool,
-    /// Whether multicast of its own doesn't come back.
-    pub block_multicast_loopback: bool,
 }
 
 /// What transitions change.

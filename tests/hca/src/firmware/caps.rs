@@ -86,8 +86,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::QKV, 1u8)
         .set(HcaCap::VPORT_COUNTERS, 1u8)
         .set(HcaCap::MAX_QP_CNT, 255u16)
-        .set(HcaCap::OUT_OF_SEQ_CNT, 1u8)
-        .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS);
+        .set(HcaCap::OUT_OF_SEQ_CNT, 1u8);
     match link {
         Link::InfiniBand => {
             cap.set(HcaCap::IB_VIRT, 1u8);
@@ -99,6 +98,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
                 .set(HcaCap::NIC_FLOW_TABLE, 1u8)
                 .set(HcaCap::ROCE, 1u8)
                 .set(HcaCap::LOG_MAX_RQ, limits::LOG_RQS)
+                .set(HcaCap::LOG_MAX_SQ, limits::LOG_RQS)
                 .set(HcaCap::LOG_MAX_TIR, 12u8)
                 .set(HcaCap::LOG_MAX_TIS, 8u8)
                 .set(HcaCap::LOG_MAX_RQT, 10u8)

@@ -74,7 +74,10 @@ impl Firmware {
         if service != Service::KeyUpdates {
             self.resources.require_pd(pd)?;
         }
-        self.resources.require_uar(uar)?;
+        let log_send_size = (!view.flag(Qpc::NO_SQ)).then(|| view.get8(Qpc::LOG_SQ_SIZE));
+        if log_send_size.is_some() {
+            self.resources.require_uar(uar)?;
+        }
         let (log_size, log_stride) = (view.get8(Qpc::LOG_RQ_SIZE), view.get8(Qpc::LOG_RQ_STRIDE) + 4);
         let receive = match view.get8(Qpc::RQ_TYPE) {
             receive::OWN => ReceiveQueue::Own { log_size, log_stride },
@@ -82,7 +85,6 @@ impl Firmware {
             receive::NONE => ReceiveQueue::None,
             _ => return Err(Status::BadParameter),
         };
-        let log_send_size = (!view.flag(Qpc::NO_SQ)).then(|| view.get8(Qpc::LOG_SQ_SIZE));
         let send_offset = if let ReceiveQueue::Own { .. } = receive { 1 << (log_size + log_stride) } else { 0 };
         let length = send_offset + log_send_size.map_or(0, |log_size| 64 << log_size);
         let xrcd = if service == Service::Connected(Transport::Xrc) {
@@ -110,7 +112,6 @@ impl Firmware {
             receive_cq: view.get32(Qpc::CQN_RCV),
             xrcd,
             reserved_key: view.flag(Qpc::RLKY),
-            block_multicast_loopback: view.flag(Qpc::BLOCK_LB_MC),
         };
         let number = engine.create_qp(setup, first_attributes())?;
         self.qps.insert(number, Known { context: view.raw().to_vec(), uar });
