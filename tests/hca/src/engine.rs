@@ -9,7 +9,7 @@ mod datagram;
 mod eq;
 mod ethernet;
 pub(crate) mod mkey;
-pub(crate) mod packet;
+pub mod packet;
 pub(crate) mod port;
 mod qp;
 mod requester;
@@ -229,6 +229,28 @@ impl Engine {
     }
 
     // ---- memory keys ----
+
+    /// Makes a key with all rights over a range whose addresses are the memory's own; the key.
+    pub fn register(&mut self, pd: u32, start: u64, length: u64) -> Result<u32, Refused> {
+        const VARIANT: u8 = 1;
+        let mkey = Mkey {
+            variant: VARIANT,
+            free: false,
+            mode: mkey::Mode::Physical,
+            access: 0x1f,
+            pd,
+            qp: mkey::ANY_QP,
+            start,
+            length,
+            unbounded: false,
+            log_page: 0,
+            remote_invalidate: true,
+            umr: true,
+            capacity: 0,
+            translation: Vec::new(),
+        };
+        self.create_mkey(mkey).map(|index| index << 8 | u32::from(VARIANT))
+    }
 
     pub(crate) fn create_mkey(&mut self, mkey: Mkey) -> Result<u32, Refused> {
         self.core.mkeys.insert_with(|_| mkey).ok_or(Refused::Full)
