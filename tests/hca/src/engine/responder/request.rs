@@ -86,7 +86,8 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
 fn repeat(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     match packet.operation {
         Operation::ReadRequest => {
-            if has_room(qp)
+            // While answers are on their way the repetition is one of the wire's; a requester that missed them asks again.
+            if qp.responder.pending.is_empty()
                 && let Some(read) = accept_read(qp, core, packet)
             {
                 qp.responder.pending.push_back(Pending::Read(read));
