@@ -73,6 +73,8 @@ pub(crate) struct Requester {
     oldest_psn: u32,
     retries: u8,
     rnr_retries: u8,
+    /// The oldest packet for which a complaint was followed; what else comes of the same loss is ignored.
+    recovering: Option<u32>,
     /// When unacknowledged packets count as lost.
     pub(crate) deadline: Option<u64>,
     /// Until when the peer wants to be left alone.
@@ -397,6 +399,7 @@ pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
         qp.requester.deadline = None;
         let set = qp.attributes.counters;
         core.count(set, |counters| &mut counters.timeouts);
+        qp.requester.recovering = None;
         answer::retry(qp, core);
     }
 }

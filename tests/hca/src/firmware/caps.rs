@@ -65,7 +65,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::LOG_MAX_TRANSPORT_DOMAIN, 16u8)
         .set(HcaCap::LOG_MAX_MCG, 8u8)
         .set(HcaCap::MAX_QP_MCG, limits::QPS_PER_GROUP as u64)
-        .set(HcaCap::MAX_WQE_SZ_SQ, 1008u16)
+        .set(HcaCap::MAX_WQE_SZ_SQ, 1024u16)
         .set(HcaCap::MAX_WQE_SZ_RQ, 512u16)
         .set(HcaCap::LOG_BF_REG_SIZE, 9u8)
         .set(HcaCap::DEVICE_FREQUENCY_KHZ, TIMER_KHZ)

@@ -83,7 +83,7 @@ fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
     } else {
         core.count(qp.attributes.counters, |counters| &mut counters.implied_naks);
         retire(qp, core);
-        retry(qp, core);
+        recover(qp, core);
     }
 }
 
@@ -101,6 +101,14 @@ fn rewind(qp: &mut Qp) {
         }
         None => (requester.sent.len(), 0),
     };
+}
+
+/// Follows a complaint or a gap, once for each loss: the packets under way when it happened all tell of it.
+fn recover(qp: &mut Qp, core: &mut Core) {
+    let oldest = qp.requester.oldest_psn;
+    if qp.requester.recovering.replace(oldest) != Some(oldest) {
+        retry(qp, core);
+    }
 }
 
 /// Sends again from the oldest packet on, if retries are left.
@@ -126,7 +134,7 @@ fn fail_oldest(qp: &mut Qp, core: &mut Core, syndrome: Syndrome) {
 fn not_ready(qp: &mut Qp, core: &mut Core, psn: u32, timer: u8) {
     const FOR_EVER: u8 = 7;
     if !settle_until(qp, psn.wrapping_sub(1) & PSN_MASK) {
-        retry(qp, core);
+        recover(qp, core);
         return;
     }
     retire(qp, core);
@@ -157,7 +165,7 @@ fn refused(qp: &mut Qp, core: &mut Core, psn: u32, code: u8) {
     retire(qp, core);
     if !complete || code == syndrome::NAK_SEQUENCE {
         core.count(qp.attributes.counters, |counters| &mut counters.sequence_naks);
-        retry(qp, core);
+        recover(qp, core);
         return;
     }
     let reason = match code {
@@ -182,7 +190,7 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     }
     let first_psn = qp.requester.sent[which].first_psn;
     if which > 0 && !settle_until(qp, first_psn.wrapping_sub(1) & PSN_MASK) {
-        retry(qp, core);
+        recover(qp, core);
         return;
     }
     let expected = expected_of(&qp.requester.sent[which]);
@@ -191,7 +199,7 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
         0 => {}
         1.. => {
             core.count(qp.attributes.counters, |counters| &mut counters.implied_naks);
-            retry(qp, core);
+            recover(qp, core);
             return;
         }
     }

@@ -84,21 +84,19 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
 
 /// A request that came before: answered again, not carried out again.
 fn repeat(qp: &mut Qp, core: &mut Core, packet: &Packet) {
-    match packet.operation {
-        Operation::ReadRequest => {
-            // While answers are on their way the repetition is one of the wire's; a requester that missed them asks again.
-            if qp.responder.pending.is_empty()
-                && let Some(read) = accept_read(qp, core, packet)
-            {
-                qp.responder.pending.push_back(Pending::Read(read));
-            }
-        }
-        operation if operation.is_atomic() => {
-            if let Some(remembered) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
-                answer_atomic(qp, core, remembered);
-            }
-        }
-        _ => qp.responder.owes_ack = true,
+    let wants_data = packet.operation == Operation::ReadRequest || packet.operation.is_atomic();
+    if !wants_data {
+        qp.responder.owes_ack = true;
+        return;
+    }
+    // While answers are on their way the repetition is one of the wire's; a requester that missed them asks again.
+    if !qp.responder.pending.is_empty() {
+        return;
+    }
+    if packet.operation == Operation::ReadRequest {
+        qp.responder.pending.extend(accept_read(qp, core, packet).map(Pending::Read));
+    } else if let Some(remembered) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
+        send_original(qp, core, remembered);
     }
 }
 

@@ -26,6 +26,7 @@ proptest! {
     #[test]
     fn any_bytes_in_a_send_queue_end_in_completions(wqes in proptest::collection::vec(wqe(), 1..6)) {
         let mut pair = Pair::new(Transport::Rc);
+        pair.connect(|attributes| attributes.rnr_retry = 1);
         for wqe in wqes {
             pair.post_raw(0, &wqe);
         }

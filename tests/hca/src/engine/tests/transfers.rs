@@ -184,16 +184,20 @@ fn an_armed_queue_interrupts_once() {
     assert_eq!(pair.interrupts(), 1);
 }
 
-/// A wire that loses, doubles and swaps packets as the bytes say, until they run out.
+/// A wire that loses, doubles and swaps packets as the bytes say; fewer than there are retries are lost or swapped.
 fn bad(fates: Vec<u8>) -> impl FnMut(Vec<Packet>) -> Vec<Packet> {
     let mut fates = fates.into_iter();
+    let mut harm = 6;
     move |packets| {
         let mut arrived: Vec<Packet> = Vec::new();
         for packet in packets {
             match fates.next().unwrap_or(255) {
-                0..40 => {}
+                0..40 if harm > 0 => harm -= 1,
                 40..70 => arrived.extend([packet.clone(), packet]),
-                70..100 => arrived.insert(0, packet),
+                70..100 if harm > 0 => {
+                    harm -= 1;
+                    arrived.insert(0, packet);
+                }
                 _ => arrived.push(packet),
             }
         }
