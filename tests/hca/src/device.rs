@@ -47,16 +47,20 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    pub(crate) fn new(setup: Setup, fabric: &Arc<Fabric>, interrupts: Box<dyn Interrupts>) -> std::io::Result<Self> {
+    pub(crate) fn new(
+        setup: Setup,
+        fabric: &Arc<Fabric>,
+        interrupts: Box<dyn Interrupts>,
+    ) -> std::io::Result<Self> {
         let engine = Engine::new(Port::new(setup.link, setup.index), interrupts);
         let mailbox = Arc::<Mailbox>::default();
         let port = fabric.plug(addresses(&engine), mailbox.clone());
         let card = Mutex::new(Card { engine, firmware: Firmware::new(setup.link) });
-        let shared = Arc::new(Shared { setup, card, mailbox, fabric: fabric.clone(), port, start: Instant::now() });
+        let shared =
+            Arc::new(Shared { setup, card, mailbox, fabric: fabric.clone(), port, start: Instant::now() });
         let worker = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name(format!("hca{}", setup.index))
-            .spawn(move || worker.work())?;
+        let thread =
+            std::thread::Builder::new().name(format!("hca{}", setup.index)).spawn(move || worker.work())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -91,7 +95,10 @@ impl Device {
     }
 
     /// Changes the memory map, with no work under way.
-    pub(crate) fn remap<T>(&self, change: impl FnOnce(&mut DmaMap) -> Result<T, MapError>) -> Result<T, MapError> {
+    pub(crate) fn remap<T>(
+        &self,
+        change: impl FnOnce(&mut DmaMap) -> Result<T, MapError>,
+    ) -> Result<T, MapError> {
         change(self.shared.lock().engine.memory())
     }
 
@@ -147,7 +154,8 @@ fn log(index: u8, now: u64, outcome: &Result<crate::firmware::Outcome, crate::me
         Err(fault) => eprintln!("{seconds:10.6} hca{index}: command queue: {fault}"),
         Ok(outcome) => {
             let name = opcode::name(outcome.opcode);
-            let delivery = outcome.delivery.map(|delivery: Delivery| format!(" {delivery:?}")).unwrap_or_default();
+            let delivery =
+                outcome.delivery.map(|delivery: Delivery| format!(" {delivery:?}")).unwrap_or_default();
             eprintln!(
                 "{seconds:10.6} hca{index}: {name} ({:#x}) modifier {:#x}: status {:#x}{delivery}",
                 outcome.opcode, outcome.modifier, outcome.status

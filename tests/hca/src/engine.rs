@@ -31,13 +31,13 @@ use self::core::{Core, Timer};
 pub use cq::CqSetup;
 pub(crate) use cq::Moderation;
 pub use eq::{EqSetup, EventKind, Interrupts};
-pub use ethernet::RqSetup;
 use ethernet::Rq;
+pub use ethernet::RqSetup;
 use mkey::Mkey;
 pub use packet::{Link, Packet};
 pub use port::Port;
-pub use qp::{Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 use qp::Qp;
+pub use qp::{Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 use requester::Turn;
 pub use ring::Ring;
 pub use srq::SrqSetup;
@@ -140,7 +140,7 @@ impl Engine {
 
     /// Makes an event queue.
     pub fn create_eq(&mut self, setup: EqSetup) -> Result<u32, Refused> {
-        self.core.eqs.insert_with(|number| eq::Eq::new(number, setup)).ok_or(Refused::Full)
+        self.core.eqs.insert_with(|_| eq::Eq::new(setup)).ok_or(Refused::Full)
     }
 
     /// Destroys an event queue that no completion queue reports to.
@@ -182,11 +182,15 @@ impl Engine {
         self.create_moderated_cq(setup, Moderation::default())
     }
 
-    pub(crate) fn create_moderated_cq(&mut self, setup: CqSetup, moderation: Moderation) -> Result<u32, Refused> {
+    pub(crate) fn create_moderated_cq(
+        &mut self,
+        setup: CqSetup,
+        moderation: Moderation,
+    ) -> Result<u32, Refused> {
         if self.core.eqs.get(setup.eq).is_none() {
             return Err(Refused::Missing);
         }
-        self.core.cqs.insert_with(|number| cq::Cq::new(number, setup, moderation)).ok_or(Refused::Full)
+        self.core.cqs.insert_with(|_| cq::Cq::new(setup, moderation)).ok_or(Refused::Full)
     }
 
     /// Destroys a completion queue that no other object uses.
@@ -309,7 +313,9 @@ impl Engine {
         }
         match setup.receive {
             ReceiveQueue::Shared(srq) if self.core.srqs.get(srq).is_none() => return Err(Refused::Missing),
-            ReceiveQueue::Own { log_size, log_stride } if log_size > 15 || !(4..=12).contains(&log_stride) => {
+            ReceiveQueue::Own { log_size, log_stride }
+                if log_size > 15 || !(4..=12).contains(&log_stride) =>
+            {
                 return Err(Refused::Invalid);
             }
             _ => {}
@@ -371,7 +377,11 @@ impl Engine {
     }
 
     /// Changes what a queue pair in reset is made of.
-    pub(crate) fn rewire_qp(&mut self, number: u32, change: impl FnOnce(&mut QpSetup)) -> Result<(), Refused> {
+    pub(crate) fn rewire_qp(
+        &mut self,
+        number: u32,
+        change: impl FnOnce(&mut QpSetup),
+    ) -> Result<(), Refused> {
         let qp = self.qps.get_mut(number).ok_or(Refused::Missing)?;
         change(&mut qp.setup);
         Ok(())

@@ -1,6 +1,6 @@
 //! What lies between devices: a switch that finds the port of a packet or frame.
 
-pub mod wire;
+pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
@@ -15,13 +15,13 @@ const CONGESTED: usize = 1 << 12;
 
 /// A port's addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Addresses {
+pub(crate) struct Addresses {
     /// LID; 0 on Ethernet.
-    pub lid: u16,
+    pub(crate) lid: u16,
     /// GIDs.
-    pub gids: Vec<[u8; 16]>,
+    pub(crate) gids: Vec<[u8; 16]>,
     /// MAC.
-    pub mac: [u8; 6],
+    pub(crate) mac: [u8; 6],
 }
 
 /// Something for a device's own thread to do.
@@ -45,7 +45,11 @@ pub(crate) struct Mail {
 
 impl Mail {
     fn is_empty(&self) -> bool {
-        self.doorbells.is_empty() && self.packets.is_empty() && self.frames.is_empty() && !self.stop && !self.nudge
+        self.doorbells.is_empty()
+            && self.packets.is_empty()
+            && self.frames.is_empty()
+            && !self.stop
+            && !self.nudge
     }
 }
 
@@ -72,10 +76,9 @@ impl Mailbox {
         let mut mail = self.lock();
         if mail.is_empty() && patience != Some(Duration::ZERO) {
             mail = match patience {
-                None => self
-                    .news
-                    .wait_while(mail, |mail| mail.is_empty())
-                    .unwrap_or_else(PoisonError::into_inner),
+                None => {
+                    self.news.wait_while(mail, |mail| mail.is_empty()).unwrap_or_else(PoisonError::into_inner)
+                }
                 Some(patience) => {
                     self.news
                         .wait_timeout_while(mail, patience, |mail| mail.is_empty())

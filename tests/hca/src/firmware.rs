@@ -110,7 +110,10 @@ impl<'a> Request<'a> {
     fn pages(self, from: usize) -> Result<Vec<u64>> {
         const FLAGS: u64 = 0xfff;
         let list = self.input.get(from..).ok_or(Status::BadInputLength)?;
-        Ok(list.chunks_exact(8).map(|entry| u64::from_be_bytes(entry.try_into().unwrap_or_default()) & !FLAGS).collect())
+        Ok(list
+            .chunks_exact(8)
+            .map(|entry| u64::from_be_bytes(entry.try_into().unwrap_or_default()) & !FLAGS)
+            .collect())
     }
 }
 
@@ -213,7 +216,12 @@ impl Firmware {
     }
 
     /// Carries out a command; the answer's header is filled in either way.
-    pub(crate) fn execute(&mut self, engine: &mut Engine, input: &[u8], output: &mut [u8]) -> std::result::Result<(), Status> {
+    pub(crate) fn execute(
+        &mut self,
+        engine: &mut Engine,
+        input: &[u8],
+        output: &mut [u8],
+    ) -> std::result::Result<(), Status> {
         let result = match Request::new(input) {
             None => Err(Status::BadInputLength),
             Some(_) if output.len() < 8 => Err(Status::BadOutputLength),
@@ -290,9 +298,8 @@ impl Firmware {
             CREATE_QP => self.create_qp(engine, request, reply),
             QUERY_QP => self.query_qp(engine, request, reply),
             DESTROY_QP => self.destroy_qp(engine, request),
-            RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | SQERR2RTS_QP | QP_2ERR | QP_2RST => {
-                self.move_qp(engine, request)
-            }
+            RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | SQERR2RTS_QP | QP_2ERR
+            | QP_2RST => self.move_qp(engine, request),
             ATTACH_TO_MCG | DETACH_FROM_MCG => self.multicast(engine, request),
 
             QUERY_HCA_VPORT_CONTEXT => self.query_hca_vport_context(engine, reply),
@@ -306,7 +313,12 @@ impl Firmware {
         }
     }
 
-    fn dispatch_ethernet(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    fn dispatch_ethernet(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         use opcode::*;
         let code = request.opcode();
         match code {

@@ -50,7 +50,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     for (index, path) in arguments.sockets.iter().enumerate() {
         let index = u8::try_from(index).context("a fabric has at most 256 cards")?;
         let setup = Setup { link, index, verbose: arguments.verbose };
-        servers.push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
+        servers
+            .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
     }
     println!("ready");
     std::thread::scope(|scope| {

@@ -142,7 +142,6 @@ enum Armed {
 
 /// A completion queue.
 pub(crate) struct Cq {
-    pub(crate) number: u32,
     pub(crate) setup: CqSetup,
     pub(crate) producer: u32,
     /// The consumer index as last read or told.
@@ -187,17 +186,8 @@ pub(crate) enum Outcome {
 }
 
 impl Cq {
-    pub(crate) fn new(number: u32, setup: CqSetup, moderation: Moderation) -> Self {
-        Self {
-            number,
-            setup,
-            producer: 0,
-            consumer: 0,
-            solicited: 0,
-            armed: Armed::No,
-            failed: false,
-            moderation,
-        }
+    pub(crate) fn new(setup: CqSetup, moderation: Moderation) -> Self {
+        Self { setup, producer: 0, consumer: 0, solicited: 0, armed: Armed::No, failed: false, moderation }
     }
 
     fn size(&self) -> u32 {

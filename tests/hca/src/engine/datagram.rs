@@ -4,7 +4,9 @@ use super::core::Core;
 use super::cq::{CqeOpcode, Syndrome};
 use super::packet::{Network, Packet};
 use super::qp::{Management, Qp, Service};
-use super::responder::{Misplaced, enter_error, place, receive_accessor, report, report_failure, take_receive};
+use super::responder::{
+    Misplaced, enter_error, place, receive_accessor, report, report_failure, take_receive,
+};
 use super::srq::Taken;
 
 /// Every datagram's receive buffer begins with this much room for the global header.
@@ -62,7 +64,11 @@ fn flags(packet: &Packet) -> u32 {
         Some(Network::Ipv4) => GLOBAL | 2 << 24,
     };
     // On InfiniBand the low bits above the QP number are the service level.
-    if packet.route.destination_lid != 0 { kind | u32::from(packet.route.service_level & 0xf) << 24 } else { kind }
+    if packet.route.destination_lid != 0 {
+        kind | u32::from(packet.route.service_level & 0xf) << 24
+    } else {
+        kind
+    }
 }
 
 /// The global header as the receiver sees it.

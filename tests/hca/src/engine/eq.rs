@@ -46,7 +46,6 @@ pub enum EventKind {
 
 /// An event queue.
 pub(crate) struct Eq {
-    pub(crate) number: u32,
     pub(crate) setup: EqSetup,
     pub(crate) producer: u32,
     consumer: u32,
@@ -56,8 +55,8 @@ pub(crate) struct Eq {
 }
 
 impl Eq {
-    pub(crate) fn new(number: u32, setup: EqSetup) -> Self {
-        Self { number, setup, producer: 0, consumer: 0, armed: false, overrun: false }
+    pub(crate) fn new(setup: EqSetup) -> Self {
+        Self { setup, producer: 0, consumer: 0, armed: false, overrun: false }
     }
 
     pub(crate) fn wants(&self, kind: EventKind) -> bool {

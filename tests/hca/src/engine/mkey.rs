@@ -258,7 +258,14 @@ pub(crate) fn walk(
 }
 
 /// Checks key, domain, rights and bounds without touching memory.
-pub(crate) fn check(keys: &Mkeys, who: Accessor, key: u32, address: u64, length: u64, rights: u8) -> Result<(), Refusal> {
+pub(crate) fn check(
+    keys: &Mkeys,
+    who: Accessor,
+    key: u32,
+    address: u64,
+    length: u64,
+    rights: u8,
+) -> Result<(), Refusal> {
     if who.reserved_key && key == RESERVED_KEY || key == NULL_KEY {
         return Ok(());
     }
@@ -450,13 +457,17 @@ mod tests {
     #[test]
     fn pages_count_from_the_page_of_the_start() {
         let keys = with(vec![key(Mode::Pages, 0x1234_5800, 0x1000, vec![0xa000, 0xb003])]);
-        assert_eq!(pieces(&keys, 0x107, 0x1234_5800, 0x1000), Ok(vec![(Some(0xa800), 0x800), (Some(0xb000), 0x800)]));
+        assert_eq!(
+            pieces(&keys, 0x107, 0x1234_5800, 0x1000),
+            Ok(vec![(Some(0xa800), 0x800), (Some(0xb000), 0x800)])
+        );
     }
 
     #[test]
     fn ranges_of_other_keys_are_followed() {
         let inner = key(Mode::Physical, 0, u64::MAX, vec![]);
-        let list = key(Mode::Ranges, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
+        let list =
+            key(Mode::Ranges, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
         let keys = with(vec![inner, list]);
         assert_eq!(pieces(&keys, 0x207, 0x108, 0x10), Ok(vec![(Some(0x5008), 8), (Some(0x9000), 8)]));
         assert_eq!(pieces(&keys, 0x207, 0x108, 0x29), Err(Refusal::Bounds));

@@ -112,18 +112,27 @@ impl Operation {
 
     /// Whether it begins a message.
     pub(crate) const fn is_first(self) -> bool {
-        use Operation::{SendFirst, SendOnly, SendOnlyImmediate, SendOnlyInvalidate, WriteFirst, WriteOnly, WriteOnlyImmediate};
+        use Operation::{
+            SendFirst, SendOnly, SendOnlyImmediate, SendOnlyInvalidate, WriteFirst, WriteOnly,
+            WriteOnlyImmediate,
+        };
         matches!(
             self,
-            SendFirst | SendOnly | SendOnlyImmediate | SendOnlyInvalidate | WriteFirst | WriteOnly | WriteOnlyImmediate
+            SendFirst
+                | SendOnly
+                | SendOnlyImmediate
+                | SendOnlyInvalidate
+                | WriteFirst
+                | WriteOnly
+                | WriteOnlyImmediate
         )
     }
 
     /// Whether it ends a SEND or WRITE message.
     pub(crate) const fn is_last(self) -> bool {
         use Operation::{
-            SendLast, SendLastImmediate, SendLastInvalidate, SendOnly, SendOnlyImmediate, SendOnlyInvalidate, WriteLast,
-            WriteLastImmediate, WriteOnly, WriteOnlyImmediate,
+            SendLast, SendLastImmediate, SendLastInvalidate, SendOnly, SendOnlyImmediate, SendOnlyInvalidate,
+            WriteLast, WriteLastImmediate, WriteOnly, WriteOnlyImmediate,
         };
         matches!(
             self,
@@ -291,7 +300,9 @@ impl Atomic {
                     old
                 }
             }
-            (Operation::MaskedAtomic, Some(masks)) => add_in_fields(old, self.swap_or_add, masks.swap_or_boundary),
+            (Operation::MaskedAtomic, Some(masks)) => {
+                add_in_fields(old, self.swap_or_add, masks.swap_or_boundary)
+            }
             _ if old == self.compare => self.swap_or_add,
             _ => old,
         }

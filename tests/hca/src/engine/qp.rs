@@ -60,7 +60,10 @@ pub enum State {
 impl State {
     /// Whether packets are answered.
     pub(crate) fn receives(self) -> bool {
-        matches!(self, Self::ReadyToReceive | Self::ReadyToSend | Self::SendQueueError | Self::SendQueueDrained)
+        matches!(
+            self,
+            Self::ReadyToReceive | Self::ReadyToSend | Self::SendQueueError | Self::SendQueueDrained
+        )
     }
 }
 

@@ -170,7 +170,12 @@ fn reliable(qp: &Qp) -> bool {
 }
 
 /// Reads a work request into `work`.
-fn load(qp: &mut Qp, core: &Core, log_size: u8, index: u16) -> Result<Result<(), wqe::Malformed>, crate::memory::DmaFault> {
+fn load(
+    qp: &mut Qp,
+    core: &Core,
+    log_size: u8,
+    index: u16,
+) -> Result<Result<(), wqe::Malformed>, crate::memory::DmaFault> {
     let blocks = 1u64 << log_size;
     let first = u64::from(index) & (blocks - 1);
     let read = |from: u64, to: &mut [u8]| {
@@ -206,11 +211,8 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     if qp.requester.blocked || index == qp.requester.posted {
         return false;
     }
-    let parsed = if qp.requester.loaded == Some(index) {
-        Ok(Ok(()))
-    } else {
-        load(qp, core, log_size, index)
-    };
+    let parsed =
+        if qp.requester.loaded == Some(index) { Ok(Ok(())) } else { load(qp, core, log_size, index) };
     let Ok(parsed) = parsed else {
         catastrophe(qp, core);
         return false;
@@ -300,7 +302,8 @@ fn retire(qp: &mut Qp, core: &mut Core) {
         *cursor = if cursor.0 > 0 { (cursor.0 - 1, cursor.1) } else { (0, 0) };
         report(qp, core, &sent);
         if sent.failure.is_some() {
-            qp.state = if qp.setup.service.send_errors_stay_local() { State::SendQueueError } else { State::Error };
+            qp.state =
+                if qp.setup.service.send_errors_stay_local() { State::SendQueueError } else { State::Error };
             flush(qp, core);
             if qp.state == State::Error {
                 responder::flush(qp, core);

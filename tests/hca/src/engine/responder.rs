@@ -136,7 +136,12 @@ pub(crate) enum Misplaced {
 }
 
 /// Puts the next bytes of a message into its receive work request.
-pub(crate) fn place(core: &Core, who: Accessor, receive: &mut Receive, bytes: &[u8]) -> Result<(), Misplaced> {
+pub(crate) fn place(
+    core: &Core,
+    who: Accessor,
+    receive: &mut Receive,
+    bytes: &[u8],
+) -> Result<(), Misplaced> {
     let (mut skip, mut bytes) = (receive.placed, bytes);
     let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
     if u64::from(receive.placed) + bytes.len() as u64 > capacity {
@@ -169,7 +174,8 @@ pub(crate) fn receive_accessor(qp: &Qp, core: &Core, srq: Option<u32>) -> Access
 
 /// Where completions of a receive go, and under whose index.
 fn completion_target(qp: &Qp, core: &Core, srq: Option<u32>) -> (u32, u32) {
-    let xrc = srq.and_then(|srq| core.srqs.get(srq)).and_then(|srq| Some((srq.setup.cq?, srq.setup.user_index)));
+    let xrc =
+        srq.and_then(|srq| core.srqs.get(srq)).and_then(|srq| Some((srq.setup.cq?, srq.setup.user_index)));
     match xrc {
         Some((cq, user_index)) if qp.setup.xrcd.is_some() => (cq, user_index),
         _ => (qp.setup.receive_cq, qp.setup.user_index),

@@ -3,5 +3,3 @@
 mod bench_pair;
 mod hostile;
 mod transfers;
-
-pub(super) use bench_pair::Pair;

@@ -6,8 +6,6 @@ use super::qp::Service;
 
 /// A basic block of a send queue.
 pub(crate) const BLOCK: usize = 64;
-/// The longest work request: 63 units of 16 bytes.
-pub(crate) const MAX_WQE: usize = 63 * 16;
 
 /// Opcodes of work requests (`MLX5_OPCODE_*` in `include/linux/mlx5/device.h`).
 pub(crate) mod opcode {
@@ -145,8 +143,8 @@ impl Work {
     /// Parses `self.bytes`, the whole request with its control segment.
     pub(crate) fn parse(&mut self, service: Service) -> Result<(), Malformed> {
         use opcode::{
-            COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND, SEND_IMMEDIATE,
-            SEND_INVALIDATE, UMR, WRITE, WRITE_IMMEDIATE,
+            COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND,
+            SEND_IMMEDIATE, SEND_INVALIDATE, UMR, WRITE, WRITE_IMMEDIATE,
         };
         let mut at = 16;
         self.action = match (self.opcode, service) {
@@ -159,7 +157,9 @@ impl Work {
                 return Ok(());
             }
             (SEND | LARGE_SEND, Service::Ethernet) => return self.parse_frame(),
-            (SEND, Service::Connected(_) | Service::Datagram(_)) => Action::Send { immediate: false, invalidate: false },
+            (SEND, Service::Connected(_) | Service::Datagram(_)) => {
+                Action::Send { immediate: false, invalidate: false }
+            }
             (SEND_IMMEDIATE, Service::Connected(_) | Service::Datagram(_)) => {
                 Action::Send { immediate: true, invalidate: false }
             }
@@ -303,6 +303,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// 63 units of 16 bytes.
+    const MAX_WQE: usize = 63 * 16;
     const RC: Service = Service::Connected(Transport::Rc);
 
     fn parse(service: Service, bytes: &[u8]) -> Result<Work, Malformed> {

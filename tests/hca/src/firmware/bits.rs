@@ -221,7 +221,6 @@ mod tests {
             TOP: 0x0, 4,
             LOW: 0x1c, 4,
             WIDE: 0x40, 64,
-            WORD: 0x20, 32,
             RUN: 0x80, bytes 8,
         }
     }

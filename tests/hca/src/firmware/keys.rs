@@ -12,7 +12,12 @@ use crate::engine::mkey::{Context, Mkey};
 const MOST_ENTRIES: u32 = 1 << 23;
 
 impl Firmware {
-    pub(super) fn create_mkey(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_mkey(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let input = request.view::<CreateMkeyIn>()?;
         let context: &[u8; Mkc::SIZE] = input
             .part(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY)
@@ -41,7 +46,12 @@ impl Firmware {
         reply.object(index)
     }
 
-    pub(super) fn query_mkey(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_mkey(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let index = request.object()?;
         let key = engine.mkey(index)?;
         let context = self.keys.get(&index).ok_or(Status::BadResource)?;

@@ -25,11 +25,20 @@ impl Lifecycle {
         use opcode::*;
         let early = matches!(
             code,
-            QUERY_ISSI | SET_ISSI | QUERY_PAGES | MANAGE_PAGES | ACCESS_REG | QUERY_HCA_CAP | SET_HCA_CAP | QUERY_ADAPTER
+            QUERY_ISSI
+                | SET_ISSI
+                | QUERY_PAGES
+                | MANAGE_PAGES
+                | ACCESS_REG
+                | QUERY_HCA_CAP
+                | SET_HCA_CAP
+                | QUERY_ADAPTER
         );
         match self {
             Self::Off => matches!(code, ENABLE_HCA | QUERY_ISSI | NOP | MANAGE_PAGES | QUERY_PAGES),
-            Self::Enabled => early || matches!(code, ENABLE_HCA | DISABLE_HCA | INIT_HCA | TEARDOWN_HCA | NOP),
+            Self::Enabled => {
+                early || matches!(code, ENABLE_HCA | DISABLE_HCA | INIT_HCA | TEARDOWN_HCA | NOP)
+            }
             Self::Initialized => !matches!(code, ENABLE_HCA | INIT_HCA),
         }
     }

@@ -64,7 +64,12 @@ impl Nic {
 }
 
 impl Firmware {
-    pub(super) fn query_nic_vport_context(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_nic_vport_context(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         request.bytes(0, 16)?;
         let port = engine.port();
         let mut mac = [0; 8];
@@ -104,7 +109,8 @@ impl Firmware {
         let index = request.view::<SetRoceAddressIn>()?.get(SetRoceAddressIn::ROCE_ADDRESS_INDEX) as usize;
         let view = request.view_at::<RoceAddrLayout>(ADDRESS)?;
         let address: [u8; 16] = request.bytes(ADDRESS, 16)?.try_into().map_err(|_| Status::BadInputLength)?;
-        let mac = view.get(RoceAddrLayout::SOURCE_MAC_47_32) << 32 | view.get(RoceAddrLayout::SOURCE_MAC_31_0);
+        let mac =
+            view.get(RoceAddrLayout::SOURCE_MAC_47_32) << 32 | view.get(RoceAddrLayout::SOURCE_MAC_31_0);
         let gid = Gid {
             address,
             mac: mac.to_be_bytes()[2..].try_into().unwrap_or_default(),
@@ -115,7 +121,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn query_roce_address(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_roce_address(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let index = request.word(8)? as usize >> 16;
         if index >= GIDS {
             return Err(Status::BadIndex);
@@ -133,7 +144,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn create_rq(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_rq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         request.view::<CreateRqIn>()?;
         let context = request.view_at::<Rqc>(CONTEXT)?;
         // Pools and hairpins are not among the capabilities.
@@ -192,7 +208,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn create_sq(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_sq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         request.view::<CreateSqIn>()?;
         let context = request.view_at::<Sqc>(CONTEXT)?;
         if context.flag(Sqc::HAIRPIN) {
@@ -244,7 +265,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn query_sq(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_sq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let number = request.object()?;
         let (context, state, _) = self.nic.sqs.get(&number).ok_or(Status::BadResource)?;
         let failed = engine.qp_attributes(number)?.0 == State::Error;
@@ -259,7 +285,12 @@ impl Firmware {
         Ok(engine.destroy_qp(number)?)
     }
 
-    pub(super) fn create_transport_object(&mut self, code: u16, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_transport_object(
+        &mut self,
+        code: u16,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let number = match code {
             opcode::CREATE_TIS => self.nic.tises.insert_with(|_| ()),
             opcode::CREATE_TIR => {
@@ -336,7 +367,9 @@ impl Firmware {
 fn legal(from: u8, to: u8) -> bool {
     matches!(
         (from, to),
-        (_, state::RESET) | (state::RESET | state::READY, state::READY) | (state::READY | state::ERROR, state::ERROR)
+        (_, state::RESET)
+            | (state::RESET | state::READY, state::READY)
+            | (state::READY | state::ERROR, state::ERROR)
     )
 }
 
@@ -349,4 +382,3 @@ fn ring(request: Request<'_>, wq: &View<'_, Wq>) -> Result<crate::engine::Ring> 
     let length = 1 << (log_size + log_stride);
     srqs::ring(request.pages(PAGES)?, wq.get32(Wq::LOG_WQ_PG_SZ), wq.get(Wq::PAGE_OFFSET), length)
 }
-

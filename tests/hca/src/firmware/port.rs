@@ -1,8 +1,8 @@
 //! The port as the driver sees and changes it.
 
 use super::layout::port::{
-    HcaVportContext, ModifyHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut,
-    QueryHcaVportPkeyIn, QueryVportStateOut,
+    HcaVportContext, ModifyHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryVportStateOut,
 };
 use super::registers::NODE_DESCRIPTION;
 use super::{Firmware, Reply, Request, Result, Status};
@@ -61,9 +61,8 @@ impl Firmware {
         /// Bits of the field selection: port GUID, node GUID; the capability mask has a selection of its own.
         const PORT_GUID: u32 = 1 << 0;
         const NODE_GUID: u32 = 1 << 1;
-        let context = request
-            .view::<ModifyHcaVportContextIn>()?
-            .part(ModifyHcaVportContextIn::HCA_VPORT_CONTEXT);
+        let context =
+            request.view::<ModifyHcaVportContextIn>()?.part(ModifyHcaVportContextIn::HCA_VPORT_CONTEXT);
         let selected = context.get32(HcaVportContext::FIELD_SELECT);
         if selected & PORT_GUID != 0 {
             self.port.port_guid = Some(context.get(HcaVportContext::PORT_GUID));
@@ -77,7 +76,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn query_hca_vport_gid(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_hca_vport_gid(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let index = request.view::<QueryHcaVportGidIn>()?.get32(QueryHcaVportGidIn::GID_INDEX);
         let (first, count) = if index == ALL { (0, GIDS) } else { (index, 1) };
         if first + count > GIDS {

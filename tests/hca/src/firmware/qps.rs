@@ -67,7 +67,12 @@ pub(super) fn first_attributes() -> QpAttributes {
 }
 
 impl Firmware {
-    pub(super) fn create_qp(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_qp(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let view = request.view::<CreateQpIn>()?.part(CreateQpIn::QPC);
         let service = service(view.get8(Qpc::ST))?;
         let (pd, uar) = (view.get32(Qpc::PD), view.get32(Qpc::UAR_PAGE));
@@ -85,7 +90,8 @@ impl Firmware {
             receive::NONE => ReceiveQueue::None,
             _ => return Err(Status::BadParameter),
         };
-        let send_offset = if let ReceiveQueue::Own { .. } = receive { 1 << (log_size + log_stride) } else { 0 };
+        let send_offset =
+            if let ReceiveQueue::Own { .. } = receive { 1 << (log_size + log_stride) } else { 0 };
         let length = send_offset + log_send_size.map_or(0, |log_size| 64 << log_size);
         let xrcd = if service == Service::Connected(Transport::Xrc) {
             let xrcd = view.get32(Qpc::XRCD);
@@ -118,7 +124,12 @@ impl Firmware {
         reply.object(number)
     }
 
-    pub(super) fn query_qp(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_qp(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         const CONTEXT: usize = 0x18;
         let number = request.object()?;
         let (state, _) = engine.qp_attributes(number)?;

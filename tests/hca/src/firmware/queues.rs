@@ -31,10 +31,16 @@ fn context<const N: usize>(raw: &[u8]) -> [u8; N] {
 }
 
 impl Firmware {
-    pub(super) fn create_eq(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_eq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         const EVENTS: usize = 0x58;
         let view = request.view::<CreateEqIn>()?.part(CreateEqIn::EQ_CONTEXT_ENTRY);
-        let (log_size, vector, uar) = (view.get8(Eqc::LOG_EQ_SIZE), view.get(Eqc::INTR), view.get32(Eqc::UAR_PAGE));
+        let (log_size, vector, uar) =
+            (view.get8(Eqc::LOG_EQ_SIZE), view.get(Eqc::INTR), view.get32(Eqc::UAR_PAGE));
         if log_size > MAX_LOG_EQ || vector >= u64::from(VECTORS) {
             return Err(Status::BadParameter);
         }
@@ -63,7 +69,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn query_eq(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_eq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let number = request.object()? & 0xff;
         let producer = engine.eq_producer(number)?;
         let known = self.eqs.get(&number).ok_or(Status::BadResource)?;
@@ -71,7 +82,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn create_cq(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_cq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         const WIDE: u8 = 1;
         let view = request.view::<CreateCqIn>()?.part(CreateCqIn::CQ_CONTEXT);
         let (log_size, size) = (view.get8(Cqc::LOG_CQ_SIZE), view.get8(Cqc::CQE_SZ));
@@ -131,7 +147,12 @@ impl Firmware {
         }
     }
 
-    pub(super) fn query_cq(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_cq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         const OVERRUN: u8 = 9;
         let number = request.object()?;
         let (producer, failed) = engine.cq_progress(number)?;
@@ -159,7 +180,8 @@ fn kept_size(context: &[u8; Cqc::SIZE]) -> u8 {
 /// A resize names only the buffer; the rest of the context stays.
 fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
     let mut bytes = *old;
-    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), super::bits::View::<Cqc>::new(new)) {
+    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), super::bits::View::<Cqc>::new(new))
+    {
         kept.set(Cqc::LOG_CQ_SIZE, new.get(Cqc::LOG_CQ_SIZE))
             .set(Cqc::LOG_PAGE_SIZE, new.get(Cqc::LOG_PAGE_SIZE))
             .set(Cqc::PAGE_OFFSET, new.get(Cqc::PAGE_OFFSET));

@@ -22,7 +22,12 @@ const IB_MTU: u16 = 4096;
 const ETHERNET_MTU: u16 = 9978;
 
 impl Firmware {
-    pub(super) fn access_register(&mut self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn access_register(
+        &mut self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let header = request.view::<AccessRegisterIn>()?;
         let read = match request.modifier() {
             0 => false,
@@ -65,7 +70,10 @@ impl Firmware {
             }
             register::PVLC => self.fill::<PvlcReg>(data, reply, |register, _| {
                 // An enumeration: four data lanes.
-                register.set(PvlcReg::VL_HW_CAP, 4u8).set(PvlcReg::VL_ADMIN, 4u8).set(PvlcReg::VL_OPERATIONAL, 4u8);
+                register
+                    .set(PvlcReg::VL_HW_CAP, 4u8)
+                    .set(PvlcReg::VL_ADMIN, 4u8)
+                    .set(PvlcReg::VL_OPERATIONAL, 4u8);
             }),
             register::NODE_DESCRIPTION => {
                 if !read {

@@ -49,7 +49,8 @@ impl Firmware {
         let (pd, xrcd) = (view.get32(XrcSrqc::PD), view.get32(XrcSrqc::XRCD));
         self.resources.require_pd(pd)?;
         self.resources.require_xrcd(xrcd)?;
-        let (log_size, log_stride) = (view.get8(XrcSrqc::LOG_XRC_SRQ_SIZE), view.get8(XrcSrqc::LOG_RQ_STRIDE) + 4);
+        let (log_size, log_stride) =
+            (view.get8(XrcSrqc::LOG_XRC_SRQ_SIZE), view.get8(XrcSrqc::LOG_RQ_STRIDE) + 4);
         let setup = SrqSetup {
             ring: ring(
                 request.pages(PAGES)?,
@@ -71,7 +72,12 @@ impl Firmware {
         reply.object(number)
     }
 
-    pub(super) fn query_xrc_srq(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_xrc_srq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let number = request.object()?;
         let known = self.known_srq(number, false)?;
         let (limit, _) = engine.srq_progress(number)?;
@@ -98,7 +104,12 @@ impl Firmware {
         self.srqs.get(&number).filter(|known| known.pool == pool).ok_or(Status::BadResource)
     }
 
-    pub(super) fn create_rmp(&mut self, engine: &mut Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn create_rmp(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         request.view::<CreateRmpIn>()?;
         let context = request.view_at::<Rmpc>(POOL)?;
         let wq = context.part(Rmpc::WQ);
@@ -142,7 +153,12 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn query_rmp(&self, engine: &Engine, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+    pub(super) fn query_rmp(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let number = request.object()?;
         let known = self.known_srq(number, true)?;
         let (limit, consumed) = engine.srq_progress(number)?;

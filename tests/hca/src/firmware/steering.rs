@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::layout::command::{CreateFlowGroupIn, CreateFlowTableIn, FlowContext, SetFlowTableRootIn, SetFteIn};
+use super::layout::command::{
+    CreateFlowGroupIn, CreateFlowTableIn, FlowContext, SetFlowTableRootIn, SetFteIn,
+};
 use super::nic::{Dispatch, Nic};
 use super::{Reply, Request, Result, Status};
 use crate::engine::Engine;
@@ -109,7 +111,8 @@ impl Steering {
     pub(super) fn create_group(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
         const MASK: usize = 0x40;
         let view = request.view::<CreateFlowGroupIn>()?;
-        let table = self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
+        let table =
+            self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
         let mask = request.bytes(MASK, PARAMETERS)?;
         // A receive table can't look at what isn't modelled.
         if table.kind == RECEIVE && mask[OUTER..].iter().any(|byte| *byte != 0) {
@@ -177,7 +180,9 @@ impl Steering {
     }
 
     fn follow(&self, nic: &Nic, table: u32, frame: &[u8; OUTER], depth: usize, queues: &mut Vec<u32>) {
-        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && queues.len() < DEEPEST) else { return };
+        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && queues.len() < DEEPEST) else {
+            return;
+        };
         let hit = table.entries.values().find(|entry| {
             table.groups.get(&entry.group).is_some_and(|group| group.matches(&entry.value, frame))
         });
@@ -213,7 +218,8 @@ fn queue_of(nic: &Nic, tir: u32, frame: &[u8; OUTER]) -> Option<u32> {
         Dispatch::Direct(rq) => Some(*rq),
         Dispatch::Table(table) => {
             let queues = nic.rqts.get(*table)?;
-            let spread = frame[0x14..].iter().fold(0usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
+            let spread =
+                frame[0x14..].iter().fold(0usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
             queues.get(spread % queues.len().max(1)).copied()
         }
     }

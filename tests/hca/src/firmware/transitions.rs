@@ -5,7 +5,7 @@ use super::layout::command::CreateQpIn;
 use super::layout::object::{AddressPath, Qpc};
 use super::qps::{address, first_attributes};
 use super::{Firmware, Request, Result, Status, opcode};
-use crate::engine::{Engine, Link, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Bits of the optional parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
 mod optional {
@@ -43,8 +43,8 @@ enum Sequence {
 }
 
 fn transition(code: u16) -> Result<Transition> {
-    use optional::*;
     use opcode::*;
+    use optional::*;
     let plain = |from, to| Transition { from, to, required: 0, wires: false, sequence: Sequence::Keep };
     Ok(match code {
         RST2INIT_QP => Transition {
@@ -241,7 +241,9 @@ impl Firmware {
         take(optional::RECEIVE_CQ, &[Qpc::CQN_RCV]);
         match sequence {
             Sequence::Keep => {}
-            Sequence::Receive => take(u32::MAX, &[Qpc::REMOTE_QPN, Qpc::NEXT_RCV_PSN, Qpc::MTU, Qpc::LOG_MSG_MAX]),
+            Sequence::Receive => {
+                take(u32::MAX, &[Qpc::REMOTE_QPN, Qpc::NEXT_RCV_PSN, Qpc::MTU, Qpc::LOG_MSG_MAX])
+            }
             Sequence::Send => take(u32::MAX, &[Qpc::NEXT_SEND_PSN, Qpc::LOG_ACK_REQ_FREQ]),
         }
         let from = given.part(Qpc::PRIMARY_ADDRESS_PATH);
@@ -262,11 +264,6 @@ impl Firmware {
         if changes & optional::ACK_TIMEOUT != 0 {
             path.set(AddressPath::ACK_TIMEOUT, from.get(AddressPath::ACK_TIMEOUT));
         }
-    }
-
-    /// Whether the port is an Ethernet one.
-    pub(super) fn is_ethernet(&self) -> bool {
-        self.link == Link::Ethernet
     }
 }
 

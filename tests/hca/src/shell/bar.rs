@@ -149,12 +149,9 @@ fn ring(page: u32, offset: u64, high: u32, low: u32) -> Option<Ring> {
     const NUMBER: u32 = 0xff_ffff;
     const SOLICITED: u32 = 1 << 24;
     match offset {
-        uar::ARM_EQ | uar::READ_EQ => Some(Ring::Eq {
-            uar: page,
-            eq: high >> 24,
-            consumer: high & NUMBER,
-            arm: offset == uar::ARM_EQ,
-        }),
+        uar::ARM_EQ | uar::READ_EQ => {
+            Some(Ring::Eq { uar: page, eq: high >> 24, consumer: high & NUMBER, arm: offset == uar::ARM_EQ })
+        }
         uar::ARM_CQ => Some(Ring::ArmCq {
             uar: page,
             cq: low & NUMBER,

@@ -63,7 +63,9 @@ impl Config {
 
     /// Copies out of the configuration space; `false` outside of it.
     pub(crate) fn read(&self, at: u64, to: &mut [u8]) -> bool {
-        let Some(bytes) = usize::try_from(at).ok().and_then(|at| self.bytes.get(at..at.checked_add(to.len())?)) else {
+        let Some(bytes) =
+            usize::try_from(at).ok().and_then(|at| self.bytes.get(at..at.checked_add(to.len())?))
+        else {
             return false;
         };
         to.copy_from_slice(bytes);

@@ -139,7 +139,9 @@ impl Function<'_> {
         let (_, flags) = (fields.u32()?, fields.u32()?);
         let (offset, address, length) = (fields.u64()?, fields.u64()?, fields.u64()?);
         let mapped = self.device.remap(|memory| match fds.first() {
-            Some(fd) if flags & READABLE != 0 => memory.map_file(address, length, fd, offset, flags & WRITABLE != 0),
+            Some(fd) if flags & READABLE != 0 => {
+                memory.map_file(address, length, fd, offset, flags & WRITABLE != 0)
+            }
             _ => memory.map_absent(address, length),
         });
         if self.setup.verbose {
@@ -171,7 +173,10 @@ impl Function<'_> {
         const EVENTFD: u32 = 1 << 2;
         let (_, flags, kind) = (fields.u32()?, fields.u32()?, fields.u32()?);
         let (start, count) = (fields.u32()?, fields.u32()?);
-        if kind != MSIX || count > u32::from(pci::VECTORS) || flags & EVENTFD != 0 && fds.len() > count as usize {
+        if kind != MSIX
+            || count > u32::from(pci::VECTORS)
+            || flags & EVENTFD != 0 && fds.len() > count as usize
+        {
             return Some(if count == 0 { Ok(Vec::new()) } else { Err(Errno::INVALID) });
         }
         if flags & EVENTFD != 0 {

@@ -14,14 +14,17 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
         return;
     }
     let requester = &qp.requester;
-    let known = psn_distance(packet.psn, requester.oldest_psn) >= 0 && psn_distance(packet.psn, requester.next_psn) < 0;
+    let known = psn_distance(packet.psn, requester.oldest_psn) >= 0
+        && psn_distance(packet.psn, requester.next_psn) < 0;
     let code = packet.headers.acknowledge.map_or(syndrome::ACK, |acknowledge| acknowledge.syndrome);
     if !known {
         return;
     }
     match packet.operation {
         Operation::Acknowledge if code & 0xe0 == 0 => acknowledged(qp, core, packet.psn),
-        Operation::Acknowledge if code & 0xe0 == syndrome::RNR => not_ready(qp, core, packet.psn, code & 0x1f),
+        Operation::Acknowledge if code & 0xe0 == syndrome::RNR => {
+            not_ready(qp, core, packet.psn, code & 0x1f)
+        }
         Operation::Acknowledge => refused(qp, core, packet.psn, code),
         _ => data(qp, core, packet),
     }
@@ -154,8 +157,8 @@ fn not_ready(qp: &mut Qp, core: &mut Core, psn: u32, timer: u8) {
 /// The delay of an RNR timer code in nanoseconds (InfiniBand specification, table of RNR NAK timer field values).
 fn rnr_delay(code: u8) -> u64 {
     const HUNDREDTHS_OF_MILLISECONDS: [u64; 32] = [
-        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-        6144, 8192, 12288, 16384, 24576, 32768, 49152,
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
     ];
     HUNDREDTHS_OF_MILLISECONDS[usize::from(code & 0x1f)] * 10_000
 }

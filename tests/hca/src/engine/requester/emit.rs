@@ -35,7 +35,9 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
         Action::Frame { segment, checksum } => ethernet::send(qp, core, segment, checksum).map(|()| true),
         Action::Read => read_request(qp, core, which, packet).map(|()| false),
         Action::Atomic { .. } => atomic_request(qp, core, which).map(|()| false),
-        Action::Send { .. } if matches!(qp.setup.service, Service::Datagram(_)) => datagram(qp, core).map(|()| true),
+        Action::Send { .. } if matches!(qp.setup.service, Service::Datagram(_)) => {
+            datagram(qp, core).map(|()| true)
+        }
         Action::Send { .. } | Action::Write { .. } => message(qp, core, which, packet),
     };
     match result {
@@ -80,7 +82,14 @@ pub(crate) fn gather(core: &Core, qp: &Qp, offset: u64, to: &mut [u8]) -> Result
             }
             Segment::Memory { key, address, .. } => {
                 let address = address.checked_add(skip).ok_or(Refusal::Bounds)?;
-                mkey::read(&core.mkeys, &core.memory, qp.accessor(), (*key, address), access::LOCAL_READ, part)?;
+                mkey::read(
+                    &core.mkeys,
+                    &core.memory,
+                    qp.accessor(),
+                    (*key, address),
+                    access::LOCAL_READ,
+                    part,
+                )?;
             }
         }
         at += now;
@@ -116,7 +125,8 @@ fn start_timer(qp: &mut Qp, core: &Core) {
 fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<bool, Syndrome> {
     use Operation::{
         SendFirst, SendLast, SendLastImmediate, SendLastInvalidate, SendMiddle, SendOnly, SendOnlyImmediate,
-        SendOnlyInvalidate, WriteFirst, WriteLast, WriteLastImmediate, WriteMiddle, WriteOnly, WriteOnlyImmediate,
+        SendOnlyInvalidate, WriteFirst, WriteLast, WriteLastImmediate, WriteMiddle, WriteOnly,
+        WriteOnlyImmediate,
     };
     let Some(sent) = qp.requester.sent.get(which) else { return Ok(true) };
     let (length, first_psn, packets) = (sent.length, sent.first_psn, sent.packets);
@@ -154,7 +164,11 @@ fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<boo
         }
     };
     let headers = Headers {
-        remote: operation.has_remote().then_some(Remote { address: work.remote.0, key: work.remote.1, length }),
+        remote: operation.has_remote().then_some(Remote {
+            address: work.remote.0,
+            key: work.remote.1,
+            length,
+        }),
         immediate: (operation.has_immediate() || operation.has_invalidate()).then_some(work.immediate),
         ..Headers::default()
     };

@@ -33,11 +33,8 @@ pub(super) fn send_code(qp: &Qp, core: &mut Core, psn: u32, code: u8) {
 pub(super) fn send_original(qp: &Qp, core: &mut Core, remembered: Remembered) {
     let mut acknowledge = acknowledge(syndrome::ACK, &qp.responder);
     acknowledge.messages = remembered.messages & PSN_MASK;
-    let headers = Headers {
-        acknowledge: Some(acknowledge),
-        original: Some(remembered.original),
-        ..Headers::default()
-    };
+    let headers =
+        Headers { acknowledge: Some(acknowledge), original: Some(remembered.original), ..Headers::default() };
     respond(qp, core, Operation::AtomicAcknowledge, remembered.psn, headers, Vec::new());
 }
 
@@ -70,7 +67,9 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
             qp.responder.pending.pop_front();
         }
         let mut payload = vec![0; size as usize];
-        if mkey::read(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_READ, &mut payload).is_err() {
+        if mkey::read(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_READ, &mut payload)
+            .is_err()
+        {
             // The key went away, or its memory did, after the request was accepted.
             send_code(qp, core, psn, syndrome::NAK_ACCESS);
             super::enter_error(qp, core);

@@ -1,7 +1,10 @@
 //! Requests of a connected peer, packet by packet.
 
 use super::answer::{send_code, send_original};
-use super::{Message, Misplaced, Pending, ReadAnswer, Remembered, place, receive_accessor, report, report_failure, take_receive};
+use super::{
+    Message, Misplaced, Pending, ReadAnswer, Remembered, place, receive_accessor, report, report_failure,
+    take_receive,
+};
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
@@ -111,7 +114,8 @@ fn unreliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
         qp.responder.skipping = true;
     }
     let operation = packet.operation;
-    let allowed = !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
+    let allowed =
+        !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
     if !qp.responder.skipping && (!allowed || execute(qp, core, packet).is_err()) {
         // The rest of the message is dropped, nobody is told.
         abandon(qp);
@@ -145,7 +149,8 @@ fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> 
         }
     }
     let operation = packet.operation;
-    if qp.responder.message.is_some() == (operation.is_first() || operation == Operation::ReadRequest || operation.is_atomic())
+    if qp.responder.message.is_some()
+        == (operation.is_first() || operation == Operation::ReadRequest || operation.is_atomic())
     {
         return Err(Refused::Invalid);
     }
@@ -216,7 +221,13 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     Ok(())
 }
 
-fn finish(qp: &Qp, core: &mut Core, receive: &crate::engine::srq::Receive, opcode: CqeOpcode, packet: &Packet) {
+fn finish(
+    qp: &Qp,
+    core: &mut Core,
+    receive: &crate::engine::srq::Receive,
+    opcode: CqeOpcode,
+    packet: &Packet,
+) {
     let source_lid = packet.route.source_lid;
     report(qp, core, receive, opcode, |completion| {
         completion.immediate = packet.headers.immediate.unwrap_or(0);
@@ -309,7 +320,14 @@ fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Option<ReadAnswer> {
     if length > 0 {
         mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_READ).ok()?;
     }
-    Some(ReadAnswer { who, psn: packet.psn, address: remote.address, key: remote.key, left: remote.length, first: true })
+    Some(ReadAnswer {
+        who,
+        psn: packet.psn,
+        address: remote.address,
+        key: remote.key,
+        left: remote.length,
+        first: true,
+    })
 }
 
 fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
@@ -346,7 +364,8 @@ fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> 
     advance(qp, 1);
     let responder = &mut qp.responder;
     responder.messages = responder.messages.wrapping_add(1);
-    let remembered = Remembered { psn: packet.psn, original: u64::from_le(original), messages: responder.messages };
+    let remembered =
+        Remembered { psn: packet.psn, original: u64::from_le(original), messages: responder.messages };
     responder.atomics.push_back(remembered);
     while responder.atomics.len() > usize::from(qp.attributes.max_responding.max(1)) {
         responder.atomics.pop_front();

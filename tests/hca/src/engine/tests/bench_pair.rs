@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::engine::packet::{Route, Transport};
 use crate::engine::{
-    CqSetup, Engine, EqSetup, Interrupts, Link, Packet, Port, QpAttributes, QpSetup, ReceiveQueue, Ring, Service, State,
+    CqSetup, Engine, EqSetup, Interrupts, Link, Packet, Port, QpAttributes, QpSetup, ReceiveQueue, Ring,
+    Service, State,
 };
 
 /// Memory of the bench: queues below, data above.
@@ -100,7 +101,14 @@ impl Pair {
         let (cq_doorbell, _) = page(1);
         let ring = Ring::new(pages, 12, 0, 64 << LOG_CQ).unwrap();
         let cq = engine
-            .create_cq(CqSetup { ring, log_size: LOG_CQ, wide: false, eq, doorbell: cq_doorbell, ignore_overrun: false })
+            .create_cq(CqSetup {
+                ring,
+                log_size: LOG_CQ,
+                wide: false,
+                eq,
+                doorbell: cq_doorbell,
+                ignore_overrun: false,
+            })
             .unwrap();
         let key = engine.register(1, DATA, PAGES - DATA).unwrap();
         let (mut rings, mut doorbells, mut qps) = ([0; 2], [0; 2], [0; 2]);

@@ -3,23 +3,43 @@
 use proptest::prelude::*;
 
 use super::bench_pair::Pair;
-use crate::engine::packet::{
-    Acknowledge, Atomic, Headers, Operation, Packet, Remote, Route, Transport,
-};
+use crate::engine::packet::{Acknowledge, Atomic, Headers, Operation, Packet, Remote, Route, Transport};
 
 fn wqe() -> impl Strategy<Value = Vec<u8>> {
-    let opcodes = prop_oneof![Just(0x00u8), Just(0x01), Just(0x08), Just(0x09), Just(0x0a), Just(0x0b), Just(0x10),
-        Just(0x11), Just(0x12), Just(0x14), Just(0x15), Just(0x25), any::<u8>()];
-    (opcodes, any::<u8>(), proptest::collection::vec(any::<u8>(), 64..=256)).prop_map(|(opcode, units, mut bytes)| {
-        bytes[3] = opcode;
-        bytes[7] = units;
-        bytes
-    })
+    let opcodes = prop_oneof![
+        Just(0x00u8),
+        Just(0x01),
+        Just(0x08),
+        Just(0x09),
+        Just(0x0a),
+        Just(0x0b),
+        Just(0x10),
+        Just(0x11),
+        Just(0x12),
+        Just(0x14),
+        Just(0x15),
+        Just(0x25),
+        any::<u8>()
+    ];
+    (opcodes, any::<u8>(), proptest::collection::vec(any::<u8>(), 64..=256)).prop_map(
+        |(opcode, units, mut bytes)| {
+            bytes[3] = opcode;
+            bytes[7] = units;
+            bytes
+        },
+    )
 }
 
 fn packet() -> impl Strategy<Value = (bool, u8, u32, u64, u32, u32, Vec<u8>)> {
-    (any::<bool>(), any::<u8>(), 0xff_ffe0u32..0x100_0020, any::<u64>(), any::<u32>(), 0u32..8192,
-        proptest::collection::vec(any::<u8>(), 0..2000))
+    (
+        any::<bool>(),
+        any::<u8>(),
+        0xff_ffe0u32..0x100_0020,
+        any::<u64>(),
+        any::<u32>(),
+        0u32..8192,
+        proptest::collection::vec(any::<u8>(), 0..2000),
+    )
 }
 
 proptest! {

@@ -5,7 +5,6 @@ use crate::firmware::bits::layout;
 layout! {
     /// General device capabilities (`mlx5_ifc_cmd_hca_cap_bits`).
     HcaCap: 0x1000 {
-        VHCA_ID: 0x30, 16,
         LOG_MAX_SRQ_SZ: 0x80, 8,
         LOG_MAX_QP_SZ: 0x88, 8,
         LOG_MAX_QP: 0x9b, 5,
@@ -24,10 +23,7 @@ layout! {
         TERMINATE_SCATTER_LIST_MKEY: 0xf6, 1,
         LOG_MAX_RA_REQ_QP: 0x14a, 6,
         LOG_MAX_RA_RES_QP: 0x15a, 6,
-        GID_TABLE_SIZE: 0x170, 16,
         VPORT_COUNTERS: 0x181, 1,
-        PKEY_TABLE_SIZE: 0x190, 16,
-        VPORT_GROUP_MANAGER: 0x1a0, 1,
         IB_VIRT: 0x1a2, 1,
         ETH_VIRT: 0x1a3, 1,
         NIC_FLOW_TABLE: 0x1a6, 1,
@@ -36,16 +32,13 @@ layout! {
         NUM_PORTS: 0x1b8, 8,
         LOG_MAX_MSG: 0x1c3, 5,
         MAX_TC: 0x1cc, 4,
-        STAT_RATE_SUPPORT: 0x1e0, 16,
         CQE_VERSION: 0x1fc, 4,
-        SCTR_DATA_CQE: 0x215, 1,
         ETH_NET_OFFLOADS: 0x21c, 1,
         ROCE: 0x21d, 1,
         ATOMIC: 0x21e, 1,
         CQ_OI: 0x220, 1,
         CQ_RESIZE: 0x221, 1,
         CQ_MODERATION: 0x222, 1,
-        CQ_PERIOD_START_FROM_CQE: 0x22b, 1,
         BLOCK_LB_MC: 0x228, 1,
         IMAICL: 0x231, 1,
         QKV: 0x236, 1,
@@ -55,7 +48,6 @@ layout! {
         UC: 0x23e, 1,
         RC: 0x23f, 1,
         LOG_PG_SZ: 0x258, 8,
-        BF: 0x260, 1,
         LOG_BF_REG_SIZE: 0x26b, 5,
         MAX_WQE_SZ_SQ: 0x290, 16,
         MAX_WQE_SZ_RQ: 0x2b0, 16,
@@ -77,31 +69,15 @@ layout! {
         LOG_MAX_STRIDE_SZ_SQ: 0x3b3, 5,
         LOG_MIN_STRIDE_SZ_SQ: 0x3bb, 5,
         LOG_MAX_WQ_SZ: 0x3db, 5,
-        DISABLE_LOCAL_LB_UC: 0x3e1, 1,
-        DISABLE_LOCAL_LB_MC: 0x3e2, 1,
         LOG_MAX_VLAN_LIST: 0x3eb, 5,
         LOG_MAX_CURRENT_MC_LIST: 0x3f3, 5,
         LOG_MAX_CURRENT_UC_LIST: 0x3fb, 5,
         MAX_NUM_EQS: 0x470, 16,
         LOG_MAX_L2_TABLE: 0x483, 5,
-        LOG_UAR_PAGE_SZ: 0x490, 16,
         DEVICE_FREQUENCY_MHZ: 0x4c0, 32,
         DEVICE_FREQUENCY_KHZ: 0x4e0, 32,
-        CQE_COMPRESSION: 0x5bf, 1,
-        CQE_COMPRESSION_128: 0x5be, 1,
-        CQE_COMPRESSION_MAX_NUM: 0x5d0, 16,
-        DEVICE_MEMORY: 0x1a8, 1,
         MAX_QP_CNT: 0x186, 10,
         OUT_OF_SEQ_CNT: 0x180, 1,
-        UMR_MODIFY_ENTITY_SIZE_DISABLED: 0x207, 1,
-        UMR_MODIFY_ATOMIC_DISABLED: 0x208, 1,
-        UMR_INDIRECT_MKEY_DISABLED: 0x209, 1,
-        ENHANCED_ERROR_Q_COUNTERS: 0x1b1, 1,
-        RETRANSMISSION_Q_COUNTERS: 0x182, 1,
-        UMR_FENCE: 0x20a, 2,
-        CQ_PERIOD_MODE_MODIFY: 0x223, 1,
-        LOG_MAX_UCTX: 0x463, 5,
-        DRAIN_SIGERR: 0x20f, 1,
     }
 }
 
@@ -112,14 +88,12 @@ layout! {
         SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1: 0x46, 1,
         ATOMIC_OPERATIONS: 0x90, 16,
         ATOMIC_SIZE_QP: 0xb0, 16,
-        ATOMIC_SIZE_DC: 0xd0, 16,
     }
 }
 
 layout! {
     /// RoCE capabilities (`mlx5_ifc_roce_cap_bits`).
     RoceCap: 0x100 {
-        SW_R_ROCE_SRC_UDP_PORT: 0x4, 1,
         L3_TYPE: 0x8c, 4,
         ROCE_VERSION: 0x98, 8,
         R_ROCE_DEST_UDP_PORT: 0xb0, 16,
@@ -138,7 +112,6 @@ layout! {
         WQE_INLINE_MODE: 0x12, 2,
         RSS_IND_TBL_CAP: 0x14, 4,
         SELF_LB_EN_MODIFIABLE: 0x8, 1,
-        SCATTER_FCS: 0x19, 1,
     }
 }
 
@@ -146,7 +119,6 @@ layout! {
     /// Flow table capabilities (`mlx5_ifc_flow_table_nic_cap_bits`).
     NicFlowCap: 0x1000 {
         FLOW_TABLE_PROPERTIES_NIC_RECEIVE: 0x200 => FlowTableCap,
-        FLOW_TABLE_PROPERTIES_NIC_TRANSMIT: 0x800 => FlowTableCap,
     }
 }
 
@@ -154,7 +126,6 @@ layout! {
     /// What one kind of flow table can do (`mlx5_ifc_flow_table_prop_layout_bits`).
     FlowTableCap: 0x40 {
         FT_SUPPORT: 0x0, 1,
-        FLOW_COUNTER: 0x2, 1,
         FLOW_MODIFY_EN: 0x3, 1,
         MODIFY_ROOT: 0x4, 1,
         IDENTIFIED_MISS_TABLE_MODE: 0x5, 1,
@@ -162,7 +133,6 @@ layout! {
         LOG_MAX_FT_SIZE: 0x22, 6,
         MAX_FT_LEVEL: 0x38, 8,
         LOG_MAX_FT_NUM: 0x78, 8,
-        LOG_MAX_FLOW_COUNTER: 0x90, 8,
         LOG_MAX_DESTINATION: 0x98, 8,
         LOG_MAX_FLOW: 0xb8, 8,
     }

@@ -1,12 +1,11 @@
 //! Inputs and outputs of the commands about objects.
 
 use crate::firmware::bits::layout;
-use crate::firmware::layout::object::{Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, XrcSrqc};
+use crate::firmware::layout::object::{Cqc, Eqc, Mkc, Qpc, XrcSrqc};
 
 layout! {
     /// QUERY_ISSI's answer (`mlx5_ifc_query_issi_out_bits`).
     QueryIssiOut: 0x70 {
-        CURRENT_ISSI: 0x50, 16,
         SUPPORTED_ISSI_DW0: 0x360, 32,
     }
 }
@@ -14,7 +13,6 @@ layout! {
 layout! {
     /// QUERY_PAGES's answer (`mlx5_ifc_query_pages_out_bits`).
     QueryPagesOut: 0x10 {
-        FUNCTION_ID: 0x50, 16,
         NUM_PAGES: 0x60, 32,
     }
 }
@@ -23,7 +21,6 @@ layout! {
     /// MANAGE_PAGES (`mlx5_ifc_manage_pages_in_bits`).
     ManagePagesIn: 0x10 {
         INPUT_NUM_ENTRIES: 0x60, 32,
-        FUNCTION_ID: 0x50, 16,
     }
 }
 
@@ -38,20 +35,6 @@ layout! {
     /// CREATE_EQ (`mlx5_ifc_create_eq_in_bits`).
     CreateEqIn: 0x110 {
         EQ_CONTEXT_ENTRY: 0x80 => Eqc,
-    }
-}
-
-layout! {
-    /// CREATE_EQ's answer (`mlx5_ifc_create_eq_out_bits`).
-    CreateEqOut: 0x10 {
-        EQ_NUMBER: 0x58, 8,
-    }
-}
-
-layout! {
-    /// QUERY_EQ and DESTROY_EQ (`mlx5_ifc_query_eq_in_bits`).
-    QueryEqIn: 0x10 {
-        EQ_NUMBER: 0x58, 8,
     }
 }
 
@@ -82,7 +65,6 @@ layout! {
 layout! {
     /// CREATE_QP and every QP transition (`mlx5_ifc_create_qp_in_bits`).
     CreateQpIn: 0x110 {
-        INPUT_QPN: 0x48, 24,
         OPT_PARAM_MASK: 0x80, 32,
         QPC: 0xc0 => Qpc,
     }
@@ -91,8 +73,6 @@ layout! {
 layout! {
     /// QUERY_QP's answer (`mlx5_ifc_query_qp_out_bits`).
     QueryQpOut: 0x1d0 {
-        OPT_PARAM_MASK: 0x80, 32,
-        QPC: 0xc0 => Qpc,
     }
 }
 
@@ -114,30 +94,25 @@ layout! {
 layout! {
     /// CREATE_RMP (`mlx5_ifc_create_rmp_in_bits`).
     CreateRmpIn: 0x110 {
-        CTX: 0x100 => Rmpc,
     }
 }
 
 layout! {
     /// MODIFY_RMP (`mlx5_ifc_modify_rmp_in_bits`).
     ModifyRmpIn: 0x110 {
-        RMP_STATE: 0x40, 4,
         RMPN: 0x48, 24,
-        CTX: 0x100 => Rmpc,
     }
 }
 
 layout! {
     /// QUERY_RMP's answer (`mlx5_ifc_query_rmp_out_bits`).
     QueryRmpOut: 0x110 {
-        RMP_CONTEXT: 0x100 => Rmpc,
     }
 }
 
 layout! {
     /// QUERY_SPECIAL_CONTEXTS's answer (`mlx5_ifc_query_special_contexts_out_bits`).
     QuerySpecialContextsOut: 0x20 {
-        DUMP_FILL_MKEY: 0x40, 32,
         RESD_LKEY: 0x60, 32,
         NULL_MKEY: 0x80, 32,
         TERMINATE_SCATTER_LIST_MKEY: 0xa0, 32,
@@ -147,7 +122,6 @@ layout! {
 layout! {
     /// CREATE_RQ (`mlx5_ifc_create_rq_in_bits`).
     CreateRqIn: 0x110 {
-        CTX: 0x100 => Rqc,
     }
 }
 
@@ -156,14 +130,12 @@ layout! {
     ModifyRqIn: 0x110 {
         RQ_STATE: 0x40, 4,
         RQN: 0x48, 24,
-        CTX: 0x100 => Rqc,
     }
 }
 
 layout! {
     /// CREATE_SQ (`mlx5_ifc_create_sq_in_bits`).
     CreateSqIn: 0x110 {
-        CTX: 0x100 => Sqc,
     }
 }
 
@@ -172,14 +144,6 @@ layout! {
     ModifySqIn: 0x110 {
         SQ_STATE: 0x40, 4,
         SQN: 0x48, 24,
-        CTX: 0x100 => Sqc,
-    }
-}
-
-layout! {
-    /// ATTACH_TO_MCG and DETACH_FROM_MCG (`mlx5_ifc_attach_to_mcg_in_bits`).
-    AttachToMcgIn: 0x20 {
-        QPN: 0x48, 24,
     }
 }
 
@@ -204,16 +168,6 @@ layout! {
         PACKET_SEQ_ERR: 0x280, 32,
         IMPLIED_NAK_SEQ_ERR: 0x2c0, 32,
         LOCAL_ACK_TIMEOUT_ERR: 0x300, 32,
-        RESP_LOCAL_LENGTH_ERROR: 0x3c0, 32,
-        RESP_CQE_ERROR: 0x480, 32,
-        REQ_CQE_ERROR: 0x4a0, 32,
-        REQ_REMOTE_INVALID_REQUEST: 0x500, 32,
-        REQ_REMOTE_ACCESS_ERRORS: 0x540, 32,
-        RESP_REMOTE_ACCESS_ERRORS: 0x560, 32,
-        RESP_CQE_FLUSH_ERROR: 0x5e0, 32,
-        REQ_CQE_FLUSH_ERROR: 0x600, 32,
-        REQ_TRANSPORT_RETRIES_EXCEEDED: 0x5a0, 32,
-        REQ_RNR_RETRIES_EXCEEDED: 0x380, 32,
     }
 }
 
@@ -221,34 +175,21 @@ layout! {
     /// SET_ROCE_ADDRESS (`mlx5_ifc_set_roce_address_in_bits`).
     SetRoceAddressIn: 0x30 {
         ROCE_ADDRESS_INDEX: 0x40, 16,
-        VHCA_PORT_NUM: 0x5c, 4,
     }
 }
 
 layout! {
     /// One GID with its MAC (`mlx5_ifc_roce_addr_layout_bits`).
     RoceAddrLayout: 0x20 {
-        VLAN_VALID: 0x83, 1,
-        VLAN_ID: 0x84, 12,
         SOURCE_MAC_47_32: 0x90, 16,
         SOURCE_MAC_31_0: 0xa0, 32,
-        ROCE_L3_TYPE: 0xd4, 4,
         ROCE_VERSION: 0xd8, 8,
-    }
-}
-
-layout! {
-    /// CREATE_RQT (`mlx5_ifc_create_rqt_in_bits`).
-    CreateRqtIn: 0x110 {
-        RQT_CONTEXT: 0x100 => Rqtc,
     }
 }
 
 layout! {
     /// Receive queue table context (`mlx5_ifc_rqtc_bits`).
     Rqtc: 0xf0 {
-        LIST_Q_TYPE: 0xa5, 3,
-        RQT_MAX_SIZE: 0xb0, 16,
         RQT_ACTUAL_SIZE: 0xd0, 16,
     }
 }
@@ -256,7 +197,6 @@ layout! {
 layout! {
     /// CREATE_TIR (`mlx5_ifc_create_tir_in_bits`).
     CreateTirIn: 0x110 {
-        CTX: 0x100 => Tirc,
     }
 }
 
@@ -265,11 +205,7 @@ layout! {
     Tirc: 0xf0 {
         DISP_TYPE: 0x20, 4,
         INLINE_RQN: 0xe8, 24,
-        RX_HASH_SYMMETRIC: 0x100, 1,
         INDIRECT_TABLE: 0x108, 24,
-        RX_HASH_FN: 0x120, 4,
-        TRANSPORT_DOMAIN: 0x128, 24,
-        RX_HASH_FIELD_SELECTOR_OUTER: 0x280, 32,
     }
 }
 
@@ -283,7 +219,6 @@ layout! {
 layout! {
     /// SET_FLOW_TABLE_ENTRY (`mlx5_ifc_set_fte_in_bits`).
     SetFteIn: 0x340 {
-        TABLE_TYPE: 0x80, 8,
         TABLE_ID: 0xa8, 24,
         FLOW_INDEX: 0x100, 32,
     }
@@ -294,18 +229,15 @@ layout! {
     SetFlowTableRootIn: 0x40 {
         TABLE_TYPE: 0x80, 8,
         TABLE_ID: 0xa8, 24,
-        UNDERLAY_QPN: 0xc8, 24,
     }
 }
 
 layout! {
     /// CREATE_FLOW_GROUP (`mlx5_ifc_create_flow_group_in_bits`).
     CreateFlowGroupIn: 0x400 {
-        TABLE_TYPE: 0x80, 8,
         TABLE_ID: 0xa8, 24,
         START_FLOW_INDEX: 0xe0, 32,
         END_FLOW_INDEX: 0x120, 32,
-        MATCH_CRITERIA_ENABLE: 0x1f8, 8,
     }
 }
 
@@ -313,9 +245,7 @@ layout! {
     /// What a flow entry does (`mlx5_ifc_flow_context_bits`).
     FlowContext: 0x300 {
         GROUP_ID: 0x20, 32,
-        FLOW_TAG: 0x48, 24,
         ACTION: 0x70, 16,
         DESTINATION_LIST_SIZE: 0x88, 24,
-        FLOW_COUNTER_LIST_SIZE: 0xa8, 24,
     }
 }

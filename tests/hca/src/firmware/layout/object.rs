@@ -7,7 +7,6 @@ layout! {
     Qpc: 0xe8 {
         STATE: 0x0, 4,
         ST: 0x8, 8,
-        PM_STATE: 0x13, 2,
         PD: 0x28, 24,
         MTU: 0x40, 3,
         LOG_MSG_MAX: 0x43, 5,
@@ -25,14 +24,10 @@ layout! {
         LOG_SRA_MAX: 0x388, 3,
         RETRY_COUNT: 0x38d, 3,
         RNR_RETRY: 0x390, 3,
-        CUR_RNR_RETRY: 0x395, 3,
-        CUR_RETRY_COUNT: 0x398, 3,
         NEXT_SEND_PSN: 0x3c8, 24,
         CQN_SND: 0x3e8, 24,
         LAST_ACKED_PSN: 0x448, 24,
-        SSN: 0x468, 24,
         LOG_RRA_MAX: 0x488, 3,
-        ATOMIC_MODE: 0x48c, 4,
         RRE: 0x490, 1,
         RWE: 0x491, 1,
         RAE: 0x492, 1,
@@ -49,10 +44,6 @@ layout! {
         HW_SQ_WQEBB_COUNTER: 0x5a0, 16,
         SW_SQ_WQEBB_COUNTER: 0x5b0, 16,
         HW_RQ_COUNTER: 0x5c0, 32,
-        SW_RQ_COUNTER: 0x5e0, 32,
-        CS_REQ: 0x630, 8,
-        CS_RES: 0x638, 8,
-        BLOCK_LB_MC: 0x21, 1,
         RLKY: 0x5b, 1,
     }
 }
@@ -60,14 +51,11 @@ layout! {
 layout! {
     /// Address path of a queue pair (`mlx5_ifc_ads_bits`).
     AddressPath: 0x2c {
-        FL: 0x0, 1,
         PKEY_INDEX: 0x10, 16,
         GRH: 0x28, 1,
-        MLID: 0x29, 7,
         RLID: 0x30, 16,
         ACK_TIMEOUT: 0x40, 5,
         SRC_ADDR_INDEX: 0x48, 8,
-        STAT_RATE: 0x54, 4,
         HOP_LIMIT: 0x58, 8,
         TCLASS: 0x64, 8,
         FLOW_LABEL: 0x6c, 20,
@@ -77,7 +65,6 @@ layout! {
         VHCA_PORT_NUM: 0x128, 8,
         RMAC_47_32: 0x130, 16,
         RMAC_31_0: 0x140, 32,
-        DSCP: 0x10a, 6,
     }
 }
 
@@ -86,12 +73,8 @@ layout! {
     Cqc: 0x40 {
         STATUS: 0x0, 4,
         CQE_SZ: 0x8, 3,
-        CC: 0xb, 1,
         OI: 0xe, 1,
         CQE_COMP_EN: 0x11, 1,
-        MINI_CQE_RES_FORMAT: 0x12, 2,
-        ST: 0x14, 4,
-        CQE_COMPRESSION_LAYOUT: 0x1e, 2,
         PAGE_OFFSET: 0x54, 6,
         LOG_CQ_SIZE: 0x63, 5,
         UAR_PAGE: 0x68, 24,
@@ -99,8 +82,6 @@ layout! {
         CQ_MAX_COUNT: 0x90, 16,
         C_EQN_OR_APU_ELEMENT: 0xa0, 32,
         LOG_PAGE_SIZE: 0xc3, 5,
-        LAST_NOTIFIED_INDEX: 0x108, 24,
-        CONSUMER_COUNTER: 0x148, 24,
         PRODUCER_COUNTER: 0x168, 24,
         DBR_ADDR: 0x1c0, 64,
     }
@@ -109,15 +90,10 @@ layout! {
 layout! {
     /// Event queue context (`mlx5_ifc_eqc_bits`).
     Eqc: 0x40 {
-        STATUS: 0x0, 4,
-        OI: 0xe, 1,
-        ST: 0x14, 4,
-        PAGE_OFFSET: 0x54, 6,
         LOG_EQ_SIZE: 0x63, 5,
         UAR_PAGE: 0x68, 24,
         INTR: 0xb4, 12,
         LOG_PAGE_SIZE: 0xc3, 5,
-        CONSUMER_COUNTER: 0x148, 24,
         PRODUCER_COUNTER: 0x168, 24,
     }
 }
@@ -126,24 +102,11 @@ layout! {
     /// Memory key context (`mlx5_ifc_mkc_bits`).
     Mkc: 0x40 {
         FREE: 0x1, 1,
-        ACCESS_MODE_4_2: 0x3, 3,
-        ACCESS_MODE_1_0: 0x16, 2,
-        UMR_EN: 0x10, 1,
-        A: 0x11, 1,
-        RW: 0x12, 1,
-        RR: 0x13, 1,
-        LW: 0x14, 1,
-        LR: 0x15, 1,
         QPN: 0x20, 24,
         MKEY_7_0: 0x38, 8,
-        LENGTH64: 0x60, 1,
-        BSF_EN: 0x61, 1,
-        EN_RINVAL: 0x67, 1,
         PD: 0x68, 24,
         START_ADDR: 0x80, 64,
         LEN: 0xc0, 64,
-        BSF_OCTWORD_SIZE: 0x100, 32,
-        TRANSLATIONS_OCTWORD_SIZE: 0x1a0, 32,
         LOG_PAGE_SIZE: 0x1da, 6,
     }
 }
@@ -151,7 +114,6 @@ layout! {
 layout! {
     /// Shared receive queue context (`mlx5_ifc_xrc_srqc_bits`).
     XrcSrqc: 0x40 {
-        STATE: 0x0, 4,
         LOG_XRC_SRQ_SIZE: 0x4, 4,
         WQ_SIGNATURE: 0x20, 1,
         LOG_RQ_STRIDE: 0x25, 3,
@@ -162,7 +124,6 @@ layout! {
         USER_INDEX: 0x88, 24,
         PD: 0xc8, 24,
         LWM: 0xe0, 16,
-        WQE_CNT: 0xf0, 16,
         DB_RECORD_ADDR_H: 0x140, 32,
         DB_RECORD_ADDR_L: 0x160, 30,
     }
@@ -179,7 +140,6 @@ layout! {
         UAR_PAGE: 0x68, 24,
         DBR_ADDR: 0x80, 64,
         HW_COUNTER: 0xc0, 32,
-        SW_COUNTER: 0xe0, 32,
         LOG_WQ_STRIDE: 0x10c, 4,
         LOG_WQ_PG_SZ: 0x113, 5,
         LOG_WQ_SZ: 0x11b, 5,
@@ -190,7 +150,6 @@ layout! {
     /// Receive memory pool context (`mlx5_ifc_rmpc_bits`).
     Rmpc: 0xf0 {
         STATE: 0x8, 4,
-        BASIC_CYCLIC_RCV_WQE: 0x20, 1,
         WQ: 0x180 => Wq,
     }
 }
@@ -198,15 +157,11 @@ layout! {
 layout! {
     /// Receive queue context (`mlx5_ifc_rqc_bits`).
     Rqc: 0xf0 {
-        VSD: 0x3, 1,
         MEM_RQ_TYPE: 0x4, 4,
         STATE: 0x8, 4,
-        FLUSH_IN_ERROR_EN: 0xd, 1,
         HAIRPIN: 0xe, 1,
         USER_INDEX: 0x28, 24,
         CQN: 0x48, 24,
-        COUNTER_SET_ID: 0x60, 8,
-        RMPN: 0x88, 24,
         WQ: 0x180 => Wq,
     }
 }
@@ -214,8 +169,6 @@ layout! {
 layout! {
     /// Send queue context (`mlx5_ifc_sqc_bits`).
     Sqc: 0xf0 {
-        FLUSH_IN_ERROR_EN: 0x3, 1,
-        MIN_WQE_INLINE_MODE: 0x5, 3,
         STATE: 0x8, 4,
         HAIRPIN: 0xe, 1,
         USER_INDEX: 0x28, 24,

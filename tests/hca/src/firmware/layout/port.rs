@@ -22,15 +22,12 @@ layout! {
     /// ACCESS_REG (`mlx5_ifc_access_register_in_bits`).
     AccessRegisterIn: 0x10 {
         REGISTER_ID: 0x50, 16,
-        ARGUMENT: 0x60, 32,
     }
 }
 
 layout! {
     /// PTYS: port type and speed (`mlx5_ifc_ptys_reg_bits`).
     PtysReg: 0x40 {
-        LOCAL_PORT: 0x8, 8,
-        PROTO_MASK: 0x1d, 3,
         IB_LINK_WIDTH_CAPABILITY: 0x80, 16,
         IB_PROTO_CAPABILITY: 0x90, 16,
         IB_LINK_WIDTH_ADMIN: 0xe0, 16,
@@ -46,7 +43,6 @@ layout! {
 layout! {
     /// PMTU: the port's MTU (`mlx5_ifc_pmtu_reg_bits`).
     PmtuReg: 0x10 {
-        LOCAL_PORT: 0x8, 8,
         MAX_MTU: 0x20, 16,
         ADMIN_MTU: 0x40, 16,
         OPER_MTU: 0x60, 16,
@@ -56,7 +52,6 @@ layout! {
 layout! {
     /// PAOS: administrative and operational status (`mlx5_ifc_paos_reg_bits`).
     PaosReg: 0x10 {
-        LOCAL_PORT: 0x8, 8,
         ADMIN_STATUS: 0x14, 4,
         OPER_STATUS: 0x1c, 4,
     }
@@ -65,7 +60,6 @@ layout! {
 layout! {
     /// PVLC: virtual lanes (`mlx5_ifc_pvlc_reg_bits`).
     PvlcReg: 0x10 {
-        LOCAL_PORT: 0x8, 8,
         VL_HW_CAP: 0x3c, 4,
         VL_ADMIN: 0x5c, 4,
         VL_OPERATIONAL: 0x7c, 4,
@@ -82,7 +76,6 @@ layout! {
 layout! {
     /// MODIFY_HCA_VPORT_CONTEXT (`mlx5_ifc_modify_hca_vport_context_in_bits`).
     ModifyHcaVportContextIn: 0x210 {
-        PORT_NUM: 0x4c, 4,
         HCA_VPORT_CONTEXT: 0x80 => HcaVportContext,
     }
 }
@@ -91,12 +84,7 @@ layout! {
     /// The InfiniBand port (`mlx5_ifc_hca_vport_context_bits`).
     HcaVportContext: 0x200 {
         FIELD_SELECT: 0x0, 32,
-        SM_VIRT_AWARE: 0x100, 1,
-        HAS_SMI: 0x101, 1,
-        HAS_RAW: 0x102, 1,
-        GRH_REQUIRED: 0x103, 1,
         PORT_PHYSICAL_STATE: 0x110, 4,
-        VPORT_STATE_POLICY: 0x114, 4,
         PORT_STATE: 0x118, 4,
         VPORT_STATE: 0x11c, 4,
         SYSTEM_IMAGE_GUID: 0x140, 64,
@@ -104,14 +92,9 @@ layout! {
         NODE_GUID: 0x1c0, 64,
         CAP_MASK1: 0x200, 32,
         CAP_MASK1_FIELD_SELECT: 0x220, 32,
-        CAP_MASK2: 0x240, 32,
-        CAP_MASK2_FIELD_SELECT: 0x260, 32,
         LID: 0x300, 16,
-        INIT_TYPE_REPLY: 0x314, 4,
-        LMC: 0x318, 3,
         SUBNET_TIMEOUT: 0x31b, 5,
         SM_LID: 0x320, 16,
-        SM_SL: 0x330, 4,
         QKEY_VIOLATION_COUNTER: 0x340, 16,
         PKEY_VIOLATION_COUNTER: 0x350, 16,
     }
@@ -120,7 +103,6 @@ layout! {
 layout! {
     /// QUERY_HCA_VPORT_GID (`mlx5_ifc_query_hca_vport_gid_in_bits`).
     QueryHcaVportGidIn: 0x10 {
-        PORT_NUM: 0x4c, 4,
         GID_INDEX: 0x70, 16,
     }
 }
@@ -135,7 +117,6 @@ layout! {
 layout! {
     /// QUERY_HCA_VPORT_PKEY (`mlx5_ifc_query_hca_vport_pkey_in_bits`).
     QueryHcaVportPkeyIn: 0x10 {
-        PORT_NUM: 0x4c, 4,
         PKEY_INDEX: 0x70, 16,
     }
 }
@@ -160,7 +141,6 @@ layout! {
     /// MODIFY_NIC_VPORT_CONTEXT (`mlx5_ifc_modify_nic_vport_context_in_bits`).
     ModifyNicVportContextIn: 0x200 {
         FIELD_SELECT: 0x60, 32,
-        NIC_VPORT_CONTEXT: 0x800 => NicVportContext,
     }
 }
 
@@ -168,26 +148,11 @@ layout! {
     /// The Ethernet port (`mlx5_ifc_nic_vport_context_bits`).
     NicVportContext: 0x100 {
         MIN_WQE_INLINE_MODE: 0x5, 3,
-        DISABLE_MC_LOCAL_LB: 0x1d, 1,
-        DISABLE_UC_LOCAL_LB: 0x1e, 1,
         ROCE_EN: 0x1f, 1,
         MTU: 0x130, 16,
         SYSTEM_IMAGE_GUID: 0x140, 64,
         PORT_GUID: 0x180, 64,
         NODE_GUID: 0x1c0, 64,
-        PROMISC_UC: 0x780, 1,
-        PROMISC_MC: 0x781, 1,
-        PROMISC_ALL: 0x782, 1,
-        ALLOWED_LIST_TYPE: 0x785, 3,
-        ALLOWED_LIST_SIZE: 0x790, 16,
         PERMANENT_ADDRESS: 0x7a0, 64,
-    }
-}
-
-layout! {
-    /// MAD_IFC (`mlx5_ifc_mad_ifc_in_bits`).
-    MadIfcIn: 0x110 {
-        REMOTE_LID: 0x40, 16,
-        PORT: 0x58, 8,
     }
 }
