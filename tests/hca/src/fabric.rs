@@ -1,12 +1,19 @@
 //! What lies between devices: a switch that finds the port of a packet or frame.
 
+mod faults;
+mod pcap;
 pub(crate) mod wire;
 
 use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use crate::engine::packet::{Link, Packet};
+pub use faults::Faults;
+use faults::Injector;
+use pcap::Recorder;
 
 /// Packets that may wait at a port; more are lost, as at a switch.
 const ROOM: usize = 1 << 16;
@@ -104,12 +111,41 @@ struct Plug {
 #[derive(Default)]
 pub struct Fabric {
     plugs: RwLock<Vec<Plug>>,
+    injector: Option<Mutex<Injector>>,
+    recorder: Mutex<Option<Recorder>>,
 }
 
 impl Fabric {
     /// A switch without ports.
     pub fn new() -> Arc<Self> {
         Arc::default()
+    }
+
+    /// A switch whose wires misbehave, and that records what it carries.
+    pub fn with(faults: Faults, recording: Option<&Path>) -> io::Result<Arc<Self>> {
+        let recorder = recording.map(Recorder::create).transpose()?;
+        Ok(Arc::new(Self {
+            plugs: RwLock::default(),
+            injector: Some(Mutex::new(Injector::new(faults))),
+            recorder: Mutex::new(recorder),
+        }))
+    }
+
+    /// Records what is sent, and does to it what the wires do.
+    fn befall(&self, packets: &mut Vec<Packet>, frames: &[Vec<u8>]) {
+        if let Some(injector) = &self.injector {
+            let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+            let recorded = recorder.as_mut().map_or(Ok(()), |recorder| {
+                recorder.record(packets)?;
+                frames.iter().try_for_each(|frame| recorder.frame(frame))
+            });
+            if let Err(error) = recorded {
+                eprintln!("the recording ends: {error}");
+                *recorder = None;
+            }
+            drop(recorder);
+            injector.lock().unwrap_or_else(PoisonError::into_inner).pass(packets);
+        }
     }
 
     /// Plugs a device in; the port's index.
@@ -128,6 +164,7 @@ impl Fabric {
 
     /// Carries packets and frames to where they belong.
     pub(crate) fn send(&self, from: usize, link: Link, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
+        self.befall(packets, frames);
         let plugs = self.plugs.read().unwrap_or_else(PoisonError::into_inner);
         // Runs of packets for the same port take its lock once.
         let mut batch = packets.drain(..).peekable();

@@ -14,5 +14,5 @@ mod shell;
 
 pub use device::Setup;
 pub use engine::Link;
-pub use fabric::Fabric;
+pub use fabric::{Fabric, Faults};
 pub use shell::Server;

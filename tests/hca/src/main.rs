@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use bareverbs_hca::{Fabric, Link, Server, Setup};
+use bareverbs_hca::{Fabric, Faults, Link, Server, Setup};
 use clap::{Parser, ValueEnum};
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -25,6 +25,21 @@ struct Arguments {
     /// Log commands and mappings to standard error.
     #[arg(long)]
     verbose: bool,
+    /// Packets to lose, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    loss: u16,
+    /// Packets to deliver twice, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    duplication: u16,
+    /// Packets to deliver late, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    reordering: u16,
+    /// Which of all sequences of faults.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Record packets as RoCE v2 and frames as they are.
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
     /// A socket for each card.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
@@ -45,7 +60,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         PortType::Ib => Link::InfiniBand,
         PortType::Roce => Link::Ethernet,
     };
-    let fabric = Fabric::new();
+    let faults = Faults {
+        loss: arguments.loss,
+        duplication: arguments.duplication,
+        reordering: arguments.reordering,
+        seed: arguments.seed,
+    };
+    let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
     let mut servers = Vec::new();
     for (index, path) in arguments.sockets.iter().enumerate() {
         let index = u8::try_from(index).context("a fabric has at most 256 cards")?;
