@@ -1,7 +1,7 @@
 //! The card's engine: queue pairs, completion and event queues, memory keys, over any memory. It knows neither PCI nor the firmware's commands.
 //!
 //! The engine is a state machine without threads and without a clock of its own. Whoever owns it tells it the time, hands it packets, and takes the
-//! packets that it wants to send; [`crate::device`] does that for a guest, tests and benches do it by hand.
+//! packets that it wants to send; the device does that for a guest, tests and benches do it by hand.
 
 mod core;
 mod cq;
