@@ -46,6 +46,14 @@ pub(crate) fn guest_programs() -> Result<Programs> {
     Ok(Programs { init: folder.join("bareverbs-lab-init"), on_path })
 }
 
+/// Builds the RDMA card.
+pub(crate) fn card() -> Result<std::path::PathBuf> {
+    if !cargo().args(["build", "--quiet", "--release", "--package", "bareverbs-hca"]).status()?.success() {
+        bail!("the RDMA card could not be built");
+    }
+    Ok(workspace().join("target/release/bareverbs-hca"))
+}
+
 /// Where our tool was built.
 pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
     programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")

@@ -58,6 +58,7 @@ impl Demo {
             accelerator: self.accel,
             instruction_clock: false,
             recording: None,
+            hca: None,
         })?;
         let seconds = begin.elapsed().as_secs_f64();
         println!("two hosts on a wire, up in {seconds:.1} s ({})", lab::describe(guests.accelerator, false));

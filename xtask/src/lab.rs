@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Kernel, Peers, Prefixed, Series, Setup, Stream, ToGuest, Tools,
-    fetch_headers,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Prefixed, Series, Setup, Stream, ToGuest,
+    Tools, fetch_headers,
 };
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{build, terminal};
 
@@ -43,6 +43,14 @@ pub(crate) struct Fetch {
     refresh: bool,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum Port {
+    /// InfiniBand.
+    Ib,
+    /// RDMA over Ethernet, with the card's own netdev.
+    Roce,
+}
+
 #[derive(Args)]
 pub(crate) struct Machine {
     /// 6.1, 6.12, 7.2, rc, or a folder with vmlinuz or bzImage and lib/modules.
@@ -60,6 +68,12 @@ pub(crate) struct Machine {
     /// What executes the guest: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
+    /// Give each host an RDMA card, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
+    #[arg(long, value_enum)]
+    hca: Option<Port>,
+    /// An argument for the card's own program; may be given more than once.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true, requires = "hca")]
+    hca_arg: Vec<String>,
     /// Record the packets on the wire (with one host: of rxe0's link).
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -117,7 +131,16 @@ impl Fetch {
 }
 
 impl Machine {
-    fn boot(&self, hosts: u8) -> Result<Guests> {
+    fn cards(&self, hosts: u8) -> Result<Option<Hca>> {
+        let Some(port) = self.hca else { return Ok(None) };
+        let port = match port {
+            Port::Ib => HcaPort::Ib,
+            Port::Roce => HcaPort::Roce,
+        };
+        Hca::start(&build::card()?, port, hosts, &self.hca_arg).map(Some)
+    }
+
+    fn boot(&self, hosts: u8, cards: Option<&Hca>) -> Result<Guests> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = kernel(&cache, &tools, &self.kernel)?;
@@ -138,6 +161,7 @@ impl Machine {
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: self.pcap.clone(),
+            hca: cards,
         };
         let guests = Guests::boot(&setup)?;
         eprintln!("lab: kernel {} ({})", kernel.version, describe(guests.accelerator, self.icount));
@@ -176,7 +200,8 @@ fn shared_folder(folder: &Path) -> Result<PathBuf> {
 
 impl Run {
     fn run(self) -> Result<ExitCode> {
-        let mut guests = self.machine.boot(self.hosts)?;
+        let cards = self.machine.cards(self.hosts)?;
+        let mut guests = self.machine.boot(self.hosts, cards.as_ref())?;
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
         for host in 0..usize::from(self.hosts) {
             guests.start(host, Exec { argv: self.command.clone(), ..Exec::default() })?;
@@ -215,7 +240,8 @@ fn warn(warnings: &[String]) {
 
 impl Shell {
     fn run(self) -> Result<ExitCode> {
-        let mut guests = self.machine.boot(1)?;
+        let cards = self.machine.cards(1)?;
+        let mut guests = self.machine.boot(1, cards.as_ref())?;
         let argv = if self.machine.peers { vec!["bash".into(), "-l".into()] } else { vec!["/init".into()] };
         let stdin = io::stdin();
         let size = terminal::size(&stdin);

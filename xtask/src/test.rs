@@ -284,6 +284,7 @@ impl Lab {
             accelerator,
             instruction_clock: false,
             recording: None,
+            hca: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use bareverbs_lab_init::{Exec, Job, Link, PEERS_TAG, Share};
 
 use crate::cache::Cache;
 use crate::console::Console;
+use crate::hca::Hca;
 use crate::initramfs::{self, Programs};
 use crate::kernel::Kernel;
 use crate::pcap::Recorder;
@@ -53,6 +54,8 @@ pub struct Setup<'a> {
     pub instruction_clock: bool,
     /// Where to record the packets on the wire.
     pub recording: Option<PathBuf>,
+    /// RDMA cards for the hosts, instead of rxe.
+    pub hca: Option<&'a Hca>,
 }
 
 /// Why guests could not do what was asked.
@@ -400,6 +403,7 @@ impl Host {
             peers: setup.peers.is_some(),
             shares,
             link,
+            hca: setup.hca.map(|cards| cards.port),
             capture: setup.recording.is_some() && link == Link::Veth,
         };
         let archive = initramfs::build(setup.programs, &modules, &job)?;
@@ -413,6 +417,7 @@ impl Host {
             folders: &folders,
             wire: wire.map(|wire| (wire, number)),
             port: guest_port.into(),
+            hca: setup.hca.and_then(|cards| cards.sockets.get(index)).map(PathBuf::as_path),
         }
         .start(setup.tools)?;
 
@@ -457,7 +462,8 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     });
     // 6.1's rxe asks the crypto layer for crc32 when a link is added; later ones call it directly.
     wanted.extend(["crc32_generic", "af_packet"].into_iter().filter(|name| modules.has(name)));
-    wanted.extend(["rdma_rxe", "ib_uverbs", "rdma_ucm", "ib_umad"]);
+    wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
+    wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
     wanted
 }
 

@@ -9,6 +9,7 @@ mod console;
 mod cpio;
 mod deb;
 mod guest;
+mod hca;
 mod headers;
 mod initramfs;
 mod kernel;
@@ -23,10 +24,11 @@ mod tools;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
-pub use bareverbs_lab_init::{Exec, TerminalSize};
+pub use bareverbs_lab_init::{Exec, HcaPort, TerminalSize};
 
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
+pub use crate::hca::Hca;
 pub use crate::headers::{HeaderDirs, fetch_headers, headers};
 pub use crate::initramfs::Programs;
 pub use crate::kernel::{Kernel, Series};

@@ -103,6 +103,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) wire: Option<(OwnedFd, u8)>,
     /// The guest's end of the lab's port.
     pub(crate) port: OwnedFd,
+    /// The socket of an RDMA card.
+    pub(crate) hca: Option<&'a Path>,
 }
 
 impl Machine<'_> {
@@ -120,6 +122,16 @@ impl Machine<'_> {
             command.arg(format!("-{option}")).arg(value);
         };
         command_basics(&mut add);
+        let mut machine = "q35,usb=off,vmport=off".to_owned();
+        if let Some(socket) = self.hca {
+            // The card reads and writes the guest's memory.
+            add("object", "memory-backend-memfd,id=memory,size=2G,share=on".into());
+            machine.push_str(",memory-backend=memory");
+            let socket = serde_json::json!({ "type": "unix", "path": socket });
+            let device = serde_json::json!({ "driver": "vfio-user-pci", "socket": socket });
+            add("device", device.to_string());
+        }
+        add("machine", machine);
         match (self.accelerator, self.instruction_clock) {
             (_, true) => {
                 add("accel", "tcg,thread=single".into());
@@ -159,7 +171,6 @@ impl Machine<'_> {
 }
 
 fn command_basics(add: &mut impl FnMut(&str, String)) {
-    add("machine", "q35,usb=off,vmport=off".into());
     add("cpu", "max".into());
     add("m", "2G".into());
     add("display", "none".into());

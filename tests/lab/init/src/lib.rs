@@ -38,6 +38,8 @@ pub struct Job {
     pub shares: Vec<Share>,
     /// Where rxe sits.
     pub link: Link,
+    /// The RDMA card's port, where the guest has a card; it takes rxe's place.
+    pub hca: Option<HcaPort>,
     /// Whether every packet of the link is to be sent to the host.
     pub capture: bool,
 }
@@ -58,6 +60,15 @@ pub enum Link {
     Veth,
     /// The guest's virtio network card, on the wire that joins the hosts.
     Nic,
+}
+
+/// The kind of an RDMA card's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HcaPort {
+    /// InfiniBand.
+    Ib,
+    /// RDMA over Ethernet: the card's own netdev gets the guest's address.
+    Roce,
 }
 
 /// A command to run in the guest.

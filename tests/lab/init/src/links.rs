@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab_init::{Job, Link};
+use bareverbs_lab_init::{HcaPort, Job, Link};
 
 use crate::netlink::{Netlink, Rdma, Route};
 use crate::port::Sender;
@@ -21,56 +21,71 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     }
     let mut route: Netlink<Route> = Netlink::open()?;
     route.set_up("lo")?;
+    let address = Ipv4Addr::new(10, 1, 0, job.host);
+    if job.hca == Some(HcaPort::Roce) {
+        let device = network_card("mlx5_core")?;
+        route.set_up(&device)?;
+        route.add_address(&device, address, 24)?;
+        return wait_until_usable("mlx5_0", Some(address));
+    }
     let device = match job.link {
         Link::Veth => {
             route.add_veth("veth0", "veth1")?;
             route.set_up("veth1")?;
             "veth0".to_owned()
         }
-        Link::Nic => network_card()?,
+        Link::Nic => network_card("virtio_net")?,
     };
-    let address = Ipv4Addr::new(10, 1, 0, job.host);
     route.set_up(&device)?;
     route.add_address(&device, address, 24)?;
     if job.capture {
         capture::start(netlink::index(&device)?, sender)?;
     }
+    if job.hca.is_some() {
+        return wait_until_usable("mlx5_0", None);
+    }
     let mut rdma: Netlink<Rdma> = Netlink::open()?;
     rdma.add_link("rxe0", "rxe", &device)?;
-    wait_until_usable(address)
+    wait_until_usable("rxe0", Some(address))
 }
 
-fn network_card() -> Result<String> {
+/// The first network card that this driver has.
+fn network_card(driver: &str) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while Instant::now() < deadline {
         for entry in fs::read_dir("/sys/class/net")? {
             let entry = entry?;
-            if entry.path().join("device").exists() {
+            let bound = fs::read_link(entry.path().join("device/driver"));
+            if bound.is_ok_and(|bound| bound.ends_with(driver)) {
                 return Ok(entry.file_name().to_string_lossy().into_owned());
             }
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    bail!("no network card in /sys/class/net")
+    bail!("no network card of {driver} in /sys/class/net")
 }
 
 /// The GID table is filled by a work queue, and the device nodes appear on their own.
-fn wait_until_usable(address: Ipv4Addr) -> Result<()> {
-    let port = Path::new("/sys/class/infiniband/rxe0/ports/1");
-    let octets = address.octets();
-    let gid = format!(
-        "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}",
-        octets[0], octets[1], octets[2], octets[3]
-    );
+fn wait_until_usable(device: &str, address: Option<Ipv4Addr>) -> Result<()> {
+    let port = Path::new("/sys/class/infiniband").join(device).join("ports/1");
+    let gid = address.map(|address| {
+        let octets = address.octets();
+        format!(
+            "0000:0000:0000:0000:0000:ffff:{:02x}{:02x}:{:02x}{:02x}",
+            octets[0], octets[1], octets[2], octets[3]
+        )
+    });
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let active = read(&port.join("state")).contains("ACTIVE");
-        let addressed = (0..8).any(|index| read(&port.join(format!("gids/{index}"))).trim() == gid);
+        let addressed = gid
+            .as_ref()
+            .is_none_or(|gid| (0..8).any(|index| read(&port.join(format!("gids/{index}"))).trim() == gid));
         if active && addressed && Path::new("/dev/infiniband/uverbs0").exists() {
             return Ok(());
         }
         if Instant::now() > deadline {
-            bail!("rxe0 didn't come up: port active: {active}, GID of {address} present: {addressed}");
+            bail!("{device} didn't come up: port active: {active}, GID of its address present: {addressed}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,0 +1,239 @@
+//! A whole card: engine and firmware behind one lock, and the thread that does the work.
+//!
+//! Doorbells only leave a note for the thread, so a driver's store returns at once. Commands, resets and changes of the memory map take the card's
+//! lock; the thread holds it for one turn of bounded work at a time, so nothing is under way while they run.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::engine::{Engine, EventKind, Interrupts, Link, Port};
+use crate::fabric::{Addresses, Doorbell, Fabric, Mail, Mailbox};
+use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
+use crate::memory::{DmaMap, MapError};
+
+/// How long senders pause when the receiver can't keep up.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// What a device is.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The kind of its port.
+    pub link: Link,
+    /// Which of the fabric's devices it is, from 0; LID, GUID and MAC follow from it.
+    pub index: u8,
+    /// Whether commands are logged to standard error.
+    pub verbose: bool,
+}
+
+struct Card {
+    engine: Engine,
+    firmware: Firmware,
+}
+
+struct Shared {
+    setup: Setup,
+    card: Mutex<Card>,
+    mailbox: Arc<Mailbox>,
+    fabric: Arc<Fabric>,
+    port: usize,
+    start: Instant,
+}
+
+/// A card, plugged into a fabric.
+pub(crate) struct Device {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Device {
+    pub(crate) fn new(
+        setup: Setup,
+        fabric: &Arc<Fabric>,
+        interrupts: Box<dyn Interrupts>,
+    ) -> std::io::Result<Self> {
+        let engine = Engine::new(Port::new(setup.link, setup.index), interrupts);
+        let mailbox = Arc::<Mailbox>::default();
+        let port = fabric.plug(addresses(&engine), mailbox.clone());
+        let card = Mutex::new(Card { engine, firmware: Firmware::new(setup.link) });
+        let shared =
+            Arc::new(Shared { setup, card, mailbox, fabric: fabric.clone(), port, start: Instant::now() });
+        let worker = shared.clone();
+        let thread =
+            std::thread::Builder::new().name(format!("hca{}", setup.index)).spawn(move || worker.work())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Nanoseconds of the card's clock.
+    pub(crate) fn now(&self) -> u64 {
+        self.shared.now()
+    }
+
+    /// Leaves a note for the thread.
+    pub(crate) fn ring(&self, doorbell: Doorbell) {
+        self.shared.mailbox.post(|mail| mail.doorbells.push(doorbell));
+    }
+
+    /// Executes the commands in these slots of the queue.
+    pub(crate) fn command(&self, queue: u64, slots: u32) {
+        for slot in (0..32).filter(|slot| slots >> slot & 1 != 0) {
+            let mut guard = self.shared.lock();
+            let Card { engine, firmware } = &mut *guard;
+            let before = addresses(engine);
+            let outcome = execute_slot(firmware, engine, queue, slot);
+            let after = addresses(engine);
+            drop(guard);
+            if before != after {
+                self.shared.fabric.readdress(self.shared.port, after);
+            }
+            // A transition may have given the thread something to do.
+            self.shared.mailbox.post(|mail| mail.nudge = true);
+            if self.shared.setup.verbose {
+                log(self.shared.setup.index, self.shared.now(), &outcome);
+            }
+        }
+    }
+
+    /// Changes the memory map, with no work under way.
+    pub(crate) fn remap<T>(
+        &self,
+        change: impl FnOnce(&mut DmaMap) -> Result<T, MapError>,
+    ) -> Result<T, MapError> {
+        change(self.shared.lock().engine.memory())
+    }
+
+    /// Forgets everything but the memory map.
+    pub(crate) fn reset(&self) {
+        let mut guard = self.shared.lock();
+        guard.engine.reset();
+        guard.firmware = Firmware::new(self.shared.setup.link);
+        let after = addresses(&guard.engine);
+        drop(guard);
+        self.shared.fabric.readdress(self.shared.port, after);
+        self.shared.mailbox.post(|mail| *mail = Mail { nudge: true, ..Mail::default() });
+    }
+
+    /// Forgets the memory map too.
+    pub(crate) fn forget(&self) {
+        self.reset();
+        self.shared.lock().engine.memory().clear();
+    }
+
+    /// Pulls the cable, or puts it back.
+    pub(crate) fn set_link(&self, up: bool) {
+        const DOWN: u8 = 1;
+        const ACTIVE: u8 = 4;
+        let mut guard = self.shared.lock();
+        if guard.engine.set_up(up) {
+            let mut data = [0; 28];
+            data[8] = 1 << 4;
+            guard.engine.event(EventKind::PortChange, if up { ACTIVE } else { DOWN }, &data);
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.shared.mailbox.post(|mail| mail.stop = true);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has said so already.
+            let _ = thread.join();
+        }
+        self.shared.fabric.readdress(self.shared.port, Addresses::default());
+    }
+}
+
+fn addresses(engine: &Engine) -> Addresses {
+    let port = engine.port();
+    Addresses { lid: port.lid, gids: port.gid_addresses(), mac: port.mac }
+}
+
+fn log(index: u8, now: u64, outcome: &Result<crate::firmware::Outcome, crate::memory::DmaFault>) {
+    let seconds = now as f64 / 1e9;
+    match outcome {
+        Err(fault) => eprintln!("{seconds:10.6} hca{index}: command queue: {fault}"),
+        Ok(outcome) => {
+            let name = opcode::name(outcome.opcode);
+            let delivery =
+                outcome.delivery.map(|delivery: Delivery| format!(" {delivery:?}")).unwrap_or_default();
+            eprintln!(
+                "{seconds:10.6} hca{index}: {name} ({:#x}) modifier {:#x}: status {:#x}{delivery}",
+                outcome.opcode, outcome.modifier, outcome.status
+            );
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Card> {
+        self.card.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The thread: takes mail, works for a turn, sends what came of it.
+    fn work(&self) {
+        let (mut mail, mut packets, mut frames) = (Mail::default(), Vec::new(), Vec::new());
+        let mut patience = None;
+        loop {
+            self.mailbox.take(patience, &mut mail);
+            if mail.stop {
+                return;
+            }
+            let congested = self.fabric.congested(self.port);
+            let mut guard = self.lock();
+            let Card { engine, firmware } = &mut *guard;
+            let now = self.now();
+            engine.set_time(now);
+            for doorbell in mail.doorbells.drain(..) {
+                ring(engine, firmware, doorbell);
+            }
+            for packet in mail.packets.drain(..) {
+                if engine.port().up && engine.port().answers_to(&packet.route) {
+                    engine.receive(packet);
+                }
+            }
+            for frame in mail.frames.drain(..) {
+                if engine.port().up {
+                    for rq in firmware.steer(engine, &frame) {
+                        engine.receive_frame(rq, &frame);
+                    }
+                }
+            }
+            let more = if congested { engine.has_work() } else { engine.run(now) };
+            let up = engine.port().up;
+            engine.take_outgoing(&mut packets, &mut frames);
+            let deadline = engine.next_deadline();
+            drop(guard);
+            mail.nudge = false;
+            if up {
+                self.fabric.send(self.port, self.setup.link, &mut packets, &mut frames);
+            } else {
+                packets.clear();
+                frames.clear();
+            }
+            patience = match (more, deadline) {
+                (true, _) if congested => Some(PAUSE),
+                (true, _) => Some(Duration::ZERO),
+                (false, Some(deadline)) => Some(Duration::from_nanos(deadline.saturating_sub(self.now()))),
+                (false, None) => None,
+            };
+        }
+    }
+}
+
+/// Follows a doorbell, if it was rung on the page that the object belongs to.
+fn ring(engine: &mut Engine, firmware: &Firmware, doorbell: Doorbell) {
+    match doorbell {
+        Doorbell::Send { uar, qp } if firmware.may_ring(qp, uar) => engine.ring_qp(qp),
+        Doorbell::ArmCq { uar, cq, consumer, solicited } if firmware.may_arm(cq, uar) => {
+            engine.arm_cq(cq, consumer, solicited);
+        }
+        Doorbell::Eq { uar, eq, consumer, arm } if firmware.may_serve(eq, uar) => {
+            engine.eq_consumed(eq, consumer, arm);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,144 @@
+//! What all queue pairs of a device share: memory, keys, completion and event queues, the port.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::cq::{Completion, Cq, Outcome};
+use super::eq::{Eq, EventKind, Interrupts};
+use super::mkey::Mkeys;
+use super::packet::{Link, Packet, Route};
+use super::port::Port;
+use super::srq::{Srq, Taken};
+use super::table::Table;
+use crate::memory::DmaMap;
+
+/// What a timer is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    Qp(u32),
+    Cq(u32),
+}
+
+/// Counters of one set, as QUERY_Q_COUNTER reports them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) writes: u32,
+    pub(crate) reads: u32,
+    pub(crate) atomics: u32,
+    pub(crate) out_of_buffer: u32,
+    pub(crate) out_of_sequence: u32,
+    pub(crate) duplicates: u32,
+    pub(crate) rnr_naks: u32,
+    pub(crate) sequence_naks: u32,
+    pub(crate) implied_naks: u32,
+    pub(crate) timeouts: u32,
+}
+
+pub(crate) struct Core {
+    pub(crate) memory: DmaMap,
+    pub(crate) mkeys: Mkeys,
+    pub(crate) eqs: Table<Eq>,
+    pub(crate) cqs: Table<Cq>,
+    pub(crate) srqs: Table<Srq>,
+    pub(crate) port: Port,
+    pub(crate) interrupts: Box<dyn Interrupts>,
+    pub(crate) timers: BinaryHeap<Reverse<(u64, Timer)>>,
+    /// Packets on their way out.
+    pub(crate) outgoing: Vec<Packet>,
+    /// Frames on their way out.
+    pub(crate) frames: Vec<Vec<u8>>,
+    /// Completion queues that have just failed, whose queue pairs must fail too.
+    pub(crate) failed_cqs: Vec<u32>,
+    pub(crate) counters: Box<[Counters; 256]>,
+    pub(crate) now: u64,
+}
+
+impl Core {
+    pub(crate) fn complete(&mut self, cq: u32, completion: &Completion) {
+        let now = self.now;
+        let Some(queue) = self.cqs.get_mut(cq) else { return };
+        let outcome = queue.post(&self.memory, now, completion);
+        self.follow(cq, outcome);
+    }
+
+    /// Does what a completion queue's change of state asks for.
+    pub(crate) fn follow(&mut self, cq: u32, outcome: Outcome) {
+        match outcome {
+            Outcome::Quiet => {}
+            Outcome::Event => self.completion_event(cq),
+            Outcome::Delayed => {
+                if let Some(deadline) = self.cqs.get(cq).and_then(|queue| queue.moderation.deadline) {
+                    self.timers.push(Reverse((deadline, Timer::Cq(cq))));
+                }
+            }
+            Outcome::Overrun => {
+                const OVERRUN: u8 = 1;
+                self.failed_cqs.push(cq);
+                let mut data = [0; 28];
+                data[..4].copy_from_slice(&cq.to_be_bytes());
+                data[11] = OVERRUN;
+                self.event(EventKind::CqError, 0, &data);
+            }
+        }
+    }
+
+    fn completion_event(&mut self, cq: u32) {
+        let Some(eq) = self.cqs.get(cq).map(|queue| queue.setup.eq) else { return };
+        let Some(eq) = self.eqs.get_mut(eq) else { return };
+        let mut data = [0; 28];
+        data[24..].copy_from_slice(&cq.to_be_bytes());
+        eq.post(&self.memory, &*self.interrupts, EventKind::Completion, 0, &data);
+    }
+
+    /// Sends an asynchronous event to the first event queue that wants its kind.
+    pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) {
+        if let Some(eq) = self.eqs.iter_mut().find(|eq| eq.wants(kind)) {
+            eq.post(&self.memory, &*self.interrupts, kind, sub_kind, data);
+        }
+    }
+
+    /// An event about a queue pair.
+    pub(crate) fn qp_event(&mut self, kind: EventKind, number: u32) {
+        let mut data = [0; 28];
+        data[24..].copy_from_slice(&number.to_be_bytes());
+        self.event(kind, 0, &data);
+    }
+
+    /// An event about a shared receive queue.
+    fn srq_event(&mut self, kind: EventKind, number: u32) {
+        self.qp_event(kind, number);
+    }
+
+    /// Takes a receive work request off a shared receive queue.
+    pub(crate) fn take_shared(&mut self, number: u32) -> Taken {
+        let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return Taken::Fault };
+        let (taken, limit_crossed) = srq.take(&self.memory);
+        if let Taken::Fault = taken {
+            srq.failed = true;
+            self.srq_event(EventKind::SrqCatastrophic, number);
+        } else if limit_crossed {
+            self.srq_event(EventKind::SrqLimit, number);
+        }
+        taken
+    }
+
+    /// The way back along which an answer to `route` goes.
+    pub(crate) fn way_back(route: &Route) -> Route {
+        let mut back = *route;
+        std::mem::swap(&mut back.source_lid, &mut back.destination_lid);
+        std::mem::swap(&mut back.source_mac, &mut back.destination_mac);
+        if let Some(global) = &mut back.global {
+            std::mem::swap(&mut global.source, &mut global.destination);
+        }
+        back
+    }
+
+    pub(crate) fn is_ethernet(&self) -> bool {
+        self.port.link == Link::Ethernet
+    }
+
+    pub(crate) fn count(&mut self, set: u8, count: impl FnOnce(&mut Counters) -> &mut u32) {
+        let counter = count(&mut self.counters[usize::from(set)]);
+        *counter = counter.wrapping_add(1);
+    }
+}

@@ -1,0 +1,299 @@
+//! Completion queues.
+
+use super::ring::Ring;
+use crate::memory::DmaMap;
+
+const COUNTER_MASK: u32 = 0xff_ffff;
+
+/// What a completion queue is made of.
+#[derive(Clone, Debug)]
+pub struct CqSetup {
+    /// The entries' buffer.
+    pub ring: Ring,
+    /// The number of entries, as a power of two.
+    pub log_size: u8,
+    /// Whether entries have 128 bytes rather than 64.
+    pub wide: bool,
+    /// The event queue.
+    pub eq: u32,
+    /// Guest address of the doorbell record.
+    pub doorbell: u64,
+    /// Whether entries may overwrite unread ones.
+    pub ignore_overrun: bool,
+}
+
+/// Opcodes of completion entries (`MLX5_CQE_*` in `include/linux/mlx5/device.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum CqeOpcode {
+    Requester = 0,
+    ReceiveWriteImmediate = 1,
+    Receive = 2,
+    ReceiveImmediate = 3,
+    ReceiveInvalidate = 4,
+    Resize = 5,
+    RequesterError = 13,
+    ResponderError = 14,
+}
+
+/// Why a work request failed (`MLX5_CQE_SYNDROME_*` in `include/linux/mlx5/device.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Syndrome {
+    LocalLength = 0x01,
+    LocalQpOperation = 0x02,
+    LocalProtection = 0x04,
+    Flushed = 0x05,
+    MemoryWindowBind = 0x06,
+    BadResponse = 0x10,
+    RemoteInvalidRequest = 0x12,
+    RemoteAccess = 0x13,
+    RemoteOperation = 0x14,
+    TransportRetriesExceeded = 0x15,
+    RnrRetriesExceeded = 0x16,
+}
+
+impl Syndrome {
+    /// A vendor's code beside the syndrome; only people read it.
+    const fn vendor(self) -> u8 {
+        match self {
+            Self::Flushed => 0xf5,
+            Self::TransportRetriesExceeded => 0x81,
+            Self::RnrRetriesExceeded => 0x87,
+            Self::RemoteAccess => 0x88,
+            Self::RemoteInvalidRequest => 0x8a,
+            Self::RemoteOperation => 0x89,
+            _ => 0x52,
+        }
+    }
+}
+
+/// A completion, before it is an entry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    pub(crate) opcode: CqeOpcode,
+    pub(crate) syndrome: Option<Syndrome>,
+    pub(crate) qp: u32,
+    /// The user's index of the QP or SRQ.
+    pub(crate) user_index: u32,
+    /// Opcode of the send work request.
+    pub(crate) send_opcode: u8,
+    pub(crate) wqe_counter: u16,
+    pub(crate) byte_count: u32,
+    pub(crate) immediate: u32,
+    pub(crate) source_lid: u16,
+    /// Flags and source QP of a datagram.
+    pub(crate) flags_rqpn: u32,
+    /// Ones' complement sum of a frame's payload.
+    pub(crate) checksum: u16,
+    pub(crate) solicited: bool,
+}
+
+impl Completion {
+    pub(crate) fn new(opcode: CqeOpcode, qp: u32, user_index: u32, wqe_counter: u16) -> Self {
+        Self {
+            opcode,
+            syndrome: None,
+            qp,
+            user_index,
+            send_opcode: 0,
+            wqe_counter,
+            byte_count: 0,
+            immediate: 0,
+            source_lid: 0,
+            flags_rqpn: 0,
+            checksum: 0,
+            solicited: false,
+        }
+    }
+
+    /// The 64 bytes, owner bit excepted.
+    fn encode(&self, now: u64) -> [u8; 64] {
+        let mut entry = [0; 64];
+        entry[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        match self.syndrome {
+            Some(syndrome) => {
+                entry[54] = syndrome.vendor();
+                entry[55] = syndrome as u8;
+            }
+            None => {
+                entry[20..22].copy_from_slice(&self.checksum.to_be_bytes());
+                entry[22..24].copy_from_slice(&self.source_lid.to_be_bytes());
+                entry[24..28].copy_from_slice(&self.flags_rqpn.to_be_bytes());
+                entry[36..40].copy_from_slice(&self.immediate.to_be_bytes());
+                entry[44..48].copy_from_slice(&self.byte_count.to_be_bytes());
+                entry[48..56].copy_from_slice(&now.to_be_bytes());
+            }
+        }
+        let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qp & 0xff_ffff;
+        entry[56..60].copy_from_slice(&opcode_qpn.to_be_bytes());
+        entry[60..62].copy_from_slice(&self.wqe_counter.to_be_bytes());
+        entry[63] = (self.opcode as u8) << 4;
+        entry
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    No,
+    Solicited,
+    Any,
+}
+
+/// A completion queue.
+pub(crate) struct Cq {
+    pub(crate) setup: CqSetup,
+    pub(crate) producer: u32,
+    /// The consumer index as last read or told.
+    consumer: u32,
+    /// The producer index after the last entry that a solicited arm waits for.
+    solicited: u32,
+    armed: Armed,
+    /// Whether entries were lost; nothing is written any more.
+    pub(crate) failed: bool,
+    pub(crate) moderation: Moderation,
+}
+
+/// When events are held back.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moderation {
+    /// Completions since the last event that raise the next one at once.
+    pub(crate) count: u16,
+    /// Nanoseconds after which an event comes anyway.
+    pub(crate) period: u64,
+    pub(crate) waiting: u16,
+    pub(crate) deadline: Option<u64>,
+}
+
+impl Moderation {
+    pub(crate) fn new(count: u16, microseconds: u16) -> Self {
+        Self { count, period: u64::from(microseconds) * 1000, ..Self::default() }
+    }
+
+    fn active(&self) -> bool {
+        self.count > 1 && self.period > 0
+    }
+}
+
+/// What follows from a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Quiet,
+    Event,
+    /// An event is due later, at the moderation's deadline.
+    Delayed,
+    Overrun,
+}
+
+impl Cq {
+    pub(crate) fn new(setup: CqSetup, moderation: Moderation) -> Self {
+        Self { setup, producer: 0, consumer: 0, solicited: 0, armed: Armed::No, failed: false, moderation }
+    }
+
+    fn size(&self) -> u32 {
+        1 << self.setup.log_size
+    }
+
+    fn outstanding(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & COUNTER_MASK
+    }
+
+    fn read_consumer(&mut self, memory: &DmaMap) {
+        if let Ok(consumer) = memory.read_be32(self.setup.doorbell) {
+            self.consumer = consumer & COUNTER_MASK;
+        }
+    }
+
+    /// Writes an entry.
+    pub(crate) fn post(&mut self, memory: &DmaMap, now: u64, completion: &Completion) -> Outcome {
+        if self.failed {
+            return Outcome::Quiet;
+        }
+        if self.outstanding() >= self.size() && !self.setup.ignore_overrun {
+            self.read_consumer(memory);
+            if self.outstanding() >= self.size() {
+                self.failed = true;
+                return Outcome::Overrun;
+            }
+        }
+        let owner = (self.producer >> self.setup.log_size & 1) as u8;
+        let slot = u64::from(self.producer & (self.size() - 1));
+        let mut entry = completion.encode(now);
+        entry[63] |= owner;
+        let written = if self.setup.wide {
+            self.setup.ring.publish(memory, slot * 128 + 64, &entry)
+        } else {
+            self.setup.ring.publish(memory, slot * 64, &entry)
+        };
+        if written.is_err() {
+            self.failed = true;
+            return Outcome::Overrun;
+        }
+        self.producer = self.producer.wrapping_add(1) & COUNTER_MASK;
+        let solicited = completion.solicited || completion.syndrome.is_some();
+        if solicited {
+            self.solicited = self.producer;
+        }
+        match self.armed {
+            Armed::No => Outcome::Quiet,
+            Armed::Solicited if !solicited => Outcome::Quiet,
+            _ => self.event_or_wait(now),
+        }
+    }
+
+    fn event_or_wait(&mut self, now: u64) -> Outcome {
+        if self.moderation.active() {
+            self.moderation.waiting += 1;
+            if self.moderation.waiting < self.moderation.count {
+                let fresh = self.moderation.deadline.is_none();
+                self.moderation.deadline.get_or_insert(now + self.moderation.period);
+                return if fresh { Outcome::Delayed } else { Outcome::Quiet };
+            }
+        }
+        self.disarm();
+        Outcome::Event
+    }
+
+    fn disarm(&mut self) {
+        self.armed = Armed::No;
+        self.moderation.waiting = 0;
+        self.moderation.deadline = None;
+    }
+
+    /// Whether the moderation's time is up and an event must go out.
+    pub(crate) fn period_ended(&mut self, now: u64) -> bool {
+        let due = self.moderation.deadline.is_some_and(|deadline| deadline <= now) && self.armed != Armed::No;
+        if due {
+            self.disarm();
+        }
+        due
+    }
+
+    /// The driver rang the arm doorbell.
+    pub(crate) fn arm(&mut self, consumer: u32, solicited_only: bool, now: u64) -> Outcome {
+        self.consumer = consumer & COUNTER_MASK;
+        self.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
+        let news = if solicited_only {
+            let unread = self.solicited.wrapping_sub(self.consumer) & COUNTER_MASK;
+            unread != 0 && unread <= self.outstanding()
+        } else {
+            self.outstanding() != 0
+        };
+        if news { self.event_or_wait(now) } else { Outcome::Quiet }
+    }
+
+    /// Continues in another buffer; `false` if the unread entries don't fit.
+    pub(crate) fn resize(&mut self, memory: &DmaMap, now: u64, ring: Ring, log_size: u8) -> bool {
+        self.read_consumer(memory);
+        if self.outstanding() > 1 << log_size {
+            return false;
+        }
+        let marker = Completion::new(CqeOpcode::Resize, 0, 0, 0);
+        if self.outstanding() < self.size() {
+            self.post(memory, now, &marker);
+        }
+        self.setup.ring = ring;
+        self.setup.log_size = log_size;
+        true
+    }
+}

@@ -1,0 +1,106 @@
+//! Event queues.
+
+use super::ring::Ring;
+use crate::memory::DmaMap;
+
+/// Where interrupts go.
+pub trait Interrupts: Send {
+    /// Raises an MSI-X vector.
+    fn raise(&self, vector: u16);
+}
+
+/// What an event queue is made of.
+#[derive(Clone, Debug)]
+pub struct EqSetup {
+    /// The entries' buffer.
+    pub ring: Ring,
+    /// The number of entries, as a power of two.
+    pub log_size: u8,
+    /// The MSI-X vector.
+    pub vector: u16,
+    /// Which kinds of events are wanted, bit by number.
+    pub events: [u64; 4],
+}
+
+/// Sizes in bytes and counters.
+pub(crate) const EQE_SIZE: u64 = 64;
+const COUNTER_MASK: u32 = 0xff_ffff;
+
+/// Kinds of events, as `enum mlx5_event` in `include/linux/mlx5/device.h` numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[expect(missing_docs, reason = "the names are those of the header")]
+pub enum EventKind {
+    Completion = 0x00,
+    CommunicationEstablished = 0x02,
+    CqError = 0x04,
+    WqCatastrophic = 0x05,
+    PortChange = 0x09,
+    Command = 0x0a,
+    InvalidRequest = 0x10,
+    AccessError = 0x11,
+    SrqCatastrophic = 0x12,
+    SrqLastWqe = 0x13,
+    SrqLimit = 0x14,
+}
+
+/// An event queue.
+pub(crate) struct Eq {
+    pub(crate) setup: EqSetup,
+    pub(crate) producer: u32,
+    consumer: u32,
+    armed: bool,
+    /// An entry was lost because the driver didn't keep up.
+    pub(crate) overrun: bool,
+}
+
+impl Eq {
+    pub(crate) fn new(setup: EqSetup) -> Self {
+        Self { setup, producer: 0, consumer: 0, armed: false, overrun: false }
+    }
+
+    pub(crate) fn wants(&self, kind: EventKind) -> bool {
+        self.setup.events[kind as usize / 64] >> (kind as usize % 64) & 1 != 0
+    }
+
+    /// Writes an entry and raises the interrupt if the queue is armed.
+    pub(crate) fn post(
+        &mut self,
+        memory: &DmaMap,
+        interrupts: &dyn Interrupts,
+        kind: EventKind,
+        sub_kind: u8,
+        data: &[u8; 28],
+    ) {
+        let size = 1u32 << self.setup.log_size;
+        if self.producer.wrapping_sub(self.consumer) & COUNTER_MASK >= size {
+            self.overrun = true;
+            return;
+        }
+        let mut entry = [0; EQE_SIZE as usize];
+        entry[1] = kind as u8;
+        entry[3] = sub_kind;
+        entry[32..60].copy_from_slice(data);
+        entry[63] = (self.producer >> self.setup.log_size & 1) as u8;
+        let slot = u64::from(self.producer & (size - 1));
+        if self.setup.ring.publish(memory, slot * EQE_SIZE, &entry).is_err() {
+            self.overrun = true;
+            return;
+        }
+        self.producer = self.producer.wrapping_add(1) & COUNTER_MASK;
+        if std::mem::take(&mut self.armed) {
+            interrupts.raise(self.setup.vector);
+        }
+    }
+
+    /// The driver has read up to `consumer`, and perhaps wants an interrupt for what follows.
+    pub(crate) fn consumed(&mut self, interrupts: &dyn Interrupts, consumer: u32, arm: bool) {
+        self.consumer = consumer & COUNTER_MASK;
+        if arm {
+            self.armed = self.producer == self.consumer;
+            if !self.armed {
+                interrupts.raise(self.setup.vector);
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Frames: what the netdev sends through SQ objects and receives through RQ objects.
+
+use super::core::Core;
+use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::mkey::{self, Accessor, access};
+use super::qp::Qp;
+use super::requester::gather;
+use super::ring::Ring;
+use super::srq::scatter_list;
+use crate::fabric::wire::ones_sum;
+
+/// The shortest frame, without its check sequence.
+const SHORTEST: usize = 60;
+/// The longest.
+const LONGEST: u64 = 65_536 + 14;
+const HEADER: usize = 14;
+const L4_CHECKSUM: u8 = 1 << 7;
+
+/// What a receive queue of the netdev is made of.
+#[derive(Clone, Debug)]
+pub struct RqSetup {
+    /// The work requests' buffer.
+    pub ring: Ring,
+    /// The number of work requests, as a power of two.
+    pub log_size: u8,
+    /// Bytes of one, as a power of two.
+    pub log_stride: u8,
+    /// Whether each begins with a link to the next.
+    pub linked: bool,
+    /// Guest address of the doorbell record.
+    pub doorbell: u64,
+    /// Protection domain.
+    pub pd: u32,
+    /// The completion queue.
+    pub cq: u32,
+    /// The user's index in completions.
+    pub user_index: u32,
+}
+
+/// A receive queue of the netdev.
+pub(crate) struct Rq {
+    pub(crate) number: u32,
+    pub(crate) setup: RqSetup,
+    pub(crate) ready: bool,
+    consumed: u16,
+}
+
+impl Rq {
+    pub(crate) fn new(number: u32, setup: RqSetup) -> Self {
+        Self { number, setup, ready: false, consumed: 0 }
+    }
+
+    /// Makes the queue ready or stops it; after a stop it begins anew.
+    pub(crate) fn set_ready(&mut self, ready: bool) {
+        self.ready = ready;
+        if !ready {
+            self.consumed = 0;
+        }
+    }
+}
+
+/// Sends the frame of a work request, cut into segments if it asks for that.
+pub(crate) fn send(qp: &mut Qp, core: &mut Core, segment: u16, checksum: u8) -> Result<(), Syndrome> {
+    let work = &qp.requester.work;
+    if work.length > LONGEST || work.length < HEADER as u64 {
+        return Err(Syndrome::LocalLength);
+    }
+    let mut frame = vec![0; work.length as usize];
+    gather(core, qp, 0, &mut frame)?;
+    let headers = headers_length(&frame);
+    match (segment, headers) {
+        (0, _) => core.frames.push(finish(frame, checksum)),
+        (size, Some(headers)) => {
+            for frame in cut(&frame, headers, usize::from(size)) {
+                core.frames.push(finish(frame, L4_CHECKSUM));
+            }
+        }
+        // Only TCP is cut, as on the card.
+        (_, None) => return Err(Syndrome::LocalQpOperation),
+    }
+    qp.requester.cursor_passed();
+    Ok(())
+}
+
+/// Where IPv4's or IPv6's payload begins, and its protocol.
+fn network_header(frame: &[u8]) -> Option<(usize, u8)> {
+    match (frame.get(12)?, frame.get(13)?) {
+        (0x08, 0x00) => {
+            let length = usize::from(frame.get(HEADER)? & 0xf) * 4;
+            (length >= 20 && frame.len() >= HEADER + length).then(|| (HEADER + length, frame[HEADER + 9]))
+        }
+        (0x86, 0xdd) => (frame.len() >= HEADER + 40).then(|| (HEADER + 40, frame[HEADER + 6])),
+        _ => None,
+    }
+}
+
+/// How long all headers of a TCP frame are.
+fn headers_length(frame: &[u8]) -> Option<usize> {
+    const TCP: u8 = 6;
+    let (transport, protocol) = network_header(frame)?;
+    let length = usize::from(frame.get(transport + 12)? >> 4) * 4;
+    (protocol == TCP && length >= 20 && frame.len() >= transport + length).then_some(transport + length)
+}
+
+/// Cuts a long TCP frame into those that go out.
+fn cut(frame: &[u8], headers: usize, size: usize) -> Vec<Vec<u8>> {
+    const FIN_AND_PUSH: u8 = 0x09;
+    let Some((transport, _)) = network_header(frame) else { return Vec::new() };
+    let payload = &frame[headers..];
+    let count = payload.len().div_ceil(size).max(1);
+    let sequence = u32::from_be_bytes(frame[transport + 4..transport + 8].try_into().unwrap_or_default());
+    let mut frames = Vec::with_capacity(count);
+    for (index, part) in payload.chunks(size).enumerate() {
+        let mut piece = frame[..headers].to_vec();
+        let at = (index * size) as u32;
+        piece[transport + 4..transport + 8].copy_from_slice(&sequence.wrapping_add(at).to_be_bytes());
+        if index + 1 < count {
+            piece[transport + 13] &= !FIN_AND_PUSH;
+        }
+        piece.extend_from_slice(part);
+        if piece[12] == 0x08 {
+            let length = (piece.len() - HEADER) as u16;
+            piece[HEADER + 2..HEADER + 4].copy_from_slice(&length.to_be_bytes());
+            let identification = u16::from_be_bytes([frame[HEADER + 4], frame[HEADER + 5]]);
+            let identification = identification.wrapping_add(index as u16);
+            piece[HEADER + 4..HEADER + 6].copy_from_slice(&identification.to_be_bytes());
+            piece[HEADER + 10..HEADER + 12].fill(0);
+            let sum = !ones_sum(&piece[HEADER..transport]);
+            piece[HEADER + 10..HEADER + 12].copy_from_slice(&sum.to_be_bytes());
+        } else {
+            let length = (piece.len() - HEADER - 40) as u16;
+            piece[HEADER + 4..HEADER + 6].copy_from_slice(&length.to_be_bytes());
+        }
+        frames.push(piece);
+    }
+    frames
+}
+
+/// Fills in what the driver left to the card, and pads.
+fn finish(mut frame: Vec<u8>, checksum: u8) -> Vec<u8> {
+    if checksum & L4_CHECKSUM != 0 {
+        fill_checksum(&mut frame);
+    }
+    if frame.len() < SHORTEST {
+        frame.resize(SHORTEST, 0);
+    }
+    frame
+}
+
+fn fill_checksum(frame: &mut [u8]) {
+    const UDP: u8 = 17;
+    let Some((transport, protocol)) = network_header(frame) else { return };
+    let place = transport + if protocol == UDP { 6 } else { 16 };
+    if !matches!(protocol, 6 | UDP) || frame.len() < place + 2 {
+        return;
+    }
+    let (addresses, length) = if frame[12] == 0x08 {
+        let total = usize::from(u16::from_be_bytes([frame[HEADER + 2], frame[HEADER + 3]]));
+        (HEADER + 12..HEADER + 20, total.saturating_sub(transport - HEADER))
+    } else {
+        (HEADER + 8..HEADER + 40, usize::from(u16::from_be_bytes([frame[HEADER + 4], frame[HEADER + 5]])))
+    };
+    let end = (transport + length).min(frame.len());
+    if end < place + 2 {
+        return;
+    }
+    frame[place..place + 2].fill(0);
+    let mut summed = frame[addresses].to_vec();
+    summed.extend_from_slice(&[0, protocol]);
+    summed.extend_from_slice(&((end - transport) as u16).to_be_bytes());
+    summed.extend_from_slice(&frame[transport..end]);
+    let sum = match !ones_sum(&summed) {
+        // For UDP zero would mean that there is none.
+        0 if protocol == UDP => 0xffff,
+        sum => sum,
+    };
+    frame[place..place + 2].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Puts a frame into a receive queue; `false` if there was no room.
+pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
+    let Ok(posted) = core.memory.read_be32(rq.setup.doorbell) else { return false };
+    let counter = rq.consumed;
+    if posted as u16 == counter {
+        return false;
+    }
+    let index = u64::from(counter) & ((1 << rq.setup.log_size) - 1);
+    let mut wqe = vec![0; 1 << rq.setup.log_stride];
+    if rq.setup.ring.read(&core.memory, index << rq.setup.log_stride, &mut wqe).is_err() {
+        return false;
+    }
+    rq.consumed = counter.wrapping_add(1);
+    let sges = scatter_list(if rq.setup.linked { &wqe[16..] } else { &wqe });
+    let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_key: true, any_pd: false };
+    let mut left = frame;
+    for sge in &sges {
+        let (now, rest) = left.split_at((sge.length as usize).min(left.len()));
+        let place = (sge.key, sge.address);
+        if mkey::write(&core.mkeys, &core.memory, who, place, access::LOCAL_WRITE, now).is_err() {
+            return false;
+        }
+        left = rest;
+    }
+    let failed = !left.is_empty();
+    let opcode = if failed { CqeOpcode::ResponderError } else { CqeOpcode::Receive };
+    let completion = Completion {
+        syndrome: failed.then_some(Syndrome::LocalLength),
+        byte_count: frame.len() as u32,
+        checksum: ones_sum(frame.get(HEADER..).unwrap_or_default()),
+        ..Completion::new(opcode, rq.number, rq.setup.user_index, counter)
+    };
+    core.complete(rq.setup.cq, &completion);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tcp_frame(payload: usize) -> Vec<u8> {
+        let mut frame = vec![0; HEADER + 20 + 20 + payload];
+        frame[12..14].copy_from_slice(&[0x08, 0x00]);
+        frame[HEADER] = 0x45;
+        let total = (40 + payload) as u16;
+        frame[HEADER + 2..HEADER + 4].copy_from_slice(&total.to_be_bytes());
+        frame[HEADER + 9] = 6;
+        frame[HEADER + 12..HEADER + 20].copy_from_slice(&[10, 1, 0, 1, 10, 1, 0, 2]);
+        frame[HEADER + 20 + 12] = 0x50;
+        frame[HEADER + 20 + 13] = 0x18;
+        for (at, byte) in frame[HEADER + 40..].iter_mut().enumerate() {
+            *byte = at as u8;
+        }
+        frame
+    }
+
+    /// Over pseudo header and segment, a right checksum sums to all ones.
+    fn is_right(frame: &[u8]) -> bool {
+        let mut summed = frame[HEADER + 12..HEADER + 20].to_vec();
+        let total = usize::from(u16::from_be_bytes([frame[HEADER + 2], frame[HEADER + 3]]));
+        summed.extend_from_slice(&[0, 6]);
+        summed.extend_from_slice(&((total - 20) as u16).to_be_bytes());
+        summed.extend_from_slice(&frame[HEADER + 20..HEADER + total]);
+        ones_sum(&summed) == 0xffff
+    }
+
+    #[test]
+    fn the_l4_checksum_is_filled_in_when_asked_for() {
+        let frame = tcp_frame(33);
+        assert!(!is_right(&finish(frame.clone(), 0)));
+        assert!(is_right(&finish(frame, L4_CHECKSUM)));
+    }
+
+    #[test]
+    fn a_long_frame_is_cut_into_numbered_segments() {
+        let frame = tcp_frame(2500);
+        let pieces: Vec<_> = cut(&frame, headers_length(&frame).unwrap(), 1000)
+            .into_iter()
+            .map(|piece| finish(piece, L4_CHECKSUM))
+            .collect();
+        assert_eq!(pieces.iter().map(|piece| piece.len() - 54).collect::<Vec<_>>(), [1000, 1000, 500]);
+        for (index, piece) in pieces.iter().enumerate() {
+            assert_eq!(piece[38..42], ((index * 1000) as u32).to_be_bytes());
+            assert_eq!(ones_sum(&piece[HEADER..HEADER + 20]), 0xffff);
+            assert!(is_right(piece));
+        }
+        assert_eq!(pieces[0][HEADER + 33] & 0x08, 0);
+        assert_ne!(pieces[2][HEADER + 33] & 0x08, 0);
+    }
+
+    #[test]
+    fn garbage_is_not_cut_and_gets_no_checksum() {
+        for length in 0..80 {
+            let mut frame = vec![0x45; length];
+            let before = frame.clone();
+            fill_checksum(&mut frame);
+            assert!(headers_length(&frame).is_none());
+            assert_eq!(frame, before);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! The device's port: addresses and tables.
+
+use super::packet::{Global, Link, Network, Route};
+use super::wqe::AddressVector;
+
+/// How many GIDs the table of an Ethernet port holds.
+pub(crate) const GIDS: usize = 64;
+/// How many partition keys the table holds.
+pub(crate) const PKEYS: usize = 128;
+/// The default partition, full membership.
+pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
+
+/// A GID of an Ethernet port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gid {
+    pub(crate) address: [u8; 16],
+    pub(crate) mac: [u8; 6],
+    /// RoCE version as the firmware encodes it: 0 for v1, 2 for v2.
+    pub(crate) version: u8,
+}
+
+/// The port.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// The kind of network.
+    pub link: Link,
+    /// Its LID; 0 on Ethernet.
+    pub lid: u16,
+    /// Its GUID.
+    pub guid: u64,
+    /// Its MAC.
+    pub mac: [u8; 6],
+    /// Whether the cable is in.
+    pub up: bool,
+    pub(crate) gids: Vec<Option<Gid>>,
+    pub(crate) pkeys: [u16; PKEYS],
+    pub(crate) qkey_violations: u16,
+    pub(crate) pkey_violations: u16,
+}
+
+impl Port {
+    /// The port of the `index`th device of a fabric, counted from 0.
+    pub fn new(link: Link, index: u8) -> Self {
+        let mut pkeys = [0; PKEYS];
+        pkeys[0] = DEFAULT_PKEY;
+        Self {
+            link,
+            lid: if link == Link::InfiniBand { u16::from(index) + 1 } else { 0 },
+            guid: 0x0002_c903_00fa_4e00 + (u64::from(index) << 8),
+            mac: [0x00, 0x02, 0xc9, 0xfa, 0x4e, index],
+            up: true,
+            gids: vec![None; GIDS],
+            pkeys,
+            qkey_violations: 0,
+            pkey_violations: 0,
+        }
+    }
+
+    /// The GID with which an InfiniBand port is born.
+    pub(crate) fn own_gid(&self) -> [u8; 16] {
+        let mut gid = [0; 16];
+        gid[..8].copy_from_slice(&0xfe80_0000_0000_0000u64.to_be_bytes());
+        gid[8..].copy_from_slice(&self.guid.to_be_bytes());
+        gid
+    }
+
+    /// The addresses of its GID table.
+    pub(crate) fn gid_addresses(&self) -> Vec<[u8; 16]> {
+        self.gids.iter().flatten().map(|gid| gid.address).collect()
+    }
+
+    /// Whether a packet with this destination is for the port.
+    pub(crate) fn answers_to(&self, route: &Route) -> bool {
+        match (self.link, &route.global) {
+            _ if route.is_multicast() => true,
+            (Link::InfiniBand, _) => route.destination_lid == self.lid,
+            (Link::Ethernet, Some(global)) => {
+                self.gids.iter().flatten().any(|gid| gid.address == global.destination)
+            }
+            (Link::Ethernet, None) => false,
+        }
+    }
+
+    /// A connected peer's way. `None` if the index names no GID of ours.
+    pub(crate) fn route(&self, address: &AddressVector) -> Option<Route> {
+        let global = |source, network| Global {
+            source,
+            destination: address.gid,
+            flow_label: address.flow_label,
+            traffic_class: address.traffic_class,
+            hop_limit: address.hop_limit,
+            network,
+        };
+        match self.link {
+            Link::InfiniBand => Some(Route {
+                source_lid: self.lid,
+                destination_lid: address.lid,
+                service_level: address.service_level,
+                source_mac: [0; 6],
+                destination_mac: [0; 6],
+                udp_source: 0,
+                global: address.global.then(|| global(self.own_gid(), Network::Grh)),
+            }),
+            Link::Ethernet => {
+                let gid = (*self.gids.get(usize::from(address.gid_index))?)?;
+                let network = match gid.version {
+                    2 if is_ipv4(&gid.address) => Network::Ipv4,
+                    2 => Network::Ipv6,
+                    _ => Network::Grh,
+                };
+                Some(Route {
+                    source_lid: 0,
+                    destination_lid: 0,
+                    service_level: address.service_level,
+                    source_mac: gid.mac,
+                    destination_mac: address.mac,
+                    udp_source: address.lid,
+                    global: Some(global(gid.address, network)),
+                })
+            }
+        }
+    }
+}
+
+/// Whether a GID holds an IPv4 address.
+pub(crate) fn is_ipv4(gid: &[u8; 16]) -> bool {
+    gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
+}
+
+/// Whether two partition keys let a packet through.
+pub(crate) fn pkeys_match(left: u16, right: u16) -> bool {
+    left & 0x7fff != 0 && left & 0x7fff == right & 0x7fff && (left | right) & 0x8000 != 0
+}

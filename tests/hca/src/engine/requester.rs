@@ -1,0 +1,419 @@
+//! The sending side of a queue pair: fetches work requests, cuts messages into packets, keeps them until they are acknowledged, and retries.
+
+mod answer;
+mod emit;
+
+use std::collections::VecDeque;
+
+use super::core::Core;
+use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::eq::EventKind;
+use super::packet::{PSN_MASK, psn_distance};
+use super::qp::{Qp, QpAttributes, State};
+use super::responder;
+use super::wqe::{self, Action, BLOCK, Segment, Work, units};
+
+/// Packets that may be unacknowledged.
+const WINDOW: i32 = 128;
+/// The longest message.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
+
+/// A work request that has begun.
+#[derive(Clone, Debug)]
+struct Sent {
+    wqe: u16,
+    blocks: u16,
+    opcode: u8,
+    signaled: bool,
+    answer: Answer,
+    first_psn: u32,
+    packets: u32,
+    length: u32,
+    done: bool,
+    failure: Option<Syndrome>,
+}
+
+/// What completes a work request.
+#[derive(Clone, Debug)]
+enum Answer {
+    /// Nothing from the peer.
+    None,
+    /// An acknowledgement.
+    Acknowledge,
+    /// Data, for these places; so many packets have come.
+    Read { places: Box<[Segment]>, received: u32 },
+    /// Eight bytes.
+    Atomic { places: Box<[Segment]> },
+}
+
+impl Sent {
+    fn last_psn(&self) -> u32 {
+        self.first_psn.wrapping_add(self.packets.saturating_sub(1)) & PSN_MASK
+    }
+
+    fn awaits_data(&self) -> bool {
+        !self.done && matches!(self.answer, Answer::Read { .. } | Answer::Atomic { .. })
+    }
+}
+
+/// State of the sending side.
+#[derive(Debug, Default)]
+pub(crate) struct Requester {
+    /// The next work request to fetch.
+    next_wqe: u16,
+    /// The driver's producer index as last read.
+    posted: u16,
+    sent: VecDeque<Sent>,
+    /// The next packet to emit: which of `sent`, which packet of it.
+    cursor: (usize, u32),
+    /// Which work request `work` holds.
+    loaded: Option<u16>,
+    pub(super) work: Work,
+    next_psn: u32,
+    oldest_psn: u32,
+    retries: u8,
+    rnr_retries: u8,
+    /// The oldest packet for which a complaint was followed; what else comes of the same loss is ignored.
+    recovering: Option<u32>,
+    /// When unacknowledged packets count as lost.
+    pub(crate) deadline: Option<u64>,
+    /// Until when the peer wants to be left alone.
+    pub(crate) rnr_until: Option<u64>,
+    /// Nothing more is fetched: a failed work request waits for those before it.
+    blocked: bool,
+}
+
+impl Requester {
+    /// Takes over what the transition to ready-to-send sets.
+    pub(crate) fn start(&mut self, attributes: &QpAttributes) {
+        self.next_psn = attributes.send_psn;
+        self.oldest_psn = attributes.send_psn;
+        self.refill(attributes);
+    }
+
+    fn refill(&mut self, attributes: &QpAttributes) {
+        self.retries = attributes.retry_count;
+        self.rnr_retries = attributes.rnr_retry;
+    }
+
+    fn outstanding(&self) -> i32 {
+        psn_distance(self.cursor_psn(), self.oldest_psn)
+    }
+
+    fn cursor_psn(&self) -> u32 {
+        match self.sent.get(self.cursor.0) {
+            Some(sent) => sent.first_psn.wrapping_add(self.cursor.1) & PSN_MASK,
+            None => self.next_psn,
+        }
+    }
+
+    fn data_under_way(&self) -> usize {
+        self.sent.iter().filter(|sent| sent.awaits_data()).count()
+    }
+
+    /// The counters that QUERY_QP shows: work requests done, and seen.
+    pub(crate) fn counters(&self) -> (u16, u16) {
+        (self.sent.front().map_or(self.next_wqe, |sent| sent.wqe), self.posted)
+    }
+
+    /// The next sequence number and the last acknowledged one.
+    pub(crate) fn sequence(&self) -> (u32, u32) {
+        (self.next_psn, self.oldest_psn.wrapping_sub(1) & PSN_MASK)
+    }
+}
+
+/// How far a turn got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing to do until something happens.
+    Idle,
+    /// The budget was used up.
+    More,
+}
+
+/// Sends up to `budget` packets.
+pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
+    let Some(log_size) = qp.setup.log_send_size else { return Turn::Idle };
+    match qp.state {
+        State::ReadyToSend => {}
+        State::Error | State::SendQueueError => {
+            flush(qp, core);
+            return Turn::Idle;
+        }
+        _ => return Turn::Idle,
+    }
+    match core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) {
+        Ok(posted) => qp.requester.posted = posted as u16,
+        Err(_) => {
+            catastrophe(qp, core);
+            return Turn::Idle;
+        }
+    }
+    for _ in 0..budget {
+        if qp.state != State::ReadyToSend || qp.requester.rnr_until.is_some() {
+            return Turn::Idle;
+        }
+        if reliable(qp) && qp.requester.outstanding() >= WINDOW {
+            return Turn::Idle;
+        }
+        let fresh = qp.requester.cursor.0 >= qp.requester.sent.len();
+        if fresh && !begin_next(qp, core, log_size) {
+            return Turn::Idle;
+        }
+        emit::next(qp, core, log_size);
+    }
+    Turn::More
+}
+
+fn reliable(qp: &Qp) -> bool {
+    qp.setup.service.transport().is_some_and(super::packet::Transport::reliable)
+}
+
+/// Reads a work request into `work`.
+fn load(
+    qp: &mut Qp,
+    core: &Core,
+    log_size: u8,
+    index: u16,
+) -> Result<Result<(), wqe::Malformed>, crate::memory::DmaFault> {
+    let blocks = 1u64 << log_size;
+    let first = u64::from(index) & (blocks - 1);
+    let read = |from: u64, to: &mut [u8]| {
+        let until_wrap = (((blocks - from) as usize) * BLOCK).min(to.len());
+        let (before, after) = to.split_at_mut(until_wrap);
+        qp.setup.ring.read(&core.memory, qp.setup.send_offset + from * BLOCK as u64, before)?;
+        if after.is_empty() { Ok(()) } else { qp.setup.ring.read(&core.memory, qp.setup.send_offset, after) }
+    };
+    let mut control = [0; 16];
+    read(first, &mut control)?;
+    let work = &mut qp.requester.work;
+    qp.requester.loaded = None;
+    work.begin(index, &control);
+    let length = usize::from(units(&control)) * 16;
+    if length < 16 || usize::from(work.blocks) > blocks as usize {
+        work.blocks = 1;
+        return Ok(Err(wqe::Malformed));
+    }
+    work.bytes.resize(length, 0);
+    read(first, &mut work.bytes)?;
+    // The control segment may have changed since; what was checked counts.
+    work.bytes[..16].copy_from_slice(&control);
+    let parsed = work.parse(qp.setup.service);
+    if parsed.is_ok() {
+        qp.requester.loaded = Some(index);
+    }
+    Ok(parsed)
+}
+
+/// Takes up the next work request; `false` when there is none or it must wait.
+fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
+    let index = qp.requester.next_wqe;
+    if qp.requester.blocked || index == qp.requester.posted {
+        return false;
+    }
+    let parsed =
+        if qp.requester.loaded == Some(index) { Ok(Ok(())) } else { load(qp, core, log_size, index) };
+    let Ok(parsed) = parsed else {
+        catastrophe(qp, core);
+        return false;
+    };
+    let (service, max_requested) = (qp.setup.service, usize::from(qp.attributes.max_requested.max(1)));
+    let requester = &mut qp.requester;
+    let work = &requester.work;
+    let available = requester.posted.wrapping_sub(index);
+    let failure = match parsed {
+        Err(wqe::Malformed) => Some(Syndrome::LocalQpOperation),
+        Ok(()) if work.blocks > available => Some(Syndrome::LocalQpOperation),
+        Ok(()) if work.length > MAX_MESSAGE => Some(Syndrome::LocalLength),
+        Ok(()) if service.transport() == Some(super::packet::Transport::Ud) && work.length > 4096 => {
+            Some(Syndrome::LocalLength)
+        }
+        Ok(()) => None,
+    };
+    let wants_data = failure.is_none() && matches!(work.action, Action::Read | Action::Atomic { .. });
+    let under_way = requester.data_under_way();
+    let fenced = work.fence >= 2 && under_way > 0;
+    if fenced || wants_data && under_way >= max_requested {
+        return false;
+    }
+    let places = || work.segments.clone().into_boxed_slice();
+    let (answer, packets) = match work.action {
+        _ if failure.is_some() => (Answer::None, 0),
+        Action::Nop | Action::Umr | Action::Frame { .. } => (Answer::None, 0),
+        Action::Read => {
+            (Answer::Read { places: places(), received: 0 }, packets_of(work.length, qp.attributes.mtu))
+        }
+        Action::Atomic { .. } => (Answer::Atomic { places: places() }, 1),
+        Action::Send { .. } | Action::Write { .. } => match service.transport() {
+            Some(super::packet::Transport::Rc | super::packet::Transport::Xrc) => {
+                (Answer::Acknowledge, packets_of(work.length, qp.attributes.mtu))
+            }
+            Some(super::packet::Transport::Uc) => (Answer::None, packets_of(work.length, qp.attributes.mtu)),
+            _ => (Answer::None, 1),
+        },
+    };
+    requester.sent.push_back(Sent {
+        wqe: index,
+        blocks: work.blocks,
+        opcode: work.opcode,
+        signaled: work.signaled,
+        answer,
+        first_psn: requester.next_psn,
+        packets,
+        length: work.length as u32,
+        done: false,
+        failure: None,
+    });
+    requester.next_psn = requester.next_psn.wrapping_add(packets) & PSN_MASK;
+    requester.next_wqe = index.wrapping_add(work.blocks);
+    requester.cursor = (requester.sent.len() - 1, 0);
+    if let Some(syndrome) = failure {
+        fail(qp, core, qp.requester.sent.len() - 1, syndrome);
+        return false;
+    }
+    true
+}
+
+fn packets_of(length: u64, mtu: u32) -> u32 {
+    length.div_ceil(u64::from(mtu.max(1))).max(1) as u32
+}
+
+/// Marks a work request as failed and takes back those after it; it is reported after those before it.
+fn fail(qp: &mut Qp, core: &mut Core, which: usize, syndrome: Syndrome) {
+    let requester = &mut qp.requester;
+    requester.sent.truncate(which + 1);
+    let Some(sent) = requester.sent.get_mut(which) else { return };
+    sent.failure = Some(syndrome);
+    requester.next_wqe = sent.wqe.wrapping_add(sent.blocks);
+    requester.next_psn = sent.last_psn().wrapping_add(1) & PSN_MASK;
+    requester.cursor = (which + 1, 0);
+    requester.blocked = true;
+    retire(qp, core);
+}
+
+/// Reports what is done at the front, up to the first that isn't.
+fn retire(qp: &mut Qp, core: &mut Core) {
+    while let Some(front) = qp.requester.sent.front() {
+        if !front.done && front.failure.is_none() {
+            return;
+        }
+        let Some(sent) = qp.requester.sent.pop_front() else { return };
+        let cursor = &mut qp.requester.cursor;
+        *cursor = if cursor.0 > 0 { (cursor.0 - 1, cursor.1) } else { (0, 0) };
+        report(qp, core, &sent);
+        if sent.failure.is_some() {
+            qp.state =
+                if qp.setup.service.send_errors_stay_local() { State::SendQueueError } else { State::Error };
+            flush(qp, core);
+            if qp.state == State::Error {
+                responder::flush(qp, core);
+            }
+            return;
+        }
+    }
+}
+
+fn report(qp: &Qp, core: &mut Core, sent: &Sent) {
+    if !sent.signaled && sent.failure.is_none() {
+        return;
+    }
+    let opcode = if sent.failure.is_some() { CqeOpcode::RequesterError } else { CqeOpcode::Requester };
+    let completion = Completion {
+        syndrome: sent.failure,
+        send_opcode: sent.opcode,
+        byte_count: sent.length,
+        ..Completion::new(opcode, qp.number, qp.setup.user_index, sent.wqe)
+    };
+    core.complete(qp.setup.send_cq, &completion);
+}
+
+/// Reports everything that is under way or waiting as flushed.
+pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
+    let Some(log_size) = qp.setup.log_send_size else { return };
+    let requester = &mut qp.requester;
+    (requester.deadline, requester.rnr_until, requester.loaded) = (None, None, None);
+    requester.blocked = true;
+    while let Some(mut sent) = qp.requester.sent.pop_front() {
+        if !sent.done {
+            sent.failure = Some(sent.failure.unwrap_or(Syndrome::Flushed));
+        }
+        report(qp, core, &sent);
+    }
+    qp.requester.cursor = (0, 0);
+    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) else { return };
+    let posted = posted as u16;
+    qp.requester.posted = posted;
+    // A ring holds no more than its size, whatever the record says.
+    let mut left = posted.wrapping_sub(qp.requester.next_wqe).min(1 << log_size);
+    while left > 0 {
+        let index = qp.requester.next_wqe;
+        let offset = (u64::from(index) & ((1 << log_size) - 1)) * BLOCK as u64;
+        let mut control = [0; 16];
+        if qp.setup.ring.read(&core.memory, qp.setup.send_offset + offset, &mut control).is_err() {
+            break;
+        }
+        let blocks = wqe::blocks(&control).min(left);
+        let sent = Sent {
+            wqe: index,
+            blocks,
+            opcode: control[3],
+            signaled: true,
+            answer: Answer::None,
+            first_psn: 0,
+            packets: 0,
+            length: 0,
+            done: false,
+            failure: Some(Syndrome::Flushed),
+        };
+        report(qp, core, &sent);
+        qp.requester.next_wqe = index.wrapping_add(blocks);
+        left -= blocks;
+    }
+    qp.requester.next_wqe = posted;
+}
+
+/// Leaves the state of failed sends: what was posted meanwhile has been flushed.
+pub(crate) fn recover(qp: &mut Qp) {
+    qp.requester.blocked = false;
+    qp.requester.refill(&qp.attributes);
+}
+
+/// The queue's own memory cannot be read.
+fn catastrophe(qp: &mut Qp, core: &mut Core) {
+    qp.state = State::Error;
+    core.qp_event(EventKind::WqCatastrophic, qp.number);
+    flush(qp, core);
+    responder::flush(qp, core);
+}
+
+/// The acknowledge timeout of a code, in nanoseconds.
+fn ack_timeout(code: u8) -> Option<u64> {
+    (code != 0).then(|| 4096u64 << code)
+}
+
+/// Looks at the clock.
+pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
+    let now = core.now;
+    if qp.requester.rnr_until.is_some_and(|until| until <= now) {
+        qp.requester.rnr_until = None;
+        qp.requester.deadline = None;
+    }
+    if qp.requester.deadline.is_some_and(|deadline| deadline <= now) {
+        qp.requester.deadline = None;
+        let set = qp.attributes.counters;
+        core.count(set, |counters| &mut counters.timeouts);
+        qp.requester.recovering = None;
+        answer::retry(qp, core);
+    }
+}
+
+pub(crate) use answer::receive;
+
+impl Requester {
+    /// A request that sends no packets of ours is dealt with.
+    pub(crate) fn cursor_passed(&mut self) {
+        self.cursor = (self.cursor.0 + 1, 0);
+    }
+}
+
+pub(crate) use emit::gather;

@@ -1,0 +1,251 @@
+//! The receiving side of a connected queue pair.
+
+mod answer;
+mod request;
+
+use std::collections::VecDeque;
+
+use super::core::Core;
+use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::eq::EventKind;
+use super::mkey::{self, Accessor, Refusal, access};
+use super::packet::{Acknowledge, PSN_MASK, Route};
+use super::qp::{Qp, QpAttributes, ReceiveQueue, State};
+use super::srq::{Receive, Taken, scatter_list};
+
+pub(crate) use answer::turn;
+pub(crate) use request::receive;
+
+/// How often a queue pair in error looks whether receives were posted, which ring no doorbell.
+const FLUSH_POLL: u64 = 2_000_000;
+
+/// What a message under way does with its packets.
+#[derive(Debug)]
+enum Message {
+    Send(Receive),
+    Write { address: u64, key: u32, left: u32, length: u32 },
+}
+
+/// An answer waiting for its turn, so that answers go out in the order of their requests.
+#[derive(Debug)]
+enum Pending {
+    Read(ReadAnswer),
+    Atomic(Remembered),
+}
+
+/// Data that was asked for.
+#[derive(Clone, Copy, Debug)]
+struct ReadAnswer {
+    who: Accessor,
+    psn: u32,
+    address: u64,
+    key: u32,
+    left: u32,
+    first: bool,
+}
+
+/// The result of an atomic, kept in case the requester asks again.
+#[derive(Clone, Copy, Debug)]
+struct Remembered {
+    psn: u32,
+    original: u64,
+    messages: u32,
+}
+
+/// State of the receiving side.
+#[derive(Debug, Default)]
+pub(crate) struct Responder {
+    expected_psn: u32,
+    /// Completed messages.
+    messages: u32,
+    message: Option<Message>,
+    /// A receive that a broken unreliable message had taken; the next message uses it.
+    spare: Option<Receive>,
+    /// A sequence error was reported and nothing right has come since.
+    complained: bool,
+    /// An unreliable message lost a packet: wait for the next one.
+    skipping: bool,
+    atomics: VecDeque<Remembered>,
+    pending: VecDeque<Pending>,
+    /// An acknowledgement is due.
+    pub(super) owes_ack: bool,
+    /// Where answers go.
+    back: Option<Route>,
+    /// Receive work requests used.
+    pub(super) consumed: u16,
+    established: bool,
+    /// When a queue pair in error next looks for receives to flush.
+    pub(crate) flush_poll: Option<u64>,
+    /// Whether the shared queue's last work request was announced.
+    last_wqe: bool,
+}
+
+impl Responder {
+    /// Takes over what the transition to ready-to-receive sets.
+    pub(crate) fn start(&mut self, attributes: &QpAttributes) {
+        self.expected_psn = attributes.receive_psn;
+    }
+
+    /// The next sequence number expected, and messages completed.
+    pub(crate) fn sequence(&self) -> (u32, u32) {
+        (self.expected_psn, self.messages)
+    }
+
+    pub(super) fn consumed(&self) -> u16 {
+        self.consumed
+    }
+}
+
+/// Takes a receive work request from the queue pair's queue, or from an XRC one.
+pub(crate) fn take_receive(qp: &mut Qp, core: &mut Core, xrc: Option<u32>) -> Taken {
+    if let Some(spare) = qp.responder.spare.take() {
+        return Taken::Receive(spare);
+    }
+    let taken = match (xrc, &qp.setup.receive) {
+        (Some(srq), _) | (None, &ReceiveQueue::Shared(srq)) => core.take_shared(srq),
+        (None, ReceiveQueue::None) => Taken::Empty,
+        (None, &ReceiveQueue::Own { log_size, log_stride }) => take_own(qp, core, log_size, log_stride),
+    };
+    if let Taken::Empty = taken {
+        core.count(qp.attributes.counters, |counters| &mut counters.out_of_buffer);
+    }
+    taken
+}
+
+fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> Taken {
+    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell) else { return Taken::Fault };
+    let counter = qp.responder.consumed;
+    if posted as u16 == counter {
+        return Taken::Empty;
+    }
+    let index = u64::from(counter) & ((1 << log_size) - 1);
+    let mut wqe = vec![0; 1 << log_stride];
+    if qp.setup.ring.read(&core.memory, index << log_stride, &mut wqe).is_err() {
+        return Taken::Fault;
+    }
+    qp.responder.consumed = counter.wrapping_add(1);
+    Taken::Receive(Receive { wqe_counter: counter, srq: None, sges: scatter_list(&wqe), placed: 0 })
+}
+
+/// Why data could not be placed.
+pub(crate) enum Misplaced {
+    /// The scatter list is shorter than the message.
+    TooLong,
+    /// The scatter list isn't writable.
+    Protection,
+}
+
+/// Puts the next bytes of a message into its receive work request.
+pub(crate) fn place(
+    core: &Core,
+    who: Accessor,
+    receive: &mut Receive,
+    bytes: &[u8],
+) -> Result<(), Misplaced> {
+    let (mut skip, mut bytes) = (receive.placed, bytes);
+    let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+    if u64::from(receive.placed) + bytes.len() as u64 > capacity {
+        return Err(Misplaced::TooLong);
+    }
+    receive.placed += bytes.len() as u32;
+    for sge in &receive.sges {
+        if bytes.is_empty() {
+            break;
+        }
+        if skip >= sge.length {
+            skip -= sge.length;
+            continue;
+        }
+        let (now, rest) = bytes.split_at(((sge.length - skip) as usize).min(bytes.len()));
+        let address = sge.address.checked_add(u64::from(skip)).ok_or(Misplaced::Protection)?;
+        mkey::write(&core.mkeys, &core.memory, who, (sge.key, address), access::LOCAL_WRITE, now)
+            .map_err(|_: Refusal| Misplaced::Protection)?;
+        bytes = rest;
+        skip = 0;
+    }
+    Ok(())
+}
+
+/// Who owns the scatter list of a receive work request.
+pub(crate) fn receive_accessor(qp: &Qp, core: &Core, srq: Option<u32>) -> Accessor {
+    let pd = srq.and_then(|srq| core.srqs.get(srq)).map_or(qp.setup.pd, |srq| srq.setup.pd);
+    Accessor { pd, ..qp.accessor() }
+}
+
+/// Where completions of a receive go, and under whose index.
+fn completion_target(qp: &Qp, core: &Core, srq: Option<u32>) -> (u32, u32) {
+    let xrc =
+        srq.and_then(|srq| core.srqs.get(srq)).and_then(|srq| Some((srq.setup.cq?, srq.setup.user_index)));
+    match xrc {
+        Some((cq, user_index)) if qp.setup.xrcd.is_some() => (cq, user_index),
+        _ => (qp.setup.receive_cq, qp.setup.user_index),
+    }
+}
+
+/// Reports a receive work request.
+pub(crate) fn report(
+    qp: &Qp,
+    core: &mut Core,
+    receive: &Receive,
+    opcode: CqeOpcode,
+    fill: impl FnOnce(&mut Completion),
+) {
+    let (cq, user_index) = completion_target(qp, core, receive.srq);
+    let mut completion = Completion::new(opcode, qp.number, user_index, receive.wqe_counter);
+    completion.byte_count = receive.placed;
+    fill(&mut completion);
+    core.complete(cq, &completion);
+}
+
+/// Reports a failed receive work request.
+pub(crate) fn report_failure(qp: &Qp, core: &mut Core, receive: &Receive, syndrome: Syndrome) {
+    report(qp, core, receive, CqeOpcode::ResponderError, |completion| completion.syndrome = Some(syndrome));
+}
+
+/// Reports all receives as flushed, now and as long as the queue pair stays in error.
+pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
+    qp.responder.pending.clear();
+    qp.responder.owes_ack = false;
+    if let Some(Message::Send(receive)) = qp.responder.message.take() {
+        report_failure(qp, core, &receive, Syndrome::Flushed);
+    }
+    if let Some(receive) = qp.responder.spare.take() {
+        report_failure(qp, core, &receive, Syndrome::Flushed);
+    }
+    match qp.setup.receive {
+        ReceiveQueue::Own { log_size, log_stride } => {
+            let mut left = 1u32 << log_size;
+            while left > 0
+                && let Taken::Receive(receive) = take_own(qp, core, log_size, log_stride)
+            {
+                report_failure(qp, core, &receive, Syndrome::Flushed);
+                left -= 1;
+            }
+            qp.responder.flush_poll = Some(core.now + FLUSH_POLL);
+        }
+        ReceiveQueue::Shared(_) if !std::mem::replace(&mut qp.responder.last_wqe, true) => {
+            core.qp_event(EventKind::SrqLastWqe, qp.number);
+        }
+        ReceiveQueue::Shared(_) | ReceiveQueue::None => {}
+    }
+}
+
+/// Moves a queue pair into the error state and flushes both queues.
+pub(crate) fn enter_error(qp: &mut Qp, core: &mut Core) {
+    qp.state = State::Error;
+    super::requester::flush(qp, core);
+    flush(qp, core);
+}
+
+/// Looks at the clock.
+pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
+    if qp.state != State::Error {
+        qp.responder.flush_poll = None;
+    } else if qp.responder.flush_poll.is_some_and(|at| at <= core.now) {
+        flush(qp, core);
+    }
+}
+
+fn acknowledge(syndrome: u8, responder: &Responder) -> Acknowledge {
+    Acknowledge { syndrome, messages: responder.messages & PSN_MASK }
+}

@@ -1,0 +1,89 @@
+//! Answers of the responder: acknowledgements, refusals, data.
+
+use super::{Pending, ReadAnswer, Remembered, acknowledge};
+use crate::engine::core::Core;
+use crate::engine::mkey::{self, access};
+use crate::engine::packet::{Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
+use crate::engine::qp::Qp;
+use crate::engine::requester::Turn;
+
+fn respond(qp: &Qp, core: &mut Core, operation: Operation, psn: u32, headers: Headers, payload: Vec<u8>) {
+    let Some(route) = qp.responder.back else { return };
+    core.outgoing.push(Packet {
+        route,
+        transport: qp.setup.service.transport().unwrap_or(Transport::Rc),
+        operation,
+        solicited: false,
+        ack_request: false,
+        pkey: qp.attributes.pkey,
+        destination: qp.attributes.remote_qp,
+        psn,
+        headers,
+        payload,
+    });
+}
+
+/// Sends an acknowledgement or a refusal.
+pub(super) fn send_code(qp: &Qp, core: &mut Core, psn: u32, code: u8) {
+    let headers = Headers { acknowledge: Some(acknowledge(code, &qp.responder)), ..Headers::default() };
+    respond(qp, core, Operation::Acknowledge, psn, headers, Vec::new());
+}
+
+/// Sends the result of an atomic.
+pub(super) fn send_original(qp: &Qp, core: &mut Core, remembered: Remembered) {
+    let mut acknowledge = acknowledge(syndrome::ACK, &qp.responder);
+    acknowledge.messages = remembered.messages & PSN_MASK;
+    let headers =
+        Headers { acknowledge: Some(acknowledge), original: Some(remembered.original), ..Headers::default() };
+    respond(qp, core, Operation::AtomicAcknowledge, remembered.psn, headers, Vec::new());
+}
+
+/// Sends up to `budget` packets of answers, and the acknowledgement that is due after them.
+pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
+    for _ in 0..budget {
+        let read = match qp.responder.pending.front_mut() {
+            None => break,
+            Some(&mut Pending::Atomic(remembered)) => {
+                qp.responder.pending.pop_front();
+                send_original(qp, core, remembered);
+                continue;
+            }
+            Some(Pending::Read(read)) => read,
+        };
+        let size = read.left.min(qp.attributes.mtu);
+        let last = size == read.left;
+        let operation = match (read.first, last) {
+            (true, true) => Operation::ReadResponseOnly,
+            (true, false) => Operation::ReadResponseFirst,
+            (false, false) => Operation::ReadResponseMiddle,
+            (false, true) => Operation::ReadResponseLast,
+        };
+        let ReadAnswer { who, psn, address, key, .. } = *read;
+        read.psn = psn.wrapping_add(1) & PSN_MASK;
+        read.address = address.wrapping_add(u64::from(size));
+        read.left -= size;
+        read.first = false;
+        if last {
+            qp.responder.pending.pop_front();
+        }
+        let mut payload = vec![0; size as usize];
+        if mkey::read(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_READ, &mut payload)
+            .is_err()
+        {
+            // The key went away, or its memory did, after the request was accepted.
+            send_code(qp, core, psn, syndrome::NAK_ACCESS);
+            super::enter_error(qp, core);
+            return Turn::Idle;
+        }
+        let acknowledge = operation.has_acknowledge().then(|| acknowledge(syndrome::ACK, &qp.responder));
+        respond(qp, core, operation, psn, Headers { acknowledge, ..Headers::default() }, payload);
+    }
+    if !qp.responder.pending.is_empty() {
+        return Turn::More;
+    }
+    if std::mem::take(&mut qp.responder.owes_ack) {
+        let psn = qp.responder.expected_psn.wrapping_sub(1) & PSN_MASK;
+        send_code(qp, core, psn, syndrome::ACK);
+    }
+    Turn::Idle
+}

@@ -1,0 +1,388 @@
+//! Requests of a connected peer, packet by packet.
+
+use super::answer::{send_code, send_original};
+use super::{
+    Message, Misplaced, Pending, ReadAnswer, Remembered, place, receive_accessor, report, report_failure,
+    take_receive,
+};
+use crate::engine::core::Core;
+use crate::engine::cq::{CqeOpcode, Syndrome};
+use crate::engine::eq::EventKind;
+use crate::engine::mkey::{self, Accessor, access};
+use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
+use crate::engine::qp::{Qp, State};
+use crate::engine::requester::MAX_MESSAGE;
+use crate::engine::srq::Taken;
+
+/// Why a request isn't carried out.
+enum Refused {
+    /// No receive work request.
+    NotReady,
+    /// The request makes no sense here.
+    Invalid,
+    /// Key, rights, range.
+    Access,
+    /// A failure of ours.
+    Operation,
+}
+
+/// Takes a request packet.
+pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: Packet) {
+    if !qp.state.receives() {
+        return;
+    }
+    qp.responder.back = Some(Core::way_back(&packet.route));
+    if qp.state == State::ReadyToReceive && !std::mem::replace(&mut qp.responder.established, true) {
+        core.qp_event(EventKind::CommunicationEstablished, qp.number);
+    }
+    if packet.transport.reliable() {
+        reliable(qp, core, packet);
+    } else {
+        unreliable(qp, core, packet);
+    }
+}
+
+fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
+    let set = qp.attributes.counters;
+    match psn_distance(packet.psn, qp.responder.expected_psn) {
+        0 => qp.responder.complained = false,
+        1.. => {
+            core.count(set, |counters| &mut counters.out_of_sequence);
+            if !std::mem::replace(&mut qp.responder.complained, true) {
+                let expected = qp.responder.expected_psn;
+                send_code(qp, core, expected, syndrome::NAK_SEQUENCE);
+            }
+            return;
+        }
+        _ => {
+            core.count(set, |counters| &mut counters.duplicates);
+            repeat(qp, core, &packet);
+            return;
+        }
+    }
+    let (psn, acknowledge) = (packet.psn, packet.ack_request);
+    match execute(qp, core, packet) {
+        Ok(()) => qp.responder.owes_ack |= acknowledge,
+        Err(Refused::NotReady) => {
+            qp.responder.owes_ack = false;
+            let code = syndrome::RNR | qp.attributes.min_rnr_timer & 0x1f;
+            send_code(qp, core, psn, code);
+        }
+        Err(refused) => {
+            let (code, event) = match refused {
+                Refused::Access => (syndrome::NAK_ACCESS, Some(EventKind::AccessError)),
+                Refused::Operation => (syndrome::NAK_OPERATION, None),
+                _ => (syndrome::NAK_INVALID, Some(EventKind::InvalidRequest)),
+            };
+            // A receive that this request had used reports the failure itself.
+            let event = event.filter(|_| qp.state != State::Error);
+            send_code(qp, core, psn, code);
+            super::enter_error(qp, core);
+            if let Some(kind) = event {
+                core.qp_event(kind, qp.number);
+            }
+        }
+    }
+}
+
+/// A request that came before: answered again, not carried out again.
+fn repeat(qp: &mut Qp, core: &mut Core, packet: &Packet) {
+    let wants_data = packet.operation == Operation::ReadRequest || packet.operation.is_atomic();
+    if !wants_data {
+        qp.responder.owes_ack = true;
+        return;
+    }
+    // While answers are on their way the repetition is one of the wire's; a requester that missed them asks again.
+    if !qp.responder.pending.is_empty() {
+        return;
+    }
+    if packet.operation == Operation::ReadRequest {
+        qp.responder.pending.extend(accept_read(qp, core, packet).map(Pending::Read));
+    } else if let Some(remembered) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
+        send_original(qp, core, remembered);
+    }
+}
+
+fn unreliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
+    let expected = packet.psn == qp.responder.expected_psn;
+    let next = packet.psn.wrapping_add(1) & PSN_MASK;
+    if packet.operation.is_first() {
+        abandon(qp);
+        qp.responder.skipping = false;
+    } else if !expected || qp.responder.skipping {
+        abandon(qp);
+        qp.responder.skipping = true;
+    }
+    let operation = packet.operation;
+    let allowed =
+        !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
+    if !qp.responder.skipping && (!allowed || execute(qp, core, packet).is_err()) {
+        // The rest of the message is dropped, nobody is told.
+        abandon(qp);
+        qp.responder.skipping = true;
+    }
+    qp.responder.expected_psn = next;
+}
+
+/// Gives up an unreliable message; its receive work request serves the next one.
+fn abandon(qp: &mut Qp) {
+    if let Some(Message::Send(mut receive)) = qp.responder.message.take() {
+        receive.placed = 0;
+        qp.responder.spare = Some(receive);
+    }
+}
+
+/// Whose memory remote keys must belong to.
+fn remote_accessor(qp: &Qp, core: &Core, packet: &Packet) -> Accessor {
+    receive_accessor(qp, core, packet.headers.srq.filter(|_| packet.transport == Transport::Xrc))
+}
+
+fn advance(qp: &mut Qp, packets: u32) {
+    qp.responder.expected_psn = qp.responder.expected_psn.wrapping_add(packets) & PSN_MASK;
+}
+
+fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+    if packet.transport == Transport::Xrc {
+        let srq = packet.headers.srq.and_then(|number| core.srqs.get(number)).ok_or(Refused::Invalid)?;
+        if srq.setup.xrcd.is_none() || srq.setup.xrcd != qp.setup.xrcd {
+            return Err(Refused::Invalid);
+        }
+    }
+    let operation = packet.operation;
+    if qp.responder.message.is_some()
+        == (operation.is_first() || operation == Operation::ReadRequest || operation.is_atomic())
+    {
+        return Err(Refused::Invalid);
+    }
+    if operation == Operation::ReadRequest {
+        return read(qp, core, &packet);
+    }
+    if operation.is_atomic() {
+        return atomic(qp, core, &packet);
+    }
+    let full = packet.payload.len() == qp.attributes.mtu as usize;
+    let fits = packet.payload.len() <= qp.attributes.mtu as usize;
+    if !fits || !operation.is_last() && !full {
+        return Err(Refused::Invalid);
+    }
+    if operation.is_write() { write(qp, core, packet) } else { send(qp, core, packet) }
+}
+
+fn take(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<crate::engine::srq::Receive, Refused> {
+    let xrc = packet.headers.srq.filter(|_| packet.transport == Transport::Xrc);
+    match take_receive(qp, core, xrc) {
+        Taken::Receive(receive) => Ok(receive),
+        Taken::Empty => Err(Refused::NotReady),
+        Taken::Fault => Err(Refused::Operation),
+    }
+}
+
+fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+    let mut receive = match qp.responder.message.take() {
+        None => take(qp, core, &packet)?,
+        Some(Message::Send(receive)) => receive,
+        Some(write) => {
+            qp.responder.message = Some(write);
+            return Err(Refused::Invalid);
+        }
+    };
+    let who = receive_accessor(qp, core, receive.srq);
+    let (syndrome, refused) = match place(core, who, &mut receive, &packet.payload) {
+        Ok(()) => {
+            if let Some(key) = packet.headers.immediate.filter(|_| packet.operation.has_invalidate())
+                && !invalidate(qp, core, key)
+            {
+                report_failure(qp, core, &receive, Syndrome::RemoteAccess);
+                return Err(Refused::Access);
+            }
+            advance(qp, 1);
+            if !packet.operation.is_last() {
+                qp.responder.message = Some(Message::Send(receive));
+                return Ok(());
+            }
+            let opcode = match packet.operation {
+                operation if operation.has_immediate() => CqeOpcode::ReceiveImmediate,
+                operation if operation.has_invalidate() => CqeOpcode::ReceiveInvalidate,
+                _ => CqeOpcode::Receive,
+            };
+            qp.responder.messages = qp.responder.messages.wrapping_add(1);
+            finish(qp, core, &receive, opcode, &packet);
+            return Ok(());
+        }
+        Err(Misplaced::TooLong) => (Syndrome::LocalLength, Refused::Invalid),
+        Err(Misplaced::Protection) => (Syndrome::LocalProtection, Refused::Operation),
+    };
+    report_failure(qp, core, &receive, syndrome);
+    qp.state = State::Error;
+    if packet.transport.reliable() {
+        return Err(refused);
+    }
+    super::enter_error(qp, core);
+    Ok(())
+}
+
+fn finish(
+    qp: &Qp,
+    core: &mut Core,
+    receive: &crate::engine::srq::Receive,
+    opcode: CqeOpcode,
+    packet: &Packet,
+) {
+    let source_lid = packet.route.source_lid;
+    report(qp, core, receive, opcode, |completion| {
+        completion.immediate = packet.headers.immediate.unwrap_or(0);
+        completion.solicited = packet.solicited;
+        completion.source_lid = source_lid;
+    });
+}
+
+/// A key that the peer takes back.
+fn invalidate(qp: &Qp, core: &mut Core, key: u32) -> bool {
+    let who = qp.accessor();
+    match core.mkeys.get_mut(key >> 8) {
+        Some(mkey)
+            if u32::from(mkey.variant) == key & 0xff
+                && !mkey.free
+                && mkey.remote_invalidate
+                && mkey.pd == who.pd
+                && (mkey.qp == mkey::ANY_QP || mkey.qp == who.qp) =>
+        {
+            mkey.free = true;
+            true
+        }
+        _ => false,
+    }
+}
+
+fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+    let who = remote_accessor(qp, core, &packet);
+    let (address, key, left, length) = match (qp.responder.message.take(), packet.headers.remote) {
+        (None, Some(remote)) => {
+            if !qp.attributes.remote_write || u64::from(remote.length) > MAX_MESSAGE {
+                return Err(Refused::Access);
+            }
+            let length = u64::from(remote.length);
+            if length > 0 {
+                mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_WRITE)
+                    .map_err(|_| Refused::Access)?;
+            }
+            core.count(qp.attributes.counters, |counters| &mut counters.writes);
+            (remote.address, remote.key, remote.length, remote.length)
+        }
+        (Some(Message::Write { address, key, left, length }), None) => (address, key, left, length),
+        _ => return Err(Refused::Invalid),
+    };
+    let size = packet.payload.len() as u32;
+    let last = packet.operation.is_last();
+    if size > left || last && size != left {
+        return Err(Refused::Invalid);
+    }
+    // The receive comes first: when there is none, the packet will come again.
+    let receive = if packet.operation.has_immediate() {
+        match take(qp, core, &packet) {
+            Ok(receive) => Some(receive),
+            Err(refused) => {
+                if !packet.operation.is_first() {
+                    qp.responder.message = Some(Message::Write { address, key, left, length });
+                }
+                return Err(refused);
+            }
+        }
+    } else {
+        None
+    };
+    if size > 0 {
+        mkey::write(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_WRITE, &packet.payload)
+            .map_err(|_| Refused::Access)?;
+    }
+    advance(qp, 1);
+    if !last {
+        let address = address.wrapping_add(u64::from(size));
+        qp.responder.message = Some(Message::Write { address, key, left: left - size, length });
+        return Ok(());
+    }
+    qp.responder.messages = qp.responder.messages.wrapping_add(1);
+    if let Some(mut receive) = receive {
+        receive.placed = length;
+        finish(qp, core, &receive, CqeOpcode::ReceiveWriteImmediate, &packet);
+    }
+    Ok(())
+}
+
+/// Checks a read request and says how it will be answered.
+fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Option<ReadAnswer> {
+    let remote = packet.headers.remote?;
+    let length = u64::from(remote.length);
+    if !qp.attributes.remote_read || length > MAX_MESSAGE {
+        return None;
+    }
+    let who = remote_accessor(qp, core, packet);
+    if length > 0 {
+        mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_READ).ok()?;
+    }
+    Some(ReadAnswer {
+        who,
+        psn: packet.psn,
+        address: remote.address,
+        key: remote.key,
+        left: remote.length,
+        first: true,
+    })
+}
+
+fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
+    if !has_room(qp) {
+        return Err(Refused::Invalid);
+    }
+    let answer = accept_read(qp, core, packet).ok_or(Refused::Access)?;
+    core.count(qp.attributes.counters, |counters| &mut counters.reads);
+    advance(qp, answer.left.div_ceil(qp.attributes.mtu.max(1)).max(1));
+    qp.responder.messages = qp.responder.messages.wrapping_add(1);
+    qp.responder.pending.push_back(Pending::Read(answer));
+    Ok(())
+}
+
+fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
+    let atomic = packet.headers.atomic.ok_or(Refused::Invalid)?;
+    if !qp.attributes.remote_atomic {
+        return Err(Refused::Access);
+    }
+    if !atomic.address.is_multiple_of(8) {
+        return Err(Refused::Invalid);
+    }
+    let who = remote_accessor(qp, core, packet);
+    let mut place = None;
+    mkey::walk(&core.mkeys, who, atomic.key, atomic.address, 8, access::ATOMIC, &mut |piece| {
+        place = Some(piece);
+        Ok(())
+    })
+    .map_err(|_| Refused::Access)?;
+    let Some((Some(address), 8)) = place else { return Err(Refused::Access) };
+    let change = |old: u64| atomic.apply(packet.operation, u64::from_le(old)).to_le();
+    let original = core.memory.update_u64(address, change).map_err(|_| Refused::Access)?;
+    core.count(qp.attributes.counters, |counters| &mut counters.atomics);
+    advance(qp, 1);
+    let responder = &mut qp.responder;
+    responder.messages = responder.messages.wrapping_add(1);
+    let remembered =
+        Remembered { psn: packet.psn, original: u64::from_le(original), messages: responder.messages };
+    responder.atomics.push_back(remembered);
+    while responder.atomics.len() > usize::from(qp.attributes.max_responding.max(1)) {
+        responder.atomics.pop_front();
+    }
+    answer_atomic(qp, core, remembered);
+    Ok(())
+}
+
+fn answer_atomic(qp: &mut Qp, core: &mut Core, remembered: Remembered) {
+    if qp.responder.pending.is_empty() {
+        send_original(qp, core, remembered);
+    } else if has_room(qp) {
+        qp.responder.pending.push_back(Pending::Atomic(remembered));
+    }
+}
+
+/// Whether another answer may wait; the requester was told how many it may ask for.
+fn has_room(qp: &Qp) -> bool {
+    qp.responder.pending.len() < usize::from(qp.attributes.max_responding.max(1))
+}

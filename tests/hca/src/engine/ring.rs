@@ -1,0 +1,77 @@
+//! Buffers in guest memory that the driver describes as a list of pages.
+
+use crate::memory::{DmaFault, DmaMap};
+
+/// A queue's buffer.
+#[derive(Clone, Debug, Default)]
+pub struct Ring {
+    pages: Box<[u64]>,
+    shift: u32,
+    start: u64,
+}
+
+impl Ring {
+    /// Pages of `1 << shift` bytes; the buffer begins `start` bytes into the first. `None` if the pages hold fewer than `length` bytes from there.
+    pub fn new(pages: Vec<u64>, shift: u32, start: u64, length: u64) -> Option<Self> {
+        let bytes = (pages.len() as u64).checked_shl(shift).filter(|_| shift < 40)?;
+        let end = start.checked_add(length)?;
+        (end <= bytes).then(|| Self { pages: pages.into(), shift, start })
+    }
+
+    /// Where an offset into the buffer lies, and how many bytes follow it there.
+    fn locate(&self, offset: u64) -> Result<(u64, usize), DmaFault> {
+        let offset = self.start + offset;
+        let page = self.pages.get((offset >> self.shift) as usize).ok_or(DmaFault { address: offset })?;
+        let inside = offset & ((1 << self.shift) - 1);
+        let address = page.checked_add(inside).ok_or(DmaFault { address: *page })?;
+        Ok((address, ((1u64 << self.shift) - inside) as usize))
+    }
+
+    /// Copies from the buffer.
+    pub(crate) fn read(&self, memory: &DmaMap, offset: u64, to: &mut [u8]) -> Result<(), DmaFault> {
+        let (mut offset, mut to) = (offset, to);
+        while !to.is_empty() {
+            let (address, available) = self.locate(offset)?;
+            let (now, rest) = to.split_at_mut(available.min(to.len()));
+            memory.read(address, now)?;
+            offset += now.len() as u64;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    /// Writes an entry that doesn't cross a page, its last byte last.
+    pub(crate) fn publish(&self, memory: &DmaMap, offset: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        let (address, available) = self.locate(offset)?;
+        if available < entry.len() {
+            return Err(DmaFault { address });
+        }
+        memory.publish(address, entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_longer_than_its_pages_is_refused() {
+        assert!(Ring::new(vec![0x1000], 12, 64, 4096).is_none());
+        assert!(Ring::new(vec![0x1000], 12, 64, 4032).is_some());
+        assert!(Ring::new(vec![0x1000], 63, 0, 64).is_none());
+        assert!(Ring::new(vec![0x1000], 12, u64::MAX, 64).is_none());
+    }
+
+    #[test]
+    fn reads_follow_the_page_list() {
+        let mut memory = DmaMap::new();
+        memory.map_zeroed(0, 0x4000).unwrap();
+        memory.write(0x3fff, &[1]).unwrap();
+        memory.write(0x1000, &[2]).unwrap();
+        let ring = Ring::new(vec![0x3000, 0x1000], 12, 0, 0x2000).unwrap();
+        let mut back = [0; 2];
+        ring.read(&memory, 0xfff, &mut back).unwrap();
+        assert_eq!(back, [1, 2]);
+        assert!(ring.read(&memory, 0x1fff, &mut back).is_err());
+    }
+}

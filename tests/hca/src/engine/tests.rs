@@ -1,0 +1,5 @@
+//! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a wire that may be bad.
+
+mod bench_pair;
+mod hostile;
+mod transfers;

@@ -1,0 +1,98 @@
+//! UMR work requests: changes of memory keys in the order of the send queue (`struct mlx5_wqe_umr_ctrl_seg` and `MLX5_MKEY_MASK_*` in
+//! `include/linux/mlx5/`). Memory registration, memory windows and local invalidation are all made of these.
+
+use super::core::Core;
+use super::cq::Syndrome;
+use super::mkey::{self, ANY_QP, Accessor, Context, access};
+use super::wqe::{Work, be32, be64};
+
+mod flag {
+    pub(super) const OFFSET: u8 = 0x10;
+    pub(super) const MUST_BE_FREE: u8 = 0x20;
+    pub(super) const MUST_BE_VALID: u8 = 0x40;
+    pub(super) const INLINE: u8 = 0x80;
+}
+
+mod mask {
+    pub(super) const LENGTH: u64 = 1 << 0;
+    pub(super) const PAGE_SIZE: u64 = 1 << 1;
+    pub(super) const START: u64 = 1 << 6;
+    pub(super) const PD: u64 = 1 << 7;
+    pub(super) const REMOTE_INVALIDATE: u64 = 1 << 8;
+    pub(super) const KEY: u64 = 1 << 13;
+    pub(super) const QP: u64 = 1 << 14;
+    /// Local read, local write, remote read, remote write, atomic: five bits from here.
+    pub(super) const ACCESS_SHIFT: u32 = 17;
+    pub(super) const FREE: u64 = 1 << 29;
+}
+
+/// Carries out a UMR work request.
+pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(), Syndrome> {
+    const CONTROL: usize = 16;
+    const CONTEXT: usize = 64;
+    const DATA: usize = 128;
+    let malformed = |_| Syndrome::LocalQpOperation;
+    let control = work.slice(CONTROL, 48).map_err(malformed)?;
+    let context: &[u8; 64] =
+        work.slice(CONTEXT, 64).map_err(malformed)?.try_into().map_err(|_| Syndrome::LocalQpOperation)?;
+    let (flags, changes) = (control[0], be64(control, 8));
+    let length = usize::from(u16::from_be_bytes([control[4], control[5]])) * 16;
+    let offset = if flags & flag::OFFSET != 0 {
+        (u64::from(be32(control, 16)) << 16 | u64::from(u16::from_be_bytes([control[6], control[7]]))) * 16
+    } else {
+        0
+    };
+    let translation = if length == 0 {
+        Vec::new()
+    } else if flags & flag::INLINE != 0 {
+        // What libraries pad to a full block may be absent from the request.
+        let available = work.bytes.len().saturating_sub(DATA).min(length);
+        work.slice(DATA, available).map_err(malformed)?.to_vec()
+    } else {
+        let pointer = work.slice(DATA, 16).map_err(malformed)?;
+        let mut data = vec![0; length.min(be32(pointer, 0) as usize)];
+        let place = (be32(pointer, 4), be64(pointer, 8));
+        mkey::read(&core.mkeys, &core.memory, who, place, access::LOCAL_READ, &mut data)
+            .map_err(|_| Syndrome::LocalProtection)?;
+        data
+    };
+    let key = core.mkeys.get_mut(work.immediate >> 8).ok_or(Syndrome::MemoryWindowBind)?;
+    let allowed = key.umr && (key.pd == who.pd || who.any_pd);
+    let free_as_wanted =
+        !(flags & flag::MUST_BE_FREE != 0 && !key.free || flags & flag::MUST_BE_VALID != 0 && key.free);
+    let context = Context(context);
+    let bound_elsewhere =
+        flags & flag::MUST_BE_VALID != 0 && !who.any_pd && key.qp != ANY_QP && key.qp != who.qp;
+    if !allowed || !free_as_wanted || bound_elsewhere || !key.translate_from(offset, &translation) {
+        return Err(Syndrome::MemoryWindowBind);
+    }
+    let wants = |bit: u64| changes & bit != 0;
+    if wants(mask::LENGTH) {
+        key.length = context.length();
+        key.unbounded = (who.any_pd || who.reserved_key) && context.unbounded();
+    }
+    if wants(mask::PAGE_SIZE) {
+        key.log_page = context.log_page();
+    }
+    if wants(mask::START) {
+        key.start = context.start();
+    }
+    if wants(mask::PD) && who.any_pd {
+        key.pd = context.pd();
+    }
+    if wants(mask::REMOTE_INVALIDATE) {
+        key.remote_invalidate = context.remote_invalidate();
+    }
+    if wants(mask::KEY) {
+        key.variant = context.variant();
+    }
+    if wants(mask::QP) {
+        key.qp = context.qp();
+    }
+    let rights = (changes >> mask::ACCESS_SHIFT & 0x1f) as u8;
+    key.access = key.access & !rights | context.access() & rights;
+    if wants(mask::FREE) {
+        key.free = context.free();
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! Send work requests as the driver writes them (`include/linux/mlx5/qp.h`), parsed without trust.
+
+use super::mkey::TERMINATE_KEY;
+use super::packet::{Masks, Transport};
+use super::qp::Service;
+
+/// A basic block of a send queue.
+pub(crate) const BLOCK: usize = 64;
+
+/// Opcodes of work requests (`MLX5_OPCODE_*` in `include/linux/mlx5/device.h`).
+pub(crate) mod opcode {
+    pub(crate) const NOP: u8 = 0x00;
+    pub(crate) const SEND_INVALIDATE: u8 = 0x01;
+    pub(crate) const WRITE: u8 = 0x08;
+    pub(crate) const WRITE_IMMEDIATE: u8 = 0x09;
+    pub(crate) const SEND: u8 = 0x0a;
+    pub(crate) const SEND_IMMEDIATE: u8 = 0x0b;
+    pub(crate) const LARGE_SEND: u8 = 0x0e;
+    pub(crate) const READ: u8 = 0x10;
+    pub(crate) const COMPARE_SWAP: u8 = 0x11;
+    pub(crate) const FETCH_ADD: u8 = 0x12;
+    pub(crate) const MASKED_COMPARE_SWAP: u8 = 0x14;
+    pub(crate) const MASKED_FETCH_ADD: u8 = 0x15;
+    pub(crate) const UMR: u8 = 0x25;
+}
+
+/// What a work request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Nop,
+    Umr,
+    Send { immediate: bool, invalidate: bool },
+    Write { immediate: bool },
+    Read,
+    Atomic { add: bool, masks: Option<Masks> },
+    Frame { segment: u16, checksum: u8 },
+}
+
+/// A piece of what is to be sent, or of where an answer goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Segment {
+    Inline { at: usize, length: u32 },
+    Memory { key: u32, address: u64, length: u32 },
+}
+
+impl Segment {
+    pub(crate) fn length(&self) -> u32 {
+        match self {
+            Self::Inline { length, .. } | Self::Memory { length, .. } => *length,
+        }
+    }
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AddressVector {
+    pub(crate) qkey: u32,
+    pub(crate) qp: u32,
+    pub(crate) service_level: u8,
+    pub(crate) lid: u16,
+    pub(crate) mac: [u8; 6],
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) global: bool,
+    pub(crate) gid_index: u8,
+    pub(crate) flow_label: u32,
+    pub(crate) gid: [u8; 16],
+}
+
+/// A parsed work request; one is kept per queue pair and filled again and again.
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) action: Action,
+    pub(crate) opcode: u8,
+    pub(crate) index: u16,
+    pub(crate) blocks: u16,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) fence: u8,
+    pub(crate) immediate: u32,
+    pub(crate) remote: (u64, u32),
+    pub(crate) swap_or_add: u64,
+    pub(crate) compare: u64,
+    pub(crate) srq: u32,
+    pub(crate) address: AddressVector,
+    pub(crate) segments: Vec<Segment>,
+    pub(crate) length: u64,
+    /// The request's bytes; inline data points into them.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Default for Work {
+    fn default() -> Self {
+        Self {
+            action: Action::Nop,
+            opcode: 0,
+            index: 0,
+            blocks: 1,
+            signaled: false,
+            solicited: false,
+            fence: 0,
+            immediate: 0,
+            remote: (0, 0),
+            swap_or_add: 0,
+            compare: 0,
+            srq: 0,
+            address: AddressVector::default(),
+            segments: Vec::new(),
+            length: 0,
+            bytes: Vec::with_capacity(BLOCK),
+        }
+    }
+}
+
+/// A work request that makes no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Malformed;
+
+/// How many basic blocks the request takes that begins with this control segment.
+pub(crate) fn blocks(control: &[u8; 16]) -> u16 {
+    u16::from(units(control)).div_ceil(4).max(1)
+}
+
+/// How many units of 16 bytes it has.
+pub(crate) fn units(control: &[u8; 16]) -> u8 {
+    control[7] & 0x3f
+}
+
+impl Work {
+    /// Takes over the fields of the control segment.
+    pub(crate) fn begin(&mut self, index: u16, control: &[u8; 16]) {
+        self.index = index;
+        self.opcode = control[3];
+        self.blocks = blocks(control);
+        self.signaled = control[11] & 0x0c >= 0x08;
+        self.solicited = control[11] & 0x02 != 0;
+        self.fence = control[11] >> 5;
+        self.immediate = be32(control, 12);
+        self.segments.clear();
+        self.length = 0;
+    }
+
+    /// Parses `self.bytes`, the whole request with its control segment.
+    pub(crate) fn parse(&mut self, service: Service) -> Result<(), Malformed> {
+        use opcode::{
+            COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND,
+            SEND_IMMEDIATE, SEND_INVALIDATE, UMR, WRITE, WRITE_IMMEDIATE,
+        };
+        let mut at = 16;
+        self.action = match (self.opcode, service) {
+            (NOP, _) => {
+                self.action = Action::Nop;
+                return Ok(());
+            }
+            (UMR, Service::Connected(Transport::Rc | Transport::Xrc) | Service::KeyUpdates) => {
+                self.action = Action::Umr;
+                return Ok(());
+            }
+            (SEND | LARGE_SEND, Service::Ethernet) => return self.parse_frame(),
+            (SEND, Service::Connected(_) | Service::Datagram(_)) => {
+                Action::Send { immediate: false, invalidate: false }
+            }
+            (SEND_IMMEDIATE, Service::Connected(_) | Service::Datagram(_)) => {
+                Action::Send { immediate: true, invalidate: false }
+            }
+            (SEND_INVALIDATE, Service::Connected(Transport::Rc | Transport::Xrc)) => {
+                Action::Send { immediate: false, invalidate: true }
+            }
+            (WRITE, Service::Connected(_)) => Action::Write { immediate: false },
+            (WRITE_IMMEDIATE, Service::Connected(_)) => Action::Write { immediate: true },
+            (READ, Service::Connected(Transport::Rc | Transport::Xrc)) => Action::Read,
+            (
+                COMPARE_SWAP | FETCH_ADD | MASKED_COMPARE_SWAP | MASKED_FETCH_ADD,
+                Service::Connected(Transport::Rc | Transport::Xrc),
+            ) => Action::Atomic { add: matches!(self.opcode, FETCH_ADD | MASKED_FETCH_ADD), masks: None },
+            _ => return Err(Malformed),
+        };
+        if let Service::Datagram(_) = service {
+            self.address = parse_address(self.slice(at, 48)?);
+            at += 48;
+        }
+        if let Service::Connected(Transport::Xrc) = service {
+            self.srq = be32(self.slice(at, 16)?, 0) & 0xff_ffff;
+            at += 16;
+        }
+        if matches!(self.action, Action::Write { .. } | Action::Read | Action::Atomic { .. }) {
+            let remote = self.slice(at, 16)?;
+            self.remote = (be64(remote, 0), be32(remote, 8));
+            at += 16;
+        }
+        if let Action::Atomic { .. } = self.action {
+            at = self.parse_atomic(at)?;
+        }
+        self.parse_segments(at)?;
+        match self.action {
+            Action::Atomic { .. } if self.length != 8 => Err(Malformed),
+            Action::Read | Action::Atomic { .. } => {
+                // An answer cannot go into the work request itself.
+                let in_memory = self.segments.iter().all(|segment| matches!(segment, Segment::Memory { .. }));
+                if in_memory { Ok(()) } else { Err(Malformed) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn parse_atomic(&mut self, at: usize) -> Result<usize, Malformed> {
+        let operands = self.slice(at, 16)?;
+        let (first, second) = (be64(operands, 0), be64(operands, 8));
+        (self.swap_or_add, self.compare) = (first, second);
+        let add = self.opcode == opcode::FETCH_ADD || self.opcode == opcode::MASKED_FETCH_ADD;
+        match self.opcode {
+            opcode::MASKED_COMPARE_SWAP => {
+                let masks = self.slice(at + 16, 16)?;
+                let masks =
+                    Masks { compares: true, swap_or_boundary: be64(masks, 0), compare: be64(masks, 8) };
+                self.action = Action::Atomic { add, masks: Some(masks) };
+                Ok(at + 32)
+            }
+            opcode::MASKED_FETCH_ADD => {
+                let masks = Masks { compares: false, swap_or_boundary: second, compare: 0 };
+                self.action = Action::Atomic { add, masks: Some(masks) };
+                Ok(at + 16)
+            }
+            _ => Ok(at + 16),
+        }
+    }
+
+    /// An Ethernet segment: flags, and headers that stand in the request itself.
+    fn parse_frame(&mut self) -> Result<(), Malformed> {
+        let ethernet = self.slice(16, 16)?;
+        let (checksum, segment) = (ethernet[4], u16::from_be_bytes([ethernet[8 - 2], ethernet[7]]));
+        let inline = usize::from(u16::from_be_bytes([ethernet[12], ethernet[13]]) & 0x3ff);
+        if inline > 0 {
+            self.slice(30, inline)?;
+            self.segments.push(Segment::Inline { at: 30, length: inline as u32 });
+            self.length += inline as u64;
+        }
+        let after = 32 + inline.saturating_sub(2).next_multiple_of(16);
+        let segment = if self.opcode == opcode::LARGE_SEND { segment.max(1) } else { 0 };
+        self.action = Action::Frame { segment, checksum };
+        self.parse_segments(after)
+    }
+
+    fn parse_segments(&mut self, from: usize) -> Result<(), Malformed> {
+        const INLINE: u32 = 0x8000_0000;
+        let mut at = from;
+        while at < self.bytes.len() {
+            let head = be32(self.slice(at, 4)?, 0);
+            if head & INLINE != 0 {
+                let length = head & 0x3ff;
+                self.slice(at + 4, length as usize)?;
+                self.segments.push(Segment::Inline { at: at + 4, length });
+                self.length += u64::from(length);
+                at = (at + 4 + length as usize).next_multiple_of(16);
+                continue;
+            }
+            let entry = self.slice(at, 16)?;
+            let (key, address) = (be32(entry, 4), be64(entry, 8));
+            at += 16;
+            if head == 0 && key == TERMINATE_KEY {
+                break;
+            }
+            if head != 0 {
+                self.segments.push(Segment::Memory { key, address, length: head });
+                self.length += u64::from(head);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn slice(&self, at: usize, length: usize) -> Result<&[u8], Malformed> {
+        self.bytes.get(at..at.checked_add(length).ok_or(Malformed)?).ok_or(Malformed)
+    }
+}
+
+fn parse_address(bytes: &[u8]) -> AddressVector {
+    let global = be32(bytes, 28);
+    AddressVector {
+        qkey: be32(bytes, 0),
+        qp: be32(bytes, 8) & 0xff_ffff,
+        service_level: bytes[12] & 0xf,
+        lid: u16::from_be_bytes([bytes[14], bytes[15]]),
+        mac: bytes[20..26].try_into().unwrap_or_default(),
+        traffic_class: bytes[26],
+        hop_limit: bytes[27],
+        global: global >> 30 & 1 != 0,
+        gid_index: (global >> 20) as u8,
+        flow_label: global & 0xf_ffff,
+        gid: bytes[32..48].try_into().unwrap_or_default(),
+    }
+}
+
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().unwrap_or_default()))
+}
+
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).map_or(0, |word| u64::from_be_bytes(word.try_into().unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// 63 units of 16 bytes.
+    const MAX_WQE: usize = 63 * 16;
+    const RC: Service = Service::Connected(Transport::Rc);
+
+    fn parse(service: Service, bytes: &[u8]) -> Result<Work, Malformed> {
+        let mut work = Work { bytes: bytes.to_vec(), ..Work::default() };
+        let control: [u8; 16] = bytes[..16].try_into().unwrap();
+        work.begin(0, &control);
+        work.parse(service).map(|()| work)
+    }
+
+    fn control(opcode: u8, units: u8) -> Vec<u8> {
+        let mut bytes = vec![0; usize::from(units) * 16];
+        (bytes[3], bytes[7], bytes[11]) = (opcode, units, 0x08);
+        bytes
+    }
+
+    #[test]
+    fn inline_data_stays_within_its_request() {
+        let mut bytes = control(opcode::SEND, 2);
+        bytes[16..20].copy_from_slice(&0x8000_000cu32.to_be_bytes());
+        assert_eq!(parse(RC, &bytes).unwrap().length, 12);
+        bytes[16..20].copy_from_slice(&0x8000_000du32.to_be_bytes());
+        assert!(parse(RC, &bytes).is_err());
+    }
+
+    #[test]
+    fn an_atomic_has_exactly_eight_bytes_of_answer() {
+        let mut bytes = control(opcode::FETCH_ADD, 4);
+        bytes[48..52].copy_from_slice(&8u32.to_be_bytes());
+        assert!(parse(RC, &bytes).is_ok());
+        bytes[48..52].copy_from_slice(&4u32.to_be_bytes());
+        assert!(parse(RC, &bytes).is_err());
+    }
+
+    #[test]
+    fn transports_refuse_what_they_cannot_do() {
+        let bytes = control(opcode::READ, 4);
+        assert!(parse(Service::Connected(Transport::Uc), &bytes).is_err());
+        assert!(parse(Service::Datagram(None), &bytes).is_err());
+        assert!(parse(RC, &control(0x3e, 4)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_fail_otherwise(mut bytes in proptest::collection::vec(any::<u8>(), 16..=MAX_WQE), opcode: u8, which in 0..5) {
+            bytes[3] = opcode;
+            let service = match which {
+                0 => RC,
+                1 => Service::Connected(Transport::Xrc),
+                2 => Service::Datagram(None),
+                3 => Service::Ethernet,
+                _ => Service::KeyUpdates,
+            };
+            if let Ok(work) = parse(service, &bytes) {
+                let total: u64 = work.segments.iter().map(|segment| u64::from(segment.length())).sum();
+                prop_assert_eq!(total, work.length);
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A wire that misbehaves, the same way for the same seed.
+
+use crate::engine::packet::Packet;
+
+/// How often what goes wrong, in thousandths of all packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Lost.
+    pub loss: u16,
+    /// Delivered twice.
+    pub duplication: u16,
+    /// Delivered after the packet that follows it.
+    pub reordering: u16,
+    /// Where the sequence of faults begins.
+    pub seed: u64,
+}
+
+/// Decides packet by packet.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    faults: Faults,
+    state: u64,
+    held: Option<Packet>,
+}
+
+impl Injector {
+    pub(crate) fn new(faults: Faults) -> Self {
+        Self { faults, state: faults.seed, held: None }
+    }
+
+    /// The next number of the sequence (SplitMix64).
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.state;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn happens(&mut self, thousandths: u16) -> bool {
+        self.next() % 1000 < u64::from(thousandths)
+    }
+
+    /// Passes a batch on, with what befalls it. A packet that was held back comes out with the next batch at the latest.
+    pub(crate) fn pass(&mut self, packets: &mut Vec<Packet>) {
+        if self.faults == (Faults { seed: self.faults.seed, ..Faults::default() }) {
+            return;
+        }
+        let mut passed = Vec::with_capacity(packets.len() + 1);
+        for packet in packets.drain(..) {
+            if self.happens(self.faults.loss) {
+                continue;
+            }
+            let twice = self.happens(self.faults.duplication);
+            if self.held.is_none() && self.happens(self.faults.reordering) {
+                self.held = Some(packet);
+                continue;
+            }
+            if twice {
+                passed.push(packet.clone());
+            }
+            passed.push(packet);
+            passed.extend(self.held.take());
+        }
+        *packets = passed;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::packet::{Headers, Operation, Route, Transport};
+
+    fn packets(count: u32) -> Vec<Packet> {
+        let route = Route {
+            source_lid: 1,
+            destination_lid: 2,
+            service_level: 0,
+            source_mac: [0; 6],
+            destination_mac: [0; 6],
+            udp_source: 0,
+            global: None,
+        };
+        (0..count)
+            .map(|psn| Packet {
+                route,
+                transport: Transport::Rc,
+                operation: Operation::SendOnly,
+                solicited: false,
+                ack_request: false,
+                pkey: 0xffff,
+                destination: 1,
+                psn,
+                headers: Headers::default(),
+                payload: Vec::new(),
+            })
+            .collect()
+    }
+
+    fn passed(faults: Faults) -> Vec<u32> {
+        let mut batch = packets(10_000);
+        Injector::new(faults).pass(&mut batch);
+        batch.iter().map(|packet| packet.psn).collect()
+    }
+
+    #[test]
+    fn without_faults_nothing_changes() {
+        assert_eq!(passed(Faults { seed: 7, ..Faults::default() }), (0..10_000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_same_seed_does_the_same_and_another_does_not() {
+        let faults = Faults { loss: 10, duplication: 10, reordering: 10, seed: 1 };
+        assert_eq!(passed(faults), passed(faults));
+        assert_ne!(passed(faults), passed(Faults { seed: 2, ..faults }));
+    }
+
+    #[test]
+    fn faults_come_as_often_as_asked() {
+        let lost = 10_000 - passed(Faults { loss: 100, ..Faults::default() }).len();
+        assert!((800..1200).contains(&lost), "{lost}");
+        let more = passed(Faults { duplication: 100, ..Faults::default() }).len() - 10_000;
+        assert!((800..1200).contains(&more), "{more}");
+        let order = passed(Faults { reordering: 100, ..Faults::default() });
+        let swapped = order.windows(2).filter(|pair| pair[0] > pair[1]).count();
+        assert!((700..1200).contains(&swapped), "{swapped}");
+    }
+}

@@ -1,0 +1,32 @@
+//! Who made the card, and its special keys.
+
+use super::layout::command::QuerySpecialContextsOut;
+use super::layout::port::{AdapterBlock, QueryAdapterOut};
+use super::{Firmware, Reply, Result};
+use crate::engine::mkey;
+
+/// The identification of the board's kind, 16 characters.
+const BOARD: &[u8; 16] = b"BRV0000000001\0\0\0";
+const IEEE_VENDOR: u32 = 0x2c9;
+const PCI_VENDOR: u32 = 0x15b3;
+
+impl Firmware {
+    pub(super) fn query_adapter(&self, reply: &mut Reply<'_>) -> Result<()> {
+        reply
+            .view::<QueryAdapterOut>()?
+            .part(QueryAdapterOut::QUERY_ADAPTER_STRUCT)
+            .set(AdapterBlock::IEEE_VENDOR_ID, IEEE_VENDOR)
+            .set(AdapterBlock::VSD_VENDOR_ID, PCI_VENDOR)
+            .set_bytes(AdapterBlock::VSD_CONTD_PSID, BOARD);
+        Ok(())
+    }
+
+    pub(super) fn query_special_contexts(&self, reply: &mut Reply<'_>) -> Result<()> {
+        reply
+            .view::<QuerySpecialContextsOut>()?
+            .set(QuerySpecialContextsOut::RESD_LKEY, mkey::RESERVED_KEY)
+            .set(QuerySpecialContextsOut::NULL_MKEY, mkey::NULL_KEY)
+            .set(QuerySpecialContextsOut::TERMINATE_SCATTER_LIST_MKEY, mkey::TERMINATE_KEY);
+        Ok(())
+    }
+}

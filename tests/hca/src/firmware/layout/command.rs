@@ -1,0 +1,251 @@
+//! Inputs and outputs of the commands about objects.
+
+use crate::firmware::bits::layout;
+use crate::firmware::layout::object::{Cqc, Eqc, Mkc, Qpc, XrcSrqc};
+
+layout! {
+    /// QUERY_ISSI's answer (`mlx5_ifc_query_issi_out_bits`).
+    QueryIssiOut: 0x70 {
+        SUPPORTED_ISSI_DW0: 0x360, 32,
+    }
+}
+
+layout! {
+    /// QUERY_PAGES's answer (`mlx5_ifc_query_pages_out_bits`).
+    QueryPagesOut: 0x10 {
+        NUM_PAGES: 0x60, 32,
+    }
+}
+
+layout! {
+    /// MANAGE_PAGES (`mlx5_ifc_manage_pages_in_bits`).
+    ManagePagesIn: 0x10 {
+        INPUT_NUM_ENTRIES: 0x60, 32,
+    }
+}
+
+layout! {
+    /// MANAGE_PAGES's answer (`mlx5_ifc_manage_pages_out_bits`).
+    ManagePagesOut: 0x10 {
+        OUTPUT_NUM_ENTRIES: 0x40, 32,
+    }
+}
+
+layout! {
+    /// CREATE_EQ (`mlx5_ifc_create_eq_in_bits`).
+    CreateEqIn: 0x110 {
+        EQ_CONTEXT_ENTRY: 0x80 => Eqc,
+    }
+}
+
+layout! {
+    /// CREATE_CQ (`mlx5_ifc_create_cq_in_bits`).
+    CreateCqIn: 0x110 {
+        CQ_CONTEXT: 0x80 => Cqc,
+    }
+}
+
+layout! {
+    /// MODIFY_CQ (`mlx5_ifc_modify_cq_in_bits`).
+    ModifyCqIn: 0x110 {
+        CQN: 0x48, 24,
+        MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT: 0x60, 32,
+        CQ_CONTEXT: 0x80 => Cqc,
+    }
+}
+
+layout! {
+    /// CREATE_MKEY (`mlx5_ifc_create_mkey_in_bits`).
+    CreateMkeyIn: 0x110 {
+        MEMORY_KEY_MKEY_ENTRY: 0x80 => Mkc,
+        TRANSLATIONS_OCTWORD_ACTUAL_SIZE: 0x300, 32,
+    }
+}
+
+layout! {
+    /// CREATE_QP and every QP transition (`mlx5_ifc_create_qp_in_bits`).
+    CreateQpIn: 0x110 {
+        OPT_PARAM_MASK: 0x80, 32,
+        QPC: 0xc0 => Qpc,
+    }
+}
+
+layout! {
+    /// QUERY_QP's answer (`mlx5_ifc_query_qp_out_bits`).
+    QueryQpOut: 0x1d0 {
+    }
+}
+
+layout! {
+    /// CREATE_XRC_SRQ (`mlx5_ifc_create_xrc_srq_in_bits`).
+    CreateXrcSrqIn: 0x110 {
+        XRC_SRQ_CONTEXT_ENTRY: 0x80 => XrcSrqc,
+    }
+}
+
+layout! {
+    /// ARM_XRC_SRQ (`mlx5_ifc_arm_xrc_srq_in_bits`).
+    ArmXrcSrqIn: 0x10 {
+        XRC_SRQN: 0x48, 24,
+        LWM: 0x70, 16,
+    }
+}
+
+layout! {
+    /// CREATE_RMP (`mlx5_ifc_create_rmp_in_bits`).
+    CreateRmpIn: 0x110 {
+    }
+}
+
+layout! {
+    /// MODIFY_RMP (`mlx5_ifc_modify_rmp_in_bits`).
+    ModifyRmpIn: 0x110 {
+        RMPN: 0x48, 24,
+    }
+}
+
+layout! {
+    /// QUERY_RMP's answer (`mlx5_ifc_query_rmp_out_bits`).
+    QueryRmpOut: 0x110 {
+    }
+}
+
+layout! {
+    /// QUERY_SPECIAL_CONTEXTS's answer (`mlx5_ifc_query_special_contexts_out_bits`).
+    QuerySpecialContextsOut: 0x20 {
+        RESD_LKEY: 0x60, 32,
+        NULL_MKEY: 0x80, 32,
+        TERMINATE_SCATTER_LIST_MKEY: 0xa0, 32,
+    }
+}
+
+layout! {
+    /// CREATE_RQ (`mlx5_ifc_create_rq_in_bits`).
+    CreateRqIn: 0x110 {
+    }
+}
+
+layout! {
+    /// MODIFY_RQ (`mlx5_ifc_modify_rq_in_bits`).
+    ModifyRqIn: 0x110 {
+        RQ_STATE: 0x40, 4,
+        RQN: 0x48, 24,
+    }
+}
+
+layout! {
+    /// CREATE_SQ (`mlx5_ifc_create_sq_in_bits`).
+    CreateSqIn: 0x110 {
+    }
+}
+
+layout! {
+    /// MODIFY_SQ (`mlx5_ifc_modify_sq_in_bits`).
+    ModifySqIn: 0x110 {
+        SQ_STATE: 0x40, 4,
+        SQN: 0x48, 24,
+    }
+}
+
+layout! {
+    /// QUERY_Q_COUNTER (`mlx5_ifc_query_q_counter_in_bits`).
+    QueryQCounterIn: 0x20 {
+        CLEAR: 0xc0, 1,
+        COUNTER_SET_ID: 0xf8, 8,
+    }
+}
+
+layout! {
+    /// QUERY_Q_COUNTER's answer (`mlx5_ifc_query_q_counter_out_bits`).
+    QueryQCounterOut: 0x100 {
+        RX_WRITE_REQUESTS: 0x80, 32,
+        RX_READ_REQUESTS: 0xc0, 32,
+        RX_ATOMIC_REQUESTS: 0x100, 32,
+        OUT_OF_BUFFER: 0x180, 32,
+        OUT_OF_SEQUENCE: 0x1c0, 32,
+        DUPLICATE_REQUEST: 0x200, 32,
+        RNR_NAK_RETRY_ERR: 0x240, 32,
+        PACKET_SEQ_ERR: 0x280, 32,
+        IMPLIED_NAK_SEQ_ERR: 0x2c0, 32,
+        LOCAL_ACK_TIMEOUT_ERR: 0x300, 32,
+    }
+}
+
+layout! {
+    /// SET_ROCE_ADDRESS (`mlx5_ifc_set_roce_address_in_bits`).
+    SetRoceAddressIn: 0x30 {
+        ROCE_ADDRESS_INDEX: 0x40, 16,
+    }
+}
+
+layout! {
+    /// One GID with its MAC (`mlx5_ifc_roce_addr_layout_bits`).
+    RoceAddrLayout: 0x20 {
+        SOURCE_MAC_47_32: 0x90, 16,
+        SOURCE_MAC_31_0: 0xa0, 32,
+        ROCE_VERSION: 0xd8, 8,
+    }
+}
+
+layout! {
+    /// Receive queue table context (`mlx5_ifc_rqtc_bits`).
+    Rqtc: 0xf0 {
+        RQT_ACTUAL_SIZE: 0xd0, 16,
+    }
+}
+
+layout! {
+    /// CREATE_TIR (`mlx5_ifc_create_tir_in_bits`).
+    CreateTirIn: 0x110 {
+    }
+}
+
+layout! {
+    /// Transport interface receive context (`mlx5_ifc_tirc_bits`).
+    Tirc: 0xf0 {
+        DISP_TYPE: 0x20, 4,
+        INLINE_RQN: 0xe8, 24,
+        INDIRECT_TABLE: 0x108, 24,
+    }
+}
+
+layout! {
+    /// CREATE_FLOW_TABLE and its kin (`mlx5_ifc_create_flow_table_in_bits`).
+    CreateFlowTableIn: 0x40 {
+        TABLE_TYPE: 0x80, 8,
+    }
+}
+
+layout! {
+    /// SET_FLOW_TABLE_ENTRY (`mlx5_ifc_set_fte_in_bits`).
+    SetFteIn: 0x340 {
+        TABLE_ID: 0xa8, 24,
+        FLOW_INDEX: 0x100, 32,
+    }
+}
+
+layout! {
+    /// SET_FLOW_TABLE_ROOT (`mlx5_ifc_set_flow_table_root_in_bits`).
+    SetFlowTableRootIn: 0x40 {
+        TABLE_TYPE: 0x80, 8,
+        TABLE_ID: 0xa8, 24,
+    }
+}
+
+layout! {
+    /// CREATE_FLOW_GROUP (`mlx5_ifc_create_flow_group_in_bits`).
+    CreateFlowGroupIn: 0x400 {
+        TABLE_ID: 0xa8, 24,
+        START_FLOW_INDEX: 0xe0, 32,
+        END_FLOW_INDEX: 0x120, 32,
+    }
+}
+
+layout! {
+    /// What a flow entry does (`mlx5_ifc_flow_context_bits`).
+    FlowContext: 0x300 {
+        GROUP_ID: 0x20, 32,
+        ACTION: 0x70, 16,
+        DESTINATION_LIST_SIZE: 0x88, 24,
+    }
+}

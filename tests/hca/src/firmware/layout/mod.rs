@@ -1,0 +1,6 @@
+//! Where the firmware interface keeps its bits: offsets and widths of the fields this model uses, one declaration per structure of `include/linux/mlx5/mlx5_ifc.h`.
+
+pub(crate) mod caps;
+pub(crate) mod command;
+pub(crate) mod object;
+pub(crate) mod port;

@@ -1,0 +1,133 @@
+//! From power-on to ready and back: enabling, pages, capabilities, initialization.
+
+use super::layout::command::{ManagePagesIn, ManagePagesOut, QueryIssiOut, QueryPagesOut};
+use super::{Firmware, Reply, Request, Result, Status, caps, opcode};
+use crate::engine::Engine;
+
+/// Pages asked for before and by initialization. Nothing is kept in them; a driver that isn't asked skips code that ought to run.
+const BOOT_PAGES: u32 = 64;
+const INIT_PAGES: u32 = 256;
+/// More than a driver ever gives.
+const MOST_PAGES: usize = 1 << 16;
+
+/// Where the card stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Lifecycle {
+    #[default]
+    Off,
+    Enabled,
+    Initialized,
+}
+
+impl Lifecycle {
+    /// Which commands the card listens to.
+    pub(super) fn allows(self, code: u16) -> bool {
+        use opcode::*;
+        let early = matches!(
+            code,
+            QUERY_ISSI
+                | SET_ISSI
+                | QUERY_PAGES
+                | MANAGE_PAGES
+                | ACCESS_REG
+                | QUERY_HCA_CAP
+                | SET_HCA_CAP
+                | QUERY_ADAPTER
+        );
+        match self {
+            Self::Off => matches!(code, ENABLE_HCA | QUERY_ISSI | NOP | MANAGE_PAGES | QUERY_PAGES),
+            Self::Enabled => {
+                early || matches!(code, ENABLE_HCA | DISABLE_HCA | INIT_HCA | TEARDOWN_HCA | NOP)
+            }
+            Self::Initialized => !matches!(code, ENABLE_HCA | INIT_HCA),
+        }
+    }
+}
+
+impl Firmware {
+    pub(super) fn enable(&mut self) -> Result<()> {
+        self.lifecycle = Lifecycle::Enabled;
+        Ok(())
+    }
+
+    pub(super) fn disable(&mut self, engine: &mut Engine) -> Result<()> {
+        engine.reset();
+        *self = Self::new(self.link);
+        Ok(())
+    }
+
+    pub(super) fn init(&mut self) -> Result<()> {
+        self.lifecycle = Lifecycle::Initialized;
+        Ok(())
+    }
+
+    pub(super) fn teardown(&mut self) -> Result<()> {
+        self.lifecycle = Lifecycle::Enabled;
+        self.command_eq = None;
+        Ok(())
+    }
+
+    pub(super) fn query_issi(&self, reply: &mut Reply<'_>) -> Result<()> {
+        const ISSI_1: u32 = 1 << 1;
+        reply.view::<QueryIssiOut>()?.set(QueryIssiOut::SUPPORTED_ISSI_DW0, ISSI_1);
+        Ok(())
+    }
+
+    pub(super) fn set_issi(&self, request: Request<'_>) -> Result<()> {
+        if request.word(8)? & 0xffff == 1 { Ok(()) } else { Err(Status::BadParameter) }
+    }
+
+    pub(super) fn query_pages(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let wanted = match request.modifier() {
+            1 => BOOT_PAGES,
+            2 => INIT_PAGES,
+            3 => 0,
+            _ => return Err(Status::BadParameter),
+        };
+        reply.view::<QueryPagesOut>()?.set(QueryPagesOut::NUM_PAGES, wanted);
+        Ok(())
+    }
+
+    pub(super) fn manage_pages(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let count = request.view::<ManagePagesIn>()?.get(ManagePagesIn::INPUT_NUM_ENTRIES) as usize;
+        match request.modifier() {
+            // The driver has none to give.
+            0 => Ok(()),
+            1 => {
+                let pages = request.pages(16)?;
+                if pages.len() < count || self.pages.len() + count > MOST_PAGES {
+                    return Err(Status::BadParameter);
+                }
+                self.pages.extend_from_slice(&pages[..count]);
+                Ok(())
+            }
+            2 => {
+                let room = reply.length().saturating_sub(16) / 8;
+                let count = count.min(room).min(self.pages.len());
+                reply.view::<ManagePagesOut>()?.set(ManagePagesOut::OUTPUT_NUM_ENTRIES, count as u64);
+                let keep = self.pages.len() - count;
+                for (index, page) in self.pages.drain(keep..).enumerate() {
+                    reply.put(16 + 8 * index, &page.to_be_bytes());
+                }
+                Ok(())
+            }
+            _ => Err(Status::BadParameter),
+        }
+    }
+
+    pub(super) fn query_hca_cap(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        request.bytes(0, 16)?;
+        let block = caps::block(self.link, request.modifier() >> 1).ok_or(Status::BadParameter)?;
+        if reply.length() < 16 {
+            return Err(Status::BadOutputLength);
+        }
+        reply.put(16, &block);
+        Ok(())
+    }
+
+    /// What a driver sets are limits of its own below the maximum; the model keeps to the maximum.
+    pub(super) fn set_hca_cap(&self, request: Request<'_>) -> Result<()> {
+        request.bytes(0, 16)?;
+        caps::block(self.link, request.modifier() >> 1).map(drop).ok_or(Status::BadParameter)
+    }
+}

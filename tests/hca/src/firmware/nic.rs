@@ -1,0 +1,384 @@
+//! Commands of an Ethernet port: its context, its GID table, and the netdev's queues.
+
+use std::collections::BTreeMap;
+
+use super::bits::View;
+use super::layout::command::{
+    CreateRqIn, CreateSqIn, CreateTirIn, ModifyRqIn, ModifySqIn, RoceAddrLayout, Rqtc, SetRoceAddressIn, Tirc,
+};
+use super::layout::object::{Rqc, Sqc, Wq};
+use super::layout::port::{ModifyNicVportContextIn, NicVportContext, QueryNicVportContextOut};
+use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
+use crate::engine::port::{GIDS, Gid};
+use crate::engine::table::Table;
+use crate::engine::{Engine, QpSetup, ReceiveQueue, RqSetup, Service, State};
+
+/// Where contexts and page lists begin in commands about work queues.
+const CONTEXT: usize = 0x20;
+const PAGES: usize = 0x110;
+const MTU: u16 = 9978;
+
+/// States of RQ and SQ objects.
+mod state {
+    pub(super) const RESET: u8 = 0;
+    pub(super) const READY: u8 = 1;
+    pub(super) const ERROR: u8 = 3;
+}
+
+/// Where frames of a TIR go.
+#[derive(Clone, Debug)]
+pub(super) enum Dispatch {
+    Direct(u32),
+    Table(u32),
+}
+
+/// The netdev's objects.
+pub(super) struct Nic {
+    roce: bool,
+    mtu: u16,
+    rqs: BTreeMap<u32, (Vec<u8>, u8)>,
+    sqs: BTreeMap<u32, (Vec<u8>, u8, u32)>,
+    pub(super) tirs: Table<Dispatch>,
+    pub(super) rqts: Table<Vec<u32>>,
+    tises: Table<()>,
+}
+
+impl Default for Nic {
+    fn default() -> Self {
+        Self {
+            roce: false,
+            mtu: MTU,
+            rqs: BTreeMap::new(),
+            sqs: BTreeMap::new(),
+            tirs: Table::new(1, 1 << 12),
+            rqts: Table::new(1, 1 << 10),
+            tises: Table::new(1, 1 << 8),
+        }
+    }
+}
+
+impl Nic {
+    pub(super) fn may_ring(&self, sq: u32, uar: u32) -> bool {
+        self.sqs.get(&sq).is_some_and(|(_, _, page)| *page == uar)
+    }
+}
+
+impl Firmware {
+    pub(super) fn query_nic_vport_context(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        request.bytes(0, 16)?;
+        let port = engine.port();
+        let mut mac = [0; 8];
+        mac[2..].copy_from_slice(&port.mac);
+        reply
+            .view::<QueryNicVportContextOut>()?
+            .part(QueryNicVportContextOut::NIC_VPORT_CONTEXT)
+            .set(NicVportContext::MTU, self.nic.mtu)
+            .set(NicVportContext::MIN_WQE_INLINE_MODE, 1u8)
+            .set(NicVportContext::ROCE_EN, u8::from(self.nic.roce))
+            .set(NicVportContext::SYSTEM_IMAGE_GUID, port.guid)
+            .set(NicVportContext::PORT_GUID, port.guid)
+            .set(NicVportContext::NODE_GUID, port.guid)
+            .set(NicVportContext::PERMANENT_ADDRESS, u64::from_be_bytes(mac));
+        Ok(())
+    }
+
+    pub(super) fn modify_nic_vport_context(&mut self, request: Request<'_>) -> Result<()> {
+        const ROCE: u64 = 1 << 1;
+        const MTU: u64 = 1 << 6;
+        const CONTEXT: usize = 0x100;
+        let view = request.view::<ModifyNicVportContextIn>()?;
+        let selected = view.get(ModifyNicVportContextIn::FIELD_SELECT);
+        let context = request.view_at::<NicVportContext>(CONTEXT)?;
+        if selected & ROCE != 0 {
+            self.nic.roce = context.flag(NicVportContext::ROCE_EN);
+        }
+        if selected & MTU != 0 {
+            self.nic.mtu = context.get32(NicVportContext::MTU) as u16;
+        }
+        // Address lists and promiscuity change nothing: the port takes its own frames and all broadcasts.
+        Ok(())
+    }
+
+    pub(super) fn set_roce_address(&self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        const ADDRESS: usize = 16;
+        let index = request.view::<SetRoceAddressIn>()?.get(SetRoceAddressIn::ROCE_ADDRESS_INDEX) as usize;
+        let view = request.view_at::<RoceAddrLayout>(ADDRESS)?;
+        let address: [u8; 16] = request.bytes(ADDRESS, 16)?.try_into().map_err(|_| Status::BadInputLength)?;
+        let mac =
+            view.get(RoceAddrLayout::SOURCE_MAC_47_32) << 32 | view.get(RoceAddrLayout::SOURCE_MAC_31_0);
+        let gid = Gid {
+            address,
+            mac: mac.to_be_bytes()[2..].try_into().unwrap_or_default(),
+            version: view.get8(RoceAddrLayout::ROCE_VERSION),
+        };
+        let slot = engine.port_mut().gids.get_mut(index).ok_or(Status::BadIndex)?;
+        *slot = (address != [0; 16]).then_some(gid);
+        Ok(())
+    }
+
+    pub(super) fn query_roce_address(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let index = request.word(8)? as usize >> 16;
+        if index >= GIDS {
+            return Err(Status::BadIndex);
+        }
+        let gid = engine.port().gids.get(index).copied().flatten().unwrap_or_default();
+        reply.put(16, &gid.address);
+        let mut mac = [0; 8];
+        mac[2..].copy_from_slice(&gid.mac);
+        let mac = u64::from_be_bytes(mac);
+        reply
+            .view_at::<RoceAddrLayout>(16)?
+            .set(RoceAddrLayout::SOURCE_MAC_47_32, mac >> 32)
+            .set(RoceAddrLayout::SOURCE_MAC_31_0, mac & u64::from(u32::MAX))
+            .set(RoceAddrLayout::ROCE_VERSION, gid.version);
+        Ok(())
+    }
+
+    pub(super) fn create_rq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        request.view::<CreateRqIn>()?;
+        let context = request.view_at::<Rqc>(CONTEXT)?;
+        // Pools and hairpins are not among the capabilities.
+        if context.get8(Rqc::MEM_RQ_TYPE) != 0 || context.flag(Rqc::HAIRPIN) {
+            return Err(Status::BadParameter);
+        }
+        let wq = context.part(Rqc::WQ);
+        let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
+        let pd = wq.get32(Wq::PD);
+        self.resources.require_pd(pd)?;
+        let setup = RqSetup {
+            ring: ring(request, &wq)?,
+            log_size,
+            log_stride,
+            linked: srqs::is_linked(wq.get8(Wq::WQ_TYPE))?,
+            doorbell: wq.get(Wq::DBR_ADDR),
+            pd,
+            cq: context.get32(Rqc::CQN),
+            user_index: context.get32(Rqc::USER_INDEX),
+        };
+        let number = engine.create_rq(setup)?;
+        let state = context.get8(Rqc::STATE);
+        engine.set_rq_ready(number, state == state::READY)?;
+        self.nic.rqs.insert(number, (context.raw().to_vec(), state));
+        reply.object(number)
+    }
+
+    pub(super) fn modify_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let view = request.view::<ModifyRqIn>()?;
+        let number = view.get32(ModifyRqIn::RQN);
+        let wanted = request.view_at::<Rqc>(CONTEXT)?.get8(Rqc::STATE);
+        let (_, state) = self.nic.rqs.get_mut(&number).ok_or(Status::BadResource)?;
+        if view.get8(ModifyRqIn::RQ_STATE) != *state || !legal(*state, wanted) {
+            return Err(Status::BadResourceState);
+        }
+        engine.set_rq_ready(number, wanted == state::READY)?;
+        *state = wanted;
+        Ok(())
+    }
+
+    pub(super) fn query_rq(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let (context, state) = self.nic.rqs.get(&request.object()?).ok_or(Status::BadResource)?;
+        reply.view_at::<Rqc>(CONTEXT)?.fill(context).set(Rqc::STATE, *state);
+        Ok(())
+    }
+
+    pub(super) fn destroy_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        let in_table = self.nic.rqts.iter().any(|rqt| rqt.contains(&number));
+        let direct = self.nic.tirs.iter().any(|tir| matches!(tir, Dispatch::Direct(rq) if *rq == number));
+        if self.nic.rqs.contains_key(&number) && (in_table || direct) {
+            return Err(Status::BadResourceState);
+        }
+        engine.destroy_rq(number)?;
+        self.nic.rqs.remove(&number);
+        Ok(())
+    }
+
+    pub(super) fn create_sq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        request.view::<CreateSqIn>()?;
+        let context = request.view_at::<Sqc>(CONTEXT)?;
+        if context.flag(Sqc::HAIRPIN) {
+            return Err(Status::BadParameter);
+        }
+        let wq = context.part(Sqc::WQ);
+        let (pd, uar) = (wq.get32(Wq::PD), wq.get32(Wq::UAR_PAGE));
+        self.resources.require_pd(pd)?;
+        self.resources.require_uar(uar)?;
+        if context.get(Sqc::TIS_LST_SZ) > 0 && self.nic.tises.get(context.get32(Sqc::TIS_NUM_0)).is_none() {
+            return Err(Status::BadResource);
+        }
+        let setup = QpSetup {
+            service: Service::Ethernet,
+            pd,
+            user_index: context.get32(Sqc::USER_INDEX),
+            ring: ring(request, &wq)?,
+            send_offset: 0,
+            log_send_size: Some(wq.get8(Wq::LOG_WQ_SZ)),
+            receive: ReceiveQueue::None,
+            doorbell: wq.get(Wq::DBR_ADDR),
+            send_cq: context.get32(Sqc::CQN),
+            receive_cq: 0,
+            xrcd: None,
+            reserved_key: true,
+        };
+        let number = engine.create_qp(setup, super::qps::first_attributes())?;
+        self.nic.sqs.insert(number, (context.raw().to_vec(), state::RESET, uar));
+        reply.object(number)
+    }
+
+    pub(super) fn modify_sq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let view = request.view::<ModifySqIn>()?;
+        let number = view.get32(ModifySqIn::SQN);
+        let wanted = request.view_at::<Sqc>(CONTEXT)?.get8(Sqc::STATE);
+        let (_, state, _) = self.nic.sqs.get_mut(&number).ok_or(Status::BadResource)?;
+        if view.get8(ModifySqIn::SQ_STATE) != *state || !legal(*state, wanted) {
+            return Err(Status::BadResourceState);
+        }
+        let next = match wanted {
+            state::RESET => State::Reset,
+            state::READY => State::ReadyToSend,
+            _ => State::Error,
+        };
+        if wanted != *state {
+            engine.move_qp(number, next, super::qps::first_attributes())?;
+        }
+        *state = wanted;
+        Ok(())
+    }
+
+    pub(super) fn query_sq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = request.object()?;
+        let (context, state, _) = self.nic.sqs.get(&number).ok_or(Status::BadResource)?;
+        let failed = engine.qp_attributes(number)?.0 == State::Error;
+        let state = if failed { state::ERROR } else { *state };
+        reply.view_at::<Sqc>(CONTEXT)?.fill(context).set(Sqc::STATE, state);
+        Ok(())
+    }
+
+    pub(super) fn destroy_sq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        self.nic.sqs.remove(&number).ok_or(Status::BadResource)?;
+        Ok(engine.destroy_qp(number)?)
+    }
+
+    pub(super) fn create_transport_object(
+        &mut self,
+        code: u16,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = match code {
+            opcode::CREATE_TIS => self.nic.tises.insert_with(|_| ()),
+            opcode::CREATE_TIR => {
+                let dispatch = self.dispatch_of(request)?;
+                self.nic.tirs.insert_with(|_| dispatch)
+            }
+            _ => {
+                let queues = self.queues_of(request)?;
+                self.nic.rqts.insert_with(|_| queues)
+            }
+        };
+        reply.object(number.ok_or(Status::Limit)?)
+    }
+
+    fn dispatch_of(&self, request: Request<'_>) -> Result<Dispatch> {
+        const DIRECT: u8 = 0;
+        const INDIRECT: u8 = 1;
+        request.view::<CreateTirIn>()?;
+        let context = request.view_at::<Tirc>(CONTEXT)?;
+        match context.get8(Tirc::DISP_TYPE) {
+            DIRECT => Ok(Dispatch::Direct(context.get32(Tirc::INLINE_RQN))),
+            INDIRECT => {
+                let table = context.get32(Tirc::INDIRECT_TABLE);
+                self.nic.rqts.get(table).ok_or(Status::BadResource)?;
+                Ok(Dispatch::Table(table))
+            }
+            _ => Err(Status::BadParameter),
+        }
+    }
+
+    fn queues_of(&self, request: Request<'_>) -> Result<Vec<u32>> {
+        const QUEUES: usize = CONTEXT + 0xf0;
+        let context = request.view_at::<Rqtc>(CONTEXT)?;
+        let count = context.get(Rqtc::RQT_ACTUAL_SIZE) as usize;
+        let queues = request.bytes(QUEUES, count * 4)?.chunks_exact(4);
+        let queues: Vec<u32> = queues.map(|entry| crate::engine::be32(entry, 0) & 0xff_ffff).collect();
+        if queues.iter().any(|rq| !self.nic.rqs.contains_key(rq)) {
+            return Err(Status::BadResource);
+        }
+        Ok(queues)
+    }
+
+    pub(super) fn modify_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        match code {
+            opcode::MODIFY_TIS => self.nic.tises.get(number).copied().ok_or(Status::BadResource),
+            // Offloads and loopback blocking, which the model doesn't have.
+            opcode::MODIFY_TIR => self.nic.tirs.get(number).map(|_| ()).ok_or(Status::BadResource),
+            _ => {
+                let queues = self.queues_of(request)?;
+                *self.nic.rqts.get_mut(number).ok_or(Status::BadResource)? = queues;
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn destroy_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        let removed = match code {
+            opcode::DESTROY_TIS => self.nic.tises.remove(number).map(drop),
+            opcode::DESTROY_TIR => self.nic.tirs.remove(number).map(drop),
+            _ => {
+                if self.nic.tirs.iter().any(|tir| matches!(tir, Dispatch::Table(table) if *table == number)) {
+                    return Err(Status::BadResourceState);
+                }
+                self.nic.rqts.remove(number).map(drop)
+            }
+        };
+        removed.ok_or(Status::BadResource)
+    }
+}
+
+/// Which changes of state there are.
+fn legal(from: u8, to: u8) -> bool {
+    matches!(
+        (from, to),
+        (_, state::RESET)
+            | (state::RESET | state::READY, state::READY)
+            | (state::READY | state::ERROR, state::ERROR)
+    )
+}
+
+fn ring(request: Request<'_>, wq: &View<'_, Wq>) -> Result<crate::engine::Ring> {
+    const MOST: u8 = 15;
+    let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
+    if log_size > MOST || log_stride > 12 || wq.flag(Wq::WQ_SIGNATURE) {
+        return Err(Status::BadParameter);
+    }
+    let length = 1 << (log_size + log_stride);
+    srqs::ring(request.pages(PAGES)?, wq.get32(Wq::LOG_WQ_PG_SZ), wq.get(Wq::PAGE_OFFSET), length)
+}

@@ -1,0 +1,196 @@
+//! Commands that make, show and destroy queue pairs, and multicast groups.
+
+use super::bits::{Layout, View};
+use super::layout::command::{CreateQpIn, QueryQpOut};
+use super::layout::object::{AddressPath, Qpc};
+use super::queues::PAGES;
+use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
+use crate::engine::packet::{PSN_MASK, Route, Transport};
+use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+
+/// What the firmware remembers of a queue pair.
+pub(super) struct Known {
+    /// The context as the driver wrote it.
+    pub(super) context: Vec<u8>,
+    pub(super) uar: u32,
+}
+
+/// Kinds of receive queues in a context.
+mod receive {
+    pub(super) const OWN: u8 = 0;
+    pub(super) const SHARED: u8 = 1;
+    pub(super) const NONE: u8 = 3;
+}
+
+fn service(kind: u8) -> Result<Service> {
+    Ok(match kind {
+        0x0 => Service::Connected(Transport::Rc),
+        0x1 => Service::Connected(Transport::Uc),
+        0x2 => Service::Datagram(None),
+        0x3 => Service::Connected(Transport::Xrc),
+        0x7 => Service::Datagram(Some(Management::Subnet)),
+        0x8 => Service::Datagram(Some(Management::General)),
+        0xc => Service::KeyUpdates,
+        _ => return Err(Status::BadParameter),
+    })
+}
+
+/// What a queue pair starts with, before transitions say otherwise.
+pub(super) fn first_attributes() -> QpAttributes {
+    QpAttributes {
+        mtu: 4096,
+        remote_qp: 0,
+        route: Route {
+            source_lid: 0,
+            destination_lid: 0,
+            service_level: 0,
+            source_mac: [0; 6],
+            destination_mac: [0; 6],
+            udp_source: 0,
+            global: None,
+        },
+        pkey: 0xffff,
+        qkey: 0,
+        remote_read: false,
+        remote_write: false,
+        remote_atomic: false,
+        max_requested: 1,
+        max_responding: 1,
+        min_rnr_timer: 0,
+        retry_count: 0,
+        rnr_retry: 0,
+        ack_timeout: 0,
+        send_psn: 0,
+        receive_psn: 0,
+        counters: 0,
+    }
+}
+
+impl Firmware {
+    pub(super) fn create_qp(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let view = request.view::<CreateQpIn>()?.part(CreateQpIn::QPC);
+        let service = service(view.get8(Qpc::ST))?;
+        let (pd, uar) = (view.get32(Qpc::PD), view.get32(Qpc::UAR_PAGE));
+        if service != Service::KeyUpdates {
+            self.resources.require_pd(pd)?;
+        }
+        let log_send_size = (!view.flag(Qpc::NO_SQ)).then(|| view.get8(Qpc::LOG_SQ_SIZE));
+        if log_send_size.is_some() {
+            self.resources.require_uar(uar)?;
+        }
+        let (log_size, log_stride) = (view.get8(Qpc::LOG_RQ_SIZE), view.get8(Qpc::LOG_RQ_STRIDE) + 4);
+        let receive = match view.get8(Qpc::RQ_TYPE) {
+            receive::OWN => ReceiveQueue::Own { log_size, log_stride },
+            receive::SHARED => ReceiveQueue::Shared(view.get32(Qpc::SRQN_RMPN_XRQN)),
+            receive::NONE => ReceiveQueue::None,
+            _ => return Err(Status::BadParameter),
+        };
+        let send_offset =
+            if let ReceiveQueue::Own { .. } = receive { 1 << (log_size + log_stride) } else { 0 };
+        let length = send_offset + log_send_size.map_or(0, |log_size| 64 << log_size);
+        let xrcd = if service == Service::Connected(Transport::Xrc) {
+            let xrcd = view.get32(Qpc::XRCD);
+            self.resources.require_xrcd(xrcd)?;
+            Some(xrcd)
+        } else {
+            None
+        };
+        let setup = QpSetup {
+            service,
+            pd,
+            user_index: view.get32(Qpc::USER_INDEX),
+            ring: srqs::ring(
+                request.pages(PAGES)?,
+                view.get32(Qpc::LOG_PAGE_SIZE),
+                view.get(Qpc::PAGE_OFFSET),
+                length,
+            )?,
+            send_offset,
+            log_send_size,
+            receive,
+            doorbell: view.get(Qpc::DBR_ADDR),
+            send_cq: view.get32(Qpc::CQN_SND),
+            receive_cq: view.get32(Qpc::CQN_RCV),
+            xrcd,
+            reserved_key: view.flag(Qpc::RLKY),
+        };
+        let number = engine.create_qp(setup, first_attributes())?;
+        self.qps.insert(number, Known { context: view.raw().to_vec(), uar });
+        reply.object(number)
+    }
+
+    pub(super) fn query_qp(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        const CONTEXT: usize = 0x18;
+        let number = request.object()?;
+        let (state, _) = engine.qp_attributes(number)?;
+        let progress = engine.qp_progress(number)?;
+        let known = self.qps.get(&number).ok_or(Status::BadResource)?;
+        reply.view::<QueryQpOut>()?;
+        let mut context = reply.view_at::<Qpc>(CONTEXT)?;
+        context.fill(&known.context).set(Qpc::STATE, state as u8);
+        if state != State::Reset && state != State::Init {
+            context
+                .set(Qpc::NEXT_SEND_PSN, progress.next_psn)
+                .set(Qpc::LAST_ACKED_PSN, progress.acknowledged_psn)
+                .set(Qpc::NEXT_RCV_PSN, progress.expected_psn)
+                .set(Qpc::RMSN, progress.messages & PSN_MASK)
+                .set(Qpc::HW_SQ_WQEBB_COUNTER, progress.done)
+                .set(Qpc::SW_SQ_WQEBB_COUNTER, progress.posted)
+                .set(Qpc::HW_RQ_COUNTER, progress.received);
+        }
+        Ok(())
+    }
+
+    pub(super) fn destroy_qp(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        if !self.qps.contains_key(&number) {
+            return Err(Status::BadResource);
+        }
+        engine.destroy_qp(number)?;
+        self.qps.remove(&number);
+        Ok(())
+    }
+
+    pub(super) fn multicast(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let group = request.bytes(16, 16)?.try_into().map_err(|_| Status::BadInputLength)?;
+        let number = request.object()?;
+        if request.opcode() == opcode::ATTACH_TO_MCG {
+            engine.attach(group, number)?;
+        } else {
+            engine.detach(group, number)?;
+        }
+        Ok(())
+    }
+}
+
+/// The parts of an address path that a route is made of.
+pub(super) fn address(path: &View<'_, AddressPath>) -> crate::engine::AddressVector {
+    let mac = path.get(AddressPath::RMAC_47_32) << 32 | path.get(AddressPath::RMAC_31_0);
+    let udp_port = path.get32(AddressPath::UDP_SPORT) as u16;
+    let lid = path.get32(AddressPath::RLID) as u16;
+    crate::engine::AddressVector {
+        qkey: 0,
+        qp: 0,
+        service_level: path.get8(AddressPath::SL),
+        lid: if udp_port != 0 { udp_port } else { lid },
+        mac: mac.to_be_bytes()[2..].try_into().unwrap_or_default(),
+        traffic_class: path.get8(AddressPath::TCLASS),
+        hop_limit: path.get8(AddressPath::HOP_LIMIT),
+        global: path.flag(AddressPath::GRH),
+        gid_index: path.get8(AddressPath::SRC_ADDR_INDEX),
+        flow_label: path.get32(AddressPath::FLOW_LABEL),
+        gid: path.bytes(AddressPath::RGID_RIP).try_into().unwrap_or_default(),
+    }
+}
+
+const _: () = assert!(Qpc::SIZE == 0xe8);

@@ -1,0 +1,201 @@
+//! Commands about event and completion queues.
+
+use super::bits::{Layout, ViewMut};
+use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
+use super::layout::object::{Cqc, Eqc};
+use super::{Firmware, Reply, Request, Result, Status};
+use crate::engine::{CqSetup, Engine, EqSetup, EventKind, Moderation, Ring};
+use crate::shell::pci::VECTORS;
+
+/// Where page lists begin.
+pub(super) const PAGES: usize = 0x110;
+const CONTEXT: usize = 0x10;
+const LOG_PAGE: u32 = 12;
+const MAX_LOG_CQ: u8 = 20;
+const MAX_LOG_EQ: u8 = 16;
+
+pub(super) struct KnownCq {
+    context: [u8; Cqc::SIZE],
+    pub(super) uar: u32,
+}
+
+pub(super) struct KnownEq {
+    context: [u8; Eqc::SIZE],
+    pub(super) uar: u32,
+}
+
+fn context<const N: usize>(raw: &[u8]) -> [u8; N] {
+    let mut context = [0; N];
+    context.copy_from_slice(&raw[..N]);
+    context
+}
+
+impl Firmware {
+    pub(super) fn create_eq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        const EVENTS: usize = 0x58;
+        let view = request.view::<CreateEqIn>()?.part(CreateEqIn::EQ_CONTEXT_ENTRY);
+        let (log_size, vector, uar) =
+            (view.get8(Eqc::LOG_EQ_SIZE), view.get(Eqc::INTR), view.get32(Eqc::UAR_PAGE));
+        if log_size > MAX_LOG_EQ || vector >= u64::from(VECTORS) {
+            return Err(Status::BadParameter);
+        }
+        self.resources.require_uar(uar)?;
+        let shift = view.get32(Eqc::LOG_PAGE_SIZE) + LOG_PAGE;
+        let ring = Ring::new(request.pages(PAGES)?, shift, 0, 64 << log_size).ok_or(Status::BadParameter)?;
+        let mut events = [0; 4];
+        for (index, word) in request.bytes(EVENTS, 32)?.chunks_exact(8).enumerate() {
+            events[index] = u64::from_be_bytes(word.try_into().unwrap_or_default());
+        }
+        let number = engine.create_eq(EqSetup { ring, log_size, vector: vector as u16, events })?;
+        if events[0] >> EventKind::Command as u8 & 1 != 0 {
+            self.command_eq = Some(number);
+        }
+        self.eqs.insert(number, KnownEq { context: context(view.raw()), uar });
+        reply.object(number)
+    }
+
+    pub(super) fn destroy_eq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()? & 0xff;
+        engine.destroy_eq(number)?;
+        self.eqs.remove(&number);
+        if self.command_eq == Some(number) {
+            self.command_eq = None;
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_eq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = request.object()? & 0xff;
+        let producer = engine.eq_producer(number)?;
+        let known = self.eqs.get(&number).ok_or(Status::BadResource)?;
+        reply.view_at::<Eqc>(CONTEXT)?.fill(&known.context).set(Eqc::PRODUCER_COUNTER, producer);
+        Ok(())
+    }
+
+    pub(super) fn create_cq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        const WIDE: u8 = 1;
+        let view = request.view::<CreateCqIn>()?.part(CreateCqIn::CQ_CONTEXT);
+        let (log_size, size) = (view.get8(Cqc::LOG_CQ_SIZE), view.get8(Cqc::CQE_SZ));
+        // Compression and per-entry delivery are not among the capabilities.
+        if log_size > MAX_LOG_CQ || size > WIDE || view.flag(Cqc::CQE_COMP_EN) {
+            return Err(Status::BadParameter);
+        }
+        let uar = view.get32(Cqc::UAR_PAGE);
+        self.resources.require_uar(uar)?;
+        let ring = cq_ring(request, &view)?;
+        let setup = CqSetup {
+            ring,
+            log_size,
+            wide: size == WIDE,
+            eq: view.get32(Cqc::C_EQN_OR_APU_ELEMENT) & 0xff,
+            doorbell: view.get(Cqc::DBR_ADDR),
+            ignore_overrun: view.flag(Cqc::OI),
+        };
+        let number = engine.create_moderated_cq(setup, moderation(&view))?;
+        self.cqs.insert(number, KnownCq { context: context(view.raw()), uar });
+        reply.object(number)
+    }
+
+    pub(super) fn modify_cq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        const MODERATION: u64 = 0x3;
+        const OVERRUN: u64 = 1 << 2;
+        let input = request.view::<ModifyCqIn>()?;
+        let number = input.get32(ModifyCqIn::CQN);
+        let view = input.part(ModifyCqIn::CQ_CONTEXT);
+        let known = self.cqs.get_mut(&number).ok_or(Status::BadResource)?;
+        let mut kept = ViewMut::<Cqc>::new(&mut known.context).ok_or(Status::BadResource)?;
+        match request.modifier() {
+            0 => {
+                let selected = input.get(ModifyCqIn::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);
+                if selected & !(MODERATION | OVERRUN) != 0 {
+                    return Err(Status::BadParameter);
+                }
+                if selected & MODERATION != 0 {
+                    engine.moderate_cq(number, moderation(&view))?;
+                    kept.set(Cqc::CQ_PERIOD, view.get(Cqc::CQ_PERIOD))
+                        .set(Cqc::CQ_MAX_COUNT, view.get(Cqc::CQ_MAX_COUNT));
+                }
+                Ok(())
+            }
+            1 => {
+                let log_size = view.get8(Cqc::LOG_CQ_SIZE);
+                let size = kept_size(&known.context);
+                if log_size > MAX_LOG_CQ || view.get8(Cqc::CQE_SZ) != size {
+                    return Err(Status::BadParameter);
+                }
+                let ring = cq_ring(request, &view)?;
+                engine.resize_cq(number, ring, log_size)?;
+                known.context = merged(&known.context, view.raw());
+                Ok(())
+            }
+            _ => Err(Status::BadParameter),
+        }
+    }
+
+    pub(super) fn query_cq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        const OVERRUN: u8 = 9;
+        let number = request.object()?;
+        let (producer, failed) = engine.cq_progress(number)?;
+        let known = self.cqs.get(&number).ok_or(Status::BadResource)?;
+        let mut context = reply.view_at::<Cqc>(CONTEXT)?;
+        context.fill(&known.context).set(Cqc::PRODUCER_COUNTER, producer);
+        if failed {
+            context.set(Cqc::STATUS, OVERRUN);
+        }
+        Ok(())
+    }
+
+    pub(super) fn destroy_cq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        engine.destroy_cq(number)?;
+        self.cqs.remove(&number);
+        Ok(())
+    }
+}
+
+fn kept_size(context: &[u8; Cqc::SIZE]) -> u8 {
+    super::bits::View::<Cqc>::new(context).map_or(0, |view| view.get8(Cqc::CQE_SZ))
+}
+
+/// A resize names only the buffer; the rest of the context stays.
+fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
+    let mut bytes = *old;
+    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), super::bits::View::<Cqc>::new(new))
+    {
+        kept.set(Cqc::LOG_CQ_SIZE, new.get(Cqc::LOG_CQ_SIZE))
+            .set(Cqc::LOG_PAGE_SIZE, new.get(Cqc::LOG_PAGE_SIZE))
+            .set(Cqc::PAGE_OFFSET, new.get(Cqc::PAGE_OFFSET));
+    }
+    bytes
+}
+
+fn moderation(view: &super::bits::View<'_, Cqc>) -> Moderation {
+    Moderation::new(view.get32(Cqc::CQ_MAX_COUNT) as u16, view.get32(Cqc::CQ_PERIOD) as u16)
+}
+
+fn cq_ring(request: Request<'_>, view: &super::bits::View<'_, Cqc>) -> Result<Ring> {
+    let shift = view.get32(Cqc::LOG_PAGE_SIZE) + LOG_PAGE;
+    let start = view.get(Cqc::PAGE_OFFSET) << shift >> 6;
+    let length = (64 << view.get(Cqc::CQE_SZ)) << view.get(Cqc::LOG_CQ_SIZE);
+    Ring::new(request.pages(PAGES)?, shift, start, length).ok_or(Status::BadParameter)
+}

@@ -1,0 +1,80 @@
+//! Numbers that are nothing but numbers: protection domains, UAR pages, XRC domains, transport domains.
+
+use super::{Firmware, Reply, Result, Status, opcode};
+use crate::engine::{Engine, table::Table};
+
+/// UAR pages begin after the initialization segment and the interrupt tables.
+pub(crate) const FIRST_UAR: u32 = 8;
+
+pub(super) struct Resources {
+    pds: Table<()>,
+    uars: Table<()>,
+    xrcds: Table<()>,
+    transport_domains: Table<()>,
+    pub(super) counters: Table<()>,
+}
+
+impl Default for Resources {
+    fn default() -> Self {
+        let uars = (crate::shell::bar::SIZE >> 12) as usize - FIRST_UAR as usize;
+        Self {
+            pds: Table::new(1, 1 << 16),
+            uars: Table::new(FIRST_UAR, uars),
+            xrcds: Table::new(1, 1 << 16),
+            transport_domains: Table::new(1, 1 << 16),
+            counters: Table::new(1, 255),
+        }
+    }
+}
+
+impl Resources {
+    /// Refuses a protection domain that isn't there.
+    pub(super) fn require_pd(&self, pd: u32) -> Result<()> {
+        self.pds.get(pd).copied().ok_or(Status::BadResource)
+    }
+
+    /// Refuses a UAR page that isn't there.
+    pub(super) fn require_uar(&self, uar: u32) -> Result<()> {
+        self.uars.get(uar).copied().ok_or(Status::BadResource)
+    }
+
+    /// Refuses an XRC domain that isn't there.
+    pub(super) fn require_xrcd(&self, xrcd: u32) -> Result<()> {
+        self.xrcds.get(xrcd).copied().ok_or(Status::BadResource)
+    }
+
+    fn of(&mut self, code: u16) -> Result<&mut Table<()>> {
+        use opcode::*;
+        match code {
+            ALLOC_PD | DEALLOC_PD => Ok(&mut self.pds),
+            ALLOC_UAR | DEALLOC_UAR => Ok(&mut self.uars),
+            ALLOC_XRCD | DEALLOC_XRCD => Ok(&mut self.xrcds),
+            ALLOC_TRANSPORT_DOMAIN | DEALLOC_TRANSPORT_DOMAIN => Ok(&mut self.transport_domains),
+            _ => Err(Status::BadOpcode),
+        }
+    }
+}
+
+impl Firmware {
+    pub(super) fn allocate(&mut self, code: u16, reply: &mut Reply<'_>) -> Result<()> {
+        let number = self.resources.of(code)?.insert_with(|_| ()).ok_or(Status::Limit)?;
+        reply.object(number)
+    }
+
+    pub(super) fn deallocate(&mut self, engine: &Engine, code: u16, number: u32) -> Result<()> {
+        let used = match code {
+            opcode::DEALLOC_PD => engine.uses_pd(number),
+            opcode::DEALLOC_XRCD => engine.uses_xrcd(number),
+            opcode::DEALLOC_UAR => {
+                self.qps.values().any(|qp| qp.uar == number)
+                    || self.cqs.values().any(|cq| cq.uar == number)
+                    || self.eqs.values().any(|eq| eq.uar == number)
+            }
+            _ => false,
+        };
+        if used {
+            return Err(Status::BadResourceState);
+        }
+        self.resources.of(code)?.remove(number).map(drop).ok_or(Status::BadResource)
+    }
+}

@@ -1,0 +1,174 @@
+//! Commands about shared receive queues: XRC ones, and the receive memory pools that plain ones are made of.
+
+use super::bits::{Layout, View, ViewMut};
+use super::layout::command::{ArmXrcSrqIn, CreateRmpIn, CreateXrcSrqIn, ModifyRmpIn, QueryRmpOut};
+use super::layout::object::{Rmpc, Wq, XrcSrqc};
+use super::queues::PAGES;
+use super::{Firmware, Reply, Request, Result, Status};
+use crate::engine::{Engine, Ring, SrqSetup};
+
+const LOG_PAGE: u32 = 12;
+/// Where a pool's context and page list begin in CREATE_RMP.
+const POOL: usize = 0x20;
+const POOL_PAGES: usize = 0x110;
+const READY: u8 = 1;
+
+pub(super) struct Known {
+    context: Vec<u8>,
+    pool: bool,
+}
+
+/// Types of work queues: chained ones.
+pub(super) fn is_linked(wq_type: u8) -> Result<bool> {
+    match wq_type {
+        0 => Ok(true),
+        1 => Ok(false),
+        _ => Err(Status::BadParameter),
+    }
+}
+
+pub(super) fn ring(pages: Vec<u64>, log_page: u32, offset: u64, length: u64) -> Result<Ring> {
+    let shift = log_page + LOG_PAGE;
+    if shift > 32 {
+        return Err(Status::BadParameter);
+    }
+    Ring::new(pages, shift, offset << shift >> 6, length).ok_or(Status::BadParameter)
+}
+
+impl Firmware {
+    pub(super) fn create_xrc_srq(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let view = request.view::<CreateXrcSrqIn>()?.part(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
+        if view.flag(XrcSrqc::WQ_SIGNATURE) {
+            return Err(Status::BadParameter);
+        }
+        let (pd, xrcd) = (view.get32(XrcSrqc::PD), view.get32(XrcSrqc::XRCD));
+        self.resources.require_pd(pd)?;
+        self.resources.require_xrcd(xrcd)?;
+        let (log_size, log_stride) =
+            (view.get8(XrcSrqc::LOG_XRC_SRQ_SIZE), view.get8(XrcSrqc::LOG_RQ_STRIDE) + 4);
+        let setup = SrqSetup {
+            ring: ring(
+                request.pages(PAGES)?,
+                view.get32(XrcSrqc::LOG_PAGE_SIZE),
+                view.get(XrcSrqc::PAGE_OFFSET),
+                1 << (log_size + log_stride),
+            )?,
+            log_size,
+            log_stride,
+            doorbell: view.get(XrcSrqc::DB_RECORD_ADDR_H) << 32 | view.get(XrcSrqc::DB_RECORD_ADDR_L) << 2,
+            pd,
+            user_index: view.get32(XrcSrqc::USER_INDEX),
+            cq: Some(view.get32(XrcSrqc::CQN)),
+            xrcd: Some(xrcd),
+            linked: true,
+        };
+        let number = engine.create_srq(setup, view.get32(XrcSrqc::LWM) as u16)?;
+        self.srqs.insert(number, Known { context: view.raw().to_vec(), pool: false });
+        reply.object(number)
+    }
+
+    pub(super) fn query_xrc_srq(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = request.object()?;
+        let known = self.known_srq(number, false)?;
+        let (limit, _) = engine.srq_progress(number)?;
+        reply.view_at::<XrcSrqc>(16)?.fill(&known.context).set(XrcSrqc::LWM, limit);
+        Ok(())
+    }
+
+    pub(super) fn arm_xrc_srq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let view = request.view::<ArmXrcSrqIn>()?;
+        let number = view.get32(ArmXrcSrqIn::XRC_SRQN);
+        self.known_srq(number, false)?;
+        Ok(engine.limit_srq(number, view.get32(ArmXrcSrqIn::LWM) as u16)?)
+    }
+
+    pub(super) fn destroy_srq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let number = request.object()?;
+        self.known_srq(number, request.opcode() == super::opcode::DESTROY_RMP)?;
+        engine.destroy_srq(number)?;
+        self.srqs.remove(&number);
+        Ok(())
+    }
+
+    fn known_srq(&self, number: u32, pool: bool) -> Result<&Known> {
+        self.srqs.get(&number).filter(|known| known.pool == pool).ok_or(Status::BadResource)
+    }
+
+    pub(super) fn create_rmp(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        request.view::<CreateRmpIn>()?;
+        let context = request.view_at::<Rmpc>(POOL)?;
+        let wq = context.part(Rmpc::WQ);
+        let pd = wq.get32(Wq::PD);
+        self.resources.require_pd(pd)?;
+        let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
+        if log_size > 16 || wq.flag(Wq::WQ_SIGNATURE) {
+            return Err(Status::BadParameter);
+        }
+        let setup = SrqSetup {
+            ring: ring(
+                request.pages(POOL_PAGES)?,
+                wq.get32(Wq::LOG_WQ_PG_SZ),
+                wq.get(Wq::PAGE_OFFSET),
+                1 << (log_size + log_stride),
+            )?,
+            log_size,
+            log_stride,
+            doorbell: wq.get(Wq::DBR_ADDR),
+            pd,
+            user_index: 0,
+            cq: None,
+            xrcd: None,
+            linked: is_linked(wq.get8(Wq::WQ_TYPE))?,
+        };
+        let number = engine.create_srq(setup, wq.get32(Wq::LWM) as u16)?;
+        self.srqs.insert(number, Known { context: context.raw().to_vec(), pool: true });
+        reply.object(number)
+    }
+
+    pub(super) fn modify_rmp(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        const LIMIT: u8 = 1;
+        let view = request.view::<ModifyRmpIn>()?;
+        let number = view.get32(ModifyRmpIn::RMPN);
+        self.known_srq(number, true)?;
+        let selected = request.bytes(16, 8)?[7];
+        if selected & LIMIT != 0 {
+            let context = request.view_at::<Rmpc>(POOL)?;
+            engine.limit_srq(number, context.part(Rmpc::WQ).get32(Wq::LWM) as u16)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn query_rmp(
+        &self,
+        engine: &Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
+        let number = request.object()?;
+        let known = self.known_srq(number, true)?;
+        let (limit, consumed) = engine.srq_progress(number)?;
+        reply.view::<QueryRmpOut>()?;
+        let mut context = ViewMut::<Rmpc>::new(reply.output.get_mut(POOL..).unwrap_or_default())
+            .ok_or(Status::BadOutputLength)?;
+        context.fill(&known.context).set(Rmpc::STATE, READY);
+        context.part(Rmpc::WQ).set(Wq::LWM, limit).set(Wq::HW_COUNTER, consumed);
+        debug_assert!(View::<Rmpc>::new(&known.context).is_some());
+        debug_assert_eq!(known.context.len(), Rmpc::SIZE);
+        Ok(())
+    }
+}

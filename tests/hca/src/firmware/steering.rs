@@ -1,0 +1,332 @@
+//! Flow tables of the receiving netdev: which frames go to which queues.
+
+use std::collections::BTreeMap;
+
+use super::layout::command::{
+    CreateFlowGroupIn, CreateFlowTableIn, FlowContext, SetFlowTableRootIn, SetFteIn,
+};
+use super::nic::{Dispatch, Nic};
+use super::{Reply, Request, Result, Status};
+use crate::engine::Engine;
+use crate::engine::table::Table;
+
+/// Receive tables; the others hold what is never looked at, because the model doesn't steer what it sends.
+const RECEIVE: u8 = 0;
+/// Length of match parameters, and of the outer headers at their front, the only part that is modelled.
+const PARAMETERS: usize = 0x200;
+const OUTER: usize = 0x40;
+/// How far a frame may be passed on from table to table.
+const DEEPEST: usize = 64;
+const MOST_ENTRIES: usize = 1 << 16;
+
+#[derive(Clone, Debug, Default)]
+struct FlowTable {
+    kind: u8,
+    /// Where frames without a match go on.
+    miss: Option<u32>,
+    groups: BTreeMap<u32, Group>,
+    entries: BTreeMap<u32, Entry>,
+    next_group: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    first: u32,
+    last: u32,
+    mask: [u8; OUTER],
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    group: u32,
+    value: [u8; OUTER],
+    forwards: bool,
+    destinations: Vec<Destination>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Destination {
+    Table(u32),
+    Tir(u32),
+    Nowhere,
+}
+
+/// All flow tables.
+pub(super) struct Steering {
+    tables: Table<FlowTable>,
+    root: Option<u32>,
+}
+
+impl Default for Steering {
+    fn default() -> Self {
+        Self { tables: Table::new(1, 1 << 8), root: None }
+    }
+}
+
+impl Steering {
+    pub(super) fn set_root(&mut self, request: Request<'_>) -> Result<()> {
+        let view = request.view::<SetFlowTableRootIn>()?;
+        let table = view.get32(SetFlowTableRootIn::TABLE_ID);
+        match (view.get8(SetFlowTableRootIn::TABLE_TYPE), request.modifier()) {
+            (RECEIVE, 0) => {
+                self.tables.get(table).ok_or(Status::BadResource)?;
+                self.root = Some(table);
+                Ok(())
+            }
+            (RECEIVE, 1) => {
+                self.root = None;
+                Ok(())
+            }
+            (RECEIVE, _) => Err(Status::BadParameter),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn create_table(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let kind = request.view::<CreateFlowTableIn>()?.get8(CreateFlowTableIn::TABLE_TYPE);
+        let miss = miss(request)?;
+        let table = FlowTable { kind, miss, ..FlowTable::default() };
+        reply.object(self.tables.insert_with(|_| table).ok_or(Status::Limit)?)
+    }
+
+    pub(super) fn modify_table(&mut self, request: Request<'_>) -> Result<()> {
+        const MISS_TABLE: u32 = 1 << 0;
+        let selected = request.word(0x0c)?;
+        let miss = miss(request)?;
+        let table = self.tables.get_mut(request.word(0x14)? & 0xff_ffff).ok_or(Status::BadResource)?;
+        if selected & MISS_TABLE != 0 {
+            table.miss = miss;
+        }
+        Ok(())
+    }
+
+    pub(super) fn destroy_table(&mut self, request: Request<'_>) -> Result<()> {
+        let number = request.word(0x14)? & 0xff_ffff;
+        if self.root == Some(number) {
+            self.root = None;
+        }
+        self.tables.remove(number).map(drop).ok_or(Status::BadResource)
+    }
+
+    pub(super) fn create_group(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        const MASK: usize = 0x40;
+        let view = request.view::<CreateFlowGroupIn>()?;
+        let table =
+            self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
+        let mask = request.bytes(MASK, PARAMETERS)?;
+        // A receive table can't look at what isn't modelled.
+        if table.kind == RECEIVE && mask[OUTER..].iter().any(|byte| *byte != 0) {
+            return Err(Status::BadParameter);
+        }
+        let group = Group {
+            first: view.get32(CreateFlowGroupIn::START_FLOW_INDEX),
+            last: view.get32(CreateFlowGroupIn::END_FLOW_INDEX),
+            mask: outer(mask),
+        };
+        let overlaps = table.groups.values().any(|old| group.first <= old.last && old.first <= group.last);
+        if group.first > group.last || overlaps {
+            return Err(Status::BadParameter);
+        }
+        table.next_group += 1;
+        let number = table.next_group;
+        table.groups.insert(number, group);
+        reply.object(number)
+    }
+
+    pub(super) fn destroy_group(&mut self, request: Request<'_>) -> Result<()> {
+        let table = self.tables.get_mut(request.word(0x14)? & 0xff_ffff).ok_or(Status::BadResource)?;
+        table.groups.remove(&request.word(0x18)?).map(drop).ok_or(Status::BadResource)
+    }
+
+    pub(super) fn set_entry(&mut self, request: Request<'_>) -> Result<()> {
+        const CONTEXT: usize = 0x40;
+        const VALUE: usize = CONTEXT + 0x40;
+        const DESTINATIONS: usize = CONTEXT + 0x300;
+        const FORWARD: u32 = 1 << 2;
+        let view = request.view::<SetFteIn>()?;
+        let context = request.view_at::<FlowContext>(CONTEXT)?;
+        let table = self.tables.get_mut(view.get32(SetFteIn::TABLE_ID)).ok_or(Status::BadResource)?;
+        let (index, group) = (view.get32(SetFteIn::FLOW_INDEX), context.get32(FlowContext::GROUP_ID));
+        let range = table.groups.get(&group).ok_or(Status::BadResource)?;
+        if !(range.first..=range.last).contains(&index) || table.entries.len() >= MOST_ENTRIES {
+            return Err(Status::BadParameter);
+        }
+        let forwards = context.get32(FlowContext::ACTION) & FORWARD != 0;
+        let count = if forwards { context.get(FlowContext::DESTINATION_LIST_SIZE) as usize } else { 0 };
+        let list = request.bytes(DESTINATIONS, count.checked_mul(8).ok_or(Status::BadParameter)?)?;
+        let entry = Entry {
+            group,
+            value: outer(request.bytes(VALUE, PARAMETERS)?),
+            forwards,
+            destinations: list.chunks_exact(8).map(destination).collect(),
+        };
+        table.entries.insert(index, entry);
+        Ok(())
+    }
+
+    pub(super) fn delete_entry(&mut self, request: Request<'_>) -> Result<()> {
+        let table = self.tables.get_mut(request.word(0x14)? & 0xff_ffff).ok_or(Status::BadResource)?;
+        table.entries.remove(&request.word(0x20)?).map(drop).ok_or(Status::BadResource)
+    }
+
+    /// The receive queues that a frame goes to.
+    pub(super) fn find(&self, nic: &Nic, engine: &Engine, frame: &[u8]) -> Vec<u32> {
+        let mut queues = Vec::new();
+        if let Some(root) = self.root {
+            self.follow(nic, root, &parameters(frame), DEEPEST, &mut queues);
+        }
+        queues.retain(|rq| engine.rq_ready(*rq));
+        queues
+    }
+
+    fn follow(&self, nic: &Nic, table: u32, frame: &[u8; OUTER], depth: usize, queues: &mut Vec<u32>) {
+        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && queues.len() < DEEPEST) else {
+            return;
+        };
+        let hit = table.entries.values().find(|entry| {
+            table.groups.get(&entry.group).is_some_and(|group| group.matches(&entry.value, frame))
+        });
+        match hit {
+            None => {
+                if let Some(miss) = table.miss {
+                    self.follow(nic, miss, frame, depth - 1, queues);
+                }
+            }
+            Some(entry) if entry.forwards => {
+                for destination in &entry.destinations {
+                    match *destination {
+                        Destination::Table(next) => self.follow(nic, next, frame, depth - 1, queues),
+                        Destination::Tir(tir) => queues.extend(queue_of(nic, tir, frame)),
+                        Destination::Nowhere => {}
+                    }
+                }
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl Group {
+    fn matches(&self, value: &[u8; OUTER], frame: &[u8; OUTER]) -> bool {
+        self.mask.iter().zip(value).zip(frame).all(|((mask, value), frame)| (value ^ frame) & mask == 0)
+    }
+}
+
+/// The queue behind a TIR; spread over a table by addresses and ports.
+fn queue_of(nic: &Nic, tir: u32, frame: &[u8; OUTER]) -> Option<u32> {
+    match nic.tirs.get(tir)? {
+        Dispatch::Direct(rq) => Some(*rq),
+        Dispatch::Table(table) => {
+            let queues = nic.rqts.get(*table)?;
+            let spread =
+                frame[0x14..].iter().fold(0usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
+            queues.get(spread % queues.len().max(1)).copied()
+        }
+    }
+}
+
+/// The table that a table's misses go to, if it names one.
+fn miss(request: Request<'_>) -> Result<Option<u32>> {
+    const TO_TABLE: u32 = 1;
+    let action = request.word(0x18)? >> 24 & 0xf;
+    Ok(if action == TO_TABLE { Some(request.word(0x1c)? & 0xff_ffff) } else { None })
+}
+
+fn outer(parameters: &[u8]) -> [u8; OUTER] {
+    let mut outer = [0; OUTER];
+    outer.copy_from_slice(&parameters[..OUTER]);
+    outer
+}
+
+fn destination(entry: &[u8]) -> Destination {
+    let number = u32::from_be_bytes([0, entry[1], entry[2], entry[3]]);
+    match entry[0] {
+        1 => Destination::Table(number),
+        2 => Destination::Tir(number),
+        _ => Destination::Nowhere,
+    }
+}
+
+/// A frame's headers in the order of `mlx5_ifc_fte_match_set_lyr_2_4_bits`.
+fn parameters(frame: &[u8]) -> [u8; OUTER] {
+    const VLAN: [u8; 2] = [0x81, 0x00];
+    let mut set = [0; OUTER];
+    let byte = |at: usize| frame.get(at).copied().unwrap_or(0);
+    for at in 0..6 {
+        set[at] = byte(6 + at);
+        set[8 + at] = byte(at);
+    }
+    let mut header = 14;
+    let mut kind = [byte(12), byte(13)];
+    if kind == VLAN {
+        set[0x0e] = byte(14);
+        set[0x0f] = byte(15);
+        set[0x12] |= 0x80;
+        kind = [byte(16), byte(17)];
+        header = 18;
+    }
+    set[6..8].copy_from_slice(&kind);
+    let (transport, protocol) = match kind {
+        [0x08, 0x00] => {
+            set[0x12] |= 4 << 1;
+            set[0x11] = byte(header + 1);
+            set[0x1b] = byte(header + 8);
+            for at in 0..4 {
+                set[0x2c + at] = byte(header + 12 + at);
+                set[0x3c + at] = byte(header + 16 + at);
+            }
+            (header + usize::from(byte(header) & 0xf) * 4, byte(header + 9))
+        }
+        [0x86, 0xdd] => {
+            set[0x12] |= 6 << 1;
+            set[0x1b] = byte(header + 7);
+            for at in 0..16 {
+                set[0x20 + at] = byte(header + 8 + at);
+                set[0x30 + at] = byte(header + 24 + at);
+            }
+            (header + 40, byte(header + 6))
+        }
+        _ => return set,
+    };
+    set[0x10] = protocol;
+    let ports = match protocol {
+        6 => {
+            set[0x13] = byte(transport + 13);
+            0x14
+        }
+        17 => 0x1c,
+        _ => return set,
+    };
+    for at in 0..4 {
+        set[ports + at] = byte(transport + at);
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn headers_stand_where_the_match_parameters_have_them() {
+        let mut frame = vec![0; 60];
+        frame[..6].copy_from_slice(&[1, 2, 3, 4, 5, 6]);
+        frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
+        frame[23] = 17;
+        frame[26..34].copy_from_slice(&[10, 1, 0, 1, 10, 1, 0, 2]);
+        frame[34..38].copy_from_slice(&[0xc0, 0, 0x12, 0xb7]);
+        let set = parameters(&frame);
+        assert_eq!(set[8..14], [1, 2, 3, 4, 5, 6]);
+        assert_eq!((set[6], set[0x10], set[0x12]), (0x08, 17, 8));
+        assert_eq!(set[0x1c..0x20], [0xc0, 0, 0x12, 0xb7]);
+        assert_eq!(set[0x3c..], [10, 1, 0, 2]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_frame_has_parameters(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
+            parameters(&frame);
+        }
+    }
+}

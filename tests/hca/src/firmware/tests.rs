@@ -1,0 +1,153 @@
+//! Commands of a driver that lies.
+
+use proptest::prelude::*;
+
+use super::opcode::*;
+use super::{Firmware, Status};
+use crate::engine::{Engine, Interrupts, Link, Port};
+
+struct Nobody;
+
+impl Interrupts for Nobody {
+    fn raise(&self, _vector: u16) {}
+}
+
+fn card(link: Link) -> (Firmware, Engine) {
+    let mut engine = Engine::new(Port::new(link, 0), Box::new(Nobody));
+    engine.memory().map_zeroed(0, 0x10_0000).unwrap();
+    (Firmware::new(link), engine)
+}
+
+fn run(card: &mut (Firmware, Engine), input: &[u8], output: usize) -> (Result<(), Status>, Vec<u8>) {
+    let mut answer = vec![0; output];
+    let result = card.0.execute(&mut card.1, input, &mut answer);
+    (result, answer)
+}
+
+fn command(opcode: u16, modifier: u16, rest: &[u8]) -> Vec<u8> {
+    let mut input = opcode.to_be_bytes().to_vec();
+    input.extend_from_slice(&[0, 0, 0, 0]);
+    input.extend_from_slice(&modifier.to_be_bytes());
+    input.extend_from_slice(rest);
+    input.resize(input.len().max(16), 0);
+    input
+}
+
+fn ready(link: Link) -> (Firmware, Engine) {
+    let mut card = card(link);
+    for opcode in [ENABLE_HCA, INIT_HCA, ALLOC_PD, ALLOC_UAR, ALLOC_XRCD] {
+        run(&mut card, &command(opcode, 0, &[]), 16).0.unwrap();
+    }
+    card
+}
+
+#[test]
+fn nothing_works_before_the_card_is_enabled_and_initialized() {
+    let mut card = card(Link::InfiniBand);
+    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
+    run(&mut card, &command(ENABLE_HCA, 0, &[]), 16).0.unwrap();
+    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
+    run(&mut card, &command(INIT_HCA, 0, &[]), 16).0.unwrap();
+    run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0.unwrap();
+}
+
+#[test]
+fn what_is_not_modelled_is_refused_with_a_syndrome() {
+    let mut card = ready(Link::InfiniBand);
+    for opcode in [0x0, 0x10d, 0x710, 0xa00, CREATE_RQ, SET_ROCE_ADDRESS] {
+        let (result, answer) = run(&mut card, &command(opcode, 0, &[]), 16);
+        assert_eq!(result, Err(Status::BadOpcode), "{opcode:#x}");
+        assert_eq!(answer[0], Status::BadOpcode as u8);
+        assert_ne!(answer[4..8], [0; 4]);
+    }
+}
+
+#[test]
+fn lengths_are_checked() {
+    let mut card = ready(Link::InfiniBand);
+    assert_eq!(run(&mut card, &command(CREATE_QP, 0, &[]), 16).0, Err(Status::BadInputLength));
+    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 8).0, Err(Status::BadOutputLength));
+    assert_eq!(run(&mut card, &[], 16).0, Err(Status::BadInputLength));
+    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 0).0, Err(Status::BadOutputLength));
+}
+
+#[test]
+fn numbers_that_were_never_given_are_refused() {
+    let mut card = ready(Link::InfiniBand);
+    for opcode in [
+        DESTROY_QP,
+        DESTROY_CQ,
+        DESTROY_MKEY,
+        DESTROY_XRC_SRQ,
+        DESTROY_RMP,
+        DEALLOC_PD,
+        DEALLOC_UAR,
+        QUERY_QP,
+    ] {
+        let result = run(&mut card, &command(opcode, 0, &[0, 0xff, 0xff, 0xfe]), 0x200).0;
+        assert_eq!(result, Err(Status::BadResource), "{}", name(opcode));
+    }
+}
+
+#[test]
+fn pages_come_back_as_they_were_given() {
+    let mut card = card(Link::InfiniBand);
+    let mut give = vec![0, 0, 0, 0, 0, 0, 0, 2];
+    give.extend_from_slice(&0x1000u64.to_be_bytes());
+    give.extend_from_slice(&0x5000u64.to_be_bytes());
+    run(&mut card, &command(MANAGE_PAGES, 1, &give), 16).0.unwrap();
+    let (result, answer) = run(&mut card, &command(MANAGE_PAGES, 2, &[0, 0, 0, 0, 0, 0, 0, 9]), 64);
+    result.unwrap();
+    assert_eq!(answer[8..12], 2u32.to_be_bytes());
+    assert_eq!(answer[16..32], [0x1000u64.to_be_bytes(), 0x5000u64.to_be_bytes()].concat());
+}
+
+fn known_opcode() -> impl Strategy<Value = u16> {
+    prop_oneof![
+        0x100u16..0x110,
+        0x200u16..0x206,
+        0x300u16..0x304,
+        0x400u16..0x404,
+        0x500u16..0x510,
+        0x700u16..0x710,
+        0x750u16..0x775,
+        0x800u16..0x830,
+        0x900u16..0x93d,
+        any::<u16>()
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_commands_in_any_order_are_answered(
+        ethernet: bool,
+        commands in proptest::collection::vec((known_opcode(), 0u16..9, proptest::collection::vec(any::<u8>(), 0..900), 0usize..600), 1..40),
+    ) {
+        let mut card = ready(if ethernet { Link::Ethernet } else { Link::InfiniBand });
+        for (opcode, modifier, rest, output) in commands {
+            let (result, answer) = run(&mut card, &command(opcode, modifier, &rest), output);
+            if let (Err(status), Some(first)) = (result, answer.first()) {
+                prop_assert_eq!(*first, status as u8);
+            }
+            card.1.run(1);
+        }
+    }
+
+    #[test]
+    fn mostly_sensible_objects_survive_nonsense_around_them(
+        commands in proptest::collection::vec((0usize..12, proptest::collection::vec(0u8..8, 0x200), 0u8..4), 1..60),
+    ) {
+        const OPCODES: [u16; 12] = [CREATE_EQ, CREATE_CQ, CREATE_MKEY, CREATE_QP, CREATE_XRC_SRQ, CREATE_RMP, CREATE_RQ,
+            CREATE_SQ, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, MODIFY_CQ];
+        let mut card = ready(Link::Ethernet);
+        for (which, mut rest, number) in commands {
+            // Numbers of queue pairs begin at 0x48, of completion queues at 0x400.
+            rest[..4].copy_from_slice(&(0x48 + u32::from(number)).to_be_bytes());
+            let _ = run(&mut card, &command(OPCODES[which], 0, &rest), 0x200);
+            for qp in 0x48..0x4c {
+                card.1.ring_qp(qp);
+            }
+            card.1.run(1);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! Transitions of queue pairs: which are legal, and which attributes each may change.
+
+use super::bits::{Field, View, ViewMut};
+use super::layout::command::CreateQpIn;
+use super::layout::object::{AddressPath, Qpc};
+use super::qps::{address, first_attributes};
+use super::{Firmware, Request, Result, Status, opcode};
+use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+
+/// Bits of the optional parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
+mod optional {
+    pub(super) const REMOTE_READ: u32 = 1 << 1;
+    pub(super) const REMOTE_ATOMIC: u32 = 1 << 2;
+    pub(super) const REMOTE_WRITE: u32 = 1 << 3;
+    pub(super) const PKEY: u32 = 1 << 4;
+    pub(super) const QKEY: u32 = 1 << 5;
+    pub(super) const RNR_TIMER: u32 = 1 << 6;
+    pub(super) const PATH: u32 = 1 << 7;
+    pub(super) const MAX_REQUESTED: u32 = 1 << 8;
+    pub(super) const MAX_RESPONDING: u32 = 1 << 9;
+    pub(super) const RETRY_COUNT: u32 = 1 << 12;
+    pub(super) const RNR_RETRY: u32 = 1 << 13;
+    pub(super) const ACK_TIMEOUT: u32 = 1 << 14;
+    pub(super) const SRQ: u32 = 1 << 18;
+    pub(super) const RECEIVE_CQ: u32 = 1 << 19;
+    pub(super) const COUNTERS: u32 = 1 << 25;
+}
+
+/// What a transition requires, leads to, and always takes from the context.
+struct Transition {
+    from: &'static [State],
+    to: State,
+    required: u32,
+    wires: bool,
+    sequence: Sequence,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sequence {
+    Keep,
+    Receive,
+    Send,
+}
+
+fn transition(code: u16) -> Result<Transition> {
+    use opcode::*;
+    use optional::*;
+    let plain = |from, to| Transition { from, to, required: 0, wires: false, sequence: Sequence::Keep };
+    Ok(match code {
+        RST2INIT_QP => Transition {
+            required: REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC | PKEY | QKEY | COUNTERS,
+            wires: true,
+            ..plain(&[State::Reset], State::Init)
+        },
+        INIT2INIT_QP => plain(&[State::Init], State::Init),
+        INIT2RTR_QP => Transition {
+            required: PATH | MAX_RESPONDING | RNR_TIMER,
+            sequence: Sequence::Receive,
+            ..plain(&[State::Init], State::ReadyToReceive)
+        },
+        RTR2RTS_QP => Transition {
+            required: MAX_REQUESTED | RETRY_COUNT | RNR_RETRY | ACK_TIMEOUT,
+            sequence: Sequence::Send,
+            ..plain(&[State::ReadyToReceive], State::ReadyToSend)
+        },
+        RTS2RTS_QP => plain(&[State::ReadyToSend], State::ReadyToSend),
+        SQERR2RTS_QP => plain(&[State::SendQueueError], State::ReadyToSend),
+        QP_2ERR => plain(
+            &[
+                State::Init,
+                State::ReadyToReceive,
+                State::ReadyToSend,
+                State::SendQueueError,
+                State::SendQueueDrained,
+                State::Error,
+            ],
+            State::Error,
+        ),
+        QP_2RST => plain(
+            &[
+                State::Reset,
+                State::Init,
+                State::ReadyToReceive,
+                State::ReadyToSend,
+                State::SendQueueError,
+                State::SendQueueDrained,
+                State::Error,
+            ],
+            State::Reset,
+        ),
+        _ => return Err(Status::BadOpcode),
+    })
+}
+
+impl Firmware {
+    pub(super) fn move_qp(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let transition = transition(request.opcode())?;
+        let number = request.object()?;
+        let (state, attributes) = engine.qp_attributes(number)?;
+        let attributes = attributes.clone();
+        if !self.qps.contains_key(&number) {
+            return Err(Status::BadResource);
+        }
+        if !transition.from.contains(&state) {
+            return Err(Status::BadQpState);
+        }
+        if matches!(transition.to, State::Error | State::Reset) {
+            let attributes = if transition.to == State::Reset { first_attributes() } else { attributes };
+            return Ok(engine.move_qp(number, transition.to, attributes)?);
+        }
+        let input = request.view::<CreateQpIn>()?;
+        let given = input.part(CreateQpIn::QPC);
+        let changes = transition.required | input.get32(CreateQpIn::OPT_PARAM_MASK);
+        let service = engine.qp_setup(number)?.service;
+        let attributes = self.changed(engine, service, attributes, &given, changes, transition.sequence)?;
+        if transition.wires {
+            self.rewire(engine, number, &given)?;
+        }
+        engine.move_qp(number, transition.to, attributes)?;
+        self.remember(number, &given, changes, transition.sequence);
+        Ok(())
+    }
+
+    /// The attributes after the changes that the mask names.
+    fn changed(
+        &self,
+        engine: &Engine,
+        service: Service,
+        mut attributes: QpAttributes,
+        given: &View<'_, Qpc>,
+        changes: u32,
+        sequence: Sequence,
+    ) -> Result<QpAttributes> {
+        let wants = |bit: u32| changes & bit != 0;
+        let path = given.part(Qpc::PRIMARY_ADDRESS_PATH);
+        if wants(optional::REMOTE_READ) {
+            attributes.remote_read = given.flag(Qpc::RRE);
+        }
+        if wants(optional::REMOTE_WRITE) {
+            attributes.remote_write = given.flag(Qpc::RWE);
+        }
+        if wants(optional::REMOTE_ATOMIC) {
+            attributes.remote_atomic = given.flag(Qpc::RAE);
+        }
+        if wants(optional::PKEY) {
+            let index = path.get(AddressPath::PKEY_INDEX) as usize;
+            attributes.pkey = *engine.port().pkeys.get(index).ok_or(Status::BadIndex)?;
+        }
+        if wants(optional::QKEY) {
+            attributes.qkey = given.get32(Qpc::Q_KEY);
+        }
+        if wants(optional::RNR_TIMER) {
+            attributes.min_rnr_timer = given.get8(Qpc::MIN_RNR_NAK);
+        }
+        if wants(optional::MAX_REQUESTED) {
+            attributes.max_requested = 1 << given.get8(Qpc::LOG_SRA_MAX);
+        }
+        if wants(optional::MAX_RESPONDING) {
+            attributes.max_responding = 1 << given.get8(Qpc::LOG_RRA_MAX);
+        }
+        if wants(optional::RETRY_COUNT) {
+            attributes.retry_count = given.get8(Qpc::RETRY_COUNT);
+        }
+        if wants(optional::RNR_RETRY) {
+            attributes.rnr_retry = given.get8(Qpc::RNR_RETRY);
+        }
+        if wants(optional::ACK_TIMEOUT) {
+            attributes.ack_timeout = path.get8(AddressPath::ACK_TIMEOUT);
+        }
+        if wants(optional::COUNTERS) {
+            attributes.counters = given.get8(Qpc::COUNTER_SET_ID);
+        }
+        let connected = matches!(service, Service::Connected(_));
+        if wants(optional::PATH) && connected {
+            attributes.route = engine.port().route(&address(&path)).ok_or(Status::BadIndex)?;
+        }
+        match sequence {
+            Sequence::Keep => {}
+            Sequence::Receive => {
+                attributes.receive_psn = given.get32(Qpc::NEXT_RCV_PSN);
+                attributes.remote_qp = given.get32(Qpc::REMOTE_QPN);
+                attributes.mtu = mtu(given.get8(Qpc::MTU), connected)?;
+            }
+            Sequence::Send => attributes.send_psn = given.get32(Qpc::NEXT_SEND_PSN),
+        }
+        Ok(attributes)
+    }
+
+    /// What a queue pair is made of may still change when it leaves reset.
+    fn rewire(&mut self, engine: &mut Engine, number: u32, given: &View<'_, Qpc>) -> Result<()> {
+        let pd = given.get32(Qpc::PD);
+        if pd != 0 {
+            self.resources.require_pd(pd)?;
+        }
+        let (send_cq, receive_cq) = (given.get32(Qpc::CQN_SND), given.get32(Qpc::CQN_RCV));
+        for cq in [send_cq, receive_cq] {
+            if cq != 0 {
+                engine.cq_progress(cq)?;
+            }
+        }
+        let srq = given.get32(Qpc::SRQN_RMPN_XRQN);
+        let shares = matches!(engine.qp_setup(number)?.receive, ReceiveQueue::Shared(_)) && srq != 0;
+        if shares {
+            engine.srq_progress(srq)?;
+        }
+        let doorbell = given.get(Qpc::DBR_ADDR);
+        Ok(engine.rewire_qp(number, |setup: &mut QpSetup| {
+            let keep = |new: u32, old: u32| if new != 0 { new } else { old };
+            setup.pd = keep(pd, setup.pd);
+            setup.send_cq = keep(send_cq, setup.send_cq);
+            setup.receive_cq = keep(receive_cq, setup.receive_cq);
+            setup.doorbell = if doorbell != 0 { doorbell } else { setup.doorbell };
+            if shares {
+                setup.receive = ReceiveQueue::Shared(srq);
+            }
+        })?)
+    }
+
+    /// Keeps the context that QUERY_QP shows up to date.
+    fn remember(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
+        let Some(known) = self.qps.get_mut(&number) else { return };
+        let Some(mut context) = ViewMut::<Qpc>::new(&mut known.context) else { return };
+        let mut take = |bit: u32, fields: &[Field<Qpc>]| {
+            if changes & bit != 0 {
+                for field in fields {
+                    context.set(*field, given.get(*field));
+                }
+            }
+        };
+        take(optional::REMOTE_READ, &[Qpc::RRE]);
+        take(optional::REMOTE_WRITE, &[Qpc::RWE]);
+        take(optional::REMOTE_ATOMIC, &[Qpc::RAE]);
+        take(optional::QKEY, &[Qpc::Q_KEY]);
+        take(optional::RNR_TIMER, &[Qpc::MIN_RNR_NAK]);
+        take(optional::MAX_REQUESTED, &[Qpc::LOG_SRA_MAX]);
+        take(optional::MAX_RESPONDING, &[Qpc::LOG_RRA_MAX]);
+        take(optional::RETRY_COUNT, &[Qpc::RETRY_COUNT]);
+        take(optional::RNR_RETRY, &[Qpc::RNR_RETRY]);
+        take(optional::COUNTERS, &[Qpc::COUNTER_SET_ID]);
+        take(optional::SRQ, &[Qpc::SRQN_RMPN_XRQN]);
+        take(optional::RECEIVE_CQ, &[Qpc::CQN_RCV]);
+        match sequence {
+            Sequence::Keep => {}
+            Sequence::Receive => {
+                take(u32::MAX, &[Qpc::REMOTE_QPN, Qpc::NEXT_RCV_PSN, Qpc::MTU, Qpc::LOG_MSG_MAX])
+            }
+            Sequence::Send => take(u32::MAX, &[Qpc::NEXT_SEND_PSN, Qpc::LOG_ACK_REQ_FREQ]),
+        }
+        let from = given.part(Qpc::PRIMARY_ADDRESS_PATH);
+        let mut path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
+        let (pkey, timeout, port) = (
+            path.get(AddressPath::PKEY_INDEX),
+            path.get(AddressPath::ACK_TIMEOUT),
+            path.get(AddressPath::VHCA_PORT_NUM),
+        );
+        if changes & optional::PATH != 0 {
+            path.fill(from.raw()).set(AddressPath::PKEY_INDEX, pkey).set(AddressPath::ACK_TIMEOUT, timeout);
+            path.set(AddressPath::VHCA_PORT_NUM, port);
+        }
+        if changes & optional::PKEY != 0 {
+            path.set(AddressPath::PKEY_INDEX, from.get(AddressPath::PKEY_INDEX));
+            path.set(AddressPath::VHCA_PORT_NUM, from.get(AddressPath::VHCA_PORT_NUM));
+        }
+        if changes & optional::ACK_TIMEOUT != 0 {
+            path.set(AddressPath::ACK_TIMEOUT, from.get(AddressPath::ACK_TIMEOUT));
+        }
+    }
+}
+
+/// The path MTU of a code; queue pairs without a path don't look at it.
+fn mtu(code: u8, connected: bool) -> Result<u32> {
+    match code {
+        1..=5 => Ok(128 << code),
+        _ if connected => Err(Status::BadParameter),
+        _ => Ok(4096),
+    }
+}

@@ -1,0 +1,18 @@
+//! A ConnectX in software.
+//!
+//! Three parts, each of which stands alone: [`engine`] moves messages between queue pairs over any memory; `firmware` is the command interface
+//! through which a driver makes the engine's objects; `shell` is the PCI function around both, served to a virtual machine over vfio-user.
+//! [`Fabric`] joins devices.
+#![recursion_limit = "256"]
+
+mod device;
+pub mod engine;
+mod fabric;
+mod firmware;
+pub mod memory;
+mod shell;
+
+pub use device::Setup;
+pub use engine::Link;
+pub use fabric::{Fabric, Faults};
+pub use shell::Server;

@@ -1,0 +1,84 @@
+//! Serves cards over vfio-user: one socket per card, all cards on one fabric.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use bareverbs_hca::{Fabric, Faults, Link, Server, Setup};
+use clap::{Parser, ValueEnum};
+
+#[derive(Clone, Copy, ValueEnum)]
+enum PortType {
+    /// InfiniBand.
+    Ib,
+    /// RDMA over Ethernet, with a netdev.
+    Roce,
+}
+
+/// A ConnectX in software, for QEMU's vfio-user-pci.
+#[derive(Parser)]
+#[command(name = "bareverbs-hca", version)]
+struct Arguments {
+    /// The kind of all ports.
+    #[arg(long, value_enum, default_value = "ib")]
+    port: PortType,
+    /// Log commands and mappings to standard error.
+    #[arg(long)]
+    verbose: bool,
+    /// Packets to lose, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    loss: u16,
+    /// Packets to deliver twice, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    duplication: u16,
+    /// Packets to deliver late, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    reordering: u16,
+    /// Which of all sequences of faults.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Record packets as RoCE v2 and frames as they are.
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// A socket for each card.
+    #[arg(required = true, value_name = "SOCKET")]
+    sockets: Vec<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bareverbs-hca: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let link = match arguments.port {
+        PortType::Ib => Link::InfiniBand,
+        PortType::Roce => Link::Ethernet,
+    };
+    let faults = Faults {
+        loss: arguments.loss,
+        duplication: arguments.duplication,
+        reordering: arguments.reordering,
+        seed: arguments.seed,
+    };
+    let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
+    let mut servers = Vec::new();
+    for (index, path) in arguments.sockets.iter().enumerate() {
+        let index = u8::try_from(index).context("a fabric has at most 256 cards")?;
+        let setup = Setup { link, index, verbose: arguments.verbose };
+        servers
+            .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
+    }
+    println!("ready");
+    std::thread::scope(|scope| {
+        for server in &servers {
+            scope.spawn(|| eprintln!("bareverbs-hca: {}", server.serve()));
+        }
+    });
+    Ok(())
+}

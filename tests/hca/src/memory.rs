@@ -1,0 +1,7 @@
+//! Guest memory: reachable only through mappings that are checked on every access.
+
+mod copy;
+mod map;
+
+pub(crate) use map::MAX_REGIONS;
+pub use map::{DmaFault, DmaMap, MapError};

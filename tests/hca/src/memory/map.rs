@@ -1,0 +1,348 @@
+//! The table of mapped guest memory.
+
+use std::ffi::c_void;
+use std::fmt;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use rustix::fs::fstat;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+use super::copy::{into_shared, out_of_shared};
+
+/// An access touched memory that isn't mapped, or is mapped read-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmaFault {
+    /// Where the refused access began.
+    pub address: u64,
+}
+
+impl fmt::Display for DmaFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no guest memory mapped for this access at {:#x}", self.address)
+    }
+}
+
+impl std::error::Error for DmaFault {}
+
+/// Why a mapping was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// Zero length, or an end beyond the address space.
+    Range,
+    /// A part of the range is mapped already.
+    Overlap,
+    /// The file is shorter than what should be mapped.
+    File,
+    /// More mappings than the table may hold.
+    Full,
+    /// The kernel refused, with this errno.
+    Os(i32),
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Range => write!(f, "the range is empty or leaves the address space"),
+            Self::Overlap => write!(f, "a part of the range is mapped already"),
+            Self::File => write!(f, "the file is shorter than the range"),
+            Self::Full => write!(f, "too many mappings"),
+            Self::Os(errno) => write!(f, "mmap failed with errno {errno}"),
+        }
+    }
+}
+
+impl std::error::Error for MapError {}
+
+/// How many mappings a peer may make.
+pub(crate) const MAX_REGIONS: usize = 65_535;
+
+struct Region {
+    start: u64,
+    length: u64,
+    memory: Backing,
+    writable: bool,
+}
+
+enum Backing {
+    /// Announced without a file: it cannot be read.
+    Absent,
+    /// Mapped here, to be unmapped with the region.
+    Owned(NonNull<u8>),
+    /// Memory of this process that outlives the map.
+    Lent(NonNull<u8>),
+}
+
+// SAFETY: the pointers are to shared mappings that any thread may access; all accesses are volatile copies.
+unsafe impl Send for Region {}
+
+impl Region {
+    fn end(&self) -> u64 {
+        self.start + self.length
+    }
+
+    fn base(&self) -> Option<NonNull<u8>> {
+        match self.memory {
+            Backing::Absent => None,
+            Backing::Owned(base) | Backing::Lent(base) => Some(base),
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Backing::Owned(base) = self.memory {
+            // SAFETY: `base` and `length` are those of one of our own mmap calls, and no pointer into it leaves this module.
+            let unmapped = unsafe { munmap(base.as_ptr().cast::<c_void>(), self.length as usize) };
+            debug_assert!(unmapped.is_ok());
+        }
+    }
+}
+
+/// Guest memory by guest address. Every access is looked up and bounded; what isn't mapped is a [`DmaFault`], never undefined.
+#[derive(Default)]
+pub struct DmaMap {
+    /// Sorted by start, disjoint.
+    regions: Vec<Region>,
+}
+
+impl DmaMap {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Maps `length` bytes of `file` from `offset` at the guest address `start`.
+    pub fn map_file(
+        &mut self,
+        start: u64,
+        length: u64,
+        file: impl AsFd,
+        offset: u64,
+        writable: bool,
+    ) -> Result<(), MapError> {
+        let at = self.place(start, length)?;
+        let size = fstat(&file).map_err(|error| MapError::Os(error.raw_os_error()))?.st_size as u64;
+        if offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(MapError::File);
+        }
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
+        // SAFETY: a new shared mapping at an address of the kernel's choice disturbs no memory of ours.
+        let base = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset) }
+            .map_err(|error| MapError::Os(error.raw_os_error()))?;
+        let base = NonNull::new(base.cast()).ok_or(MapError::Os(0))?;
+        self.regions.insert(at, Region { start, length, memory: Backing::Owned(base), writable });
+        Ok(())
+    }
+
+    /// Maps fresh zeroed memory of this process, for use without a guest.
+    pub fn map_zeroed(&mut self, start: u64, length: u64) -> Result<(), MapError> {
+        let at = self.place(start, length)?;
+        let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
+        // SAFETY: as in `map_file`.
+        let base = unsafe {
+            mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }
+        .map_err(|error| MapError::Os(error.raw_os_error()))?;
+        let base = NonNull::new(base.cast()).ok_or(MapError::Os(0))?;
+        self.regions.insert(at, Region { start, length, memory: Backing::Owned(base), writable: true });
+        Ok(())
+    }
+
+    /// Maps memory of this process at its own address, so that a program in the same process can be the "driver".
+    ///
+    /// # Safety
+    /// The memory must stay valid for reads and writes until it is unmapped here or the map is dropped, and nobody may hold a Rust reference to
+    /// it while the engine runs.
+    pub unsafe fn map_own(&mut self, memory: NonNull<u8>, length: u64) -> Result<(), MapError> {
+        let start = memory.as_ptr().expose_provenance() as u64;
+        let at = self.place(start, length)?;
+        self.regions.insert(at, Region { start, length, memory: Backing::Lent(memory), writable: true });
+        Ok(())
+    }
+
+    /// Notes a range that exists but has no memory behind it, such as a ROM that the peer keeps to itself.
+    pub fn map_absent(&mut self, start: u64, length: u64) -> Result<(), MapError> {
+        let at = self.place(start, length)?;
+        self.regions.insert(at, Region { start, length, memory: Backing::Absent, writable: false });
+        Ok(())
+    }
+
+    /// Unmaps every mapping that lies wholly in the range; how many there were.
+    pub fn unmap(&mut self, start: u64, length: u64) -> usize {
+        let end = start.saturating_add(length);
+        let before = self.regions.len();
+        self.regions.retain(|region| region.start < start || region.end() > end);
+        before - self.regions.len()
+    }
+
+    /// Unmaps everything.
+    pub fn clear(&mut self) {
+        self.regions.clear();
+    }
+
+    fn place(&self, start: u64, length: u64) -> Result<usize, MapError> {
+        if length == 0 || start.checked_add(length).is_none() {
+            return Err(MapError::Range);
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MapError::Full);
+        }
+        let at = self.regions.partition_point(|region| region.end() <= start);
+        match self.regions.get(at) {
+            Some(next) if next.start < start + length => Err(MapError::Overlap),
+            _ => Ok(at),
+        }
+    }
+
+    /// The memory behind an address and how many bytes of it follow.
+    fn find(&self, address: u64, write: bool) -> Result<(NonNull<u8>, usize), DmaFault> {
+        let at = self.regions.partition_point(|region| region.end() <= address);
+        let region = self.regions.get(at).filter(|region| region.start <= address);
+        let region = region.filter(|region| region.writable || !write).ok_or(DmaFault { address })?;
+        let base = region.base().ok_or(DmaFault { address })?;
+        let offset = (address - region.start) as usize;
+        // SAFETY: the offset is below the region's length, so the pointer stays inside its mapping.
+        Ok((unsafe { base.add(offset) }, (region.length as usize) - offset))
+    }
+
+    /// Copies guest memory into `to`. On a fault a part may have been copied.
+    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), DmaFault> {
+        let (mut address, mut to) = (address, to);
+        while !to.is_empty() {
+            let (memory, available) = self.find(address, false)?;
+            let (now, rest) = to.split_at_mut(available.min(to.len()));
+            // SAFETY: `find` answered that at least `now.len()` bytes of a live mapping follow.
+            unsafe { out_of_shared(memory.as_ptr(), now) };
+            address = address.checked_add(now.len() as u64).ok_or(DmaFault { address })?;
+            to = rest;
+        }
+        Ok(())
+    }
+
+    /// Copies `from` into guest memory. On a fault a part may have been copied.
+    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DmaFault> {
+        let (mut address, mut from) = (address, from);
+        while !from.is_empty() {
+            let (memory, available) = self.find(address, true)?;
+            let (now, rest) = from.split_at(available.min(from.len()));
+            // SAFETY: `find` answered that at least `now.len()` bytes of a live, writable mapping follow.
+            unsafe { into_shared(memory.as_ptr(), now) };
+            address = address.checked_add(now.len() as u64).ok_or(DmaFault { address })?;
+            from = rest;
+        }
+        Ok(())
+    }
+
+    /// Writes an entry whose last byte tells the guest that the rest is there.
+    pub(crate) fn publish(&self, address: u64, entry: &[u8]) -> Result<(), DmaFault> {
+        let (last, body) = entry.split_last().ok_or(DmaFault { address })?;
+        self.write(address, body)?;
+        fence(Ordering::Release);
+        self.write(address + body.len() as u64, &[*last])
+    }
+
+    /// Reads a big-endian word.
+    pub(crate) fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
+        let mut bytes = [0; 4];
+        self.read(address, &mut bytes)?;
+        Ok(u32::from_be_bytes(bytes))
+    }
+
+    /// Replaces the eight bytes at an aligned address with what `change` makes of them, atomically towards other CPUs; the old ones.
+    pub(crate) fn update_u64(&self, address: u64, change: impl Fn(u64) -> u64) -> Result<u64, DmaFault> {
+        let (memory, available) = self.find(address, true)?;
+        let pointer = memory.as_ptr().cast::<u64>();
+        if available < size_of::<u64>() || !pointer.is_aligned() {
+            return Err(DmaFault { address });
+        }
+        // SAFETY: aligned, eight bytes of a live writable mapping follow, and every other access of ours is volatile or atomic too.
+        let word = unsafe { AtomicU64::from_ptr(pointer) };
+        let mut old = word.load(Ordering::Acquire);
+        while let Err(now) = word.compare_exchange(old, change(old), Ordering::AcqRel, Ordering::Acquire) {
+            old = now;
+        }
+        Ok(old)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn page(start: u64) -> DmaMap {
+        let mut map = DmaMap::new();
+        map.map_zeroed(start, 0x1000).unwrap();
+        map
+    }
+
+    #[test]
+    fn what_is_not_mapped_faults() {
+        let map = page(0x1000);
+        assert_eq!(map.read(0xfff, &mut [0; 1]), Err(DmaFault { address: 0xfff }));
+        assert_eq!(map.read(0x1fff, &mut [0; 2]), Err(DmaFault { address: 0x2000 }));
+        assert_eq!(map.write(u64::MAX, &[0; 2]), Err(DmaFault { address: u64::MAX }));
+    }
+
+    #[test]
+    fn an_access_may_cross_into_the_next_mapping() {
+        let mut map = page(0x1000);
+        map.map_zeroed(0x2000, 0x1000).unwrap();
+        map.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
+        let mut back = [0; 4];
+        map.read(0x1ffe, &mut back).unwrap();
+        assert_eq!(back, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn mappings_may_not_overlap_or_wrap() {
+        let mut map = page(0x1000);
+        assert_eq!(map.map_zeroed(0x1800, 0x1000), Err(MapError::Overlap));
+        assert_eq!(map.map_zeroed(0x800, 0x1000), Err(MapError::Overlap));
+        assert_eq!(map.map_zeroed(u64::MAX, 2), Err(MapError::Range));
+        assert_eq!(map.map_zeroed(0x3000, 0), Err(MapError::Range));
+    }
+
+    #[test]
+    fn one_unmap_may_cover_several_mappings_but_never_cuts_one() {
+        let mut map = page(0x1000);
+        map.map_zeroed(0x2000, 0x1000).unwrap();
+        assert_eq!(map.unmap(0x1800, 0x10000), 1);
+        assert_eq!(map.unmap(0, u64::MAX), 1);
+        assert!(map.read(0x1000, &mut [0]).is_err());
+    }
+
+    #[test]
+    fn ranges_without_memory_are_known_but_unreadable() {
+        let mut map = DmaMap::new();
+        map.map_absent(0xc_0000, 0x1000).unwrap();
+        assert!(map.read(0xc_0000, &mut [0]).is_err());
+        assert_eq!(map.unmap(0xc_0000, 0x1000), 1);
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_is_refused() {
+        let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 0x1000).unwrap();
+        let mut map = DmaMap::new();
+        assert_eq!(map.map_file(0, 0x2000, &file, 0, true), Err(MapError::File));
+        assert_eq!(map.map_file(0, 0x1000, &file, u64::MAX, true), Err(MapError::File));
+        map.map_file(0, 0x1000, &file, 0, false).unwrap();
+        assert!(map.read(0, &mut [0]).is_ok());
+        assert!(map.write(0, &[0]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_back_as_written_at_any_alignment(at in 0u64..64, bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let map = page(0x1000);
+            map.write(0x1000 + at, &bytes).unwrap();
+            let mut back = vec![0; bytes.len()];
+            map.read(0x1000 + at, &mut back).unwrap();
+            prop_assert_eq!(back, bytes);
+        }
+    }
+}

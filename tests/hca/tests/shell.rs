@@ -1,0 +1,164 @@
+//! The card as a virtual machine monitor sees it: messages on a vfio-user socket.
+
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bareverbs_hca::{Fabric, Link, Server, Setup};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{pread, pwrite};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+const VERSION: u16 = 1;
+const DMA_MAP: u16 = 2;
+const DMA_UNMAP: u16 = 3;
+const DEVICE_GET_REGION_INFO: u16 = 5;
+const REGION_READ: u16 = 9;
+const REGION_WRITE: u16 = 10;
+
+/// A card of its own for each test; the thread that serves it lives as long as the process.
+fn card() -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path = std::env::temp_dir().join(format!("bareverbs-hca-test-{}-{number}", std::process::id()));
+    let setup = Setup { link: Link::InfiniBand, index: 0, verbose: false };
+    let server = Server::bind(&path, setup, &Fabric::new()).unwrap();
+    std::thread::spawn(move || server.serve());
+    path
+}
+
+fn connect(path: &PathBuf) -> UnixStream {
+    let socket = UnixStream::connect(path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket
+}
+
+/// Sends a request and returns the errno and body of its answer.
+fn ask(socket: &UnixStream, command: u16, body: &[u8], fd: Option<BorrowedFd<'_>>) -> (u32, Vec<u8>) {
+    let mut bytes = vec![7, 0];
+    bytes.extend_from_slice(&command.to_le_bytes());
+    bytes.extend_from_slice(&(16 + body.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&[0; 8]);
+    bytes.extend_from_slice(body);
+    let fds: Vec<_> = fd.into_iter().collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::empty()).unwrap();
+    assert_eq!(sent, bytes.len());
+    let mut header = [0; 16];
+    (&*socket).read_exact(&mut header).unwrap();
+    assert_eq!(header[..2], [7, 0]);
+    let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+    let mut body = vec![0; word(4) as usize - 16];
+    (&*socket).read_exact(&mut body).unwrap();
+    (word(12), body)
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn transfer(offset: u64, region: u32, count: u32) -> Vec<u8> {
+    [offset.to_le_bytes().to_vec(), words(&[region, count])].concat()
+}
+
+fn mapping(address: u64, length: u64) -> Vec<u8> {
+    [
+        words(&[32, 3]),
+        0u64.to_le_bytes().to_vec(),
+        address.to_le_bytes().to_vec(),
+        length.to_le_bytes().to_vec(),
+    ]
+    .concat()
+}
+
+fn memory() -> OwnedFd {
+    let memory = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&memory, 0x10_000).unwrap();
+    memory
+}
+
+#[test]
+fn a_monitor_finds_version_regions_and_identity() {
+    let socket = connect(&card());
+    let (errno, body) = ask(&socket, VERSION, b"\0\0\0\0{}\0", None);
+    assert_eq!((errno, &body[..4]), (0, &[0; 4][..]));
+    let (_, info) = ask(&socket, DEVICE_GET_REGION_INFO, &words(&[32, 0, 0, 0, 0, 0, 0, 0]), None);
+    assert_eq!(u64::from_le_bytes(info[16..24].try_into().unwrap()), 32 << 20);
+    let (_, identity) = ask(&socket, REGION_READ, &transfer(0, 7, 4), None);
+    assert_eq!(identity[16..], [0xb3, 0x15, 0x17, 0x10]);
+}
+
+#[test]
+fn a_command_in_mapped_memory_is_executed_and_unmapped_memory_is_not_touched() {
+    const ENABLE_HCA: [u8; 2] = [0x01, 0x04];
+    let socket = connect(&card());
+    let memory = memory();
+    assert_eq!(ask(&socket, DMA_MAP, &mapping(0x4000_0000, 0x10_000), Some(memory.as_fd())).0, 0);
+    let mut slot = [0; 64];
+    slot[0] = 7;
+    slot[7] = 16;
+    slot[16..18].copy_from_slice(&ENABLE_HCA);
+    slot[59] = 16;
+    slot[63] = 1;
+    pwrite(&memory, &slot, 0).unwrap();
+    let doorbell = |value: [u8; 4], at: u64| [transfer(at, 0, 4), value.to_vec()].concat();
+    ask(&socket, REGION_WRITE, &doorbell([0; 4], 0x10), None);
+    ask(&socket, REGION_WRITE, &doorbell([0x40, 0, 0, 0], 0x14), None);
+    ask(&socket, REGION_WRITE, &doorbell([0, 0, 0, 1], 0x18), None);
+    let mut owner = [9];
+    pread(&memory, &mut owner, 63).unwrap();
+    assert_eq!(owner, [0]);
+
+    pwrite(&memory, &[1], 63).unwrap();
+    let (errno, _) = ask(
+        &socket,
+        DMA_UNMAP,
+        &mapping(0x4000_0000, 0x10_000)[..8]
+            .iter()
+            .copied()
+            .chain(0x4000_0000u64.to_le_bytes())
+            .chain(0x10_000u64.to_le_bytes())
+            .collect::<Vec<_>>(),
+        None,
+    );
+    assert_eq!(errno, 0);
+    ask(&socket, REGION_WRITE, &doorbell([0, 0, 0, 1], 0x18), None);
+    pread(&memory, &mut owner, 63).unwrap();
+    assert_eq!(owner, [1]);
+}
+
+#[test]
+fn mappings_that_make_no_sense_are_refused_and_the_connection_lives() {
+    let socket = connect(&card());
+    let memory = memory();
+    assert_ne!(ask(&socket, DMA_MAP, &mapping(0, 0x20_000), Some(memory.as_fd())).0, 0);
+    assert_ne!(ask(&socket, DMA_MAP, &mapping(0, 0), Some(memory.as_fd())).0, 0);
+    assert_ne!(ask(&socket, DMA_MAP, &mapping(u64::MAX, 0x1000), Some(memory.as_fd())).0, 0);
+    assert_eq!(ask(&socket, DMA_MAP, &mapping(0, 0x1000), Some(memory.as_fd())).0, 0);
+    assert_ne!(ask(&socket, DMA_MAP, &mapping(0x800, 0x1000), Some(memory.as_fd())).0, 0);
+    for command in 0..40 {
+        for length in [0, 3, 16, 40] {
+            ask(&socket, command, &vec![0xff; length], None);
+        }
+    }
+    assert_eq!(ask(&socket, REGION_READ, &transfer(0, 7, 4), None).0, 0);
+}
+
+#[test]
+fn after_garbage_or_a_hang_up_the_next_monitor_is_served() {
+    let path = card();
+    let mut socket = connect(&path);
+    socket.write_all(&[0xff; 64]).unwrap();
+    assert_eq!(socket.read(&mut [0; 16]).unwrap_or(0), 0);
+    drop(connect(&path));
+    let socket = connect(&path);
+    assert_eq!(ask(&socket, VERSION, b"\0\0\0\0{}\0", None).0, 0);
+}
