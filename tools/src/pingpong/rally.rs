@@ -77,6 +77,11 @@ impl Rally {
         self.received
     }
 
+    /// Takes the send queue's only place, if it is free.
+    pub(crate) fn start_sending(&mut self) -> bool {
+        !std::mem::replace(&mut self.waiting_for_send, true)
+    }
+
     /// Requests that are posted and not complete.
     pub(crate) fn outstanding(&self) -> u64 {
         u64::from(self.posted_recvs) + u64::from(self.waiting_for_send)
@@ -102,7 +107,7 @@ impl Rally {
     fn take_turn(&mut self) -> bool {
         let turn = self.sent < self.messages && !self.waiting_for_send && !self.waiting_for_recv;
         if turn {
-            self.waiting_for_send = true;
+            self.start_sending();
             self.waiting_for_recv = true;
         }
         turn
