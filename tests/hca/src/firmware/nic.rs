@@ -159,7 +159,10 @@ impl Firmware {
         let wq = context.part(Rqc::WQ);
         let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
         let pd = wq.get32(Wq::PD);
-        self.resources.require_pd(pd)?;
+        // The driver's queue for dropped frames has no buffers, and no domain.
+        if pd != 0 {
+            self.resources.require_pd(pd)?;
+        }
         let setup = RqSetup {
             ring: ring(request, &wq)?,
             log_size,
