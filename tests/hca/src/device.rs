@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::engine::{Engine, EventKind, Interrupts, Link, Port};
-use crate::fabric::{Addresses, Doorbell, Fabric, Mail, Mailbox};
+use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port};
+use crate::fabric::{Addresses, Fabric, Mail, Mailbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
 use crate::memory::{DmaMap, MapError};
 
@@ -70,8 +70,8 @@ impl Device {
     }
 
     /// Leaves a note for the thread.
-    pub(crate) fn ring(&self, doorbell: Doorbell) {
-        self.shared.mailbox.post(|mail| mail.doorbells.push(doorbell));
+    pub(crate) fn ring(&self, uar: u32, doorbell: Doorbell) {
+        self.shared.mailbox.post(|mail| mail.doorbells.push((uar, doorbell)));
     }
 
     /// Executes the commands in these slots of the queue.
@@ -187,8 +187,10 @@ impl Shared {
             let Card { engine, firmware } = &mut *guard;
             let now = self.now();
             engine.set_time(now);
-            for doorbell in mail.doorbells.drain(..) {
-                ring(engine, firmware, doorbell);
+            for (uar, doorbell) in mail.doorbells.drain(..) {
+                if may_ring(firmware, uar, &doorbell) {
+                    engine.ring(doorbell);
+                }
             }
             for packet in mail.packets.drain(..) {
                 if engine.port().up && engine.port().answers_to(&packet.route) {
@@ -224,16 +226,11 @@ impl Shared {
     }
 }
 
-/// Follows a doorbell, if it was rung on the page that the object belongs to.
-fn ring(engine: &mut Engine, firmware: &Firmware, doorbell: Doorbell) {
-    match doorbell {
-        Doorbell::Send { uar, qp } if firmware.may_ring(qp, uar) => engine.ring_qp(qp),
-        Doorbell::ArmCq { uar, cq, consumer, solicited } if firmware.may_arm(cq, uar) => {
-            engine.arm_cq(cq, consumer, solicited);
-        }
-        Doorbell::Eq { uar, eq, consumer, arm } if firmware.may_serve(eq, uar) => {
-            engine.eq_consumed(eq, consumer, arm);
-        }
-        _ => {}
+/// Whether a doorbell was rung on the page that its object belongs to.
+fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
+    match *doorbell {
+        Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),
+        Doorbell::ArmCq { cq, .. } => firmware.may_arm(cq, uar),
+        Doorbell::Eq { eq, .. } => firmware.may_serve(eq, uar),
     }
 }

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
+use crate::engine::Doorbell;
 use crate::engine::packet::{Link, Packet};
 pub use faults::Faults;
 use faults::Injector;
@@ -31,18 +32,11 @@ pub(crate) struct Addresses {
     pub(crate) mac: [u8; 6],
 }
 
-/// Something for a device's own thread to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Doorbell {
-    Send { uar: u32, qp: u32 },
-    ArmCq { uar: u32, cq: u32, consumer: u32, solicited: bool },
-    Eq { uar: u32, eq: u32, consumer: u32, arm: bool },
-}
-
 /// What waits for a device.
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
-    pub(crate) doorbells: Vec<Doorbell>,
+    /// Each with the UAR page on which it was rung.
+    pub(crate) doorbells: Vec<(u32, Doorbell)>,
     pub(crate) packets: VecDeque<Packet>,
     pub(crate) frames: VecDeque<Vec<u8>>,
     pub(crate) stop: bool,

@@ -2,7 +2,7 @@
 //!
 //! Three parts, each of which stands alone: [`engine`] moves messages between queue pairs over any memory; `firmware` is the command interface
 //! through which a driver makes the engine's objects; `shell` is the PCI function around both, served to a virtual machine over vfio-user.
-//! [`Fabric`] joins devices.
+//! [`Fabric`] joins devices. [`PlainCard`] is the engine alone, over memory of this process.
 #![recursion_limit = "256"]
 
 mod device;
@@ -10,9 +10,11 @@ pub mod engine;
 mod fabric;
 mod firmware;
 pub mod memory;
+mod plain;
 mod shell;
 
 pub use device::Setup;
 pub use engine::Link;
 pub use fabric::{Fabric, Faults};
+pub use plain::{Memory, PlainCard};
 pub use shell::Server;

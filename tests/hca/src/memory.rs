@@ -2,6 +2,8 @@
 
 mod copy;
 mod map;
+mod own;
 
 pub(crate) use map::MAX_REGIONS;
 pub use map::{DmaFault, DmaMap, MapError};
+pub(crate) use own::OwnMemory;

@@ -6,7 +6,7 @@ use crate::memory::DmaMap;
 const COUNTER_MASK: u32 = 0xff_ffff;
 
 /// What a completion queue is made of.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CqSetup {
     /// The entries' buffer.
     pub ring: Ring,
@@ -149,6 +149,9 @@ pub(crate) struct Cq {
     /// The producer index after the last entry that a solicited arm waits for.
     solicited: u32,
     armed: Armed,
+    /// The sequence number of the latest arming, and of the latest that an event answered.
+    sequence: u8,
+    answered: Option<u8>,
     /// Whether entries were lost; nothing is written any more.
     pub(crate) failed: bool,
     pub(crate) moderation: Moderation,
@@ -187,7 +190,17 @@ pub(crate) enum Outcome {
 
 impl Cq {
     pub(crate) fn new(setup: CqSetup, moderation: Moderation) -> Self {
-        Self { setup, producer: 0, consumer: 0, solicited: 0, armed: Armed::No, failed: false, moderation }
+        Self {
+            setup,
+            producer: 0,
+            consumer: 0,
+            solicited: 0,
+            armed: Armed::No,
+            sequence: 0,
+            answered: None,
+            failed: false,
+            moderation,
+        }
     }
 
     fn size(&self) -> u32 {
@@ -255,6 +268,7 @@ impl Cq {
     }
 
     fn disarm(&mut self) {
+        self.answered = Some(self.sequence);
         self.armed = Armed::No;
         self.moderation.waiting = 0;
         self.moderation.deadline = None;
@@ -270,10 +284,17 @@ impl Cq {
     }
 
     /// The driver rang the arm doorbell.
-    pub(crate) fn arm(&mut self, consumer: u32, solicited_only: bool, now: u64) -> Outcome {
+    pub(crate) fn arm(&mut self, consumer: u32, solicited_only: bool, sequence: u8, now: u64) -> Outcome {
         self.consumer = consumer & COUNTER_MASK;
-        self.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
-        let news = if solicited_only {
+        if self.answered == Some(sequence) {
+            return Outcome::Quiet;
+        }
+        // Whoever waits for any completion isn't satisfied with less by asking again.
+        if !(self.armed == Armed::Any && self.sequence == sequence) {
+            self.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
+        }
+        self.sequence = sequence;
+        let news = if self.armed == Armed::Solicited {
             let unread = self.solicited.wrapping_sub(self.consumer) & COUNTER_MASK;
             unread != 0 && unread <= self.outstanding()
         } else {

@@ -219,7 +219,7 @@ pub struct Global {
 }
 
 /// How a packet finds its way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     /// The sender's LID; 0 on Ethernet.
     pub source_lid: u16,

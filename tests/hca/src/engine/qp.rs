@@ -68,9 +68,10 @@ impl State {
 }
 
 /// Where receive work requests come from.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum ReceiveQueue {
     /// Nowhere.
+    #[default]
     None,
     /// The queue pair's own ring.
     Own {
@@ -84,7 +85,7 @@ pub enum ReceiveQueue {
 }
 
 /// What stays the same over a queue pair's life.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct QpSetup {
     /// What it is for.
     pub service: Service,
@@ -149,6 +150,37 @@ pub struct QpAttributes {
     pub receive_psn: u32,
     /// Counter set.
     pub counters: u8,
+}
+
+impl Default for Service {
+    fn default() -> Self {
+        Self::Connected(Transport::Rc)
+    }
+}
+
+impl Default for QpAttributes {
+    /// What a queue pair starts with, before transitions say otherwise: no rights, no patience.
+    fn default() -> Self {
+        Self {
+            mtu: 4096,
+            remote_qp: 0,
+            route: Route::default(),
+            pkey: 0xffff,
+            qkey: 0,
+            remote_read: false,
+            remote_write: false,
+            remote_atomic: false,
+            max_requested: 1,
+            max_responding: 1,
+            min_rnr_timer: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+            ack_timeout: 0,
+            send_psn: 0,
+            receive_psn: 0,
+            counters: 0,
+        }
+    }
 }
 
 /// A queue pair.

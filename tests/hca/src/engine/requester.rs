@@ -66,6 +66,8 @@ pub(crate) struct Requester {
     sent: VecDeque<Sent>,
     /// The next packet to emit: which of `sent`, which packet of it.
     cursor: (usize, u32),
+    /// A work request that came through a BlueFlame buffer.
+    offered: Option<Box<[u8]>>,
     /// Which work request `work` holds.
     loaded: Option<u16>,
     pub(super) work: Work,
@@ -89,6 +91,20 @@ impl Requester {
         self.next_psn = attributes.send_psn;
         self.oldest_psn = attributes.send_psn;
         self.refill(attributes);
+    }
+
+    /// Keeps a work request that need not be read from the ring.
+    pub(crate) fn offer(&mut self, wqe: Box<[u8]>) {
+        self.offered = Some(wqe);
+    }
+
+    /// The offered work request, if it is the one with this index and whole.
+    fn take_offered(&mut self, index: u16) -> Option<Box<[u8]>> {
+        let wqe = self.offered.as_ref()?;
+        let control: [u8; 16] = wqe.get(..16)?.try_into().ok()?;
+        let fits = u16::from_be_bytes([control[1], control[2]]) == index
+            && usize::from(units(&control)) * 16 <= wqe.len();
+        if fits { self.offered.take() } else { None }
     }
 
     fn refill(&mut self, attributes: &QpAttributes) {
@@ -185,7 +201,11 @@ fn load(
         if after.is_empty() { Ok(()) } else { qp.setup.ring.read(&core.memory, qp.setup.send_offset, after) }
     };
     let mut control = [0; 16];
-    read(first, &mut control)?;
+    let offered = qp.requester.take_offered(index);
+    match &offered {
+        Some(wqe) => control.copy_from_slice(&wqe[..16]),
+        None => read(first, &mut control)?,
+    }
     let work = &mut qp.requester.work;
     qp.requester.loaded = None;
     work.begin(index, &control);
@@ -195,7 +215,10 @@ fn load(
         return Ok(Err(wqe::Malformed));
     }
     work.bytes.resize(length, 0);
-    read(first, &mut work.bytes)?;
+    match &offered {
+        Some(wqe) => work.bytes.copy_from_slice(&wqe[..length]),
+        None => read(first, &mut work.bytes)?,
+    }
     // The control segment may have changed since; what was checked counts.
     work.bytes[..16].copy_from_slice(&control);
     let parsed = work.parse(qp.setup.service);

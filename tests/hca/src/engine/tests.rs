@@ -1,5 +1,6 @@
 //! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a wire that may be bad.
 
 mod bench_pair;
+mod doorbells;
 mod hostile;
 mod transfers;

@@ -11,7 +11,7 @@ use super::layout::port::{ModifyNicVportContextIn, NicVportContext, QueryNicVpor
 use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
 use crate::engine::port::{GIDS, Gid};
 use crate::engine::table::Table;
-use crate::engine::{Engine, QpSetup, ReceiveQueue, RqSetup, Service, State};
+use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, RqSetup, Service, State};
 
 /// Where contexts and page lists begin in commands about work queues.
 const CONTEXT: usize = 0x20;
@@ -243,7 +243,7 @@ impl Firmware {
             xrcd: None,
             reserved_key: true,
         };
-        let number = engine.create_qp(setup, super::qps::first_attributes())?;
+        let number = engine.create_qp(setup, QpAttributes::default())?;
         self.nic.sqs.insert(number, (context.raw().to_vec(), state::RESET, uar));
         reply.object(number)
     }
@@ -262,7 +262,7 @@ impl Firmware {
             _ => State::Error,
         };
         if wanted != *state {
-            engine.move_qp(number, next, super::qps::first_attributes())?;
+            engine.move_qp(number, next, QpAttributes::default())?;
         }
         *state = wanted;
         Ok(())

@@ -5,7 +5,7 @@ use super::layout::command::{CreateQpIn, QueryQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::queues::PAGES;
 use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
-use crate::engine::packet::{PSN_MASK, Route, Transport};
+use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// What the firmware remembers of a queue pair.
@@ -33,37 +33,6 @@ fn service(kind: u8) -> Result<Service> {
         0xc => Service::KeyUpdates,
         _ => return Err(Status::BadParameter),
     })
-}
-
-/// What a queue pair starts with, before transitions say otherwise.
-pub(super) fn first_attributes() -> QpAttributes {
-    QpAttributes {
-        mtu: 4096,
-        remote_qp: 0,
-        route: Route {
-            source_lid: 0,
-            destination_lid: 0,
-            service_level: 0,
-            source_mac: [0; 6],
-            destination_mac: [0; 6],
-            udp_source: 0,
-            global: None,
-        },
-        pkey: 0xffff,
-        qkey: 0,
-        remote_read: false,
-        remote_write: false,
-        remote_atomic: false,
-        max_requested: 1,
-        max_responding: 1,
-        min_rnr_timer: 0,
-        retry_count: 0,
-        rnr_retry: 0,
-        ack_timeout: 0,
-        send_psn: 0,
-        receive_psn: 0,
-        counters: 0,
-    }
 }
 
 impl Firmware {
@@ -119,7 +88,7 @@ impl Firmware {
             xrcd,
             reserved_key: view.flag(Qpc::RLKY),
         };
-        let number = engine.create_qp(setup, first_attributes())?;
+        let number = engine.create_qp(setup, QpAttributes::default())?;
         self.qps.insert(number, Known { context: view.raw().to_vec(), uar });
         reply.object(number)
     }

@@ -3,7 +3,7 @@
 use super::bits::{Field, View, ViewMut};
 use super::layout::command::CreateQpIn;
 use super::layout::object::{AddressPath, Qpc};
-use super::qps::{address, first_attributes};
+use super::qps::address;
 use super::{Firmware, Request, Result, Status, opcode};
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
@@ -105,7 +105,7 @@ impl Firmware {
             return Err(Status::BadQpState);
         }
         if matches!(transition.to, State::Error | State::Reset) {
-            let attributes = if transition.to == State::Reset { first_attributes() } else { attributes };
+            let attributes = if transition.to == State::Reset { QpAttributes::default() } else { attributes };
             return Ok(engine.move_qp(number, transition.to, attributes)?);
         }
         let input = request.view::<CreateQpIn>()?;

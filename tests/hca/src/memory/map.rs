@@ -4,11 +4,13 @@ use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::fs::fstat;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use super::OwnMemory;
 use super::copy::{into_shared, out_of_shared};
 
 /// An access touched memory that isn't mapped, or is mapped read-only.
@@ -70,8 +72,8 @@ enum Backing {
     Absent,
     /// Mapped here, to be unmapped with the region.
     Owned(NonNull<u8>),
-    /// Memory of this process that outlives the map.
-    Lent(NonNull<u8>),
+    /// Memory of this process, which others may hold too.
+    Shared(Arc<OwnMemory>),
 }
 
 // SAFETY: the pointers are to shared mappings that any thread may access; all accesses are volatile copies.
@@ -83,9 +85,10 @@ impl Region {
     }
 
     fn base(&self) -> Option<NonNull<u8>> {
-        match self.memory {
+        match &self.memory {
             Backing::Absent => None,
-            Backing::Owned(base) | Backing::Lent(base) => Some(base),
+            Backing::Owned(base) => Some(*base),
+            Backing::Shared(memory) => Some(memory.pointer()),
         }
     }
 }
@@ -141,25 +144,18 @@ impl DmaMap {
     pub fn map_zeroed(&mut self, start: u64, length: u64) -> Result<(), MapError> {
         let at = self.place(start, length)?;
         let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
-        // SAFETY: as in `map_file`.
-        let base = unsafe {
-            mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }
-        .map_err(|error| MapError::Os(error.raw_os_error()))?;
-        let base = NonNull::new(base.cast()).ok_or(MapError::Os(0))?;
-        self.regions.insert(at, Region { start, length, memory: Backing::Owned(base), writable: true });
+        let memory =
+            OwnMemory::new(bytes).map_err(|error| MapError::Os(error.raw_os_error().unwrap_or(0)))?;
+        let memory = Backing::Shared(Arc::new(memory));
+        self.regions.insert(at, Region { start, length, memory, writable: true });
         Ok(())
     }
 
-    /// Maps memory of this process at its own address, so that a program in the same process can be the "driver".
-    ///
-    /// # Safety
-    /// The memory must stay valid for reads and writes until it is unmapped here or the map is dropped, and nobody may hold a Rust reference to
-    /// it while the engine runs.
-    pub unsafe fn map_own(&mut self, memory: NonNull<u8>, length: u64) -> Result<(), MapError> {
-        let start = memory.as_ptr().expose_provenance() as u64;
+    /// Maps memory of this process at its own address, so that a program in the same process can be the driver.
+    pub(crate) fn map_shared(&mut self, memory: Arc<OwnMemory>) -> Result<(), MapError> {
+        let (start, length) = (memory.pointer().as_ptr().expose_provenance() as u64, memory.length() as u64);
         let at = self.place(start, length)?;
-        self.regions.insert(at, Region { start, length, memory: Backing::Lent(memory), writable: true });
+        self.regions.insert(at, Region { start, length, memory: Backing::Shared(memory), writable: true });
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! BAR 0: the initialization segment, and the UAR pages with their doorbells.
 
+use crate::engine::doorbell::{ARM_EQ, Doorbell, READ_EQ};
 use crate::firmware::{FIRST_UAR, LOG_SLOTS, LOG_STRIDE};
 
 /// Its size.
@@ -30,27 +31,13 @@ mod segment {
     pub(super) const HEALTH_COUNTER: u64 = 0x1010;
 }
 
-/// Offsets in a UAR page.
-mod uar {
-    pub(super) const ARM_CQ: u64 = 0x20;
-    pub(super) const ARM_EQ: u64 = 0x40;
-    pub(super) const READ_EQ: u64 = 0x48;
-    pub(super) const SEND: u64 = 0x800;
-    /// Distance of the send doorbells.
-    pub(super) const SEND_STEP: u64 = 0x100;
-}
-
 /// What a write to the BAR asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ring {
     /// Execute commands, one bit per slot.
     Commands(u32),
-    /// Look at a send queue.
-    Send { uar: u32, qp: u32 },
-    /// Arm a completion queue.
-    ArmCq { uar: u32, cq: u32, consumer: u32, solicited: bool },
-    /// An event queue was read up to here.
-    Eq { uar: u32, eq: u32, consumer: u32, arm: bool },
+    /// A doorbell on a UAR page.
+    Doorbell { uar: u32, doorbell: Doorbell },
 }
 
 /// The registers that keep what is written.
@@ -59,7 +46,7 @@ pub(crate) struct Registers {
     queue: u64,
     nic_state: u8,
     /// The first half of a doorbell that comes in two.
-    half: Option<(u64, u32)>,
+    half: Option<(u64, [u8; 4])>,
 }
 
 impl Registers {
@@ -103,13 +90,10 @@ impl Registers {
         if page < u64::from(FIRST_UAR) || at >= SIZE {
             return None;
         }
-        let (page, offset) = (page as u32, at & ((1 << UAR_SHIFT) - 1));
+        let (page, offset) = (page as u32, (at & ((1 << UAR_SHIFT) - 1)) as u16);
         match *bytes {
-            [a, b, c, d] => self.write_half(page, offset, u32::from_be_bytes([a, b, c, d])),
-            [a, b, c, d, e, f, g, h] => {
-                ring(page, offset, u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]))
-            }
-            _ => None,
+            [a, b, c, d] => self.write_half(page, offset, [a, b, c, d]),
+            _ => ring(page, offset, bytes),
         }
     }
 
@@ -130,38 +114,25 @@ impl Registers {
     }
 
     /// Doorbells of event queues have one word; the others may come in two halves.
-    fn write_half(&mut self, page: u32, offset: u64, value: u32) -> Option<Ring> {
-        if matches!(offset, uar::ARM_EQ | uar::READ_EQ) {
-            return ring(page, offset, value, 0);
+    fn write_half(&mut self, page: u32, offset: u16, bytes: [u8; 4]) -> Option<Ring> {
+        if matches!(offset, ARM_EQ | READ_EQ) {
+            return ring(page, offset, &bytes);
         }
-        let place = u64::from(page) << UAR_SHIFT | offset;
+        let place = u64::from(page) << UAR_SHIFT | u64::from(offset);
         match self.half.take() {
-            Some((first, high)) if place == first + 4 => ring(page, offset - 4, high, value),
+            Some((first, high)) if place == first + 4 => {
+                ring(page, offset - 4, [high, bytes].concat().as_slice())
+            }
             _ => {
-                self.half = offset.is_multiple_of(8).then_some((place, value));
+                self.half = offset.is_multiple_of(8).then_some((place, bytes));
                 None
             }
         }
     }
 }
 
-fn ring(page: u32, offset: u64, high: u32, low: u32) -> Option<Ring> {
-    const NUMBER: u32 = 0xff_ffff;
-    const SOLICITED: u32 = 1 << 24;
-    match offset {
-        uar::ARM_EQ | uar::READ_EQ => {
-            Some(Ring::Eq { uar: page, eq: high >> 24, consumer: high & NUMBER, arm: offset == uar::ARM_EQ })
-        }
-        uar::ARM_CQ => Some(Ring::ArmCq {
-            uar: page,
-            cq: low & NUMBER,
-            consumer: high & NUMBER,
-            solicited: high & SOLICITED != 0,
-        }),
-        // A BlueFlame copy begins with the same eight bytes; the rest is in memory too.
-        uar::SEND.. if offset.is_multiple_of(uar::SEND_STEP) => Some(Ring::Send { uar: page, qp: low >> 8 }),
-        _ => None,
-    }
+fn ring(uar: u32, offset: u16, bytes: &[u8]) -> Option<Ring> {
+    Doorbell::decode(offset, bytes).map(|doorbell| Ring::Doorbell { uar, doorbell })
 }
 
 #[cfg(test)]
@@ -183,7 +154,8 @@ mod tests {
     fn a_send_doorbell_may_come_in_two_halves() {
         let mut registers = Registers::default();
         let whole = registers.write(0x9800, &[0, 0, 1, 0x0a, 0, 0, 0x4c, 3]);
-        assert_eq!(whole, Some(Ring::Send { uar: 9, qp: 0x4c }));
+        let doorbell = Doorbell::Send { qp: 0x4c, blueflame: None };
+        assert_eq!(whole, Some(Ring::Doorbell { uar: 9, doorbell }));
         assert_eq!(registers.write(0x9900, &[0, 0, 1, 0x0a]), None);
         assert_eq!(registers.write(0x9904, &[0, 0, 0x4c, 3]), whole);
         assert_eq!(registers.write(0x9904, &[0, 0, 0x4c, 3]), None);

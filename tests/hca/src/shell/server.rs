@@ -11,7 +11,7 @@ use super::interrupts::Vectors;
 use super::pci::{self, Config};
 use super::protocol::{Errno, Fields, MAX_FDS, MAX_TRANSFER, Message, command, receive, reply};
 use crate::device::{Device, Setup};
-use crate::fabric::{Doorbell, Fabric};
+use crate::fabric::Fabric;
 use crate::memory::MapError;
 
 /// Numbers of regions and interrupt kinds, as VFIO's PCI interface has them (`include/uapi/linux/vfio.h`).
@@ -228,13 +228,7 @@ impl Function<'_> {
             BAR0 => match self.registers.write(offset, data) {
                 None => {}
                 Some(Ring::Commands(slots)) => self.device.command(self.registers.command_queue(), slots),
-                Some(Ring::Send { uar, qp }) => self.device.ring(Doorbell::Send { uar, qp }),
-                Some(Ring::ArmCq { uar, cq, consumer, solicited }) => {
-                    self.device.ring(Doorbell::ArmCq { uar, cq, consumer, solicited });
-                }
-                Some(Ring::Eq { uar, eq, consumer, arm }) => {
-                    self.device.ring(Doorbell::Eq { uar, eq, consumer, arm });
-                }
+                Some(Ring::Doorbell { uar, doorbell }) => self.device.ring(uar, doorbell),
             },
             _ => return Some(Err(Errno::INVALID)),
         }

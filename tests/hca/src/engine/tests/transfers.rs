@@ -177,7 +177,7 @@ fn an_armed_queue_interrupts_once() {
     let mut pair = Pair::new(Transport::Rc);
     pair.engine.eq_consumed(1, 0, true);
     let cq = pair.cq;
-    pair.engine.arm_cq(cq, 0, false);
+    pair.engine.arm_cq(cq, 0, false, 0);
     pair.post(0, opcode::NOP, 0, &[]);
     pair.post(0, opcode::NOP, 0, &[]);
     pair.settle(good);

@@ -1,0 +1,298 @@
+//! A card without a kernel: its engine over memory of this process, rung by stores to a page of that memory.
+//!
+//! The program that makes the card is driver and application at once. What it lays out in [`Memory`] the card reaches at the same addresses, and the
+//! page of [`PlainCard::uar`] takes the place of the card's registers: a provider stores doorbells and BlueFlame copies there as it would on a real
+//! card, and [`PlainCard::run`] finds them. The card works only inside of `run` and [`PlainCard::pass`], on the thread that calls them, and its clock
+//! stands still outside of `pass`, so that what happens is the same every time and what a provider costs can be counted.
+//!
+//! ```
+//! use bareverbs_hca::engine::packet::Transport;
+//! use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service};
+//! use bareverbs_hca::{Link, PlainCard};
+//!
+//! let mut card = PlainCard::new(Link::InfiniBand)?;
+//! let memory = card.allocate(0x4000)?;
+//! let cq = card.engine().create_cq(CqSetup {
+//!     ring: memory.ring(0, 64 << 4),
+//!     log_size: 4,
+//!     eq: PlainCard::EVENTS,
+//!     doorbell: memory.address() + 0x3000,
+//!     ..CqSetup::default()
+//! })?;
+//! let setup = |ring: usize, doorbell: u64| QpSetup {
+//!     service: Service::Connected(Transport::Rc),
+//!     pd: 1,
+//!     ring: memory.ring(ring, 64 << 4),
+//!     log_send_size: Some(4),
+//!     receive: ReceiveQueue::None,
+//!     doorbell: memory.address() + doorbell,
+//!     send_cq: cq,
+//!     receive_cq: cq,
+//!     ..QpSetup::default()
+//! };
+//! let left = card.engine().create_qp(setup(0x1000, 0x3040), Default::default())?;
+//! let right = card.engine().create_qp(setup(0x2000, 0x3080), Default::default())?;
+//! card.connect(left, right)?;
+//!
+//! // A NOP of one unit, in the ring, counted, and rung.
+//! let wqe = [[0, 0, 0, 0], (left << 8 | 1).to_be_bytes(), [0, 0, 0, 8], [0; 4]].concat();
+//! memory.write(0x1000, &wqe);
+//! memory.write(0x3044, &1u32.to_be_bytes());
+//! card.store(0x800, &wqe[..8]);
+//! card.run();
+//! assert_eq!(memory.read(63, 1)[0] >> 4, 0, "a requester's completion");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::engine::doorbell::{ARM_CQ, ARM_EQ, BLUEFLAME, Doorbell, READ_EQ, SEND};
+use crate::engine::packet::Route;
+use crate::engine::{Engine, EqSetup, Interrupts, Link, Packet, Port, QpAttributes, Refused, Ring, State};
+use crate::memory::OwnMemory;
+
+const PAGE: usize = 0x1000;
+const LOG_PAGE: u32 = 12;
+
+/// Memory of this process that the card reaches at its own addresses; whole pages, zeroed at first.
+///
+/// It lives until the card and every clone are gone. The card touches it only while [`PlainCard::run`] or [`PlainCard::pass`] is running.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pages: Arc<OwnMemory>,
+}
+
+impl Memory {
+    /// Where it begins, for this process and for the card.
+    pub fn address(&self) -> u64 {
+        self.pointer().as_ptr().expose_provenance() as u64
+    }
+
+    /// Where it begins. Reads and writes through the pointer must be volatile or atomic, and no reference into the memory may be held while the
+    /// card runs.
+    pub fn pointer(&self) -> NonNull<u8> {
+        self.pages.pointer()
+    }
+
+    /// Its length in bytes.
+    pub fn length(&self) -> usize {
+        self.pages.length()
+    }
+
+    /// Copies out of it.
+    ///
+    /// # Panics
+    /// If the range isn't inside.
+    pub fn read(&self, at: usize, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        assert!(self.pages.read(at, &mut bytes), "{length} bytes at {at:#x} leave the memory");
+        bytes
+    }
+
+    /// Copies into it.
+    ///
+    /// # Panics
+    /// If the range isn't inside.
+    pub fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(self.pages.write(at, bytes), "{} bytes at {at:#x} leave the memory", bytes.len());
+    }
+
+    /// A part of it as a queue's buffer.
+    ///
+    /// # Panics
+    /// If the range isn't inside.
+    pub fn ring(&self, at: usize, length: usize) -> Ring {
+        assert!(at.checked_add(length).is_some_and(|end| end <= self.length()), "the ring leaves the memory");
+        let first = self.address() + (at & !(PAGE - 1)) as u64;
+        let inside = (at % PAGE) as u64;
+        let count = (at % PAGE + length).div_ceil(PAGE) as u64;
+        let pages = (0..count).map(|page| first + page * PAGE as u64).collect();
+        Ring::new(pages, LOG_PAGE, inside, length as u64).unwrap_or_default()
+    }
+}
+
+#[derive(Default)]
+struct Count(Arc<AtomicU32>);
+
+impl Interrupts for Count {
+    fn raise(&self, _vector: u16) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A card over memory of this process, on a wire that leads back to itself.
+pub struct PlainCard {
+    engine: Engine,
+    uar: Memory,
+    events: Memory,
+    now: u64,
+    interrupts: Arc<AtomicU32>,
+    packets: Vec<Packet>,
+    frames: Vec<Vec<u8>>,
+}
+
+impl PlainCard {
+    /// The event queue that every card has: 64 entries at [`Self::events`], all kinds of events.
+    pub const EVENTS: u32 = 1;
+    const LOG_EVENTS: u8 = 6;
+
+    /// A fresh card with its port up.
+    pub fn new(link: Link) -> io::Result<Self> {
+        let interrupts = Arc::<AtomicU32>::default();
+        let mut engine = Engine::new(Port::new(link, 0), Box::new(Count(interrupts.clone())));
+        let uar = allocate(&mut engine, PAGE)?;
+        let events = allocate(&mut engine, 64 << Self::LOG_EVENTS)?;
+        let setup = EqSetup {
+            ring: events.ring(0, 64 << Self::LOG_EVENTS),
+            log_size: Self::LOG_EVENTS,
+            vector: 0,
+            events: [u64::MAX; 4],
+        };
+        let eq = engine.create_eq(setup);
+        debug_assert_eq!(eq, Ok(Self::EVENTS));
+        let (packets, frames) = (Vec::new(), Vec::new());
+        Ok(Self { engine, uar, events, now: 0, interrupts, packets, frames })
+    }
+
+    /// Memory for queues and data.
+    pub fn allocate(&mut self, bytes: usize) -> io::Result<Memory> {
+        allocate(&mut self.engine, bytes)
+    }
+
+    /// Takes memory away from the card, whatever it is doing with it.
+    pub fn revoke(&mut self, memory: &Memory) {
+        self.engine.memory().unmap(memory.address(), memory.length() as u64);
+    }
+
+    /// The engine, to make and destroy objects.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// The page that takes doorbells and BlueFlame copies: eight-byte stores at 0x20, 0x40, 0x48, and at 0x800 and every 0x100 bytes from there.
+    pub fn uar(&self) -> &Memory {
+        &self.uar
+    }
+
+    /// Stores to the doorbell page.
+    pub fn store(&self, at: usize, bytes: &[u8]) {
+        self.uar.write(at, bytes);
+    }
+
+    /// The entries of [`Self::EVENTS`].
+    pub fn events(&self) -> &Memory {
+        &self.events
+    }
+
+    /// Interrupts that were raised since the beginning.
+    pub fn interrupts(&self) -> u32 {
+        self.interrupts.load(Ordering::Relaxed)
+    }
+
+    /// Nanoseconds of the card's clock.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// Takes two queue pairs of this card from reset to ready-to-send, connected to each other, with all rights and some patience.
+    pub fn connect(&mut self, left: u32, right: u32) -> Result<(), Refused> {
+        for (qp, peer) in [(left, right), (right, left)] {
+            let attributes = self.attributes(peer);
+            for state in [State::Init, State::ReadyToReceive, State::ReadyToSend] {
+                self.engine.move_qp(qp, state, attributes.clone())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The attributes of a queue pair that [`Self::connect`] gives, for a peer on this card.
+    pub fn attributes(&self, peer: u32) -> QpAttributes {
+        let lid = self.engine.port().lid;
+        QpAttributes {
+            remote_qp: peer,
+            route: Route { source_lid: lid, destination_lid: lid, ..Route::default() },
+            remote_read: true,
+            remote_write: true,
+            remote_atomic: true,
+            max_requested: 16,
+            max_responding: 16,
+            min_rnr_timer: 1,
+            retry_count: 7,
+            rnr_retry: 7,
+            ack_timeout: 14,
+            ..QpAttributes::default()
+        }
+    }
+
+    /// Follows the doorbells and works until there is nothing to do at this instant.
+    pub fn run(&mut self) {
+        self.take_doorbells();
+        loop {
+            let more = self.engine.run(self.now);
+            self.engine.take_outgoing(&mut self.packets, &mut self.frames);
+            if !more && self.packets.is_empty() {
+                self.frames.clear();
+                return;
+            }
+            for packet in self.packets.drain(..) {
+                if self.engine.port().answers_to(&packet.route) {
+                    self.engine.receive(packet);
+                }
+            }
+        }
+    }
+
+    /// Lets so many nanoseconds pass, with what the card does in them.
+    pub fn pass(&mut self, nanoseconds: u64) {
+        let end = self.now.saturating_add(nanoseconds);
+        self.run();
+        while let Some(deadline) = self.engine.next_deadline().filter(|deadline| *deadline <= end) {
+            self.now = self.now.max(deadline);
+            self.run();
+        }
+        self.now = end;
+    }
+
+    fn take_doorbells(&mut self) {
+        for at in [ARM_CQ, ARM_EQ, READ_EQ] {
+            let bytes = self.take(at).to_ne_bytes();
+            if bytes != [0; 8] {
+                self.follow(at, &bytes);
+            }
+        }
+        for at in (SEND..PAGE as u16).step_by(usize::from(BLUEFLAME)) {
+            let mut buffer = [0; BLUEFLAME as usize];
+            for (word, bytes) in buffer.chunks_exact_mut(8).enumerate() {
+                bytes.copy_from_slice(&self.take(at + 8 * word as u16).to_ne_bytes());
+            }
+            let copied = buffer[8..].iter().any(|byte| *byte != 0);
+            if copied || buffer[..8] != [0; 8] {
+                self.follow(at, if copied { &buffer } else { &buffer[..8] });
+            }
+        }
+    }
+
+    /// Takes a word that a store has left in the doorbell page.
+    fn take(&self, at: u16) -> u64 {
+        let word = self.uar.pages.word(usize::from(at));
+        let none = AtomicU64::new(0);
+        let word = word.unwrap_or(&none);
+        // Most words are empty, and an exchange costs more than a load.
+        if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
+    }
+
+    fn follow(&mut self, at: u16, bytes: &[u8]) {
+        if let Some(doorbell) = Doorbell::decode(at, bytes) {
+            self.engine.ring(doorbell);
+        }
+    }
+}
+
+fn allocate(engine: &mut Engine, bytes: usize) -> io::Result<Memory> {
+    let pages = Arc::new(OwnMemory::new(bytes.next_multiple_of(PAGE))?);
+    engine.memory().map_shared(pages.clone()).map_err(io::Error::other)?;
+    Ok(Memory { pages })
+}
