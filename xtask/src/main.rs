@@ -1,10 +1,11 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab …`.
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab …`, `cargo xtask pyverbs`.
 
 mod build;
 mod demo;
 mod lab;
 mod native;
 mod print;
+mod pyverbs;
 mod terminal;
 mod test;
 mod two_hosts;
@@ -26,6 +27,8 @@ enum Command {
     Demo(demo::Demo),
     /// Formatting, lints, documentation and all tests, those on real kernels included.
     Test(test::Test),
+    /// The peers' test suite against ours, case by case.
+    Pyverbs(pyverbs::Pyverbs),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
+        Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {

@@ -14,7 +14,7 @@ use clap::Args;
 use serde::Deserialize;
 
 use crate::print::heading;
-use crate::{build, lab, two_hosts};
+use crate::{build, lab, pyverbs, two_hosts};
 
 /// The crates whose test binaries run in the lab.
 const GUEST_TEST_CRATES: [&str; 2] = ["bareverbs-kernel-tests", "bareverbs-interop-tests"];
@@ -46,6 +46,7 @@ impl Test {
         if self.filter.is_none() {
             heading("Tests without a kernel");
             plain_tests(&mut totals)?;
+            pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
         let table = lab.run(self.accel, self.filter.as_deref())?;
@@ -408,6 +409,11 @@ fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
         tests.extend(list(&binary)?);
     }
     Ok((folder.context("no crate has kernel tests")?, tests))
+}
+
+/// What the tests that run in guests are called.
+pub(crate) fn guest_test_titles() -> Result<Vec<String>> {
+    Ok(guest_tests()?.1.iter().map(GuestTest::title).collect())
 }
 
 fn list(binary: &Path) -> Result<Vec<GuestTest>> {

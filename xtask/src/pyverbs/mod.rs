@@ -1,0 +1,237 @@
+//! `cargo xtask pyverbs`: the peers' test suite against ours, case by case.
+
+mod suite;
+mod table;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, Peers, Series, Setup, Tools};
+use clap::Args;
+
+use crate::print::heading;
+use crate::{build, test};
+use table::{KERNELS, Ours, Row, Table};
+
+#[derive(Args)]
+pub(crate) struct Pyverbs {
+    /// Run the suite and write down how its tests ended; without it, only the table is checked.
+    #[arg(long)]
+    record: bool,
+    /// Kernels to run the suite on: 6.1, 6.12 or 7.2; may be given more than once. Without it: the three releases.
+    #[arg(long = "kernel", value_name = "KERNEL", requires = "record")]
+    kernels: Vec<Series>,
+    /// What executes the guests: auto, kvm or tcg.
+    #[arg(long, default_value = "auto", requires = "record")]
+    accel: Accelerator,
+}
+
+impl Pyverbs {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let peers = Peers::fetch(&Cache::open()?, false)?;
+        if self.record {
+            record(&peers, &self.kernels, self.accel)?;
+        }
+        check(&peers, &test::guest_test_titles()?)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn path() -> PathBuf {
+    build::workspace().join("tests/kernel/pyverbs.md")
+}
+
+fn read() -> Result<Table> {
+    let path = path();
+    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    Table::parse(&text).with_context(|| path.display().to_string())
+}
+
+/// Fails where the table misses a test of the suite that the peers' root ships, knows one that isn't there, or names
+/// none of our tests for one that passes.
+pub(crate) fn check(peers: &Peers, ours: &[String]) -> Result<()> {
+    heading("The peers' suite, case by case");
+    let table = read()?;
+    let trouble = trouble(&table, &suite::shipped(peers)?, &ours.iter().cloned().collect());
+    for line in &trouble {
+        println!("{line}");
+    }
+    if !trouble.is_empty() {
+        bail!("{} is not true of rdma-core {}", path().display(), peers.version);
+    }
+    let mapped = table.passing.iter().filter(|row| matches!(row.ours, Ours::Tests(_))).count();
+    println!(
+        "rdma-core {}: {} tests, {} pass on some kernel, {mapped} of these have tests of ours, {} a reason for none",
+        peers.version,
+        table.passing.len() + table.others.len(),
+        table.passing.len(),
+        table.passing.len() - mapped
+    );
+    Ok(())
+}
+
+/// What is wrong with the table, a line each.
+fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<String> {
+    let mut trouble = Vec::new();
+    let mut seen = BTreeSet::new();
+    for id in table.ids() {
+        if !seen.insert(id.to_owned()) {
+            trouble.push(format!("{id} has two rows"));
+        }
+    }
+    trouble.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
+    trouble.extend(seen.difference(shipped).map(|id| format!("{id} is not in the suite any more")));
+    for row in &table.passing {
+        match &row.ours {
+            Ours::Unknown => trouble.push(format!("{} passes, and no test of ours is named", row.id)),
+            Ours::None(_) => {}
+            Ours::Tests(names) => {
+                let missing = names.iter().filter(|name| !ours.contains(*name));
+                trouble.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
+            }
+        }
+    }
+    trouble
+}
+
+/// Runs the suite on each kernel and writes the table anew. What it says of our tests stays.
+fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
+    let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
+    let cache = Cache::open()?;
+    let tools = Tools::fetch(&cache, false)?;
+    let programs = build::guest_programs()?;
+    let shipped = suite::shipped(peers)?;
+    for series in kernels {
+        let Some(column) = KERNELS.iter().position(|&known| known == series) else {
+            bail!("the table has no column for {series}");
+        };
+        let kernel = Kernel::debian(&cache, &tools, series, false)?;
+        heading(&format!("pyverbs on {}", kernel.version));
+        let mut guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 1,
+            peers: Some(peers.root.clone()),
+            shares: Vec::new(),
+            accelerator,
+            instruction_clock: false,
+            recording: None,
+            hca: None,
+        })?;
+        let ends = suite::run(&mut guests)?;
+        guests.shut_down()?;
+        if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
+            bail!("the suite said nothing of {id}");
+        }
+        // The run took minutes, in which somebody may have written in the last column.
+        let mut table = if path().exists() { read()? } else { Table::default() };
+        table.rdma_core.clone_from(&peers.version);
+        table.enter(column, &kernel.version, &ends);
+        fs::write(path(), table.to_string()).context("writing the table")?;
+    }
+    Ok(())
+}
+
+/// How a test of theirs ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum End {
+    Passed,
+    Skipped(String),
+    Failed,
+}
+
+impl Table {
+    fn ids(&self) -> impl Iterator<Item = &str> {
+        let others = self.others.iter().map(|row| row.id.as_str());
+        self.passing.iter().map(|row| row.id.as_str()).chain(others)
+    }
+
+    /// Takes in how the tests ended on one kernel.
+    fn enter(&mut self, column: usize, version: &str, ends: &BTreeMap<String, End>) {
+        version.clone_into(&mut self.versions[column]);
+        let known: BTreeMap<_, _> =
+            self.passing.drain(..).chain(self.others.drain(..)).map(|row| (row.id.clone(), row)).collect();
+        for (id, end) in ends {
+            let mut row = known.get(id).cloned().unwrap_or_else(|| Row::new(id));
+            row.ends[column] = Some(end.clone());
+            if row.ends.contains(&Some(End::Passed)) {
+                self.passing.push(row);
+            } else {
+                self.others.push(row);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ids(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    fn row(id: &str, ours: Ours) -> Row {
+        Row { ours, ..Row::new(id) }
+    }
+
+    #[test]
+    fn a_table_that_names_all_is_right() {
+        let table = Table {
+            passing: vec![
+                row("test_a.A.test_1", Ours::Tests(vec!["verbs::one".into()])),
+                row("test_a.A.test_2", Ours::None("about Python".into())),
+            ],
+            others: vec![Row::new("test_b.B.test_3")],
+            ..Table::default()
+        };
+        let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_b.B.test_3"]);
+        assert_eq!(trouble(&table, &shipped, &ids(&["verbs::one", "verbs::two"])), Vec::<String>::new());
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_told() {
+        let table = Table {
+            passing: vec![
+                row("test_a.A.test_1", Ours::Tests(vec!["verbs::gone".into()])),
+                row("test_a.A.test_2", Ours::Unknown),
+            ],
+            others: vec![Row::new("test_a.A.test_1"), Row::new("test_a.A.test_old")],
+            ..Table::default()
+        };
+        let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_a.A.test_new"]);
+        assert_eq!(
+            trouble(&table, &shipped, &ids(&["verbs::one"])),
+            [
+                "test_a.A.test_1 has two rows",
+                "test_a.A.test_new has no row",
+                "test_a.A.test_old is not in the suite any more",
+                "test_a.A.test_1: there is no test verbs::gone",
+                "test_a.A.test_2 passes, and no test of ours is named",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_recording_changes_the_outcomes_and_keeps_what_is_said_of_our_tests() {
+        let mut table = Table::default();
+        let first = BTreeMap::from([("t.A.a".to_owned(), End::Passed), ("t.A.b".to_owned(), End::Failed)]);
+        table.enter(0, "6.1.1-1", &first);
+        table.passing[0].ours = Ours::Tests(vec!["verbs::one".into()]);
+        let second = BTreeMap::from([
+            ("t.A.a".to_owned(), End::Skipped("not here".to_owned())),
+            ("t.A.b".to_owned(), End::Passed),
+        ]);
+        table.enter(2, "7.2.1-1", &second);
+        let [a, b] = &table.passing[..] else { panic!("both pass somewhere") };
+        assert_eq!(a.ours, Ours::Tests(vec!["verbs::one".into()]));
+        assert_eq!(a.ends, [Some(End::Passed), None, Some(End::Skipped("not here".to_owned()))]);
+        assert_eq!(b.ours, Ours::Unknown);
+        assert_eq!(table.versions, ["6.1.1-1", "", "7.2.1-1"]);
+    }
+}

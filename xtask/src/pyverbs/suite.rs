@@ -1,0 +1,168 @@
+//! The suite that the peers' root ships: which tests it has, and how they end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Exec, Guests, Peers};
+
+use super::End;
+
+/// Where Debian ships it. Long files are compressed.
+const FOLDER: &str = "usr/share/doc/rdma-core/tests";
+/// How long a run may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+/// Unpacks the suite where it can be imported, and runs it.
+const RUN: &str = "\
+cp -r /$1 /tmp/tests && cd /tmp/tests && gunzip -f *.gz && exec python3 run_tests.py -v --dev rxe0";
+
+/// The ids of all its tests: module, class and method.
+pub(super) fn shipped(peers: &Peers) -> Result<BTreeSet<String>> {
+    let folder = peers.root.join(FOLDER);
+    let mut ids = BTreeSet::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some(module) = name.trim_end_matches(".gz").strip_suffix(".py") else { continue };
+        if module.starts_with("test_") {
+            let source = source(&path)?;
+            ids.extend(tests_in(&source).map(|test| format!("{module}.{test}")));
+        }
+    }
+    if ids.is_empty() {
+        bail!("{} holds no tests", folder.display());
+    }
+    Ok(ids)
+}
+
+fn source(path: &Path) -> Result<String> {
+    if path.extension().is_none_or(|extension| extension != "gz") {
+        return fs::read_to_string(path).with_context(|| format!("reading {}", path.display()));
+    }
+    let unpacked = Command::new("gzip").args(["-dc", "--"]).arg(path).output().context("running gzip")?;
+    if !unpacked.status.success() {
+        bail!("gzip could not unpack {}", path.display());
+    }
+    String::from_utf8(unpacked.stdout).with_context(|| format!("reading {}", path.display()))
+}
+
+/// Class and method of the test methods in a module.
+fn tests_in(source: &str) -> impl Iterator<Item = String> {
+    let mut class = "";
+    source.lines().filter_map(move |line| {
+        if let Some(rest) = line.strip_prefix("class ") {
+            class = rest.split(['(', ':']).next().unwrap_or_default().trim();
+        }
+        let method = line.strip_prefix("    def ")?.split('(').next()?;
+        method.starts_with("test_").then(|| format!("{class}.{method}"))
+    })
+}
+
+/// Runs it in a guest.
+pub(super) fn run(guests: &mut Guests) -> Result<BTreeMap<String, End>> {
+    let argv = ["sh", "-c", RUN, "sh", FOLDER].map(str::to_owned).into();
+    let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+    // Its status says no more than its report does; the report goes to standard error.
+    let report = String::from_utf8_lossy(&finished.stderr);
+    if finished.timed_out {
+        bail!("the suite did not end within {} s", LIMIT.as_secs());
+    }
+    println!(
+        "{}",
+        report.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+    );
+    Ok(ends(&report))
+}
+
+/// Reads unittest's verbose report: a line with the test's name, perhaps one with what it is about, then ` ... ` and its
+/// end, with whatever it prints in between.
+fn ends(report: &str) -> BTreeMap<String, End> {
+    let mut ends = BTreeMap::new();
+    let mut running = None;
+    for line in report.lines() {
+        if let Some(id) = started(line) {
+            running = Some(id);
+        }
+        let said = line.rsplit_once(" ... ").map_or(line, |(_, said)| said);
+        let end = match said.strip_prefix("skipped ") {
+            Some(reason) => End::Skipped(reason.trim_matches(['\'', '"']).to_owned()),
+            None if said == "ok" => End::Passed,
+            None if ["FAIL", "ERROR"].contains(&said) => End::Failed,
+            None => continue,
+        };
+        if let Some(id) = running.take() {
+            ends.insert(id, end);
+        }
+    }
+    ends
+}
+
+/// The id in `test_it (tests.test_module.Class.test_it)`.
+fn started(line: &str) -> Option<String> {
+    let (method, rest) = line.split_once(" (tests.")?;
+    let (id, _) = rest.split_once(')')?;
+    (method.starts_with("test_") && id.ends_with(method)).then(|| id.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_methods_are_found_with_their_classes() {
+        let source = "\
+def test_like_but_no_method():
+    pass
+
+class Resources(Base):
+    def create_cq(self):
+        pass
+
+class CqTest(RDMATestCase):
+    @u.requires_root()
+    def test_create(self):
+        def test_nested():
+            pass
+
+    def test_resize(self, depth=3):
+        pass
+class Plain:
+    def test_it(self): pass
+";
+        let found: Vec<_> = tests_in(source).collect();
+        assert_eq!(found, ["CqTest.test_create", "CqTest.test_resize", "Plain.test_it"]);
+    }
+
+    #[test]
+    fn ends_are_read_from_the_report() {
+        let report = "\
+test_create_ah (tests.test_addr.AHTest.test_create_ah)
+Test ibv_create_ah. ... ok
+test_plain (tests.test_a.A.test_plain) ... ok
+test_noisy (tests.test_a.A.test_noisy)
+It prints. ... some warning
+of two lines
+ok
+test_skipped (tests.test_a.A.test_skipped)
+Skips. ... skipped 'Device \"x\" is not there'
+test_fails (tests.test_a.A.test_fails) ... FAIL
+test_breaks (tests.test_a.A.test_breaks) ... ERROR
+
+======================================================================
+FAIL: test_fails (tests.test_a.A.test_fails)
+----------------------------------------------------------------------
+Ran 6 tests in 1.000s
+";
+        let ends = ends(report);
+        assert_eq!(ends["test_addr.AHTest.test_create_ah"], End::Passed);
+        assert_eq!(ends["test_a.A.test_plain"], End::Passed);
+        assert_eq!(ends["test_a.A.test_noisy"], End::Passed);
+        assert_eq!(ends["test_a.A.test_skipped"], End::Skipped("Device \"x\" is not there".to_owned()));
+        assert_eq!(ends["test_a.A.test_fails"], End::Failed);
+        assert_eq!(ends["test_a.A.test_breaks"], End::Failed);
+        assert_eq!(ends.len(), 6);
+    }
+}

@@ -1,0 +1,244 @@
+//! The table: Markdown, for people to read, in a form that is read back.
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::Series;
+
+use super::End;
+
+/// The kernels, a column each.
+pub(super) const KERNELS: [Series; 3] = Series::RELEASED;
+
+const INTRODUCTION: &str = "\
+# pyverbs, case by case
+
+The tests of rdma-core's own suite, which drives `libibverbs` from Python, and our tests of the same behaviour. A row
+without one says why.
+
+`cargo xtask test` checks this page: it must name every test of the suite that the lab's Debian root ships, and our
+tests in it must be there. `cargo xtask pyverbs --record` runs the suite on the three kernels and writes down here how
+its tests ended; what stands in the last column is written by hand.
+";
+
+const OTHERS: &str = "## Those that pass nowhere";
+
+/// What stands in the last column for a test that has none of ours, before the reason.
+const NONE: &str = "none: ";
+
+/// What the page says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Table {
+    /// The version of rdma-core that the suite came with.
+    pub(super) rdma_core: String,
+    /// The kernels that it ran on.
+    pub(super) versions: [String; KERNELS.len()],
+    /// Tests that pass on at least one.
+    pub(super) passing: Vec<Row>,
+    /// The others.
+    pub(super) others: Vec<Row>,
+}
+
+/// A test of theirs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Row {
+    /// Module, class and method.
+    pub(super) id: String,
+    pub(super) ends: [Option<End>; KERNELS.len()],
+    pub(super) ours: Ours,
+}
+
+/// Our tests of the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ours {
+    /// By crate and name.
+    Tests(Vec<String>),
+    /// Why there is none.
+    None(String),
+    /// Nobody has said.
+    Unknown,
+}
+
+impl Row {
+    pub(super) fn new(id: &str) -> Self {
+        Self { id: id.to_owned(), ends: [const { None }; KERNELS.len()], ours: Ours::Unknown }
+    }
+
+    /// Why it passes nowhere, in the words of the newest kernel's run.
+    fn reason(&self) -> &str {
+        match self.ends.iter().rev().flatten().next() {
+            Some(End::Skipped(reason)) => reason,
+            Some(End::Failed) => "it fails",
+            Some(End::Passed) | None => "",
+        }
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{INTRODUCTION}\nrdma-core {}", self.rdma_core)?;
+        for version in self.versions.iter().filter(|version| !version.is_empty()) {
+            writeln!(f, "kernel {version}")?;
+        }
+        let mut module = "";
+        for row in &self.passing {
+            let its_module = row.id.split('.').next().unwrap_or_default();
+            if its_module != module {
+                module = its_module;
+                let columns = KERNELS.map(|series| format!(" {series} |")).concat();
+                writeln!(
+                    f,
+                    "\n## {module}\n\n| theirs |{columns} ours |\n|---|{}---|",
+                    "---|".repeat(KERNELS.len())
+                )?;
+            }
+            write!(f, "| {} |", row.id)?;
+            for end in &row.ends {
+                let end = match end {
+                    Some(End::Passed) => "ok",
+                    Some(End::Skipped(_)) => "skipped",
+                    Some(End::Failed) => "fails",
+                    None => "",
+                };
+                write!(f, " {end} |")?;
+            }
+            match &row.ours {
+                Ours::Tests(names) => writeln!(f, " {} |", names.join(", "))?,
+                Ours::None(reason) => writeln!(f, " {NONE}{} |", cell(reason))?,
+                Ours::Unknown => writeln!(f, " |")?,
+            }
+        }
+        writeln!(f, "\n{OTHERS}\n\n| theirs | why |\n|---|---|")?;
+        self.others.iter().try_for_each(|row| writeln!(f, "| {} | {} |", row.id, cell(row.reason())))
+    }
+}
+
+/// Text without what would end a cell or a row.
+fn cell(text: &str) -> String {
+    text.replace(['|', '\n', '\r'], " ").trim().to_owned()
+}
+
+impl Table {
+    /// Reads a page that [`Table::to_string`] has written, with a last column that people have.
+    pub(super) fn parse(text: &str) -> Result<Self> {
+        let mut table = Self::default();
+        let mut passing = true;
+        for line in text.lines() {
+            passing &= line != OTHERS;
+            if let Some(version) = line.strip_prefix("rdma-core ") {
+                version.clone_into(&mut table.rdma_core);
+            } else if let Some(version) = line.strip_prefix("kernel ") {
+                let series = |series: &Series| version.starts_with(&format!("{series}."));
+                let column =
+                    KERNELS.iter().position(series).with_context(|| format!("no column for {version}"))?;
+                version.clone_into(&mut table.versions[column]);
+            } else if line.starts_with("| test_") {
+                let row = parse_row(line, passing).with_context(|| line.to_owned())?;
+                if passing { table.passing.push(row) } else { table.others.push(row) }
+            }
+        }
+        Ok(table)
+    }
+}
+
+fn parse_row(line: &str, passing: bool) -> Result<Row> {
+    let line =
+        line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).context("a row ends with `|`")?;
+    let cells: Vec<_> = line.split('|').map(str::trim).collect();
+    let mut row = Row::new(cells[0]);
+    if !passing {
+        let [_, why] = cells[..] else { bail!("a row of two cells") };
+        row.ends[KERNELS.len() - 1] =
+            Some(if why == "it fails" { End::Failed } else { End::Skipped(why.to_owned()) });
+        return Ok(row);
+    }
+    if cells.len() != KERNELS.len() + 2 {
+        bail!("a row of {} cells", KERNELS.len() + 2);
+    }
+    for (end, cell) in row.ends.iter_mut().zip(&cells[1..]) {
+        *end = match *cell {
+            "ok" => Some(End::Passed),
+            "skipped" => Some(End::Skipped(String::new())),
+            "fails" => Some(End::Failed),
+            "" => None,
+            other => bail!("`{other}` is no outcome"),
+        };
+    }
+    row.ours = match cells[KERNELS.len() + 1] {
+        "" => Ours::Unknown,
+        ours => match ours.strip_prefix(NONE.trim_end()) {
+            Some(reason) if reason.trim().is_empty() => bail!("there is no reason for having no test"),
+            Some(reason) => Ours::None(reason.trim().to_owned()),
+            None => Ours::Tests(ours.split(',').map(|name| name.trim().to_owned()).collect()),
+        },
+    };
+    Ok(row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let passed = Some(End::Passed);
+        Table {
+            rdma_core: "65.0-1".to_owned(),
+            versions: ["6.1.9-1".to_owned(), String::new(), "7.2.13-1".to_owned()],
+            passing: vec![
+                Row {
+                    ends: [passed.clone(), None, passed.clone()],
+                    ours: Ours::Tests(vec!["verbs::one".to_owned(), "connected::two".to_owned()]),
+                    ..Row::new("test_a.A.test_1")
+                },
+                Row { ends: [Some(End::Failed), None, passed.clone()], ..Row::new("test_a.A.test_2") },
+                Row {
+                    ends: [Some(End::Skipped(String::new())), None, passed],
+                    ours: Ours::None("about Python".to_owned()),
+                    ..Row::new("test_b.B.test_1")
+                },
+            ],
+            others: vec![
+                Row {
+                    ends: [None, None, Some(End::Skipped("no card".to_owned()))],
+                    ..Row::new("test_mlx5_x.X.test_1")
+                },
+                Row { ends: [None, None, Some(End::Failed)], ..Row::new("test_mlx5_x.X.test_2") },
+            ],
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let table = table();
+        assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
+    }
+
+    #[test]
+    fn each_module_has_a_section() {
+        let text = table().to_string();
+        let sections: Vec<_> = text.lines().filter(|line| line.starts_with("## ")).collect();
+        assert_eq!(sections, ["## test_a", "## test_b", "## Those that pass nowhere"]);
+        assert!(text.contains("| test_a.A.test_1 | ok |  | ok | verbs::one, connected::two |\n"));
+        assert!(text.contains("| test_b.B.test_1 | skipped |  | ok | none: about Python |\n"));
+    }
+
+    #[test]
+    fn a_reason_cannot_break_its_row() {
+        let mut table = table();
+        table.others[0].ends[2] = Some(End::Skipped("this | that\nand more".to_owned()));
+        let read = Table::parse(&table.to_string()).unwrap();
+        assert_eq!(read.others[0].ends[2], Some(End::Skipped("this   that and more".to_owned())));
+    }
+
+    #[test]
+    fn rows_that_say_nothing_clear_are_refused() {
+        for row in [
+            "| test_a.A.test_1 | ok | ok | verbs::one |",
+            "| test_a.A.test_1 | ok | perhaps | ok | verbs::one |",
+            "| test_a.A.test_1 | ok | ok | ok | none: |",
+            "| test_a.A.test_1 | ok | ok | ok | verbs::one",
+        ] {
+            assert!(Table::parse(row).is_err(), "{row}");
+        }
+    }
+}
