@@ -88,6 +88,11 @@ impl Provider for Rxe {
         self.info
     }
 
+    fn alloc_pd(&self) -> Result<u32, Refused> {
+        // SAFETY: rxe has no payload for domains.
+        unsafe { command::alloc_pd(&self.file, DriverPayload::default()) }
+    }
+
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };

@@ -180,6 +180,7 @@ fn local_invalidate() {
 #[test]
 fn bind_of_a_memory_window() {
     let bind = MwBind {
+        mw_type: MwType::TYPE_2,
         mw_rkey: 0x1100,
         rkey: 0x1101,
         mr_lkey: 0x2200,

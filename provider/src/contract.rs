@@ -35,6 +35,9 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// What the context can do.
     fn context_info(&self) -> ContextInfo;
 
+    /// Makes a protection domain; returns the kernel's handle.
+    fn alloc_pd(&self) -> Result<u32, Refused>;
+
     /// Makes a completion queue. Where it fails, nothing is left behind.
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
 

@@ -1,10 +1,10 @@
-//! Memory shared with the kernel or a device by mapping the device file.
+//! Memory shared with the kernel or a device.
 
 use std::ptr::NonNull;
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 /// What the program may do with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Mapping {
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
 unsafe impl Send for Mapping {}
+// SAFETY: as above; a shared `Mapping` gives out nothing but its address and size.
+unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps `len` bytes of `file` from `offset` on, shared.
@@ -52,6 +54,19 @@ impl Mapping {
         let start = unsafe {
             mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
         }?;
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { start, len })
+    }
+
+    /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` reports; `EINVAL` too for a length of 0.
+    pub fn anonymous(len: usize) -> Result<Self, Errno> {
+        let protection = Protection::ReadWrite.flags();
+        // SAFETY: as in `new`.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, len })
     }

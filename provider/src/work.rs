@@ -1,7 +1,7 @@
 //! Work requests and completions as values.
 
 pub use bareverbs_uapi::uverbs::types::AccessFlags;
-pub use bareverbs_uapi::verbs_values::{WcFlags, WcStatus};
+pub use bareverbs_uapi::verbs_values::{MwType, WcFlags, WcStatus};
 pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 
 bitflags::bitflags! {
@@ -100,10 +100,33 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// What it is called in messages to people.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Send => "a send",
+            Self::SendImm(_) => "a send with immediate data",
+            Self::SendInv(_) => "a send that invalidates a key",
+            Self::Write(_) => "an RDMA write",
+            Self::WriteImm(..) => "an RDMA write with immediate data",
+            Self::Read(_) => "an RDMA read",
+            Self::CmpSwp { .. } => "a compare-and-swap",
+            Self::FetchAdd { .. } => "a fetch-and-add",
+            Self::LocalInv(_) => "an invalidation of a local key",
+            Self::BindMw(_) => "a bind of a memory window",
+            Self::Flush { .. } => "a flush",
+            Self::AtomicWrite { .. } => "an atomic write",
+        }
+    }
+}
+
 /// How a memory window is to be bound.
 #[doc(alias = "ibv_mw_bind_info")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MwBind {
+    /// The window's type.
+    pub mw_type: MwType,
     /// The window's key as it is.
     pub mw_rkey: u32,
     /// The window's key as it shall be; only its low byte can differ.

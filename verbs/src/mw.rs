@@ -111,6 +111,7 @@ impl Mw {
         }
         let Sge { addr, length, lkey } = region.sge(range)?;
         Ok(MwBind {
+            mw_type: self.mw_type,
             mw_rkey: self.rkey,
             rkey: inc_rkey(self.rkey),
             mr_lkey: lkey,
@@ -124,6 +125,7 @@ impl Mw {
     #[must_use]
     pub fn unbind(&self) -> MwBind {
         MwBind {
+            mw_type: self.mw_type,
             mw_rkey: self.rkey,
             rkey: inc_rkey(self.rkey),
             mr_lkey: 0,

@@ -11,6 +11,7 @@ use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
     Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
+use bareverbs_mlx5::Mlx5;
 use bareverbs_rxe::Rxe;
 use rustix::io::Errno;
 
@@ -64,6 +65,10 @@ macro_rules! providers {
 
             fn context_info(&self) -> ContextInfo {
                 match self { $(Self::$variant(provider) => provider.context_info(),)* }
+            }
+
+            fn alloc_pd(&self) -> Result<u32, Refused> {
+                match self { $(Self::$variant(provider) => provider.alloc_pd(),)* }
             }
 
             fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
@@ -256,4 +261,6 @@ macro_rules! providers {
 providers! {
     /// Soft-RoCE.
     Rxe(Rxe),
+    /// ConnectX adapters.
+    Mlx5(Mlx5),
 }

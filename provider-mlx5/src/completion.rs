@@ -1,0 +1,561 @@
+//! Completion queues.
+
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bareverbs_provider::barrier;
+use bareverbs_provider::contract::{Completion, CompletionQueue};
+use bareverbs_provider::device::Refused;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+
+use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
+use crate::doorbell::{DoorbellRecord, Uar, Word};
+use crate::table::{Entry, Record, Side, Table, tag};
+
+/// An entry that the device never wrote.
+const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4;
+
+/// In an entry's last byte: whose it is.
+const OWNER: u8 = 1;
+
+/// What a queue is armed for: any completion, or a solicited one or a failure.
+#[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
+const ARM_ANY: u32 = 0;
+#[doc(alias = "MLX5_CQ_DB_REQ_NOT_SOL")]
+const ARM_SOLICITED: u32 = 1 << 24;
+
+/// The ring that the device writes entries to.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    memory: Arc<Mapping>,
+    /// The first entry's 64 bytes that count.
+    start: *const u8,
+    /// Log2 of the entries.
+    log: u32,
+    /// Log2 of the bytes of an entry.
+    shift: u32,
+}
+
+// SAFETY: the memory is kept by `memory` and belongs to no thread.
+unsafe impl Send for Ring {}
+// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// A ring of `1 << log` entries of 64 or 128 bytes, none of them written.
+    pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
+        assert!(matches!(cqe_size, CQE | 128) && memory.len() >= cqe_size << log, "a ring of entries");
+        // SAFETY: within the first entry.
+        let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
+        let ring = Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros() };
+        for index in 0..ring.entries() {
+            // SAFETY: within the ring, which nobody else has.
+            unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
+        }
+        ring
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        1 << self.log
+    }
+
+    /// Where the ring is for the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.as_ptr().as_ptr().expose_provenance() as u64
+    }
+
+    #[inline(always)]
+    fn at(&self, index: u32) -> *const u8 {
+        let index = index & (self.entries() - 1);
+        // SAFETY: the entry lies in the ring, which `new` checked.
+        unsafe { self.start.add((index as usize) << self.shift) }
+    }
+
+    #[inline(always)]
+    fn entry(&self, index: u32) -> Cqe<'_> {
+        // SAFETY: the entry lies in the ring, which is kept; entries are multiples of 64 from a page's start.
+        unsafe { Cqe::new(self.at(index)) }
+    }
+
+    /// Whether the device has written entry `index`, counted on, given its last byte.
+    #[inline(always)]
+    fn written(&self, index: u32, op_own: u8) -> bool {
+        (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
+    }
+
+    /// The first entry from `index` on that the device has not written.
+    fn first_unwritten(&self, index: u32) -> u32 {
+        let mut end = index;
+        while end.wrapping_sub(index) < self.entries() && self.written(end, self.entry(end).op_own()) {
+            end = end.wrapping_add(1);
+        }
+        end
+    }
+}
+
+/// What a completion queue's poller, and the owners of queue pairs that complete there, share.
+#[derive(Debug)]
+pub(crate) struct CqShared {
+    cqn: u32,
+    doorbell: DoorbellRecord,
+    /// Where the entries are.
+    ring: Mutex<Ring>,
+    strays: Mutex<Strays>,
+    /// Whether there are strays.
+    has_strays: AtomicBool,
+    /// Events that were raised, counted on.
+    events: Arc<AtomicU32>,
+}
+
+/// Queue pairs whose completions still to be polled are nobody's.
+#[derive(Debug, Default)]
+struct Strays {
+    /// Destroyed.
+    dead: Vec<Arc<Record>>,
+    /// Reset, when the device had written this many entries (24 bits).
+    reset: Vec<(Arc<Record>, Side, u32)>,
+    /// The queue is polled no more.
+    closed: bool,
+}
+
+impl CqShared {
+    pub(crate) fn tag(&self) -> u32 {
+        tag(self.cqn)
+    }
+
+    fn strays(&self) -> MutexGuard<'_, Strays> {
+        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the record of a queue pair that was destroyed until its last completion has been polled.
+    pub(crate) fn bury(&self, record: &Arc<Record>) {
+        let mut strays = self.strays();
+        strays.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
+        if !strays.closed && !strays.dead.iter().any(|dead| Arc::ptr_eq(dead, record)) {
+            strays.dead.push(Arc::clone(record));
+            self.has_strays.store(true, Ordering::Release);
+        }
+    }
+
+    /// Makes the poller pass over what the device has written of a queue pair until now.
+    pub(crate) fn forget(&self, record: &Arc<Record>, side: Side) {
+        record.hide(side);
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = ring.first_unwritten(self.doorbell.get(Word::First));
+        let mut strays = self.strays();
+        strays.reset.retain(|(reset, which, _)| !(Arc::ptr_eq(reset, record) && *which == side));
+        if strays.closed {
+            record.show(side);
+        } else {
+            strays.reset.push((Arc::clone(record), side, until));
+            self.has_strays.store(true, Ordering::Release);
+        }
+    }
+
+    /// How many of its events were raised; whoever reads them from the channel counts them here.
+    #[must_use]
+    pub(crate) fn events(&self) -> &Arc<AtomicU32> {
+        &self.events
+    }
+}
+
+/// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
+fn is_before(index: u32, until: u32) -> bool {
+    until.wrapping_sub(index) << 8 != 0 && until.wrapping_sub(index) << 8 >> 31 == 0
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Mlx5Cq {
+    ring: Ring,
+    /// Entries taken, counted on.
+    consumer: u32,
+    /// What entries of the table name it by.
+    tag: u32,
+    table: Arc<Table>,
+    shared: Arc<CqShared>,
+    uar: Arc<Uar>,
+}
+
+impl Mlx5Cq {
+    pub(crate) fn new(
+        ring: Ring,
+        cqn: u32,
+        table: &Arc<Table>,
+        doorbell: DoorbellRecord,
+        uar: &Arc<Uar>,
+    ) -> Self {
+        let shared = CqShared {
+            cqn,
+            doorbell,
+            ring: Mutex::new(ring.clone()),
+            strays: Mutex::default(),
+            has_strays: AtomicBool::new(false),
+            events: Arc::default(),
+        };
+        Self {
+            ring,
+            consumer: 0,
+            tag: tag(cqn),
+            table: Arc::clone(table),
+            shared: Arc::new(shared),
+            uar: Arc::clone(uar),
+        }
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<CqShared> {
+        &self.shared
+    }
+
+    /// The next entry to be taken, written or not, for tools that show it.
+    #[must_use]
+    pub fn peek(&self) -> Cqe<'_> {
+        self.ring.entry(self.consumer)
+    }
+
+    /// Goes on in `ring`, which the kernel has told the device of; what was left in the old one is moved there.
+    ///
+    /// The device marks the end of the old ring with an entry of its own, which counts.
+    pub(crate) fn follow(&mut self, ring: Ring) {
+        let mut index = self.consumer;
+        for _ in 0..self.ring.entries() {
+            let entry = self.ring.entry(index);
+            let op_own = entry.op_own();
+            if !self.ring.written(index, op_own) || entry.opcode() == CqeOpcode::RESIZE {
+                break;
+            }
+            barrier::after_device_wrote();
+            // The mark takes one number, so what was left comes one later.
+            let to = index.wrapping_add(1);
+            let from_start = 1usize << self.ring.shift;
+            let owner = (to >> ring.log & 1) as u8;
+            // SAFETY: both entries lie in their rings and have the same size; the device has written the old one, and
+            // writes the new one only when it has come round.
+            unsafe {
+                let whole = from_start - CQE;
+                let (from, into) = (self.ring.at(index).sub(whole), ring.at(to).cast_mut().sub(whole));
+                into.copy_from_nonoverlapping(from, from_start);
+                into.add(from_start - 1).write(op_own & !OWNER | owner);
+            }
+            index = to;
+        }
+        self.consumer = self.consumer.wrapping_add(1);
+        *self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner) = ring.clone();
+        self.ring = ring;
+    }
+
+    /// The queue that an entry is of, if it is one of this completion queue's.
+    #[inline(always)]
+    fn find(&self, id: u32, side: Side) -> Option<&Record> {
+        // SAFETY: this is the completion queue's poller, and it drops its dead in `tidy` only.
+        self.table.entry(id).and_then(|entry: &Entry| unsafe { entry.record(side, self.tag) })
+    }
+
+    /// What an entry is about that no queue was found for.
+    #[cold]
+    fn stray(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> Stray {
+        let mut strays = self.shared.strays();
+        if let Some(dead) = strays.dead.iter().find(|record| record.id() == id) {
+            if side == Side::Recv {
+                // Its slot in a shared queue goes back.
+                dead.complete_recv(cqe.wqe_counter());
+            }
+            return Stray::Nobodys;
+        }
+        let Some(at) =
+            strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
+        else {
+            return Stray::Unknown;
+        };
+        let (record, _, until) = &strays.reset[at];
+        if is_before(self.consumer.wrapping_sub(1), *until) {
+            if side == Side::Recv && matches!(record.source, crate::table::Source::Shared(_)) {
+                record.complete_recv(cqe.wqe_counter());
+            }
+            return Stray::Nobodys;
+        }
+        record.show(side);
+        strays.reset.swap_remove(at);
+        Stray::Back
+    }
+
+    /// Lets go of strays, of which nothing is left in the ring where it is empty.
+    #[cold]
+    fn tidy(&self) {
+        let mut strays = self.shared.strays();
+        // What the strays' owners saw the device write is seen here too; were there any of it, it would come first.
+        if self.ring.written(self.consumer, self.peek().op_own()) {
+            return;
+        }
+        for (record, side, _) in strays.reset.drain(..) {
+            record.show(side);
+        }
+        self.shared.has_strays.store(false, Ordering::Relaxed);
+        let dead = std::mem::take(&mut strays.dead);
+        drop(strays);
+        drop(dead);
+    }
+
+    /// The next entry, and what it is the completion of.
+    #[inline(always)]
+    fn take(&mut self) -> Option<Taken> {
+        // A device that writes entries of nobody without end shall not keep its poller for ever.
+        for _ in 0..=self.ring.entries() {
+            let entry = self.ring.at(self.consumer);
+            // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
+            let cqe = unsafe { Cqe::new(entry) };
+            let op_own = cqe.op_own();
+            if !self.ring.written(self.consumer, op_own) {
+                if self.shared.has_strays.load(Ordering::Acquire) {
+                    self.tidy();
+                }
+                return None;
+            }
+            barrier::after_device_wrote();
+            self.consumer = self.consumer.wrapping_add(1);
+            let opcode = CqeOpcode(op_own >> 4);
+            let id = cqe.srqn_uidx() & 0xff_ffff;
+            let side = match opcode {
+                CqeOpcode::REQ | CqeOpcode::REQ_ERR => Side::Send,
+                CqeOpcode::RESP_WR_IMM
+                | CqeOpcode::RESP_SEND
+                | CqeOpcode::RESP_SEND_IMM
+                | CqeOpcode::RESP_SEND_INV
+                | CqeOpcode::RESP_ERR => Side::Recv,
+                _ => return Some(Taken::fault(entry)),
+            };
+            let mut found = self.find(id, side);
+            if found.is_none() {
+                match self.stray(id, side, &cqe) {
+                    Stray::Nobodys => continue,
+                    Stray::Unknown => return Some(Taken::fault(entry)),
+                    Stray::Back => found = self.find(id, side),
+                }
+            }
+            let Some(record) = found else { return Some(Taken::fault(entry)) };
+            let counter = cqe.wqe_counter();
+            let (wr_id, purpose) = match side {
+                Side::Send => record.complete_send(counter),
+                Side::Recv => (record.complete_recv(counter), 0),
+            };
+            return Some(Taken { entry, wr_id, opcode, purpose });
+        }
+        None
+    }
+}
+
+/// What became of an entry whose queue was not found.
+enum Stray {
+    /// Its queue pair was destroyed or reset since.
+    Nobodys,
+    /// Its queue pair was reset before it was written, and is found again.
+    Back,
+    /// It can't be.
+    Unknown,
+}
+
+struct Taken {
+    entry: *const u8,
+    wr_id: u64,
+    opcode: CqeOpcode,
+    purpose: u32,
+}
+
+impl Taken {
+    #[cold]
+    fn fault(entry: *const u8) -> Self {
+        Self { entry, wr_id: 0, opcode: CqeOpcode::INVALID, purpose: 0 }
+    }
+}
+
+impl CompletionQueue for Mlx5Cq {
+    type Completion<'a>
+        = Mlx5Completion<'a>
+    where
+        Self: 'a;
+
+    #[inline]
+    fn capacity(&self) -> u32 {
+        self.ring.entries() - 1
+    }
+
+    #[inline]
+    fn next(&mut self) -> Option<Mlx5Completion<'_>> {
+        let Taken { entry, wr_id, opcode, purpose } = self.take()?;
+        // SAFETY: an entry of the ring, which stays while the queue is borrowed.
+        let cqe = unsafe { Cqe::new(entry) };
+        Some(Mlx5Completion { cqe, wr_id, opcode, purpose, _queue: PhantomData })
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        // What was read was read before the device may write over it.
+        barrier::before_device_reads();
+        self.shared.doorbell.set(Word::First, self.consumer & 0xff_ffff);
+    }
+
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+        let sequence = self.shared.events.load(Ordering::Acquire) & 3;
+        let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
+        let command = sequence << 28 | what | self.consumer & 0xff_ffff;
+        self.shared.doorbell.set(Word::Second, command);
+        self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));
+        Ok(())
+    }
+}
+
+impl Drop for Mlx5Cq {
+    fn drop(&mut self) {
+        let mut strays = self.shared.strays();
+        strays.closed = true;
+        let Strays { dead, reset, .. } = std::mem::take(&mut *strays);
+        strays.closed = true;
+        drop(strays);
+        drop((dead, reset));
+    }
+}
+
+/// A completion in its entry.
+///
+/// A device that says what can't be (an entry of a queue that there is not, an opcode without meaning) gets a completion
+/// of status [`WcStatus::GENERAL_ERR`] with the id 0; [`Mlx5Completion::entry`] shows what it said.
+#[derive(Debug)]
+pub struct Mlx5Completion<'a> {
+    cqe: Cqe<'a>,
+    wr_id: u64,
+    /// As it was when the entry was taken.
+    opcode: CqeOpcode,
+    /// What a UMR was used for.
+    purpose: u32,
+    _queue: PhantomData<&'a ()>,
+}
+
+impl<'a> Mlx5Completion<'a> {
+    /// The entry that the device wrote.
+    #[must_use]
+    pub fn entry(&self) -> Cqe<'a> {
+        self.cqe
+    }
+
+    #[inline]
+    fn is_error(&self) -> bool {
+        self.opcode.0 >= CqeOpcode::REQ_ERR.0
+    }
+
+    #[inline]
+    fn is_recv(&self) -> bool {
+        matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
+    }
+
+    fn flags(&self) -> WcFlags {
+        let mut flags = match self.opcode {
+            CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,
+            CqeOpcode::RESP_SEND_INV => WcFlags::WITH_INVALIDATE,
+            _ => WcFlags::empty(),
+        };
+        if self.is_recv() && !self.is_error() && self.cqe.flags_rqpn() >> 28 & 3 != 0 {
+            flags |= WcFlags::GRH;
+        }
+        flags
+    }
+}
+
+impl Completion for Mlx5Completion<'_> {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    #[inline]
+    fn status(&self) -> WcStatus {
+        if !self.is_error() {
+            return WcStatus::SUCCESS;
+        }
+        if self.opcode == CqeOpcode::INVALID {
+            return WcStatus::GENERAL_ERR;
+        }
+        Syndrome(self.cqe.syndrome()).status()
+    }
+
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        match self.opcode {
+            CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
+            _ if self.is_recv() => WcOpcode::RECV,
+            _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
+        }
+    }
+
+    #[inline]
+    fn byte_len(&self) -> u32 {
+        if self.is_error() {
+            return 0;
+        }
+        if self.is_recv() {
+            return self.cqe.byte_count();
+        }
+        match self.opcode() {
+            WcOpcode::RDMA_READ => self.cqe.byte_count(),
+            WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD => 8,
+            _ => 0,
+        }
+    }
+
+    #[inline]
+    fn qp_num(&self) -> u32 {
+        self.cqe.qp_num()
+    }
+
+    #[inline]
+    fn src_qp(&self) -> u32 {
+        if self.is_recv() { self.cqe.flags_rqpn() & 0xff_ffff } else { 0 }
+    }
+
+    #[inline]
+    fn imm_data(&self) -> Option<u32> {
+        matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
+            .then(|| self.cqe.imm_inval_pkey().to_be())
+    }
+
+    #[inline]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        (self.opcode == CqeOpcode::RESP_SEND_INV).then(|| self.cqe.imm_inval_pkey())
+    }
+
+    #[inline]
+    fn vendor_err(&self) -> u32 {
+        if self.is_error() { self.cqe.vendor_syndrome().into() } else { 0 }
+    }
+
+    #[inline]
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_err: self.vendor_err(),
+            byte_len: self.byte_len(),
+            imm_data: self.imm_data().or(self.invalidated_rkey()).unwrap_or(0),
+            qp_num: self.qp_num(),
+            src_qp: self.src_qp(),
+            wc_flags: self.flags(),
+            slid: self.cqe.slid(),
+            sl: (self.cqe.flags_rqpn() >> 24 & 0xf) as u8,
+            dlid_path_bits: self.cqe.path_bits() & 0x7f,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_before;
+
+    #[test]
+    fn entries_are_compared_round_the_wrap_of_their_24_bits() {
+        assert!(is_before(4, 5) && !is_before(5, 5) && !is_before(6, 5));
+        assert!(is_before(0xff_ffff, 1) && !is_before(1, 0xff_ffff));
+        assert!(is_before(0x1ff_ffff, 0x200_0001));
+    }
+}

@@ -1,0 +1,263 @@
+//! Completion queue entries: what the device says of a request.
+//!
+//! An entry has 64 bytes, big-endian; in queues of 128-byte entries they are the second half. [`Cqe`] is a view of one
+//! in place, whose fields are decoded when asked for.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use bareverbs_provider::work::{WcOpcode, WcStatus};
+
+use crate::wqe;
+
+/// Bytes of an entry.
+pub const CQE: usize = 64;
+
+/// What an entry tells: the high half of its last byte.
+#[doc(alias = "MLX5_CQE_REQ")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CqeOpcode(pub u8);
+
+impl CqeOpcode {
+    /// A send is complete.
+    pub const REQ: Self = Self(0);
+    /// A receive was taken by an RDMA write with immediate data.
+    pub const RESP_WR_IMM: Self = Self(1);
+    /// A receive took a message.
+    pub const RESP_SEND: Self = Self(2);
+    /// A receive took a message with immediate data.
+    pub const RESP_SEND_IMM: Self = Self(3);
+    /// A receive took a message that invalidated a key.
+    pub const RESP_SEND_INV: Self = Self(4);
+    /// The queue goes on in its new memory.
+    pub const RESIZE: Self = Self(5);
+    /// A send failed.
+    pub const REQ_ERR: Self = Self(13);
+    /// A receive failed.
+    pub const RESP_ERR: Self = Self(14);
+    /// The entry was never written.
+    pub const INVALID: Self = Self(15);
+}
+
+/// Why a request failed, in an entry of the opcodes [`CqeOpcode::REQ_ERR`] and [`CqeOpcode::RESP_ERR`].
+#[doc(alias = "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Syndrome(pub u8);
+
+impl Syndrome {
+    /// What it is called in verbs; [`WcStatus::GENERAL_ERR`] where the manual does not know it.
+    #[must_use]
+    pub fn status(self) -> WcStatus {
+        match self.0 {
+            0x01 => WcStatus::LOC_LEN_ERR,
+            0x02 => WcStatus::LOC_QP_OP_ERR,
+            0x04 => WcStatus::LOC_PROT_ERR,
+            0x05 => WcStatus::WR_FLUSH_ERR,
+            0x06 => WcStatus::MW_BIND_ERR,
+            0x10 => WcStatus::BAD_RESP_ERR,
+            0x11 => WcStatus::LOC_ACCESS_ERR,
+            0x12 => WcStatus::REM_INV_REQ_ERR,
+            0x13 => WcStatus::REM_ACCESS_ERR,
+            0x14 => WcStatus::REM_OP_ERR,
+            0x15 => WcStatus::RETRY_EXC_ERR,
+            0x16 => WcStatus::RNR_RETRY_EXC_ERR,
+            0x22 => WcStatus::REM_ABORT_ERR,
+            _ => WcStatus::GENERAL_ERR,
+        }
+    }
+}
+
+/// An entry in place.
+#[doc(alias = "mlx5_cqe64")]
+#[derive(Clone, Copy)]
+pub struct Cqe<'a> {
+    start: *const u8,
+    _memory: PhantomData<&'a u8>,
+}
+
+macro_rules! fields {
+    ($($(#[$meta:meta])* $name:ident: $ty:ty = $offset:literal;)*) => {$(
+        $(#[$meta])*
+        #[must_use]
+        #[inline]
+        pub fn $name(&self) -> $ty {
+            const { assert!($offset % size_of::<$ty>() == 0 && $offset + size_of::<$ty>() <= CQE) };
+            // SAFETY: the field lies in the entry and is aligned, by `Cqe::new`'s contract and the assertion above. The
+            // read is volatile because the device could write at any time.
+            <$ty>::from_be(unsafe { self.start.add($offset).cast::<$ty>().read_volatile() })
+        }
+    )*};
+}
+
+impl<'a> Cqe<'a> {
+    /// The entry of [`CQE`] bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// The bytes must be readable for as long as `'a`, and `start` aligned to 64.
+    #[must_use]
+    #[inline]
+    pub unsafe fn new(start: *const u8) -> Self {
+        Self { start, _memory: PhantomData }
+    }
+
+    fields! {
+        /// Low bits of the destination's LID.
+        path_bits: u8 = 17;
+        /// The sender's LID.
+        slid: u16 = 22;
+        /// Global header (bits 28 and 29), service level (bits 24 to 27) and sender's queue pair (24 bits).
+        flags_rqpn: u32 = 24;
+        /// The user's number of the queue, or, with version 0 of the format, the SRQ's.
+        srqn_uidx: u32 = 32;
+        /// Immediate data, invalidated key, or index of the P_Key.
+        imm_inval_pkey: u32 = 36;
+        /// Bytes.
+        byte_count: u32 = 44;
+        /// When it was made, in ticks of the device's clock.
+        timestamp: u64 = 48;
+        /// Why a request failed, in the vendor's words.
+        vendor_syndrome: u8 = 54;
+        /// Why a request failed.
+        syndrome: u8 = 55;
+        /// The send's opcode (8 bits) and the queue pair (24 bits).
+        opcode_qpn: u32 = 56;
+        /// The request's number in its queue.
+        wqe_counter: u16 = 60;
+        /// What the entry tells (4 bits), how it tells it, and whose the entry is (the lowest bit).
+        op_own: u8 = 63;
+    }
+
+    /// What the entry tells.
+    #[must_use]
+    #[inline]
+    pub fn opcode(&self) -> CqeOpcode {
+        CqeOpcode(self.op_own() >> 4)
+    }
+
+    /// The local queue pair.
+    #[must_use]
+    #[inline]
+    pub fn qp_num(&self) -> u32 {
+        self.opcode_qpn() & 0xff_ffff
+    }
+
+    /// What the send was that the entry is about, as verbs call it; the opcode itself where verbs need to be asked what
+    /// it was used for.
+    ///
+    /// # Errors
+    /// The opcodes that stand for more than one verb, and unknown ones.
+    #[inline]
+    pub fn send_opcode(&self) -> Result<WcOpcode, wqe::Opcode> {
+        match wqe::Opcode((self.opcode_qpn() >> 24) as u8) {
+            wqe::Opcode::SEND | wqe::Opcode::SEND_IMM | wqe::Opcode::SEND_INVAL => Ok(WcOpcode::SEND),
+            wqe::Opcode::RDMA_WRITE | wqe::Opcode::RDMA_WRITE_IMM => Ok(WcOpcode::RDMA_WRITE),
+            wqe::Opcode::RDMA_READ => Ok(WcOpcode::RDMA_READ),
+            wqe::Opcode::ATOMIC_CS => Ok(WcOpcode::COMP_SWAP),
+            wqe::Opcode::ATOMIC_FA => Ok(WcOpcode::FETCH_ADD),
+            wqe::Opcode::TSO => Ok(WcOpcode::TSO),
+            other => Err(other),
+        }
+    }
+
+    /// Its bytes as they are now.
+    #[must_use]
+    pub fn bytes(&self) -> [u8; CQE] {
+        let mut bytes = [0; CQE];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: within the entry, by `new`'s contract.
+            *byte = unsafe { self.start.add(at).read_volatile() };
+        }
+        bytes
+    }
+}
+
+/// For people: what it says, and its bytes.
+impl fmt::Display for Cqe<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (opcode, qp, counter) = (self.opcode(), self.qp_num(), self.wqe_counter());
+        let owner = self.op_own() & 1;
+        match opcode {
+            CqeOpcode::INVALID => writeln!(f, "never written")?,
+            CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => {
+                let side = if opcode == CqeOpcode::REQ_ERR { "send" } else { "receive" };
+                let (syndrome, vendor) = (Syndrome(self.syndrome()), self.vendor_syndrome());
+                writeln!(
+                    f,
+                    "{side} {counter} of QP {qp:#x} failed: {:?} (syndrome {:#04x}, vendor {vendor:#04x}), owner {owner}",
+                    syndrome.status(),
+                    syndrome.0
+                )?;
+            }
+            CqeOpcode::REQ => match self.send_opcode() {
+                Ok(what) => writeln!(f, "send {counter} of QP {qp:#x} done: {what:?}, owner {owner}")?,
+                Err(other) => writeln!(f, "send {counter} of QP {qp:#x} done: {other:?}, owner {owner}")?,
+            },
+            _ => writeln!(
+                f,
+                "receive {counter} of QP {qp:#x} done: {opcode:?}, {} bytes, owner {owner}",
+                self.byte_count()
+            )?,
+        }
+        for (at, row) in self.bytes().chunks(16).enumerate() {
+            write!(f, "{:02x}:", 16 * at)?;
+            for word in row.chunks(4) {
+                write!(f, " {:02x}{:02x}{:02x}{:02x}", word[0], word[1], word[2], word[3])?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Cqe<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Entry([u8; CQE]);
+
+    fn error() -> Entry {
+        let mut entry = Entry([0; CQE]);
+        entry.0[32..36].copy_from_slice(&[0, 0, 0, 9]);
+        entry.0[54..60].copy_from_slice(&[0x88, 0x13, 0x08, 0, 0, 0x2a]);
+        entry.0[60..].copy_from_slice(&[0x01, 0x02, 0, 0xd1]);
+        entry
+    }
+
+    #[test]
+    fn fields_are_where_the_manual_has_them() {
+        let entry = error();
+        // SAFETY: an aligned array of the size of an entry.
+        let cqe = unsafe { Cqe::new(entry.0.as_ptr()) };
+        assert_eq!(cqe.opcode(), CqeOpcode::REQ_ERR);
+        assert_eq!((cqe.qp_num(), cqe.wqe_counter(), cqe.srqn_uidx()), (0x2a, 0x0102, 9));
+        assert_eq!((cqe.syndrome(), cqe.vendor_syndrome()), (0x13, 0x88));
+        assert_eq!(cqe.send_opcode(), Ok(WcOpcode::RDMA_WRITE));
+        assert_eq!(cqe.bytes(), entry.0);
+    }
+
+    #[test]
+    fn a_person_can_read_what_went_wrong() {
+        let entry = error();
+        // SAFETY: an aligned array of the size of an entry.
+        let text = unsafe { Cqe::new(entry.0.as_ptr()) }.to_string();
+        let mut lines = text.lines();
+        assert_eq!(
+            lines.next(),
+            Some("send 258 of QP 0x2a failed: REM_ACCESS_ERR (syndrome 0x13, vendor 0x88), owner 1")
+        );
+        assert_eq!(lines.nth(3), Some("30: 00000000 00008813 0800002a 010200d1"));
+    }
+
+    #[test]
+    fn an_unknown_syndrome_is_a_general_error() {
+        assert_eq!(Syndrome(0x7f).status(), WcStatus::GENERAL_ERR);
+    }
+}

@@ -1,0 +1,52 @@
+//! The provider for ConnectX adapters (`mlx5`).
+//!
+//! The adapter reads requests from and writes completions to rings in the program's own memory. Posting writes a request
+//! into a ring, advances a counter in memory and writes to a register of the adapter; polling reads an entry and a bit
+//! that says whose it is. No system call takes part in either.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use bareverbs_mlx5::Mlx5;
+//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider};
+//! use bareverbs_provider::device::DeviceFile;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 1)?);
+//! let mlx5 = Mlx5::open(file)?;
+//! let mut cq = mlx5.create_cq(&CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0 })?;
+//! assert!(cq.entries >= 100);
+//! assert!(cq.queue.next().is_none());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # For those who look inside
+//!
+//! [`wqe`] and [`cqe`] are the adapter's formats as values and views, free of any queue. [`doorbell`] is how the adapter
+//! is told. [`Mlx5Completion::entry`] shows the entry behind a completion, [`Mlx5Sq::block`] a block of a send queue.
+//!
+//! # Who may touch what
+//!
+//! A send queue, a receive queue and a completion queue have an owner each, who may be three threads. What they share is
+//! how far the requests are done, and their ids: a completion names its request by its place in the queue. That is in one
+//! record per queue pair, made of atomics; the table that leads from a completion to the record is the module `table`'s.
+
+pub mod cqe;
+pub mod doorbell;
+pub mod wqe;
+
+mod address;
+mod completion;
+mod pair;
+mod provider;
+mod recv;
+mod send;
+mod srq;
+mod table;
+
+pub use completion::{Mlx5Completion, Mlx5Cq};
+pub use provider::Mlx5;
+pub use recv::Mlx5Rq;
+pub use send::{Mlx5Ah, Mlx5Sq};
+pub use srq::Mlx5Srq;

@@ -1,0 +1,221 @@
+//! What the two halves of a queue pair have in common: its memory, and how its rings are laid out in it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+use crate::doorbell::DoorbellRecord;
+use crate::table::{Record, Side};
+use crate::wqe::{self, BLOCK, SEGMENT};
+
+/// The rings and the doorbell record; given back with the second half, after the kernel has let go of them.
+#[derive(Debug)]
+pub(crate) struct PairMemory {
+    rings: Mapping,
+    doorbell: DoorbellRecord,
+    record: Arc<Record>,
+}
+
+impl PairMemory {
+    pub(crate) fn new(rings: Mapping, doorbell: DoorbellRecord, record: Arc<Record>) -> Self {
+        Self { rings, doorbell, record }
+    }
+
+    /// The first byte of the rings, of which there are at least `bytes`.
+    pub(crate) fn ring(&self, bytes: usize) -> NonNull<u8> {
+        assert!(bytes <= self.rings.len(), "the rings lie in their memory");
+        self.rings.as_ptr()
+    }
+
+    pub(crate) fn record(&self) -> &DoorbellRecord {
+        &self.doorbell
+    }
+}
+
+impl Drop for PairMemory {
+    fn drop(&mut self) {
+        self.record.hide(Side::Send);
+        self.record.hide(Side::Recv);
+        for side in [Side::Send, Side::Recv] {
+            self.record.cq(side).bury(&self.record);
+        }
+    }
+}
+
+/// What the device can hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of a send.
+    pub(crate) send_bytes: u32,
+    /// Bytes of a receive.
+    pub(crate) recv_bytes: u32,
+    /// Blocks of a send queue.
+    pub(crate) send_blocks: u32,
+    /// Receives of a queue.
+    pub(crate) receives: u32,
+}
+
+/// How a queue pair's rings are laid out: receives first, then sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Slots of the receive ring, a power of 2; none where it shares one.
+    pub(crate) recv_slots: u32,
+    /// Log2 of the bytes of a receive.
+    pub(crate) recv_shift: u32,
+    /// Elements of a receive.
+    pub(crate) recv_sge: u32,
+    /// Blocks of the send ring, a power of 2.
+    pub(crate) send_blocks: u32,
+    /// Sends that always find room.
+    pub(crate) sends: u32,
+    /// Elements of a send.
+    pub(crate) send_sge: u32,
+    /// Bytes inline.
+    pub(crate) inline: u32,
+}
+
+impl Layout {
+    /// The layout for at least `cap`, if the device can hold it.
+    pub(crate) fn new(
+        qp_type: QpType,
+        cap: &QpCap,
+        has_srq: bool,
+        limits: Limits,
+    ) -> Result<Self, CreateError> {
+        let wrong = |problem, value| CreateError::Layout { queue: "queue pair", problem, value };
+        // What stands before the data: the control segment and, of the operations, the longest.
+        let head = match qp_type {
+            QpType::UD => 4,
+            // An address and the numbers of an atomic.
+            _ => 3,
+        };
+        let sge = cap.max_send_sge.max(1);
+        let segments = u64::from(sge).max(wqe::inline_segments(cap.max_inline_data as usize) as u64) + head;
+        // A window's bind is longer than that, and takes as many blocks as it needs.
+        let key_change = if qp_type == QpType::UD { 0 } else { 1 + wqe::BIND_SEGMENTS as u64 };
+        let bytes = (segments.max(key_change) * SEGMENT as u64).next_multiple_of(BLOCK as u64);
+        if bytes > limits.send_bytes.into() {
+            return Err(wrong("a send with as many elements or inline bytes is too long", bytes));
+        }
+        let blocks_each = bytes / BLOCK as u64;
+        let blocks = (u64::from(cap.max_send_wr.max(1)) * blocks_each).next_power_of_two();
+        if blocks > limits.send_blocks.into() {
+            return Err(wrong("the send queue would need too many blocks", blocks));
+        }
+        let room = bytes / SEGMENT as u64 - head;
+
+        let recv_sge = if has_srq || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_sge.max(1) };
+        let recv_bytes = (u64::from(recv_sge.max(1)) * SEGMENT as u64).next_power_of_two();
+        if recv_bytes > limits.recv_bytes.into() {
+            return Err(wrong("a receive with as many elements is too long", recv_bytes));
+        }
+        let recv_slots = if has_srq || cap.max_recv_wr == 0 {
+            0
+        } else {
+            // The ring fills at least a block.
+            let slots = u64::from(cap.max_recv_wr).next_power_of_two().max(BLOCK as u64 / recv_bytes);
+            if cap.max_recv_wr > limits.receives {
+                return Err(wrong("the receive queue would be too deep", cap.max_recv_wr.into()));
+            }
+            slots as u32
+        };
+        Ok(Self {
+            recv_slots,
+            recv_shift: recv_bytes.trailing_zeros(),
+            recv_sge: if recv_sge == 0 { 0 } else { (recv_bytes / SEGMENT as u64) as u32 },
+            send_blocks: blocks as u32,
+            sends: (blocks / blocks_each) as u32,
+            send_sge: sge,
+            inline: (room * SEGMENT as u64 - 4) as u32,
+        })
+    }
+
+    /// Where the send ring starts.
+    pub(crate) fn send_offset(&self) -> usize {
+        (self.recv_slots as usize) << self.recv_shift
+    }
+
+    /// Bytes of both rings.
+    pub(crate) fn bytes(&self) -> usize {
+        self.send_offset() + self.send_blocks as usize * BLOCK
+    }
+
+    /// Depths and widths as users know them.
+    pub(crate) fn cap(&self) -> QpCap {
+        QpCap {
+            max_send_wr: self.sends,
+            max_recv_wr: self.recv_slots,
+            max_send_sge: self.send_sge,
+            max_recv_sge: self.recv_sge,
+            max_inline_data: self.inline,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
+
+    fn cap(max_send_wr: u32, max_send_sge: u32, max_inline_data: u32) -> QpCap {
+        QpCap { max_send_wr, max_recv_wr: 100, max_send_sge, max_recv_sge: 1, max_inline_data }
+    }
+
+    #[test]
+    fn a_bind_of_a_window_fits_wherever_windows_can_be_bound() {
+        let layout = Layout::new(QpType::RC, &cap(100, 1, 0), false, LIMITS).expect("small");
+        assert_eq!((layout.send_blocks, layout.sends), (512, 170));
+        assert_eq!(layout.inline, 9 * 16 - 4);
+    }
+
+    #[test]
+    fn a_receive_ring_fills_at_least_a_block() {
+        let small = QpCap { max_recv_wr: 1, ..cap(1, 1, 0) };
+        let layout = Layout::new(QpType::RC, &small, false, LIMITS).expect("small");
+        assert_eq!((layout.recv_slots, layout.send_offset()), (4, 64));
+    }
+
+    #[test]
+    fn with_a_shared_queue_there_is_no_receive_ring() {
+        let layout = Layout::new(QpType::UC, &cap(8, 1, 0), true, LIMITS).expect("small");
+        assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
+    }
+
+    #[test]
+    fn what_is_longer_than_the_device_can_hold_is_refused() {
+        assert!(Layout::new(QpType::RC, &cap(1, 62, 0), false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, 977), false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), false, LIMITS).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_layout_holds_what_was_asked_for(
+            wr in 1u32..20000, recv in 0u32..40000, sge in 0u32..40, recv_sge in 0u32..40, inline in 0u32..1200,
+            ud in any::<bool>(),
+        ) {
+            let cap = QpCap {
+                max_send_wr: wr, max_recv_wr: recv, max_send_sge: sge, max_recv_sge: recv_sge, max_inline_data: inline,
+            };
+            let qp_type = if ud { QpType::UD } else { QpType::RC };
+            if let Ok(layout) = Layout::new(qp_type, &cap, false, LIMITS) {
+                let has = layout.cap();
+                prop_assert!(has.max_send_wr >= wr && has.max_recv_wr >= recv);
+                prop_assert!(has.max_send_sge >= sge && has.max_inline_data >= inline);
+                prop_assert!(recv == 0 || has.max_recv_sge >= recv_sge);
+                let head = if ud { 4 } else { 3 };
+                let longest = (head + (sge as usize).max(wqe::inline_segments(has.max_inline_data as usize))) * SEGMENT;
+                prop_assert!(longest.div_ceil(BLOCK) * layout.sends as usize <= layout.send_blocks as usize);
+                prop_assert!(layout.send_blocks.is_power_of_two());
+            }
+        }
+    }
+}

@@ -1,0 +1,390 @@
+//! Making queues.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
+use bareverbs_provider::contract::{
+    AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider,
+    QpRequest, RecvQueue, SrqChange, SrqRequest,
+};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::mlx5::verbs::UarType;
+use bareverbs_uapi::mlx5::{
+    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp, CreateCqReq,
+    CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps, QpFlags, ResizeCqReq,
+};
+use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
+use bareverbs_uapi::verbs_values::{LinkLayer, SrqAttrMask};
+use bareverbs_uapi::write::structs::ModifySrqReq;
+use zerocopy::IntoBytes;
+
+use crate::address::{self, Link};
+use crate::completion::{CqShared, Mlx5Cq, Ring};
+use crate::cqe::CQE;
+use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
+use crate::pair::{Layout, Limits, PairMemory};
+use crate::recv::Mlx5Rq;
+use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::srq::{Mlx5Srq, SrqShared};
+use crate::table::{Receives, Record, Sends, Side, Source, Table};
+use crate::wqe::SEGMENT;
+
+/// Queue pairs of a context that get a register of their own, which is a page each; the others share one.
+const EXCLUSIVE_REGISTERS: u32 = 16;
+
+/// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty one.
+const MAX_CQE_LOG: u32 = 22;
+
+/// A ConnectX adapter, opened.
+#[derive(Debug)]
+pub struct Mlx5 {
+    file: Arc<DeviceFile>,
+    info: ContextInfo,
+    told: AllocUcontextResp,
+    table: Arc<Table>,
+    records: DoorbellRecords,
+    /// The register for all who have none of their own, and for arming.
+    uar: Arc<Uar>,
+    /// Registers that may still be given to one owner.
+    exclusive: AtomicU32,
+    cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
+    srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
+}
+
+/// Destroys a half-made object unless it is completed.
+struct Unfinished<'a> {
+    file: &'a DeviceFile,
+    handle: u32,
+    destroy: fn(&DeviceFile, u32),
+}
+
+impl Unfinished<'_> {
+    fn finished(self) -> u32 {
+        let handle = self.handle;
+        std::mem::forget(self);
+        handle
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        (self.destroy)(self.file, self.handle);
+    }
+}
+
+fn refused(method: &'static str) -> impl FnOnce(Errno) -> Refused {
+    move |errno| Refused { method, errno }
+}
+
+/// Notes an object under the kernel's handle, and forgets those that are gone.
+fn note<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, object: &Arc<T>) {
+    let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
+    map.retain(|_, known| known.strong_count() > 0);
+    map.insert(handle, Arc::downgrade(object));
+}
+
+/// The object under a handle, as the method that names it would say if the kernel did not know it.
+fn known<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, method: &'static str) -> Result<Arc<T>, Refused> {
+    let map = map.lock().unwrap_or_else(PoisonError::into_inner);
+    map.get(&handle).and_then(Weak::upgrade).ok_or(Refused { method, errno: Errno::NOENT })
+}
+
+impl Mlx5 {
+    /// What the driver said of the device when it was opened.
+    #[must_use]
+    pub fn told(&self) -> &AllocUcontextResp {
+        &self.told
+    }
+
+    fn ring(&self, entries: u32) -> Result<(Ring, u32), CreateError> {
+        // One entry always stays free.
+        let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
+        if log > MAX_CQE_LOG {
+            let problem = "more entries than its counter can tell apart";
+            return Err(CreateError::Layout { queue: "completion queue", problem, value: entries.into() });
+        }
+        let memory = Mapping::anonymous(CQE << log).map_err(refused("mmap"))?;
+        Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
+    }
+
+    /// A register of one's own while there are some, and the shared one otherwise.
+    fn register(&self) -> SendRegister {
+        let shared = || SendRegister::Shared(Arc::clone(&self.uar));
+        let take = |left: u32| left.checked_sub(1);
+        if self.exclusive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            return shared();
+        }
+        match Uar::alloc(&self.file, UarType::BF) {
+            Ok(uar) => SendRegister::Exclusive(BlueFlame::new(uar, self.told.bf_reg_size)),
+            Err(_) => {
+                // This machine doesn't combine writes, or the device has no pages left: it need not be asked again.
+                self.exclusive.store(0, Ordering::Relaxed);
+                shared()
+            }
+        }
+    }
+
+    /// Bytes of the longest message, or datagram, of the first port.
+    fn max_message(&self, qp_type: QpType) -> Result<u64, Refused> {
+        let port = command::query_port(&self.file, 1)?.legacy_resp;
+        Ok(match qp_type {
+            QpType::UD => 128 << port.active_mtu.0.clamp(1, 5),
+            _ => port.max_msg_sz.into(),
+        })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            send_bytes: self.told.max_sq_desc_sz.into(),
+            recv_bytes: self.told.max_rq_desc_sz.into(),
+            send_blocks: self.told.max_send_wqebb,
+            receives: self.told.max_recv_wr,
+        }
+    }
+}
+
+impl Provider for Mlx5 {
+    type Cq = Mlx5Cq;
+    type Sq = Mlx5Sq;
+    type Rq = Mlx5Rq;
+    type Srq = Mlx5Srq;
+    type Ah = Mlx5Ah;
+
+    fn drives(driver_id: u32) -> bool {
+        driver_id == DriverId::MLX5.0
+    }
+
+    fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+        let request = AllocUcontextReqV2 {
+            max_cqe_version: 1,
+            lib_caps: LibCaps::FOUR_K_UAR | LibCaps::DYN_UAR,
+            ..AllocUcontextReqV2::zeroed()
+        };
+        let mut told = AllocUcontextResp::zeroed();
+        let payload = DriverPayload { input: request.as_bytes(), output: told.as_mut_bytes() };
+        // SAFETY: the request holds no addresses, and the response has its full size.
+        let info = unsafe { command::get_context(&file, payload) }?;
+        if told.cqe_version != 1 {
+            // Completions of the first version name no user's number.
+            return Err(Refused { method: "GetContext (completions of version 1)", errno: Errno::OPNOTSUPP });
+        }
+        let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
+        let queues = told.qp_tab_size.clamp(1 << 12, 1 << 20);
+        let table = Arc::new(Table::new(queues).map_err(refused("mmap"))?);
+        Ok(Self {
+            file,
+            info,
+            told,
+            table,
+            records: DoorbellRecords::default(),
+            uar,
+            exclusive: AtomicU32::new(EXCLUSIVE_REGISTERS),
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+        })
+    }
+
+    fn context_info(&self) -> ContextInfo {
+        self.info
+    }
+
+    fn alloc_pd(&self) -> Result<u32, Refused> {
+        let mut response = AllocPdResp::zeroed();
+        let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
+        // SAFETY: the response has its full size.
+        unsafe { command::alloc_pd(&self.file, payload) }
+    }
+
+    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+        let (ring, entries) = self.ring(request.entries)?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let driver = CreateCqReq {
+            buf_addr: ring.address(),
+            db_addr: doorbell.address(),
+            cqe_size: CQE as u32,
+            flags: CqFlags::UAR_PAGE_INDEX,
+            // The kernel takes the index as wide as this.
+            uar_page_index: self.uar.page_id() as u16,
+            ..CreateCqReq::zeroed()
+        };
+        let mut response = CreateCqResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user` of its `cq.c`), and
+        // it and the record stay until the queue was destroyed.
+        let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
+        let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
+        note(&self.cqs, made.handle, queue.shared());
+        Ok(CreatedCq { handle: made.handle, entries: queue.capacity(), queue })
+    }
+
+    fn resize_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
+        let (ring, entries) = self.ring(entries)?;
+        if entries == queue.capacity() {
+            return Ok(entries);
+        }
+        queue.release();
+        let driver =
+            ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
+        let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
+        // SAFETY: as in `create_cq`.
+        unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
+        queue.follow(ring);
+        Ok(queue.capacity())
+    }
+
+    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        const METHOD: &str = "QpCreate";
+        if !matches!(request.qp_type, QpType::RC | QpType::UC | QpType::UD) {
+            return Err(CreateError::Unsupported { what: "queue pairs of this type" });
+        }
+        let layout = Layout::new(request.qp_type, &request.cap, request.srq.is_some(), self.limits())?;
+        let cqs = [
+            known(&self.cqs, request.send_cq, METHOD)?,
+            known(&self.cqs, request.recv_cq, METHOD)?,
+        ];
+        let source = match request.srq {
+            Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
+            None => Source::Own(Receives::new(layout.recv_slots)),
+        };
+        let max_message = self.max_message(request.qp_type)?;
+        let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
+            .ok_or(Refused { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
+        let rings = Mapping::anonymous(layout.bytes()).map_err(refused("mmap"))?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let register = self.register();
+        let driver = CreateQpReq {
+            buf_addr: rings.as_ptr().as_ptr().expose_provenance() as u64,
+            db_addr: doorbell.address(),
+            sq_wqe_count: layout.send_blocks,
+            rq_wqe_count: layout.recv_slots,
+            rq_wqe_shift: layout.recv_shift,
+            flags: QpFlags::UAR_PAGE_INDEX,
+            uidx: record.id(),
+            bfreg_index: register.page_id(),
+            ..CreateQpReq::zeroed()
+        };
+        let mut response = CreateQpResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        let cap = layout.cap();
+        let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
+        // SAFETY: the rings have the size that the kernel computes from their counts (`set_user_buf_size` of its
+        // `qp.c`), and they and the record stay until the queue pair was destroyed.
+        let made = unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, payload) }?;
+        let limits = SendLimits {
+            qp_type: request.qp_type,
+            requests: layout.sends,
+            max_sge: layout.send_sge,
+            max_inline: layout.inline,
+            max_message,
+            signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
+        };
+        let rq = request.srq.is_none().then(|| {
+            let (slots, shift) = (layout.recv_slots.max(1), layout.recv_shift - SEGMENT.trailing_zeros());
+            Mlx5Rq::new(Arc::clone(&record), Arc::clone(&memory), slots, shift, layout.recv_sge)
+        });
+        let place = (layout.send_offset(), layout.send_blocks);
+        let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits);
+        record.show(Side::Send);
+        record.show(Side::Recv);
+        Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
+    }
+
+    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        let shift = Mlx5Srq::shift(request.max_sge);
+        let slots = u64::from(request.max_wr) + 1;
+        if slots > 1 << 16 || shift > 16 {
+            let (problem, value) = ("deeper or wider than the device counts", request.max_wr.into());
+            return Err(CreateError::Layout { queue: "shared receive queue", problem, value });
+        }
+        let slots = (slots as u32).next_power_of_two().max(2);
+        let memory = Mapping::anonymous((slots as usize) << shift).map_err(refused("mmap"))?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let driver = CreateSrqReq {
+            buf_addr: memory.as_ptr().as_ptr().expose_provenance() as u64,
+            db_addr: doorbell.address(),
+            uidx: u32::MAX >> 8,
+            ..CreateSrqReq::zeroed()
+        };
+        let mut response = CreateSrqResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        let asked = SrqRequest { max_wr: slots - 1, ..*request };
+        let max_sge = (1 << shift) / SEGMENT as u32 - 1;
+        let queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
+        // SAFETY: the memory has the size that the kernel computes from depth and width (`mlx5_ib_create_srq` of its
+        // `srq.c`), and it and the record stay until the queue was destroyed.
+        let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
+        let destroy = |file: &DeviceFile, handle| {
+            let _ = command::destroy_srq(file, handle);
+        };
+        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        if request.limit > 0 {
+            // The driver takes none when it makes the queue.
+            self.limit_srq(made.handle, request.limit)?;
+        }
+        note(&self.srqs, made.handle, queue.shared());
+        Ok(CreatedSrq {
+            handle: unfinished.finished(),
+            max_wr: queue.capacity(),
+            max_sge,
+            srq_num: response.srqn,
+            queue,
+        })
+    }
+
+    fn modify_srq(&self, srq: u32, queue: &mut Mlx5Srq, change: SrqChange) -> Result<(), CreateError> {
+        queue.ring();
+        match change {
+            SrqChange::Limit(limit) => Ok(self.limit_srq(srq, limit)?),
+            SrqChange::MaxWr(_) => {
+                Err(CreateError::Unsupported { what: "shared receive queues that change their size" })
+            }
+        }
+    }
+
+    fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        let attr = &request.attr;
+        let port = command::query_port(&self.file, attr.port_num)?.legacy_resp;
+        let ethernet = port.link_layer == LinkLayer::ETHERNET;
+        if ethernet && attr.is_global == 0 {
+            return Err(CreateError::Unsupported { what: "paths without a GID on Ethernet" });
+        }
+        if ethernet && !self.told.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
+            return Err(CreateError::Unsupported { what: "address handles whose next hop the kernel does not tell" });
+        }
+        let mut response = CreateAhResp::zeroed();
+        let output: &mut [u8] = if ethernet { response.as_mut_bytes() } else { &mut [] };
+        // SAFETY: the response has its full size.
+        let made =
+            unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
+        let destroy = |file: &DeviceFile, handle| {
+            let _ = command::destroy_ah(file, handle);
+        };
+        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let link = if ethernet {
+            let index = attr.grh.sgid_index.into();
+            let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;
+            Link::Ethernet { mac: response.dmac, gid_type: gid.gid_type }
+        } else {
+            Link::InfiniBand
+        };
+        let ah = Mlx5Ah { vector: address::vector(attr, link) };
+        Ok(CreatedAh { handle: unfinished.finished(), ah })
+    }
+}
+
+impl Mlx5 {
+    fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), Refused> {
+        let request = ModifySrqReq {
+            srq_handle: srq,
+            attr_mask: SrqAttrMask::LIMIT,
+            srq_limit: limit,
+            ..ModifySrqReq::zeroed()
+        };
+        // SAFETY: there is no payload.
+        unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
+    }
+}

@@ -1,0 +1,404 @@
+//! Work queue entries: what a request looks like to the device.
+//!
+//! A send is a row of segments of 16 bytes, big-endian, in blocks of 64: a control segment first, then what the
+//! operation needs, then the data. The functions here give segments as they lie in memory; nothing in this module
+//! writes to a queue. Names and layouts are those of the adapter's programmer's reference manual (PRM).
+//!
+//! ```
+//! use bareverbs_mlx5::wqe::{self, Control, ControlFlags, Opcode};
+//! use bareverbs_provider::work::{Remote, Sge};
+//!
+//! // An RDMA write of 64 bytes by queue pair 0x2a, at index 7 of its send queue.
+//! let request = [
+//!     Control { opcode: Opcode::RDMA_WRITE, index: 7, qp_num: 0x2a, segments: 3, flags: ControlFlags::CQ_UPDATE, imm: 0 }
+//!         .segment(),
+//!     wqe::remote_address(Remote { addr: 0x1000, rkey: 0x99 }),
+//!     wqe::data(Sge { addr: 0x7f00_0000_0000, length: 64, lkey: 0x88 }),
+//! ];
+//! assert_eq!(wqe::bytes(request[0])[..8], [0, 0, 7, 0x08, 0, 0, 0x2a, 3]);
+//! ```
+
+use bareverbs_provider::work::{AccessFlags, MwBind, MwType, Remote, Sge};
+
+/// A segment as it lies in memory.
+pub type Segment = [u64; 2];
+
+/// Bytes of a segment.
+pub const SEGMENT: usize = 16;
+
+/// Bytes of a block of the send queue.
+#[doc(alias = "MLX5_SEND_WQE_BB")]
+pub const BLOCK: usize = 64;
+
+/// Segments of a block.
+pub const SEGMENTS_PER_BLOCK: usize = BLOCK / SEGMENT;
+
+/// The key that ends a receive's list of elements.
+#[doc(alias = "MLX5_INVALID_LKEY")]
+pub const INVALID_LKEY: u32 = 0x100;
+
+/// In the length of an inline segment: the data follow.
+const INLINE: u32 = 1 << 31;
+
+/// In the destination of an address vector: the vector has 48 bytes.
+const EXTENDED_AV: u32 = 1 << 31;
+
+/// Four big-endian words as they lie in memory.
+#[inline(always)]
+const fn words(a: u32, b: u32, c: u32, d: u32) -> Segment {
+    [((a as u64) << 32 | b as u64).to_be(), ((c as u64) << 32 | d as u64).to_be()]
+}
+
+/// Its bytes.
+#[must_use]
+pub fn bytes(segment: Segment) -> [u8; SEGMENT] {
+    let mut bytes = [0; SEGMENT];
+    bytes[..8].copy_from_slice(&segment[0].to_ne_bytes());
+    bytes[8..].copy_from_slice(&segment[1].to_ne_bytes());
+    bytes
+}
+
+/// What a request asks of the device: the low byte of the control segment's first word.
+#[doc(alias = "MLX5_OPCODE_NOP")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opcode(pub u8);
+
+impl Opcode {
+    /// Nothing, but it completes.
+    pub const NOP: Self = Self(0x00);
+    /// A send that invalidates a key of the peer.
+    pub const SEND_INVAL: Self = Self(0x01);
+    /// An RDMA write.
+    pub const RDMA_WRITE: Self = Self(0x08);
+    /// An RDMA write with immediate data.
+    pub const RDMA_WRITE_IMM: Self = Self(0x09);
+    /// A send.
+    pub const SEND: Self = Self(0x0a);
+    /// A send with immediate data.
+    pub const SEND_IMM: Self = Self(0x0b);
+    /// A TCP segmentation offload.
+    pub const TSO: Self = Self(0x0e);
+    /// An RDMA read.
+    pub const RDMA_READ: Self = Self(0x10);
+    /// A compare and swap.
+    pub const ATOMIC_CS: Self = Self(0x11);
+    /// A fetch and add.
+    pub const ATOMIC_FA: Self = Self(0x12);
+    /// A change of a memory key.
+    pub const UMR: Self = Self(0x25);
+}
+
+bitflags::bitflags! {
+    /// Fence, completion and solicited bits: byte 11 of the control segment.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ControlFlags: u8 {
+        /// Raise a solicited event at the receiver.
+        #[doc(alias = "MLX5_WQE_CTRL_SOLICITED")]
+        const SOLICITED = 1 << 1;
+        /// Make a completion.
+        #[doc(alias = "MLX5_WQE_CTRL_CQ_UPDATE")]
+        const CQ_UPDATE = 2 << 2;
+        /// Begin after earlier changes of memory keys by this queue.
+        #[doc(alias = "MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE")]
+        const INITIATOR_SMALL_FENCE = 1 << 5;
+        /// Begin after earlier reads and atomics of this queue, and what the small fence waits for.
+        #[doc(alias = "MLX5_WQE_CTRL_FENCE")]
+        const FENCE = 4 << 5;
+    }
+}
+
+/// The control segment, the first of every send.
+#[doc(alias = "mlx5_wqe_ctrl_seg")]
+#[derive(Clone, Copy, Debug)]
+pub struct Control {
+    /// What to do.
+    pub opcode: Opcode,
+    /// The number of the request's first block, counted from the queue's beginning and cut to 16 bits.
+    pub index: u16,
+    /// The queue pair, 24 bits.
+    pub qp_num: u32,
+    /// Segments of the whole request, this one included; at most 63.
+    pub segments: u8,
+    /// How to do it.
+    pub flags: ControlFlags,
+    /// Immediate data as they go over the wire, a key to invalidate, or the key that a UMR changes; in memory order.
+    pub imm: u32,
+}
+
+impl Control {
+    /// As it lies in memory.
+    #[must_use]
+    #[inline(always)]
+    pub const fn segment(&self) -> Segment {
+        words(
+            (self.index as u32) << 8 | self.opcode.0 as u32,
+            self.qp_num << 8 | self.segments as u32,
+            self.flags.bits() as u32,
+            u32::from_be(self.imm),
+        )
+    }
+}
+
+/// Where an RDMA operation or an atomic works.
+#[doc(alias = "mlx5_wqe_raddr_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn remote_address(remote: Remote) -> Segment {
+    words((remote.addr >> 32) as u32, remote.addr as u32, remote.rkey, 0)
+}
+
+/// The numbers of an atomic: what is swapped in or added, and what a swap compares with.
+#[doc(alias = "mlx5_wqe_atomic_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn atomic(swap_or_add: u64, compare: u64) -> Segment {
+    [swap_or_add.to_be(), compare.to_be()]
+}
+
+/// A run of memory, of 1 to 2^31 bytes. The device takes a length of 0 for 2^31, and the highest bit for inline data.
+#[doc(alias = "mlx5_wqe_data_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn data(sge: Sge) -> Segment {
+    words(sge.length & !INLINE, sge.lkey, (sge.addr >> 32) as u32, sge.addr as u32)
+}
+
+/// What stands behind a receive's last run of memory, if it has fewer than its slot has room for.
+#[must_use]
+#[inline(always)]
+pub const fn end_of_list() -> Segment {
+    words(0, INVALID_LKEY, 0, 0)
+}
+
+/// The four bytes before inline data of `length` bytes, as they lie in memory.
+#[doc(alias = "mlx5_wqe_inline_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn inline_header(length: u32) -> u32 {
+    (INLINE | length).to_be()
+}
+
+/// Segments that inline data of `length` bytes take, their header included; none for none.
+#[must_use]
+#[inline(always)]
+pub const fn inline_segments(length: usize) -> usize {
+    if length == 0 { 0 } else { (length + 4).div_ceil(SEGMENT) }
+}
+
+/// What of a destination's address vector is the same for all datagrams to it.
+#[doc(alias = "mlx5_wqe_av")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressVector {
+    /// Rate (4 bits), service level, path bits, and LID or UDP source port: bytes 12 to 15.
+    pub path: u32,
+    /// Ethernet address of the next hop: bytes 20 to 25.
+    pub rmac: [u8; 6],
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Bit 30 for a global header on InfiniBand, index of the source GID in bits 20 to 27, flow label below.
+    pub grh: u32,
+    /// GID of the destination.
+    pub rgid: [u8; 16],
+}
+
+impl AddressVector {
+    /// Segments of the address vector of a datagram to queue pair `qp_num` with its Q_Key.
+    #[must_use]
+    #[inline(always)]
+    pub const fn segments(&self, qp_num: u32, qkey: u32) -> [Segment; 3] {
+        let [m0, m1, m2, m3, m4, m5] = self.rmac;
+        let gid = u128::from_be_bytes(self.rgid);
+        [
+            words(qkey, 0, qp_num | EXTENDED_AV, self.path),
+            words(
+                0,
+                u32::from_be_bytes([m0, m1, m2, m3]),
+                u32::from_be_bytes([m4, m5, self.traffic_class, self.hop_limit]),
+                self.grh,
+            ),
+            [((gid >> 64) as u64).to_be(), (gid as u64).to_be()],
+        ]
+    }
+}
+
+/// Segments of a bind to a range, behind the control segment.
+pub const BIND_SEGMENTS: usize = 11;
+
+/// Segments of an invalidation, or of a bind to nothing, behind the control segment.
+pub const UNBIND_SEGMENTS: usize = 7;
+
+/// What a UMR may change of a key: bits of the mask in its control segment.
+#[doc(alias = "MLX5_WQE_UMR_CTRL_MKEY_MASK_LEN")]
+mod change {
+    pub(super) const LEN: u64 = 1 << 0;
+    pub(super) const START_ADDR: u64 = 1 << 6;
+    pub(super) const KEY: u64 = 1 << 13;
+    pub(super) const QPN: u64 = 1 << 14;
+    pub(super) const LOCAL_WRITE: u64 = 1 << 18;
+    pub(super) const REMOTE_READ: u64 = 1 << 19;
+    pub(super) const REMOTE_WRITE: u64 = 1 << 20;
+    pub(super) const ATOMIC: u64 = 1 << 21;
+    pub(super) const FREE: u64 = 1 << 29;
+    /// What a bind to a range sets.
+    pub(super) const RANGE: u64 =
+        LEN | START_ADDR | LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
+}
+
+/// The first byte of a UMR's control segment.
+#[doc(alias = "MLX5_WQE_UMR_CTRL_FLAG_INLINE")]
+mod umr {
+    pub(super) const CHECK_QPN: u32 = 1 << 3;
+    pub(super) const TRANSLATION_OFFSET: u32 = 1 << 4;
+    pub(super) const CHECK_FREE: u32 = 1 << 5;
+    pub(super) const INLINE: u32 = 1 << 7;
+}
+
+/// The first word of a key's context: whether it is free, and its rights.
+#[doc(alias = "MLX5_WQE_MKEY_CONTEXT_FREE")]
+mod context {
+    pub(super) const FREE: u32 = 1 << 30;
+    pub(super) const ATOMIC: u32 = 1 << 14;
+    pub(super) const REMOTE_WRITE: u32 = 1 << 13;
+    pub(super) const REMOTE_READ: u32 = 1 << 12;
+    pub(super) const LOCAL_WRITE: u32 = 1 << 11;
+    /// In place of a queue pair: any.
+    pub(super) const ANY_QP: u32 = 0xffff_ff00;
+}
+
+/// The segments behind the control segment of a bind by queue pair `qp_num`: [`BIND_SEGMENTS`] of them, or
+/// [`UNBIND_SEGMENTS`] where the window is bound to nothing. The control segment's `imm` is the window's key, big-endian.
+#[doc(alias = "ibv_wr_bind_mw")]
+#[must_use]
+pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
+    let type_2 = bind.mw_type == MwType::TYPE_2;
+    let bound = bind.length != 0;
+    let mut flags = umr::TRANSLATION_OFFSET | umr::INLINE;
+    let mut changes = change::FREE | change::KEY;
+    if type_2 {
+        changes |= change::QPN;
+        flags |= if bound { umr::CHECK_FREE } else { umr::CHECK_QPN };
+    }
+    let mut rights = context::FREE;
+    if bound {
+        changes |= change::RANGE;
+        rights = 0;
+        for (right, bit) in [
+            (AccessFlags::LOCAL_WRITE, context::LOCAL_WRITE),
+            (AccessFlags::REMOTE_WRITE, context::REMOTE_WRITE),
+            (AccessFlags::REMOTE_READ, context::REMOTE_READ),
+            (AccessFlags::REMOTE_ATOMIC, context::ATOMIC),
+        ] {
+            if bind.access.contains(right) {
+                rights |= bit;
+            }
+        }
+    }
+    let user = if type_2 && bound { qp_num << 8 } else { context::ANY_QP };
+    // Entries are counted in eights and told in halves; the inline room is that of four.
+    let entries = if bound { 4 << 16 } else { 0 };
+    let start = if bind.access.contains(AccessFlags::ZERO_BASED) { 0 } else { bind.addr };
+    let mut segments = [[0; 2]; BIND_SEGMENTS];
+    segments[0] = words(flags << 24, entries, (changes >> 32) as u32, changes as u32);
+    segments[3] = words(rights, user | bind.rkey & 0xff, 0, 0);
+    if bound {
+        segments[4] = [start.to_be(), bind.length.to_be()];
+        segments[7] = words(bind.length as u32, bind.mr_lkey, (bind.addr >> 32) as u32, bind.addr as u32);
+    }
+    segments
+}
+
+/// The segments behind the control segment of an invalidation: [`UNBIND_SEGMENTS`]. The control segment's `imm` is the
+/// key, big-endian.
+#[must_use]
+pub fn invalidate(qp_num: u32) -> [Segment; BIND_SEGMENTS] {
+    let nothing = MwBind {
+        mw_type: MwType::TYPE_2,
+        mw_rkey: 0,
+        rkey: 0,
+        mr_lkey: 0,
+        addr: 0,
+        length: 0,
+        access: AccessFlags::empty(),
+    };
+    bind(&nothing, qp_num)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_segment_lies_as_the_manual_has_it() {
+        let control = Control {
+            opcode: Opcode::SEND_IMM,
+            index: 0x1234,
+            qp_num: 0xabcdef,
+            segments: 3,
+            flags: ControlFlags::CQ_UPDATE | ControlFlags::SOLICITED,
+            imm: 0x0102_0304u32.to_be(),
+        };
+        let expected = [0, 0x12, 0x34, 0x0b, 0xab, 0xcd, 0xef, 3, 0, 0, 0, 0x0a, 1, 2, 3, 4];
+        assert_eq!(bytes(control.segment()), expected);
+    }
+
+    #[test]
+    fn two_gigabytes_are_written_as_zero_because_the_top_bit_means_inline_data() {
+        let segment = bytes(data(Sge { addr: 0x0102_0304_0506_0708, length: 1 << 31, lkey: 0x090a_0b0c }));
+        assert_eq!(segment, [0, 0, 0, 0, 9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn an_address_vector_has_the_destination_first_and_the_gid_last() {
+        let vector = AddressVector {
+            path: 0x1122_3344,
+            rmac: [1, 2, 3, 4, 5, 6],
+            traffic_class: 7,
+            hop_limit: 8,
+            grh: 0x4010_0009,
+            rgid: *b"0123456789abcdef",
+        };
+        let [first, second, third] = vector.segments(0x2a, 0x1111_1111).map(bytes);
+        assert_eq!(first, [0x11, 0x11, 0x11, 0x11, 0, 0, 0, 0, 0x80, 0, 0, 0x2a, 0x11, 0x22, 0x33, 0x44]);
+        assert_eq!(second, [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0x40, 0x10, 0, 9]);
+        assert_eq!(&third, b"0123456789abcdef");
+    }
+
+    #[test]
+    fn inline_data_take_whole_segments_with_their_header() {
+        assert_eq!([0, 1, 12, 13, 28, 29].map(inline_segments), [0, 1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn a_window_of_type_2_is_bound_to_its_queue_pair_and_one_of_type_1_to_none() {
+        let request = MwBind {
+            mw_type: MwType::TYPE_2,
+            mw_rkey: 0x1100,
+            rkey: 0x1101,
+            mr_lkey: 0x2200,
+            addr: 0x7000_0000_1000,
+            length: 4096,
+            access: AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ,
+        };
+        let segments = bind(&request, 0x33).map(bytes);
+        // Flags: inline, translation offset, check free. Four entries of 16 bytes.
+        assert_eq!(segments[0], [0xb0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0x3c, 0x60, 0x41]);
+        assert_eq!(segments[3][..8], [0, 0, 0x30, 0, 0, 0, 0x33, 1]);
+        assert_eq!(segments[4], [0, 0, 0x70, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0x10, 0]);
+        assert_eq!(segments[7], [0, 0, 0x10, 0, 0, 0, 0x22, 0, 0, 0, 0x70, 0, 0, 0, 0x10, 0]);
+
+        let segments = bind(&MwBind { mw_type: MwType::TYPE_1, ..request }, 0x33).map(bytes);
+        assert_eq!(segments[0][0], 0x90);
+        assert_eq!(segments[0][8..], [0, 0, 0, 0, 0x20, 0x3c, 0x20, 0x41]);
+        assert_eq!(segments[3][4..8], [0xff, 0xff, 0xff, 1]);
+    }
+
+    #[test]
+    fn an_invalidation_frees_the_key_and_asks_whose_it_is() {
+        let segments = invalidate(0x33).map(bytes);
+        assert_eq!(segments[0], [0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0x60, 0]);
+        assert_eq!(segments[3][..8], [0x40, 0, 0, 0, 0xff, 0xff, 0xff, 0]);
+        assert!(segments[4..].iter().all(|segment| *segment == [0; SEGMENT]));
+    }
+}
