@@ -61,6 +61,11 @@ impl Ring {
         1 << self.log
     }
 
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.memory
+    }
+
     /// Where the ring is for the device.
     pub(crate) fn address(&self) -> u64 {
         self.memory.as_ptr().as_ptr().expose_provenance() as u64
@@ -154,11 +159,6 @@ impl CqShared {
         }
     }
 
-    /// How many of its events were raised; whoever reads them from the channel counts them here.
-    #[must_use]
-    pub(crate) fn events(&self) -> &Arc<AtomicU32> {
-        &self.events
-    }
 }
 
 /// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
@@ -389,6 +389,11 @@ impl CompletionQueue for Mlx5Cq {
         Some(Mlx5Completion { cqe, wr_id, opcode, purpose, _queue: PhantomData })
     }
 
+    /// The device counts the events that it raises, and takes an arming for late that does not know of the last one.
+    fn event_counter(&self) -> Option<Arc<AtomicU32>> {
+        Some(Arc::clone(&self.shared.events))
+    }
+
     #[inline]
     fn release(&mut self) {
         // What was read was read before the device may write over it.
@@ -408,12 +413,10 @@ impl CompletionQueue for Mlx5Cq {
 
 impl Drop for Mlx5Cq {
     fn drop(&mut self) {
-        let mut strays = self.shared.strays();
-        strays.closed = true;
-        let Strays { dead, reset, .. } = std::mem::take(&mut *strays);
-        strays.closed = true;
+        let closed = Strays { closed: true, ..Strays::default() };
+        // Records that go with it end in this queue's own lists, so they are dropped outside of the lock.
+        let strays = std::mem::replace(&mut *self.shared.strays(), closed);
         drop(strays);
-        drop((dead, reset));
     }
 }
 

@@ -44,6 +44,8 @@ mod recv;
 mod send;
 mod srq;
 mod table;
+#[cfg(feature = "test-utils")]
+pub mod testing;
 
 pub use completion::{Mlx5Completion, Mlx5Cq};
 pub use provider::Mlx5;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
@@ -41,8 +41,9 @@ impl<P: Provider> Clone for Pd<P> {
 
 impl<P: Provider> Pd<P> {
     pub(crate) fn alloc(context: &Context<P>) -> Result<Self> {
-        // SAFETY: there is no driver's payload.
-        let handle = unsafe { command::alloc_pd(context.file(), DriverPayload::default()) }
+        let handle = context
+            .provider()
+            .alloc_pd()
             .map_err(|refused| Error::refused("alloc_pd", context.device().name(), refused))?;
         let domain = Domain { session: Arc::clone(context.session()), handle };
         Ok(Self { context: context.clone(), domain: Arc::new(domain) })

@@ -1,6 +1,7 @@
 //! The provider behind a context, as an enumeration of those built in.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use bareverbs_provider::command::ContextInfo;
 use bareverbs_provider::contract::{
@@ -201,6 +202,10 @@ macro_rules! providers {
             #[inline]
             fn release(&mut self) {
                 match self { $(Self::$variant(queue) => queue.release(),)* }
+            }
+
+            fn event_counter(&self) -> Option<Arc<AtomicU32>> {
+                match self { $(Self::$variant(queue) => queue.event_counter(),)* }
             }
 
             #[inline]

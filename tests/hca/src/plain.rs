@@ -106,12 +106,15 @@ impl Memory {
     /// If the range isn't inside.
     pub fn ring(&self, at: usize, length: usize) -> Ring {
         assert!(at.checked_add(length).is_some_and(|end| end <= self.length()), "the ring leaves the memory");
-        let first = self.address() + (at & !(PAGE - 1)) as u64;
-        let inside = (at % PAGE) as u64;
-        let count = (at % PAGE + length).div_ceil(PAGE) as u64;
-        let pages = (0..count).map(|page| first + page * PAGE as u64).collect();
-        Ring::new(pages, LOG_PAGE, inside, length as u64).unwrap_or_default()
+        ring(self.address() + at as u64, length)
     }
+}
+
+/// A range of addresses as a queue's buffer.
+fn ring(start: u64, length: usize) -> Ring {
+    let inside = start % PAGE as u64;
+    let pages = (start - inside..start + length as u64).step_by(PAGE).collect();
+    Ring::new(pages, LOG_PAGE, inside, length as u64).unwrap_or_default()
 }
 
 #[derive(Default)]
@@ -160,6 +163,28 @@ impl PlainCard {
     /// Memory for queues and data.
     pub fn allocate(&mut self, bytes: usize) -> io::Result<Memory> {
         allocate(&mut self.engine, bytes)
+    }
+
+    /// Lets the card reach memory that the caller allocated, in whole pages.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be readable and writable until the card is dropped. While the card runs, nobody else may access it but by volatile or atomic
+    /// accesses.
+    pub unsafe fn lend(&mut self, start: NonNull<u8>, length: usize) -> io::Result<()> {
+        // SAFETY: the caller's promise is the same.
+        let memory = Arc::new(unsafe { OwnMemory::lent(start, length) });
+        self.engine.memory().map_shared(memory).map_err(io::Error::other)
+    }
+
+    /// Takes lent memory back, whatever the card is doing with it.
+    pub fn take_back(&mut self, start: u64, length: usize) {
+        self.engine.memory().unmap(start, length as u64);
+    }
+
+    /// A part of [lent](Self::lend) memory as a queue's buffer.
+    pub fn ring_at(start: u64, length: usize) -> Ring {
+        ring(start, length)
     }
 
     /// Takes memory away from the card, whatever it is doing with it.

@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Continues a completion queue in another buffer.
-    pub(crate) fn resize_cq(&mut self, number: u32, ring: Ring, log_size: u8) -> Result<(), Refused> {
+    pub fn resize_cq(&mut self, number: u32, ring: Ring, log_size: u8) -> Result<(), Refused> {
         let now = self.core.now;
         let cq = self.core.cqs.get_mut(number).ok_or(Refused::Missing)?;
         if cq.resize(&self.core.memory, now, ring, log_size) { Ok(()) } else { Err(Refused::Outstanding) }

@@ -14,6 +14,8 @@ use super::copy::{into_shared, out_of_shared};
 pub(crate) struct OwnMemory {
     base: NonNull<u8>,
     length: usize,
+    /// Whether somebody else unmaps it.
+    lent: bool,
 }
 
 // SAFETY: the memory is written by anyone at any time; all accesses of this module are volatile copies or atomic.
@@ -28,7 +30,16 @@ impl OwnMemory {
             mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, length })
+        Ok(Self { base, length, lent: false })
+    }
+
+    /// Memory that somebody else allocated and unmaps.
+    ///
+    /// # Safety
+    ///
+    /// It must be readable and writable for as long as the value lives, and be accessed only as the module says.
+    pub(crate) unsafe fn lent(base: NonNull<u8>, length: usize) -> Self {
+        Self { base, length, lent: true }
     }
 
     pub(crate) fn pointer(&self) -> NonNull<u8> {
@@ -75,6 +86,9 @@ impl OwnMemory {
 
 impl Drop for OwnMemory {
     fn drop(&mut self) {
+        if self.lent {
+            return;
+        }
         // SAFETY: base and length are those of our own mmap call, and whoever holds a pointer was told when it ends.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
         debug_assert!(unmapped.is_ok());

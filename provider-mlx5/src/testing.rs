@@ -1,0 +1,286 @@
+//! Queues without a kernel, for tests, benches and fuzzing.
+//!
+//! What [`Mlx5`](crate::Mlx5) does in two steps around a command to the kernel is done here in two steps around whatever
+//! takes the device's place: first the memory, whose addresses the device is told, then the queue, once the device has
+//! given it a number.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+use crate::completion::{Mlx5Cq, Ring};
+use crate::cqe::CQE;
+use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, SendRegister, Uar};
+use crate::pair::{Layout, Limits, PairMemory};
+use crate::recv::Mlx5Rq;
+use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::srq::Mlx5Srq;
+use crate::table::{Receives, Record, Sends, Side, Source, Table};
+use crate::wqe::{AddressVector, SEGMENT};
+
+/// Bytes of a register for BlueFlame.
+const REGISTER: u32 = 512;
+
+/// What queues of a context share.
+#[derive(Debug)]
+pub struct Plain {
+    table: Arc<Table>,
+    records: DoorbellRecords,
+    uar: Arc<Uar>,
+}
+
+/// Where something is that the device is told of.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    /// The first byte.
+    pub start: NonNull<u8>,
+    /// Bytes.
+    pub len: usize,
+}
+
+impl Place {
+    fn of(memory: &Mapping) -> Self {
+        Self { start: memory.as_ptr(), len: memory.len() }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Plain {
+    /// A context for queues with user indices below `queues`.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(queues: u32) -> Result<Self, Errno> {
+        let table = Arc::new(Table::new(queues)?);
+        Ok(Self { table, records: DoorbellRecords::default(), uar: Arc::new(Uar::plain()?) })
+    }
+
+    /// The doorbell page that queues share.
+    #[must_use]
+    pub fn uar(&self) -> NonNull<u8> {
+        self.uar.as_ptr()
+    }
+
+    /// Memory for a completion queue of `1 << log` entries of `cqe_size` bytes, 64 or 128.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn cq(&self, log: u32, cqe_size: usize) -> Result<PlainCq<'_>, Errno> {
+        let ring = Ring::new(Mapping::anonymous(cqe_size << log)?, log, cqe_size);
+        Ok(PlainCq { context: self, ring, doorbell: self.records.take()? })
+    }
+
+    /// Memory for a queue pair that completes to `send_cq` and `recv_cq`.
+    ///
+    /// # Errors
+    /// There is no memory, or the depths and widths are more than a ConnectX holds.
+    pub fn qp(
+        &self,
+        qp_type: QpType,
+        cap: &QpCap,
+        send_cq: &Mlx5Cq,
+        recv_cq: &Mlx5Cq,
+        srq: Option<&Mlx5Srq>,
+    ) -> Result<PlainQp, CreateError> {
+        let limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
+        let layout = Layout::new(qp_type, cap, srq.is_some(), limits)?;
+        let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
+        let source = match srq {
+            Some(srq) => Source::Shared(Arc::clone(srq.shared())),
+            None => Source::Own(Receives::new(layout.recv_slots)),
+        };
+        let cqs = [Arc::clone(send_cq.shared()), Arc::clone(recv_cq.shared())];
+        let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
+            .ok_or_else(|| refused(Errno::NOMEM))?;
+        let rings = Mapping::anonymous(layout.bytes()).map_err(refused)?;
+        let doorbell = self.records.take().map_err(refused)?;
+        let places = (Place::of(&rings), doorbell.address());
+        let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
+        Ok(PlainQp { qp_type, layout, has_srq: srq.is_some(), record, memory, places, uar: Arc::clone(&self.uar) })
+    }
+
+    /// A shared receive queue of at least `max_wr` receives of `max_sge` elements.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn srq(&self, max_wr: u32, max_sge: u32) -> Result<PlainSrq, Errno> {
+        let (shift, slots) = (Mlx5Srq::shift(max_sge), (max_wr + 1).next_power_of_two().max(2));
+        let memory = Mapping::anonymous((slots as usize) << shift)?;
+        let doorbell = self.records.take()?;
+        let (ring, record) = (Place::of(&memory), doorbell.address());
+        let max_sge = (1 << shift) / SEGMENT as u32 - 1;
+        let queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
+        Ok(PlainSrq { ring, doorbell: record, slots, shift, queue })
+    }
+
+    /// An address handle with a vector of any contents.
+    #[must_use]
+    pub fn ah(vector: AddressVector) -> Mlx5Ah {
+        Mlx5Ah { vector }
+    }
+}
+
+/// The page that an address lies in.
+#[must_use]
+pub fn page_of(address: u64) -> Place {
+    let start = std::ptr::with_exposed_provenance_mut::<u8>((address & !0xfff) as usize);
+    Place { start: NonNull::new(start).expect("a page that is mapped"), len: 0x1000 }
+}
+
+/// A completion queue to be.
+#[derive(Debug)]
+pub struct PlainCq<'a> {
+    context: &'a Plain,
+    ring: Ring,
+    doorbell: DoorbellRecord,
+}
+
+impl PlainCq<'_> {
+    /// Where its entries are.
+    #[must_use]
+    pub fn ring(&self) -> Place {
+        self.ring.place()
+    }
+
+    /// Where its doorbell record is.
+    #[must_use]
+    pub fn doorbell(&self) -> u64 {
+        self.doorbell.address()
+    }
+
+    /// The queue, by the device's number for it.
+    #[must_use]
+    pub fn finish(self, cqn: u32) -> Mlx5Cq {
+        Mlx5Cq::new(self.ring, cqn, &self.context.table, self.doorbell, &self.context.uar)
+    }
+}
+
+impl Ring {
+    fn place(&self) -> Place {
+        Place::of(self.memory())
+    }
+}
+
+/// Moves a completion queue to a new ring of `1 << log` entries of 64 bytes, as the kernel does: `tell` tells the device
+/// of it.
+///
+/// # Errors
+/// There is no memory.
+pub fn resize(cq: &mut Mlx5Cq, log: u32, tell: impl FnOnce(Place)) -> Result<(), Errno> {
+    use bareverbs_provider::contract::CompletionQueue;
+    let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
+    cq.release();
+    tell(ring.place());
+    cq.follow(ring);
+    Ok(())
+}
+
+/// A shared receive queue, and where the device finds it.
+#[derive(Debug)]
+pub struct PlainSrq {
+    /// Its slots.
+    pub ring: Place,
+    /// Its doorbell record.
+    pub doorbell: u64,
+    /// How many slots there are.
+    pub slots: u32,
+    /// Log2 of their bytes.
+    pub shift: u32,
+    /// The queue.
+    pub queue: Mlx5Srq,
+}
+
+/// A queue pair to be.
+#[derive(Debug)]
+pub struct PlainQp {
+    qp_type: QpType,
+    layout: Layout,
+    has_srq: bool,
+    record: Arc<Record>,
+    memory: Arc<PairMemory>,
+    places: (Place, u64),
+    uar: Arc<Uar>,
+}
+
+impl PlainQp {
+    /// Where its rings are.
+    #[must_use]
+    pub fn rings(&self) -> Place {
+        self.places.0
+    }
+
+    /// Where its doorbell record is.
+    #[must_use]
+    pub fn doorbell(&self) -> u64 {
+        self.places.1
+    }
+
+    /// Its number in completions.
+    #[must_use]
+    pub fn user_index(&self) -> u32 {
+        self.record.id()
+    }
+
+    /// Slots of the receive ring, none where it has none, and log2 of their bytes.
+    #[must_use]
+    pub fn receives(&self) -> (u32, u32) {
+        (self.layout.recv_slots, self.layout.recv_shift)
+    }
+
+    /// Where the send ring starts, and its blocks.
+    #[must_use]
+    pub fn sends(&self) -> (usize, u32) {
+        (self.layout.send_offset(), self.layout.send_blocks)
+    }
+
+    /// Depths and widths.
+    #[must_use]
+    pub fn cap(&self) -> QpCap {
+        self.layout.cap()
+    }
+
+    /// The queues, by the device's number for the queue pair. With `blue_flame` the send queue has a register of its own,
+    /// whose page is returned.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn finish(
+        self,
+        qp_num: u32,
+        blue_flame: bool,
+    ) -> Result<(Mlx5Sq, Option<Mlx5Rq>, NonNull<u8>), Errno> {
+        let limits = SendLimits {
+            qp_type: self.qp_type,
+            requests: self.layout.sends,
+            max_sge: self.layout.send_sge,
+            max_inline: self.layout.inline,
+            max_message: if self.qp_type == QpType::UD { 4096 } else { 1 << 30 },
+            signal_all: false,
+        };
+        let (page, register) = if blue_flame {
+            let uar = Uar::plain()?;
+            (uar.as_ptr(), SendRegister::Exclusive(BlueFlame::new(uar, REGISTER)))
+        } else {
+            (self.uar.as_ptr(), SendRegister::Shared(self.uar))
+        };
+        let rq = (!self.has_srq).then(|| {
+            let shift = self.layout.recv_shift - SEGMENT.trailing_zeros();
+            let (record, memory) = (Arc::clone(&self.record), Arc::clone(&self.memory));
+            Mlx5Rq::new(record, memory, self.layout.recv_slots.max(1), shift, self.layout.recv_sge)
+        });
+        let place = (self.layout.send_offset(), self.layout.send_blocks);
+        let sq = Mlx5Sq::new(Arc::clone(&self.record), self.memory, register, place, qp_num, limits);
+        self.record.show(Side::Send);
+        self.record.show(Side::Recv);
+        Ok((sq, rq, page))
+    }
+}

@@ -1,0 +1,269 @@
+//! A card, and queues whose memory it was lent.
+
+use std::collections::HashSet;
+use std::ptr::NonNull;
+
+use bareverbs_hca::engine::packet::Transport;
+use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup};
+use bareverbs_hca::{Link, PlainCard};
+use bareverbs_mlx5::testing::{Place, Plain, page_of, resize};
+use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
+use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
+};
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+/// The protection domain of everything.
+const PD: u32 = 7;
+
+const PAGE: usize = 0x1000;
+
+/// Bytes of the region that messages lie in.
+pub(crate) const REGION: usize = 0x10000;
+
+/// The card goes first, because it was lent what the others own.
+pub(crate) struct Bench {
+    pub(crate) card: PlainCard,
+    lent: HashSet<u64>,
+    /// Doorbell pages that queues ring.
+    uars: Vec<NonNull<u8>>,
+    pub(crate) context: Plain,
+    region: Mapping,
+    pub(crate) key: u32,
+}
+
+/// A queue pair: its halves, and its number.
+pub(crate) struct Pair {
+    pub(crate) sq: Mlx5Sq,
+    pub(crate) rq: Option<Mlx5Rq>,
+    pub(crate) number: u32,
+    rings: Place,
+}
+
+pub(crate) struct Cq {
+    pub(crate) queue: Mlx5Cq,
+    pub(crate) number: u32,
+}
+
+pub(crate) fn cap(max_send_wr: u32, max_inline_data: u32) -> QpCap {
+    QpCap { max_send_wr, max_recv_wr: 16, max_send_sge: 4, max_recv_sge: 4, max_inline_data }
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let card = PlainCard::new(Link::InfiniBand).expect("a card");
+        let context = Plain::new(1 << 10).expect("memory");
+        let region = Mapping::anonymous(REGION).expect("memory");
+        let uars = vec![context.uar()];
+        let mut bench = Self { card, lent: HashSet::new(), uars, context, region, key: 0 };
+        let place = Place { start: bench.region.as_ptr(), len: REGION };
+        bench.lend(place);
+        bench.key = bench.card.engine().register(PD, place.address(), REGION as u64).expect("a key");
+        bench
+    }
+
+    fn lend(&mut self, place: Place) {
+        if self.lent.insert(place.address()) {
+            // SAFETY: queues outlive the card, or are taken back before they go (`forget`); while the card runs, nobody
+            // else does anything.
+            unsafe { self.card.lend(place.start, place.len) }.expect("room in the card's map");
+        }
+    }
+
+    /// The address of a byte of the region.
+    pub(crate) fn address(&self, at: usize) -> u64 {
+        self.region.as_ptr().as_ptr().expose_provenance() as u64 + at as u64
+    }
+
+    pub(crate) fn sge(&self, at: usize, length: u32) -> Sge {
+        Sge { addr: self.address(at), length, lkey: self.key }
+    }
+
+    pub(crate) fn remote(&self, at: usize) -> Remote {
+        Remote { addr: self.address(at), rkey: self.key }
+    }
+
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= REGION);
+        // SAFETY: within the region, and the card is not running.
+        unsafe { self.region.as_ptr().as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    pub(crate) fn read(&self, at: usize, length: usize) -> Vec<u8> {
+        assert!(at + length <= REGION);
+        let mut bytes = vec![0; length];
+        // SAFETY: as in `write`.
+        unsafe { self.region.as_ptr().as_ptr().add(at).copy_to_nonoverlapping(bytes.as_mut_ptr(), length) };
+        bytes
+    }
+
+    pub(crate) fn cq(&mut self, log: u32, cqe_size: usize) -> Cq {
+        let parts = self.context.cq(log, cqe_size).expect("memory");
+        let (ring, doorbell) = (parts.ring(), parts.doorbell());
+        let setup = CqSetup {
+            ring: PlainCard::ring_at(ring.address(), cqe_size << log),
+            log_size: log as u8,
+            wide: cqe_size == 128,
+            eq: PlainCard::EVENTS,
+            doorbell,
+            ..CqSetup::default()
+        };
+        let number = self.card.engine().create_cq(setup).expect("a completion queue");
+        let queue = parts.finish(number);
+        self.lend(ring);
+        self.lend(page_of(doorbell));
+        Cq { queue, number }
+    }
+
+    pub(crate) fn srq(&mut self, max_wr: u32) -> (Mlx5Srq, u32) {
+        let parts = self.context.srq(max_wr, 4).expect("memory");
+        let setup = SrqSetup {
+            ring: PlainCard::ring_at(parts.ring.address(), (parts.slots as usize) << parts.shift),
+            log_size: parts.slots.trailing_zeros() as u8,
+            log_stride: parts.shift as u8,
+            doorbell: parts.doorbell,
+            pd: PD,
+            user_index: 0,
+            cq: None,
+            xrcd: None,
+            linked: true,
+        };
+        let number = self.card.engine().create_srq(setup, 0).expect("a shared receive queue");
+        self.lend(parts.ring);
+        self.lend(page_of(parts.doorbell));
+        (parts.queue, number)
+    }
+
+    pub(crate) fn qp(
+        &mut self,
+        qp_type: QpType,
+        cap: &QpCap,
+        (send_cq, recv_cq): (&Cq, &Cq),
+        srq: Option<(&Mlx5Srq, u32)>,
+        blue_flame: bool,
+    ) -> Pair {
+        let queue = srq.map(|(queue, _)| queue);
+        let parts = self.context.qp(qp_type, cap, &send_cq.queue, &recv_cq.queue, queue).expect("a layout");
+        let (slots, shift) = parts.receives();
+        let (send_offset, blocks) = parts.sends();
+        let receive = match srq {
+            Some((_, number)) => ReceiveQueue::Shared(number),
+            None => ReceiveQueue::Own { log_size: slots.trailing_zeros() as u8, log_stride: shift as u8 },
+        };
+        let service = match qp_type {
+            QpType::RC => Service::Connected(Transport::Rc),
+            QpType::UC => Service::Connected(Transport::Uc),
+            _ => Service::Datagram(None),
+        };
+        let (rings, doorbell) = (parts.rings(), parts.doorbell());
+        let setup = QpSetup {
+            service,
+            pd: PD,
+            user_index: parts.user_index(),
+            ring: PlainCard::ring_at(rings.address(), rings.len),
+            send_offset: send_offset as u64,
+            log_send_size: Some(blocks.trailing_zeros() as u8),
+            receive,
+            doorbell,
+            send_cq: send_cq.number,
+            receive_cq: recv_cq.number,
+            ..QpSetup::default()
+        };
+        let number = self.card.engine().create_qp(setup, Default::default()).expect("a queue pair");
+        self.lend(rings);
+        self.lend(page_of(doorbell));
+        let (sq, rq, uar) = parts.finish(number, blue_flame).expect("memory");
+        if blue_flame {
+            self.uars.push(uar);
+        }
+        Pair { sq, rq, number, rings }
+    }
+
+    /// Two queue pairs connected to each other, on one completion queue of 64 entries.
+    pub(crate) fn connected(&mut self, qp_type: QpType, cap: &QpCap) -> (Pair, Pair, Cq) {
+        let cq = self.cq(6, 64);
+        let left = self.qp(qp_type, cap, (&cq, &cq), None, true);
+        let right = self.qp(qp_type, cap, (&cq, &cq), None, false);
+        self.card.connect(left.number, right.number).expect("a connection");
+        (left, right, cq)
+    }
+
+    /// Destroys a queue pair, and what is left of it here.
+    pub(crate) fn destroy(&mut self, pair: Pair) {
+        self.card.engine().destroy_qp(pair.number).expect("a queue pair");
+        self.card.take_back(pair.rings.address(), pair.rings.len);
+        self.lent.remove(&pair.rings.address());
+    }
+
+    /// Makes a completion queue larger or smaller.
+    pub(crate) fn resize(&mut self, cq: &mut Cq, log: u32) {
+        let number = cq.number;
+        let mut new = None;
+        resize(&mut cq.queue, log, |ring| {
+            // SAFETY: as in `lend`; the old ring's memory goes below.
+            unsafe { self.card.lend(ring.start, ring.len) }.expect("room in the card's map");
+            new = Some(ring.address());
+            let ring = PlainCard::ring_at(ring.address(), 64 << log);
+            self.card.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
+        })
+        .expect("memory");
+        self.lent.extend(new);
+    }
+
+    /// What the doorbells that were rung make the card do.
+    pub(crate) fn run(&mut self) {
+        for page in self.uars.clone() {
+            for at in (0..PAGE).step_by(8) {
+                // SAFETY: within a page that lives as long as its queue.
+                let word = unsafe { page.add(at).cast::<u64>() };
+                // SAFETY: as above; nobody else is running.
+                let value = unsafe { word.read_volatile() };
+                if value != 0 {
+                    // SAFETY: as above.
+                    unsafe { word.write_volatile(0) };
+                    self.card.store(at, &value.to_ne_bytes());
+                }
+            }
+            self.card.run();
+        }
+        // Long enough for every retry.
+        self.card.pass(1);
+    }
+}
+
+pub(crate) const SIGNALED: SendFlags = SendFlags::SIGNALED;
+
+/// A request with elements.
+pub(crate) fn request(wr_id: u64, operation: Operation, sges: &[Sge]) -> SendRequest<'_> {
+    SendRequest { wr_id, operation, flags: SIGNALED, payload: Payload::Sges(sges) }
+}
+
+pub(crate) fn push(sq: &mut Mlx5Sq, request: &SendRequest<'_>) -> Result<(), Refusal> {
+    // SAFETY: the elements are of the bench's region, which stays registered.
+    unsafe { sq.push(request) }
+}
+
+/// Posts one request.
+pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
+    push(sq, request).expect("room for the request");
+    sq.ring().expect("doorbells are not refused");
+}
+
+/// Posts one receive.
+pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) {
+    // SAFETY: as in `push`.
+    unsafe { queue.push(&RecvRequest { wr_id, sges }) }.expect("room for the receive");
+    queue.ring();
+}
+
+/// Everything that has completed.
+pub(crate) fn poll(cq: &mut Cq) -> Vec<WorkCompletion> {
+    let mut taken = Vec::new();
+    while let Some(completion) = cq.queue.next() {
+        taken.push(completion.to_value());
+    }
+    cq.queue.release();
+    taken
+}

@@ -1,0 +1,92 @@
+//! Queues that come and go under their completion queues, and completion queues that change their size.
+
+use bareverbs_provider::contract::{CompletionQueue, SendQueue};
+use bareverbs_provider::work::{Operation, WcStatus};
+use bareverbs_uapi::uverbs::types::QpType;
+
+use crate::bench::{Bench, cap, poll, push, request, send};
+
+#[test]
+fn completions_of_a_destroyed_queue_pair_are_nobodys() {
+    let mut bench = Bench::new();
+    let (mut left, right, mut cq) = bench.connected(QpType::RC, &cap(8, 0));
+    let local = [bench.sge(0, 8)];
+    send(&mut left.sq, &request(1, Operation::Write(bench.remote(0x1000)), &local));
+    bench.run();
+    bench.destroy(left);
+    // A new one does not get the old one's completions, whatever numbers it has.
+    let mut next = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+    bench.card.engine().move_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default()).expect("reset");
+    bench.card.connect(next.number, right.number).expect("a connection");
+    send(&mut next.sq, &request(2, Operation::Write(bench.remote(0x1000)), &local));
+    bench.run();
+    let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+    assert_eq!(done, [(2, WcStatus::SUCCESS)]);
+}
+
+#[test]
+fn completions_from_before_a_reset_are_passed_over_and_later_ones_are_not() {
+    let mut bench = Bench::new();
+    let (mut left, mut right, mut cq) = bench.connected(QpType::RC, &cap(8, 0));
+    let local = [bench.sge(0, 8)];
+    for round in 0..3 {
+        for wr_id in 0..3 {
+            send(&mut left.sq, &request(100 * round + wr_id, Operation::Write(bench.remote(0x1000)), &local));
+        }
+        bench.run();
+        for pair in [&mut left, &mut right] {
+            let reset = bareverbs_hca::engine::State::Reset;
+            bench.card.engine().move_qp(pair.number, reset, Default::default()).expect("reset");
+            pair.sq.reset();
+            bareverbs_provider::contract::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
+        }
+        bench.card.connect(left.number, right.number).expect("a connection");
+        send(&mut left.sq, &request(100 * round + 50, Operation::Write(bench.remote(0x1000)), &local));
+        bench.run();
+        let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(done, [(100 * round + 50, WcStatus::SUCCESS)]);
+    }
+}
+
+#[test]
+fn a_completion_queue_goes_round_many_times_with_entries_of_both_sizes() {
+    for cqe_size in [64, 128] {
+        let mut bench = Bench::new();
+        let mut cq = bench.cq(2, cqe_size);
+        let mut left = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        let right = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        bench.card.connect(left.number, right.number).expect("a connection");
+        let local = [bench.sge(0, 8)];
+        for wr_id in 0..50 {
+            send(&mut left.sq, &request(wr_id, Operation::Write(bench.remote(0x1000)), &local));
+            bench.run();
+            let done: Vec<_> = poll(&mut cq).iter().map(|wc| wc.wr_id).collect();
+            assert_eq!(done, [wr_id]);
+        }
+    }
+}
+
+#[test]
+fn what_was_there_is_found_after_a_resize_once_and_in_order() {
+    let mut bench = Bench::new();
+    let (mut left, _right, mut cq) = bench.connected(QpType::RC, &cap(16, 0));
+    let local = [bench.sge(0, 8)];
+    let mut next = 0;
+    for (round, log) in [3, 5, 4, 6].into_iter().enumerate() {
+        let first = next;
+        for _ in 0..=round {
+            push(&mut left.sq, &request(next, Operation::Write(bench.remote(0x1000)), &local)).expect("room");
+            next += 1;
+        }
+        left.sq.ring().expect("rung");
+        bench.run();
+        bench.resize(&mut cq, log);
+        assert_eq!(cq.queue.capacity(), (1 << log) - 1);
+        push(&mut left.sq, &request(next, Operation::Write(bench.remote(0x1000)), &local)).expect("room");
+        next += 1;
+        left.sq.ring().expect("rung");
+        bench.run();
+        let ids: Vec<_> = poll(&mut cq).iter().map(|wc| wc.wr_id).collect();
+        assert_eq!(ids, (first..next).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,9 @@
+//! The queues against a ConnectX in software, in one process: what a program posts is carried out by a card that was
+//! written apart from the provider and that the kernel's own driver and the C library run on.
+
+mod bench;
+mod connected;
+mod datagrams;
+mod lifetime;
+mod shared;
+mod windows;
