@@ -40,11 +40,14 @@ pub(crate) struct Pair {
     pub(crate) rq: Option<Mlx5Rq>,
     pub(crate) number: u32,
     rings: Place,
+    /// The doorbell page that it rings.
+    uar: NonNull<u8>,
 }
 
 pub(crate) struct Cq {
     pub(crate) queue: Mlx5Cq,
     pub(crate) number: u32,
+    ring: Place,
 }
 
 pub(crate) fn cap(max_send_wr: u32, max_inline_data: u32) -> QpCap {
@@ -114,7 +117,7 @@ impl Bench {
         let queue = parts.finish(number);
         self.lend(ring);
         self.lend(page_of(doorbell));
-        Cq { queue, number }
+        Cq { queue, number, ring }
     }
 
     pub(crate) fn srq(&mut self, max_wr: u32) -> (Mlx5Srq, u32) {
@@ -178,7 +181,7 @@ impl Bench {
         if blue_flame {
             self.uars.push(uar);
         }
-        Pair { sq, rq, number, rings }
+        Pair { sq, rq, number, rings, uar }
     }
 
     /// Two queue pairs connected to each other, on one completion queue of 64 entries.
@@ -195,21 +198,26 @@ impl Bench {
         self.card.engine().destroy_qp(pair.number).expect("a queue pair");
         self.card.take_back(pair.rings.address(), pair.rings.len);
         self.lent.remove(&pair.rings.address());
+        // The shared page stays.
+        let shared = self.context.uar();
+        self.uars.retain(|page| *page != pair.uar || *page == shared);
     }
 
     /// Makes a completion queue larger or smaller.
     pub(crate) fn resize(&mut self, cq: &mut Cq, log: u32) {
         let number = cq.number;
-        let mut new = None;
+        let old = cq.ring;
         resize(&mut cq.queue, log, |ring| {
             // SAFETY: as in `lend`; the old ring's memory goes below.
             unsafe { self.card.lend(ring.start, ring.len) }.expect("room in the card's map");
-            new = Some(ring.address());
+            cq.ring = ring;
             let ring = PlainCard::ring_at(ring.address(), 64 << log);
             self.card.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
+            self.card.take_back(old.address(), old.len);
         })
         .expect("memory");
-        self.lent.extend(new);
+        self.lent.remove(&old.address());
+        self.lent.insert(cq.ring.address());
     }
 
     /// What the doorbells that were rung make the card do.
