@@ -27,7 +27,9 @@ const FIRST_PORT: u16 = 0xc000;
 /// Where there is no label, the destination stands for it.
 fn source_port(flow_label: u32, gid: &[u8; 16]) -> u16 {
     let label = match flow_label & 0xf_ffff {
-        0 => gid.chunks(2).fold(0u32, |sum, pair| sum.wrapping_mul(31) ^ u32::from(pair[0]) << 8 ^ u32::from(pair[1])),
+        0 => gid
+            .chunks(2)
+            .fold(0u32, |sum, pair| sum.wrapping_mul(31) ^ u32::from(pair[0]) << 8 ^ u32::from(pair[1])),
         label => label,
     };
     FIRST_PORT | ((label & 0x3fff) ^ (label >> 14 & 0x3f)) as u16
@@ -46,7 +48,9 @@ pub(crate) fn vector(attr: &AhAttr, link: Link) -> AddressVector {
     let index = u32::from(grh.sgid_index) << 20 | grh.flow_label & 0xf_ffff;
     let (path, rmac, flag) = match link {
         Link::InfiniBand => (
-            u32::from(attr.sl & 0xf) << 24 | u32::from(attr.src_path_bits & 0x7f) << 16 | u32::from(attr.dlid),
+            u32::from(attr.sl & 0xf) << 24
+                | u32::from(attr.src_path_bits & 0x7f) << 16
+                | u32::from(attr.dlid),
             [0; 6],
             1 << 30,
         ),

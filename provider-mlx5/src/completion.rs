@@ -158,7 +158,6 @@ impl CqShared {
             self.has_strays.store(true, Ordering::Release);
         }
     }
-
 }
 
 /// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
@@ -264,8 +263,7 @@ impl Mlx5Cq {
             }
             return Stray::Nobodys;
         }
-        let Some(at) =
-            strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
+        let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
         else {
             return Stray::Unknown;
         };

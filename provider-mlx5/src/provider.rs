@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::contract::{
-    AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider,
-    QpRequest, RecvQueue, SrqChange, SrqRequest,
+    AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
+    Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
-    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp, CreateCqReq,
-    CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps, QpFlags, ResizeCqReq,
+    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp,
+    CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps, QpFlags,
+    ResizeCqReq,
 };
 use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{LinkLayer, SrqAttrMask};
@@ -88,7 +89,11 @@ fn note<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, object: &Arc<T>) {
 }
 
 /// The object under a handle, as the method that names it would say if the kernel did not know it.
-fn known<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, method: &'static str) -> Result<Arc<T>, Refused> {
+fn known<T>(
+    map: &Mutex<HashMap<u32, Weak<T>>>,
+    handle: u32,
+    method: &'static str,
+) -> Result<Arc<T>, Refused> {
     let map = map.lock().unwrap_or_else(PoisonError::into_inner);
     map.get(&handle).and_then(Weak::upgrade).ok_or(Refused { method, errno: Errno::NOENT })
 }
@@ -227,8 +232,7 @@ impl Provider for Mlx5 {
             return Ok(entries);
         }
         queue.release();
-        let driver =
-            ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
+        let driver = ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
         let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
         // SAFETY: as in `create_cq`.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
@@ -242,10 +246,7 @@ impl Provider for Mlx5 {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
         let layout = Layout::new(request.qp_type, &request.cap, request.srq.is_some(), self.limits())?;
-        let cqs = [
-            known(&self.cqs, request.send_cq, METHOD)?,
-            known(&self.cqs, request.recv_cq, METHOD)?,
-        ];
+        let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
             Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
             None => Source::Own(Receives::new(layout.recv_slots)),
@@ -353,13 +354,14 @@ impl Provider for Mlx5 {
             return Err(CreateError::Unsupported { what: "paths without a GID on Ethernet" });
         }
         if ethernet && !self.told.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
-            return Err(CreateError::Unsupported { what: "address handles whose next hop the kernel does not tell" });
+            return Err(CreateError::Unsupported {
+                what: "address handles whose next hop the kernel does not tell",
+            });
         }
         let mut response = CreateAhResp::zeroed();
         let output: &mut [u8] = if ethernet { response.as_mut_bytes() } else { &mut [] };
         // SAFETY: the response has its full size.
-        let made =
-            unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
+        let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_ah(file, handle);
         };

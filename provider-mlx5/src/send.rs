@@ -12,7 +12,9 @@ use bareverbs_uapi::uverbs::types::QpType;
 use crate::doorbell::{SendRegister, Word};
 use crate::pair::PairMemory;
 use crate::table::{Record, Side};
-use crate::wqe::{self, AddressVector, BLOCK, Control, ControlFlags, Opcode, SEGMENT, SEGMENTS_PER_BLOCK, Segment};
+use crate::wqe::{
+    self, AddressVector, BLOCK, Control, ControlFlags, Opcode, SEGMENT, SEGMENTS_PER_BLOCK, Segment,
+};
 
 /// Bytes of the longest run of memory that a segment can name, and of the longest message on the wire.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;

@@ -105,7 +105,15 @@ impl Plain {
         let doorbell = self.records.take().map_err(refused)?;
         let places = (Place::of(&rings), doorbell.address());
         let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
-        Ok(PlainQp { qp_type, layout, has_srq: srq.is_some(), record, memory, places, uar: Arc::clone(&self.uar) })
+        Ok(PlainQp {
+            qp_type,
+            layout,
+            has_srq: srq.is_some(),
+            record,
+            memory,
+            places,
+            uar: Arc::clone(&self.uar),
+        })
     }
 
     /// A shared receive queue of at least `max_wr` receives of `max_sge` elements.

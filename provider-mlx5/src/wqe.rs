@@ -242,8 +242,7 @@ mod change {
     pub(super) const ATOMIC: u64 = 1 << 21;
     pub(super) const FREE: u64 = 1 << 29;
     /// What a bind to a range sets.
-    pub(super) const RANGE: u64 =
-        LEN | START_ADDR | LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
+    pub(super) const RANGE: u64 = LEN | START_ADDR | LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
 }
 
 /// The first byte of a UMR's control segment.

@@ -5,7 +5,7 @@
 
 use bareverbs_provider::contract::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    AccessFlags, Datagram, MwBind, Operation, Payload, PlacementType, RecvRequest, Refusal, Remote,
+    AccessFlags, Datagram, MwBind, MwType, Operation, Payload, PlacementType, RecvRequest, Refusal, Remote,
     SelectivityLevel, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};

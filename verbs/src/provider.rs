@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
+use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::command::ContextInfo;
 use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
@@ -12,7 +13,6 @@ use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
     Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
-use bareverbs_mlx5::Mlx5;
 use bareverbs_rxe::Rxe;
 use rustix::io::Errno;
 
@@ -24,6 +24,7 @@ macro_rules! providers {
         /// An enumeration rather than a trait object: the data path has a predictable branch, not an indirect call.
         /// Code that shall not have the branch either opens the device with
         /// [`Device::open_as`](crate::Device::open_as).
+        #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
         pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
 
         /// Its completion queues.
@@ -86,7 +87,6 @@ macro_rules! providers {
                     $((Self::$variant(provider), AnyCq::$variant(queue)) => {
                         provider.resize_cq(cq, queue, entries)
                     })*
-                    #[allow(unreachable_patterns, reason = "with one provider there is no other pair")]
                     _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
                 }
             }
@@ -115,7 +115,6 @@ macro_rules! providers {
                     $((Self::$variant(provider), AnySrq::$variant(queue)) => {
                         provider.modify_srq(srq, queue, change)
                     })*
-                    #[allow(unreachable_patterns, reason = "it is reachable with two providers")]
                     _ => Err(CreateError::Unsupported { what: "shared receive queues of another device" }),
                 }
             }
@@ -155,7 +154,6 @@ macro_rules! providers {
                         // SAFETY: the caller's promise is the same.
                         unsafe { queue.push_datagram(&request) }
                     })*
-                    #[allow(unreachable_patterns, reason = "it is reachable with two providers")]
                     _ => Err(Refusal::ForeignAddress),
                 }
             }

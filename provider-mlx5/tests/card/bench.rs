@@ -91,7 +91,9 @@ impl Bench {
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= REGION);
         // SAFETY: within the region, and the card is not running.
-        unsafe { self.region.as_ptr().as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.region.as_ptr().as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
+        };
     }
 
     pub(crate) fn read(&self, at: usize, length: usize) -> Vec<u8> {

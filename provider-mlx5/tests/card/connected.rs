@@ -1,7 +1,9 @@
 //! Sends, writes, reads and atomics over reliable and unreliable connections.
 
 use bareverbs_provider::contract::SendQueue;
-use bareverbs_provider::work::{Operation, Payload, Refusal, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus};
+use bareverbs_provider::work::{
+    Operation, Payload, Refusal, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
+};
 use bareverbs_uapi::uverbs::types::QpType;
 use proptest::prelude::*;
 
@@ -166,12 +168,16 @@ fn what_no_request_can_hold_is_refused_and_leaves_the_queue_as_it_was() {
     let max = 1 << 30;
     let long = [bench.sge(0, max as u32), bench.sge(0, 1)];
     let write = Operation::Write(bench.remote(0));
-    let inline = |operation, parts| SendRequest { payload: Payload::Inline(parts), ..request(1, operation, &[]) };
+    let inline =
+        |operation, parts| SendRequest { payload: Payload::Inline(parts), ..request(1, operation, &[]) };
     let odd = Operation::FetchAdd { remote: bench.remote(4), add: 1 };
     let fetch = Operation::FetchAdd { remote: bench.remote(8), add: 1 };
     let many = vec![0; 4096];
     let parts: [&[u8]; 1] = [&many];
-    assert!(matches!(push(&mut left.sq, &request(1, write, &sges)), Err(Refusal::TooManySges { given: 9, .. })));
+    assert!(matches!(
+        push(&mut left.sq, &request(1, write, &sges)),
+        Err(Refusal::TooManySges { given: 9, .. })
+    ));
     let too_long = Err(Refusal::MessageTooLong { given: max + 1, max });
     assert_eq!(push(&mut left.sq, &request(1, write, &long)), too_long);
     let too_long = push(&mut left.sq, &inline(write, &parts));

@@ -16,7 +16,11 @@ fn completions_of_a_destroyed_queue_pair_are_nobodys() {
     bench.destroy(left);
     // A new one does not get the old one's completions, whatever numbers it has.
     let mut next = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
-    bench.card.engine().move_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default()).expect("reset");
+    bench
+        .card
+        .engine()
+        .move_qp(right.number, bareverbs_hca::engine::State::Reset, Default::default())
+        .expect("reset");
     bench.card.connect(next.number, right.number).expect("a connection");
     send(&mut next.sq, &request(2, Operation::Write(bench.remote(0x1000)), &local));
     bench.run();
