@@ -1,9 +1,11 @@
 //! Receive queues, of one queue pair or shared.
 
+use std::ptr::NonNull;
+
 use bareverbs_provider::contract::{CreateError, RecvQueue};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::Producer;
-use bareverbs_provider::work::{RecvRequest, Refusal};
+use bareverbs_provider::work::{self, RecvRequest, Refusal};
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 
 use crate::memory::{QueueMemory, locate};
@@ -20,6 +22,8 @@ const DATA: usize = size_of::<RecvWqe>();
 pub struct RxeRq<M: QueueMemory = Mapping> {
     ring: Producer,
     max_sge: u32,
+    /// Whether the short way is open: a request was written since the queue was new, and each may have an element.
+    short: bool,
     /// Whether the kernel has left the ring for one that is not mapped.
     lost: bool,
     /// Keeps the ring in place.
@@ -41,7 +45,7 @@ impl<M: QueueMemory> RxeRq<M> {
         // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
         // value is the only one made for it, because it takes it.
         let ring = unsafe { Producer::new(ring) };
-        Ok(Self { ring, max_sge, lost: false, _memory: memory })
+        Ok(Self { ring, max_sge, short: false, lost: false, _memory: memory })
     }
 
     /// Goes on in `memory`, where the kernel has moved the queue and which must hold `depth` requests. Requests that
@@ -65,6 +69,7 @@ impl<M: QueueMemory> RxeRq<M> {
     /// memory is read by nobody.
     pub fn lose(&mut self) {
         self.ring.close();
+        self.short = false;
         self.lost = true;
     }
 
@@ -74,14 +79,50 @@ impl<M: QueueMemory> RxeRq<M> {
     }
 }
 
+/// Writes what stands before the elements, except the two words that are always zero.
+///
+/// # Safety
+///
+/// There must be room for a `RecvWqe` at `slot`, aligned to 8.
+#[inline(always)]
+unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
+    let wqe = slot.as_ptr().cast::<RecvWqe>();
+    // SAFETY: as this function's contract says.
+    unsafe {
+        (&raw mut (*wqe).wr_id).write(wr_id);
+        (&raw mut (*wqe).dma.length).write(length);
+        (&raw mut (*wqe).dma.resid).write(length);
+        (&raw mut (*wqe).dma.cur_sge).write(0);
+        (&raw mut (*wqe).dma.num_sge).write(num_sge);
+        (&raw mut (*wqe).dma.sge_offset).write(0);
+        (&raw mut (*wqe).dma.reserved).write(0);
+    }
+}
+
 impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Always part of the caller, where the number of elements is mostly known.
+    /// One element.
     #[inline(always)]
+    unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+        let [sge] = request.sges else { return false };
+        if !self.short || sge.length > i32::MAX as u32 {
+            return false;
+        }
+        let Some(slot) = self.ring.known_slot() else { return false };
+        // SAFETY: `locate` checked that a slot has room for a request and, as `short` says, one element. Slots are
+        // aligned to 64, and nobody else accesses this one before it is published.
+        unsafe {
+            write(slot.start(), request.wr_id, sge.length, 1);
+            slot.start().add(DATA).cast::<work::Sge>().write(*sge);
+        }
+        slot.fill();
+        true
+    }
+
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(self.full());
@@ -96,22 +137,16 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         if length > MAX_MESSAGE {
             return Err(too_long(length));
         }
-        let length = length as u32;
-        let wqe = slot.as_ptr().cast::<RecvWqe>();
         // SAFETY: a slot has room for a `RecvWqe`, is aligned to 64, and nobody else accesses it before it is
         // published.
         unsafe {
-            (&raw mut (*wqe).wr_id).write(request.wr_id);
+            let wqe = slot.as_ptr().cast::<RecvWqe>();
             (&raw mut (*wqe).reserved).write(0);
             (&raw mut (*wqe).padding).write(0);
-            (&raw mut (*wqe).dma.length).write(length);
-            (&raw mut (*wqe).dma.resid).write(length);
-            (&raw mut (*wqe).dma.cur_sge).write(0);
-            (&raw mut (*wqe).dma.num_sge).write(sges.len() as u32);
-            (&raw mut (*wqe).dma.sge_offset).write(0);
-            (&raw mut (*wqe).dma.reserved).write(0);
+            write(slot, request.wr_id, length as u32, sges.len() as u32);
         }
         self.ring.advance();
+        self.short = self.max_sge > 0;
         Ok(())
     }
 
@@ -127,5 +162,6 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
 
     fn reset(&mut self) {
         self.ring.resync();
+        self.short = false;
     }
 }

@@ -1,10 +1,13 @@
 //! The send queue.
 
+use std::mem::offset_of;
+use std::ops::Range;
+
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_provider::mapping::Mapping;
-use bareverbs_provider::ring::{Producer, Published};
+use bareverbs_provider::ring::{Position, Producer, Published};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, RdmaWr, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -119,6 +122,12 @@ impl SendLimits {
 pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
     ring: Producer,
     limits: SendLimits,
+    /// Whether the short way is open to an element.
+    short_sge: bool,
+    /// To how many lengths of inline data, from [`SHORT_INLINE`] up.
+    short_inline: usize,
+    /// Where an abort goes back to: requests before it are published or deferred.
+    deferred: Position,
     doorbell: D,
     /// Keeps the ring in place.
     _memory: M,
@@ -142,7 +151,18 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
         // value is the only one made for it, because it takes it.
         let ring = unsafe { Producer::new(ring) };
-        Ok(Self { ring, limits, doorbell, _memory: memory })
+        let deferred = ring.position();
+        Ok(Self { ring, limits, short_sge: false, short_inline: 0, deferred, doorbell, _memory: memory })
+    }
+
+    /// Opens the short way, as far as the limits go, once a request was written the long way.
+    fn shorten(&mut self) {
+        let SendLimits { max_sge, max_inline, operations, .. } = self.limits;
+        if operations & SHORT_OPERATIONS == SHORT_OPERATIONS {
+            let longest = SHORT_INLINE.end.min(max_inline as usize + 1);
+            self.short_sge = max_sge > 0;
+            self.short_inline = longest.saturating_sub(SHORT_INLINE.start);
+        }
     }
 
     #[cold]
@@ -150,12 +170,19 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         let refused = Refused { method: DOORBELL, errno };
         if errno == Errno::INVAL {
             self.ring.take_back(batch);
+            self.deferred = self.ring.position();
             DoorbellError::TakenBack(refused)
         } else {
             DoorbellError::Posted(refused)
         }
     }
 }
+
+/// Lengths of inline data that the short way copies, in two words.
+const SHORT_INLINE: Range<usize> = 8..17;
+
+/// Operations of the short way, as in [`SendLimits`].
+const SHORT_OPERATIONS: u32 = 1 << WrOpcode::SEND.0 | 1 << WrOpcode::RDMA_WRITE.0;
 
 /// Copies elements behind a request; returns the sum of their bytes.
 ///
@@ -197,20 +224,9 @@ unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
     match parts {
         [part] if part.len() > max as usize => None,
         [part] => {
-            let (from, len) = (part.as_ptr(), part.len());
-            if (8..=16).contains(&len) {
-                // SAFETY: two words that together cover the part, and overlap where it is shorter than both.
-                unsafe {
-                    let first = from.cast::<u64>().read_unaligned();
-                    let last = from.add(len - 8).cast::<u64>().read_unaligned();
-                    to.cast::<u64>().write_unaligned(first);
-                    to.add(len - 8).cast::<u64>().write_unaligned(last);
-                }
-            } else {
-                // SAFETY: within the room that the caller promises.
-                unsafe { to.copy_from_nonoverlapping(from, len) };
-            }
-            Some(len as u32)
+            // SAFETY: within the room that the caller promises.
+            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
+            Some(part.len() as u32)
         }
         // SAFETY: the same promise.
         _ => unsafe { write_several_inline(to, parts, max) },
@@ -231,6 +247,24 @@ unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option
     }
     Some(length as u32)
 }
+
+/// Where a request goes in the peer's memory.
+///
+/// # Safety
+///
+/// There must be room at `to`, aligned to 8.
+#[inline(always)]
+unsafe fn write_rdma(to: *mut RdmaWr, remote: Remote) {
+    // With the zero beside it, the key is one store.
+    let key: u64 = zerocopy::transmute!([remote.rkey, 0]);
+    // SAFETY: as this function's contract says; the key lies at a multiple of 8.
+    unsafe {
+        (&raw mut (*to).remote_addr).write(remote.addr);
+        (&raw mut (*to).rkey).cast::<u64>().write(key);
+    }
+}
+
+const _: () = assert!(offset_of!(RdmaWr, rkey) == 8 && offset_of!(RdmaWr, reserved) == 12);
 
 /// What is the same in every request.
 struct Common {
@@ -268,6 +302,37 @@ unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
         (&raw mut (*wqe).dma.num_sge).write(common.num_sge);
         (&raw mut (*wqe).dma.sge_offset).write(0);
         (&raw mut (*wqe).dma.reserved).write(0);
+    }
+}
+
+/// Writes a send or a write, whose data are written, into a slot; returns `false` for other operations.
+///
+/// # Safety
+///
+/// As for [`write_common`].
+#[inline(always)]
+unsafe fn write_short(
+    wqe: *mut SendWqe,
+    request: &SendRequest<'_>,
+    length: u32,
+    num_sge: u32,
+    inline: SendFlags,
+) -> bool {
+    let flags = kernel_flags(request.flags, inline);
+    let common =
+        |opcode, iova| Common { wr_id: request.wr_id, opcode, flags, key_or_imm: 0, iova, length, num_sge };
+    // SAFETY: as this function's contract says; every form fits into `wr`, whose alignment is 8.
+    unsafe {
+        if let Operation::Write(remote) = request.operation {
+            write_rdma((&raw mut (*wqe).wr.wr).cast(), remote);
+            write_common(wqe, &common(WrOpcode::RDMA_WRITE, remote.addr));
+            true
+        } else if let Operation::Send = request.operation {
+            write_common(wqe, &common(WrOpcode::SEND, 0));
+            true
+        } else {
+            false
+        }
     }
 }
 
@@ -320,9 +385,48 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.capacity()
     }
 
-    /// Always part of the caller, where the operation and the kind of payload are mostly known: what remains of
-    /// the function then is little more than the stores.
+    /// A send or a write of one element or of a few bytes inline. Always part of the caller, where the operation and the
+    /// kind of payload are mostly known: what remains then is little more than the stores.
     #[inline(always)]
+    unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
+        let Some(slot) = self.ring.known_slot() else { return false };
+        let start = slot.start().as_ptr();
+        let wqe = start.cast::<SendWqe>();
+        // SAFETY: as in `push`.
+        let data = unsafe { start.add(DATA) };
+        // Both arms go on by themselves: what is constant in them stays so.
+        let written = match request.payload {
+            Payload::Inline([part]) => {
+                let beyond = part.len().wrapping_sub(SHORT_INLINE.start);
+                if beyond >= self.short_inline {
+                    return false;
+                }
+                let from = part.as_ptr();
+                // SAFETY: there is room for that many bytes, as `short_inline` says, and the two words together cover
+                // them; they overlap where the part is shorter than both. The rest is as in `push`.
+                unsafe {
+                    let first = from.cast::<u64>().read_unaligned();
+                    let last = from.add(beyond).cast::<u64>().read_unaligned();
+                    data.cast::<u64>().write_unaligned(first);
+                    data.add(beyond).cast::<u64>().write_unaligned(last);
+                    write_short(wqe, request, part.len() as u32, 0, SendFlags::INLINE)
+                }
+            }
+            Payload::Sges([sge]) if self.short_sge && sge.length <= i32::MAX as u32 => {
+                // SAFETY: there is room for one element, as `short_sge` says. The rest is as in `push`.
+                unsafe {
+                    data.cast::<work::Sge>().write(*sge);
+                    write_short(wqe, request, sge.length, 1, SendFlags::empty())
+                }
+            }
+            _ => return false,
+        };
+        if written {
+            slot.fill();
+        }
+        written
+    }
+
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
@@ -339,9 +443,8 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         let (mut length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
-            let value = RdmaWr { remote_addr: remote.addr, rkey: remote.rkey, reserved: 0 };
             // SAFETY: as above; every form fits into `wr`, whose alignment is 8.
-            unsafe { form.cast::<RdmaWr>().write(value) };
+            unsafe { write_rdma(form.cast(), remote) };
         };
         let atomic = |remote: Remote, compare_add: u64, swap: u64| {
             let value =
@@ -436,10 +539,10 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         // SAFETY: as above.
         unsafe { write_common(wqe, &common) };
         self.ring.advance();
+        self.shorten();
         Ok(())
     }
 
-    #[inline(always)]
     unsafe fn push_datagram(
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
@@ -482,11 +585,23 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     }
 
     #[inline]
+    fn defer(&mut self) -> Result<(), DoorbellError> {
+        self.deferred = self.ring.position();
+        Ok(())
+    }
+
+    #[inline]
+    fn deferred(&self) -> u32 {
+        self.ring.pending_before(self.deferred)
+    }
+
+    #[inline]
     fn ring(&mut self) -> Result<(), DoorbellError> {
         if self.ring.pending() == 0 {
             return Ok(());
         }
         let batch = self.ring.publish();
+        self.deferred = self.ring.position();
         match self.doorbell.ring() {
             Ok(()) => Ok(()),
             Err(errno) => Err(self.refused(batch, errno)),
@@ -495,7 +610,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
 
     #[inline]
     fn abort(&mut self) {
-        self.ring.abort();
+        self.ring.abort_to(self.deferred);
     }
 
     /// From Linux 6.4 on, the kernel flushes a request that it cannot carry out like those after it; why it could not
@@ -521,6 +636,8 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
 
     fn reset(&mut self) {
         self.ring.resync();
+        self.deferred = self.ring.position();
+        (self.short_sge, self.short_inline) = (false, 0);
     }
 
     /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).

@@ -23,15 +23,22 @@ fn limits() -> SendLimits {
     SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC")
 }
 
+const SGE: Sge = Sge { addr: 1, length: 1, lkey: 1 };
+
 fn send(wr_id: u64) -> SendRequest<'static> {
-    const SGE: [Sge; 1] = [Sge { addr: 1, length: 1, lkey: 1 }];
-    SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::empty(), payload: Payload::Sges(&SGE) }
+    SendRequest {
+        wr_id,
+        operation: Operation::Send,
+        flags: SendFlags::empty(),
+        payload: Payload::Sges(&[SGE]),
+    }
 }
 
 /// A step of a queue that the program fills.
 #[derive(Clone, Copy, Debug)]
 enum Fill {
     Push(u8),
+    Defer,
     Ring,
     RefusedRing,
     Abort,
@@ -41,6 +48,7 @@ enum Fill {
 fn fills() -> impl Strategy<Value = Vec<Fill>> {
     let step = prop_oneof![
         4 => (1..40u8).prop_map(Fill::Push),
+        2 => Just(Fill::Defer),
         3 => Just(Fill::Ring),
         1 => Just(Fill::RefusedRing),
         1 => Just(Fill::Abort),
@@ -77,13 +85,16 @@ proptest! {
         let capacity = (depth + 1).next_power_of_two() - 1;
         prop_assert_eq!(queue.capacity(), capacity);
 
-        let (mut batch, mut posted, mut next, mut rings) = (VecDeque::new(), VecDeque::new(), 0, 0);
+        let (mut batch, mut deferred, mut posted) = (VecDeque::new(), VecDeque::new(), VecDeque::new());
+        let (mut next, mut rings) = (0, 0);
         for step in steps {
             match step {
                 Fill::Push(n) => for _ in 0..n {
                     // SAFETY: no kernel carries the request out.
-                    let result = unsafe { queue.push(&send(next)) };
-                    if batch.len() + posted.len() < capacity as usize {
+                    let short = unsafe { queue.try_push(&send(next)) };
+                    // SAFETY: as above.
+                    let result = if short { Ok(()) } else { unsafe { queue.push(&send(next)) } };
+                    if batch.len() + deferred.len() + posted.len() < capacity as usize {
                         prop_assert_eq!(result, Ok(()));
                         batch.push_back(next);
                         next += 1;
@@ -91,18 +102,24 @@ proptest! {
                         prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
                     }
                 },
+                Fill::Defer => {
+                    prop_assert_eq!(queue.defer(), Ok(()));
+                    deferred.append(&mut batch);
+                }
                 Fill::Ring => {
-                    rings += u32::from(!batch.is_empty());
+                    deferred.append(&mut batch);
+                    rings += u32::from(!deferred.is_empty());
                     prop_assert_eq!(queue.ring(), Ok(()));
-                    posted.append(&mut batch);
+                    posted.append(&mut deferred);
                 }
                 Fill::RefusedRing => {
-                    rings += u32::from(!batch.is_empty());
+                    deferred.append(&mut batch);
+                    rings += u32::from(!deferred.is_empty());
                     doorbell.answer(Err(Errno::INVAL));
                     let result = queue.ring();
                     doorbell.answer(Ok(()));
-                    prop_assert_eq!(matches!(result, Err(DoorbellError::TakenBack(_))), !batch.is_empty());
-                    batch.clear();
+                    prop_assert_eq!(matches!(result, Err(DoorbellError::TakenBack(_))), !deferred.is_empty());
+                    deferred.clear();
                 }
                 Fill::Abort => {
                     queue.abort();
@@ -114,6 +131,7 @@ proptest! {
                 },
             }
             prop_assert_eq!(doorbell.rung(), rings);
+            prop_assert_eq!(queue.deferred() as usize, deferred.len());
         }
     }
 
@@ -170,8 +188,8 @@ proptest! {
 
     #[test]
     fn a_receive_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
-        let memory = started_at(depth, start, 40);
-        let mut queue = RxeRq::new(memory.clone(), depth, 0).unwrap();
+        let memory = started_at(depth, start, 40 + 16);
+        let mut queue = RxeRq::new(memory.clone(), depth, 1).unwrap();
         let mut kernel = KernelConsumer::new(memory);
         let capacity = (depth + 1).next_power_of_two() - 1;
 
@@ -180,7 +198,13 @@ proptest! {
             match step {
                 Fill::Push(n) => for _ in 0..n {
                     // SAFETY: no kernel carries the request out.
-                    let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
+                    let short = unsafe { queue.try_push(&RecvRequest { wr_id: next, sges: &[SGE] }) };
+                    let result = if short {
+                        Ok(())
+                    } else {
+                        // SAFETY: as above.
+                        unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[SGE] }) }
+                    };
                     if batch.len() + posted.len() < capacity as usize {
                         prop_assert_eq!(result, Ok(()));
                         batch.push_back(next);
@@ -189,7 +213,7 @@ proptest! {
                         prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
                     }
                 },
-                Fill::Ring | Fill::RefusedRing => {
+                Fill::Ring | Fill::RefusedRing | Fill::Defer => {
                     queue.ring();
                     posted.append(&mut batch);
                 }

@@ -232,6 +232,22 @@ pub trait SendQueue: Send {
     /// Requests it holds.
     fn capacity(&self) -> u32;
 
+    /// Writes a request of the commonest kinds into the next free slot, or does nothing and returns `false`: then it is
+    /// [`SendQueue::push`] that writes or refuses it.
+    ///
+    /// This is the short way, which a provider keeps free of calls and of decisions that are mostly the same. It declines
+    /// whenever in doubt, and always after the queue was made or reset until a push has succeeded, so that a caller may
+    /// leave the queue pair's state to the long way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
+        let _ = request;
+        false
+    }
+
     /// Writes a request into the next free slot. The device does not see it before [`SendQueue::ring`].
     ///
     /// # Safety
@@ -250,12 +266,24 @@ pub trait SendQueue: Send {
         request: &SendRequest<'_, Datagram<'_, Self::Ah>>,
     ) -> Result<(), Refusal>;
 
-    /// Publishes what was pushed and rings the doorbell; does nothing where nothing was pushed.
+    /// Leaves what was pushed for the next [`SendQueue::ring`]: [`SendQueue::abort`] does not take it back any more.
+    ///
+    /// By default it is handed over at once, which is right where a doorbell costs next to nothing.
+    fn defer(&mut self) -> Result<(), DoorbellError> {
+        self.ring()
+    }
+
+    /// Requests that [`SendQueue::defer`] has left for the next [`SendQueue::ring`].
+    fn deferred(&self) -> u32 {
+        0
+    }
+
+    /// Publishes what was pushed or left and rings the doorbell; does nothing where there is nothing of either.
     ///
     /// The error says what became of the batch, all of which shares one fate.
     fn ring(&mut self) -> Result<(), DoorbellError>;
 
-    /// Takes back what was pushed and not yet handed over.
+    /// Takes back what was pushed and neither handed over nor left for later.
     fn abort(&mut self);
 
     /// The `wr_id` of a request that failed on this side, and how it failed, where the queue knows more of that than
@@ -278,6 +306,18 @@ pub trait SendQueue: Send {
 pub trait RecvQueue: Send {
     /// Requests it holds.
     fn capacity(&self) -> u32;
+
+    /// Writes a request of the commonest kind into the next free slot, or does nothing and returns `false`, as
+    /// [`SendQueue::try_push`] does.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+        let _ = request;
+        false
+    }
 
     /// Writes a request into the next free slot. The device does not see it before [`RecvQueue::ring`].
     ///
@@ -310,6 +350,31 @@ pub trait CompletionQueue: Send {
     /// Takes the next completion, if there is one. Its slot goes back to the device with
     /// [`CompletionQueue::release`].
     fn next(&mut self) -> Option<Self::Completion<'_>>;
+
+    /// Takes the next completion by value, if there is one, and gives its slot and all taken before it back to the
+    /// device.
+    #[inline]
+    fn next_value(&mut self) -> Option<WorkCompletion> {
+        let value = self.next()?.to_value();
+        self.release();
+        Some(value)
+    }
+
+    /// Takes as many completions by value as there are and as `into` has room for, and gives their slots and all taken
+    /// before them back to the device; tells how many.
+    #[inline]
+    fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let mut taken = 0;
+        for slot in into {
+            let Some(completion) = self.next() else { break };
+            *slot = completion.to_value();
+            taken += 1;
+        }
+        if taken > 0 {
+            self.release();
+        }
+        taken
+    }
 
     /// Gives the slots of all taken completions back to the device.
     fn release(&mut self);

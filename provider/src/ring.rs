@@ -99,6 +99,32 @@ impl Published {
     }
 }
 
+/// The next slot to fill.
+#[derive(Debug)]
+pub struct KnownSlot<'a> {
+    producer: &'a mut Producer,
+    after: u32,
+}
+
+impl KnownSlot<'_> {
+    /// Its first byte. Until it is filled and published, nobody else reads or writes it.
+    #[inline(always)]
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.producer.ring.slot(self.producer.next)
+    }
+
+    /// Counts it as filled.
+    #[inline(always)]
+    pub fn fill(self) {
+        self.producer.next = self.after;
+    }
+}
+
+/// A place in the ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Position(u32);
+
 impl Producer {
     /// Takes up the producer's side where the shared index stands.
     ///
@@ -137,12 +163,25 @@ impl Producer {
         let after = (self.next + 1) & self.ring.mask;
         if after == self.taken {
             // SAFETY: valid by the contract of `new`.
-            self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
-            if after == self.taken {
+            let taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
+            if after == taken {
                 return None;
             }
+            self.taken = taken;
         }
         Some(self.ring.slot(self.next))
+    }
+
+    /// The next slot to fill, unless the ring may be full as far as is known.
+    ///
+    /// This is the short way of [`Producer::next_slot`]: it does not look at the other side's index.
+    #[inline(always)]
+    pub fn known_slot(&mut self) -> Option<KnownSlot<'_>> {
+        let after = (self.next + 1) & self.ring.mask;
+        if after == self.taken {
+            return None;
+        }
+        Some(KnownSlot { after, producer: self })
     }
 
     /// Counts the slot that [`Producer::next_slot`] gave as filled.
@@ -193,6 +232,29 @@ impl Producer {
         self.next = self.published;
     }
 
+    /// Where the next slot is, as [`Producer::abort_to`] and [`Producer::pending_before`] want it.
+    #[inline]
+    #[must_use]
+    pub fn position(&self) -> Position {
+        Position(self.next)
+    }
+
+    /// Filled slots before `position` that the other side has not been told of.
+    #[inline]
+    #[must_use]
+    pub fn pending_before(&self, position: Position) -> u32 {
+        position.0.wrapping_sub(self.published) & self.ring.mask
+    }
+
+    /// Forgets the slots that were filled since `position`, unless some before it were published or forgotten since:
+    /// then those that were not published.
+    #[inline]
+    pub fn abort_to(&mut self, position: Position) {
+        let keep = self.pending_before(position);
+        let keep = if keep <= self.pending() { keep } else { 0 };
+        self.next = (self.published + keep) & self.ring.mask;
+    }
+
     /// Takes the ring up anew where the shared indices stand, as after the other side has emptied it.
     pub fn resync(&mut self) {
         // SAFETY: the ring and this being its only producer are as `new` was promised.
@@ -206,8 +268,6 @@ pub struct Consumer {
     ring: RingMemory,
     /// The slot to take next.
     next: u32,
-    /// What the other side has been told.
-    published: u32,
     /// The other side's index as last read; it may have filled more since.
     filled: u32,
 }
@@ -225,7 +285,7 @@ impl Consumer {
     pub unsafe fn new(ring: RingMemory) -> Self {
         // SAFETY: valid by this function's contract.
         let own = unsafe { read_own_index(ring.consumer.as_ptr()) } & ring.mask;
-        Self { ring, next: own, published: own, filled: own }
+        Self { ring, next: own, filled: own }
     }
 
     /// Slots that can be filled at the same time.
@@ -242,26 +302,25 @@ impl Consumer {
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Option<NonNull<u8>> {
-        if self.next == self.filled {
+        // The compiler must take it that the other side's index is anything's index, this one's too.
+        let next = self.next;
+        if next == self.filled {
             // SAFETY: valid by the contract of `new`.
-            self.filled = unsafe { read_peer_index(self.ring.producer.as_ptr()) } & self.ring.mask;
-            if self.next == self.filled {
+            let filled = unsafe { read_peer_index(self.ring.producer.as_ptr()) } & self.ring.mask;
+            if next == filled {
                 return None;
             }
+            self.filled = filled;
         }
-        let slot = self.ring.slot(self.next);
-        self.next = (self.next + 1) & self.ring.mask;
-        Some(slot)
+        self.next = (next + 1) & self.ring.mask;
+        Some(self.ring.slot(next))
     }
 
-    /// Gives all taken slots back; does nothing where none was taken.
+    /// Gives all taken slots back.
     #[inline]
     pub fn release(&mut self) {
-        if self.next != self.published {
-            // SAFETY: valid by the contract of `new`.
-            unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
-            self.published = self.next;
-        }
+        // SAFETY: valid by the contract of `new`.
+        unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
     }
 
     /// Takes the ring up anew where the shared indices stand, as after the other side has moved this side's index.

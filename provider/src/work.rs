@@ -215,6 +215,8 @@ pub struct RecvRequest<'a> {
 /// A completion by value.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+// In the order of the kernel's own, so that it is copied in words.
+#[repr(C)]
 pub struct WorkCompletion {
     /// Of the request.
     pub wr_id: u64,

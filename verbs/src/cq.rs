@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{Completion, CompletionQueue, CqRequest, CreatedCq, Provider};
+use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreatedCq, Provider};
 
 use crate::{AnyProvider, CompChannel, Context, Error, Result, WorkCompletion};
 
@@ -165,27 +165,20 @@ impl<P: Provider> Cq<P> {
     #[doc(alias = "ibv_start_poll")]
     #[inline]
     pub fn poll(&mut self) -> Completions<'_, P> {
-        Completions { queue: &mut self.queue }
+        Completions { queue: &mut self.queue, taken: false }
     }
 
     /// Takes one completion, if there is one.
     #[inline]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
-        self.poll().next().map(|completion| completion.to_value())
+        self.queue.next_value()
     }
 
     /// Takes as many completions as there are and as `into` has room for; tells how many.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll_into(&mut self, into: &mut [WorkCompletion]) -> usize {
-        let mut completions = self.poll();
-        let mut taken = 0;
-        for slot in into {
-            let Some(completion) = completions.next() else { break };
-            *slot = completion.to_value();
-            taken += 1;
-        }
-        taken
+        self.queue.next_values(into)
     }
 
     /// Asks for one event on the channel when the next completion arrives. Poll once more after this and before
@@ -222,6 +215,8 @@ impl<P: Provider> Drop for CqShared<P> {
 #[must_use = "completions are taken by `next`"]
 pub struct Completions<'a, P: Provider = AnyProvider> {
     queue: &'a mut P::Cq,
+    /// Known to the compiler where nothing is there, so that looking in vain costs no release.
+    taken: bool,
 }
 
 impl<P: Provider> Completions<'_, P> {
@@ -230,7 +225,9 @@ impl<P: Provider> Completions<'_, P> {
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     #[inline]
     pub fn next(&mut self) -> Option<<P::Cq as CompletionQueue>::Completion<'_>> {
-        self.queue.next()
+        let next = self.queue.next();
+        self.taken |= next.is_some();
+        next
     }
 }
 
@@ -238,6 +235,8 @@ impl<P: Provider> Drop for Completions<'_, P> {
     #[doc(alias = "ibv_end_poll")]
     #[inline]
     fn drop(&mut self) {
-        self.queue.release();
+        if self.taken {
+            self.queue.release();
+        }
     }
 }

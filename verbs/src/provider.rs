@@ -137,6 +137,12 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
             }
 
+            #[inline(always)]
+            unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
+            }
+
             #[inline]
             unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
                 // SAFETY: the caller's promise is the same.
@@ -156,6 +162,16 @@ macro_rules! providers {
                     })*
                     _ => Err(Refusal::ForeignAddress),
                 }
+            }
+
+            #[inline]
+            fn defer(&mut self) -> Result<(), DoorbellError> {
+                match self { $(Self::$variant(queue) => queue.defer(),)* }
+            }
+
+            #[inline]
+            fn deferred(&self) -> u32 {
+                match self { $(Self::$variant(queue) => queue.deferred(),)* }
             }
 
             #[inline]
@@ -198,6 +214,16 @@ macro_rules! providers {
             }
 
             #[inline]
+            fn next_value(&mut self) -> Option<WorkCompletion> {
+                match self { $(Self::$variant(queue) => queue.next_value(),)* }
+            }
+
+            #[inline]
+            fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+                match self { $(Self::$variant(queue) => queue.next_values(into),)* }
+            }
+
+            #[inline]
             fn release(&mut self) {
                 match self { $(Self::$variant(queue) => queue.release(),)* }
             }
@@ -230,6 +256,12 @@ macro_rules! providers {
             #[inline]
             fn capacity(&self) -> u32 {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            }
+
+            #[inline(always)]
+            unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
             }
 
             #[inline]

@@ -112,9 +112,14 @@ impl<P: Provider> Srq<P> {
     /// name must stay registered, and nobody may look at it or change it, not even through the region's own safe
     /// methods other than the copying ones.
     #[doc(alias = "ibv_post_srq_recv")]
+    #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         for (index, request) in requests.iter().enumerate() {
             // SAFETY: the caller vouches for every request.
+            if unsafe { self.queue.try_push(request) } {
+                continue;
+            }
+            // SAFETY: the same promise.
             if let Err(refusal) = unsafe { self.queue.push(request) } {
                 self.queue.ring();
                 return Err(PostError { accepted: index, reason: refusal.into() });

@@ -22,7 +22,9 @@ pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 
 use crate::cq::CqShared;
 use crate::srq::SrqShared;
-use crate::{AnyProvider, Cq, Error, Gid, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest, Srq};
+use crate::{
+    AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest, Srq,
+};
 
 /// What a queue pair is to be.
 #[doc(alias = "ibv_qp_init_attr")]
@@ -208,12 +210,49 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[doc(alias = "ibv_post_send")]
+    #[inline]
     pub unsafe fn post_send(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.send.post_send(requests) }
+    }
+
+    /// Posts sends and leaves the doorbell to the next flush, poll with a flush, or post; see
+    /// [`SendHalf::post_send_deferred`].
+    ///
+    /// # Errors
+    /// As for [`SendHalf::post_send_deferred`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline]
+    pub unsafe fn post_send_deferred(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.send.post_send_deferred(requests) }
+    }
+
+    /// Hands all deferred requests to the device; see [`SendHalf::flush`].
+    ///
+    /// # Errors
+    /// As for [`SendHalf::flush`].
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), PostError> {
+        self.send.flush()
+    }
+
+    /// Hands all deferred requests to the device, then polls; see [`SendHalf::flush_and_poll`].
+    ///
+    /// # Errors
+    /// As for [`SendHalf::flush`].
+    #[inline]
+    pub fn flush_and_poll<'c>(&mut self, cq: &'c mut Cq<P>) -> Result<Completions<'c, P>, PostError> {
+        self.send.flush_and_poll(cq)
     }
 
     /// Posts receives.
@@ -225,6 +264,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`RecvHalf::post_recv`].
     #[doc(alias = "ibv_post_recv")]
+    #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.recv.post_recv(requests) }

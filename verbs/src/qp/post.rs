@@ -8,7 +8,10 @@ use bareverbs_provider::contract::{DoorbellError, Provider, RecvQueue, SendQueue
 
 use super::transport::UcOperation;
 use super::{Connected, Transport};
-use crate::{AnyProvider, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest, WcStatus};
+use crate::{
+    AnyProvider, Completions, Cq, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest,
+    WcStatus,
+};
 
 /// The send half of a queue pair.
 pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
@@ -26,7 +29,7 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
         Batch { queue: &mut self.queue, state: self.state, pushed: 0, _transport: PhantomData }
     }
 
-    /// Posts sends, all with one doorbell.
+    /// Posts sends, all with one doorbell, which is that of deferred ones too.
     ///
     /// # Errors
     /// The first request that is refused ends the list; those before it are posted and will complete.
@@ -37,19 +40,122 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     /// registered; nobody may change the bytes that it sends, nor look at or change those that it fills (reads and
     /// atomics), not even through the region's own safe methods other than the copying ones.
     #[doc(alias = "ibv_post_send")]
+    #[inline]
     pub unsafe fn post_send(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
+        // The commonest of all lists is written right here.
+        if let [request] = requests
+            // SAFETY: the caller vouches for the request.
+            && unsafe { T::try_push::<P>(&mut self.queue, request) }
+        {
+            return self.queue.ring().map_err(|error| doorbell_error(error, 1));
+        }
+        // SAFETY: the same promise.
+        unsafe { self.post_list(requests, false) }
+    }
+
+    /// Posts any requests in any state, with a doorbell now or later.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(never)]
+    unsafe fn post_list(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        later: bool,
+    ) -> Result<(), PostError> {
         let mut batch = self.start_send();
-        for (index, request) in requests.iter().enumerate() {
+        let mut result = Ok(());
+        for request in requests {
             // SAFETY: the caller vouches for every request.
             if let Err(reason) = unsafe { batch.push(request) } {
-                batch.ring()?;
-                return Err(PostError { accepted: index, reason });
+                result = Err(PostError { accepted: batch.pushed, reason });
+                break;
             }
         }
-        batch.ring()
+        if later { batch.defer() } else { batch.ring() }?;
+        result
+    }
+
+    /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next: [`SendHalf::flush`],
+    /// [`SendHalf::flush_and_poll`], or sends that are posted without deferring. Until then the device may not know of
+    /// them, and they take up room in the queue.
+    ///
+    /// Devices whose doorbell costs next to nothing are told at once.
+    ///
+    /// ```no_run
+    /// use bareverbs::{Completion, Cq, Operation, Payload, PostError, Qp, Rc, SendFlags, SendRequest, Sge};
+    ///
+    /// fn answer(qp: &mut Qp<Rc>, cq: &mut Cq, answers: &[Sge]) -> Result<(), PostError> {
+    ///     for (wr_id, answer) in (0..).zip(answers) {
+    ///         let payload = Payload::Sges(std::slice::from_ref(answer));
+    ///         let request = SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
+    ///         // SAFETY: the caller keeps the answers as they are until they are complete.
+    ///         unsafe { qp.post_send_deferred(&[request]) }?;
+    ///     }
+    ///     // One system call for all of them.
+    ///     let mut completions = qp.flush_and_poll(cq)?;
+    ///     while let Some(completion) = completions.next() {
+    ///         println!("{} is sent", completion.wr_id());
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// What is still deferred when the queue pair is reset or dropped is never sent and makes no completion; in the error
+    /// state, it takes a flush to make it complete.
+    ///
+    /// # Errors
+    /// The first request that is refused ends the list; those before it are deferred. A
+    /// [full queue](crate::Refusal::QueueFull) may be full of deferred requests: flush, then poll.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline]
+    pub unsafe fn post_send_deferred(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    ) -> Result<(), PostError> {
+        if let [request] = requests
+            // SAFETY: the caller vouches for the request.
+            && unsafe { T::try_push::<P>(&mut self.queue, request) }
+        {
+            return self.queue.defer().map_err(|error| doorbell_error(error, 1));
+        }
+        // SAFETY: the same promise.
+        unsafe { self.post_list(requests, true) }
+    }
+
+    /// How many requests wait for the doorbell.
+    #[must_use]
+    pub fn deferred(&self) -> usize {
+        self.queue.deferred() as usize
+    }
+
+    /// Hands all deferred requests to the device with one doorbell; does nothing where there are none.
+    ///
+    /// # Errors
+    /// The kernel refuses the doorbell; the error says whether they were taken back or count as posted, and
+    /// [`PostError::accepted`] how many count.
+    #[inline]
+    pub fn flush(&mut self) -> Result<(), PostError> {
+        let deferred = self.deferred();
+        self.queue.ring().map_err(|error| doorbell_error(error, deferred))
+    }
+
+    /// Hands all deferred requests to the device as [`SendHalf::flush`] does, then looks at what has completed as
+    /// [`Cq::poll`] does.
+    ///
+    /// # Errors
+    /// As for [`SendHalf::flush`].
+    #[inline]
+    pub fn flush_and_poll<'c>(&mut self, cq: &'c mut Cq<P>) -> Result<Completions<'c, P>, PostError> {
+        self.flush()?;
+        Ok(cq.poll())
     }
 
     /// Requests it holds.
@@ -96,7 +202,26 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     /// registered, and nobody may look at it or change it, not even through the region's own safe methods other than
     /// the copying ones.
     #[doc(alias = "ibv_post_recv")]
+    #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        if let ([request], Some(queue)) = (requests, &mut self.queue)
+            // SAFETY: the caller vouches for the request.
+            && unsafe { queue.try_push(request) }
+        {
+            queue.ring();
+            return Ok(());
+        }
+        // SAFETY: the same promise.
+        unsafe { self.post_list(requests) }
+    }
+
+    /// Posts any receives in any state.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[inline(never)]
+    unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let state = self.state;
         let Some(queue) = self.queue.as_mut().filter(|_| state != QpState::RESET) else {
             let reason = if self.queue.is_none() { PostReason::Shared } else { PostReason::State(state) };
@@ -104,6 +229,10 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
         };
         for (index, request) in requests.iter().enumerate() {
             // SAFETY: the caller vouches for every request.
+            if unsafe { queue.try_push(request) } {
+                continue;
+            }
+            // SAFETY: the same promise.
             if let Err(refusal) = unsafe { queue.push(request) } {
                 queue.ring();
                 return Err(PostError { accepted: index, reason: refusal.into() });
@@ -120,7 +249,8 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     }
 }
 
-/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without it, they are taken back.
+/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that and without
+/// [`Batch::defer`], they are taken back.
 ///
 /// A queue pair has one batch at a time:
 ///
@@ -148,8 +278,24 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     /// # Safety
     ///
     /// As for [`SendHalf::post_send`].
-    #[inline]
+    #[inline(always)]
     pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
+        // SAFETY: the caller vouches for the request.
+        if unsafe { T::try_push::<P>(self.queue, request) } {
+            self.pushed += 1;
+            return Ok(());
+        }
+        // SAFETY: the same promise.
+        unsafe { self.push_rare(request) }
+    }
+
+    /// The long way, for requests of any kind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(never)]
+    unsafe fn push_rare(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
         if matches!(self.state, QpState::RESET | QpState::INIT | QpState::RTR) {
             return Err(PostReason::State(self.state));
         }
@@ -171,18 +317,26 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
         self.pushed == 0
     }
 
-    /// Hands all its requests to the device with one doorbell.
+    /// Hands all its requests to the device with one doorbell, after those that were deferred before.
     ///
     /// # Errors
-    /// The kernel refuses the doorbell; the error says whether the requests were taken back or count as posted.
+    /// The kernel refuses the doorbell; the error says whether the requests, and the deferred ones before them, were
+    /// taken back or count as posted.
     #[doc(alias = "ibv_wr_complete")]
     #[inline]
     pub fn ring(mut self) -> Result<(), PostError> {
         let pushed = std::mem::take(&mut self.pushed);
-        self.queue.ring().map_err(|error| PostError {
-            accepted: if matches!(error, DoorbellError::Posted(_)) { pushed } else { 0 },
-            reason: PostReason::Doorbell(error),
-        })
+        self.queue.ring().map_err(|error| doorbell_error(error, pushed))
+    }
+
+    /// Leaves its requests to the next doorbell; see [`SendHalf::post_send_deferred`].
+    ///
+    /// # Errors
+    /// As for [`Batch::ring`], where the device is told at once.
+    #[inline]
+    pub fn defer(mut self) -> Result<(), PostError> {
+        let pushed = std::mem::take(&mut self.pushed);
+        self.queue.defer().map_err(|error| doorbell_error(error, pushed))
     }
 }
 
@@ -211,6 +365,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         self.push_inline(wr_id, UcOperation::Write(remote), bytes, flags)
     }
 
+    #[inline]
     fn push_inline(
         &mut self,
         wr_id: u64,
@@ -226,11 +381,19 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
 
 impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
     #[doc(alias = "ibv_wr_abort")]
+    #[inline]
     fn drop(&mut self) {
         if self.pushed > 0 {
             self.queue.abort();
         }
     }
+}
+
+/// `requests` share the doorbell's fate.
+#[cold]
+fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
+    let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
+    PostError { accepted, reason: PostReason::Doorbell(error) }
 }
 
 /// Not all requests were posted.

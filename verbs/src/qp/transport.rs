@@ -128,6 +128,23 @@ pub(super) mod private {
     use super::*;
 
     pub trait Sealed {
+        /// Pushes a request of the transport's own kind the short way, or not at all.
+        ///
+        /// # Safety
+        ///
+        /// As for [`SendQueue::push`].
+        #[inline(always)]
+        unsafe fn try_push<P: Provider>(
+            queue: &mut P::Sq,
+            request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
+        ) -> bool
+        where
+            Self: Transport,
+        {
+            let _ = (queue, request);
+            false
+        }
+
         /// Pushes a request of the transport's own kind.
         ///
         /// # Safety
@@ -162,6 +179,12 @@ pub(super) mod private {
 
     impl Sealed for Rc {
         #[inline(always)]
+        unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> bool {
+            // SAFETY: the caller's promise is the same.
+            unsafe { queue.try_push(request) }
+        }
+
+        #[inline]
         unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), Refusal> {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.push(request) }
@@ -170,6 +193,12 @@ pub(super) mod private {
 
     impl Sealed for Uc {
         #[inline(always)]
+        unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_, UcOperation>) -> bool {
+            // SAFETY: the caller's promise is the same.
+            unsafe { queue.try_push(&request.with(request.operation.into())) }
+        }
+
+        #[inline]
         unsafe fn push<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
@@ -180,7 +209,7 @@ pub(super) mod private {
     }
 
     impl Sealed for Ud {
-        #[inline(always)]
+        #[inline]
         unsafe fn push<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, Datagram<'_, P>>,

@@ -1,0 +1,25 @@
+//! What the data path costs, in instructions where the guest's time counts them: each of the usual ways to post and to
+//! poll, once over the provider chosen at run time and once over rxe's own types.
+//!
+//! `fastpath DEVICE` prints a line for each: name, smallest and median of many runs, separated by tabs.
+//! `c/fastpath.c` prints the same of the C library.
+
+#[cfg(target_arch = "x86_64")]
+mod clock;
+#[cfg(target_arch = "x86_64")]
+mod measure;
+#[cfg(target_arch = "x86_64")]
+mod pair;
+
+#[cfg(target_arch = "x86_64")]
+fn main() -> anyhow::Result<()> {
+    let name = std::env::args().nth(1).unwrap_or_else(|| "rxe0".into());
+    let device = bareverbs::Device::find(&name)?;
+    measure::all("any", &device.open()?)?;
+    measure::all("rxe", &device.open_as::<bareverbs_rxe::Rxe>()?)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn main() {
+    eprintln!("fastpath reads the time stamp counter of x86-64");
+}

@@ -1,0 +1,252 @@
+//! The ways to post and to poll that are measured.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bareverbs::{
+    Completion, Context, Cq, Operation, Payload, Provider, RecvRequest, SendFlags, SendRequest, WcFlags,
+    WcOpcode, WcStatus, WorkCompletion,
+};
+
+use crate::clock::Samples;
+use crate::pair::Pair;
+
+/// Samples of each quantity.
+const RUNS: usize = 400;
+/// Requests of a batch.
+const BATCH: usize = 32;
+/// Receives that are posted one by one, and in lists.
+const RECEIVES: usize = 128;
+/// Time for the kernel to complete what was posted.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+const NO_COMPLETION: WorkCompletion = WorkCompletion {
+    wr_id: 0,
+    status: WcStatus::SUCCESS,
+    opcode: WcOpcode::SEND,
+    vendor_err: 0,
+    byte_len: 0,
+    imm_data: 0,
+    qp_num: 0,
+    src_qp: 0,
+    wc_flags: WcFlags::empty(),
+    slid: 0,
+    sl: 0,
+    dlid_path_bits: 0,
+};
+
+/// Where results go.
+struct Report<'a> {
+    types: &'a str,
+}
+
+impl Report<'_> {
+    fn line(&self, name: &str, samples: Samples, parts: usize) -> Result<()> {
+        let figures = samples.smallest_and_median(parts);
+        let (smallest, median) = figures.ok_or_else(|| anyhow::anyhow!("no sample of {name}"))?;
+        println!("{}.{name}\t{smallest:.1}\t{median:.1}", self.types);
+        Ok(())
+    }
+}
+
+/// Measures everything over the types of provider `P`, which are called `types`.
+pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>) -> Result<()> {
+    let report = Report { types };
+    let mut pair = Pair::new(context)?;
+    sends(&report, &mut pair)?;
+    polls(&report, &mut pair)?;
+    empty_polls(&report, &mut pair.cq)?;
+    receives(&report, &mut pair)
+}
+
+/// Takes `count` completions of sends that must have succeeded.
+fn drain<P: Provider>(cq: &mut Cq<P>, count: usize) -> Result<()> {
+    let begin = Instant::now();
+    let mut left = count;
+    while left > 0 {
+        match cq.poll_one() {
+            Some(completion) => {
+                ensure!(completion.status == WcStatus::SUCCESS, "{completion:?}");
+                left -= 1;
+            }
+            None => ensure!(begin.elapsed() < PATIENCE, "{left} of {count} requests do not complete"),
+        }
+    }
+    Ok(())
+}
+
+/// Lets the kernel's workers run until they have nothing left to do.
+fn settle() {
+    std::thread::sleep(Duration::from_millis(1));
+}
+
+fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
+    let Pair { qp, cq, memory, remote, .. } = pair;
+    let bytes = [7; 8];
+    let parts = [&bytes[..]];
+    let sges = [memory.sge(..8)?];
+    let write = |payload| SendRequest {
+        wr_id: 1,
+        operation: Operation::Write(*remote),
+        flags: SendFlags::SIGNALED,
+        payload,
+    };
+    let inline = [write(Payload::Inline(&parts)); BATCH];
+    let gathered = [write(Payload::Sges(&sges)); BATCH];
+
+    // What the requests are is kept from the compiler: it sees a slice of something.
+    for (name, requests) in [("post_send 1 inline", &inline[..1]), ("post_send 32 inline", &inline[..])] {
+        let mut samples = Samples::new(RUNS);
+        for _ in 0..RUNS {
+            let requests = black_box(requests);
+            // SAFETY: the memory outlives the queue pair, and nobody looks at it.
+            samples.take(|| unsafe { qp.post_send(requests) })?;
+            drain(cq, requests.len())?;
+            settle();
+        }
+        report.line(name, samples, requests.len())?;
+    }
+
+    for (name, requests) in [("deferred inline", &inline[..1]), ("deferred sge", &gathered[..1])] {
+        let mut samples = Samples::new(RUNS);
+        for _ in 0..RUNS {
+            let requests = black_box(requests);
+            // SAFETY: as above.
+            samples.take(|| unsafe { qp.post_send_deferred(requests) })?;
+            qp.flush()?;
+            drain(cq, 1)?;
+        }
+        report.line(name, samples, 1)?;
+    }
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let (remote, bytes) = (black_box(*remote), black_box(&bytes[..]));
+        samples.take(|| {
+            let mut batch = qp.start_send();
+            batch.write_inline(1, remote, bytes, SendFlags::SIGNALED).map_err(anyhow::Error::new)?;
+            batch.defer().map_err(anyhow::Error::new)
+        })?;
+        qp.flush()?;
+        drain(cq, 1)?;
+    }
+    report.line("deferred in place", samples, 1)?;
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let requests = black_box(&inline[..]);
+        samples.take(|| {
+            for request in requests {
+                // SAFETY: as above.
+                unsafe { qp.post_send_deferred(std::slice::from_ref(request)) }?;
+            }
+            qp.flush()
+        })?;
+        drain(cq, BATCH)?;
+        settle();
+    }
+    report.line("32 deferred, 1 flush", samples, BATCH)
+}
+
+fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
+    let Pair { qp, cq, remote, .. } = pair;
+    // Posts requests and waits until they are complete, without taking the completions.
+    let mut complete = |count: usize| -> Result<()> {
+        let mut batch = qp.start_send();
+        for wr_id in 0..count as u64 {
+            batch.write_inline(wr_id, *remote, &[7; 8], SendFlags::SIGNALED)?;
+        }
+        batch.ring()?;
+        // Longer than the kernel takes; what comes later is seen below.
+        std::thread::sleep(Duration::from_millis(if count > 1 { 10 } else { 2 }));
+        Ok(())
+    };
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        complete(1)?;
+        let found = samples.take(|| black_box(cq.poll_one()));
+        if found.is_none() {
+            samples.discard_last();
+            drain(cq, 1)?;
+        }
+    }
+    report.line("poll_one", samples, 1)?;
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        complete(1)?;
+        let found = samples.take(|| {
+            let mut completions = cq.poll();
+            let found = completions.next();
+            black_box(found.map(|completion| (completion.wr_id(), completion.status())))
+        });
+        if found.is_none() {
+            samples.discard_last();
+            drain(cq, 1)?;
+        }
+    }
+    report.line("poll, next", samples, 1)?;
+
+    let mut into = [NO_COMPLETION; BATCH];
+    for (name, count) in [("poll_into 1", 1), ("poll_into 32", BATCH)] {
+        let mut samples = Samples::new(RUNS);
+        for _ in 0..RUNS {
+            complete(count)?;
+            let room = black_box(&mut into[..count]);
+            let found = samples.take(|| cq.poll_into(room));
+            if found < count {
+                samples.discard_last();
+                drain(cq, count - found)?;
+            }
+        }
+        report.line(name, samples, count)?;
+    }
+    Ok(())
+}
+
+fn empty_polls<P: Provider>(report: &Report<'_>, cq: &mut Cq<P>) -> Result<()> {
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let found = samples.take(|| cq.poll_one().is_some());
+        ensure!(!found, "a completion too many");
+    }
+    report.line("empty poll_one", samples, 1)?;
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let found = samples.take(|| cq.poll().next().is_some());
+        ensure!(!found, "a completion too many");
+    }
+    report.line("empty poll, next", samples, 1)?;
+
+    let mut into = [NO_COMPLETION; BATCH];
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let room = black_box(&mut into[..]);
+        let found = samples.take(|| cq.poll_into(room));
+        ensure!(found == 0, "{found} completions too many");
+    }
+    report.line("empty poll_into", samples, 1)
+}
+
+fn receives<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
+    let Pair { qp, memory, .. } = pair;
+    let sges = [memory.sge(..8)?];
+    let receives = [RecvRequest { wr_id: 1, sges: &sges }; BATCH];
+    let mut samples = Samples::new(RECEIVES);
+    for _ in 0..RECEIVES / 2 {
+        let receive = black_box(&receives[..1]);
+        // SAFETY: the memory outlives the queue pair, and nobody looks at it.
+        samples.take(|| unsafe { qp.post_recv(receive) })?;
+    }
+    report.line("post_recv 1", samples, 1)?;
+    let mut samples = Samples::new(RECEIVES);
+    for _ in 0..RECEIVES / BATCH {
+        let receives = black_box(&receives[..]);
+        // SAFETY: as above.
+        samples.take(|| unsafe { qp.post_recv(receives) })?;
+    }
+    report.line("post_recv 32", samples, BATCH)
+}

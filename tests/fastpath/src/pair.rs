@@ -1,0 +1,57 @@
+//! Two connected queue pairs in one process, of which one sends.
+
+use anyhow::Result;
+use bareverbs::{
+    Access, AhAttr, Buffer, Context, Cq, CqInit, InitAttr, Mr, Provider, Qp, QpCap, QpInit, Rc, Remote,
+    RtrAttr, RtsAttr,
+};
+
+/// Requests and receives that a queue pair holds at least.
+const DEPTH: u32 = 255;
+
+/// Bytes of the region, of which the first half is sent from and the second written to.
+const BYTES: usize = 8192;
+
+pub(crate) struct Pair<P: Provider> {
+    /// The one that is measured.
+    pub(crate) qp: Qp<Rc, P>,
+    /// Where its sends complete.
+    pub(crate) cq: Cq<P>,
+    pub(crate) memory: Mr<Buffer>,
+    /// A place in the memory for writes.
+    pub(crate) remote: Remote,
+    _peer: Qp<Rc, P>,
+    _peer_cq: Cq<P>,
+}
+
+impl<P: Provider> Pair<P> {
+    pub(crate) fn new(context: &Context<P>) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        let memory = pd.register(Buffer::zeroed(BYTES)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let cq = context.create_cq(&CqInit::new(1024))?;
+        let peer_cq = context.create_cq(&CqInit::new(1024))?;
+        let cap = QpCap {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        };
+        let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &peer_cq) })?;
+        let mut peer = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&peer_cq, &peer_cq) })?;
+        let numbers = (qp.qp_num(), peer.qp_num());
+        connect(context, &mut qp, numbers.1)?;
+        connect(context, &mut peer, numbers.0)?;
+        let remote = Remote { addr: memory.sge(BYTES / 2..)?.addr, rkey: memory.rkey() };
+        Ok(Self { qp, cq, memory, remote, _peer: peer, _peer_cq: peer_cq })
+    }
+}
+
+fn connect<P: Provider>(context: &Context<P>, qp: &mut Qp<Rc, P>, peer: u32) -> Result<()> {
+    let gid = context.default_gid(1)?;
+    let address = AhAttr::global(1, gid.gid, u8::try_from(gid.index)?);
+    qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) })?;
+    qp.ready_to_receive(&RtrAttr::new(address, peer))?;
+    qp.ready_to_send(&RtsAttr::default())?;
+    Ok(())
+}
