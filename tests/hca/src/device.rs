@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::control::Change;
 use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port};
 use crate::fabric::{Addresses, Fabric, Mail, Mailbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
@@ -14,6 +15,14 @@ use crate::memory::{DmaMap, MapError};
 
 /// How long senders pause when the receiver can't keep up.
 const PAUSE: Duration = Duration::from_micros(50);
+
+/// What has happened to a port (`enum port_state_policy`'s neighbour `MLX5_PORT_CHANGE_SUBTYPE_*` in `include/linux/mlx5/device.h`).
+mod port_event {
+    pub(super) const DOWN: u8 = 1;
+    pub(super) const ACTIVE: u8 = 4;
+    pub(super) const LID: u8 = 6;
+    pub(super) const GID: u8 = 8;
+}
 
 /// What a device is.
 #[derive(Clone, Copy, Debug)]
@@ -119,16 +128,33 @@ impl Device {
         self.shared.lock().engine.memory().clear();
     }
 
-    /// Pulls the cable, or puts it back.
-    pub(crate) fn set_link(&self, up: bool) {
-        const DOWN: u8 = 1;
-        const ACTIVE: u8 = 4;
+    /// Something happens to the port, and the driver hears of it; `false` if it can't happen to a port of this kind.
+    pub(crate) fn change(&self, change: Change) -> bool {
         let mut guard = self.shared.lock();
-        if guard.engine.set_up(up) {
+        let engine = &mut guard.engine;
+        let (changed, event) = match change {
+            Change::Link(up) => (engine.set_up(up), if up { port_event::ACTIVE } else { port_event::DOWN }),
+            _ if self.shared.setup.link == Link::Ethernet => return false,
+            Change::Lid(lid) => (std::mem::replace(&mut engine.port_mut().lid, lid) != lid, port_event::LID),
+            Change::Prefix(prefix) => {
+                (std::mem::replace(&mut engine.port_mut().prefix, prefix) != prefix, port_event::GID)
+            }
+        };
+        if changed {
+            const PORT: usize = 8;
             let mut data = [0; 28];
-            data[8] = 1 << 4;
-            guard.engine.event(EventKind::PortChange, if up { ACTIVE } else { DOWN }, &data);
+            data[PORT] = 1 << 4;
+            engine.event(EventKind::PortChange, event, &data);
         }
+        let after = addresses(engine);
+        drop(guard);
+        self.shared.fabric.readdress(self.shared.port, after);
+        true
+    }
+
+    /// How many objects of each kind the driver has made.
+    pub(crate) fn objects(&self) -> String {
+        self.shared.lock().firmware.objects()
     }
 }
 

@@ -195,6 +195,20 @@ impl Firmware {
         self.command_eq
     }
 
+    /// How many objects of each kind the driver has made.
+    pub(crate) fn objects(&self) -> String {
+        format!(
+            "eqs {} cqs {} qps {} srqs {} keys {} {} pages {}",
+            self.eqs.len(),
+            self.cqs.len(),
+            self.qps.len(),
+            self.srqs.len(),
+            self.keys.len(),
+            self.resources.counts(),
+            self.pages.len(),
+        )
+    }
+
     /// Whether a send queue may be rung through this UAR page.
     pub(crate) fn may_ring(&self, qp: u32, uar: u32) -> bool {
         self.qps.get(&qp).is_some_and(|known| known.uar == uar) || self.nic.may_ring(qp, uar)

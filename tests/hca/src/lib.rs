@@ -5,6 +5,7 @@
 //! [`Fabric`] joins devices. [`PlainCard`] is the engine alone, over memory of this process.
 #![recursion_limit = "256"]
 
+mod control;
 mod device;
 pub mod engine;
 mod fabric;
@@ -13,6 +14,7 @@ pub mod memory;
 mod plain;
 mod shell;
 
+pub use control::{Change, Control};
 pub use device::Setup;
 pub use engine::Link;
 pub use fabric::{Fabric, Faults};

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use bareverbs_hca::{Fabric, Faults, Link, Server, Setup};
+use bareverbs_hca::{Control, Fabric, Faults, Link, Server, Setup};
 use clap::{Parser, ValueEnum};
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -40,6 +40,9 @@ struct Arguments {
     /// Record packets as RoCE v2 and frames as they are.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// A socket that takes wishes: `1 link down`, `1 link up`, `1 lid 7`, `1 prefix 0xfec0000000000000`, `1 objects`.
+    #[arg(long, value_name = "SOCKET")]
+    control: Option<PathBuf>,
     /// A socket for each card.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
@@ -74,8 +77,13 @@ fn run(arguments: &Arguments) -> Result<()> {
         servers
             .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
     }
+    let control =
+        arguments.control.as_deref().map(Control::bind).transpose().context("making the control socket")?;
     println!("ready");
     std::thread::scope(|scope| {
+        if let Some(control) = &control {
+            scope.spawn(|| eprintln!("bareverbs-hca: control: {}", control.serve(&servers)));
+        }
         for server in &servers {
             scope.spawn(|| eprintln!("bareverbs-hca: {}", server.serve()));
         }

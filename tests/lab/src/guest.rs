@@ -128,10 +128,21 @@ enum Event {
     Closed,
 }
 
+/// A host, and which of its lives: what a killed guest still says is not heard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Source {
+    host: usize,
+    life: u32,
+}
+
 /// Running guests. Dropping them kills them.
 pub struct Guests {
     hosts: Vec<Host>,
-    events: mpsc::Receiver<(usize, Event)>,
+    events: mpsc::Receiver<(Source, Event)>,
+    /// For hosts that are started anew; given up at the end.
+    sender: Option<mpsc::Sender<(Source, Event)>>,
+    /// The guests' ends of the wire.
+    wires: Vec<Option<OwnedFd>>,
     recording: Recording,
     /// What executes them: never [`Accelerator::Auto`].
     pub accelerator: Accelerator,
@@ -144,6 +155,7 @@ struct Host {
     release: Option<String>,
     running: bool,
     status: Option<u8>,
+    life: u32,
 }
 
 impl Guests {
@@ -179,16 +191,39 @@ impl Guests {
         let hosts = usize::from(setup.hosts);
         let wires = if hosts > 1 { wire::join(hosts, &recording)? } else { Vec::new() };
         let (sender, events) = mpsc::channel();
-        let mut guests = Self { hosts: Vec::new(), events, recording, accelerator };
-        let mut ends: Vec<Option<OwnedFd>> = wires.into_iter().map(Some).collect();
-        ends.resize_with(hosts, || None);
-        for (index, wire) in ends.into_iter().enumerate() {
-            let host = Host::start(setup, accelerator, index, wire, &sender)?;
+        let mut wires: Vec<Option<OwnedFd>> = wires.into_iter().map(Some).collect();
+        wires.resize_with(hosts, || None);
+        let mut guests =
+            Self { hosts: Vec::new(), events, sender: Some(sender), wires, recording, accelerator };
+        for host in 0..hosts {
+            let host = guests.start_host(setup, Source { host, life: 0 })?;
             guests.hosts.push(host);
         }
-        drop(sender);
         guests.wait_until_ready()?;
         Ok(guests)
+    }
+
+    fn start_host(&self, setup: &Setup<'_>, source: Source) -> Result<Host> {
+        let wire = self.wires[source.host].as_ref().map(OwnedFd::try_clone).transpose()?;
+        let sender = self.sender.as_ref().context("the guests are being switched off")?;
+        Host::start(setup, self.accelerator, source, wire, sender)
+    }
+
+    /// Kills a host's virtual machine, as a power failure would. Its command has no status.
+    pub fn kill(&mut self, host: usize) -> Result<()> {
+        let host = &mut self.hosts[host];
+        host.life += 1;
+        (host.running, host.status) = (false, None);
+        host.qemu.kill()?;
+        host.qemu.wait()?;
+        Ok(())
+    }
+
+    /// Boots a killed host again, from the setup that it had, and waits until it is ready.
+    pub fn restart(&mut self, setup: &Setup<'_>, host: usize) -> Result<()> {
+        let life = self.hosts[host].life;
+        self.hosts[host] = self.start_host(setup, Source { host, life })?;
+        self.wait_until_ready()
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {
@@ -291,6 +326,7 @@ impl Guests {
             }
         }
         // The console readers end with their QEMU, after everything was read.
+        self.sender = None;
         while let Ok((_, event)) = self.events.recv_timeout(LAST_WORDS) {
             if let Event::Frame(FromGuest::Packet(frame)) = event {
                 wire::record(&self.recording, &frame);
@@ -324,9 +360,12 @@ impl Guests {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match event {
+                Ok((source, _)) if source.life != self.hosts[source.host].life => {}
                 Ok((_, Event::Frame(FromGuest::Packet(frame)))) => wire::record(&self.recording, &frame),
-                Ok((host, Event::Frame(frame))) => return Ok((host, frame)),
-                Ok((host, Event::KernelFailed | Event::Closed)) => return Err(self.ended(host).into()),
+                Ok((source, Event::Frame(frame))) => return Ok((source.host, frame)),
+                Ok((source, Event::KernelFailed | Event::Closed)) => {
+                    return Err(self.ended(source.host).into());
+                }
                 Err(RecvTimeoutError::Timeout) => return Err(Failure::TimedOut(self.report(pending)).into()),
                 Err(RecvTimeoutError::Disconnected) => return Err(self.ended(pending).into()),
             }
@@ -380,11 +419,11 @@ impl Host {
     fn start(
         setup: &Setup<'_>,
         accelerator: Accelerator,
-        index: usize,
+        source: Source,
         wire: Option<OwnedFd>,
-        events: &mpsc::Sender<(usize, Event)>,
+        events: &mpsc::Sender<(Source, Event)>,
     ) -> Result<Self> {
-        let number = u8::try_from(index + 1).context("host numbers fit a byte")?;
+        let number = u8::try_from(source.host + 1).context("host numbers fit a byte")?;
         let link = if wire.is_some() { Link::Nic } else { Link::Veth };
         let mut folders = Vec::new();
         let mut shares = Vec::new();
@@ -417,19 +456,19 @@ impl Host {
             folders: &folders,
             wire: wire.map(|wire| (wire, number)),
             port: guest_port.into(),
-            hca: setup.hca.and_then(|cards| cards.sockets.get(index)).map(PathBuf::as_path),
+            hca: setup.hca.and_then(|cards| cards.sockets.get(source.host)).map(PathBuf::as_path),
         }
         .start(setup.tools)?;
 
         let console = Arc::new(Mutex::new(Console::default()));
-        for source in [qemu.stdout.take().map(OwnedFd::from), qemu.stderr.take().map(OwnedFd::from)] {
-            let source = std::fs::File::from(source.context("QEMU's outputs are piped")?);
+        for output in [qemu.stdout.take().map(OwnedFd::from), qemu.stderr.take().map(OwnedFd::from)] {
+            let output = std::fs::File::from(output.context("QEMU's outputs are piped")?);
             let (console, events) = (console.clone(), events.clone());
-            std::thread::spawn(move || watch_console(source, index, &console, &events));
+            std::thread::spawn(move || watch_console(output, source, &console, &events));
         }
         let (frames, events) = (port.try_clone()?, events.clone());
-        std::thread::spawn(move || read_frames(frames, index, &events));
-        Ok(Self { qemu, port, console, release: None, running: false, status: None })
+        std::thread::spawn(move || read_frames(frames, source, &events));
+        Ok(Self { qemu, port, console, release: None, running: false, status: None, life: source.life })
     }
 }
 
@@ -468,29 +507,29 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
 }
 
 fn watch_console(
-    mut source: impl Read,
-    host: usize,
+    mut output: impl Read,
+    source: Source,
     console: &Mutex<Console>,
-    events: &mpsc::Sender<(usize, Event)>,
+    events: &mpsc::Sender<(Source, Event)>,
 ) {
     let mut buffer = [0; 4096];
     let mut reported = false;
-    while let Ok(count @ 1..) = source.read(&mut buffer) {
+    while let Ok(count @ 1..) = output.read(&mut buffer) {
         let mut console = console.lock().expect("no console reader panics");
         console.feed(&buffer[..count]);
         if !reported && console.failure().is_some() {
             reported = true;
             // Nobody listens any more when the guests are being dropped.
-            let _ = events.send((host, Event::KernelFailed));
+            let _ = events.send((source, Event::KernelFailed));
         }
     }
 }
 
-fn read_frames(mut port: UnixStream, host: usize, events: &mpsc::Sender<(usize, Event)>) {
+fn read_frames(mut port: UnixStream, source: Source, events: &mpsc::Sender<(Source, Event)>) {
     while let Ok(Some(frame)) = FromGuest::read_from(&mut port) {
-        if events.send((host, Event::Frame(frame))).is_err() {
+        if events.send((source, Event::Frame(frame))).is_err() {
             return;
         }
     }
-    let _ = events.send((host, Event::Closed));
+    let _ = events.send((source, Event::Closed));
 }

@@ -10,6 +10,9 @@ pub(crate) const PKEYS: usize = 128;
 /// The default partition, full membership.
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
+/// The subnet prefix that ports are born with.
+const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
+
 /// A GID of an Ethernet port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gid {
@@ -28,6 +31,8 @@ pub struct Port {
     pub lid: u16,
     /// Its GUID.
     pub guid: u64,
+    /// What its GIDs begin with on InfiniBand.
+    pub prefix: u64,
     /// Its MAC.
     pub mac: [u8; 6],
     /// Whether the cable is in.
@@ -47,6 +52,7 @@ impl Port {
             link,
             lid: if link == Link::InfiniBand { u16::from(index) + 1 } else { 0 },
             guid: 0x0002_c903_00fa_4e00 + (u64::from(index) << 8),
+            prefix: LINK_LOCAL,
             mac: [0x00, 0x02, 0xc9, 0xfa, 0x4e, index],
             up: true,
             gids: vec![None; GIDS],
@@ -56,10 +62,10 @@ impl Port {
         }
     }
 
-    /// The GID with which an InfiniBand port is born.
+    /// The GID that an InfiniBand port always has.
     pub(crate) fn own_gid(&self) -> [u8; 16] {
         let mut gid = [0; 16];
-        gid[..8].copy_from_slice(&0xfe80_0000_0000_0000u64.to_be_bytes());
+        gid[..8].copy_from_slice(&self.prefix.to_be_bytes());
         gid[8..].copy_from_slice(&self.guid.to_be_bytes());
         gid
     }

@@ -28,6 +28,12 @@ impl Default for Resources {
 }
 
 impl Resources {
+    /// How many of each kind are in use.
+    pub(super) fn counts(&self) -> String {
+        let count = |table: &Table<()>| table.iter().count();
+        format!("pds {} uars {} xrcds {}", count(&self.pds), count(&self.uars), count(&self.xrcds))
+    }
+
     /// Refuses a protection domain that isn't there.
     pub(super) fn require_pd(&self, pd: u32) -> Result<()> {
         self.pds.get(pd).copied().ok_or(Status::BadResource)

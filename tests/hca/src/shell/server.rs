@@ -10,6 +10,7 @@ use super::bar::{self, Registers, Ring};
 use super::interrupts::Vectors;
 use super::pci::{self, Config};
 use super::protocol::{Errno, Fields, MAX_FDS, MAX_TRANSFER, Message, command, receive, reply};
+use crate::control::Change;
 use crate::device::{Device, Setup};
 use crate::fabric::Fabric;
 use crate::memory::MapError;
@@ -62,9 +63,14 @@ impl Server {
         }
     }
 
-    /// Pulls the cable, or puts it back.
-    pub fn set_link(&self, up: bool) {
-        self.device.set_link(up);
+    /// Something happens to the card's port; `false` if it can't happen to a port of this kind.
+    pub fn change(&self, change: Change) -> bool {
+        self.device.change(change)
+    }
+
+    /// How many objects of each kind the driver has on the card, as `qps 2 cqs 3 …`.
+    pub fn objects(&self) -> String {
+        self.device.objects()
     }
 
     fn serve_one(&self, socket: &UnixStream) -> io::Result<()> {

@@ -72,7 +72,7 @@ layout! {
 
 layout! {
     /// QUERY_QP's answer (`mlx5_ifc_query_qp_out_bits`).
-    QueryQpOut: 0x1d0 {
+    QueryQpOut: 0x110 {
     }
 }
 
