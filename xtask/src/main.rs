@@ -2,6 +2,7 @@
 
 mod build;
 mod demo;
+mod hca;
 mod lab;
 mod native;
 mod print;

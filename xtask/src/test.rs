@@ -8,16 +8,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, Kernel, Peers, Programs, Series, Setup, Tools, fetch_headers,
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, Peers, Programs, Series, Setup, Tools,
+    fetch_headers,
 };
 use clap::Args;
 use serde::Deserialize;
 
+use crate::hca::{self, Bench};
 use crate::print::heading;
 use crate::{build, lab, pyverbs, two_hosts};
 
 /// The crates whose test binaries run in the lab.
 const GUEST_TEST_CRATES: [&str; 2] = ["bareverbs-kernel-tests", "bareverbs-interop-tests"];
+/// Kinds of cards to test.
+const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
 /// Where the guest sees the test binaries.
 const GUEST_FOLDER: &str = "/lab/tests";
 /// How long one test may take in a guest.
@@ -223,11 +227,16 @@ impl Lab {
 
     fn run(&self, accelerator: Accelerator, filter: Option<&str>) -> Result<Table> {
         let programs = build::guest_programs()?;
-        let (folder, mut tests) = guest_tests()?;
+        // Tests of cards need no binaries.
+        let cards_only = filter.is_some_and(|filter| filter.starts_with(hca::PREFIX));
+        let (folder, mut tests) = if cards_only { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
         let mut hosts_tests = two_hosts::TESTS.to_vec();
         hosts_tests.retain(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
-        if tests.is_empty() && hosts_tests.is_empty() {
+        if tests.is_empty()
+            && hosts_tests.is_empty()
+            && PORTS.iter().all(|port| hca::tests(*port, true, filter).is_empty())
+        {
             bail!("no kernel test is named like `{}`", filter.unwrap_or_default());
         }
         let mut table = Table {
@@ -263,6 +272,13 @@ impl Lab {
                     table.rows.entry(title.to_owned()).or_default().insert(name.clone(), outcome);
                 }
             }
+            for port in PORTS {
+                let tests = hca::tests(port, name == two_hosts::KERNEL, filter);
+                if !tests.is_empty() {
+                    let setup = self.setup(kernel, &programs, accelerator);
+                    run_card_tests(&mut Bench::new(&setup, port)?, &tests, name, &mut table)?;
+                }
+            }
         }
         Ok(table)
     }
@@ -288,6 +304,31 @@ impl Lab {
             hca: None,
         }
     }
+}
+
+fn run_card_tests(
+    bench: &mut Bench<'_>,
+    tests: &[(String, hca::Test)],
+    kernel: &str,
+    table: &mut Table,
+) -> Result<()> {
+    for (title, test) in tests {
+        let begin = Instant::now();
+        let result = bench.run(*test);
+        let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
+        let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
+        report(title, kernel, &outcome, &log, begin.elapsed())?;
+        table.rows.entry(title.clone()).or_default().insert(kernel.to_owned(), outcome);
+    }
+    if let Err(error) = bench.end() {
+        println!("FAILED: the kernels at the end: {error:#}");
+        table
+            .rows
+            .entry("the kernel stays sound".into())
+            .or_default()
+            .insert(kernel.to_owned(), Outcome::Failed);
+    }
+    Ok(())
 }
 
 fn report(title: &str, kernel: &str, outcome: &Outcome, log: &str, time: Duration) -> Result<()> {

@@ -252,6 +252,11 @@ impl Guests {
         Ok(())
     }
 
+    /// Kills the command that runs on a host; its status comes as always.
+    pub fn end_command(&mut self, host: usize) -> Result<()> {
+        self.send(host, &ToGuest::Kill)
+    }
+
     /// Whether the command on this host still runs.
     pub fn is_running(&self, host: usize) -> bool {
         self.hosts[host].running

@@ -16,8 +16,8 @@ const FOLDER: &str = "usr/share/doc/rdma-core/tests";
 /// How long a run may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 /// Unpacks the suite where it can be imported, and runs it.
-const RUN: &str = "\
-cp -r /$1 /tmp/tests && cd /tmp/tests && gunzip -f *.gz && exec python3 run_tests.py -v --dev rxe0";
+const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
+exec python3 run_tests.py -v --dev "$@""#;
 
 /// The ids of all its tests: module, class and method.
 pub(super) fn shipped(peers: &Peers) -> Result<BTreeSet<String>> {
@@ -61,9 +61,11 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Runs it in a guest.
-pub(super) fn run(guests: &mut Guests) -> Result<BTreeMap<String, End>> {
-    let argv = ["sh", "-c", RUN, "sh", FOLDER].map(str::to_owned).into();
+/// Runs it in a guest on a device: all of it, or the tests whose names contain one of the words.
+pub(super) fn run(guests: &mut Guests, device: &str, only: &[&str]) -> Result<BTreeMap<String, End>> {
+    let patterns = only.iter().flat_map(|word| ["-k", word]);
+    let argv =
+        ["sh", "-c", RUN, "sh", FOLDER, device].into_iter().chain(patterns).map(str::to_owned).collect();
     let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
     // Its status says no more than its report does; the report goes to standard error.
     let report = String::from_utf8_lossy(&finished.stderr);

@@ -40,6 +40,9 @@ pub(crate) enum Ring {
     Doorbell { uar: u32, doorbell: Doorbell },
 }
 
+/// The state of the interface to the driver in which nothing is done (`MLX5_INITIAL_SEG_NIC_INTERFACE_DISABLED`).
+const DISABLED: u8 = 1;
+
 /// The registers that keep what is written.
 #[derive(Debug, Default)]
 pub(crate) struct Registers {
@@ -50,9 +53,15 @@ pub(crate) struct Registers {
 }
 
 impl Registers {
-    /// The command queue's guest address.
-    pub(crate) fn command_queue(&self) -> u64 {
-        self.queue
+    /// After a reset that the driver may not know of: the interface is off until the driver sets up the command queue again, so that a driver
+    /// that looks finds its work undone.
+    pub(crate) fn after_reset() -> Self {
+        Self { nic_state: DISABLED, ..Self::default() }
+    }
+
+    /// The command queue's guest address, once the driver has said where it is.
+    pub(crate) fn command_queue(&self) -> Option<u64> {
+        (self.queue != 0).then_some(self.queue)
     }
 
     /// Copies out of the BAR.
@@ -144,10 +153,21 @@ mod tests {
         let mut registers = Registers::default();
         registers.write(0x10, &[0, 0, 0, 1]);
         registers.write(0x14, &[0x23, 0x45, 0x60, 0x00]);
-        assert_eq!(registers.command_queue(), 0x1_2345_6000);
+        assert_eq!(registers.command_queue(), Some(0x1_2345_6000));
         let mut low = [0; 4];
         registers.read(0x14, &mut low, 0);
         assert_eq!(low, [0x23, 0x45, 0x60, 0x56]);
+    }
+
+    #[test]
+    fn after_a_reset_the_interface_is_off_until_there_is_a_queue() {
+        let mut registers = Registers::after_reset();
+        let mut low = [0; 4];
+        registers.read(0x14, &mut low, 0);
+        assert_eq!((low, registers.command_queue()), ([0, 0, 1, 0x56], None));
+        registers.write(0x14, &[0x23, 0x45, 0x60, 0x00]);
+        registers.read(0x14, &mut low, 0);
+        assert_eq!((low, registers.command_queue()), ([0x23, 0x45, 0x60, 0x56], Some(0x2345_6000)));
     }
 
     #[test]

@@ -227,13 +227,17 @@ impl Function<'_> {
         match region {
             CONFIG => {
                 if self.config.write(offset, data)? {
-                    self.registers = Registers::default();
+                    self.registers = Registers::after_reset();
                     self.device.reset();
                 }
             }
             BAR0 => match self.registers.write(offset, data) {
                 None => {}
-                Some(Ring::Commands(slots)) => self.device.command(self.registers.command_queue(), slots),
+                Some(Ring::Commands(slots)) => {
+                    if let Some(queue) = self.registers.command_queue() {
+                        self.device.command(queue, slots);
+                    }
+                }
                 Some(Ring::Doorbell { uar, doorbell }) => self.device.ring(uar, doorbell),
             },
             _ => return Some(Err(Errno::INVALID)),

@@ -1,0 +1,154 @@
+//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs: two hosts on one fabric, for each kernel and each kind
+//! of port.
+
+mod games;
+mod resets;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup};
+
+use crate::build;
+
+/// What the tests' names begin with.
+pub(crate) const PREFIX: &str = "hca::";
+/// How long one test may take.
+const LIMIT: Duration = Duration::from_secs(120);
+/// Where every test begins: which GID, and how to try until the other side listens.
+const PRELUDE: &str = include_str!("hca/prelude.sh");
+
+/// A test.
+pub(crate) type Test = fn(&mut Bench<'_>) -> Result<()>;
+
+/// All of them in their order, by name.
+const TESTS: [(&str, Test); 8] = [
+    ("games_within_a_host", games::within),
+    ("games_between_hosts", games::between),
+    ("the_kernels_have_nothing_to_complain_of", games::no_complaints),
+    ("a_part_of_pyverbs", games::pyverbs),
+    ("a_cable_pulled_and_put_back_is_noticed", resets::cable),
+    ("unbound_and_bound_under_traffic", resets::unbind),
+    ("reloaded_by_devlink_under_traffic", resets::reload),
+    ("reset_under_the_driver", resets::function_reset),
+];
+/// Those that boot hosts again, which takes long and differs little between kernels.
+const ONCE: [(&str, Test); 2] =
+    [("a_killed_guest_comes_back", resets::killed_guest), ("cards_are_replaced", resets::replaced_cards)];
+
+/// The tests for a kind of port whose names contain the filter; all, or those for every kernel.
+pub(crate) fn tests(port: HcaPort, all: bool, filter: Option<&str>) -> Vec<(String, Test)> {
+    let kind = if port == HcaPort::Ib { "ib" } else { "roce" };
+    let once = if all { &ONCE[..] } else { &[] };
+    let named = TESTS.iter().chain(once).map(|(name, test)| (format!("{PREFIX}{kind}::{name}"), *test));
+    named.filter(|(title, _)| filter.is_none_or(|filter| title.contains(filter))).collect()
+}
+
+/// Two hosts with a card each.
+pub(crate) struct Bench<'a> {
+    setup: &'a Setup<'a>,
+    pub(crate) port: HcaPort,
+    cards: Hca,
+    guests: Option<Guests>,
+}
+
+impl<'a> Bench<'a> {
+    /// Starts the cards. The hosts are booted by the first test.
+    pub(crate) fn new(setup: &'a Setup<'a>, port: HcaPort) -> Result<Self> {
+        Ok(Self { setup, port, cards: Hca::start(&build::card()?, port, 2, &[])?, guests: None })
+    }
+
+    /// Runs a test; after a failure of a kernel the next test gets new hosts.
+    pub(crate) fn run(&mut self, test: Test) -> Result<()> {
+        let result = self.boot_if_needed().and_then(|()| test(self));
+        if result.as_ref().is_err_and(|error| error.is::<Failure>()) {
+            self.guests = None;
+        }
+        result
+    }
+
+    /// Switches the hosts off.
+    pub(crate) fn end(&mut self) -> Result<()> {
+        match self.guests.take() {
+            Some(guests) => {
+                let warnings = guests.shut_down()?;
+                ensure!(warnings.is_empty(), "{}", warnings.join("\n"));
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn boot_if_needed(&mut self) -> Result<()> {
+        if self.guests.is_none() {
+            let begin = Instant::now();
+            self.guests = Some(Guests::boot(&with_cards(self.setup, &self.cards))?);
+            println!("two hosts up in {:.1} s", begin.elapsed().as_secs_f64());
+        }
+        Ok(())
+    }
+
+    fn guests(&mut self) -> Result<&mut Guests> {
+        self.guests.as_mut().context("the hosts were booted")
+    }
+
+    /// Tells the cards a wish.
+    fn wish(&self, wish: &str) -> Result<String> {
+        self.cards.wish(wish)
+    }
+
+    /// Runs a script on a host (from 0) to its end.
+    fn script(&mut self, host: usize, script: &str) -> Result<String> {
+        let exec = self.exec(script);
+        let Finished { status, timed_out, stdout, stderr } = self.guests()?.run(host, exec, LIMIT)?;
+        let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        if status != 0 || timed_out {
+            bail!("host {}: status {status}{}:\n{text}", host + 1, if timed_out { ", killed" } else { "" });
+        }
+        Ok(text)
+    }
+
+    /// Runs a script on each host; both must succeed.
+    fn scripts(&mut self, first: &str, second: &str) -> Result<()> {
+        let execs = [self.exec(first), self.exec(second)];
+        let guests = self.guests()?;
+        for (host, exec) in execs.into_iter().enumerate() {
+            guests.start(host, exec)?;
+        }
+        let mut output = [String::new(), String::new()];
+        let statuses = guests.wait(Some(Instant::now() + LIMIT), &mut |host, _, bytes| {
+            output[host] += &String::from_utf8_lossy(bytes);
+            Ok(())
+        })?;
+        let [first, second] = output;
+        ensure!(statuses == [0, 0], "statuses {statuses:?}\nhost 1:\n{first}\nhost 2:\n{second}");
+        Ok(())
+    }
+
+    /// Starts a script on a host and waits until it prints `sign`.
+    fn until(&mut self, host: usize, script: &str, sign: &str) -> Result<()> {
+        let exec = self.exec(script);
+        let deadline = Some(Instant::now() + LIMIT);
+        let guests = self.guests()?;
+        guests.start(host, exec)?;
+        let mut output = String::new();
+        while guests.is_running(host) && !output.contains(sign) {
+            guests.step(deadline, &mut |_, _, bytes| {
+                output += &String::from_utf8_lossy(bytes);
+                Ok(())
+            })?;
+        }
+        ensure!(output.contains(sign), "host {} printed no `{sign}`:\n{output}", host + 1);
+        Ok(())
+    }
+
+    fn exec(&self, script: &str) -> Exec {
+        let port = if self.port == HcaPort::Ib { "ib" } else { "roce" };
+        let argv = ["bash", "-c", &format!("{PRELUDE}\n{script}")].map(str::to_owned).into();
+        Exec { argv, env: vec![("PORT".to_owned(), port.to_owned())], ..Exec::default() }
+    }
+}
+
+fn with_cards<'a>(setup: &Setup<'a>, cards: &'a Hca) -> Setup<'a> {
+    Setup { hosts: 2, hca: Some(cards), shares: Vec::new(), ..setup.clone() }
+}

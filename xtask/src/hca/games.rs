@@ -1,0 +1,74 @@
+//! The C programs against each other.
+
+use anyhow::{Result, ensure};
+use bareverbs_lab::HcaPort;
+
+use super::Bench;
+use crate::pyverbs;
+
+/// Of the driver's messages, those that a card without a vendor capability or a slot's speed brings about.
+const HARMLESS: &str = "Failed to get valid vendor specific ID|available PCIe bandwidth";
+
+const SERVERS: &str = "
+for kind in rc uc ud srq xsrq; do ibv_${kind}_pingpong $gid -n 200 >/tmp/server 2>&1 || { echo $kind; cat /tmp/server; exit 1; }; done
+for events in rc srq; do ibv_${events}_pingpong $gid -e -c -n 50 >/tmp/server 2>&1 || { echo $events -e; cat /tmp/server; exit 1; }; done
+for test in send_lat write_lat read_lat atomic_lat send_bw write_bw read_bw; do
+    ib_$test -F $cm -n 200 >/tmp/server 2>&1 || { echo $test; cat /tmp/server; exit 1; }
+done";
+
+const CLIENTS: &str = "
+for kind in rc uc ud srq xsrq; do try ibv_${kind}_pingpong $gid -n 200 10.1.0.1 || exit 1; done
+for events in rc srq; do try ibv_${events}_pingpong $gid -e -c -n 50 10.1.0.1 || exit 1; done
+for test in send_lat write_lat read_lat atomic_lat send_bw write_bw read_bw; do try ib_$test -F $cm -n 200 10.1.0.1 || exit 1; done";
+
+/// What of pyverbs takes seconds and not minutes: whatever a queue, a key and a message can do, and how they fail.
+const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex", "test_srq", "test_mlx5_cq"];
+
+/// The connection manager's, which need an address that the RDMA device has.
+const CM_SERVER: &str = "rping -s -C 10 -v >/tmp/server 2>&1 || { cat /tmp/server; exit 1; }";
+const CM_CLIENT: &str = "try rping -c -a 10.1.0.1 -C 10 -v";
+
+/// Bytes through the netdevs; the card cuts them into frames and sums them up.
+const TCP_SERVER: &str = r#"timeout 60 python3 -c '
+import socket
+connection, _ = socket.create_server(("0.0.0.0", 7777)).accept()
+count = 0
+while chunk := connection.recv(65536):
+    assert chunk == bytes(i % 251 for i in range(count, count + len(chunk))) if count < 200000 else True
+    count += len(chunk)
+assert count == 4000000, count'"#;
+const TCP_CLIENT: &str = r#"ping -q -c 2 10.1.0.1 || exit 1
+try timeout 60 python3 -c '
+import socket
+socket.create_connection(("10.1.0.1", 7777)).sendall(bytes(i % 251 for i in range(4000000)))'"#;
+
+pub(super) fn within(bench: &mut Bench<'_>) -> Result<()> {
+    bench.script(0, &format!("({SERVERS}) & server=$!\n{CLIENTS}\nwait $server"))?;
+    if bench.port == HcaPort::Roce {
+        bench.script(0, &format!("({CM_SERVER}) & server=$!\n{CM_CLIENT} && wait $server"))?;
+    }
+    Ok(())
+}
+
+pub(super) fn between(bench: &mut Bench<'_>) -> Result<()> {
+    bench.scripts(SERVERS, CLIENTS)?;
+    if bench.port == HcaPort::Roce {
+        bench.scripts(TCP_SERVER, TCP_CLIENT)?;
+        bench.scripts(CM_SERVER, CM_CLIENT)?;
+    }
+    Ok(())
+}
+
+pub(super) fn no_complaints(bench: &mut Bench<'_>) -> Result<()> {
+    for host in 0..2 {
+        let script =
+            format!("dmesg -l emerg,alert,crit,err,warn | grep mlx5 | grep -vE '{HARMLESS}' || true");
+        let said = bench.script(host, &script)?;
+        ensure!(said.trim().is_empty(), "host {}:\n{said}", host + 1);
+    }
+    Ok(())
+}
+
+pub(super) fn pyverbs(bench: &mut Bench<'_>) -> Result<()> {
+    pyverbs::run_part(bench.guests()?, "mlx5_0", &SELECTED)
+}

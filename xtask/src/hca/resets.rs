@@ -1,0 +1,135 @@
+//! Cables pulled, drivers unbound, functions reset, guests and cards killed, all while messages are under way.
+
+use anyhow::{Result, ensure};
+use bareverbs_lab::HcaPort;
+
+use super::{Bench, games, with_cards};
+
+/// Messages from the host to itself that end only with the device.
+const TRAFFIC: &str = "
+ib_write_bw -F $cm -D 60 >/tmp/server 2>&1 & server=$!
+sleep 1
+ib_write_bw -F $cm -D 60 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
+sleep 1
+kill -0 $client || { cat /tmp/traffic; exit 1; }";
+
+/// Afterwards the device must play again, and its port have its address.
+const PLAYS: &str = "
+kill $server $client 2>/dev/null
+wait
+ready || exit 1
+ibv_rc_pingpong $gid -n 50 >/tmp/server 2>&1 &
+try ibv_rc_pingpong $gid -n 50 10.1.0.1 || exit 1
+wait";
+
+pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
+    bench.until(0, "exec stdbuf -oL ibv_asyncwatch -d mlx5_0", "async event FD")?;
+    for wish in ["1 link down", "1 link up"] {
+        bench.wish(wish)?;
+        let wanted = if wish.ends_with("up") { "PORT_ACTIVE" } else { "PORT_ERR" };
+        bench.hear(0, wanted)?;
+    }
+    if bench.port == HcaPort::Ib {
+        bench.wish("1 lid 77")?;
+        bench.hear(0, "LID_CHANGE")?;
+        bench.wish("1 prefix 0xfec0000000000000")?;
+        bench.hear(0, "GID_CHANGE")?;
+    }
+    bench.stop(0)?;
+    let seen = bench.script(0, "ready && cat $port/lid $port/gids/0")?;
+    if bench.port == HcaPort::Ib {
+        ensure!(seen.contains("0x4d") && seen.contains("fec0:"), "the port shows {seen}");
+        bench.wish("1 lid 1")?;
+        bench.wish("1 prefix 0xfe80000000000000")?;
+    }
+    bench.scripts(
+        "sleep 0.5; ibv_rc_pingpong $gid -n 50",
+        "sleep 0.5; try ibv_rc_pingpong $gid -n 50 10.1.0.1",
+    )
+}
+
+pub(super) fn unbind(bench: &mut Bench<'_>) -> Result<()> {
+    let cycle = "echo $pci >$driver/unbind && echo $pci >$driver/bind";
+    bench.script(0, &format!("{TRAFFIC}\n{cycle}\n{PLAYS}\n{cycle} && {cycle}\n{PLAYS}")).map(drop)
+}
+
+pub(super) fn reload(bench: &mut Bench<'_>) -> Result<()> {
+    let reload = "devlink dev reload pci/$pci || exit 1";
+    bench.script(0, &format!("{TRAFFIC}\n{reload}\n{PLAYS}\n{reload}\n{PLAYS}")).map(drop)
+}
+
+/// The driver finds out by the state of the interface, and recovers by itself.
+pub(super) fn function_reset(bench: &mut Bench<'_>) -> Result<()> {
+    let unbound =
+        "echo $pci >$driver/unbind && echo 1 >/sys/bus/pci/devices/$pci/reset && echo $pci >$driver/bind";
+    bench.script(0, &format!("{unbound}\n{PLAYS}"))?;
+    let bound = "
+echo 1 >/sys/bus/pci/devices/$pci/reset
+n=0
+until dmesg | grep -q 'recovery succeeded'; do
+    n=$((n + 1)); [ $n -lt 60 ] || { dmesg | tail -20; exit 1; }
+    sleep 1
+done";
+    bench.script(0, &format!("{TRAFFIC}\ndmesg -C\n{bound}\n{PLAYS}")).map(drop)
+}
+
+pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
+    bench.until(0, "(sleep 1; echo serving) & ib_write_bw -F $cm -D 60", "serving")?;
+    bench.until(1, "try ib_write_bw -F $cm -D 60 10.1.0.1 & sleep 3; echo sending; wait", "sending")?;
+    bench.kill(0)?;
+    let left = bench.wish("1 objects")?;
+    ensure!(left.starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0"), "the killed guest left {left}");
+    // The other side's requests are retried in vain; then the program gives up.
+    bench.stop(1)?;
+    bench.restart(0)?;
+    games::between(bench)
+}
+
+pub(super) fn replaced_cards(bench: &mut Bench<'_>) -> Result<()> {
+    bench.until(0, "(sleep 1; echo serving) & ib_write_bw -F $cm -D 60", "serving")?;
+    bench.cards.replace()?;
+    for host in 0..2 {
+        bench.kill(host)?;
+    }
+    for host in 0..2 {
+        bench.restart(host)?;
+    }
+    games::between(bench)
+}
+
+impl Bench<'_> {
+    /// Waits until a running script prints this.
+    fn hear(&mut self, host: usize, sign: &str) -> Result<()> {
+        let deadline = Some(std::time::Instant::now() + super::LIMIT);
+        let guests = self.guests()?;
+        let mut output = String::new();
+        while guests.is_running(host) && !output.contains(sign) {
+            guests.step(deadline, &mut |_, _, bytes| {
+                output += &String::from_utf8_lossy(bytes);
+                Ok(())
+            })?;
+        }
+        ensure!(output.contains(sign), "host {} printed no `{sign}`:\n{output}", host + 1);
+        Ok(())
+    }
+
+    /// Ends a running script.
+    fn stop(&mut self, host: usize) -> Result<()> {
+        let guests = self.guests()?;
+        guests.end_command(host)?;
+        let deadline = Some(std::time::Instant::now() + super::LIMIT);
+        guests.wait(deadline, &mut |_, _, _| Ok(())).map(drop)
+    }
+
+    fn kill(&mut self, host: usize) -> Result<()> {
+        self.guests()?.kill(host)
+    }
+
+    fn restart(&mut self, host: usize) -> Result<()> {
+        let setup = with_cards(self.setup, &self.cards);
+        match &mut self.guests {
+            Some(guests) => guests.restart(&setup, host),
+            None => Ok(()),
+        }
+    }
+}
