@@ -11,6 +11,9 @@ use bareverbs_lab::Programs;
 /// The target must be named, or the flags would apply to build scripts and macros too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// Debug builds are slow where every instruction is translated.
+pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=1"];
+
 /// Our tool's name.
 const TOOL: &str = "bareverbs";
 
@@ -44,6 +47,17 @@ pub(crate) fn guest_programs() -> Result<Programs> {
     let folder = target_folder().join(TARGET).join("release");
     let on_path = BTreeMap::from([(TOOL.to_owned(), folder.join(TOOL))]);
     Ok(Programs { init: folder.join("bareverbs-lab-init"), on_path })
+}
+
+/// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised a little: it takes
+/// little time beside the kernel, and most of it is built for the tests already.
+pub(crate) fn soak() -> Result<PathBuf> {
+    let mut cargo = static_cargo("build");
+    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-soak"]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the soak program could not be built");
+    }
+    Ok(target_folder().join(TARGET).join("debug/bareverbs-soak"))
 }
 
 /// Builds the RDMA card.

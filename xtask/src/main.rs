@@ -1,12 +1,14 @@
-//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask lab …`, `cargo xtask pyverbs`.
+//! The project's own commands: `cargo xtask demo`, `test`, `pyverbs`, `soak`, `lab …`.
 
 mod build;
 mod demo;
 mod hca;
 mod lab;
 mod native;
+mod plot;
 mod print;
 mod pyverbs;
+mod soak;
 mod terminal;
 mod test;
 mod two_hosts;
@@ -30,6 +32,8 @@ enum Command {
     Test(test::Test),
     /// The peers' test suite against ours, case by case.
     Pyverbs(pyverbs::Pyverbs),
+    /// Scale and endurance, at length, in a guest.
+    Soak(soak::Soak),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
+        Command::Soak(soak) => soak.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {

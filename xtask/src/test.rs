@@ -19,7 +19,7 @@ use crate::print::heading;
 use crate::{build, lab, pyverbs, two_hosts};
 
 /// The crates whose test binaries run in the lab.
-const GUEST_TEST_CRATES: [&str; 2] = ["bareverbs-kernel-tests", "bareverbs-interop-tests"];
+const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
 /// Kinds of cards to test.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
 /// Where the guest sees the test binaries.
@@ -427,8 +427,7 @@ struct Target {
 /// Builds the test binaries for the guest: the folder they are in, and their tests.
 fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
     let mut cargo = build::static_cargo("test");
-    // Debug builds are slow where every instruction is translated.
-    cargo.args(["--no-run", "--quiet", "--message-format=json", "--config", "profile.dev.opt-level=1"]);
+    cargo.args(["--no-run", "--quiet", "--message-format=json"]).args(build::GUEST_PROFILE);
     for name in GUEST_TEST_CRATES {
         cargo.args(["--package", name]);
     }

@@ -1,0 +1,50 @@
+//! What `cargo xtask soak` runs in a guest.
+
+use anyhow::Result;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_soak::{objects, traffic};
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Scale and endurance on rxe0")]
+struct Cli {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
+    Traffic {
+        /// Messages in all.
+        #[arg(long, default_value_t = 1_000_000)]
+        messages: u64,
+    },
+    /// What objects cost by how many there are: a line for each step, with microseconds to make one and to free one.
+    Objects {
+        /// Memory regions.
+        #[arg(long, default_value_t = 100_000)]
+        regions: usize,
+        /// Queue pairs.
+        #[arg(long, default_value_t = 1_000)]
+        queue_pairs: usize,
+    },
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().what {
+        What::Traffic { messages } => {
+            let report = nothing_leaks(|| traffic::run(&traffic::Plan::thousand(messages)))?;
+            let traffic::Report { qps, messages, bytes, setup, traffic } = report;
+            let seconds = traffic.as_secs_f64();
+            println!("{qps} queue pairs, connected in {:.1} s", setup.as_secs_f64());
+            println!("{messages} messages of {bytes} bytes in order and unharmed in {seconds:.1} s");
+            println!("{:.0} messages/s", messages as f64 / seconds);
+        }
+        What::Objects { regions, queue_pairs } => {
+            print!("{}", nothing_leaks(|| objects::regions(regions))?);
+            print!("{}", nothing_leaks(|| objects::queue_pairs(queue_pairs))?);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! What an object costs to make and to free, by how many there are already.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use bareverbs::{Access, CqInit, QpCap, QpInit, Rc};
+use bareverbs_kernel_tests::loopback::domain;
+
+/// In how many steps the cost is told.
+const STEPS: usize = 100;
+/// Into how many parts a step is divided; the fastest part tells its cost, because what else the machine does only ever
+/// makes parts slower.
+const PARTS: usize = 5;
+
+/// The cost of the objects of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// How many objects there are when the step is made, its own included.
+    pub held: usize,
+    /// To make one.
+    pub make: Duration,
+    /// To free one.
+    pub free: Duration,
+}
+
+/// The cost of a sort of objects.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    /// What they are.
+    pub what: &'static str,
+    /// From few objects to all of them.
+    pub steps: Vec<Step>,
+}
+
+/// Registers `count` regions and frees them.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn regions(count: usize) -> Result<Costs> {
+    let pd = domain();
+    let most = pd.context().query_device()?.max_mr as usize;
+    ensure!(count <= most, "the device has {most} regions");
+    measure("MR", count, || Ok(pd.register(vec![0; 64], Access::LOCAL_WRITE)?))
+}
+
+/// Makes `count` reliable queue pairs on one completion queue and destroys them.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn queue_pairs(count: usize) -> Result<Costs> {
+    let pd = domain();
+    let cq = pd.context().create_cq(&CqInit::new(64))?;
+    let init = QpInit { cap: QpCap::default(), ..QpInit::new(&cq, &cq) };
+    measure("QP", count, || Ok(pd.create_qp::<Rc>(&init)?))
+}
+
+fn measure<T>(what: &'static str, count: usize, mut make: impl FnMut() -> Result<T>) -> Result<Costs> {
+    ensure!(count >= STEPS * PARTS, "{count} objects are too few for {STEPS} steps of {PARTS} parts");
+    let part = count / (STEPS * PARTS);
+    let mut objects = Vec::with_capacity(count);
+    let mut steps = Vec::with_capacity(STEPS);
+    for _ in 0..STEPS {
+        let mut fastest = Duration::MAX;
+        for _ in 0..PARTS {
+            let begin = Instant::now();
+            for _ in 0..part {
+                objects.push(make()?);
+            }
+            fastest = fastest.min(begin.elapsed());
+        }
+        steps.push(Step { held: objects.len(), make: fastest / part as u32, free: Duration::ZERO });
+    }
+    for step in steps.iter_mut().rev() {
+        let mut fastest = Duration::MAX;
+        for _ in 0..PARTS {
+            let last = objects.split_off(objects.len() - part);
+            let begin = Instant::now();
+            drop(last);
+            fastest = fastest.min(begin.elapsed());
+        }
+        step.free = fastest / part as u32;
+    }
+    Ok(Costs { what, steps })
+}
+
+impl Costs {
+    /// How many times the cost of an object among few one among many costs, to make and to free: of the last tenth of the
+    /// steps and of the first.
+    #[must_use]
+    pub fn growth(&self) -> (f64, f64) {
+        let tenth = (self.steps.len() / 10).max(1);
+        let (first, last) = (&self.steps[..tenth], &self.steps[self.steps.len() - tenth..]);
+        let least = |steps: &[Step], cost: fn(&Step) -> Duration| {
+            steps.iter().map(cost).min().unwrap_or_default().as_secs_f64()
+        };
+        let ratio = |cost| least(last, cost) / least(first, cost);
+        (ratio(|step| step.make), ratio(|step| step.free))
+    }
+}
+
+impl fmt::Display for Costs {
+    /// A line for each step: what, how many, microseconds to make one and to free one.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Step { held, make, free } in &self.steps {
+            let (make, free) = (make.as_secs_f64() * 1e6, free.as_secs_f64() * 1e6);
+            writeln!(f, "{}\t{held}\t{make:.2}\t{free:.2}", self.what)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costs(make: impl Fn(usize) -> u64) -> Costs {
+        let step = |i| Step { held: i, make: Duration::from_nanos(make(i)), free: Duration::from_nanos(50) };
+        Costs { what: "X", steps: (1..=100).map(step).collect() }
+    }
+
+    #[test]
+    fn growth_tells_flat_from_growing_cost() {
+        assert_eq!(costs(|_| 100).growth(), (1.0, 1.0));
+        assert!(costs(|i| 100 * i as u64).growth().0 > 50.0);
+        assert_eq!(
+            costs(|i| if i % 7 == 0 { 9000 } else { 100 }).growth(),
+            (1.0, 1.0),
+            "hiccups don't count"
+        );
+    }
+
+    #[test]
+    fn objects_are_counted_and_freed_last_first() {
+        let mut made = 0;
+        let costs = measure("X", 1000, || {
+            made += 1;
+            Ok(made)
+        })
+        .unwrap();
+        assert_eq!(made, 1000);
+        assert_eq!(
+            costs.steps.iter().map(|step| step.held).collect::<Vec<_>>(),
+            Vec::from_iter((10..=1000).step_by(10))
+        );
+        assert!(measure("X", 10, || Ok(())).is_err());
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_step() {
+        let table = costs(|_| 1500).to_string();
+        assert_eq!((table.lines().count(), table.lines().next()), (100, Some("X\t1\t1.50\t0.05")));
+    }
+}

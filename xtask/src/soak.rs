@@ -1,0 +1,117 @@
+//! `cargo xtask soak`: scale and endurance, at length.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Setup, Stream, Tools};
+use clap::{Args, Subcommand};
+
+use crate::{build, lab, plot};
+
+/// Our program's name in the guest.
+const PROGRAM: &str = "bareverbs-soak";
+/// How long traffic or objects may take.
+const LIMIT: Duration = Duration::from_secs(1800);
+
+#[derive(Args)]
+pub(crate) struct Soak {
+    /// 6.1, 6.12, 7.2, rc, or a folder with a kernel.
+    #[arg(long, default_value = "6.12", global = true)]
+    kernel: String,
+    /// What executes the guest: auto, kvm or tcg.
+    #[arg(long, default_value = "auto", global = true)]
+    accel: Accelerator,
+    /// Let guest time count instructions, one nanosecond each.
+    #[arg(long, global = true)]
+    icount: bool,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
+    Traffic {
+        /// Messages in all.
+        #[arg(long, default_value_t = 1_000_000)]
+        messages: u64,
+    },
+    /// What regions and queue pairs cost to make and to free, by how many there are.
+    Objects {
+        /// Memory regions.
+        #[arg(long, default_value_t = 100_000)]
+        regions: usize,
+        /// Queue pairs.
+        #[arg(long, default_value_t = 1_000)]
+        queue_pairs: usize,
+        /// Draw it.
+        #[arg(long, value_name = "FILE.svg")]
+        plot: Option<PathBuf>,
+    },
+}
+
+impl Soak {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let mut argv = vec![PROGRAM.to_owned()];
+        match &self.what {
+            What::Traffic { messages } => {
+                argv.extend(["traffic".into(), "--messages".into(), messages.to_string()]);
+            }
+            What::Objects { regions, queue_pairs, .. } => {
+                argv.extend(["objects".into(), "--regions".into(), regions.to_string()]);
+                argv.extend(["--queue-pairs".into(), queue_pairs.to_string()]);
+            }
+        }
+        let output = self.in_guest(argv, LIMIT)?;
+        if let What::Objects { plot: Some(file), .. } = &self.what {
+            let table = plot::Table::parse(&output).context("the guest printed no table")?;
+            plot::draw(&table, file).with_context(|| format!("drawing {}", file.display()))?;
+            println!("drawn in {}", file.display());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Runs a command in a fresh guest to its end and answers what it printed.
+    fn in_guest(&self, argv: Vec<String>, limit: Duration) -> Result<String> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        let mut programs = build::guest_programs()?;
+        programs.on_path.insert(PROGRAM.to_owned(), build::soak()?);
+        let mut guests = Guests::boot(&Setup {
+            cache: &cache,
+            tools: &tools,
+            kernel: &kernel,
+            programs: &programs,
+            hosts: 1,
+            peers: None,
+            shares: Vec::new(),
+            accelerator: self.accel,
+            instruction_clock: self.icount,
+            recording: None,
+            hca: None,
+        })?;
+        eprintln!("lab: kernel {} ({})", kernel.version, lab::describe(guests.accelerator, self.icount));
+        let mut text = Vec::new();
+        let mut show = |_: usize, stream: Stream, bytes: &[u8]| match stream {
+            Stream::Stdout => {
+                text.extend_from_slice(bytes);
+                io::stdout().write_all(bytes)?;
+                io::stdout().flush()
+            }
+            Stream::Stderr => io::stderr().write_all(bytes),
+        };
+        guests.start(0, Exec { argv, ..Exec::default() })?;
+        let statuses = guests.wait(Some(Instant::now() + limit), &mut show)?;
+        for warning in guests.shut_down()? {
+            eprintln!("lab: {warning}");
+        }
+        if statuses != [0] {
+            bail!("it failed with status {statuses:?}");
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+}
