@@ -55,6 +55,7 @@ mod completion;
 mod doorbell;
 mod memory;
 mod provider;
+mod reads;
 mod recv;
 mod send;
 #[cfg(feature = "test-utils")]

@@ -105,6 +105,10 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         self.ring.capacity()
     }
 
+    fn posted(&self) -> u32 {
+        if self.lost { 0 } else { self.ring.outstanding() }
+    }
+
     /// One element.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {

@@ -12,10 +12,12 @@ use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remo
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, RdmaWr, SendWqe, Sge, UdWr};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
-use bareverbs_uapi::write::types::{DeviceCapFlags, WrOpcode};
+use bareverbs_uapi::write::structs::ModifyQpReq;
+use bareverbs_uapi::write::types::{DeviceCapFlags, PlacementType, SelectivityLevel, WrOpcode};
 
 use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{QueueMemory, locate};
+use crate::reads::{Reads, bits};
 
 /// The largest message of the wire protocol.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
@@ -51,14 +53,6 @@ impl SendLimits {
     /// The limits of a queue pair of type `qp_type`, if this provider makes such.
     #[must_use]
     pub fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Option<Self> {
-        const fn bits(opcodes: &[WrOpcode]) -> u32 {
-            let (mut bits, mut i) = (0, 0);
-            while i < opcodes.len() {
-                bits |= 1 << opcodes[i].0;
-                i += 1;
-            }
-            bits
-        }
         // The kernel allows unreliable connections a send with invalidate, and then finds no packet for it
         // (`next_opcode_uc` in its `rxe_req.c`).
         const UC: u32 = bits(&[
@@ -122,6 +116,7 @@ impl SendLimits {
 pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
     ring: Producer,
     limits: SendLimits,
+    reads: Reads,
     /// Whether the short way is open to an element.
     short_sge: bool,
     /// To how many lengths of inline data, from [`SHORT_INLINE`] up.
@@ -151,8 +146,18 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
         // value is the only one made for it, because it takes it.
         let ring = unsafe { Producer::new(ring) };
+        let reads = Reads::new(limits.operations);
         let deferred = ring.position();
-        Ok(Self { ring, limits, short_sge: false, short_inline: 0, deferred, doorbell, _memory: memory })
+        Ok(Self {
+            ring,
+            limits,
+            reads,
+            short_sge: false,
+            short_inline: 0,
+            deferred,
+            doorbell,
+            _memory: memory,
+        })
     }
 
     /// Opens the short way, as far as the limits go, once a request was written the long way.
@@ -162,6 +167,15 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             let longest = SHORT_INLINE.end.min(max_inline as usize + 1);
             self.short_sge = max_sge > 0;
             self.short_inline = longest.saturating_sub(SHORT_INLINE.start);
+        }
+    }
+
+    #[cold]
+    fn not_possible(&self, operation: &Operation, opcode: WrOpcode) -> Refusal {
+        if self.reads.has(opcode) {
+            Refusal::NoReadsOutstanding { operation: name(operation) }
+        } else {
+            unsupported(operation)
         }
     }
 
@@ -505,6 +519,13 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             }
             Operation::Flush { remote, length: bytes, placement, level } => {
                 no_payload(&request.operation, length, num_sge, inline)?;
+                // The packet has no more bits for them than these values need.
+                if !matches!(level, SelectivityLevel::RANGE | SelectivityLevel::MR)
+                    || placement.is_empty()
+                    || !PlacementType::all().contains(placement)
+                {
+                    return Err(Refusal::Flush { level: level.0, placement: placement.bits() });
+                }
                 let value = FlushWr {
                     remote_addr: remote.addr,
                     length: bytes,
@@ -532,7 +553,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             ref other => return Err(unsupported(other)),
         };
         if self.limits.operations & (1 << opcode.0) == 0 {
-            return Err(unsupported(&request.operation));
+            return Err(self.not_possible(&request.operation, opcode));
         }
         let flags = kernel_flags(request.flags, inline);
         let common = Common { wr_id: request.wr_id, opcode, flags, key_or_imm, iova, length, num_sge };
@@ -562,6 +583,9 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             return Err(Refusal::DatagramTooLong { given: length.into(), max });
         }
         let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        if qp_num > 0xff_ffff {
+            return Err(Refusal::QpNumber { qp_num });
+        }
         let (opcode, key_or_imm) = match imm {
             None => (WrOpcode::SEND, 0),
             Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
@@ -638,6 +662,14 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.resync();
         self.deferred = self.ring.position();
         (self.short_sge, self.short_inline) = (false, 0);
+    }
+
+    fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
+        self.reads.check_change(change)
+    }
+
+    fn changed(&mut self, change: &ModifyQpReq) {
+        self.reads.changed(change, &mut self.limits.operations);
     }
 
     /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
-use bareverbs_uapi::write::structs::AhAttr;
+use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 
 use crate::command::ContextInfo;
 use crate::device::{DeviceFile, Refused};
@@ -295,6 +295,21 @@ pub trait SendQueue: Send {
     /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
     fn reset(&mut self);
 
+    /// Looks at a change of the queue pair before the kernel is asked for it.
+    ///
+    /// # Errors
+    ///
+    /// Why the kernel must not be asked, where its driver is known to come to harm.
+    fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
+        let _ = change;
+        Ok(())
+    }
+
+    /// Takes note of a change that the kernel has made to the queue pair.
+    fn changed(&mut self, change: &ModifyQpReq) {
+        let _ = change;
+    }
+
     /// Makes the device look at what was handed over while the queue was draining. By default nothing, which is right
     /// where the device looks by itself when the queue pair is back in RTS.
     fn resume(&mut self) -> Result<(), Refused> {
@@ -306,6 +321,12 @@ pub trait SendQueue: Send {
 pub trait RecvQueue: Send {
     /// Requests it holds.
     fn capacity(&self) -> u32;
+
+    /// Requests that were published and not yet taken by the device, which may take more of them meanwhile; 0 where
+    /// that cannot be told, or the driver by itself refuses a queue too small for them.
+    fn posted(&self) -> u32 {
+        0
+    }
 
     /// Writes a request of the commonest kind into the next free slot, or does nothing and returns `false`, as
     /// [`SendQueue::try_push`] does.

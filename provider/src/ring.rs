@@ -197,6 +197,14 @@ impl Producer {
         self.next.wrapping_sub(self.published) & self.ring.mask
     }
 
+    /// Slots that were published and that the other side has not yet given back; it may give back more meanwhile.
+    #[must_use]
+    pub fn outstanding(&self) -> u32 {
+        // SAFETY: valid by the contract of `new`.
+        let taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
+        self.published.wrapping_sub(taken) & self.ring.mask
+    }
+
     /// Tells the other side of all filled slots.
     #[inline]
     pub fn publish(&mut self) -> Published {

@@ -316,6 +316,26 @@ pub enum Refusal {
     /// An address handle of another device.
     #[error("the address handle is of another device: make one in the queue pair's own protection domain")]
     ForeignAddress,
+    /// A read or an atomic where none may be outstanding. A device would wait for ever.
+    #[error("{operation} counts as outstanding, and the queue pair was connected with max_rd_atomic 0")]
+    NoReadsOutstanding {
+        /// The operation's name.
+        operation: &'static str,
+    },
+    /// A datagram to a queue pair whose number is none.
+    #[error("queue pair numbers have 24 bits, which {qp_num:#x} exceeds")]
+    QpNumber {
+        /// The number.
+        qp_num: u32,
+    },
+    /// A flush of what is neither a range nor a region, or with no guarantee that there is.
+    #[error("there is no flush of selectivity {level} and placement {placement:#x}")]
+    Flush {
+        /// What is meant.
+        level: u8,
+        /// What is asked for.
+        placement: u8,
+    },
     /// The queue was resized, and its new memory could not be mapped.
     #[error("the queue lost its memory when it was resized: resize it once more")]
     QueueLost,

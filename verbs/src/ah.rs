@@ -48,7 +48,7 @@ impl<P: Provider> Ah<P> {
         const VERB: &str = "create_ah";
         let context = pd.context();
         let port = context.query_port(attr.port.into())?;
-        context.check_grh(VERB, attr, &port)?;
+        context.check_way(VERB, attr, &port)?;
         let request = AhRequest { pd: pd.domain().handle, attr: attr.to_handle() };
         let CreatedAh { handle, ah } = context.provider().create_ah(&request).map_err(|reason| {
             let asked = attr.grh.map_or(format!("LID {}", attr.dlid), |grh| {
@@ -105,7 +105,7 @@ impl<P: Provider> Context<P> {
             ..AhAttr::local(port, completion.slid)
         };
         if !completion.wc_flags.contains(WcFlags::GRH) {
-            self.check_grh(VERB, &attr, &self.query_port(port.into())?)?;
+            self.check_way(VERB, &attr, &self.query_port(port.into())?)?;
             return Ok(attr);
         }
         let Some(header) = GrhHeader::parse(header) else {

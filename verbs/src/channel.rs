@@ -64,6 +64,10 @@ impl CompChannel {
         self.events.as_fd().as_raw_fd()
     }
 
+    pub(crate) fn file(&self) -> &Arc<DeviceFile> {
+        self.events.file()
+    }
+
     /// Waits for an event.
     ///
     /// # Errors

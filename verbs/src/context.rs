@@ -152,7 +152,7 @@ impl<P: Provider> Context<P> {
         &self.inner.session
     }
 
-    pub(crate) fn file(&self) -> &DeviceFile {
+    pub(crate) fn file(&self) -> &Arc<DeviceFile> {
         &self.inner.session.file
     }
 
@@ -208,10 +208,16 @@ impl<P: Provider> Context<P> {
     /// Effective speed of a port in Mbit/s, where [`Capabilities::port_speed`] says that it can be told.
     ///
     /// # Errors
-    /// There is no such port, or the kernel or the driver cannot tell.
+    /// [`Error::NoPort`]; [`Error::Unsupported`] where the kernel or the driver cannot tell; the kernel refuses.
     #[doc(alias = "ibv_query_port_speed")]
     pub fn port_speed(&self, port: u32) -> Result<u64> {
         self.check_port(port)?;
+        if !self.capabilities().port_speed {
+            return Err(Error::Unsupported {
+                verb: "query_port_speed",
+                what: "effective speeds of ports are",
+            });
+        }
         query_port_speed(self.file(), port)
             .map(|told| told.saturating_mul(100))
             .map_err(|refused| Error::refused("query_port_speed", format!("port {port}"), refused))
@@ -303,14 +309,24 @@ impl<P: Provider> Context<P> {
         })
     }
 
-    /// How many objects of `class` this context holds, counted by the kernel.
+    /// How many objects of `class` this context holds, counted by the kernel; it counts up to 16,382.
     ///
     /// # Errors
-    /// The kernel refuses, as for a class that the device does not have.
+    /// [`Error::Limit`] for more of them than it counts; the kernel refuses, as for a class that the device does not
+    /// have.
     pub fn object_count(&self, class: ObjectClass) -> Result<usize> {
+        const VERB: &str = "info_handles";
         let mut handles = vec![0; MAX_HANDLES];
-        command::info_handles(self.file(), class, &mut handles)
-            .map_err(|refused| Error::refused("info_handles", format!("{class:?}"), refused))
+        let count = command::info_handles(self.file(), class, &mut handles).map_err(|refused| {
+            Error::refused(VERB, format!("{class:?}"), refused).or_hint(|errno| {
+                matches!(errno, Errno::INVAL | Errno::NOENT)
+                    .then(|| "this kernel or device may have no objects of that class".into())
+            })
+        })?;
+        // The kernel lists as many as there is room for, and says no more than that.
+        let most = MAX_HANDLES as u64 - 1;
+        Error::check_limit(VERB, "a number of objects of at least", count as u64, most)?;
+        Ok(count)
     }
 
     /// The stream of asynchronous events of the context.
@@ -340,12 +356,26 @@ impl<P: Provider> Context<P> {
     /// Makes a completion queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no entries or a vector that there is not, [`Error::Limit`] for more entries than the
-    /// device's `max_cqe`; the kernel refuses.
+    /// [`Error::Invalid`] for no entries, a vector that there is not, or a channel of another context, [`Error::Limit`]
+    /// for more entries than the device's `max_cqe`; the kernel refuses.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
         Cq::create(self, init)
+    }
+
+    /// Fails where what a request names belongs to another context: here its handle would name another object.
+    pub(crate) fn check_own(
+        &self,
+        verb: &'static str,
+        what: &'static str,
+        owner: &Arc<DeviceFile>,
+    ) -> Result<()> {
+        if Arc::ptr_eq(owner, &self.inner.session.file) {
+            return Ok(());
+        }
+        let reason = format!("the {what} belongs to another context: make it in the one that uses it");
+        Err(Error::invalid(verb, reason))
     }
 
     fn port_count(&self) -> u32 {
@@ -363,11 +393,25 @@ impl<P: Provider> Context<P> {
         self.query_port(port.into())
     }
 
-    /// Fails where a port's peers are addressed by a global route only, and there is none.
-    pub(crate) fn check_grh(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<()> {
-        if address.grh.is_none() && port.link_layer == LinkLayer::ETHERNET {
-            let reason = "RoCE reaches a peer by its GID only: give the address a global route";
+    /// Fails where a port's peers are addressed by a global route only, and there is none, or where a field has more
+    /// bits than a packet has for it.
+    pub(crate) fn check_way(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<()> {
+        if address.sl > 15 {
+            return Err(Error::invalid(verb, format!("service level {} is above 15", address.sl)));
+        }
+        let Some(grh) = address.grh else {
+            if port.link_layer == LinkLayer::ETHERNET {
+                let reason = "RoCE reaches a peer by its GID only: give the address a global route";
+                return Err(Error::invalid(verb, reason));
+            }
+            return Ok(());
+        };
+        if grh.flow_label > 0xf_ffff {
+            let reason = format!("flow label {:#x} has more than 20 bits", grh.flow_label);
             return Err(Error::invalid(verb, reason));
+        }
+        if grh.dgid.is_zero() {
+            return Err(Error::invalid(verb, "the peer's GID is zero, which is nobody's"));
         }
         Ok(())
     }
@@ -380,6 +424,13 @@ impl<P: Provider> Context<P> {
                 let (port, index) = (address.port.into(), grh.sgid_index.into());
                 match self.gid(port, index) {
                     Err(no_gid @ Error::NoGid { .. }) => no_gid,
+                    Ok(own) if own.gid.ipv4().is_some() != grh.dgid.ipv4().is_some() => error.or_hint(|_| {
+                        Some(format!(
+                            "{} and the own GID {} at index {index} are of different families: use an own GID of \
+                             the peer's",
+                            grh.dgid, own.gid
+                        ))
+                    }),
                     _ => error,
                 }
             }

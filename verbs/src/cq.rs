@@ -71,6 +71,9 @@ impl<P: Provider> Cq<P> {
             let reason = format!("there is no completion vector {}: the last one is {last}", init.vector);
             return Err(Error::invalid(VERB, reason));
         }
+        if let Some(channel) = init.channel {
+            context.check_own(VERB, "completion channel", channel.file())?;
+        }
         let request = CqRequest {
             entries: init.entries,
             user_handle: init.user_data,
@@ -208,6 +211,12 @@ impl<P: Provider> Drop for CqShared<P> {
             // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         }
+    }
+}
+
+impl<P: Provider> CqShared<P> {
+    pub(crate) fn context(&self) -> &Context<P> {
+        &self.context
     }
 }
 

@@ -212,9 +212,11 @@ impl Error {
         }
     }
 
-    /// Adds what the likely cause is, if `hint` gives one for the errno.
+    /// Adds what the likely cause is, if `hint` gives one for the errno and none is known yet.
     pub(crate) fn or_hint(mut self, hint: impl FnOnce(Errno) -> Option<String>) -> Self {
-        if let Self::Kernel(refusal) = &mut self {
+        if let Self::Kernel(refusal) = &mut self
+            && refusal.hint.is_none()
+        {
             refusal.hint = hint(refusal.refused.errno);
         }
         self
@@ -247,7 +249,8 @@ pub fn explain(status: WcStatus) -> &'static str {
         WcStatus::BAD_RESP_ERR => "the peer answered with what makes no sense",
         WcStatus::LOC_ACCESS_ERR => "the local memory does not allow the peer's write",
         WcStatus::REM_INV_REQ_ERR => {
-            "the peer found the request invalid: too long for its receive, or not allowed by its queue pair"
+            "the peer found the request invalid: too long for its receive, or not allowed by its queue pair; a receive of \
+             Soft-RoCE ends so itself where the message was too long for it, or was to invalidate a key that it cannot"
         }
         WcStatus::REM_ACCESS_ERR => "the peer's key does not allow the access: wrong key, range or right",
         WcStatus::REM_OP_ERR => "the peer could not carry the request out",

@@ -19,7 +19,7 @@ pub(crate) struct EventFd {
     fd: OwnedFd,
     what: &'static str,
     /// Events end when the device file goes.
-    _file: Arc<DeviceFile>,
+    file: Arc<DeviceFile>,
 }
 
 impl EventFd {
@@ -27,7 +27,12 @@ impl EventFd {
         rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
             .map_err(|errno| Error::system(format!("making the descriptor of {what} non-blocking"), errno))?;
-        Ok(Self { fd, what, _file: file })
+        Ok(Self { fd, what, file })
+    }
+
+    /// The device file that it came from.
+    pub(crate) fn file(&self) -> &Arc<DeviceFile> {
+        &self.file
     }
 
     /// Takes a record if there is one. The kernel hands out whole records only.

@@ -280,11 +280,23 @@ impl<M> Mr<M> {
     /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND).
     ///
     /// # Errors
-    /// The range reaches beyond the region; the device takes no advice
-    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)).
+    /// [`Error::Invalid`] where the range reaches beyond the region or the region is not on demand;
+    /// [`Error::Unsupported`] where the device takes no advice
+    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)); the kernel refuses.
     #[doc(alias = "ibv_advise_mr")]
     pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<()> {
+        const VERB: &str = "advise_mr";
         let Sge { addr, length, lkey } = self.sge(range)?;
+        if !self.registration.domain.session.capabilities.advise_mr {
+            return Err(Error::Unsupported { verb: VERB, what: "advice about memory is" });
+        }
+        if !self.access().contains(Access::ON_DEMAND) {
+            let reason = "all pages of the region are in: only one registered ON_DEMAND takes advice";
+            return Err(Error::invalid(VERB, reason));
+        }
+        if length == 0 {
+            return Ok(());
+        }
         let advice = if self.access().intersects(Access::LOCAL_WRITE) {
             AdviseMrAdvice::PREFETCH_WRITE
         } else {
@@ -299,7 +311,7 @@ impl<M> Mr<M> {
         call.input_slice(AdviseMr::SGE_LIST, &ranges);
         // SAFETY: the method reads nothing but its attributes; bringing pages in changes no byte.
         unsafe { domain.session.file.execute(&mut call) }
-            .map_err(|refused| Error::refused("advise_mr", format!("{length} bytes at {addr:#x}"), refused))
+            .map_err(|refused| Error::refused(VERB, format!("{length} bytes at {addr:#x}"), refused))
     }
 
     /// Ends the registration and gives the memory back.
@@ -317,7 +329,11 @@ impl<M> Mr<M> {
         Ok(unsafe { region.memory.assume_init_read() })
     }
 
-    fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.registration.domain
+    }
+
+    pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
         let start = match range.start_bound() {
             Bound::Included(start) => Some(*start),
             Bound::Excluded(start) => start.checked_add(1),

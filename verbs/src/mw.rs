@@ -8,7 +8,13 @@ use bareverbs_provider::command;
 use rustix::io::Errno;
 
 use crate::pd::Domain;
-use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result, Sge};
+use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
+
+const BIND: &str = "bind_mw";
+
+/// What a window can give a peer.
+const GRANTED_BY_WINDOWS: Access =
+    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
 
 /// The key that follows `rkey`: the low byte counted up, the rest as it is.
 ///
@@ -69,6 +75,10 @@ pub struct Mw {
 impl Mw {
     pub(crate) fn alloc(domain: &Arc<Domain>, mw_type: MwType) -> Result<Self> {
         const VERB: &str = "alloc_mw";
+        if !matches!(mw_type, MwType::TYPE_1 | MwType::TYPE_2) {
+            let reason = format!("{mw_type:?} is no type of memory window: there are TYPE_1 and TYPE_2");
+            return Err(Error::invalid(VERB, reason));
+        }
         let made =
             command::alloc_mw(&domain.session.file, domain.handle, mw_type).map_err(
                 |refused| match refused.errno {
@@ -101,22 +111,40 @@ impl Mw {
     /// [`Operation::BindMw`](crate::Operation::BindMw). When that has completed, say so with [`Mw::bound`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region, or the region was registered without
-    /// [`Access::MW_BIND`].
+    /// [`Error::Invalid`] where the range reaches beyond the region or is empty, the region was registered without
+    /// [`Access::MW_BIND`], without [`Access::LOCAL_WRITE`] where peers shall write, or in another protection domain,
+    /// and for rights that a window cannot give.
     #[doc(alias = "ibv_bind_mw")]
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
-        if !region.access().contains(Access::MW_BIND) {
-            return Err(Error::invalid("bind_mw", "the region was registered without MW_BIND"));
+        let invalid = |reason: String| Err(Error::invalid(BIND, reason));
+        if !Arc::ptr_eq(&self.domain, region.domain()) {
+            return invalid("the region belongs to another protection domain than the window".into());
         }
-        let Sge { addr, length, lkey } = region.sge(range)?;
+        if !region.access().contains(Access::MW_BIND) {
+            return invalid("the region was registered without MW_BIND".into());
+        }
+        let unknown = access.difference(GRANTED_BY_WINDOWS);
+        if !unknown.is_empty() {
+            return invalid(format!("access {unknown:?} is nothing that a window can give a peer"));
+        }
+        let writes = access.intersection(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+        if !writes.is_empty() && !region.access().contains(Access::LOCAL_WRITE) {
+            return invalid(format!("{writes:?} needs a region that was registered with LOCAL_WRITE"));
+        }
+        let (start, length) = region.range(BIND, range)?;
+        if length == 0 {
+            return invalid(
+                "a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`".into(),
+            );
+        }
         Ok(MwBind {
             mw_type: self.mw_type,
             mw_rkey: self.rkey,
             rkey: inc_rkey(self.rkey),
-            mr_lkey: lkey,
-            addr,
-            length: length.into(),
+            mr_lkey: region.lkey(),
+            addr: region.addr().wrapping_add(start as u64),
+            length: length as u64,
             access,
         })
     }

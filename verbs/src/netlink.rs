@@ -24,6 +24,15 @@ use crate::{Error, Guid, Result};
 /// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).
 const ANSWER_BYTES: usize = 64 * 1024;
 
+/// Bytes of the longest name of a device (`IB_DEVICE_NAME_MAX` less the zero byte).
+const DEVICE_NAME: usize = 63;
+
+/// Bytes of the longest sort of character devices (`RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE` less the zero byte).
+const CHARDEV_SORT: usize = 31;
+
+/// Bytes of the longest name of a network interface or a sort of software devices (`IFNAMSIZ` less the zero byte).
+const INTERFACE_NAME: usize = 15;
+
 /// A socket to RDMA netlink.
 #[derive(Debug)]
 pub struct RdmaNetlink {
@@ -148,7 +157,7 @@ impl RdmaNetlink {
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.ask(
-            "listing ports",
+            &format!("listing the ports of the device with number {device_index}"),
             Command::PORT_GET,
             MessageFlags::DUMP,
             |request| {
@@ -165,11 +174,12 @@ impl RdmaNetlink {
     /// The character device of sort `kind` (`uverbs`, say) of the device with that number; `None` where it has none.
     ///
     /// # Errors
-    /// There is no such device, or the answer could not be read.
+    /// [`Error::Invalid`] for what cannot be a sort; there is no such device, or the answer could not be read.
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
+        check_name("char_device", "sort", kind, CHARDEV_SORT)?;
         let mut found = None;
         let asked = self.ask(
-            "asking for a character device",
+            &format!("asking for the {kind} character device of the device with number {device_index}"),
             Command::GET_CHARDEV,
             MessageFlags::empty(),
             |request| {
@@ -215,8 +225,13 @@ impl RdmaNetlink {
     /// Makes a software device named `name` of sort `kind` (`rxe`, `siw`) over the network interface `netdev`.
     ///
     /// # Errors
-    /// The caller needs `CAP_NET_ADMIN`; the kernel needs the module of that sort.
+    /// [`Error::Invalid`] for what cannot be a name; the caller needs `CAP_NET_ADMIN`; the kernel needs the module of that
+    /// sort.
     pub fn new_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
+        const VERB: &str = "new_link";
+        check_name(VERB, "device name", name, DEVICE_NAME)?;
+        check_name(VERB, "sort", kind, INTERFACE_NAME)?;
+        check_name(VERB, "network interface", netdev, INTERFACE_NAME)?;
         self.ask(
             &format!("making {kind} device {name} over {netdev}"),
             Command::NEWLINK,
@@ -297,6 +312,23 @@ impl RdmaNetlink {
             }
         }
     }
+}
+
+/// Fails for what the kernel would cut or turn into another name.
+fn check_name(verb: &'static str, what: &str, name: &str, most: usize) -> Result<()> {
+    let reason = if name.is_empty() {
+        format!("an empty {what} names nothing")
+    } else if name.len() > most {
+        format!("{what} {name:?} has {} bytes, and can have {most}", name.len())
+    } else if matches!(name, "." | "..")
+        || name.contains(['/', '%', ':', '\0'])
+        || name.contains(char::is_whitespace)
+    {
+        format!("{what} {name:?} cannot be one: it must be no path and have no '%', ':', blank or zero byte")
+    } else {
+        return Ok(());
+    };
+    Err(Error::invalid(verb, reason))
 }
 
 /// What a datagram said of the request.

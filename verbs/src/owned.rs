@@ -48,11 +48,14 @@ use bareverbs_provider::contract::{DoorbellError, Provider};
 
 use crate::{
     Access, AhAttr, AnyProvider, Arm, Buffer, CompChannel, Cq, CqInit, Error, Gid, InitAttr, Mr, Mtu,
-    Operation, Payload, Pd, PostError, PostReason, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, Result,
-    RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Operation, Payload, Pd, PostError, PostReason, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote,
+    Result, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers, each a region over an `M`.
+///
+/// With the first operation that fails, the connection has failed: those under way end with an error too, and no more
+/// are taken.
 ///
 /// Dropping it destroys the queue pair before it frees the buffers of operations that are not complete; forgetting it
 /// leaks them.
@@ -232,6 +235,10 @@ impl<M, P: Provider> Endpoint<M, P> {
             Ok(sge) => sge,
             Err(error) => return Err(Refused { error, buffer }),
         };
+        if self.qp.state() == QpState::ERR {
+            let reason = "the connection has failed: make a new endpoint";
+            return Err(Refused { error: Error::invalid(verb, reason), buffer });
+        }
         let Some(slot) = self.free.pop() else {
             let reason = format!("{} operations are under way: wait for one first", self.in_flight.len());
             return Err(Refused { error: Error::invalid(verb, reason), buffer });
@@ -268,6 +275,11 @@ impl<M, P: Provider> Endpoint<M, P> {
             let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
             if let Some(failure) = self.qp.failure().filter(|failure| failure.wr_id == wr_id) {
                 status = failure.status;
+            }
+            if self.qp.state() != QpState::ERR {
+                // Receives that were posted after the queue pair had failed are looked at only when it is told to fail. Where
+                // it cannot be told, the device is gone.
+                let _ = self.qp.set_error();
             }
             Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) })
         })

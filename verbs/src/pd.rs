@@ -102,7 +102,9 @@ impl<P: Provider> Pd<P> {
     /// # Safety
     ///
     /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
-    /// operations, its own copying methods and, as far as `access` allows, peers may use it.
+    /// operations, its own copying methods and, as far as `access` allows, peers may use it. While somebody holds what
+    /// [`Mr::bytes`] or [`Mr::bytes_mut`] gave, it must hold initialised bytes that nobody else changes, or looks at in
+    /// the second case.
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "ibv_reg_mr_iova")]
     pub unsafe fn register_raw(
@@ -119,7 +121,8 @@ impl<P: Provider> Pd<P> {
     /// Makes a memory window, bound to nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none; the kernel refuses.
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a type that there is not; the kernel
+    /// refuses.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw> {
         Mw::alloc(&self.domain, mw_type)
@@ -128,7 +131,8 @@ impl<P: Provider> Pd<P> {
     /// Makes a queue pair in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Limit`] names the depth or width that is above the device's; the kernel refuses.
+    /// [`Error::Limit`] names the depth or width that is above the device's; [`Error::Invalid`] for queues of another
+    /// context; the kernel refuses.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
@@ -152,8 +156,8 @@ impl<P: Provider> Pd<P> {
     /// solicitation. [`Context::address_of_sender`] gives the attributes for an answer.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a global route on RoCE; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses, as
-    /// where there is no way to the peer.
+    /// [`Error::Invalid`] without a global route on RoCE, for a GID of zeros, or for a service level or flow label of
+    /// too many bits; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses, as where there is no way to the peer.
     #[doc(alias = "ibv_create_ah")]
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {

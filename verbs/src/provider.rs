@@ -14,6 +14,7 @@ use bareverbs_provider::work::{
     Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_rxe::Rxe;
+use bareverbs_uapi::write::structs::ModifyQpReq;
 use rustix::io::Errno;
 
 /// Declares the enumerations over the providers and passes every call on to the variant.
@@ -192,6 +193,14 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.reset(),)* }
             }
 
+            fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
+                match self { $(Self::$variant(queue) => queue.check_change(change),)* }
+            }
+
+            fn changed(&mut self, change: &ModifyQpReq) {
+                match self { $(Self::$variant(queue) => queue.changed(change),)* }
+            }
+
             fn resume(&mut self) -> Result<(), Refused> {
                 match self { $(Self::$variant(queue) => queue.resume(),)* }
             }
@@ -256,6 +265,10 @@ macro_rules! providers {
             #[inline]
             fn capacity(&self) -> u32 {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            }
+
+            fn posted(&self) -> u32 {
+                match self { $(Self::$variant(queue) => queue.posted(),)* }
             }
 
             #[inline(always)]

@@ -7,7 +7,7 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest};
 use rustix::io::Errno;
 
-use crate::{AnyProvider, Error, Pd, PostError, RecvRequest, Result};
+use crate::{AnyProvider, Context, Error, Pd, PostError, RecvRequest, Result};
 
 /// What a shared receive queue is to be.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -174,18 +174,26 @@ impl<P: Provider> Srq<P> {
     /// Makes room for at least `max_wr` receives; those that are posted stay. Messages may come in meanwhile.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0, [`Error::Limit`] for more than the device's `max_srq_wr`; the kernel refuses fewer than
-    /// are posted, or than the limit. An [`Error::Provider`], or a refusal of `mmap`, says that the kernel resized the
+    /// [`Error::Invalid`] for 0 or fewer than are posted, [`Error::Limit`] for more than the device's `max_srq_wr`; the
+    /// kernel refuses fewer than the limit. An [`Error::Provider`], or a refusal of `mmap`, says that the kernel resized the
     /// queue but its new memory cannot be used: then posting fails with
     /// [`Refusal::QueueLost`](crate::Refusal::QueueLost) until a resize succeeds.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         check_depth(VERB, max_wr, self.pd().context().limits().max_srq_wr)?;
+        // Asked for that, early kernels 6.1 give the queue up and fall over it later (`rxe_srq_from_attr` of `rxe_srq.c`).
+        let posted = self.queue.posted();
+        if posted > max_wr {
+            let reason = format!(
+                "{posted} receives are posted, more than the {max_wr} there shall be room for: let messages take some first"
+            );
+            return Err(Error::invalid(VERB, reason));
+        }
         self.modify(SrqChange::MaxWr(max_wr)).map_err(|reason| {
             Error::create(VERB, format!("room for {max_wr} receives"), reason).or_hint(|errno| {
                 (errno == Errno::INVAL)
-                    .then(|| "more receives may be posted than that, or the limit may be higher".to_owned())
+                    .then(|| "the limit may be higher than that: take it back by `set_limit(0)`".to_owned())
             })
         })
     }
@@ -216,6 +224,12 @@ impl<P: Provider> Drop for Srq<P> {
         // SAFETY: nobody uses the queue after this, its only owner going.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+    }
+}
+
+impl<P: Provider> SrqShared<P> {
+    pub(crate) fn context(&self) -> &Context<P> {
+        self.pd.context()
     }
 }
 

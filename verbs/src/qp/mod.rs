@@ -5,6 +5,7 @@ mod datagram;
 mod modify;
 mod post;
 mod states;
+mod steps;
 mod transport;
 
 use std::marker::PhantomData;
@@ -105,6 +106,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
         ] {
             Error::check_limit(VERB, what, asked.into(), max.into())?;
+        }
+        context.check_own(VERB, "send completion queue", init.send_cq.shared().context().file())?;
+        context.check_own(VERB, "receive completion queue", init.recv_cq.shared().context().file())?;
+        if let Some(srq) = init.srq {
+            context.check_own(VERB, "shared receive queue", srq.shared().context().file())?;
         }
         let request = QpRequest {
             pd: pd.domain().handle,
@@ -267,7 +273,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.recv.post_recv(requests) }
+        let posted = unsafe { self.recv.post_recv(requests) };
+        if self.state() == QpState::ERR {
+            // A device need not look at the queue by itself. Where it cannot be told to, it is gone.
+            let _ = self.set_error();
+        }
+        posted
     }
 }
 

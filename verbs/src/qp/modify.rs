@@ -1,19 +1,31 @@
 //! Bringing a queue pair from state to state.
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::contract::{Provider, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_uapi::write;
-use bareverbs_uapi::write::structs::ExModifyQpResp;
+use bareverbs_uapi::write::structs::{ExModifyQp, ExModifyQpResp};
 use rustix::io::Errno;
 
+use super::steps::{check_24_bits, check_values, explain};
 use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
-use crate::{Context, Error, Mtu, QpAttrMask, QpState, Result};
+use crate::{Access, Context, Error, Mtu, QpAttrMask, QpState, Result};
 
-/// The widest queue pair and packet numbers.
-const MAX_24_BITS: u32 = 0xff_ffff;
+/// What a queue pair can allow its peer, beside rights that it leaves to regions.
+const GRANTED_BY_QPS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT)
+    .union(Access::ON_DEMAND)
+    .union(OPTIONAL);
+
+/// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
+const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
 
 const INIT: &str = "modify_qp RESET→INIT";
 const RTR: &str = "modify_qp INIT→RTR";
@@ -23,16 +35,22 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// RESET → INIT: receives can be posted from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; [`Error::NoPort`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights that only regions
+    /// have; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
-        self.context().port_for_qp(attr.port)?;
+        self.check_pkey(attr.port, attr.pkey_index)?;
+        let unknown = attr.access.difference(GRANTED_BY_QPS);
+        if !unknown.is_empty() {
+            let reason =
+                format!("access {unknown:?} is nothing that a queue pair can allow: leave it to regions");
+            return Err(Error::invalid(INIT, reason));
+        }
         let (all, mask) = attr.into();
         self.change(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
-                (errno == Errno::INVAL).then(|| {
-                    format!("P_Key index {} or access {:?} is not possible", attr.pkey_index, attr.access)
-                })
+                (errno == Errno::INVAL)
+                    .then(|| format!("this kernel or device may not know access {:?}", attr.access))
             })
         })
     }
@@ -40,7 +58,11 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     fn check_peer(&self, address: &AhAttr, path_mtu: Mtu, dest_qp_num: u32, rq_psn: u32) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let port = self.context().port_for_qp(address.port)?;
-        self.context().check_grh(RTR, address, &port)?;
+        self.context().check_way(RTR, address, &port)?;
+        if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
+            let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
+            return Err(Error::invalid(RTR, reason));
+        }
         if path_mtu > port.active_mtu {
             let active = port.active_mtu;
             let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
@@ -60,10 +82,11 @@ impl<P: Provider> Qp<Rc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, for numbers of more than 24 bits or an
-    /// MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
+    /// of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        check_most(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
         let (asked, max) = (attr.max_dest_rd_atomic, self.context().limits().max_qp_rd_atom);
         Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())?;
         self.connect(attr.into())
@@ -82,9 +105,7 @@ impl<P: Provider> Qp<Rc, P> {
             ("retry_cnt", attr.retry_cnt, 7),
             ("rnr_retry", attr.rnr_retry, 7),
         ] {
-            if asked > max {
-                return Err(Error::invalid(RTS, format!("{what} {asked} is above {max}")));
-            }
+            check_most(RTS, what, asked, max)?;
         }
         let max = self.context().limits().max_qp_init_rd_atom;
         Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
@@ -97,8 +118,8 @@ impl<P: Provider> Qp<Uc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, for numbers of more than 24 bits or an
-    /// MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
+    /// of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         self.connect(attr.into())
@@ -117,16 +138,20 @@ impl<P: Provider> Qp<Ud, P> {
     /// RESET → INIT: receives can be posted from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; [`Error::NoPort`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state or for a P_Key index beyond the port's table; [`Error::NoPort`]; the kernel
+    /// refuses.
     pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
-        self.context().port_for_qp(attr.port)?;
+        self.check_pkey(attr.port, attr.pkey_index)?;
         let (all, mask) = attr.into();
         self.change(INIT, &all, mask).map_err(|error| {
-            error.or_hint(|errno| match errno {
-                Errno::INVAL => Some(format!("there may be no P_Key index {}", attr.pkey_index)),
-                Errno::PERM => Some("Q_Keys with the highest bit set are for the privileged".to_owned()),
-                _ => None,
+            error.or_hint(|errno| {
+                (errno == Errno::PERM).then(|| {
+                    format!(
+                        "Q_Key {:#x} has the highest bit set, which is for the privileged: clear it",
+                        attr.qkey
+                    )
+                })
             })
         })
     }
@@ -151,6 +176,15 @@ impl<P: Provider> Qp<Ud, P> {
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
+    fn check_pkey(&self, port: u8, index: u16) -> Result<()> {
+        let length = self.context().port_for_qp(port)?.pkey_tbl_len;
+        if index < length {
+            return Ok(());
+        }
+        let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+        Err(Error::invalid(INIT, reason))
+    }
+
     fn start_sending(&mut self, sq_psn: u32) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", sq_psn)?;
@@ -158,20 +192,49 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.change(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
-    /// Any change, checked by the kernel alone.
+    /// Any change; whether it is possible, the kernel decides.
     ///
     /// # Errors
-    /// The kernel refuses: `EINVAL` for a step that is not possible from the present state, or a mask that lacks what
-    /// the step requires or holds what it does not allow.
+    /// [`Error::Invalid`] for numbers out of range, or a `cur_qp_state` that is not the present one; [`Error::Limit`] for
+    /// more reads than the device has; the kernel refuses: `EINVAL` for a step that is not possible from the present
+    /// state, or a mask that lacks what the step requires or holds what it does not allow, which the error names.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.change("modify_qp", attr, mask)
+        const VERB: &str = "modify_qp";
+        check_values(VERB, self.state(), attr, mask)?;
+        let limits = self.context().limits();
+        for (bit, what, asked, max) in [
+            (QpAttrMask::MAX_QP_RD_ATOMIC, "max_rd_atomic", attr.max_rd_atomic, limits.max_qp_init_rd_atom),
+            (
+                QpAttrMask::MAX_DEST_RD_ATOMIC,
+                "max_dest_rd_atomic",
+                attr.max_dest_rd_atomic,
+                limits.max_qp_rd_atom,
+            ),
+        ] {
+            if mask.contains(bit) {
+                Error::check_limit(VERB, what, asked.into(), max.into())?;
+            }
+        }
+        self.change(VERB, attr, mask).map_err(|error| {
+            let error = if mask.contains(QpAttrMask::AV) {
+                self.context().way_trouble(error, &attr.ah_attr)
+            } else {
+                error
+            };
+            error.or_hint(|errno| {
+                (errno == Errno::INVAL).then(|| explain(T::QP_TYPE, self.state(), attr, mask))
+            })
+        })
     }
 
     pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
-        self.ask_kernel(attr, mask).map_err(|refused| {
+        let request = attr.to_kernel(self.handle, mask);
+        self.send.queue.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
+        self.ask_kernel(&request).map_err(|refused| {
             Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
         })?;
+        self.send.queue.changed(&request.base);
         if mask.contains(QpAttrMask::STATE) {
             self.send.state = attr.qp_state;
             self.recv.state = attr.qp_state;
@@ -182,14 +245,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         Ok(())
     }
 
-    fn ask_kernel(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), Refused> {
+    fn ask_kernel(&self, request: &ExModifyQp) -> Result<(), Refused> {
         let file = self.context().file();
-        let request = attr.to_kernel(self.handle, mask);
-        if !mask.contains(QpAttrMask::RATE_LIMIT) {
+        if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
             return command::modify_qp(file, &request.base);
         }
         // SAFETY: the command reads and writes nothing but its structs.
-        unsafe { file.invoke::<write::ex::ModifyQp>(&request, &mut ExModifyQpResp::zeroed()) }
+        unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
     fn context(&self) -> &Context<P> {
@@ -204,10 +266,6 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 }
 
-fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
-    if asked <= MAX_24_BITS {
-        Ok(())
-    } else {
-        Err(Error::invalid(verb, format!("{what} {asked:#x} has more than 24 bits")))
-    }
+fn check_most(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
+    if asked <= max { Ok(()) } else { Err(Error::invalid(verb, format!("{what} {asked} is above {max}"))) }
 }

@@ -44,14 +44,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     /// To ERR, from any state but RESET: everything that is posted, now or later, completes as
-    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR). Do this once more for receives that were posted after the queue
+    /// pair had failed by itself, or through [`RecvHalf`](crate::RecvHalf): on Soft-RoCE nobody looks at them otherwise.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Invalid`] in RESET; the kernel refuses.
     #[doc(alias = "IBV_QPS_ERR")]
     pub fn set_error(&mut self) -> Result<()> {
+        const VERB: &str = "modify_qp to ERR";
+        if self.state() == QpState::RESET {
+            return Err(Error::invalid(VERB, "the queue pair is in RESET, where nothing is under way"));
+        }
         let attr = QpAttr { qp_state: QpState::ERR, ..QpAttr::default() };
-        self.change("modify_qp to ERR", &attr, QpAttrMask::STATE)
+        self.change(VERB, &attr, QpAttrMask::STATE)
     }
 
     /// To RESET, from any state: its queues are emptied without completions, and it can be brought up again. What it

@@ -1,19 +1,40 @@
 //! What goes wrong outside the program, or is asked wrongly, ends with an error that says so, and leaves nothing behind.
 
+mod attributes;
+mod commands;
+mod contexts;
+mod datagrams;
 mod devices;
+mod endpoints;
+mod failures;
 mod memory;
+mod names;
 mod posting;
 mod processes;
+mod random;
+mod refusals;
+mod regions;
 mod states;
 mod tool;
+mod zero;
 
+use attributes::*;
 use bareverbs_kernel_tests::kernel_tests;
+use commands::*;
+use contexts::*;
+use datagrams::*;
 use devices::*;
+use endpoints::*;
+use failures::*;
 use memory::*;
+use names::*;
 use posting::*;
 use processes::*;
+use random::*;
+use regions::*;
 use states::*;
 use tool::*;
+use zero::*;
 
 kernel_tests! {
     without_a_device_that_is_what_everything_says,
@@ -21,6 +42,34 @@ kernel_tests! {
     every_verb_that_takes_a_port_refuses_one_that_is_not_there,
     a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_in_init,
     queues_beyond_the_device_are_refused_with_the_limit,
+
+    a_name_that_no_device_has_finds_none,
+    a_device_is_made_with_a_name_or_not_at_all,
+    a_number_that_no_device_has_is_told_with_the_error,
+
+    every_attribute_of_the_first_step_is_checked,
+    a_privileged_queue_key_is_for_the_privileged,
+    every_attribute_of_the_way_to_a_peer_is_checked,
+    every_number_of_the_second_step_is_checked,
+    every_number_of_the_third_step_is_checked,
+    the_bare_change_takes_no_number_that_does_not_fit,
+    the_bare_change_tells_what_its_mask_lacks_or_should_not_have,
+    a_queue_pair_serves_no_more_reads_than_it_first_had_places_for,
+
+    a_handle_of_another_sort_is_refused_by_every_command,
+    a_handle_that_never_was_is_refused_by_every_command,
+    a_handle_that_was_given_back_is_refused_by_every_command,
+    an_object_in_use_is_not_given_back,
+    objects_of_another_file_are_not_seen,
+    a_descriptor_that_is_no_channel_is_refused,
+    a_file_that_is_not_ready_for_commands_refuses_them,
+    queries_answer_whatever_room_there_is,
+
+    queues_of_another_context_make_no_queue_pair,
+    a_region_does_not_move_to_another_context,
+    a_shared_queue_of_another_domain_scatters_into_its_own_memory,
+    a_window_is_bound_in_its_own_domain_to_what_it_may_open,
+    an_address_handle_of_another_domain_ends_the_request_with_an_error,
 
     memory_that_cannot_be_registered_is_refused_with_the_reason,
     memory_needs_no_alignment,
@@ -34,6 +83,40 @@ kernel_tests! {
     requests_that_make_no_sense_are_refused_before_the_device_sees_them,
     one_number_for_many_requests_comes_back_with_each,
     a_forgotten_batch_goes_out_with_the_next,
+
+    a_receive_too_short_for_the_message_fails_on_both_sides,
+    a_receive_with_a_wrong_key_fails_on_both_sides,
+    a_peer_without_receives_and_one_without_a_queue_pair_end_the_retries,
+    every_remote_operation_needs_the_right_of_its_own,
+    a_remote_key_is_good_for_its_region_while_that_exists,
+    an_invalidation_of_no_key_and_a_bind_of_no_window_fail,
+    a_send_that_invalidates_no_key_fails_at_the_peer,
+    where_no_read_may_be_outstanding_reads_and_atomics_are_refused,
+    a_peer_that_serves_no_reads_refuses_them,
+
+    every_message_may_have_no_bytes,
+    elements_of_no_bytes_among_others_change_nothing,
+    a_receive_may_have_no_room_and_a_message_no_receive_of_its_size,
+    a_datagram_of_no_bytes_arrives_with_its_header_alone,
+    a_datagram_is_refused_that_no_packet_can_carry,
+    a_datagram_that_nobody_can_take_is_lost_and_nothing_else,
+    unreliable_messages_and_writes_of_no_bytes_arrive,
+    an_unreliable_message_without_room_is_lost_or_told_and_writes_nothing_beyond,
+
+    rights_that_cannot_be_given_are_refused_with_what_to_change,
+    an_address_for_peers_lies_as_the_memory_does_in_its_page,
+    a_range_beyond_the_region_is_refused_by_every_method,
+    advice_is_for_regions_on_demand,
+    what_a_context_cannot_tell_is_a_typed_error,
+
+    reliable_queue_pairs_survive_changes_at_random,
+    unreliable_queue_pairs_survive_changes_at_random,
+    queues_are_made_as_asked_or_refused,
+    every_request_at_random_is_refused_or_completes,
+
+    an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all,
+    a_refused_operation_gives_its_buffer_back,
+    a_failed_endpoint_gives_everything_back_and_takes_nothing_more,
 
     no_step_out_of_order_is_made,
     the_error_state_flushes_everything_in_order,

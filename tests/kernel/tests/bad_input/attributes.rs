@@ -1,0 +1,316 @@
+//! Attributes of queue pairs, each wrong in turn.
+
+use std::net::Ipv4Addr;
+
+use bareverbs::{
+    Access, AhAttr, CqInit, Error, Gid, Grh, InitAttr, Mtu, QpAttr, QpAttrMask, QpInit, QpState, RtrAttr,
+    RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr,
+};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::loopback::{Plan, domain, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::refusals::{invalid, refused_by_kernel};
+
+const INIT: &str = "modify_qp RESET→INIT";
+const RTR: &str = "modify_qp INIT→RTR";
+const RTS: &str = "modify_qp RTR→RTS";
+const EINVAL: i32 = 22;
+
+pub(crate) fn every_attribute_of_the_first_step_is_checked() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut rc = side(&pd, Plan::default());
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let mut ud = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
+        let good = InitAttr::new(1);
+        let length = pd.context().query_port(1).unwrap().pkey_tbl_len;
+        for pkey_index in [length, 0x8000, u16::MAX] {
+            let text = format!("{INIT}: P_Key index {pkey_index} is outside the table of {length} of port 1");
+            invalid(rc.qp.init(&InitAttr { pkey_index, ..good }), &text);
+            invalid(ud.init(&UdInitAttr { pkey_index, ..UdInitAttr::new(1, 7) }), &text);
+        }
+        for access in [Access::ZERO_BASED, Access::HUGETLB, Access::from_bits_retain(1 << 31)] {
+            let text = format!(
+                "{INIT}: access {access:?} is nothing that a queue pair can allow: leave it to regions"
+            );
+            invalid(rc.qp.init(&InitAttr { access: access | Access::LOCAL_WRITE, ..good }), &text);
+        }
+        assert_eq!((rc.qp.state(), rc.kernel_state()), (QpState::RESET, QpState::RESET));
+        assert!(matches!(ud.init(&UdInitAttr::new(0, 7)), Err(Error::NoPort { port: 0, .. })));
+        assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
+        let access = Access::REMOTE_READ | Access::RELAXED_ORDERING;
+        if let Err(refused) = rc.qp.init(&InitAttr { access, ..good }) {
+            assert!(refused.to_string().ends_with(&format!("may not know access {access:?}")), "{refused}");
+            rc.qp.init(&good).unwrap();
+        }
+        ud.init(&UdInitAttr::new(1, 7)).unwrap();
+    });
+}
+
+pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
+    nothing_leaks(|| {
+        child::run(|| {
+            child::become_nobody();
+            let pd = domain();
+            let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+            let mut ud = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
+            let privileged = ud.init(&UdInitAttr::new(1, 0x8000_0001));
+            if let Err(refused) = privileged {
+                refused_by_kernel(Err::<(), _>(refused), INIT, 1, "which is for the privileged: clear it");
+                assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
+                ud.init(&UdInitAttr::new(1, 0x7fff_ffff)).unwrap();
+            }
+        });
+    });
+}
+
+pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        side.qp.init(&InitAttr::new(1)).unwrap();
+        let good = side.towards(1);
+        let grh = good.address.grh.unwrap();
+        let way = |grh: Grh| AhAttr { grh: Some(grh), ..good.address };
+        let cases = [
+            (AhAttr { sl: 16, ..good.address }, "service level 16 is above 15"),
+            (way(Grh { flow_label: 1 << 20, ..grh }), "flow label 0x100000 has more than 20 bits"),
+            (way(Grh { dgid: Gid::default(), ..grh }), "the peer's GID is zero, which is nobody's"),
+            (
+                AhAttr { grh: None, ..good.address },
+                "RoCE reaches a peer by its GID only: give the address a global route",
+            ),
+        ];
+        for (address, words) in cases {
+            invalid(side.qp.ready_to_receive(&RtrAttr { address, ..good }), &format!("{RTR}: {words}"));
+            invalid(pd.create_ah(&address), &format!("create_ah: {words}"));
+        }
+        let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
+        invalid(
+            side.qp.ready_to_receive(&RtrAttr { address: way(Grh { dgid: group, ..grh }), ..good }),
+            &format!("{RTR}: {group} is a multicast group, and a connection has one peer"),
+        );
+
+        // What only the kernel can know.
+        let table = pd.context().gid_table().unwrap();
+        let v6 = table.iter().find(|entry| entry.gid.ipv4().is_none()).unwrap().gid;
+        let strangers = [
+            ("another family", Grh { dgid: v6, ..grh }),
+            ("no route", Grh { dgid: Gid::from(Ipv4Addr::new(203, 0, 113, 9)), ..grh }),
+        ];
+        for (what, grh) in strangers {
+            for (verb, refused) in [
+                (RTR, side.qp.ready_to_receive(&RtrAttr { address: way(grh), ..good })),
+                ("create_ah", pd.create_ah(&way(grh)).map(drop)),
+            ] {
+                let refused = refused.expect_err(what);
+                let text = refused.to_string();
+                assert!(matches!(refused, Error::Kernel(_)), "{what}: {refused:?}");
+                assert!(text.starts_with(verb), "{what}: {text}");
+                let told = if what == "no route" {
+                    "check the address, the link and the route"
+                } else {
+                    "of different families"
+                };
+                assert!(text.contains(told), "{what}: {text}");
+            }
+        }
+        for port in [0, 2, 255] {
+            let refused = pd.create_ah(&AhAttr { port, ..good.address }).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::NoPort { count: 1, .. }), "{refused:?}");
+        }
+        for index in [77, 255] {
+            let grh = Grh { sgid_index: index, ..grh };
+            let refused = side.qp.ready_to_receive(&RtrAttr { address: way(grh), ..good }).unwrap_err();
+            assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
+            let refused = pd.create_ah(&way(grh)).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
+        }
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::INIT, QpState::INIT));
+        side.qp.ready_to_receive(&good).unwrap();
+    });
+}
+
+pub(crate) fn every_number_of_the_second_step_is_checked() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut rc = side(&pd, Plan::default());
+        rc.qp.init(&InitAttr::new(1)).unwrap();
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let mut uc = pd.create_qp::<Uc>(&QpInit::new(&cq, &cq)).unwrap();
+        uc.init(&InitAttr::new(1)).unwrap();
+        let good = rc.towards(1);
+        let good_uc = UcRtrAttr::new(good.address, 1);
+        let active = pd.context().query_port(1).unwrap().active_mtu;
+        for number in [1 << 24, 1 << 31, u32::MAX] {
+            for (what, rtr, rtr_uc) in [
+                (
+                    "dest_qp_num",
+                    RtrAttr { dest_qp_num: number, ..good },
+                    UcRtrAttr { dest_qp_num: number, ..good_uc },
+                ),
+                ("rq_psn", RtrAttr { rq_psn: number, ..good }, UcRtrAttr { rq_psn: number, ..good_uc }),
+            ] {
+                let text = format!("{RTR}: {what} {number:#x} has more than 24 bits");
+                invalid(rc.qp.ready_to_receive(&rtr), &text);
+                invalid(uc.ready_to_receive(&rtr_uc), &text);
+            }
+        }
+        for path_mtu in [Mtu::Mtu2048, Mtu::Mtu4096].into_iter().filter(|mtu| *mtu > active) {
+            let text = format!("{RTR}: path MTU {path_mtu} is above the port's active MTU {active}");
+            invalid(rc.qp.ready_to_receive(&RtrAttr { path_mtu, ..good }), &text);
+            invalid(uc.ready_to_receive(&UcRtrAttr { path_mtu, ..good_uc }), &text);
+        }
+        for min_rnr_timer in [32, 255] {
+            let text = format!("{RTR}: min_rnr_timer {min_rnr_timer} is above 31");
+            invalid(rc.qp.ready_to_receive(&RtrAttr { min_rnr_timer, ..good }), &text);
+        }
+        let most = pd.context().query_device().unwrap().max_qp_rd_atom as u8;
+        let refused = rc.qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: most + 1, ..good }).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            format!("{RTR}: max_dest_rd_atomic {} is above the device's limit of {most}", most + 1)
+        );
+        assert_eq!((rc.kernel_state(), uc.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
+        rc.qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: most, min_rnr_timer: 31, ..good }).unwrap();
+        uc.ready_to_receive(&UcRtrAttr { rq_psn: 0xff_ffff, ..good_uc }).unwrap();
+    });
+}
+
+pub(crate) fn every_number_of_the_third_step_is_checked() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut rc = side(&pd, Plan::default());
+        rc.qp.init(&InitAttr::new(1)).unwrap();
+        let rtr = rc.towards(1);
+        rc.qp.ready_to_receive(&rtr).unwrap();
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let mut ud = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
+        ud.init(&UdInitAttr::new(1, 7)).unwrap();
+        ud.ready_to_receive().unwrap();
+        let good = RtsAttr::default();
+        for sq_psn in [1 << 24, 1 << 31, u32::MAX] {
+            let text = format!("{RTS}: sq_psn {sq_psn:#x} has more than 24 bits");
+            invalid(rc.qp.ready_to_send(&RtsAttr { sq_psn, ..good }), &text);
+            invalid(ud.ready_to_send(sq_psn), &text);
+        }
+        for (attr, words) in [
+            (RtsAttr { timeout: 32, ..good }, "timeout 32 is above 31"),
+            (RtsAttr { timeout: 255, ..good }, "timeout 255 is above 31"),
+            (RtsAttr { retry_cnt: 8, ..good }, "retry_cnt 8 is above 7"),
+            (RtsAttr { rnr_retry: 8, ..good }, "rnr_retry 8 is above 7"),
+        ] {
+            invalid(rc.qp.ready_to_send(&attr), &format!("{RTS}: {words}"));
+        }
+        let most = pd.context().query_device().unwrap().max_qp_init_rd_atom as u8;
+        let refused = rc.qp.ready_to_send(&RtsAttr { max_rd_atomic: most + 1, ..good }).unwrap_err();
+        assert!(matches!(refused, Error::Limit { what: "max_rd_atomic", .. }), "{refused:?}");
+        assert_eq!(rc.kernel_state(), QpState::RTR);
+        let most =
+            RtsAttr { sq_psn: 0xff_ffff, timeout: 31, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: most };
+        rc.qp.ready_to_send(&most).unwrap();
+        ud.ready_to_send(0xff_ffff).unwrap();
+    });
+}
+
+/// Every attribute of the bare change, out of its range.
+pub(crate) fn the_bare_change_takes_no_number_that_does_not_fit() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        let zero = QpAttr::default();
+        type Mask = QpAttrMask;
+        let cases = [
+            (QpAttr { rq_psn: 1 << 24, ..zero }, Mask::RQ_PSN, "rq_psn 0x1000000 has more than 24 bits"),
+            (QpAttr { sq_psn: u32::MAX, ..zero }, Mask::SQ_PSN, "sq_psn 0xffffffff has more than 24 bits"),
+            (
+                QpAttr { dest_qp_num: 1 << 24, ..zero },
+                Mask::DEST_QPN,
+                "dest_qp_num 0x1000000 has more than 24 bits",
+            ),
+            (QpAttr { timeout: 32, ..zero }, Mask::TIMEOUT, "timeout 32 is above 31"),
+            (QpAttr { alt_timeout: 32, ..zero }, Mask::ALT_PATH, "alt_timeout 32 is above 31"),
+            (QpAttr { retry_cnt: 8, ..zero }, Mask::RETRY_CNT, "retry_cnt 8 is above 7"),
+            (QpAttr { rnr_retry: 255, ..zero }, Mask::RNR_RETRY, "rnr_retry 255 is above 7"),
+            (QpAttr { min_rnr_timer: 32, ..zero }, Mask::MIN_RNR_TIMER, "min_rnr_timer 32 is above 31"),
+            (QpAttr { path_mig_state: 3, ..zero }, Mask::PATH_MIG_STATE, "path_mig_state 3 is above 2"),
+            (QpAttr { path_mtu: 6, ..zero }, Mask::PATH_MTU, "path_mtu 6 is above 5"),
+            (zero, Mask::PATH_MTU, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"),
+            (
+                QpAttr { cur_qp_state: QpState::RTR, ..zero },
+                Mask::CUR_STATE,
+                "the queue pair is in RESET, not in RTR",
+            ),
+        ];
+        for (attr, mask, words) in cases {
+            invalid(side.qp.modify(&attr, mask), &format!("modify_qp: {words}"));
+            // Beside good ones too.
+            let init = QpAttr { qp_state: QpState::INIT, port_num: 1, ..attr };
+            let all = Mask::STATE | Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS_FLAGS;
+            invalid(side.qp.modify(&init, all | mask), &format!("modify_qp: {words}"));
+        }
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::RESET, QpState::RESET));
+    });
+}
+
+/// What a change lacks, or has too much of, is told with the kernel's refusal.
+pub(crate) fn the_bare_change_tells_what_its_mask_lacks_or_should_not_have() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = side(&pd, Plan::default());
+        type Mask = QpAttrMask;
+        let to = |qp_state| QpAttr { qp_state, port_num: 1, ..QpAttr::default() };
+        let all = Mask::STATE | Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS_FLAGS;
+        for bit in [Mask::PORT, Mask::PKEY_INDEX, Mask::ACCESS_FLAGS] {
+            let hint = format!("the step needs {bit:?} too");
+            refused_by_kernel(side.qp.modify(&to(QpState::INIT), all - bit), "modify_qp", EINVAL, &hint);
+        }
+        for bit in [Mask::QKEY, Mask::TIMEOUT, Mask::SQ_PSN, Mask::MAX_QP_RD_ATOMIC] {
+            let hint = format!("the step does not take {bit:?}");
+            refused_by_kernel(side.qp.modify(&to(QpState::INIT), all | bit), "modify_qp", EINVAL, &hint);
+        }
+        for state in [QpState::RTR, QpState::RTS, QpState::SQD, QpState::SQE, QpState::ERR] {
+            let text = side.qp.modify(&to(state), Mask::STATE).unwrap_err().to_string();
+            assert!(
+                text.contains(&format!("there is no step from RESET to {state:?}: the way is")),
+                "{text}"
+            );
+        }
+        for port_num in [0, 2, 255] {
+            let attr = QpAttr { port_num, ..to(QpState::INIT) };
+            refused_by_kernel(side.qp.modify(&attr, all), "modify_qp", EINVAL, "which a query tells");
+        }
+        // Bits that no kernel knows.
+        let unknown = Mask::from_bits_retain(1 << 30);
+        let refused = side.qp.modify(&to(QpState::INIT), all | unknown).unwrap_err();
+        assert!(matches!(refused, Error::Kernel(_)), "{refused:?}");
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::RESET, QpState::RESET));
+        side.qp.modify(&to(QpState::INIT), all).unwrap();
+        assert_eq!((side.qp.state(), side.kernel_state()), (QpState::INIT, QpState::INIT));
+    });
+}
+
+pub(crate) fn a_queue_pair_serves_no_more_reads_than_it_first_had_places_for() {
+    nothing_leaks(|| {
+        let pd = domain();
+        for (first, next, possible) in
+            [(0, 0, true), (0, 1, false), (4, 3, true), (3, 4, true), (3, 5, false), (1, 16, false)]
+        {
+            let mut side = side(&pd, Plan::default());
+            for (max_dest_rd_atomic, possible) in [(first, true), (next, possible)] {
+                side.qp.init(&InitAttr::new(1)).unwrap();
+                let rtr = RtrAttr { max_dest_rd_atomic, ..side.towards(1) };
+                match side.qp.ready_to_receive(&rtr) {
+                    Err(refused) => {
+                        let start = "max_dest_rd_atomic is above what the queue pair had before";
+                        assert!(refused.to_string().starts_with(&format!("{RTR}: {start}")), "{refused}");
+                        assert!(!possible, "{first} {next}: {refused}");
+                    }
+                    Ok(()) => assert!(possible, "{first} {next}"),
+                }
+                side.qp.reset().unwrap();
+            }
+        }
+    });
+}

@@ -1,0 +1,379 @@
+//! The kernel's commands with handles and descriptors that are not what they ask for.
+//!
+//! The typed layer cannot name such objects; who calls the commands by hand can.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_provider::Errno;
+use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, ReregMr};
+use bareverbs_provider::contract::{AhRequest, CqRequest, Provider, QpRequest, SrqRequest};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_rxe::Rxe;
+use bareverbs_uapi::uverbs::ObjectClass;
+use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
+use bareverbs_uapi::verbs_values::{MwType, QpAttrMask, QpState, SrqAttrMask};
+use bareverbs_uapi::write::structs::{AhAttr, GlobalRoute, ModifyQpReq, ModifySrqReq};
+
+const PATH: &str = "/dev/infiniband/uverbs0";
+const PAGE: usize = 4096;
+
+/// Objects of every class, in one context.
+struct Bench {
+    file: Arc<DeviceFile>,
+    rxe: Rxe,
+    page: Box<[u8; 2 * PAGE]>,
+    pd: u32,
+    mr: u32,
+    mw: u32,
+    cq: u32,
+    srq: u32,
+    qp: u32,
+    ah: u32,
+}
+
+const CLASSES: [ObjectClass; 7] = [
+    ObjectClass::PD,
+    ObjectClass::MR,
+    ObjectClass::MW,
+    ObjectClass::CQ,
+    ObjectClass::SRQ,
+    ObjectClass::QP,
+    ObjectClass::AH,
+];
+
+fn cq_request(channel: Option<RawFd>) -> CqRequest {
+    CqRequest { entries: 16, user_handle: 0, channel, vector: 0 }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let file = Arc::new(DeviceFile::open(PATH, DriverId::RXE.0).unwrap());
+        let rxe = Rxe::open(file.clone()).unwrap();
+        let page = Box::new([0; 2 * PAGE]);
+        // SAFETY: there is no driver's payload.
+        let pd = unsafe { command::alloc_pd(&file, DriverPayload::default()) }.unwrap();
+        let mut bench = Self { file, rxe, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
+        bench.mr = bench.reg_mr(pd).unwrap().handle;
+        bench.mw = command::alloc_mw(&bench.file, pd, MwType::TYPE_2).unwrap().handle;
+        // The queues' mappings are given up: nobody posts.
+        bench.cq = bench.rxe.create_cq(&cq_request(None)).unwrap().handle;
+        bench.srq = bench.create_srq(pd).unwrap();
+        bench.qp = bench.create_qp(pd, bench.cq, None).unwrap();
+        bench.ah = bench.create_ah(pd).unwrap();
+        bench
+    }
+
+    fn reg_mr(&self, pd: u32) -> Result<CreatedMr, Refused> {
+        let addr = self.page.as_ptr().expose_provenance() as u64;
+        let access = AccessFlags::empty();
+        let request = MrRequest { pd, addr, length: PAGE as u64, iova: addr, access };
+        // SAFETY: the page outlives the file, and the device may only read it.
+        unsafe { command::reg_mr(&self.file, &request, command::reg_mr_is_native(&self.file)) }
+    }
+
+    fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
+        let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0 };
+        refused(self.rxe.create_srq(&request).map(|made| made.handle))
+    }
+
+    fn create_qp(&self, pd: u32, cq: u32, srq: Option<u32>) -> Result<u32, Refused> {
+        let cap =
+            QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let (qp_type, flags) = (QpType::UD, QpCreateFlags::empty());
+        let request = QpRequest { pd, send_cq: cq, recv_cq: cq, srq, qp_type, cap, flags, user_handle: 0 };
+        refused(self.rxe.create_qp(&request).map(|made| made.handle))
+    }
+
+    fn create_ah(&self, pd: u32) -> Result<u32, Refused> {
+        let mut table = [GidEntry::zeroed(); 8];
+        command::query_gid_table(&self.file, &mut table).unwrap();
+        let (dgid, sgid_index) = (table[0].gid, table[0].gid_index as u8);
+        let grh =
+            GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0, reserved: 0 };
+        let attr = AhAttr { grh, is_global: 1, port_num: 1, ..AhAttr::zeroed() };
+        refused(self.rxe.create_ah(&AhRequest { pd, attr }).map(|made| made.handle))
+    }
+
+    fn handle(&self, class: ObjectClass) -> u32 {
+        match class {
+            ObjectClass::PD => self.pd,
+            ObjectClass::MR => self.mr,
+            ObjectClass::MW => self.mw,
+            ObjectClass::CQ => self.cq,
+            ObjectClass::SRQ => self.srq,
+            ObjectClass::QP => self.qp,
+            ObjectClass::AH => self.ah,
+            class => panic!("no {class:?} here"),
+        }
+    }
+
+    fn destroy(&self, class: ObjectClass, handle: u32) -> Result<(), Refused> {
+        let file = &self.file;
+        match class {
+            ObjectClass::PD => command::dealloc_pd(file, handle),
+            ObjectClass::MR => command::dereg_mr(file, handle),
+            ObjectClass::MW => command::dealloc_mw(file, handle),
+            ObjectClass::CQ => command::destroy_cq(file, handle).map(drop),
+            ObjectClass::SRQ => command::destroy_srq(file, handle).map(drop),
+            ObjectClass::QP => command::destroy_qp(file, handle).map(drop),
+            ObjectClass::AH => command::destroy_ah(file, handle),
+            class => panic!("no {class:?} here"),
+        }
+    }
+
+    /// What every command says that takes an object of the class, if `handle` is the object.
+    fn use_as(&self, class: ObjectClass, handle: u32) -> Vec<(&'static str, Result<(), Refused>)> {
+        let file = &self.file;
+        let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
+        let mut commands = match class {
+            ObjectClass::PD => vec![
+                ("reg_mr", self.reg_mr(handle).map(drop)),
+                ("alloc_mw", command::alloc_mw(file, handle, MwType::TYPE_1).map(drop)),
+                ("create_srq", self.create_srq(handle).map(drop)),
+                ("create_qp", self.create_qp(handle, self.cq, None).map(drop)),
+                ("create_ah", self.create_ah(handle).map(drop)),
+                ("rereg_mr", self.rereg_mr(self.mr, ReregMr { pd: Some(handle), access: None })),
+            ],
+            ObjectClass::MR => vec![
+                ("query_mr", command::query_mr(file, handle).map(drop)),
+                ("rereg_mr", self.rereg_mr(handle, ReregMr { pd: Some(self.pd), access: None })),
+            ],
+            ObjectClass::CQ => vec![
+                ("create_qp", self.create_qp(self.pd, handle, None).map(drop)),
+                ("req_notify_cq", command::req_notify_cq(file, handle, false)),
+                ("resize_cq", self.resize_cq(handle)),
+            ],
+            ObjectClass::SRQ => vec![
+                ("create_qp", self.create_qp(self.pd, self.cq, Some(handle)).map(drop)),
+                ("query_srq", command::query_srq(file, handle).map(drop)),
+                ("modify_srq", self.modify_srq(handle)),
+            ],
+            ObjectClass::QP => vec![
+                ("query_qp", command::query_qp(file, handle, QpAttrMask::STATE).map(drop)),
+                ("modify_qp", self.modify_qp(handle)),
+                ("attach_mcast", command::attach_mcast(file, handle, group, 0)),
+                ("detach_mcast", command::detach_mcast(file, handle, group, 0)),
+            ],
+            _ => Vec::new(),
+        };
+        commands.push(("destroy", self.destroy(class, handle)));
+        commands
+    }
+
+    fn resize_cq(&self, cq: u32) -> Result<(), Refused> {
+        // SAFETY: there is no driver's payload.
+        unsafe { command::resize_cq(&self.file, cq, 32, DriverPayload::default()) }.map(drop)
+    }
+
+    fn rereg_mr(&self, mr: u32, change: ReregMr) -> Result<(), Refused> {
+        // SAFETY: neither the range nor the rights change.
+        unsafe { command::rereg_mr(&self.file, mr, &change) }.map(drop)
+    }
+
+    fn modify_srq(&self, srq_handle: u32) -> Result<(), Refused> {
+        let request = ModifySrqReq { srq_handle, attr_mask: SrqAttrMask::LIMIT, ..ModifySrqReq::zeroed() };
+        let payload = DriverPayload { input: &[0; 8], output: &mut [] };
+        // SAFETY: the kernel writes to the address in the payload for a resize only.
+        unsafe { command::modify_srq(&self.file, &request, payload) }
+    }
+
+    fn modify_qp(&self, qp_handle: u32) -> Result<(), Refused> {
+        let (attr_mask, qp_state) = (QpAttrMask::STATE, QpState::RESET);
+        command::modify_qp(
+            &self.file,
+            &ModifyQpReq { qp_handle, attr_mask, qp_state, ..ModifyQpReq::zeroed() },
+        )
+    }
+
+    /// Gives all objects back, from the users to the used.
+    fn clear(self) {
+        for class in CLASSES.into_iter().rev() {
+            self.destroy(class, self.handle(class)).unwrap_or_else(|refused| panic!("{class:?}: {refused}"));
+        }
+    }
+}
+
+/// The kernel's refusal; the provider has no reason of its own.
+fn refused<T>(answer: Result<T, bareverbs_provider::contract::CreateError>) -> Result<T, Refused> {
+    answer.map_err(|error| match error {
+        bareverbs_provider::contract::CreateError::Refused(refused) => refused,
+        error => panic!("{error}"),
+    })
+}
+
+fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, Result<(), Refused>)>) {
+    for (verb, answer) in answers {
+        let refused = answer.expect_err(verb);
+        // A kernel without a command says so before it looks at the handle.
+        let wrong = [Errno::NOENT, Errno::INVAL, Errno::BADF];
+        let lacking = verb == "rereg_mr" && refused.errno == Errno::OPNOTSUPP;
+        assert!(wrong.contains(&refused.errno) || lacking, "{verb} of {class:?} {handle:#x}: {refused}");
+        assert!(refused.to_string().contains("was refused by the kernel: "), "{refused}");
+    }
+}
+
+pub(crate) fn a_handle_of_another_sort_is_refused_by_every_command() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        for class in CLASSES {
+            for other in CLASSES.into_iter().filter(|other| *other != class) {
+                let handle = bench.handle(other);
+                no_such_object(class, handle, bench.use_as(class, handle));
+            }
+        }
+        bench.clear();
+    });
+}
+
+pub(crate) fn a_handle_that_never_was_is_refused_by_every_command() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        for class in CLASSES {
+            for handle in [0xdead, i32::MAX as u32, 1 << 31, u32::MAX] {
+                no_such_object(class, handle, bench.use_as(class, handle));
+            }
+        }
+        bench.clear();
+    });
+}
+
+pub(crate) fn a_handle_that_was_given_back_is_refused_by_every_command() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        // Who uses an object goes before it.
+        for class in CLASSES.into_iter().rev() {
+            let handle = bench.handle(class);
+            bench.destroy(class, handle).unwrap();
+            // What is made below would take the handle's place; nothing can be.
+            no_such_object(class, handle, bench.use_as(class, handle));
+        }
+    });
+}
+
+pub(crate) fn an_object_in_use_is_not_given_back() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        let srq_user = bench.create_qp(bench.pd, bench.cq, Some(bench.srq)).unwrap();
+        for class in [ObjectClass::PD, ObjectClass::CQ, ObjectClass::SRQ] {
+            let refused = bench.destroy(class, bench.handle(class)).unwrap_err();
+            assert_eq!(refused.errno, Errno::BUSY, "{class:?}");
+            assert!(refused.to_string().ends_with("(another object still uses it)"), "{refused}");
+        }
+        let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+        command::attach_mcast(&bench.file, bench.qp, group, 0).unwrap();
+        let refused = bench.destroy(ObjectClass::QP, bench.qp).unwrap_err();
+        assert_eq!(refused.errno, Errno::BUSY);
+        command::detach_mcast(&bench.file, bench.qp, group, 0).unwrap();
+        bench.destroy(ObjectClass::QP, srq_user).unwrap();
+        bench.clear();
+    });
+}
+
+pub(crate) fn objects_of_another_file_are_not_seen() {
+    nothing_leaks(|| {
+        let (one, other) = (Bench::new(), Bench::new());
+        // Give the first file handles that the second one does not have.
+        let far: Vec<u32> =
+            (0..20).map(|_| command::alloc_mw(&one.file, one.pd, MwType::TYPE_1).unwrap().handle).collect();
+        let handle = *far.last().unwrap();
+        for class in CLASSES {
+            no_such_object(class, handle, other.use_as(class, handle));
+        }
+        for handle in far {
+            one.destroy(ObjectClass::MW, handle).unwrap();
+        }
+        one.clear();
+        other.clear();
+    });
+}
+
+pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        let null = File::open("/dev/null").unwrap();
+        let events = command::async_event_alloc(&bench.file).unwrap();
+        let device = File::options().read(true).write(true).open(PATH).unwrap();
+        let closed = File::open("/dev/null").unwrap().as_raw_fd();
+        let elsewhere = Bench::new();
+        let channel = command::create_comp_channel(&elsewhere.file).unwrap();
+        for fd in [
+            null.as_raw_fd(),
+            events.as_raw_fd(),
+            device.as_raw_fd(),
+            channel.as_raw_fd(),
+            closed,
+            -1,
+            i32::MIN,
+            i32::MAX,
+            1 << 20,
+        ] {
+            let refused = refused(bench.rxe.create_cq(&cq_request(Some(fd))).map(drop)).unwrap_err();
+            assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd}: {refused}");
+        }
+        drop(channel);
+        elsewhere.clear();
+        bench.clear();
+    });
+}
+
+pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
+    nothing_leaks(|| {
+        let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
+        // The method, the file's own driver, and a context, in this order.
+        for (file, errnos) in [
+            (with("/dev/null", DriverId::RXE.0), [Errno::NOTTY, Errno::NOTTY]),
+            (with("/dev/zero", DriverId::RXE.0), [Errno::NOTTY, Errno::NOTTY]),
+            (with(PATH, DriverId::MLX5.0), [Errno::INVAL, Errno::INVAL]),
+            (with(PATH, u32::MAX), [Errno::INVAL, Errno::INVAL]),
+            (with(PATH, DriverId::RXE.0), [Errno::INVAL, Errno::NOENT]),
+        ] {
+            // SAFETY: there is no driver's payload.
+            let made = unsafe { command::alloc_pd(&file, DriverPayload::default()) };
+            for refused in [
+                made.map(drop),
+                command::dealloc_pd(&file, 0),
+                command::create_comp_channel(&file).map(drop),
+                command::query_qp(&file, 0, QpAttrMask::STATE).map(drop),
+                command::query_mr(&file, 0).map(drop),
+                command::destroy_cq(&file, 0).map(drop),
+            ] {
+                let refused = refused.unwrap_err();
+                assert!(errnos.contains(&refused.errno), "{refused}");
+            }
+        }
+        let bench = Bench::new();
+        // SAFETY: there is no driver's payload.
+        let again = unsafe { command::get_context(&bench.file, DriverPayload::default()) }.unwrap_err();
+        assert_eq!(again, Refused { method: "GetContext", errno: Errno::INVAL });
+        bench.clear();
+    });
+}
+
+pub(crate) fn queries_answer_whatever_room_there_is() {
+    nothing_leaks(|| {
+        let bench = Bench::new();
+        let file = &bench.file;
+        let filled = command::query_gid_table(file, &mut vec![GidEntry::zeroed(); 100_000]).unwrap();
+        assert!(filled >= 2);
+        assert_eq!(command::query_gid_table(file, &mut []).unwrap_err().errno, Errno::INVAL);
+        assert_eq!(
+            command::query_gid_table(file, &mut [GidEntry::zeroed()]).unwrap_err().errno,
+            Errno::INVAL
+        );
+        assert_eq!(command::info_handles(file, ObjectClass::PD, &mut vec![0; 1 << 20]).unwrap(), 1);
+        for class in [ObjectClass(0x0fff), ObjectClass(u16::MAX)] {
+            assert!(command::info_handles(file, class, &mut [0; 8]).is_err(), "{class:?}");
+        }
+        for port in [0, 2, 255] {
+            assert_eq!(command::query_port(file, port).unwrap_err().errno, Errno::INVAL);
+            assert_eq!(command::query_gid_entry(file, port.into(), 0).unwrap_err().errno, Errno::INVAL);
+        }
+        for index in [1 << 20, u32::MAX] {
+            assert!(command::query_gid_entry(file, 1, index).is_err());
+        }
+        bench.clear();
+    });
+}

@@ -1,0 +1,154 @@
+//! Objects of another context or domain than the one that they are used in.
+
+use bareverbs::{
+    Access, Completion, CqInit, Datagram, Error, Mw, MwType, Operation, Payload, QpCap, QpInit, QpState, Rc,
+    RecvRequest, SendFlags, SrqInit, Ud, UdInitAttr, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, open, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Outcome, skip};
+
+use crate::refusals::invalid;
+
+pub(crate) fn queues_of_another_context_make_no_queue_pair() {
+    nothing_leaks(|| {
+        let (here, elsewhere) = (domain(), domain());
+        // The handle that the queue has there is that of another queue here.
+        let (own, _other) = (here.context(), elsewhere.context());
+        let good = own.create_cq(&CqInit::new(16)).unwrap();
+        let foreign = elsewhere.context().create_cq(&CqInit::new(16)).unwrap();
+        let srq = elsewhere.create_srq(&SrqInit::new(16)).unwrap();
+        let remedy = "belongs to another context: make it in the one that uses it";
+        for (init, what) in [
+            (QpInit::new(&foreign, &good), "send completion queue"),
+            (QpInit::new(&good, &foreign), "receive completion queue"),
+            (QpInit { srq: Some(&srq), ..QpInit::new(&good, &good) }, "shared receive queue"),
+        ] {
+            invalid(here.create_qp::<Rc>(&init), &format!("create_qp: the {what} {remedy}"));
+        }
+        let channel = elsewhere.context().create_comp_channel().unwrap();
+        let init = CqInit { channel: Some(&channel), ..CqInit::new(16) };
+        invalid(own.create_cq(&init), &format!("create_cq: the completion channel {remedy}"));
+        // A clone is the same context.
+        let clone = own.clone();
+        let channel = clone.create_comp_channel().unwrap();
+        own.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) }).unwrap();
+        clone.alloc_pd().unwrap().create_qp::<Rc>(&QpInit::new(&good, &good)).unwrap();
+    });
+}
+
+pub(crate) fn a_region_does_not_move_to_another_context() -> Outcome {
+    nothing_leaks(|| {
+        let (here, elsewhere) = (domain(), domain());
+        let mut memory = region(&here, &[7; 64], ALL_REMOTE);
+        let text = "rereg_mr: the protection domain belongs to another context than the region";
+        invalid(memory.move_to(&elsewhere), text);
+        match memory.move_to(&here) {
+            Err(refused @ Error::Unsupported { .. }) => skip(refused.to_string()),
+            moved => {
+                moved.unwrap();
+                Ok(bareverbs_kernel_tests::Completion::Completed)
+            }
+        }
+    })
+}
+
+pub(crate) fn a_shared_queue_of_another_domain_scatters_into_its_own_memory() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let other = pd.context().alloc_pd().unwrap();
+        let mut srq = other.create_srq(&SrqInit::new(16)).unwrap();
+        let (mut a, mut b) = (
+            bareverbs_kernel_tests::loopback::side(&pd, Plan::default()),
+            bareverbs_kernel_tests::loopback::side(&pd, Plan::default()),
+        );
+        b.qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&b.cq, &b.cq) }).unwrap();
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        // Whose domain counts is the device's to say; nothing but a status may come of it.
+        let memory = region(&other, &[0; 16], Access::LOCAL_WRITE);
+        // SAFETY: the region outlives the queue, and is looked at by copies.
+        unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[memory.sge(..).unwrap()] }]) }.unwrap();
+        a.send(&[request(2, Operation::Send, Payload::Inline(&[b"hello"]))]).unwrap();
+        let (sent, received) = (a.ends(1)[0].1, b.ends(1)[0].1);
+        assert_eq!(sent == WcStatus::SUCCESS, received == WcStatus::SUCCESS, "{sent:?} {received:?}");
+        let arrived = contents(&memory)[..5] == *b"hello";
+        assert_eq!(arrived, received == WcStatus::SUCCESS, "{received:?}");
+    });
+}
+
+pub(crate) fn a_window_is_bound_in_its_own_domain_to_what_it_may_open() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let other = pd.context().alloc_pd().unwrap();
+        let bindable = Access::LOCAL_WRITE | Access::MW_BIND;
+        let good = region(&pd, &[0; 64], bindable);
+        let foreign = region(&other, &[0; 64], bindable);
+        let plain = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let read_only = region(&pd, &[0; 64], Access::MW_BIND);
+        for mw_type in [MwType::TYPE_1, MwType::TYPE_2] {
+            let window: Mw = pd.alloc_mw(mw_type).unwrap();
+            let read = Access::REMOTE_READ;
+            invalid(
+                window.bind(&foreign, .., read),
+                "bind_mw: the region belongs to another protection domain than the window",
+            );
+            invalid(window.bind(&plain, .., read), "bind_mw: the region was registered without MW_BIND");
+            for writes in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+                let text = format!("bind_mw: {writes:?} needs a region that was registered with LOCAL_WRITE");
+                invalid(window.bind(&read_only, .., writes | read), &text);
+            }
+            for access in [Access::LOCAL_WRITE, Access::MW_BIND, Access::from_bits_retain(1 << 31)] {
+                let text = format!("bind_mw: access {access:?} is nothing that a window can give a peer");
+                invalid(window.bind(&good, .., access | read), &text);
+            }
+            let empty = "bind_mw: a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`";
+            invalid(window.bind(&good, 5..5, read), empty);
+            invalid(window.bind(&good, 60..65, read), "bind_mw: bytes 60..65 are not all in a region of 64");
+            invalid(
+                window.bind(&good, 1..=usize::MAX, read),
+                "bind_mw: bytes 1.. are not all in a region of 64",
+            );
+            window.bind(&read_only, .., read).unwrap();
+            window.bind(&good, 63.., ALL_REMOTE.difference(Access::LOCAL_WRITE)).unwrap();
+        }
+        for strange in [0, 3, 77, 255] {
+            let mw_type = MwType(strange);
+            let text =
+                format!("alloc_mw: {mw_type:?} is no type of memory window: there are TYPE_1 and TYPE_2");
+            invalid(pd.alloc_mw(mw_type), &text);
+        }
+    });
+}
+
+/// A datagram over the handle of another domain.
+pub(crate) fn an_address_handle_of_another_domain_ends_the_request_with_an_error() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let own_context = pd.context();
+        for other in [own_context.alloc_pd().unwrap(), open().alloc_pd().unwrap()] {
+            let mut cq = own_context.create_cq(&CqInit::new(16)).unwrap();
+            let cap = QpCap { max_inline_data: 64, ..QpCap::default() };
+            let mut qp = pd.create_qp::<Ud>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).unwrap();
+            qp.init(&UdInitAttr::new(1, 7)).unwrap();
+            qp.ready_to_receive().unwrap();
+            qp.ready_to_send(0).unwrap();
+            let gid = own_context.default_gid(1).unwrap();
+            let way = bareverbs::AhAttr::global(1, gid.gid, gid.index as u8);
+            let ah = other.create_ah(&way).unwrap();
+            let to = Datagram::new(&ah, qp.qp_num(), 7);
+            let mut batch = qp.start_send();
+            batch.send_to_inline(1, to, b"hello", SendFlags::SIGNALED).unwrap();
+            batch.ring().unwrap();
+            let begin = std::time::Instant::now();
+            let status = loop {
+                if let Some(completion) = cq.poll().next() {
+                    break completion.status();
+                }
+                assert!(begin.elapsed() < bareverbs_kernel_tests::loopback::PATIENCE, "no completion");
+            };
+            assert_ne!(status, WcStatus::SUCCESS);
+            assert_eq!(qp.query().unwrap().0.qp_state, QpState::ERR);
+        }
+    });
+}

@@ -1,0 +1,146 @@
+//! The owning layer, asked wrongly: buffers come back, and nobody waits for ever.
+
+#![expect(clippy::result_large_err, reason = "errors give the buffer back")]
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use bareverbs::owned::{Address, Endpoint};
+use bareverbs::{Access, Buffer, Error, Gid, Mr, Mtu, Pd, Remote, WcStatus};
+use bareverbs_kernel_tests::loopback::{PATIENCE, domain, region};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::refusals::invalid;
+
+fn buffer(pd: &Pd) -> Mr<Buffer> {
+    region(pd, &[7; 64], Access::LOCAL_WRITE)
+}
+
+fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
+    let (mut alice, mut bob) = (Endpoint::new(pd, 1, 4).unwrap(), Endpoint::new(pd, 1, 4).unwrap());
+    alice.connect(&bob.address()).unwrap();
+    bob.connect(&alice.address()).unwrap();
+    (alice, bob)
+}
+
+pub(crate) fn an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all() {
+    nothing_leaks(|| {
+        let pd = domain();
+        for (port, depth, start) in [
+            (0, 4, "device rxe0 has no port 0"),
+            (2, 4, "device rxe0 has no port 2"),
+            (1, 0, "create_cq: a completion queue must hold at least 1 completion"),
+            (1, 1 << 20, "create_cq: entries 2097152 is above the device's limit of"),
+            (1, u32::MAX, "Endpoint::new: a depth of 4294967295 is beyond any device's"),
+        ] {
+            let refused = Endpoint::<Buffer>::new(&pd, port, depth).map(drop).unwrap_err();
+            assert!(refused.to_string().starts_with(start), "{refused}");
+        }
+        let mut alice = Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();
+        let good = alice.address();
+        let rtr = "modify_qp INIT→RTR";
+        let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
+        for (peer, words) in [
+            (Address { qp_num: 1 << 24, ..good }, "dest_qp_num 0x1000000 has more than 24 bits".to_owned()),
+            (Address { psn: u32::MAX, ..good }, "rq_psn 0xffffffff has more than 24 bits".to_owned()),
+            (Address { gid: Gid::default(), ..good }, "the peer's GID is zero, which is nobody's".to_owned()),
+            (
+                Address { gid: group, ..good },
+                format!("{group} is a multicast group, and a connection has one peer"),
+            ),
+        ] {
+            invalid(alice.connect(&peer), &format!("{rtr}: {words}"));
+        }
+        let active = pd.context().query_port(1).unwrap().active_mtu;
+        if active < Mtu::Mtu4096 {
+            alice.set_mtu(Mtu::Mtu4096);
+            let words = format!("path MTU 4096 is above the port's active MTU {active}");
+            invalid(alice.connect(&good), &format!("{rtr}: {words}"));
+            alice.set_mtu(active);
+        }
+        alice.connect(&good).unwrap();
+        invalid(alice.connect(&good), &format!("{rtr}: the queue pair is in RTS, not in INIT"));
+    });
+}
+
+pub(crate) fn a_refused_operation_gives_its_buffer_back() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut alone = Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();
+        let refused = alone.post_send(buffer(&pd), ..).unwrap_err();
+        assert!(matches!(refused.error, Error::Post(_)), "{refused:?}");
+        assert_eq!(refused.buffer.len(), 64);
+        assert_eq!(alone.pending(), 0);
+        let idle = alone.wait().unwrap_err();
+        assert_eq!(idle.to_string(), "wait: no operation is under way");
+        assert!(idle.buffer.is_none());
+
+        let (mut alice, mut bob) = pair(&pd);
+        for refused in [
+            alice.post_send(buffer(&pd), 60..65),
+            alice.post_send(buffer(&pd), ..=usize::MAX),
+            alice.post_write(buffer(&pd), 65.., Remote { addr: 0, rkey: 0 }),
+            alice.post_read(buffer(&pd), 1..usize::MAX, Remote { addr: 0, rkey: 0 }),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused.error, Error::Invalid { verb: "sge", .. }), "{refused:?}");
+            assert_eq!(refused.buffer.len(), 64);
+        }
+        // More than there is room for.
+        let taken = (0..100).map(|_| bob.post_recv(buffer(&pd))).take_while(Result::is_ok).count();
+        assert!((4..100).contains(&taken));
+        let refused = bob.post_recv(buffer(&pd)).unwrap_err();
+        assert_eq!((refused.buffer.len(), bob.pending()), (64, taken));
+        alice.post_send(buffer(&pd), ..).unwrap();
+        assert_eq!(bob.wait().unwrap().message(), Some(&[7; 64][..]));
+        alice.wait().unwrap();
+    });
+}
+
+pub(crate) fn a_failed_endpoint_gives_everything_back_and_takes_nothing_more() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let other = pd.context().alloc_pd().unwrap();
+        let elsewhere = domain();
+        let nobodys = Remote { addr: 0x1000, rkey: 0xdead_be00 };
+        type Post = fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::owned::Refused<Buffer>>;
+        let cases: [(&str, Post, &Pd); 4] = [
+            ("a key that never was", |end, buffer, remote| end.post_write(buffer, .., remote), &pd),
+            ("the same for a read", |end, buffer, remote| end.post_read(buffer, .., remote), &pd),
+            ("another domain's buffer", |end, buffer, _| end.post_send(buffer, ..), &other),
+            ("another context's buffer", |end, buffer, _| end.post_send(buffer, ..), &elsewhere),
+        ];
+        for (what, post, of) in cases {
+            let (mut alice, mut bob) = pair(&pd);
+            bob.post_recv(buffer(&pd)).unwrap();
+            alice.post_recv(buffer(&pd)).unwrap();
+            post(&mut alice, buffer(of), nobodys).unwrap();
+            // Long after the queue pair has failed, and before anybody has looked.
+            std::thread::sleep(Duration::from_millis(100));
+            alice.post_recv(buffer(&pd)).unwrap();
+            let mut statuses = Vec::new();
+            while alice.pending() > 0 {
+                match alice.wait_timeout(PATIENCE) {
+                    Err(failed) => {
+                        assert_eq!(failed.buffer.expect("its buffer").len(), 64, "{what}");
+                        let Error::Completion { status, .. } = failed.error else { panic!("{what}") };
+                        statuses.push(status);
+                    }
+                    Ok(Some(_)) => panic!("{what}: it cannot have worked"),
+                    Ok(None) => panic!("{what}: somebody waits for ever: {statuses:?}"),
+                }
+            }
+            assert_eq!(statuses.len(), 3, "{what}");
+            assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
+            let refusal = |refused: Result<(), bareverbs::owned::Refused<Buffer>>, verb: &str| {
+                let refused = refused.unwrap_err();
+                let text = format!("{verb}: the connection has failed: make a new endpoint");
+                assert_eq!(refused.to_string(), text);
+                assert_eq!(refused.buffer.len(), 64);
+            };
+            refusal(alice.post_recv(buffer(&pd)), "recv");
+            refusal(alice.post_send(buffer(&pd), ..), "send");
+            drop((alice, bob));
+        }
+    });
+}

@@ -1,0 +1,128 @@
+//! Names and numbers of devices that come from outside.
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::{Device, Error};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::refusals::invalid;
+
+/// Names that no device has: empty, paths, with bytes that mean something elsewhere, and very long.
+fn strange_names() -> Vec<String> {
+    let words = [
+        "",
+        " ",
+        ".",
+        "..",
+        "/",
+        "../../null",
+        "../../dev/null",
+        "/dev/infiniband/uverbs0",
+        "rxe0\0",
+        "\0rxe0",
+        "rxe0\n",
+        "rxe0/ports/1",
+        "%s%n%d",
+        "rxe%d",
+        "RXE0",
+        "rxe",
+        "rxe00",
+        "r\u{200b}xe0",
+        "\u{feff}rxe0",
+        "-d",
+        "*",
+        "rxe0 rxe1",
+    ];
+    let long = [63, 64, 65, 255, 256, 4096, 1 << 20].map(|length| "r".repeat(length));
+    words.map(str::to_owned).into_iter().chain(long).collect()
+}
+
+pub(crate) fn a_name_that_no_device_has_finds_none() {
+    nothing_leaks(|| {
+        for name in strange_names() {
+            let refused = Device::find(&name).unwrap_err();
+            assert!(matches!(refused, Error::UnknownDevice { .. }), "{refused:?}");
+            let text = refused.to_string();
+            assert_eq!(text, format!("no RDMA device is named {name:?}; there is rxe0"));
+            let counted = RdmaNetlink::open().unwrap().resources(&name).unwrap_err();
+            assert_eq!(counted.to_string(), text);
+            let removed = RdmaNetlink::open().unwrap().del_link(&name).unwrap_err();
+            assert_eq!(removed.to_string(), text);
+        }
+    });
+}
+
+pub(crate) fn a_device_is_made_with_a_name_or_not_at_all() {
+    nothing_leaks(|| {
+        let mut netlink = RdmaNetlink::open().unwrap();
+        let devices = netlink.devices().unwrap();
+        let netdev = netlink.ports(devices[0].index).unwrap()[0].netdev_name.clone().unwrap();
+        invalid(netlink.new_link("", "rxe", &netdev), "new_link: an empty device name names nothing");
+        invalid(netlink.new_link("rxe1", "", &netdev), "new_link: an empty sort names nothing");
+        invalid(netlink.new_link("rxe1", "rxe", ""), "new_link: an empty network interface names nothing");
+        for name in ["../../null", "..", "a/b", "rxe%d", "rxe 1", "rxe\n1", "rxe:1", "rxe\0"] {
+            for (refused, what) in [
+                (netlink.new_link(name, "rxe", &netdev), "device name"),
+                (netlink.new_link("rxe1", name, &netdev), "sort"),
+                (netlink.new_link("rxe1", "rxe", name), "network interface"),
+            ] {
+                let reason = "it must be no path and have no '%', ':', blank or zero byte";
+                invalid(refused, &format!("new_link: {what} {name:?} cannot be one: {reason}"));
+            }
+        }
+        let long = "r".repeat(64);
+        let text = format!("new_link: device name {long:?} has 64 bytes, and can have 63");
+        invalid(netlink.new_link(&long, "rxe", &netdev), &text);
+        // The kernel would cut it, and find an interface that was not meant.
+        let cut = format!("{netdev:a<16}");
+        let text = format!("new_link: network interface {cut:?} has 16 bytes, and can have 15");
+        invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
+
+        let told = |refused: bareverbs::Result<()>, start: &str| {
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, Error::System { .. }), "{refused:?}");
+            assert!(refused.to_string().starts_with(start), "{refused}");
+        };
+        told(netlink.new_link("rxe1", "rxe", "nosuch0"), "making rxe device rxe1 over nosuch0: ");
+        told(
+            netlink.new_link("rxe1", "nosuch", &netdev),
+            &format!("making nosuch device rxe1 over {netdev}: "),
+        );
+        told(netlink.new_link("rxe0", "rxe", &netdev), &format!("making rxe device rxe0 over {netdev}: "));
+        assert_eq!(netlink.devices().unwrap(), devices);
+    });
+}
+
+pub(crate) fn a_number_that_no_device_has_is_told_with_the_error() {
+    nothing_leaks(|| {
+        let mut netlink = RdmaNetlink::open().unwrap();
+        let index = netlink.devices().unwrap()[0].index;
+        for wrong in [index + 1, 1 << 31, u32::MAX] {
+            for (refused, start) in [
+                (netlink.ports(wrong).map(drop), "listing the ports of"),
+                (netlink.char_device(wrong, "uverbs").map(drop), "asking for the uverbs character device of"),
+            ] {
+                // The kernel's answer for a device that is gone is also that for a sort that it does not have.
+                let Err(refused) = refused else { continue };
+                assert!(matches!(refused, Error::System { .. }), "{refused:?}");
+                let text = refused.to_string();
+                assert!(text.starts_with(&format!("{start} the device with number {wrong}: ")), "{text}");
+            }
+        }
+        for kind in ["nosuch", "uverbs0", "UVERBS"] {
+            assert_eq!(netlink.char_device(index, kind).unwrap(), None, "{kind}");
+        }
+        let long = "u".repeat(32);
+        invalid(
+            netlink.char_device(index, &long),
+            &format!("char_device: sort {long:?} has 32 bytes, and can have 31"),
+        );
+        invalid(netlink.char_device(index, ""), "char_device: an empty sort names nothing");
+        let reason = "it must be no path and have no '%', ':', blank or zero byte";
+        for kind in ["../uverbs", "uverbs\0", "%s"] {
+            let text = format!("char_device: sort {kind:?} cannot be one: {reason}");
+            invalid(netlink.char_device(index, kind), &text);
+        }
+        // The socket is as good as new.
+        assert!(netlink.char_device(index, "uverbs").unwrap().is_some());
+    });
+}

@@ -1,0 +1,146 @@
+//! Memory regions: rights that cannot be given, ranges that are not theirs, advice that they do not take.
+
+use std::ops::Bound;
+
+use bareverbs::{Access, Buffer, Error, ObjectClass};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::refusals::{invalid, refused_by_kernel};
+
+const EINVAL: i32 = 22;
+
+pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let register = |access| pd.register(Buffer::zeroed(4096).unwrap(), access);
+        for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ]
+        {
+            let refused = register(right).map_err(Error::from);
+            let hint = "what peers may write must be writable locally too: add LOCAL_WRITE";
+            refused_by_kernel(refused, "reg_mr", EINVAL, hint);
+        }
+        if !pd.context().capabilities().odp {
+            let refused = register(Access::LOCAL_WRITE | Access::ON_DEMAND).map(drop).unwrap_err();
+            let text = refused.to_string();
+            assert!(
+                text.ends_with("this device has no memory on demand: register without ON_DEMAND"),
+                "{text}"
+            );
+            assert_eq!(refused.memory.len(), 4096, "the memory is given back");
+        }
+        // Bits that no kernel knows may be refused or passed over, but do not change what is known.
+        for bit in [10, 15, 19, 30, 31] {
+            let access = Access::LOCAL_WRITE | Access::from_bits_retain(1 << bit);
+            match register(access) {
+                Ok(memory) => assert_eq!(memory.query().unwrap().length, 4096),
+                Err(refused) => {
+                    assert!(refused.to_string().starts_with("reg_mr (4096 bytes at 0x"), "{refused}")
+                }
+            }
+        }
+        register(Access::LOCAL_WRITE | Access::RELAXED_ORDERING).unwrap();
+    });
+}
+
+pub(crate) fn an_address_for_peers_lies_as_the_memory_does_in_its_page() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut pages = Buffer::zeroed(3 * 4096).unwrap();
+        let start = pages.as_mut_ptr().wrapping_add(100);
+        let register = |iova, access| {
+            // SAFETY: the pages outlive the region, which nothing uses.
+            unsafe { pd.register_raw(start, 4096, iova, access) }
+        };
+        for iova in [0, 99, 101, 0x7000_0000_0000, 0x7000_0000_0800] {
+            let hint = "iova and address must have the same offset in their page";
+            refused_by_kernel(register(Some(iova), Access::LOCAL_WRITE), "reg_mr", EINVAL, hint);
+        }
+        let zero_based = register(None, Access::LOCAL_WRITE | Access::ZERO_BASED);
+        assert!(zero_based.is_err(), "its first byte is not a page's first");
+        assert_eq!(register(Some(0x7000_0000_0064), Access::LOCAL_WRITE).unwrap().addr(), 0x7000_0000_0064);
+    });
+}
+
+pub(crate) fn a_range_beyond_the_region_is_refused_by_every_method() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut memory = region(&pd, &[7; 64], ALL_REMOTE);
+        let starts =
+            [Bound::Included(0), Bound::Included(65), Bound::Excluded(usize::MAX), Bound::Excluded(63)];
+        let ends =
+            [Bound::Included(64), Bound::Excluded(65), Bound::Included(usize::MAX), Bound::Excluded(0)];
+        for range in starts.into_iter().flat_map(|start| ends.map(|end| (start, end))) {
+            if range == (Bound::Included(0), Bound::Excluded(0)) {
+                assert_eq!(memory.sge(range).unwrap().length, 0);
+                continue;
+            }
+            let refused = memory.sge(range).unwrap_err();
+            let text = refused.to_string();
+            assert!(matches!(refused, Error::Invalid { verb: "sge", .. }), "{refused:?}");
+            assert!(text.ends_with("are not all in a region of 64"), "{text}");
+        }
+        for (offset, length) in [(0, 65), (64, 1), (65, 0), (usize::MAX, 1), (usize::MAX, 0), (1, 64)] {
+            let mut bytes = vec![0; length];
+            let end = offset.saturating_add(length);
+            let text = |verb| format!("{verb}: bytes {offset}..{end} are not all in a region of 64");
+            invalid(memory.read(offset, &mut bytes), &text("read"));
+            invalid(memory.write(offset, &bytes), &text("write"));
+        }
+        for offset in [64, 65, usize::MAX] {
+            assert!(matches!(memory.remote(offset), Err(Error::Invalid { verb: "remote", .. })));
+        }
+        memory.read(64, &mut []).unwrap();
+        memory.write(64, &[]).unwrap();
+        let beyond = [(Bound::Included(0), Bound::Included(64))];
+        for range in beyond {
+            assert!(matches!(memory.prefetch(range), Err(Error::Invalid { .. })));
+        }
+    });
+}
+
+pub(crate) fn advice_is_for_regions_on_demand() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let pinned = region(&pd, &[0; 4096], Access::LOCAL_WRITE);
+        if pd.context().capabilities().advise_mr {
+            let text =
+                "advise_mr: all pages of the region are in: only one registered ON_DEMAND takes advice";
+            invalid(pinned.prefetch(..), text);
+            let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
+            let memory = pd.register(Buffer::zeroed(8192).unwrap(), access).unwrap();
+            memory.prefetch(100..100).unwrap();
+            memory.prefetch(..).unwrap();
+        } else {
+            let refused = pinned.prefetch(..).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { verb: "advise_mr", .. }), "{refused:?}");
+            let text = "advise_mr: advice about memory is not supported by this kernel or device";
+            assert_eq!(refused.to_string(), text);
+        }
+    });
+}
+
+pub(crate) fn what_a_context_cannot_tell_is_a_typed_error() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        if !context.capabilities().port_speed {
+            let refused = context.port_speed(1).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { verb: "query_port_speed", .. }), "{refused:?}");
+        }
+        for class in [ObjectClass(0x0fff), ObjectClass(u16::MAX), ObjectClass::DEVICE] {
+            match context.object_count(class) {
+                Ok(count) => assert_eq!(count, 0, "{class:?}"),
+                Err(refused) => {
+                    let text = refused.to_string();
+                    assert!(text.starts_with(&format!("info_handles ({class:?}): ")), "{text}");
+                }
+            }
+        }
+        let length = u32::from(context.query_port(1).unwrap().pkey_tbl_len);
+        for index in [length, 1 << 16, u32::MAX] {
+            let text = format!("query_pkey: P_Key index {index} is outside the table of {length} of port 1");
+            invalid(context.pkey(1, index), &text);
+        }
+    });
+}

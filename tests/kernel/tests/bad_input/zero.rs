@@ -1,0 +1,85 @@
+//! Messages of no bytes, and elements of none, over reliable connections.
+
+use bareverbs::{Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+pub(crate) fn every_message_may_have_no_bytes() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[7; 64], ALL_REMOTE);
+        // No key is looked at where no byte is moved.
+        let nowhere = Remote { addr: 0, rkey: 0 };
+        let nothing = [memory.sge(..0).unwrap()];
+        let twice = [memory.sge(64..).unwrap(), memory.sge(..0).unwrap()];
+        let unknown = [Sge { addr: 0, length: 0, lkey: 0 }];
+        let payloads = [
+            Payload::Sges(&[]),
+            Payload::Sges(&nothing),
+            Payload::Sges(&twice),
+            Payload::Sges(&unknown),
+            Payload::Inline(&[]),
+            Payload::Inline(&[b"", b""]),
+        ];
+        for payload in payloads {
+            let (mut a, mut b) = pair(&pd, Plan::default());
+            for (operation, received) in [
+                (Operation::Send, Some(WcOpcode::RECV)),
+                (Operation::SendImm(9), Some(WcOpcode::RECV)),
+                (Operation::WriteImm(nowhere, 9), Some(WcOpcode::RECV_RDMA_WITH_IMM)),
+                (Operation::Write(nowhere), None),
+                (Operation::Read(nowhere), None),
+            ] {
+                if matches!((operation, payload), (Operation::Read(_), Payload::Inline(_))) {
+                    continue;
+                }
+                b.recv_into(2, received.map_or(0, |_| 1), &[]);
+                a.send(&[request(1, operation, payload)]).unwrap();
+                assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?} {payload:?}");
+                if let Some(opcode) = received {
+                    let told = b.completions(1)[0];
+                    assert_eq!((told.wr_id, told.byte_len, told.opcode), (2, 0, opcode), "{operation:?}");
+                    assert_eq!(told.status, WcStatus::SUCCESS);
+                }
+            }
+        }
+        assert_eq!(contents(&memory), [7; 64]);
+    });
+}
+
+pub(crate) fn elements_of_no_bytes_among_others_change_nothing() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let from = region(&pd, b"abcdefgh", ALL_REMOTE);
+        let to = region(&pd, &[0; 16], ALL_REMOTE);
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let piece = |memory: &bareverbs::Mr<_>, range| memory.sge(range).unwrap();
+        let gather = [piece(&from, 0..3), piece(&from, 5..5), piece(&from, 3..8), piece(&from, 0..0)];
+        let scatter = [piece(&to, 0..0), piece(&to, 0..2), piece(&to, 4..4), piece(&to, 8..14)];
+        b.recv(&[RecvRequest { wr_id: 2, sges: &scatter }]).unwrap();
+        a.send(&[request(1, Operation::Send, Payload::Sges(&gather))]).unwrap();
+        assert_eq!((a.ends(1), b.ends(1)), (vec![(1, WcStatus::SUCCESS)], vec![(2, WcStatus::SUCCESS)]));
+        assert_eq!(contents(&to), *b"ab\0\0\0\0\0\0cdefgh\0\0");
+
+        let read = request(3, Operation::Read(from.remote(0).unwrap()), Payload::Sges(&scatter));
+        a.send(&[read]).unwrap();
+        assert_eq!(a.ends(1), [(3, WcStatus::SUCCESS)]);
+        assert_eq!(contents(&to), *b"ab\0\0\0\0\0\0cdefgh\0\0");
+    });
+}
+
+pub(crate) fn a_receive_may_have_no_room_and_a_message_no_receive_of_its_size() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let to = region(&pd, &[0; 64], ALL_REMOTE);
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        // A write with immediate data takes a receive, whatever its room.
+        b.recv_into(2, 1, &[]);
+        let write = Operation::WriteImm(to.remote(0).unwrap(), 7);
+        a.send(&[request(1, write, Payload::Inline(&[b"into memory"]))]).unwrap();
+        assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
+        let told = b.completions(1)[0];
+        assert_eq!((told.wr_id, told.status, told.byte_len), (2, WcStatus::SUCCESS, 11));
+        assert_eq!(contents(&to)[..11], *b"into memory");
+    });
+}
