@@ -33,6 +33,10 @@ pub struct Capabilities {
     /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
     pub port_speed: bool,
     /// Memory regions on demand, whose pages are not pinned: [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
+    ///
+    /// The Soft-RoCE of 7.2 forgets where in its page an address lies when it copies to or from such a region
+    /// (`__rxe_odp_mr_copy` of `rxe_odp.c`): there, only packets that begin a page move the right bytes. Atomics and
+    /// flushes are right anywhere.
     pub odp: bool,
     /// On demand regions over the whole address space.
     pub odp_implicit: bool,
@@ -307,6 +311,32 @@ impl<P: Provider> Context<P> {
         u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).map_err(|_| {
             Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
         })
+    }
+
+    /// Where a P_Key stands in a port's table: the lowest index.
+    ///
+    /// ```no_run
+    /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u32> {
+    /// // The default partition, as a full member.
+    /// context.pkey_index(1, 0xffff)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; [`Error::Invalid`] where the table does not have it; `/sys` is not there.
+    #[doc(alias = "ibv_get_pkey_index")]
+    pub fn pkey_index(&self, port: u32, pkey: u16) -> Result<u32> {
+        let mut seen = Vec::new();
+        for index in 0..self.query_port(port)?.pkey_tbl_len.into() {
+            match self.pkey(port, index)? {
+                found if found == pkey => return Ok(index),
+                // An entry that is not filled.
+                0 => {}
+                other => seen.push(format!("{other:#06x}")),
+            }
+        }
+        let reason = format!("port {port} has no P_Key {pkey:#06x}; it has {}", seen.join(", "));
+        Err(Error::invalid("get_pkey_index", reason))
     }
 
     /// How many objects of `class` this context holds, counted by the kernel; it counts up to 16,382.

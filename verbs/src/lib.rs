@@ -75,7 +75,7 @@ pub use bareverbs_provider::work::{
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
-pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, DriverId, GidType};
+pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType};
 pub use bareverbs_uapi::verbs_values::{
     EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
 };

@@ -1,5 +1,6 @@
 //! Memory regions.
 
+mod advice;
 mod changes;
 
 use std::fmt;
@@ -9,10 +10,6 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrRequest};
-use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::AdviseMr;
-use bareverbs_uapi::uverbs::types::{AdviseMrAdvice, AdviseMrFlag};
-use bareverbs_uapi::write::structs;
 use rustix::io::Errno;
 
 use crate::memory::{copy_in, copy_out};
@@ -275,43 +272,6 @@ impl<M> Mr<M> {
         // SAFETY: as for `bytes`; nor may a peer read them, and this is the only borrow.
         (!self.access().intersects(WRITTEN_BY_PEERS | Access::REMOTE_READ))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
-    }
-
-    /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND).
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region or the region is not on demand;
-    /// [`Error::Unsupported`] where the device takes no advice
-    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)); the kernel refuses.
-    #[doc(alias = "ibv_advise_mr")]
-    pub fn prefetch(&self, range: impl RangeBounds<usize>) -> Result<()> {
-        const VERB: &str = "advise_mr";
-        let Sge { addr, length, lkey } = self.sge(range)?;
-        if !self.registration.domain.session.capabilities.advise_mr {
-            return Err(Error::Unsupported { verb: VERB, what: "advice about memory is" });
-        }
-        if !self.access().contains(Access::ON_DEMAND) {
-            let reason = "all pages of the region are in: only one registered ON_DEMAND takes advice";
-            return Err(Error::invalid(VERB, reason));
-        }
-        if length == 0 {
-            return Ok(());
-        }
-        let advice = if self.access().intersects(Access::LOCAL_WRITE) {
-            AdviseMrAdvice::PREFETCH_WRITE
-        } else {
-            AdviseMrAdvice::PREFETCH
-        };
-        let ranges = [structs::Sge { addr, length, lkey }];
-        let domain = &self.registration.domain;
-        let mut call = Call::<AdviseMr>::new(domain.session.file.driver_id());
-        call.handle(AdviseMr::PD_HANDLE, domain.handle);
-        call.constant(AdviseMr::ADVICE, advice);
-        call.flags(AdviseMr::FLAGS, AdviseMrFlag::FLUSH);
-        call.input_slice(AdviseMr::SGE_LIST, &ranges);
-        // SAFETY: the method reads nothing but its attributes; bringing pages in changes no byte.
-        unsafe { domain.session.file.execute(&mut call) }
-            .map_err(|refused| Error::refused(VERB, format!("{length} bytes at {addr:#x}"), refused))
     }
 
     /// Ends the registration and gives the memory back.

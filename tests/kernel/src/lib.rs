@@ -21,6 +21,7 @@
 pub mod child;
 pub mod loopback;
 pub mod resources;
+pub mod rounds;
 
 use std::process::ExitCode;
 

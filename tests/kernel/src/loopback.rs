@@ -22,6 +22,8 @@ pub struct Plan {
     pub cap: QpCap,
     /// Retries when the peer has no receive posted; 7 is for ever.
     pub rnr_retry: u8,
+    /// How long an acknowledgement may take before packets are sent again: 4.096 µs times two to this power.
+    pub timeout: u8,
     /// What the peer may do.
     pub access: Access,
 }
@@ -30,7 +32,7 @@ impl Default for Plan {
     /// Four elements, 64 bytes inline, everything allowed, retries that end soon.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
-        Self { cap, rnr_retry: 1, access: ALL_REMOTE }
+        Self { cap, rnr_retry: 1, timeout: 8, access: ALL_REMOTE }
     }
 }
 
@@ -56,9 +58,7 @@ pub fn domain() -> Pd {
 /// A side in RESET.
 pub fn side(pd: &Pd, plan: Plan) -> Side {
     let entries = plan.cap.max_send_wr + plan.cap.max_recv_wr;
-    let cq = pd.context().create_cq(&CqInit::new(entries)).expect("a completion queue");
-    let qp = pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).expect("a queue pair");
-    Side { qp, cq, plan }
+    Side::on(pd, plan, pd.context().create_cq(&CqInit::new(entries)).expect("a completion queue"))
 }
 
 /// Two sides in `pd`, connected to each other.
@@ -88,7 +88,25 @@ pub fn request(wr_id: u64, operation: Operation, payload: Payload<'_>) -> SendRe
     SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload }
 }
 
+/// Polls until `count` completions are there.
+pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
+    let begin = Instant::now();
+    let mut taken = Vec::new();
+    while taken.len() < count {
+        taken.extend(cq.poll_one());
+        assert!(begin.elapsed() < PATIENCE, "{} of {count} completions: {taken:?}", taken.len());
+    }
+    taken
+}
+
 impl Side {
+    /// A side in RESET with this completion queue.
+    pub fn on(pd: &Pd, plan: Plan, cq: Cq) -> Self {
+        let qp =
+            pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).expect("a queue pair");
+        Self { qp, cq, plan }
+    }
+
     /// What RTR sets towards the queue pair `peer` of the same port.
     pub fn towards(&self, peer: u32) -> RtrAttr {
         let gid = self.qp.pd().context().default_gid(1).expect("the port has an address");
@@ -98,8 +116,8 @@ impl Side {
 
     /// What RTS sets.
     pub fn sending(&self) -> RtsAttr {
-        let rnr_retry = self.plan.rnr_retry;
-        RtsAttr { timeout: 8, retry_cnt: 2, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
+        let Plan { rnr_retry, timeout, .. } = self.plan;
+        RtsAttr { timeout, retry_cnt: 2, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
     }
 
     /// Brings it from RESET to RTS, towards the queue pair `peer`.
@@ -150,13 +168,7 @@ impl Side {
 
     /// Polls until `count` completions are there.
     pub fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
-        let begin = Instant::now();
-        let mut taken = Vec::new();
-        while taken.len() < count {
-            taken.extend(self.cq.poll_one());
-            assert!(begin.elapsed() < PATIENCE, "{} of {count} completions: {taken:?}", taken.len());
-        }
-        taken
+        take(&mut self.cq, count)
     }
 
     /// Numbers and statuses of the next `count` completions.

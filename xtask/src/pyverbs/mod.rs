@@ -84,16 +84,14 @@ fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -
     }
     trouble.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
     trouble.extend(seen.difference(shipped).map(|id| format!("{id} is not in the suite any more")));
-    for row in &table.passing {
-        match &row.ours {
-            Ours::Unknown => trouble.push(format!("{} passes, and no test of ours is named", row.id)),
-            Ours::None(_) => {}
-            Ours::Tests(names) => {
-                let missing = names.iter().filter(|name| !ours.contains(*name));
-                trouble.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
-            }
+    for row in table.passing.iter().chain(&table.others) {
+        if let Ours::Tests(names) = &row.ours {
+            let missing = names.iter().filter(|name| !ours.contains(*name));
+            trouble.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
         }
     }
+    let unknown = table.passing.iter().filter(|row| row.ours == Ours::Unknown);
+    trouble.extend(unknown.map(|row| format!("{} passes, and no test of ours is named", row.id)));
     trouble
 }
 

@@ -1,6 +1,7 @@
 //! The table: Markdown, for people to read, in a form that is read back.
 
 use std::fmt;
+use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Series;
@@ -13,8 +14,8 @@ pub(super) const KERNELS: [Series; 3] = Series::RELEASED;
 const INTRODUCTION: &str = "\
 # pyverbs, case by case
 
-The tests of rdma-core's own suite, which drives `libibverbs` from Python, and our tests of the same behaviour. A row
-without one says why.
+The tests of rdma-core's own suite, which drives `libibverbs` from Python, and our tests of the same behaviour. Where a
+test of theirs passes and there is none of ours, the row says why.
 
 `cargo xtask test` checks this page: it must name every test of the suite that the lab's Debian root ships, and our
 tests in it must be there. `cargo xtask pyverbs --record` runs the suite on the three kernels and writes down here how
@@ -102,14 +103,34 @@ impl fmt::Display for Table {
                 };
                 write!(f, " {end} |")?;
             }
-            match &row.ours {
-                Ours::Tests(names) => writeln!(f, " {} |", names.join(", "))?,
-                Ours::None(reason) => writeln!(f, " {NONE}{} |", cell(reason))?,
-                Ours::Unknown => writeln!(f, " |")?,
-            }
+            writeln!(f, " {}|", row.ours)?;
         }
-        writeln!(f, "\n{OTHERS}\n\n| theirs | why |\n|---|---|")?;
-        self.others.iter().try_for_each(|row| writeln!(f, "| {} | {} |", row.id, cell(row.reason())))
+        writeln!(f, "\n{OTHERS}\n\n| theirs | why | ours |\n|---|---|---|")?;
+        let mut others = self.others.iter();
+        others.try_for_each(|row| writeln!(f, "| {} | {} | {}|", row.id, cell(row.reason()), row.ours))
+    }
+}
+
+impl fmt::Display for Ours {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tests(names) => write!(f, "{} ", names.join(", ")),
+            Self::None(reason) => write!(f, "{NONE}{} ", cell(reason)),
+            Self::Unknown => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Ours {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text.strip_prefix(NONE.trim_end()) {
+            Some(reason) if reason.trim().is_empty() => bail!("there is no reason for having no test"),
+            Some(reason) => Self::None(reason.trim().to_owned()),
+            None if text.is_empty() => Self::Unknown,
+            None => Self::Tests(text.split(',').map(|name| name.trim().to_owned()).collect()),
+        })
     }
 }
 
@@ -147,7 +168,8 @@ fn parse_row(line: &str, passing: bool) -> Result<Row> {
     let cells: Vec<_> = line.split('|').map(str::trim).collect();
     let mut row = Row::new(cells[0]);
     if !passing {
-        let [_, why] = cells[..] else { bail!("a row of two cells") };
+        let [_, why, ours] = cells[..] else { bail!("a row of three cells") };
+        row.ours = ours.parse()?;
         row.ends[KERNELS.len() - 1] =
             Some(if why == "it fails" { End::Failed } else { End::Skipped(why.to_owned()) });
         return Ok(row);
@@ -164,14 +186,7 @@ fn parse_row(line: &str, passing: bool) -> Result<Row> {
             other => bail!("`{other}` is no outcome"),
         };
     }
-    row.ours = match cells[KERNELS.len() + 1] {
-        "" => Ours::Unknown,
-        ours => match ours.strip_prefix(NONE.trim_end()) {
-            Some(reason) if reason.trim().is_empty() => bail!("there is no reason for having no test"),
-            Some(reason) => Ours::None(reason.trim().to_owned()),
-            None => Ours::Tests(ours.split(',').map(|name| name.trim().to_owned()).collect()),
-        },
-    };
+    row.ours = cells[KERNELS.len() + 1].parse()?;
     Ok(row)
 }
 
@@ -200,6 +215,7 @@ mod tests {
             others: vec![
                 Row {
                     ends: [None, None, Some(End::Skipped("no card".to_owned()))],
+                    ours: Ours::Tests(vec!["verbs::three".to_owned()]),
                     ..Row::new("test_mlx5_x.X.test_1")
                 },
                 Row { ends: [None, None, Some(End::Failed)], ..Row::new("test_mlx5_x.X.test_2") },

@@ -1,0 +1,97 @@
+//! Completions that are read in place, each field when it is asked for.
+
+use std::time::Instant;
+
+use bareverbs::{Access, Completion, Cq, Operation, Payload, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, domain, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::rounds::{IMM, correspondents, play, players};
+
+const ROUNDS: usize = 25;
+const LEN: usize = 64;
+
+/// What a completion told through its accessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Read {
+    wr_id: u64,
+    status: WcStatus,
+    opcode: WcOpcode,
+    byte_len: u32,
+    qp_num: u32,
+    src_qp: u32,
+    imm_data: Option<u32>,
+    invalidated_rkey: Option<u32>,
+    vendor_err: u32,
+}
+
+/// The next completion, read field by field; as a value it tells the same.
+fn next(cq: &mut Cq) -> Read {
+    let begin = Instant::now();
+    loop {
+        let mut completions = cq.poll();
+        if let Some(it) = completions.next() {
+            let read = Read {
+                wr_id: it.wr_id(),
+                status: it.status(),
+                opcode: it.opcode(),
+                byte_len: it.byte_len(),
+                qp_num: it.qp_num(),
+                src_qp: it.src_qp(),
+                imm_data: it.imm_data(),
+                invalidated_rkey: it.invalidated_rkey(),
+                vendor_err: it.vendor_err(),
+            };
+            let value = it.to_value();
+            assert_eq!((read.wr_id, read.status, read.opcode), (value.wr_id, value.status, value.opcode));
+            assert_eq!(
+                (read.byte_len, read.qp_num, read.src_qp),
+                (value.byte_len, value.qp_num, value.src_qp)
+            );
+            assert_eq!(read.vendor_err, value.vendor_err);
+            assert_eq!((value.slid, value.sl, value.dlid_path_bits), (0, 0, 0), "RoCE has no LIDs");
+            return read;
+        }
+        assert!(begin.elapsed() < PATIENCE, "no completion");
+    }
+}
+
+pub(crate) fn a_completion_is_read_field_by_field() {
+    nothing_leaks(|| {
+        let mut both = players(&domain(), LEN, ALL_REMOTE);
+        play(&mut both, ROUNDS, LEN, |from, to, text| {
+            to.side.recv_into(8, 1, &to.first(LEN));
+            from.memory.write(0, text).unwrap();
+            let elements = from.first(LEN);
+            from.side.send(&[request(7, Operation::SendImm(IMM), Payload::Sges(&elements))]).unwrap();
+            let sent = next(&mut from.side.cq);
+            assert_eq!((sent.wr_id, sent.status, sent.opcode), (7, WcStatus::SUCCESS, WcOpcode::SEND));
+            assert_eq!((sent.qp_num, sent.imm_data), (from.side.qp.qp_num(), None));
+            let received = next(&mut to.side.cq);
+            assert_eq!((received.wr_id, received.status), (8, WcStatus::SUCCESS));
+            assert_eq!((received.opcode, received.byte_len), (WcOpcode::RECV, LEN as u32));
+            assert_eq!((received.qp_num, received.imm_data), (to.side.qp.qp_num(), Some(IMM)));
+            assert_eq!((received.invalidated_rkey, received.vendor_err), (None, 0));
+            assert!(to.holds(LEN) == text);
+        });
+    });
+}
+
+pub(crate) fn a_datagrams_completion_is_read_field_by_field() {
+    nothing_leaks(|| {
+        let mut both = correspondents(&domain(), LEN, Access::LOCAL_WRITE);
+        play(&mut both, ROUNDS, LEN, |from, to, text| {
+            to.listen();
+            from.post(to, None, text);
+            let sent = next(&mut from.cq);
+            assert_eq!((sent.wr_id, sent.status, sent.opcode), (7, WcStatus::SUCCESS, WcOpcode::SEND));
+            let received = next(&mut to.cq);
+            assert_eq!((received.wr_id, received.status), (8, WcStatus::SUCCESS));
+            assert_eq!(
+                (received.opcode, received.byte_len as usize),
+                (WcOpcode::RECV, LEN + bareverbs::GRH_BYTES)
+            );
+            assert_eq!((received.src_qp, received.qp_num), (from.qp.qp_num(), to.qp.qp_num()));
+            assert_eq!((received.imm_data, received.invalidated_rkey), (None, None));
+        });
+    });
+}

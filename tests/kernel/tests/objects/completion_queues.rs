@@ -1,0 +1,51 @@
+//! Completion queues of any depth, on any vector, with and without a channel.
+
+use bareverbs::{Arm, Context, CqInit, Error, ObjectClass};
+use bareverbs_kernel_tests::loopback::open;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+/// The least, some, and the most that a queue may hold.
+fn depths(context: &Context) -> [u32; 3] {
+    let max = context.query_device().unwrap().max_cqe;
+    [1, max / 2, max]
+}
+
+pub(crate) fn completion_queues_have_any_depth_and_vector() {
+    nothing_leaks(|| {
+        let context = open();
+        let vectors = context.capabilities().num_comp_vectors;
+        for vector in 0..vectors {
+            for entries in depths(&context) {
+                let mut cq = context.create_cq(&CqInit { vector, ..CqInit::new(entries) }).unwrap();
+                assert!(cq.capacity() >= entries);
+                assert!(cq.poll_one().is_none());
+                assert_eq!(context.object_count(ObjectClass::CQ).unwrap(), 1);
+            }
+        }
+        for vector in [vectors, vectors + 1, u32::MAX] {
+            let refused = context.create_cq(&CqInit { vector, ..CqInit::new(1) }).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        }
+        let beyond = depths(&context)[2] + 1;
+        assert!(matches!(context.create_cq(&CqInit::new(beyond)).map(drop), Err(Error::Limit { .. })));
+        assert_eq!(context.object_count(ObjectClass::CQ).unwrap(), 0);
+    });
+}
+
+pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
+    nothing_leaks(|| {
+        let context = open();
+        let channel = context.create_comp_channel().unwrap();
+        let mut queues = depths(&context).map(|entries| {
+            let init = CqInit { channel: Some(&channel), ..CqInit::new(entries) };
+            let cq = context.create_cq(&init).unwrap();
+            assert!(cq.capacity() >= entries);
+            cq
+        });
+        queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
+        assert_eq!(channel.try_get_event().unwrap(), None);
+        // The channel may go before its queues.
+        drop(channel);
+        queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
+    });
+}

@@ -1,0 +1,43 @@
+//! What a device and its ports tell.
+
+use bareverbs::{Error, Guid};
+use bareverbs_kernel_tests::loopback::open;
+
+const PAGE: u64 = 4096;
+
+pub(crate) fn the_device_tells_limits_that_work_is_possible_in() {
+    let context = open();
+    let attr = context.query_device().unwrap();
+    for (what, guid) in [("node", attr.node_guid), ("system", attr.sys_image_guid)] {
+        assert!(guid != Guid::default(), "{what}");
+    }
+    assert!(attr.max_mr_size > PAGE && attr.page_size_cap >= PAGE && attr.page_size_cap & PAGE != 0);
+    for (what, limit) in [
+        ("vendor_id", attr.vendor_id),
+        ("max_qp", attr.max_qp),
+        ("max_qp_wr", attr.max_qp_wr),
+        ("max_sge", attr.max_sge),
+        ("max_cq", attr.max_cq),
+        ("max_cqe", attr.max_cqe),
+        ("max_mr", attr.max_mr),
+        ("max_pd", attr.max_pd),
+        ("max_pkeys", attr.max_pkeys.into()),
+    ] {
+        assert_ne!(limit, 0, "{what}");
+    }
+    assert_eq!(u32::from(attr.phys_port_cnt), context.device().port_count());
+    let port = context.query_port(1).unwrap();
+    assert!(port.max_msg_sz > 0x1000 && port.active_mtu <= port.max_mtu);
+}
+
+pub(crate) fn a_p_key_is_found_by_its_value() {
+    let context = open();
+    let kernels = std::fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/pkeys/0").unwrap();
+    let pkey = u16::from_str_radix(kernels.trim().trim_start_matches("0x"), 16).unwrap();
+    assert_eq!(context.pkey_index(1, pkey).unwrap(), 0);
+    assert_eq!(
+        context.pkey_index(1, 0x8001).unwrap_err().to_string(),
+        "get_pkey_index: port 1 has no P_Key 0x8001; it has 0xffff"
+    );
+    assert!(matches!(context.pkey_index(2, pkey), Err(Error::NoPort { port: 2, .. })));
+}

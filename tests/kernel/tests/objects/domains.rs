@@ -1,0 +1,54 @@
+//! Protection domains, and what is made in them.
+
+use bareverbs::{AhAttr, Error, MwType, ObjectClass, Pd};
+use bareverbs_kernel_tests::loopback::{domain, open};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+pub(crate) fn domains_are_made_and_given_back_over_and_over() {
+    nothing_leaks(|| {
+        let context = open();
+        let count = || context.object_count(ObjectClass::PD).unwrap();
+        for _ in 0..200 {
+            let pd = context.alloc_pd().unwrap();
+            assert_eq!(count(), 1);
+            // A clone is the same domain.
+            let same = Pd::clone(&pd);
+            drop(pd);
+            assert_eq!(count(), 1);
+            drop(same);
+            assert_eq!(count(), 0);
+        }
+        let many: Vec<_> = (0..200).map(|_| context.alloc_pd().unwrap()).collect();
+        assert_eq!(count(), many.len());
+        drop(many);
+        assert_eq!(count(), 0);
+    });
+}
+
+pub(crate) fn an_address_handle_is_made_and_given_back() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        for gid in context.gid_table().unwrap() {
+            let attr = AhAttr::global(1, gid.gid, gid.index as u8);
+            let ah = pd.create_ah(&attr).unwrap();
+            assert_eq!(ah.attr(), &attr);
+            assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 1);
+            drop(ah);
+            assert_eq!(context.object_count(ObjectClass::AH).unwrap(), 0);
+        }
+    });
+}
+
+pub(crate) fn a_window_of_no_type_is_refused() {
+    nothing_leaks(|| {
+        let pd = domain();
+        for number in [0, 3, 255] {
+            let refused = pd.alloc_mw(MwType(number)).map(drop).unwrap_err();
+            let text = refused.to_string();
+            assert!(matches!(refused, Error::Kernel(_)), "{number}: {text}");
+            assert!(text.starts_with("alloc_mw (") && text.contains("was refused by the kernel"), "{text}");
+        }
+        assert_eq!(pd.context().object_count(ObjectClass::MW).unwrap(), 0);
+    });
+}

@@ -1,0 +1,190 @@
+//! Queue pairs of every transport: as they are made, and as they are brought up.
+
+use bareverbs::{
+    Cq, CqInit, Datagram, Error, InitAttr, Payload, Pd, PostReason, Qp, QpAttr, QpAttrMask, QpCap, QpInit,
+    QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud,
+    UdInitAttr,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::rounds::correspondents;
+use bareverbs_kernel_tests::{child, loopback};
+
+const CAP: QpCap =
+    QpCap { max_send_wr: 33, max_recv_wr: 17, max_send_sge: 3, max_recv_sge: 2, max_inline_data: 48 };
+
+fn cq(pd: &Pd) -> Cq {
+    pd.context().create_cq(&CqInit::new(100)).unwrap()
+}
+
+fn make<T: Transport>(pd: &Pd, cap: QpCap, signal_all: bool) -> bareverbs::Result<Qp<T>> {
+    let cq = cq(pd);
+    pd.create_qp(&QpInit { cap, signal_all, ..QpInit::new(&cq, &cq) })
+}
+
+fn state<T: Transport>(qp: &Qp<T>) -> QpState {
+    let told = qp.query().unwrap().0.qp_state;
+    assert_eq!(qp.state(), told, "the kernel says otherwise");
+    told
+}
+
+/// Each field of what a queue pair can hold, by name.
+fn fields(cap: &QpCap) -> [(&'static str, u32); 5] {
+    [
+        ("max_send_wr", cap.max_send_wr),
+        ("max_recv_wr", cap.max_recv_wr),
+        ("max_send_sge", cap.max_send_sge),
+        ("max_recv_sge", cap.max_recv_sge),
+        ("max_inline_data", cap.max_inline_data),
+    ]
+}
+
+pub(crate) fn a_new_queue_pair_is_in_reset_with_what_was_asked_for() {
+    fn look<T: Transport>(pd: &Pd) {
+        for (cap, signal_all) in [(QpCap::default(), false), (CAP, false), (CAP, true)] {
+            let qp = make::<T>(pd, cap, signal_all).unwrap();
+            assert_eq!(state(&qp), QpState::RESET);
+            let (attr, init) = qp.query().unwrap();
+            assert_eq!(attr.cap, init.cap);
+            assert_eq!(init.signal_all, signal_all);
+            for has in [qp.cap(), init.cap] {
+                for ((what, asked), (_, has)) in fields(&cap).into_iter().zip(fields(&has)) {
+                    assert!(has >= asked, "{what}: {has} of {asked}");
+                }
+            }
+        }
+    }
+    nothing_leaks(|| {
+        let pd = domain();
+        look::<Rc>(&pd);
+        look::<Uc>(&pd);
+        look::<Ud>(&pd);
+    });
+}
+
+pub(crate) fn each_transport_is_brought_up_as_the_kernel_says() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let init = InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) };
+        let here = loopback::side(&pd, loopback::Plan::default()).towards(0x123).address;
+
+        let mut rc = make::<Rc>(&pd, CAP, false).unwrap();
+        rc.init(&init).unwrap();
+        assert_eq!(state(&rc), QpState::INIT);
+        assert_eq!(rc.query().unwrap().0.access, ALL_REMOTE);
+        rc.ready_to_receive(&RtrAttr { rq_psn: 0x45, ..RtrAttr::new(here, 0x123) }).unwrap();
+        rc.ready_to_send(&RtsAttr { sq_psn: 0x67, ..RtsAttr::default() }).unwrap();
+        assert_eq!(state(&rc), QpState::RTS);
+        let told = rc.query().unwrap().0;
+        assert_eq!((told.dest_qp_num, told.rq_psn, told.sq_psn), (0x123, 0x45, 0x67));
+
+        let mut uc = make::<Uc>(&pd, CAP, false).unwrap();
+        uc.init(&init).unwrap();
+        assert_eq!(state(&uc), QpState::INIT);
+        uc.ready_to_receive(&UcRtrAttr { rq_psn: 0x45, ..UcRtrAttr::new(here, 0x123) }).unwrap();
+        uc.ready_to_send(0x67).unwrap();
+        assert_eq!(state(&uc), QpState::RTS);
+        let told = uc.query().unwrap().0;
+        assert_eq!((told.dest_qp_num, told.rq_psn, told.sq_psn), (0x123, 0x45, 0x67));
+
+        let mut ud = make::<Ud>(&pd, CAP, false).unwrap();
+        for (qkey, psn) in [(0x123, 0x45), (0x7fff_ffff, 0xff_ffff)] {
+            ud.init(&UdInitAttr::new(1, qkey)).unwrap();
+            assert_eq!((state(&ud), ud.query().unwrap().0.qkey), (QpState::INIT, qkey));
+            ud.ready_to_receive().unwrap();
+            assert_eq!(state(&ud), QpState::RTR);
+            ud.ready_to_send(psn).unwrap();
+            assert_eq!((state(&ud), ud.query().unwrap().0.sq_psn), (QpState::RTS, psn));
+            ud.modify(&QpAttr { qp_state: QpState::RESET, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+            assert_eq!(state(&ud), QpState::RESET);
+        }
+    });
+}
+
+pub(crate) fn depths_and_widths_beyond_the_device_are_refused_for_each_transport() {
+    fn look<T: Transport>(pd: &Pd) {
+        let refused = |cap| make::<T>(pd, cap, false).map(drop).unwrap_err();
+        for cap in [
+            QpCap { max_send_wr: u32::MAX, ..CAP },
+            QpCap { max_recv_wr: u32::MAX, ..CAP },
+            QpCap { max_send_sge: 0xffff, ..CAP },
+            QpCap { max_recv_sge: 0xffff, ..CAP },
+        ] {
+            assert!(matches!(refused(cap), Error::Limit { .. }), "{cap:?}");
+        }
+        make::<T>(pd, CAP, false).unwrap();
+    }
+    nothing_leaks(|| {
+        let pd = domain();
+        look::<Rc>(&pd);
+        look::<Uc>(&pd);
+        look::<Ud>(&pd);
+    });
+}
+
+pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
+    const PRIVILEGED: u32 = 0x8000_0000;
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut qp = make::<Ud>(&pd, CAP, false).unwrap();
+        qp.init(&UdInitAttr::new(1, PRIVILEGED)).unwrap();
+        assert_eq!((state(&qp), qp.query().unwrap().0.qkey), (QpState::INIT, PRIVILEGED));
+        drop((qp, pd));
+
+        child::run(|| {
+            child::become_nobody();
+            let pd = domain();
+            let mut qp = make::<Ud>(&pd, CAP, false).unwrap();
+            match qp.init(&UdInitAttr::new(1, PRIVILEGED)) {
+                Err(refused) => {
+                    assert!(refused.to_string().contains("are for the privileged"), "{refused}");
+                    assert_eq!(state(&qp), QpState::RESET);
+                    qp.init(&UdInitAttr::new(1, PRIVILEGED - 1)).unwrap();
+                }
+                // Kernels before 6.4 ask nobody.
+                Ok(()) => assert_eq!(qp.query().unwrap().0.qkey, PRIVILEGED),
+            }
+        });
+    });
+}
+
+pub(crate) fn a_connection_keeps_as_many_reads_as_it_was_given() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let limits = pd.context().query_device().unwrap();
+        let here = loopback::side(&pd, loopback::Plan::default()).towards(0x123).address;
+        for asked in [0, 1, 12, limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom) as u8] {
+            let mut qp = make::<Rc>(&pd, CAP, false).unwrap();
+            qp.init(&InitAttr::new(1)).unwrap();
+            qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: asked, ..RtrAttr::new(here, 0x123) }).unwrap();
+            qp.ready_to_send(&RtsAttr { max_rd_atomic: asked, ..RtsAttr::default() }).unwrap();
+            let told = qp.query().unwrap().0;
+            assert!(told.max_rd_atomic >= asked && told.max_dest_rd_atomic >= asked, "{asked}: {told:?}");
+        }
+    });
+}
+
+pub(crate) fn a_queue_pair_that_was_reset_takes_no_work() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let [mut one, mut other] = correspondents(&pd, 8, ALL_REMOTE);
+        let target = region(&pd, &[0; 64], ALL_REMOTE);
+        let refused = PostReason::State(QpState::RESET);
+        one.tells(&mut other, None, b"a letter");
+        for correspondent in [&mut one, &mut other] {
+            let reset = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
+            correspondent.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+            let sges = [target.sge(..).unwrap()];
+            // SAFETY: nothing is posted.
+            let error = unsafe { correspondent.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) };
+            assert_eq!(error.unwrap_err().reason, refused);
+        }
+        let ah = pd.create_ah(&loopback::side(&pd, loopback::Plan::default()).towards(1).address).unwrap();
+        let operation = Datagram::new(&ah, other.qp.qp_num(), 1);
+        let payload = Payload::Inline(&[b"x"]);
+        let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: nothing is posted.
+        assert_eq!(unsafe { one.qp.post_send(&[request]) }.unwrap_err().reason, refused);
+        assert!(one.cq.poll_one().is_none() && other.cq.poll_one().is_none());
+    });
+}

@@ -1,0 +1,82 @@
+//! Advice about pages.
+
+use bareverbs::{Access, Advice, Buffer, Error, Mr, Operation};
+use bareverbs_kernel_tests::Outcome;
+use bareverbs_kernel_tests::loopback::{domain, region};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::rounds::{play, players};
+
+use super::{LEN, ON_DEMAND, PAGE, ROUNDS, faults_await, on_demand, passed, take_pages_away};
+
+type Advise = fn(&Mr<Buffer>, Advice) -> bareverbs::Result<()>;
+
+const WAITING: Advise = |region, advice| region.advise(.., advice);
+const LATER: Advise = |region, advice| region.advise_later(.., advice);
+
+/// Which of the pages at `start` are in memory.
+fn resident(region: &Mr<Buffer>) -> Vec<bool> {
+    let mut told = vec![0_u8; region.len() / PAGE];
+    // SAFETY: the range is mapped, and there is a byte for each of its pages.
+    let answer = unsafe { nix::libc::mincore(region.as_ptr().cast(), region.len(), told.as_mut_ptr()) };
+    assert_eq!(answer, 0, "mincore: {}", std::io::Error::last_os_error());
+    told.iter().map(|page| page & 1 != 0).collect()
+}
+
+pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
+    on_demand(|pd| {
+        let alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
+        take_pages_away(&alone);
+        assert!(!resident(&alone).contains(&true), "they were just taken away");
+        alone.advise(PAGE..2 * PAGE, Advice::PREFETCH_WRITE).unwrap();
+        assert_eq!(resident(&alone), [false, true, false]);
+        alone.prefetch(..).unwrap();
+        assert!(!resident(&alone).contains(&false), "all pages were asked for");
+
+        for advice in [Advice::PREFETCH, Advice::PREFETCH_WRITE] {
+            for advise in [WAITING, LATER] {
+                play(&mut players(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
+                    faults_await(from, to);
+                    advise(&from.memory, advice).unwrap();
+                    advise(&to.memory, advice).unwrap();
+                    from.tells(to, Operation::Send, text);
+                });
+            }
+        }
+        passed()
+    })
+}
+
+pub(crate) fn only_pages_that_are_there_are_prefetched_without_faults() -> Outcome {
+    on_demand(|pd| {
+        let mut alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
+        take_pages_away(&alone);
+        alone.write(PAGE, b"here").unwrap();
+        for advise in [WAITING, LATER] {
+            advise(&alone, Advice::PREFETCH_NO_FAULT).unwrap();
+            assert_eq!(resident(&alone), [false, true, false]);
+            play(&mut players(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
+                faults_await(from, to);
+                advise(&from.memory, Advice::PREFETCH_NO_FAULT).unwrap();
+                advise(&to.memory, Advice::PREFETCH_NO_FAULT).unwrap();
+                from.tells(to, Operation::Send, text);
+            });
+        }
+        passed()
+    })
+}
+
+pub(crate) fn advice_about_pinned_memory_is_refused() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let pinned = region(&pd, &[0; LEN], Access::LOCAL_WRITE);
+        for advice in [Advice::PREFETCH, Advice::PREFETCH_WRITE, Advice::PREFETCH_NO_FAULT] {
+            for advise in [WAITING, LATER] {
+                let refused = advise(&pinned, advice).unwrap_err();
+                match pd.context().capabilities().advise_mr {
+                    true => assert!(matches!(refused, Error::Invalid { .. }), "{refused}"),
+                    false => assert!(matches!(refused, Error::Unsupported { .. }), "{refused}"),
+                }
+            }
+        }
+    });
+}
