@@ -253,7 +253,7 @@ impl Shared {
 }
 
 /// Whether a doorbell was rung on the page that its object belongs to.
-fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
+pub(crate) fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
     match *doorbell {
         Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),
         Doorbell::ArmCq { cq, .. } => firmware.may_arm(cq, uar),

@@ -4,6 +4,7 @@ mod adapter;
 mod bits;
 mod caps;
 mod counters;
+pub(crate) mod example;
 mod keys;
 mod layout;
 mod lifecycle;
@@ -274,7 +275,7 @@ impl Firmware {
             QUERY_HCA_CAP => self.query_hca_cap(request, reply),
             SET_HCA_CAP => self.set_hca_cap(request),
             INIT_HCA => self.init(),
-            TEARDOWN_HCA => self.teardown(),
+            TEARDOWN_HCA => self.teardown(engine),
             NOP => Ok(()),
             QUERY_ADAPTER => self.query_adapter(reply),
             QUERY_SPECIAL_CONTEXTS => self.query_special_contexts(reply),

@@ -61,9 +61,11 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn teardown(&mut self) -> Result<()> {
-        self.lifecycle = Lifecycle::Enabled;
-        self.command_eq = None;
+    /// Whatever the driver left behind is gone; its pages it must still ask for.
+    pub(super) fn teardown(&mut self, engine: &mut Engine) -> Result<()> {
+        engine.reset();
+        let pages = std::mem::take(&mut self.pages);
+        *self = Self { lifecycle: Lifecycle::Enabled, pages, ..Self::new(self.link) };
         Ok(())
     }
 

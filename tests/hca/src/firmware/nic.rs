@@ -58,6 +58,10 @@ impl Default for Nic {
 }
 
 impl Nic {
+    pub(super) fn uses_uar(&self, uar: u32) -> bool {
+        self.sqs.values().any(|(_, _, page)| *page == uar)
+    }
+
     pub(super) fn may_ring(&self, sq: u32, uar: u32) -> bool {
         self.sqs.get(&sq).is_some_and(|(_, _, page)| *page == uar)
     }
@@ -295,7 +299,11 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         let number = match code {
-            opcode::CREATE_TIS => self.nic.tises.insert_with(|_| ()),
+            opcode::CREATE_TIS => {
+                const LENGTH: usize = 0xa0;
+                request.bytes(CONTEXT, LENGTH)?;
+                self.nic.tises.insert_with(|_| ())
+            }
             opcode::CREATE_TIR => {
                 let dispatch = self.dispatch_of(request)?;
                 self.nic.tirs.insert_with(|_| dispatch)
@@ -314,7 +322,11 @@ impl Firmware {
         request.view::<CreateTirIn>()?;
         let context = request.view_at::<Tirc>(CONTEXT)?;
         match context.get8(Tirc::DISP_TYPE) {
-            DIRECT => Ok(Dispatch::Direct(context.get32(Tirc::INLINE_RQN))),
+            DIRECT => {
+                let queue = context.get32(Tirc::INLINE_RQN);
+                self.nic.rqs.get(&queue).ok_or(Status::BadResource)?;
+                Ok(Dispatch::Direct(queue))
+            }
             INDIRECT => {
                 let table = context.get32(Tirc::INDIRECT_TABLE);
                 self.nic.rqts.get(table).ok_or(Status::BadResource)?;
@@ -353,7 +365,12 @@ impl Firmware {
     pub(super) fn destroy_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
         let removed = match code {
-            opcode::DESTROY_TIS => self.nic.tises.remove(number).map(drop),
+            opcode::DESTROY_TIS => {
+                if self.nic.sqs.values().any(|(context, ..)| tis_of(context) == Some(number)) {
+                    return Err(Status::BadResourceState);
+                }
+                self.nic.tises.remove(number).map(drop)
+            }
             opcode::DESTROY_TIR => self.nic.tirs.remove(number).map(drop),
             _ => {
                 if self.nic.tirs.iter().any(|tir| matches!(tir, Dispatch::Table(table) if *table == number)) {
@@ -364,6 +381,12 @@ impl Firmware {
         };
         removed.ok_or(Status::BadResource)
     }
+}
+
+/// The TIS that a send queue's context names.
+fn tis_of(context: &[u8]) -> Option<u32> {
+    let context = View::<Sqc>::new(context)?;
+    (context.get(Sqc::TIS_LST_SZ) > 0).then(|| context.get32(Sqc::TIS_NUM_0))
 }
 
 /// Which changes of state there are.

@@ -75,6 +75,7 @@ impl Firmware {
                 self.qps.values().any(|qp| qp.uar == number)
                     || self.cqs.values().any(|cq| cq.uar == number)
                     || self.eqs.values().any(|eq| eq.uar == number)
+                    || self.nic.uses_uar(number)
             }
             _ => false,
         };

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::opcode::*;
 use super::{Firmware, Status};
+use crate::CommandCard;
 use crate::engine::{Engine, Interrupts, Link, Port};
 
 struct Nobody;
@@ -102,6 +103,76 @@ fn pages_come_back_as_they_were_given() {
     assert_eq!(answer[16..32], [0x1000u64.to_be_bytes(), 0x5000u64.to_be_bytes()].concat());
 }
 
+/// A card on which every example was carried out.
+fn lived_in() -> CommandCard {
+    let mut card = CommandCard::new(Link::Ethernet).unwrap();
+    for &opcode in CommandCard::examples() {
+        let status = card.command(&CommandCard::example(opcode), &mut [0; 0x400]);
+        assert_eq!(status, 0, "{}", name(opcode));
+    }
+    card
+}
+
+#[test]
+fn the_examples_are_carried_out() {
+    assert_eq!(lived_in().objects(), "eqs 1 cqs 1 qps 1 srqs 2 keys 1 pds 1 uars 1 xrcds 1 pages 0");
+}
+
+#[test]
+fn what_others_depend_on_is_not_destroyed_and_teardown_takes_all() {
+    let mut card = lived_in();
+    let numbers = [
+        (DEALLOC_PD, 1),
+        (DEALLOC_UAR, super::FIRST_UAR),
+        (DEALLOC_XRCD, 1),
+        (DESTROY_EQ, 1),
+        (DESTROY_CQ, 0x400),
+        (DESTROY_TIS, 1),
+        (DESTROY_RQ, 0x10),
+    ];
+    for (opcode, number) in numbers {
+        let status = card.command(&command(opcode, 0, &number.to_be_bytes()), &mut [0; 16]);
+        assert_eq!(status, Status::BadResourceState as u8, "{}", name(opcode));
+    }
+    assert_eq!(card.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
+    assert_eq!(card.objects(), "eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0 xrcds 0 pages 0");
+    assert_eq!(card.command(&command(ALLOC_PD, 0, &[]), &mut [0; 16]), Status::BadSystemState as u8);
+}
+
+#[test]
+fn a_command_cut_short_is_refused_for_its_length() {
+    for &opcode in CommandCard::examples() {
+        let whole = CommandCard::example(opcode);
+        let mut card = lived_in();
+        let before = card.objects();
+        let status = card.command(&whole[..8], &mut [0; 0x400]);
+        if whole.len() > 16 || whole[8..] != [0; 8] {
+            assert_eq!(status, Status::BadInputLength as u8, "{}", name(opcode));
+            assert_eq!(card.objects(), before, "{}", name(opcode));
+        }
+    }
+}
+
+#[test]
+fn transitions_out_of_order_are_refused() {
+    let mut card = lived_in();
+    for opcode in [RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, SQERR2RTS_QP, INIT2INIT_QP] {
+        let mut transition = CommandCard::example(RTS2RTS_QP);
+        transition[..2].copy_from_slice(&opcode.to_be_bytes());
+        assert_eq!(card.command(&transition, &mut [0; 16]), Status::BadQpState as u8, "{}", name(opcode));
+    }
+}
+
+#[test]
+fn the_oldest_drivers_answer_of_a_queue_pair_is_long_enough() {
+    // 6.1 makes room for the context and nothing behind it.
+    assert_eq!(lived_in().command(&CommandCard::example(QUERY_QP), &mut [0; 0x110]), 0);
+    assert_eq!(
+        lived_in().command(&CommandCard::example(QUERY_QP), &mut [0; 0x10f]),
+        Status::BadOutputLength as u8
+    );
+}
+
 fn known_opcode() -> impl Strategy<Value = u16> {
     prop_oneof![
         0x100u16..0x110,
@@ -118,6 +189,33 @@ fn known_opcode() -> impl Strategy<Value = u16> {
 }
 
 proptest! {
+    #[test]
+    fn examples_with_some_bytes_changed_are_answered_and_what_they_made_can_be_torn_down(
+        lies in proptest::collection::vec((0..CommandCard::examples().len(), proptest::collection::vec((0usize..0x120, any::<u8>()), 0..4), 0usize..0x400), 1..40),
+        stores in proptest::collection::vec((0u32..12, prop_oneof![Just(0x20u16), Just(0x40), Just(0x48), Just(0x800)], any::<[u8; 8]>()), 0..20),
+    ) {
+        let mut card = lived_in();
+        for (which, changes, output) in lies {
+            let opcode = CommandCard::examples()[which];
+            let mut input = CommandCard::example(opcode);
+            for (at, byte) in changes {
+                if let Some(place) = input.get_mut(at) {
+                    *place = byte;
+                }
+            }
+            let mut answer = vec![0xee; output];
+            answer.fill(0);
+            let status = card.command(&input, &mut answer);
+            prop_assert_eq!(answer.first().copied().unwrap_or(status), status);
+        }
+        for (time, (uar, offset, bytes)) in stores.into_iter().enumerate() {
+            card.store(uar, offset, &bytes);
+            card.run(time as u64 * 1000);
+        }
+        prop_assert_eq!(card.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
+        prop_assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"));
+    }
+
     #[test]
     fn any_commands_in_any_order_are_answered(
         ethernet: bool,

@@ -1,0 +1,144 @@
+//! A driver that lies to the ConnectX in software: commands with wrong bytes, slots and mailboxes with wrong pointers, stores anywhere, memory that
+//! goes away, resets. Whatever it does, the card answers, and after a teardown nothing of it is left.
+#![no_main]
+
+use bareverbs_hca::{CommandCard, Link};
+use libfuzzer_sys::fuzz_target;
+
+const TEARDOWN_HCA: u8 = 0x03;
+const STEPS: usize = 200;
+const MEMORY: u64 = CommandCard::MEMORY;
+
+/// What is left of the input, read from the front; beyond its end there are zeros.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn half(&mut self) -> u16 {
+        u16::from_be_bytes([self.byte(), self.byte()])
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length).map(|_| self.byte()).collect()
+    }
+
+    /// A place in or around the card's memory.
+    fn address(&mut self) -> u64 {
+        MEMORY.wrapping_add(u64::from(self.half()) << 4).wrapping_sub(0x100)
+    }
+}
+
+/// An example with some of its bytes changed.
+fn lie(input: &mut Input<'_>) -> Vec<u8> {
+    let examples = CommandCard::examples();
+    let mut command = CommandCard::example(examples[usize::from(input.byte()) % examples.len()]);
+    for _ in 0..input.byte() % 6 {
+        let (at, byte) = (usize::from(input.half()) % 0x140, input.byte());
+        match command.get_mut(at) {
+            Some(place) => *place = byte,
+            None => command.push(byte),
+        }
+    }
+    command
+}
+
+/// A slot of the command queue for this command, with its mailboxes, and some of the bytes changed.
+fn slot(card: &mut CommandCard, input: &mut Input<'_>, command: &[u8]) {
+    const QUEUE: u64 = MEMORY + 0xf_0000;
+    const BOXES: u64 = MEMORY + 0xe_0000;
+    const STEP: u64 = 0x400;
+    let (inline, rest) = command.split_at(command.len().min(16));
+    let mut slot = [0; 64];
+    slot[0] = 7;
+    slot[4..8].copy_from_slice(&(command.len() as u32).to_be_bytes());
+    slot[8..16].copy_from_slice(&BOXES.to_be_bytes());
+    slot[16..16 + inline.len()].copy_from_slice(inline);
+    slot[48..56].copy_from_slice(&(BOXES + 0x8000).to_be_bytes());
+    slot[56..60].copy_from_slice(&(u32::from(input.half()) % 0x400).to_be_bytes());
+    slot[63] = 1;
+    for side in [0, 0x8000] {
+        for number in 0..4u32 {
+            let mut mailbox = [0; 576];
+            let part = rest.chunks(512).nth(number as usize).filter(|_| side == 0).unwrap_or_default();
+            mailbox[..part.len()].copy_from_slice(part);
+            let next = BOXES + side + u64::from(number + 1) * STEP;
+            mailbox[560..568].copy_from_slice(&next.to_be_bytes());
+            mailbox[568..572].copy_from_slice(&number.to_be_bytes());
+            // The memory may be unmapped by now.
+            let _ = card.memory().write(next - STEP, &mailbox);
+        }
+    }
+    for _ in 0..input.byte() % 4 {
+        slot[usize::from(input.byte()) % 64] = input.byte();
+    }
+    for _ in 0..input.byte() % 3 {
+        let _ = card.memory().write(BOXES + u64::from(input.half()), &[input.byte()]);
+    }
+    let _ = card.memory().write(QUEUE, &slot);
+    card.slot(QUEUE, 0);
+}
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input(data);
+    let link = if input.byte() & 1 == 0 { Link::InfiniBand } else { Link::Ethernet };
+    let Ok(mut card) = CommandCard::new(link) else { return };
+    if input.byte() & 1 == 0 {
+        for &opcode in CommandCard::examples() {
+            card.command(&CommandCard::example(opcode), &mut [0; 0x400]);
+        }
+    }
+    let mut time = 0;
+    for _ in 0..STEPS {
+        if input.0.is_empty() {
+            break;
+        }
+        match input.byte() % 12 {
+            0..4 => {
+                let command = lie(&mut input);
+                let mut output = vec![0; usize::from(input.half()) % 0x400];
+                let status = card.command(&command, &mut output);
+                assert_eq!(output.first().copied().unwrap_or(status), status);
+            }
+            4 | 5 => {
+                let command = lie(&mut input);
+                slot(&mut card, &mut input, &command);
+            }
+            6 => {
+                let length = usize::from(input.half()) % 0x200;
+                let (command, mut output) = (input.bytes(length), [0; 0x110]);
+                card.command(&command, &mut output);
+            }
+            7 => {
+                let (uar, offset) = (u32::from(input.byte()) % 16, input.half() % 0x1000);
+                let length = [4, 8, 64, 256][usize::from(input.byte()) % 4];
+                card.store(uar, offset, &input.bytes(length));
+            }
+            8 => {
+                let (address, length) = (input.address(), usize::from(input.byte()));
+                let _ = card.memory().write(address, &input.bytes(length));
+            }
+            9 => {
+                time += u64::from(input.half()) << input.byte() % 24;
+                card.run(time);
+            }
+            10 => {
+                let length = usize::from(input.byte());
+                card.frame(&input.bytes(length));
+            }
+            _ => match input.byte() % 8 {
+                0 => drop(card.memory().unmap(0, u64::MAX)),
+                1 => drop(card.memory().map_zeroed(MEMORY, CommandCard::LENGTH)),
+                2 => card.reset(),
+                _ => card.run(time),
+            },
+        }
+    }
+    // Answered or refused because the card is off already; either way nothing is left.
+    card.command(&[0x01, TEARDOWN_HCA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &mut [0; 16]);
+    assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"), "{}", card.objects());
+});

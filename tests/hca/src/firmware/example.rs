@@ -1,0 +1,286 @@
+//! Commands as a driver sends them, for tests that change something about them.
+
+use super::bits::{Field, Layout, ViewMut};
+use super::layout::command::{
+    CreateCqIn, CreateEqIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn, RoceAddrLayout,
+};
+use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
+use super::opcode::*;
+use super::resources::FIRST_UAR;
+
+/// What makes a card ready.
+pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
+
+/// Commands of which each can follow those before it; the last ones only on a card with an Ethernet port.
+pub(crate) const OPCODES: [u16; 32] = [
+    ALLOC_PD,
+    ALLOC_UAR,
+    ALLOC_XRCD,
+    ALLOC_TRANSPORT_DOMAIN,
+    ALLOC_Q_COUNTER,
+    CREATE_EQ,
+    CREATE_CQ,
+    CREATE_MKEY,
+    CREATE_XRC_SRQ,
+    CREATE_RMP,
+    SET_ROCE_ADDRESS,
+    CREATE_QP,
+    RST2INIT_QP,
+    INIT2RTR_QP,
+    RTR2RTS_QP,
+    QUERY_QP,
+    RTS2RTS_QP,
+    QUERY_CQ,
+    QUERY_EQ,
+    QUERY_MKEY,
+    QUERY_XRC_SRQ,
+    QUERY_RMP,
+    MODIFY_CQ,
+    ARM_XRC_SRQ,
+    QUERY_HCA_VPORT_GID,
+    QUERY_HCA_VPORT_PKEY,
+    QUERY_Q_COUNTER,
+    QUERY_PAGES,
+    CREATE_TIS,
+    CREATE_RQ,
+    CREATE_SQ,
+    CREATE_TIR,
+];
+
+/// Numbers that the first object of each kind gets.
+const PD: u32 = 1;
+const XRCD: u32 = 1;
+const EQ: u32 = 1;
+const CQ: u32 = 0x400;
+const QP: u32 = 0x48;
+const KEY: u32 = 0x1800;
+const SRQ: u32 = 1;
+const TIS: u32 = 1;
+const RQ: u32 = 0x10;
+/// The card's own, of 10.1.0.1.
+const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
+/// Rings of 16 entries, each in pages of its own, and their doorbell records.
+const LOG_SIZE: u8 = 4;
+const RINGS: u64 = 0x4_0000;
+const RECORDS: u64 = 0x2_0000;
+/// Where page lists begin in commands with one.
+const PAGES: usize = 0x110;
+/// Where contexts begin in commands about work queues.
+const CONTEXT: usize = 0x20;
+
+/// The command as it would be sent for a card whose memory begins at `memory`.
+pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
+    let mut input = vec![0; 16];
+    input[..2].copy_from_slice(&opcode.to_be_bytes());
+    match opcode {
+        CREATE_EQ => create_eq(&mut input, memory),
+        CREATE_CQ | MODIFY_CQ => create_cq(&mut input, memory),
+        CREATE_MKEY => create_mkey(&mut input, memory),
+        CREATE_XRC_SRQ => create_xrc_srq(&mut input, memory),
+        CREATE_RMP | CREATE_RQ | CREATE_SQ => create_work_queue(&mut input, opcode, memory),
+        CREATE_QP | RST2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP => {
+            queue_pair(&mut input, opcode, memory);
+        }
+        CREATE_TIS | CREATE_TIR => {
+            const INLINE_RQN: usize = CONTEXT + 0x1c;
+            input.resize(CONTEXT + 0xf0, 0);
+            if opcode == CREATE_TIR {
+                input[INLINE_RQN..INLINE_RQN + 4].copy_from_slice(&RQ.to_be_bytes());
+            }
+        }
+        SET_ROCE_ADDRESS => set_roce_address(&mut input),
+        QUERY_PAGES => input[7] = 1,
+        QUERY_Q_COUNTER => input.resize(0x20, 0),
+        QUERY_HCA_VPORT_GID | QUERY_HCA_VPORT_PKEY => {}
+        QUERY_QP => name(&mut input, QP),
+        QUERY_CQ => name(&mut input, CQ),
+        QUERY_EQ => name(&mut input, EQ),
+        QUERY_MKEY => name(&mut input, KEY),
+        QUERY_XRC_SRQ | ARM_XRC_SRQ => name(&mut input, SRQ),
+        QUERY_RMP => name(&mut input, SRQ + 1),
+        _ => {}
+    }
+    input
+}
+
+/// Names an object in the third word.
+fn name(input: &mut [u8], number: u32) {
+    input[9..12].copy_from_slice(&number.to_be_bytes()[1..]);
+}
+
+/// Makes room for a structure at the front and writes it.
+fn fill<L: Layout>(input: &mut Vec<u8>, write: impl FnOnce(&mut ViewMut<'_, L>)) {
+    input.resize(input.len().max(L::SIZE), 0);
+    if let Some(mut view) = ViewMut::new(input) {
+        write(&mut view);
+    }
+}
+
+fn set<L: Layout>(view: &mut ViewMut<'_, L>, fields: &[(Field<L>, u64)]) {
+    for (field, value) in fields {
+        view.set(*field, *value);
+    }
+}
+
+/// The page list of the `index`th ring.
+fn pages(input: &mut Vec<u8>, memory: u64, index: u64) {
+    input.resize(PAGES, 0);
+    for page in 0..2 {
+        input.extend_from_slice(&(memory + RINGS + (2 * index + page) * 0x1000).to_be_bytes());
+    }
+}
+
+fn create_eq(input: &mut Vec<u8>, memory: u64) {
+    const EVENTS: usize = 0x58;
+    fill::<CreateEqIn>(input, |view| {
+        let mut context = view.part(CreateEqIn::EQ_CONTEXT_ENTRY);
+        set(&mut context, &[(Eqc::LOG_EQ_SIZE, LOG_SIZE.into()), (Eqc::UAR_PAGE, FIRST_UAR.into())]);
+    });
+    input[EVENTS..EVENTS + 8].fill(0xff);
+    pages(input, memory, 0);
+}
+
+fn create_cq(input: &mut Vec<u8>, memory: u64) {
+    let modify = input[1] == MODIFY_CQ as u8;
+    fill::<CreateCqIn>(input, |view| {
+        let mut context = view.part(CreateCqIn::CQ_CONTEXT);
+        set(
+            &mut context,
+            &[
+                (Cqc::LOG_CQ_SIZE, LOG_SIZE.into()),
+                (Cqc::UAR_PAGE, FIRST_UAR.into()),
+                (Cqc::C_EQN_OR_APU_ELEMENT, EQ.into()),
+                (Cqc::DBR_ADDR, memory + RECORDS),
+            ],
+        );
+    });
+    if modify {
+        name(input, CQ);
+    }
+    pages(input, memory, 1);
+}
+
+fn create_mkey(input: &mut Vec<u8>, memory: u64) {
+    /// Translated by a page list; every right, and any queue pair.
+    const RIGHTS: [u8; 4] = [0x00, 0x00, 0x7c, 0x00];
+    fill::<CreateMkeyIn>(input, |view| {
+        view.set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, 1u8);
+        let mut context = view.part(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+        context.fill(&RIGHTS);
+        set(
+            &mut context,
+            &[(Mkc::QPN, 0xff_ffff), (Mkc::PD, PD.into()), (Mkc::LEN, 0x2000), (Mkc::LOG_PAGE_SIZE, 12)],
+        );
+    });
+    // As many entries as the list has, in units of 16 bytes.
+    const ENTRIES: usize = 16 + 0x34;
+    input[ENTRIES..ENTRIES + 4].copy_from_slice(&1u32.to_be_bytes());
+    pages(input, memory, 8);
+}
+
+fn create_xrc_srq(input: &mut Vec<u8>, memory: u64) {
+    fill::<CreateXrcSrqIn>(input, |view| {
+        let mut context = view.part(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
+        set(
+            &mut context,
+            &[
+                (XrcSrqc::LOG_XRC_SRQ_SIZE, LOG_SIZE.into()),
+                (XrcSrqc::LOG_RQ_STRIDE, 1),
+                (XrcSrqc::XRCD, XRCD.into()),
+                (XrcSrqc::PD, PD.into()),
+                (XrcSrqc::CQN, CQ.into()),
+                (XrcSrqc::DB_RECORD_ADDR_L, (memory + RECORDS + 0x40) >> 2),
+            ],
+        );
+    });
+    pages(input, memory, 2);
+}
+
+fn create_work_queue(input: &mut Vec<u8>, opcode: u16, memory: u64) {
+    const CYCLIC: u64 = 1;
+    let (log_stride, ring) = match opcode {
+        CREATE_RMP => (5, 3),
+        CREATE_RQ => (4, 4),
+        _ => (6, 5),
+    };
+    pages(input, memory, ring);
+    let at = input.split_at_mut(CONTEXT).1;
+    let work_queue = |wq: &mut ViewMut<'_, Wq>| {
+        let kind = if opcode == CREATE_RMP { 0 } else { CYCLIC };
+        set(
+            wq,
+            &[
+                (Wq::WQ_TYPE, kind),
+                (Wq::PD, PD.into()),
+                (Wq::UAR_PAGE, FIRST_UAR.into()),
+                (Wq::DBR_ADDR, memory + RECORDS + 0x40 * ring),
+                (Wq::LOG_WQ_STRIDE, log_stride),
+                (Wq::LOG_WQ_SZ, LOG_SIZE.into()),
+            ],
+        );
+    };
+    match opcode {
+        CREATE_RMP => {
+            if let Some(mut context) = ViewMut::<Rmpc>::new(at) {
+                work_queue(&mut context.part(Rmpc::WQ));
+            }
+        }
+        CREATE_RQ => {
+            if let Some(mut context) = ViewMut::<Rqc>::new(at) {
+                context.set(Rqc::CQN, CQ).set(Rqc::STATE, 1u8);
+                work_queue(&mut context.part(Rqc::WQ));
+            }
+        }
+        _ => {
+            if let Some(mut context) = ViewMut::<Sqc>::new(at) {
+                context.set(Sqc::CQN, CQ).set(Sqc::TIS_LST_SZ, 1u8).set(Sqc::TIS_NUM_0, TIS);
+                work_queue(&mut context.part(Sqc::WQ));
+            }
+        }
+    }
+}
+
+fn set_roce_address(input: &mut Vec<u8>) {
+    const ADDRESS: usize = 16;
+    const V2: u8 = 2;
+    input.resize(ADDRESS + RoceAddrLayout::SIZE, 0);
+    input[ADDRESS..ADDRESS + GID.len()].copy_from_slice(&GID);
+    if let Some(mut address) = ViewMut::<RoceAddrLayout>::new(&mut input[ADDRESS..]) {
+        address.set(RoceAddrLayout::ROCE_VERSION, V2);
+    }
+}
+
+/// A reliable connection to itself.
+fn queue_pair(input: &mut Vec<u8>, opcode: u16, memory: u64) {
+    fill::<CreateQpIn>(input, |view| {
+        let mut context = view.part(CreateQpIn::QPC);
+        set(
+            &mut context,
+            &[
+                (Qpc::PD, PD.into()),
+                (Qpc::MTU, 3),
+                (Qpc::LOG_RQ_SIZE, LOG_SIZE.into()),
+                (Qpc::LOG_SQ_SIZE, LOG_SIZE.into()),
+                (Qpc::UAR_PAGE, FIRST_UAR.into()),
+                (Qpc::REMOTE_QPN, QP.into()),
+                (Qpc::CQN_SND, CQ.into()),
+                (Qpc::CQN_RCV, CQ.into()),
+                (Qpc::DBR_ADDR, memory + RECORDS + 0x200),
+                (Qpc::RRE, 1),
+                (Qpc::RWE, 1),
+                (Qpc::RAE, 1),
+                (Qpc::RETRY_COUNT, 7),
+                (Qpc::RNR_RETRY, 7),
+            ],
+        );
+        context
+            .part(Qpc::PRIMARY_ADDRESS_PATH)
+            .set(AddressPath::RLID, 1u8)
+            .set_bytes(AddressPath::RGID_RIP, &GID);
+    });
+    if opcode == CREATE_QP {
+        pages(input, memory, 6);
+    } else {
+        name(input, QP);
+    }
+}
