@@ -1,7 +1,5 @@
 //! An open device.
 
-use std::fs;
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use bareverbs_provider::command;
@@ -285,58 +283,6 @@ impl<P: Provider> Context<P> {
     pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
         let link_layer = self.query_port(port)?.link_layer;
         choose(&self.gid_table()?, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
-    }
-
-    /// An entry of a port's P_Key table.
-    ///
-    /// It is read from sysfs: the kernel tells it nowhere else.
-    ///
-    /// # Errors
-    /// [`Error::NoPort`]; the table has no such index; `/sys` is not there.
-    #[doc(alias = "ibv_query_pkey")]
-    pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
-        let length = self.query_port(port)?.pkey_tbl_len;
-        if index >= length.into() {
-            let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
-            return Err(Error::invalid("query_pkey", reason));
-        }
-        let folder = Path::new("/sys/class/infiniband").join(self.device().name());
-        let file = folder.join(format!("ports/{port}/pkeys/{index}"));
-        let text = fs::read_to_string(&file).map_err(|error| {
-            Error::system(
-                format!("reading {}", file.display()),
-                Errno::from_io_error(&error).unwrap_or(Errno::IO),
-            )
-        })?;
-        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).map_err(|_| {
-            Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
-        })
-    }
-
-    /// Where a P_Key stands in a port's table: the lowest index.
-    ///
-    /// ```no_run
-    /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u32> {
-    /// // The default partition, as a full member.
-    /// context.pkey_index(1, 0xffff)
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::NoPort`]; [`Error::Invalid`] where the table does not have it; `/sys` is not there.
-    #[doc(alias = "ibv_get_pkey_index")]
-    pub fn pkey_index(&self, port: u32, pkey: u16) -> Result<u32> {
-        let mut seen = Vec::new();
-        for index in 0..self.query_port(port)?.pkey_tbl_len.into() {
-            match self.pkey(port, index)? {
-                found if found == pkey => return Ok(index),
-                // An entry that is not filled.
-                0 => {}
-                other => seen.push(format!("{other:#06x}")),
-            }
-        }
-        let reason = format!("port {port} has no P_Key {pkey:#06x}; it has {}", seen.join(", "));
-        Err(Error::invalid("get_pkey_index", reason))
     }
 
     /// How many objects of `class` this context holds, counted by the kernel; it counts up to 16,382.

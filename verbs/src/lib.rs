@@ -60,6 +60,7 @@ mod mw;
 pub mod netlink;
 pub mod owned;
 mod pd;
+mod pkey;
 mod provider;
 mod qp;
 mod srq;

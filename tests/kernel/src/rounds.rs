@@ -92,8 +92,7 @@ pub struct Correspondent {
 
 /// Two of them, which send up to `len` bytes from memory registered with `access`.
 pub fn correspondents(pd: &Pd, len: usize, access: Access) -> [Correspondent; 2] {
-    let channel = None;
-    [(); 2].map(|()| Correspondent::new(pd, CqInit { channel, ..CqInit::new(64) }, len, access))
+    [(); 2].map(|()| Correspondent::new(pd, CqInit::new(64), len, access))
 }
 
 impl Correspondent {

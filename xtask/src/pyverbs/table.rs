@@ -22,6 +22,12 @@ tests in it must be there. `cargo xtask pyverbs --record` runs the suite on the 
 its tests ended; what stands in the last column is written by hand.
 ";
 
+/// What stands before the suite's version.
+const SUITE: &str = "- rdma-core ";
+
+/// What stands before a kernel's version.
+const KERNEL: &str = "- kernel ";
+
 const OTHERS: &str = "## Those that pass nowhere";
 
 /// What stands in the last column for a test that has none of ours, before the reason.
@@ -77,9 +83,9 @@ impl Row {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{INTRODUCTION}\nrdma-core {}", self.rdma_core)?;
+        writeln!(f, "{INTRODUCTION}\nRecorded with\n\n{SUITE}{}", self.rdma_core)?;
         for version in self.versions.iter().filter(|version| !version.is_empty()) {
-            writeln!(f, "kernel {version}")?;
+            writeln!(f, "{KERNEL}{version}")?;
         }
         let mut module = "";
         for row in &self.passing {
@@ -146,9 +152,9 @@ impl Table {
         let mut passing = true;
         for line in text.lines() {
             passing &= line != OTHERS;
-            if let Some(version) = line.strip_prefix("rdma-core ") {
+            if let Some(version) = line.strip_prefix(SUITE) {
                 version.clone_into(&mut table.rdma_core);
-            } else if let Some(version) = line.strip_prefix("kernel ") {
+            } else if let Some(version) = line.strip_prefix(KERNEL) {
                 let series = |series: &Series| version.starts_with(&format!("{series}."));
                 let column =
                     KERNELS.iter().position(series).with_context(|| format!("no column for {version}"))?;

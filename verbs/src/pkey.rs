@@ -1,0 +1,63 @@
+//! P_Keys: the partitions that a port is a member of.
+
+use std::fs;
+use std::path::Path;
+
+use bareverbs_provider::contract::Provider;
+use rustix::io::Errno;
+
+use crate::{Context, Error, Result};
+
+impl<P: Provider> Context<P> {
+    /// An entry of a port's P_Key table.
+    ///
+    /// It is read from sysfs: the kernel tells it nowhere else.
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; the table has no such index; `/sys` is not there.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
+        let length = self.query_port(port)?.pkey_tbl_len;
+        if index >= length.into() {
+            let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+            return Err(Error::invalid("query_pkey", reason));
+        }
+        let folder = Path::new("/sys/class/infiniband").join(self.device().name());
+        let file = folder.join(format!("ports/{port}/pkeys/{index}"));
+        let text = fs::read_to_string(&file).map_err(|error| {
+            Error::system(
+                format!("reading {}", file.display()),
+                Errno::from_io_error(&error).unwrap_or(Errno::IO),
+            )
+        })?;
+        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).map_err(|_| {
+            Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
+        })
+    }
+
+    /// Where a P_Key stands in a port's table: the lowest index.
+    ///
+    /// ```no_run
+    /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u32> {
+    /// // The default partition, as a full member.
+    /// context.pkey_index(1, 0xffff)
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoPort`]; [`Error::Invalid`] where the table does not have it; `/sys` is not there.
+    #[doc(alias = "ibv_get_pkey_index")]
+    pub fn pkey_index(&self, port: u32, pkey: u16) -> Result<u32> {
+        let mut seen = Vec::new();
+        for index in 0..self.query_port(port)?.pkey_tbl_len.into() {
+            match self.pkey(port, index)? {
+                found if found == pkey => return Ok(index),
+                // An entry that is not filled.
+                0 => {}
+                other => seen.push(format!("{other:#06x}")),
+            }
+        }
+        let reason = format!("port {port} has no P_Key {pkey:#06x}; it has {}", seen.join(", "));
+        Err(Error::invalid("get_pkey_index", reason))
+    }
+}
