@@ -45,9 +45,7 @@ pub(crate) fn a_window_of_no_type_is_refused() {
         let pd = domain();
         for number in [0, 3, 255] {
             let refused = pd.alloc_mw(MwType(number)).map(drop).unwrap_err();
-            let text = refused.to_string();
-            assert!(matches!(refused, Error::Kernel(_)), "{number}: {text}");
-            assert!(text.starts_with("alloc_mw (") && text.contains("was refused by the kernel"), "{text}");
+            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         }
         assert_eq!(pd.context().object_count(ObjectClass::MW).unwrap(), 0);
     });

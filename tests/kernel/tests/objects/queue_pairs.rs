@@ -137,11 +137,11 @@ pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
             let mut qp = make::<Ud>(&pd, CAP, false).unwrap();
             match qp.init(&UdInitAttr::new(1, PRIVILEGED)) {
                 Err(refused) => {
-                    assert!(refused.to_string().contains("are for the privileged"), "{refused}");
+                    assert!(refused.to_string().contains("is for the privileged"), "{refused}");
                     assert_eq!(state(&qp), QpState::RESET);
                     qp.init(&UdInitAttr::new(1, PRIVILEGED - 1)).unwrap();
                 }
-                // Kernels before 6.4 ask nobody.
+                // Older kernels ask nobody.
                 Ok(()) => assert_eq!(qp.query().unwrap().0.qkey, PRIVILEGED),
             }
         });
