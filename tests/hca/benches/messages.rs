@@ -67,10 +67,9 @@ fn main() {
     let cq = CqSetup {
         ring: ring(CQ_RING, 64 << LOG_CQ),
         log_size: LOG_CQ,
-        wide: false,
         eq,
         doorbell: CQ_DOORBELL,
-        ignore_overrun: false,
+        ..CqSetup::default()
     };
     let cq = engine.create_cq(cq).expect("a completion queue");
     let key = engine.register(1, DATA, 0x10_0000).expect("a key");
@@ -86,8 +85,7 @@ fn main() {
             doorbell,
             send_cq: cq,
             receive_cq: cq,
-            xrcd: None,
-            reserved_key: false,
+            ..QpSetup::default()
         };
         engine.create_qp(setup, attributes(0)).expect("a queue pair")
     };

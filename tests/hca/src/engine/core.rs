@@ -54,7 +54,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn complete(&mut self, cq: u32, completion: &Completion) {
+    pub(crate) fn complete(&mut self, cq: u32, completion: &Completion<'_>) {
         let now = self.now;
         let Some(queue) = self.cqs.get_mut(cq) else { return };
         let outcome = queue.post(&self.memory, now, completion);

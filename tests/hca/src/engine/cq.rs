@@ -1,9 +1,11 @@
 //! Completion queues.
 
 use super::ring::Ring;
-use crate::memory::DmaMap;
+use crate::memory::{DmaFault, DmaMap};
 
 const COUNTER_MASK: u32 = 0xff_ffff;
+/// How long a message the first half of an entry holds.
+const NARROW: usize = 32;
 
 /// What a completion queue is made of.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +72,7 @@ impl Syndrome {
 
 /// A completion, before it is an entry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completion {
+pub(crate) struct Completion<'a> {
     pub(crate) opcode: CqeOpcode,
     pub(crate) syndrome: Option<Syndrome>,
     pub(crate) qp: u32,
@@ -87,9 +89,11 @@ pub(crate) struct Completion {
     /// Ones' complement sum of a frame's payload.
     pub(crate) checksum: u16,
     pub(crate) solicited: bool,
+    /// A message that the entry carries itself, at most 32 bytes, or 64 in a wide entry.
+    pub(crate) inline: &'a [u8],
 }
 
-impl Completion {
+impl Completion<'_> {
     pub(crate) fn new(opcode: CqeOpcode, qp: u32, user_index: u32, wqe_counter: u16) -> Self {
         Self {
             opcode,
@@ -104,6 +108,7 @@ impl Completion {
             flags_rqpn: 0,
             checksum: 0,
             solicited: false,
+            inline: &[],
         }
     }
 
@@ -128,7 +133,7 @@ impl Completion {
         let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qp & 0xff_ffff;
         entry[56..60].copy_from_slice(&opcode_qpn.to_be_bytes());
         entry[60..62].copy_from_slice(&self.wqe_counter.to_be_bytes());
-        entry[63] = (self.opcode as u8) << 4;
+        entry[63] = (self.opcode as u8) << 4 | u8::from(self.solicited) << 1;
         entry
     }
 }
@@ -218,7 +223,7 @@ impl Cq {
     }
 
     /// Writes an entry.
-    pub(crate) fn post(&mut self, memory: &DmaMap, now: u64, completion: &Completion) -> Outcome {
+    pub(crate) fn post(&mut self, memory: &DmaMap, now: u64, completion: &Completion<'_>) -> Outcome {
         if self.failed {
             return Outcome::Quiet;
         }
@@ -233,12 +238,7 @@ impl Cq {
         let slot = u64::from(self.producer & (self.size() - 1));
         let mut entry = completion.encode(now);
         entry[63] |= owner;
-        let written = if self.setup.wide {
-            self.setup.ring.publish(memory, slot * 128 + 64, &entry)
-        } else {
-            self.setup.ring.publish(memory, slot * 64, &entry)
-        };
-        if written.is_err() {
+        if self.write(memory, slot, &mut entry, completion.inline).is_err() {
             self.failed = true;
             return Outcome::Overrun;
         }
@@ -252,6 +252,25 @@ impl Cq {
             Armed::Solicited if !solicited => Outcome::Quiet,
             _ => self.event_or_wait(now),
         }
+    }
+
+    /// Writes an entry, with a message inside: in its own first half, or in the first half of a wide one.
+    fn write(&self, memory: &DmaMap, slot: u64, entry: &mut [u8; 64], inline: &[u8]) -> Result<(), DmaFault> {
+        /// Formats of entries, `MLX5_INLINE_DATA32_SEG` and `MLX5_INLINE_DATA64_SEG`.
+        const IN_FIRST_HALF: u8 = 1 << 2;
+        const IN_WIDE: u8 = 2 << 2;
+        if !inline.is_empty() && inline.len() <= NARROW {
+            entry[..inline.len()].copy_from_slice(inline);
+            entry[63] |= IN_FIRST_HALF;
+        }
+        if !self.setup.wide {
+            return self.setup.ring.publish(memory, slot * 64, entry);
+        }
+        if inline.len() > NARROW {
+            entry[63] |= IN_WIDE;
+            self.setup.ring.publish(memory, slot * 128, inline)?;
+        }
+        self.setup.ring.publish(memory, slot * 128 + 64, entry)
     }
 
     fn event_or_wait(&mut self, now: u64) -> Outcome {

@@ -33,6 +33,7 @@ const COUNTER_MASK: u32 = 0xff_ffff;
 pub enum EventKind {
     Completion = 0x00,
     CommunicationEstablished = 0x02,
+    SendQueueDrained = 0x03,
     CqError = 0x04,
     WqCatastrophic = 0x05,
     PortChange = 0x09,

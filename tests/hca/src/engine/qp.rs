@@ -111,6 +111,10 @@ pub struct QpSetup {
     pub xrcd: Option<u32>,
     /// Whether the reserved key may be used.
     pub reserved_key: bool,
+    /// Answers to reads and atomics of at most so many bytes go into their completions: 0, 32, or 64 with wide entries.
+    pub inline_answers: u8,
+    /// And so do received messages.
+    pub inline_receives: u8,
 }
 
 /// What transitions change.

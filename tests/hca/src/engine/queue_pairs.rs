@@ -24,6 +24,13 @@ impl Engine {
         if setup.log_send_size.is_some_and(|log_size| log_size > 15) {
             return Err(Refused::Invalid);
         }
+        for (inline, cq) in [(setup.inline_answers, setup.send_cq), (setup.inline_receives, setup.receive_cq)]
+        {
+            let wide = self.core.cqs.get(cq).is_some_and(|cq| cq.setup.wide);
+            if !(inline == 0 || inline == 32 || inline == 64 && wide) {
+                return Err(Refused::Invalid);
+            }
+        }
         self.qps.insert_with(|number| Qp::new(number, setup, attributes)).ok_or(Refused::Full)
     }
 
@@ -71,6 +78,7 @@ impl Engine {
             (State::Init, State::ReadyToReceive) => qp.responder.start(&qp.attributes),
             (State::ReadyToReceive, State::ReadyToSend) => qp.requester.start(&qp.attributes),
             (State::SendQueueError, State::ReadyToSend) => requester::recover(qp),
+            (_, State::SendQueueDrained) => qp.requester.drained = false,
             _ => {}
         }
         self.wake(number);

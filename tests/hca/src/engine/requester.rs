@@ -2,16 +2,18 @@
 
 mod answer;
 mod emit;
+mod finish;
 
 use std::collections::VecDeque;
 
 use super::core::Core;
-use super::cq::{Completion, CqeOpcode, Syndrome};
+use super::cq::Syndrome;
 use super::eq::EventKind;
 use super::packet::{PSN_MASK, psn_distance};
 use super::qp::{Qp, QpAttributes, State};
-use super::responder;
-use super::wqe::{self, Action, BLOCK, Segment, Work, units};
+use super::wqe::{self, Action, BLOCK, Fence, Segment, Work, units};
+pub(crate) use finish::flush;
+use finish::{catastrophe, fail};
 
 /// Packets that may be unacknowledged.
 const WINDOW: i32 = 128;
@@ -31,6 +33,8 @@ struct Sent {
     length: u32,
     done: bool,
     failure: Option<Syndrome>,
+    /// An answer that goes into the completion.
+    kept: Box<[u8]>,
 }
 
 /// What completes a work request.
@@ -83,6 +87,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_until: Option<u64>,
     /// Nothing more is fetched: a failed work request waits for those before it.
     blocked: bool,
+    /// The driver was told that the draining queue is empty.
+    pub(crate) drained: bool,
 }
 
 impl Requester {
@@ -152,6 +158,9 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     let Some(log_size) = qp.setup.log_send_size else { return Turn::Idle };
     match qp.state {
         State::ReadyToSend => {}
+        State::SendQueueDrained => {
+            return finish_begun(qp, core, log_size, budget);
+        }
         State::Error | State::SendQueueError => {
             flush(qp, core);
             return Turn::Idle;
@@ -179,6 +188,27 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         emit::next(qp, core, log_size);
     }
     Turn::More
+}
+
+/// Draining: what has begun is brought to its end, nothing else begins.
+fn finish_begun(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
+    for _ in 0..budget {
+        let waits = qp.requester.rnr_until.is_some() || reliable(qp) && qp.requester.outstanding() >= WINDOW;
+        if qp.state != State::SendQueueDrained || waits || qp.requester.cursor.0 >= qp.requester.sent.len() {
+            break;
+        }
+        emit::next(qp, core, log_size);
+    }
+    let begun = qp.requester.cursor.0 < qp.requester.sent.len();
+    if qp.state == State::SendQueueDrained && qp.requester.sent.is_empty() && !qp.requester.drained {
+        qp.requester.drained = true;
+        core.qp_event(EventKind::SendQueueDrained, qp.number);
+    }
+    if begun && qp.requester.rnr_until.is_none() && qp.requester.outstanding() < WINDOW {
+        Turn::More
+    } else {
+        Turn::Idle
+    }
 }
 
 fn reliable(qp: &Qp) -> bool {
@@ -221,7 +251,7 @@ fn load(
     }
     // The control segment may have changed since; what was checked counts.
     work.bytes[..16].copy_from_slice(&control);
-    let parsed = work.parse(qp.setup.service);
+    let parsed = work.check_control(qp.number).and_then(|()| work.parse(qp.setup.service));
     if parsed.is_ok() {
         qp.requester.loaded = Some(index);
     }
@@ -248,14 +278,22 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
         Err(wqe::Malformed) => Some(Syndrome::LocalQpOperation),
         Ok(()) if work.blocks > available => Some(Syndrome::LocalQpOperation),
         Ok(()) if work.length > MAX_MESSAGE => Some(Syndrome::LocalLength),
-        Ok(()) if service.transport() == Some(super::packet::Transport::Ud) && work.length > 4096 => {
+        Ok(())
+            if service.transport() == Some(super::packet::Transport::Ud)
+                && work.length > u64::from(qp.attributes.mtu) =>
+        {
             Some(Syndrome::LocalLength)
         }
         Ok(()) => None,
     };
     let wants_data = failure.is_none() && matches!(work.action, Action::Read | Action::Atomic { .. });
     let under_way = requester.data_under_way();
-    let fenced = work.fence >= 2 && under_way > 0;
+    let fenced = match work.fence {
+        // Key updates are carried out in their place, so none is ever under way.
+        Fence::None | Fence::KeyUpdates => false,
+        Fence::Answers => under_way > 0,
+        Fence::Everything => requester.sent.iter().any(|sent| !sent.done),
+    };
     if fenced || wants_data && under_way >= max_requested {
         return false;
     }
@@ -275,9 +313,11 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
             _ => (Answer::None, 1),
         },
     };
+    // One that claims more than was posted ends where the posted ones end.
+    let blocks = work.blocks.min(available);
     requester.sent.push_back(Sent {
         wqe: index,
-        blocks: work.blocks,
+        blocks,
         opcode: work.opcode,
         signaled: work.signaled,
         answer,
@@ -286,9 +326,10 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
         length: work.length as u32,
         done: false,
         failure: None,
+        kept: Box::default(),
     });
     requester.next_psn = requester.next_psn.wrapping_add(packets) & PSN_MASK;
-    requester.next_wqe = index.wrapping_add(work.blocks);
+    requester.next_wqe = index.wrapping_add(blocks);
     requester.cursor = (requester.sent.len() - 1, 0);
     if let Some(syndrome) = failure {
         fail(qp, core, qp.requester.sent.len() - 1, syndrome);
@@ -301,112 +342,10 @@ fn packets_of(length: u64, mtu: u32) -> u32 {
     length.div_ceil(u64::from(mtu.max(1))).max(1) as u32
 }
 
-/// Marks a work request as failed and takes back those after it; it is reported after those before it.
-fn fail(qp: &mut Qp, core: &mut Core, which: usize, syndrome: Syndrome) {
-    let requester = &mut qp.requester;
-    requester.sent.truncate(which + 1);
-    let Some(sent) = requester.sent.get_mut(which) else { return };
-    sent.failure = Some(syndrome);
-    requester.next_wqe = sent.wqe.wrapping_add(sent.blocks);
-    requester.next_psn = sent.last_psn().wrapping_add(1) & PSN_MASK;
-    requester.cursor = (which + 1, 0);
-    requester.blocked = true;
-    retire(qp, core);
-}
-
-/// Reports what is done at the front, up to the first that isn't.
-fn retire(qp: &mut Qp, core: &mut Core) {
-    while let Some(front) = qp.requester.sent.front() {
-        if !front.done && front.failure.is_none() {
-            return;
-        }
-        let Some(sent) = qp.requester.sent.pop_front() else { return };
-        let cursor = &mut qp.requester.cursor;
-        *cursor = if cursor.0 > 0 { (cursor.0 - 1, cursor.1) } else { (0, 0) };
-        report(qp, core, &sent);
-        if sent.failure.is_some() {
-            qp.state =
-                if qp.setup.service.send_errors_stay_local() { State::SendQueueError } else { State::Error };
-            flush(qp, core);
-            if qp.state == State::Error {
-                responder::flush(qp, core);
-            }
-            return;
-        }
-    }
-}
-
-fn report(qp: &Qp, core: &mut Core, sent: &Sent) {
-    if !sent.signaled && sent.failure.is_none() {
-        return;
-    }
-    let opcode = if sent.failure.is_some() { CqeOpcode::RequesterError } else { CqeOpcode::Requester };
-    let completion = Completion {
-        syndrome: sent.failure,
-        send_opcode: sent.opcode,
-        byte_count: sent.length,
-        ..Completion::new(opcode, qp.number, qp.setup.user_index, sent.wqe)
-    };
-    core.complete(qp.setup.send_cq, &completion);
-}
-
-/// Reports everything that is under way or waiting as flushed.
-pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
-    let Some(log_size) = qp.setup.log_send_size else { return };
-    let requester = &mut qp.requester;
-    (requester.deadline, requester.rnr_until, requester.loaded) = (None, None, None);
-    requester.blocked = true;
-    while let Some(mut sent) = qp.requester.sent.pop_front() {
-        if !sent.done {
-            sent.failure = Some(sent.failure.unwrap_or(Syndrome::Flushed));
-        }
-        report(qp, core, &sent);
-    }
-    qp.requester.cursor = (0, 0);
-    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) else { return };
-    let posted = posted as u16;
-    qp.requester.posted = posted;
-    // A ring holds no more than its size, whatever the record says.
-    let mut left = posted.wrapping_sub(qp.requester.next_wqe).min(1 << log_size);
-    while left > 0 {
-        let index = qp.requester.next_wqe;
-        let offset = (u64::from(index) & ((1 << log_size) - 1)) * BLOCK as u64;
-        let mut control = [0; 16];
-        if qp.setup.ring.read(&core.memory, qp.setup.send_offset + offset, &mut control).is_err() {
-            break;
-        }
-        let blocks = wqe::blocks(&control).min(left);
-        let sent = Sent {
-            wqe: index,
-            blocks,
-            opcode: control[3],
-            signaled: true,
-            answer: Answer::None,
-            first_psn: 0,
-            packets: 0,
-            length: 0,
-            done: false,
-            failure: Some(Syndrome::Flushed),
-        };
-        report(qp, core, &sent);
-        qp.requester.next_wqe = index.wrapping_add(blocks);
-        left -= blocks;
-    }
-    qp.requester.next_wqe = posted;
-}
-
 /// Leaves the state of failed sends: what was posted meanwhile has been flushed.
 pub(crate) fn recover(qp: &mut Qp) {
     qp.requester.blocked = false;
     qp.requester.refill(&qp.attributes);
-}
-
-/// The queue's own memory cannot be read.
-fn catastrophe(qp: &mut Qp, core: &mut Core) {
-    qp.state = State::Error;
-    core.qp_event(EventKind::WqCatastrophic, qp.number);
-    flush(qp, core);
-    responder::flush(qp, core);
 }
 
 /// The acknowledge timeout of a code, in nanoseconds.

@@ -135,6 +135,13 @@ pub(crate) enum Misplaced {
     Protection,
 }
 
+/// Accounts for a message that the completion will carry.
+pub(crate) fn keep(receive: &mut Receive, bytes: &[u8]) -> Result<(), Misplaced> {
+    let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
+    receive.placed = bytes.len() as u32;
+    if u64::from(receive.placed) > capacity { Err(Misplaced::TooLong) } else { Ok(()) }
+}
+
 /// Puts the next bytes of a message into its receive work request.
 pub(crate) fn place(
     core: &Core,
@@ -183,12 +190,12 @@ fn completion_target(qp: &Qp, core: &Core, srq: Option<u32>) -> (u32, u32) {
 }
 
 /// Reports a receive work request.
-pub(crate) fn report(
+pub(crate) fn report<'a>(
     qp: &Qp,
     core: &mut Core,
     receive: &Receive,
     opcode: CqeOpcode,
-    fill: impl FnOnce(&mut Completion),
+    fill: impl FnOnce(&mut Completion<'a>),
 ) {
     let (cq, user_index) = completion_target(qp, core, receive.srq);
     let mut completion = Completion::new(opcode, qp.number, user_index, receive.wqe_counter);

@@ -1,6 +1,9 @@
 //! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a wire that may be bad.
 
 mod bench_pair;
+mod completions;
 mod doorbells;
 mod hostile;
+mod order;
+mod strictness;
 mod transfers;

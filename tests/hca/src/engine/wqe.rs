@@ -36,6 +36,31 @@ pub(crate) enum Action {
     Frame { segment: u16, checksum: u8 },
 }
 
+/// What a work request waits for before it begins (`MLX5_FENCE_MODE_*` in `include/linux/mlx5/qp.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    None,
+    /// Earlier updates of keys: the "small" fence.
+    KeyUpdates,
+    /// Earlier reads and atomics.
+    Answers,
+    /// Everything earlier.
+    Everything,
+}
+
+impl Fence {
+    fn from_bits(bits: u8) -> Option<Self> {
+        Some(match bits {
+            0 => Self::None,
+            1 => Self::KeyUpdates,
+            // With the small fence or without.
+            2 | 4 => Self::Answers,
+            3 => Self::Everything,
+            _ => return None,
+        })
+    }
+}
+
 /// A piece of what is to be sent, or of where an answer goes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Segment {
@@ -76,7 +101,7 @@ pub(crate) struct Work {
     pub(crate) blocks: u16,
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
-    pub(crate) fence: u8,
+    pub(crate) fence: Fence,
     pub(crate) immediate: u32,
     pub(crate) remote: (u64, u32),
     pub(crate) swap_or_add: u64,
@@ -98,7 +123,7 @@ impl Default for Work {
             blocks: 1,
             signaled: false,
             solicited: false,
-            fence: 0,
+            fence: Fence::None,
             immediate: 0,
             remote: (0, 0),
             swap_or_add: 0,
@@ -134,10 +159,26 @@ impl Work {
         self.blocks = blocks(control);
         self.signaled = control[11] & 0x0c >= 0x08;
         self.solicited = control[11] & 0x02 != 0;
-        self.fence = control[11] >> 5;
+        self.fence = Fence::from_bits(control[11] >> 5).unwrap_or(Fence::None);
         self.immediate = be32(control, 12);
         self.segments.clear();
         self.length = 0;
+    }
+
+    /// Checks what the control segment says of itself: its index, its queue pair, and its reserved bits.
+    pub(crate) fn check_control(&self, qp: u32) -> Result<(), Malformed> {
+        /// Bits of the byte of flags that mean nothing, and of the count of units.
+        const RESERVED_FLAGS: u8 = 0x11;
+        const RESERVED_UNITS: u8 = 0xc0;
+        let control = self.slice(0, 16)?;
+        let index = u16::from_be_bytes([control[1], control[2]]);
+        let sound = control[0] == 0
+            && index == self.index
+            && be32(control, 4) >> 8 == qp
+            && control[7] & RESERVED_UNITS == 0
+            && control[11] & RESERVED_FLAGS == 0
+            && Fence::from_bits(control[11] >> 5).is_some();
+        if sound { Ok(()) } else { Err(Malformed) }
     }
 
     /// Parses `self.bytes`, the whole request with its control segment.
@@ -176,7 +217,7 @@ impl Work {
             _ => return Err(Malformed),
         };
         if let Service::Datagram(_) = service {
-            self.address = parse_address(self.slice(at, 48)?);
+            self.address = parse_address(self.slice(at, 48)?)?;
             at += 48;
         }
         if let Service::Connected(Transport::Xrc) = service {
@@ -185,6 +226,9 @@ impl Work {
         }
         if matches!(self.action, Action::Write { .. } | Action::Read | Action::Atomic { .. }) {
             let remote = self.slice(at, 16)?;
+            if be32(remote, 12) != 0 {
+                return Err(Malformed);
+            }
             self.remote = (be64(remote, 0), be32(remote, 8));
             at += 16;
         }
@@ -243,11 +287,15 @@ impl Work {
 
     fn parse_segments(&mut self, from: usize) -> Result<(), Malformed> {
         const INLINE: u32 = 0x8000_0000;
+        const INLINE_LENGTH: u32 = 0x3ff;
         let mut at = from;
         while at < self.bytes.len() {
             let head = be32(self.slice(at, 4)?, 0);
             if head & INLINE != 0 {
-                let length = head & 0x3ff;
+                let length = head & INLINE_LENGTH;
+                if head & !(INLINE | INLINE_LENGTH) != 0 {
+                    return Err(Malformed);
+                }
                 self.slice(at + 4, length as usize)?;
                 self.segments.push(Segment::Inline { at: at + 4, length });
                 self.length += u64::from(length);
@@ -273,9 +321,12 @@ impl Work {
     }
 }
 
-fn parse_address(bytes: &[u8]) -> AddressVector {
+fn parse_address(bytes: &[u8]) -> Result<AddressVector, Malformed> {
+    if be32(bytes, 4) != 0 || be32(bytes, 16) != 0 {
+        return Err(Malformed);
+    }
     let global = be32(bytes, 28);
-    AddressVector {
+    Ok(AddressVector {
         qkey: be32(bytes, 0),
         qp: be32(bytes, 8) & 0xff_ffff,
         service_level: bytes[12] & 0xf,
@@ -287,7 +338,7 @@ fn parse_address(bytes: &[u8]) -> AddressVector {
         gid_index: (global >> 20) as u8,
         flow_label: global & 0xf_ffff,
         gid: bytes[32..48].try_into().unwrap_or_default(),
-    }
+    })
 }
 
 pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {

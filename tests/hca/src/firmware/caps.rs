@@ -73,6 +73,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::NUM_PORTS, PORTS)
         .set(HcaCap::LOCAL_CA_ACK_DELAY, 15u8)
         .set(HcaCap::CQE_VERSION, 1u8)
+        .set(HcaCap::SCTR_DATA_CQE, 1u8)
         .set(HcaCap::CQ_OI, 1u8)
         .set(HcaCap::CQ_RESIZE, 1u8)
         .set(HcaCap::CQ_MODERATION, 1u8)

@@ -243,9 +243,8 @@ impl Firmware {
             receive: ReceiveQueue::None,
             doorbell: wq.get(Wq::DBR_ADDR),
             send_cq: context.get32(Sqc::CQN),
-            receive_cq: 0,
-            xrcd: None,
             reserved_key: true,
+            ..QpSetup::default()
         };
         let number = engine.create_qp(setup, QpAttributes::default())?;
         self.nic.sqs.insert(number, (context.raw().to_vec(), state::RESET, uar));

@@ -48,6 +48,7 @@ opcodes! {
     QP_2ERR = 0x507,
     QP_2RST = 0x50a,
     QUERY_QP = 0x50b,
+    SQD_RTS_QP = 0x50c,
     INIT2INIT_QP = 0x50e,
     CREATE_XRC_SRQ = 0x705,
     DESTROY_XRC_SRQ = 0x706,

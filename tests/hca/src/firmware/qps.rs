@@ -35,6 +35,26 @@ fn service(kind: u8) -> Result<Service> {
     })
 }
 
+/// How long answers are that go into completions (`MLX5_REQ_SCAT_DATA*_CQE` in mlx5_ib).
+fn inline_answers(code: u8) -> Result<u8> {
+    match code {
+        0 => Ok(0),
+        0x11 => Ok(32),
+        0x22 => Ok(64),
+        _ => Err(Status::BadParameter),
+    }
+}
+
+/// How long messages are that go into completions (`MLX5_RES_SCAT_DATA*_CQE` in mlx5_ib).
+fn inline_receives(code: u8) -> Result<u8> {
+    match code {
+        0 => Ok(0),
+        1 => Ok(32),
+        2 => Ok(64),
+        _ => Err(Status::BadParameter),
+    }
+}
+
 impl Firmware {
     pub(super) fn create_qp(
         &mut self,
@@ -87,6 +107,8 @@ impl Firmware {
             receive_cq: view.get32(Qpc::CQN_RCV),
             xrcd,
             reserved_key: view.flag(Qpc::RLKY),
+            inline_answers: inline_answers(view.get8(Qpc::CS_REQ))?,
+            inline_receives: inline_receives(view.get8(Qpc::CS_RES))?,
         };
         let number = engine.create_qp(setup, QpAttributes::default())?;
         self.qps.insert(number, Known { context: view.raw().to_vec(), uar });

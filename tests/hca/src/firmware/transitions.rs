@@ -65,6 +65,7 @@ fn transition(code: u16) -> Result<Transition> {
         },
         RTS2RTS_QP => plain(&[State::ReadyToSend], State::ReadyToSend),
         SQERR2RTS_QP => plain(&[State::SendQueueError], State::ReadyToSend),
+        SQD_RTS_QP => plain(&[State::SendQueueDrained], State::ReadyToSend),
         QP_2ERR => plain(
             &[
                 State::Init,

@@ -5,7 +5,8 @@ use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
 use crate::engine::qp::{Qp, State};
-use crate::engine::requester::{Answer, ack_timeout, fail, retire};
+use crate::engine::requester::finish::{fail, retire};
+use crate::engine::requester::{Answer, ack_timeout};
 use crate::engine::wqe::Segment;
 
 /// Takes a response packet.
@@ -116,7 +117,8 @@ fn recover(qp: &mut Qp, core: &mut Core) {
 
 /// Sends again from the oldest packet on, if retries are left.
 pub(super) fn retry(qp: &mut Qp, core: &mut Core) {
-    if qp.state != State::ReadyToSend || qp.requester.oldest_psn == qp.requester.next_psn {
+    let sends = matches!(qp.state, State::ReadyToSend | State::SendQueueDrained);
+    if !sends || qp.requester.oldest_psn == qp.requester.next_psn {
         return;
     }
     if qp.requester.retries == 0 {
@@ -228,7 +230,10 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
             return;
         }
     };
-    if scatter(core, accessor, places, offset, &bytes).is_err() {
+    let inline = sent.signaled && sent.packets == 1 && sent.length <= u32::from(qp.setup.inline_answers);
+    if inline {
+        sent.kept = bytes.into();
+    } else if scatter(core, accessor, places, offset, &bytes).is_err() {
         fail(qp, core, which, Syndrome::LocalProtection);
         return;
     }

@@ -5,7 +5,8 @@ use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, Refusal, access};
 use crate::engine::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
 use crate::engine::qp::{Management, Qp, Service};
-use crate::engine::requester::{Answer, ack_timeout, fail, load, retire};
+use crate::engine::requester::finish::{fail, retire};
+use crate::engine::requester::{Answer, ack_timeout, load};
 use crate::engine::wqe::{Action, Segment, Work};
 use crate::engine::{ethernet, umr};
 

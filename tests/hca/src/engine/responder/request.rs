@@ -2,8 +2,8 @@
 
 use super::answer::{send_code, send_original};
 use super::{
-    Message, Misplaced, Pending, ReadAnswer, Remembered, place, receive_accessor, report, report_failure,
-    take_receive,
+    Message, Misplaced, Pending, ReadAnswer, Remembered, keep, place, receive_accessor, report,
+    report_failure, take_receive,
 };
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
@@ -187,7 +187,14 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
         }
     };
     let who = receive_accessor(qp, core, receive.srq);
-    let (syndrome, refused) = match place(core, who, &mut receive, &packet.payload) {
+    let whole = packet.operation.is_first() && packet.operation.is_last();
+    let inline = whole && packet.payload.len() <= usize::from(qp.setup.inline_receives);
+    let placed = if inline {
+        keep(&mut receive, &packet.payload)
+    } else {
+        place(core, who, &mut receive, &packet.payload)
+    };
+    let (syndrome, refused) = match placed {
         Ok(()) => {
             if let Some(key) = packet.headers.immediate.filter(|_| packet.operation.has_invalidate())
                 && !invalidate(qp, core, key)
@@ -206,7 +213,7 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
                 _ => CqeOpcode::Receive,
             };
             qp.responder.messages = qp.responder.messages.wrapping_add(1);
-            finish(qp, core, &receive, opcode, &packet);
+            finish(qp, core, &receive, opcode, &packet, if inline { &packet.payload } else { &[] });
             return Ok(());
         }
         Err(Misplaced::TooLong) => (Syndrome::LocalLength, Refused::Invalid),
@@ -227,12 +234,14 @@ fn finish(
     receive: &crate::engine::srq::Receive,
     opcode: CqeOpcode,
     packet: &Packet,
+    inline: &[u8],
 ) {
     let source_lid = packet.route.source_lid;
     report(qp, core, receive, opcode, |completion| {
         completion.immediate = packet.headers.immediate.unwrap_or(0);
         completion.solicited = packet.solicited;
         completion.source_lid = source_lid;
+        completion.inline = inline;
     });
 }
 
@@ -304,7 +313,7 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     qp.responder.messages = qp.responder.messages.wrapping_add(1);
     if let Some(mut receive) = receive {
         receive.placed = length;
-        finish(qp, core, &receive, CqeOpcode::ReceiveWriteImmediate, &packet);
+        finish(qp, core, &receive, CqeOpcode::ReceiveWriteImmediate, &packet, &[]);
     }
     Ok(())
 }

@@ -15,6 +15,8 @@ const PAGES: u64 = 0x20_0000;
 const LOG_QUEUE: u8 = 6;
 const SLOTS: u64 = 1 << LOG_QUEUE;
 const LOG_CQ: u8 = 8;
+/// The first page that is handed out.
+const EQ_RING: u64 = 0x1000;
 
 #[derive(Default)]
 struct Count(Arc<AtomicU32>);
@@ -48,6 +50,7 @@ pub(crate) struct Pair {
     rings: [u64; 2],
     doorbells: [u64; 2],
     cq_ring: u64,
+    cqe_size: u64,
     cq_doorbell: u64,
     cq_consumer: u32,
     interrupts: Arc<AtomicU32>,
@@ -85,10 +88,19 @@ fn attributes(remote_qp: u32) -> QpAttributes {
 
 impl Pair {
     pub(crate) fn new(transport: Transport) -> Self {
+        Self::with(transport, |_| {}, |_| {})
+    }
+
+    /// A pair whose queues are made a little differently.
+    pub(crate) fn with(
+        transport: Transport,
+        tune_cq: impl Fn(&mut CqSetup),
+        tune_qp: impl Fn(&mut QpSetup),
+    ) -> Self {
         let interrupts = Arc::<AtomicU32>::default();
         let mut engine = Engine::new(Port::new(Link::InfiniBand, 0), Box::new(Count(interrupts.clone())));
         engine.memory().map_zeroed(0, PAGES).unwrap();
-        let mut next_page = 0x1000;
+        let mut next_page = EQ_RING;
         let mut page = |count: u64| {
             let at = next_page;
             next_page += count * 0x1000;
@@ -97,26 +109,20 @@ impl Pair {
         let (_, pages) = page(1);
         let ring = Ring::new(pages, 12, 0, 64 << 6).unwrap();
         let eq = engine.create_eq(EqSetup { ring, log_size: 6, vector: 0, events: [u64::MAX; 4] }).unwrap();
-        let (cq_ring, pages) = page(4);
+        let (cq_ring, pages) = page(8);
         let (cq_doorbell, _) = page(1);
-        let ring = Ring::new(pages, 12, 0, 64 << LOG_CQ).unwrap();
-        let cq = engine
-            .create_cq(CqSetup {
-                ring,
-                log_size: LOG_CQ,
-                wide: false,
-                eq,
-                doorbell: cq_doorbell,
-                ignore_overrun: false,
-            })
-            .unwrap();
+        let ring = Ring::new(pages, 12, 0, 128 << LOG_CQ).unwrap();
+        let mut setup = CqSetup { ring, log_size: LOG_CQ, eq, doorbell: cq_doorbell, ..CqSetup::default() };
+        tune_cq(&mut setup);
+        let cqe_size = if setup.wide { 128 } else { 64 };
+        let cq = engine.create_cq(setup).unwrap();
         let key = engine.register(1, DATA, PAGES - DATA).unwrap();
         let (mut rings, mut doorbells, mut qps) = ([0; 2], [0; 2], [0; 2]);
         for side in 0..2 {
             let (ring, pages) = page(2);
             let (doorbell, _) = page(1);
             (rings[side], doorbells[side]) = (ring, doorbell);
-            let setup = QpSetup {
+            let mut setup = QpSetup {
                 service: Service::Connected(transport),
                 pd: 1,
                 user_index: side as u32,
@@ -127,9 +133,9 @@ impl Pair {
                 doorbell,
                 send_cq: cq,
                 receive_cq: cq,
-                xrcd: None,
-                reserved_key: false,
+                ..QpSetup::default()
             };
+            tune_qp(&mut setup);
             qps[side] = engine.create_qp(setup, attributes(0)).unwrap();
         }
         let mut pair = Self {
@@ -144,6 +150,7 @@ impl Pair {
             rings,
             doorbells,
             cq_ring,
+            cqe_size,
             cq_doorbell,
             cq_consumer: 0,
             interrupts,
@@ -182,6 +189,12 @@ impl Pair {
 
     /// Posts a work request: what follows the control segment.
     pub(crate) fn post(&mut self, side: usize, opcode: u8, immediate: u32, body: &[u8]) {
+        let wqe = self.wqe(side, opcode, immediate, body);
+        self.post_raw(side, &wqe);
+    }
+
+    /// A work request as the driver would post it next: signalled, with what follows the control segment.
+    pub(crate) fn wqe(&self, side: usize, opcode: u8, immediate: u32, body: &[u8]) -> Vec<u8> {
         let units = 1 + body.len().div_ceil(16);
         let mut wqe = vec![0; units * 16];
         let index = self.sent[side];
@@ -190,7 +203,7 @@ impl Pair {
         wqe[11] = 0x08;
         wqe[12..16].copy_from_slice(&immediate.to_be_bytes());
         wqe[16..16 + body.len()].copy_from_slice(body);
-        self.post_raw(side, &wqe);
+        wqe
     }
 
     /// Posts any bytes as a work request.
@@ -237,13 +250,33 @@ impl Pair {
         panic!("the engine never comes to rest");
     }
 
+    /// All bytes of an entry of the completion queue.
+    pub(crate) fn entry(&mut self, slot: u32) -> Vec<u8> {
+        let size = self.cqe_size;
+        self.read(self.cq_ring + u64::from(slot) * size, size as usize)
+    }
+
+    /// The kinds of events reported so far.
+    pub(crate) fn events(&mut self) -> Vec<u8> {
+        let count = self.engine.eq_producer(1).unwrap();
+        (0..u64::from(count)).map(|slot| self.read(EQ_RING + slot * 64 + 1, 1)[0]).collect()
+    }
+
+    /// Posts a work request with these flags of its control segment.
+    pub(crate) fn post_flagged(&mut self, side: usize, opcode: u8, flags: u8, body: &[u8]) {
+        let mut wqe = self.wqe(side, opcode, 0, body);
+        wqe[11] = flags;
+        self.post_raw(side, &wqe);
+    }
+
     /// The completions since the last call.
     pub(crate) fn poll(&mut self) -> Vec<Cqe> {
         let mut completions = Vec::new();
         loop {
             let size = 1 << LOG_CQ;
             let slot = self.cq_consumer & (size - 1);
-            let entry = self.read(self.cq_ring + u64::from(slot) * 64, 64);
+            let entry = self.entry(slot);
+            let entry = &entry[entry.len() - 64..];
             let owner = (self.cq_consumer >> LOG_CQ & 1) as u8;
             let word = |at: usize| u32::from_be_bytes(entry[at..at + 4].try_into().unwrap());
             if entry[63] & 1 != owner || self.cq_consumer == self.engine.cq_progress(self.cq).unwrap().0 {

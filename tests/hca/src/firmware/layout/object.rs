@@ -44,6 +44,8 @@ layout! {
         HW_SQ_WQEBB_COUNTER: 0x5a0, 16,
         SW_SQ_WQEBB_COUNTER: 0x5b0, 16,
         HW_RQ_COUNTER: 0x5c0, 32,
+        CS_REQ: 0x630, 8,
+        CS_RES: 0x638, 8,
         RLKY: 0x5b, 1,
     }
 }
