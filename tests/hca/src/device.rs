@@ -11,7 +11,7 @@ use crate::control::Change;
 use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port};
 use crate::fabric::{Addresses, Fabric, Mail, Mailbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
-use crate::memory::{DmaMap, MapError};
+use crate::memory::{CARD_SIZE, CARD_START, DmaMap, MapError};
 
 /// How long senders pause when the receiver can't keep up.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -101,6 +101,19 @@ impl Device {
                 log(self.shared.setup.index, self.shared.now(), &outcome);
             }
         }
+    }
+
+    /// Copies out of the card's own memory; what nobody holds reads as ones. `false` outside of the BAR.
+    pub(crate) fn read_memory(&self, at: u64, to: &mut [u8]) -> bool {
+        if self.shared.lock().engine.memory().card().read(at, to).is_err() {
+            to.fill(0xff);
+        }
+        at.checked_add(to.len() as u64).is_some_and(|end| end <= CARD_START + CARD_SIZE)
+    }
+
+    /// Copies into the card's own memory; writes to what nobody holds go nowhere.
+    pub(crate) fn write_memory(&self, at: u64, from: &[u8]) {
+        let _ = self.shared.lock().engine.memory().card().write(at, from);
     }
 
     /// Changes the memory map, with no work under way.

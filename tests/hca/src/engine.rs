@@ -32,8 +32,9 @@ use std::fmt;
 
 pub(crate) use self::core::Counters;
 use self::core::{Core, Timer};
-pub use cq::CqSetup;
+pub(crate) use cq::LONGEST_RUN;
 pub(crate) use cq::Moderation;
+pub use cq::{CqSetup, MiniFormat};
 pub use doorbell::Doorbell;
 pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
@@ -119,6 +120,7 @@ impl Engine {
                 outgoing: Vec::new(),
                 frames: Vec::new(),
                 failed_cqs: Vec::new(),
+                holding: Vec::new(),
                 counters: Box::new([Counters::default(); 256]),
                 now: 0,
             },
@@ -136,6 +138,7 @@ impl Engine {
         let interrupts = std::mem::replace(&mut self.core.interrupts, Box::new(Silent));
         *self = Self::new(Port { gids: vec![None; port::GIDS], ..port }, interrupts);
         self.core.memory = memory;
+        self.core.memory.card_mut().clear();
     }
 
     /// The guest's memory.
@@ -240,6 +243,7 @@ impl Engine {
             }
             self.set_timer(number);
         }
+        self.core.end_runs();
         self.fail_users_of_cqs();
         !self.ready.is_empty()
     }

@@ -1,20 +1,30 @@
-//! What lies between devices: a switch that finds the port of a packet or frame.
+//! What lies between devices: a switch that finds the port of a packet or frame, and trunks to the switches of other processes.
 
 mod faults;
+mod late;
 mod pcap;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod trunk;
 pub(crate) mod wire;
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::time::{Duration, Instant};
 
 use crate::engine::Doorbell;
 use crate::engine::packet::{Link, Packet};
 pub use faults::Faults;
 use faults::Injector;
+use late::Delayed;
 use pcap::Recorder;
+use trunk::Trunk;
 
 /// Packets that may wait at a port; more are lost, as at a switch.
 const ROOM: usize = 1 << 16;
@@ -101,44 +111,135 @@ struct Plug {
     mailbox: Arc<Mailbox>,
 }
 
+/// Where a packet or frame came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Origin {
+    Port(usize),
+    Trunk(u64),
+}
+
 /// A switch. Ports keep their place for the fabric's life.
-#[derive(Default)]
 pub struct Fabric {
+    me: Weak<Self>,
     plugs: RwLock<Vec<Plug>>,
+    trunks: RwLock<Vec<Trunk>>,
+    next_trunk: AtomicU64,
+    listeners: Mutex<Vec<Arc<UnixListener>>>,
     injector: Option<Mutex<Injector>>,
-    recorder: Mutex<Option<Recorder>>,
+    late: Option<Sender<Delayed>>,
+    recorder: Option<Mutex<Option<Recorder>>>,
 }
 
 impl Fabric {
     /// A switch without ports.
     pub fn new() -> Arc<Self> {
-        Arc::default()
+        Self::build(None, None, None)
     }
 
     /// A switch whose wires misbehave, and that records what it carries.
     pub fn with(faults: Faults, recording: Option<&Path>) -> io::Result<Arc<Self>> {
         let recorder = recording.map(Recorder::create).transpose()?;
-        Ok(Arc::new(Self {
+        let (mut late, mut injector) = (None, None);
+        if faults.any() {
+            injector = Some(Injector::new(faults));
+            // The thread must know the fabric, which must know the thread.
+            let mut failure = None;
+            let fabric = Arc::new_cyclic(|me: &Weak<Self>| {
+                if faults.delay > 0 {
+                    match late::start(me.clone()) {
+                        Ok(sender) => late = Some(sender),
+                        Err(error) => failure = Some(error),
+                    }
+                }
+                Self::parts(me.clone(), injector, late, recorder)
+            });
+            return failure.map_or(Ok(fabric), Err);
+        }
+        Ok(Self::build(injector, late, recorder))
+    }
+
+    fn build(
+        injector: Option<Injector>,
+        late: Option<Sender<Delayed>>,
+        recorder: Option<Recorder>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self::parts(me.clone(), injector, late, recorder))
+    }
+
+    fn parts(
+        me: Weak<Self>,
+        injector: Option<Injector>,
+        late: Option<Sender<Delayed>>,
+        recorder: Option<Recorder>,
+    ) -> Self {
+        Self {
+            me,
             plugs: RwLock::default(),
-            injector: Some(Mutex::new(Injector::new(faults))),
-            recorder: Mutex::new(recorder),
-        }))
+            trunks: RwLock::default(),
+            next_trunk: AtomicU64::new(0),
+            listeners: Mutex::default(),
+            injector: injector.map(Mutex::new),
+            late,
+            recorder: recorder.map(|recorder| Mutex::new(Some(recorder))),
+        }
+    }
+
+    /// Lets fabrics of other processes join this one through a socket at `path`.
+    pub fn listen(&self, path: &Path, link: Link) -> io::Result<()> {
+        let listener = Arc::new(UnixListener::bind(path)?);
+        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener.clone());
+        trunk::listen(self.me.clone(), listener, link)
+    }
+
+    /// Joins the fabric that listens at `path`. Fabrics joined this way must form a tree.
+    pub fn join(&self, path: &Path, link: Link) -> io::Result<()> {
+        trunk::join(&self.me, &UnixStream::connect(path)?, link)
+    }
+
+    /// Joins the fabric at the other end of a connected socket.
+    pub fn join_over(&self, socket: &UnixStream, link: Link) -> io::Result<()> {
+        trunk::join(&self.me, socket, link)
+    }
+
+    fn add_trunk(&self, make: impl FnOnce(u64) -> Trunk) -> u64 {
+        let number = self.next_trunk.fetch_add(1, Ordering::Relaxed);
+        self.trunks.write().unwrap_or_else(PoisonError::into_inner).push(make(number));
+        number
+    }
+
+    fn remove_trunk(&self, number: u64) {
+        let mut trunks = self.trunks.write().unwrap_or_else(PoisonError::into_inner);
+        trunks.retain(|trunk| trunk.number != number);
+    }
+
+    /// How many other fabrics are joined directly.
+    pub fn trunks(&self) -> usize {
+        self.trunks.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
     /// Records what is sent, and does to it what the wires do.
-    fn befall(&self, packets: &mut Vec<Packet>, frames: &[Vec<u8>]) {
-        if let Some(injector) = &self.injector {
-            let mut recorder = self.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+    fn befall(&self, from: usize, link: Link, packets: &mut Vec<Packet>, frames: &[Vec<u8>]) {
+        if let Some(recorder) = &self.recorder {
+            let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
             let recorded = recorder.as_mut().map_or(Ok(()), |recorder| {
                 recorder.record(packets)?;
                 frames.iter().try_for_each(|frame| recorder.frame(frame))
             });
             if let Err(error) = recorded {
-                eprintln!("the recording ends: {error}");
+                eprintln!("bareverbs-hca: the recording ends: {error}");
                 *recorder = None;
             }
-            drop(recorder);
-            injector.lock().unwrap_or_else(PoisonError::into_inner).pass(packets);
+        }
+        if let Some(injector) = &self.injector {
+            let mut delayed = Vec::new();
+            injector.lock().unwrap_or_else(PoisonError::into_inner).pass(packets, &mut delayed);
+            for (delay, packet) in delayed {
+                let due = Instant::now() + delay;
+                if let Some(late) = &self.late {
+                    // The thread lives as long as the fabric.
+                    let _ = late.send(Delayed { due, link, from, packet });
+                }
+            }
         }
     }
 
@@ -158,7 +259,12 @@ impl Fabric {
 
     /// Carries packets and frames to where they belong.
     pub(crate) fn send(&self, from: usize, link: Link, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
-        self.befall(packets, frames);
+        self.befall(from, link, packets, frames);
+        self.forward(Origin::Port(from), link, packets, frames);
+    }
+
+    /// Carries them on, from a port or from another fabric.
+    fn forward(&self, origin: Origin, link: Link, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
         let plugs = self.plugs.read().unwrap_or_else(PoisonError::into_inner);
         // Runs of packets for the same port take its lock once.
         let mut batch = packets.drain(..).peekable();
@@ -167,9 +273,13 @@ impl Fabric {
                 for plug in plugs.iter() {
                     deliver(&plug.mailbox, std::iter::once(packet.clone()));
                 }
+                self.to_trunks(origin, |trunk| trunk.packet(link, &packet));
                 continue;
             }
-            let Some(plug) = plugs.iter().find(|plug| plug.addresses.is_for(link, &packet)) else { continue };
+            let Some(plug) = plugs.iter().find(|plug| plug.addresses.is_for(link, &packet)) else {
+                self.to_trunks(origin, |trunk| trunk.packet(link, &packet));
+                continue;
+            };
             let route = packet.route;
             let mut run = vec![packet];
             while let Some(next) = batch.next_if(|next| next.route == route) {
@@ -179,8 +289,10 @@ impl Fabric {
         }
         for frame in frames.drain(..) {
             let Some(to) = frame.first_chunk::<6>() else { continue };
-            for (_, plug) in plugs.iter().enumerate().filter(|(port, _)| *port != from) {
-                if to[0] & 1 != 0 || plug.addresses.mac == *to {
+            let (group, mut known) = (to[0] & 1 != 0, false);
+            for (port, plug) in plugs.iter().enumerate() {
+                known |= plug.addresses.mac == *to;
+                if origin != Origin::Port(port) && (group || plug.addresses.mac == *to) {
                     plug.mailbox.post(|mail| {
                         if mail.frames.len() < CONGESTED {
                             mail.frames.push_back(frame.clone());
@@ -188,6 +300,16 @@ impl Fabric {
                     });
                 }
             }
+            if group || !known {
+                self.to_trunks(origin, |trunk| trunk.frame(&frame));
+            }
+        }
+    }
+
+    fn to_trunks(&self, origin: Origin, send: impl Fn(&Trunk)) {
+        let trunks = self.trunks.read().unwrap_or_else(PoisonError::into_inner);
+        for trunk in trunks.iter().filter(|trunk| origin != Origin::Trunk(trunk.number)) {
+            send(trunk);
         }
     }
 
@@ -195,6 +317,15 @@ impl Fabric {
     pub(crate) fn congested(&self, from: usize) -> bool {
         let plugs = self.plugs.read().unwrap_or_else(PoisonError::into_inner);
         plugs.iter().enumerate().any(|(port, plug)| port != from && plug.mailbox.waiting() > CONGESTED)
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        for listener in self.listeners.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            // Wakes the thread that accepts; one that has ended already doesn't mind.
+            let _ = rustix::net::shutdown(&**listener, rustix::net::Shutdown::Both);
+        }
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod example;
 mod keys;
 mod layout;
 mod lifecycle;
+mod memic;
 mod nic;
 pub(crate) mod opcode;
 mod port;
@@ -44,6 +45,7 @@ pub(crate) enum Status {
     Limit = 0x08,
     BadResourceState = 0x09,
     BadIndex = 0x0a,
+    NoResources = 0x0f,
     BadQpState = 0x10,
     TooManyOutstanding = 0x40,
     BadInputLength = 0x50,
@@ -301,6 +303,9 @@ impl Firmware {
             CREATE_MKEY => self.create_mkey(engine, request, reply),
             QUERY_MKEY => self.query_mkey(engine, request, reply),
             DESTROY_MKEY => self.destroy_mkey(engine, request),
+
+            ALLOC_MEMIC => self.alloc_memic(engine, request, reply),
+            DEALLOC_MEMIC => self.dealloc_memic(engine, request),
 
             CREATE_XRC_SRQ => self.create_xrc_srq(engine, request, reply),
             QUERY_XRC_SRQ => self.query_xrc_srq(engine, request, reply),

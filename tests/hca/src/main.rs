@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use bareverbs_hca::{Control, Fabric, Faults, Link, Server, Setup};
@@ -34,6 +35,12 @@ struct Arguments {
     /// Packets to deliver late, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     reordering: u16,
+    /// Packets to hold back, in thousandths.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
+    delay: u16,
+    /// For how long at most, in microseconds.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=10_000_000))]
+    longest_delay: u64,
     /// Which of all sequences of faults.
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -43,6 +50,15 @@ struct Arguments {
     /// A socket that takes wishes: `1 link down`, `1 link up`, `1 lid 7`, `1 prefix 0xfec0000000000000`, `1 objects`.
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
+    /// Let the cards of other processes join through this socket.
+    #[arg(long, value_name = "SOCKET")]
+    listen: Option<PathBuf>,
+    /// Join the cards of another process, which listens there.
+    #[arg(long, value_name = "SOCKET")]
+    join: Option<PathBuf>,
+    /// The first card's place among all that are joined; LIDs, GUIDs and MACs follow from it.
+    #[arg(long, default_value_t = 0)]
+    first: u8,
     /// A socket for each card.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
@@ -67,12 +83,21 @@ fn run(arguments: &Arguments) -> Result<()> {
         loss: arguments.loss,
         duplication: arguments.duplication,
         reordering: arguments.reordering,
+        delay: arguments.delay,
+        longest_delay: Duration::from_micros(arguments.longest_delay),
         seed: arguments.seed,
     };
     let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
+    if let Some(path) = &arguments.listen {
+        fabric.listen(path, link).with_context(|| format!("listening at {}", path.display()))?;
+    }
+    if let Some(path) = &arguments.join {
+        fabric.join(path, link).with_context(|| format!("joining {}", path.display()))?;
+    }
     let mut servers = Vec::new();
     for (index, path) in arguments.sockets.iter().enumerate() {
-        let index = u8::try_from(index).context("a fabric has at most 256 cards")?;
+        let index = u8::try_from(index).ok().and_then(|index| index.checked_add(arguments.first));
+        let index = index.context("a fabric has at most 256 cards")?;
         let setup = Setup { link, index, verbose: arguments.verbose };
         servers
             .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);

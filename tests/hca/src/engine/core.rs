@@ -49,6 +49,8 @@ pub(crate) struct Core {
     pub(crate) frames: Vec<Vec<u8>>,
     /// Completion queues that have just failed, whose queue pairs must fail too.
     pub(crate) failed_cqs: Vec<u32>,
+    /// Completion queues that hold completions back to compress them.
+    pub(crate) holding: Vec<u32>,
     pub(crate) counters: Box<[Counters; 256]>,
     pub(crate) now: u64,
 }
@@ -61,10 +63,26 @@ impl Core {
         self.follow(cq, outcome);
     }
 
+    /// Lets completion queues write what they held back.
+    pub(crate) fn end_runs(&mut self) {
+        for cq in std::mem::take(&mut self.holding) {
+            let now = self.now;
+            if let Some(queue) = self.cqs.get_mut(cq) {
+                let outcome = queue.end_run(&self.memory, now);
+                self.follow(cq, outcome);
+            }
+        }
+    }
+
     /// Does what a completion queue's change of state asks for.
     pub(crate) fn follow(&mut self, cq: u32, outcome: Outcome) {
         match outcome {
             Outcome::Quiet => {}
+            Outcome::Held => {
+                if !self.holding.contains(&cq) {
+                    self.holding.push(cq);
+                }
+            }
             Outcome::Event => self.completion_event(cq),
             Outcome::Delayed => {
                 if let Some(deadline) = self.cqs.get(cq).and_then(|queue| queue.moderation.deadline) {

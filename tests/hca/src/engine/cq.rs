@@ -1,11 +1,37 @@
 //! Completion queues.
 
+mod compress;
+
+pub(crate) use compress::LONGEST as LONGEST_RUN;
+pub use compress::MiniFormat;
+use compress::Run;
+
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
 
 const COUNTER_MASK: u32 = 0xff_ffff;
 /// How long a message the first half of an entry holds.
 const NARROW: usize = 32;
+
+/// Where fields lie in an entry (`struct mlx5_cqe64` in `include/linux/mlx5/device.h`).
+pub(crate) mod field {
+    pub(crate) const RSS_HASH: usize = 12;
+    pub(crate) const CHECK_SUM: usize = 20;
+    pub(crate) const SLID: usize = 22;
+    pub(crate) const FLAGS_RQPN: usize = 24;
+    pub(crate) const SRQN: usize = 32;
+    pub(crate) const IMMEDIATE: usize = 36;
+    pub(crate) const BYTE_CNT: usize = 44;
+    pub(crate) const TIMESTAMP: usize = 48;
+    pub(crate) const SOP_DROP_QPN: usize = 56;
+    pub(crate) const WQE_COUNTER: usize = 60;
+    pub(crate) const OP_OWN: usize = 63;
+}
+
+/// Where a failure says why (`struct mlx5_err_cqe`); the syndrome follows the vendor's.
+pub(crate) mod error_field {
+    pub(crate) const VENDOR_ERR_SYND: usize = 54;
+}
 
 /// What a completion queue is made of.
 #[derive(Clone, Debug, Default)]
@@ -22,6 +48,8 @@ pub struct CqSetup {
     pub doorbell: u64,
     /// Whether entries may overwrite unread ones.
     pub ignore_overrun: bool,
+    /// Whether runs of alike completions are compressed; only entries of 64 bytes can be.
+    pub compression: Option<MiniFormat>,
 }
 
 /// Opcodes of completion entries (`MLX5_CQE_*` in `include/linux/mlx5/device.h`).
@@ -115,25 +143,23 @@ impl Completion<'_> {
     /// The 64 bytes, owner bit excepted.
     fn encode(&self, now: u64) -> [u8; 64] {
         let mut entry = [0; 64];
-        entry[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        let mut put = |at: usize, bytes: &[u8]| entry[at..at + bytes.len()].copy_from_slice(bytes);
+        put(field::SRQN, &self.user_index.to_be_bytes());
         match self.syndrome {
-            Some(syndrome) => {
-                entry[54] = syndrome.vendor();
-                entry[55] = syndrome as u8;
-            }
+            Some(syndrome) => put(error_field::VENDOR_ERR_SYND, &[syndrome.vendor(), syndrome as u8]),
             None => {
-                entry[20..22].copy_from_slice(&self.checksum.to_be_bytes());
-                entry[22..24].copy_from_slice(&self.source_lid.to_be_bytes());
-                entry[24..28].copy_from_slice(&self.flags_rqpn.to_be_bytes());
-                entry[36..40].copy_from_slice(&self.immediate.to_be_bytes());
-                entry[44..48].copy_from_slice(&self.byte_count.to_be_bytes());
-                entry[48..56].copy_from_slice(&now.to_be_bytes());
+                put(field::CHECK_SUM, &self.checksum.to_be_bytes());
+                put(field::SLID, &self.source_lid.to_be_bytes());
+                put(field::FLAGS_RQPN, &self.flags_rqpn.to_be_bytes());
+                put(field::IMMEDIATE, &self.immediate.to_be_bytes());
+                put(field::BYTE_CNT, &self.byte_count.to_be_bytes());
+                put(field::TIMESTAMP, &now.to_be_bytes());
             }
         }
         let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qp & 0xff_ffff;
-        entry[56..60].copy_from_slice(&opcode_qpn.to_be_bytes());
-        entry[60..62].copy_from_slice(&self.wqe_counter.to_be_bytes());
-        entry[63] = (self.opcode as u8) << 4 | u8::from(self.solicited) << 1;
+        put(field::SOP_DROP_QPN, &opcode_qpn.to_be_bytes());
+        put(field::WQE_COUNTER, &self.wqe_counter.to_be_bytes());
+        put(field::OP_OWN, &[(self.opcode as u8) << 4 | u8::from(self.solicited) << 1]);
         entry
     }
 }
@@ -160,6 +186,7 @@ pub(crate) struct Cq {
     /// Whether entries were lost; nothing is written any more.
     pub(crate) failed: bool,
     pub(crate) moderation: Moderation,
+    run: Run,
 }
 
 /// When events are held back.
@@ -190,7 +217,16 @@ pub(crate) enum Outcome {
     Event,
     /// An event is due later, at the moderation's deadline.
     Delayed,
+    /// Completions are held back until the run ends.
+    Held,
     Overrun,
+}
+
+impl Outcome {
+    /// This one, or what came after it if this asks for nothing.
+    fn or(self, after: Self) -> Self {
+        if self == Self::Quiet { after } else { self }
+    }
 }
 
 impl Cq {
@@ -205,6 +241,7 @@ impl Cq {
             answered: None,
             failed: false,
             moderation,
+            run: Run::default(),
         }
     }
 
@@ -222,28 +259,92 @@ impl Cq {
         }
     }
 
-    /// Writes an entry.
+    /// Reports a completion, now or with others that are like it.
     pub(crate) fn post(&mut self, memory: &DmaMap, now: u64, completion: &Completion<'_>) -> Outcome {
         if self.failed {
             return Outcome::Quiet;
         }
-        if self.outstanding() >= self.size() && !self.setup.ignore_overrun {
+        let held = self.run.entries.len() as u32;
+        if self.outstanding() + held >= self.size() && !self.setup.ignore_overrun {
             self.read_consumer(memory);
-            if self.outstanding() >= self.size() {
+            if self.outstanding() + held >= self.size() {
                 self.failed = true;
                 return Outcome::Overrun;
             }
         }
-        let owner = (self.producer >> self.setup.log_size & 1) as u8;
-        let slot = u64::from(self.producer & (self.size() - 1));
         let mut entry = completion.encode(now);
-        entry[63] |= owner;
-        if self.write(memory, slot, &mut entry, completion.inline).is_err() {
+        let Some(format) = self.setup.compression else {
+            return self.post_entry(memory, now, &mut entry, completion);
+        };
+        let takes = completion.inline.is_empty() && Run::takes(&entry);
+        let mut outcome = Outcome::Quiet;
+        if !takes || !self.run.continues(&entry, format) || held as usize >= LONGEST_RUN {
+            outcome = self.end_run(memory, now);
+        }
+        if takes {
+            self.run.entries.push(entry);
+            outcome.or(Outcome::Held)
+        } else {
+            outcome.or(self.post_entry(memory, now, &mut entry, completion))
+        }
+    }
+
+    fn post_entry(
+        &mut self,
+        memory: &DmaMap,
+        now: u64,
+        entry: &mut [u8; 64],
+        completion: &Completion<'_>,
+    ) -> Outcome {
+        let slot = self.slot(0);
+        entry[field::OP_OWN] |= self.owner();
+        if self.write(memory, slot, entry, completion.inline).is_err() {
             self.failed = true;
             return Outcome::Overrun;
         }
-        self.producer = self.producer.wrapping_add(1) & COUNTER_MASK;
-        let solicited = completion.solicited || completion.syndrome.is_some();
+        self.wrote(1, completion.solicited || completion.syndrome.is_some(), now)
+    }
+
+    /// Writes the completions that were held back in the hope of more like them.
+    pub(crate) fn end_run(&mut self, memory: &DmaMap, now: u64) -> Outcome {
+        let (Some(format), false) = (self.setup.compression, self.run.entries.is_empty()) else {
+            return Outcome::Quiet;
+        };
+        let mut run = std::mem::take(&mut self.run);
+        let count = run.entries.len() as u32;
+        let written = if count == 1 {
+            run.entries[0][field::OP_OWN] |= self.owner();
+            self.setup.ring.publish(memory, self.slot(0) * 64, &run.entries[0])
+        } else {
+            let mut title = run.title();
+            title[field::OP_OWN] |= self.owner();
+            run.arrays(format)
+                .try_for_each(|(ahead, array)| self.setup.ring.publish(memory, self.slot(ahead) * 64, &array))
+                .and_then(|()| self.setup.ring.publish(memory, self.slot(0) * 64, &title))
+        };
+        if written.is_err() {
+            self.failed = true;
+            return Outcome::Overrun;
+        }
+        const SOLICITED: u8 = 1 << 1;
+        let solicited = run.entries.iter().any(|entry| entry[field::OP_OWN] & SOLICITED != 0);
+        run.entries.clear();
+        self.run = run;
+        self.wrote(count, solicited, now)
+    }
+
+    /// The slot so many after the next one.
+    fn slot(&self, ahead: u32) -> u64 {
+        u64::from(self.producer.wrapping_add(ahead) & (self.size() - 1))
+    }
+
+    fn owner(&self) -> u8 {
+        (self.producer >> self.setup.log_size & 1) as u8
+    }
+
+    /// Counts entries that were written, and says whether somebody waited for them.
+    fn wrote(&mut self, count: u32, solicited: bool, now: u64) -> Outcome {
+        self.producer = self.producer.wrapping_add(count) & COUNTER_MASK;
         if solicited {
             self.solicited = self.producer;
         }
@@ -261,13 +362,13 @@ impl Cq {
         const IN_WIDE: u8 = 2 << 2;
         if !inline.is_empty() && inline.len() <= NARROW {
             entry[..inline.len()].copy_from_slice(inline);
-            entry[63] |= IN_FIRST_HALF;
+            entry[field::OP_OWN] |= IN_FIRST_HALF;
         }
         if !self.setup.wide {
             return self.setup.ring.publish(memory, slot * 64, entry);
         }
         if inline.len() > NARROW {
-            entry[63] |= IN_WIDE;
+            entry[field::OP_OWN] |= IN_WIDE;
             self.setup.ring.publish(memory, slot * 128, inline)?;
         }
         self.setup.ring.publish(memory, slot * 128 + 64, entry)
@@ -324,6 +425,7 @@ impl Cq {
 
     /// Continues in another buffer; `false` if the unread entries don't fit.
     pub(crate) fn resize(&mut self, memory: &DmaMap, now: u64, ring: Ring, log_size: u8) -> bool {
+        self.end_run(memory, now);
         self.read_consumer(memory);
         if self.outstanding() > 1 << log_size {
             return false;

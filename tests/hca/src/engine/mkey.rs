@@ -33,6 +33,8 @@ pub(crate) enum Mode {
     Ranges,
     /// A table of other keys' ranges, all of the same size.
     EqualRanges,
+    /// Addresses count from a place in the card's own memory.
+    OnCard,
 }
 
 impl Mode {
@@ -42,6 +44,7 @@ impl Mode {
             1 => Self::Pages,
             2 => Self::Ranges,
             3 => Self::EqualRanges,
+            5 => Self::OnCard,
             _ => return None,
         })
     }
@@ -196,15 +199,26 @@ impl Accessor {
     }
 }
 
-/// A piece of guest memory, or of nothing for the null key.
-pub(crate) type Piece = (Option<u64>, usize);
+/// Where a piece of a key's range lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Guest(u64),
+    /// In the card's own memory.
+    Card(u64),
+    /// Behind the null key: it reads as zeros and swallows writes.
+    Nowhere,
+}
+
+/// A piece of a key's range.
+pub(crate) type Piece = (Place, usize);
 
 impl Mkey {
     pub(crate) fn covers(&self, address: u64, length: u64) -> bool {
         if self.unbounded {
             return address.checked_add(length).is_some();
         }
-        let Some(offset) = address.checked_sub(self.start) else { return false };
+        let start = if self.mode == Mode::OnCard { 0 } else { self.start };
+        let Some(offset) = address.checked_sub(start) else { return false };
         offset.checked_add(length).is_some_and(|end| end <= self.length)
     }
 
@@ -242,10 +256,10 @@ pub(crate) fn walk(
     visit: &mut dyn FnMut(Piece) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     if who.reserved_key && key == RESERVED_KEY {
-        return visit((Some(address), length as usize));
+        return visit((Place::Guest(address), length as usize));
     }
     if key == NULL_KEY {
-        return visit((None, length as usize));
+        return visit((Place::Nowhere, length as usize));
     }
     let mkey = find(keys, key)?;
     if !who.may_use(mkey) {
@@ -295,7 +309,8 @@ fn descend(
         return Err(Refusal::Bounds);
     }
     match mkey.mode {
-        Mode::Physical => visit((Some(address), length as usize)),
+        Mode::Physical => visit((Place::Guest(address), length as usize)),
+        Mode::OnCard => visit((Place::Card(mkey.start.wrapping_add(address)), length as usize)),
         Mode::Pages => walk_pages(mkey, address, length, visit),
         Mode::Ranges | Mode::EqualRanges if depth >= MAX_DEPTH => Err(Refusal::Bounds),
         Mode::Ranges => {
@@ -331,7 +346,7 @@ fn inner(
     visit: &mut dyn FnMut(Piece) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     if key == NULL_KEY {
-        return visit((None, length as usize));
+        return visit((Place::Nowhere, length as usize));
     }
     descend(keys, find(keys, key)?, address, length, depth + 1, visit)
 }
@@ -345,7 +360,7 @@ fn walk_pages(
     in_blocks(mkey, address, length, |index, inside, now| {
         // The low bits of an entry are flags.
         let page = mkey.translation.get(index).ok_or(Refusal::Bounds)? & !0x7;
-        visit((Some(page.wrapping_add(inside)), now as usize))
+        visit((Place::Guest(page.wrapping_add(inside)), now as usize))
     })
 }
 
@@ -381,11 +396,12 @@ pub(crate) fn read(
 ) -> Result<(), Refusal> {
     let mut at = 0;
     let length = to.len() as u64;
-    walk(keys, who, key, address, length, rights, &mut |(guest, size)| {
+    walk(keys, who, key, address, length, rights, &mut |(place, size)| {
         let part = to.get_mut(at..at + size).ok_or(Refusal::Bounds)?;
-        match guest {
-            Some(guest) => memory.read(guest, part)?,
-            None => part.fill(0),
+        match place {
+            Place::Guest(guest) => memory.read(guest, part)?,
+            Place::Card(offset) => memory.card().read(offset, part)?,
+            Place::Nowhere => part.fill(0),
         }
         at += size;
         Ok(())
@@ -402,10 +418,12 @@ pub(crate) fn write(
     from: &[u8],
 ) -> Result<(), Refusal> {
     let mut at = 0;
-    walk(keys, who, key, address, from.len() as u64, rights, &mut |(guest, size)| {
+    walk(keys, who, key, address, from.len() as u64, rights, &mut |(place, size)| {
         let part = from.get(at..at + size).ok_or(Refusal::Bounds)?;
-        if let Some(guest) = guest {
-            memory.write(guest, part)?;
+        match place {
+            Place::Guest(guest) => memory.write(guest, part)?,
+            Place::Card(offset) => memory.card().write(offset, part)?,
+            Place::Nowhere => {}
         }
         at += size;
         Ok(())
@@ -459,7 +477,7 @@ mod tests {
         let keys = with(vec![key(Mode::Pages, 0x1234_5800, 0x1000, vec![0xa000, 0xb003])]);
         assert_eq!(
             pieces(&keys, 0x107, 0x1234_5800, 0x1000),
-            Ok(vec![(Some(0xa800), 0x800), (Some(0xb000), 0x800)])
+            Ok(vec![(Place::Guest(0xa800), 0x800), (Place::Guest(0xb000), 0x800)])
         );
     }
 
@@ -469,7 +487,10 @@ mod tests {
         let list =
             key(Mode::Ranges, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
         let keys = with(vec![inner, list]);
-        assert_eq!(pieces(&keys, 0x207, 0x108, 0x10), Ok(vec![(Some(0x5008), 8), (Some(0x9000), 8)]));
+        assert_eq!(
+            pieces(&keys, 0x207, 0x108, 0x10),
+            Ok(vec![(Place::Guest(0x5008), 8), (Place::Guest(0x9000), 8)])
+        );
         assert_eq!(pieces(&keys, 0x207, 0x108, 0x29), Err(Refusal::Bounds));
     }
 

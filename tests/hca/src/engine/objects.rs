@@ -61,6 +61,9 @@ impl Engine {
         setup: CqSetup,
         moderation: Moderation,
     ) -> Result<u32, Refused> {
+        if setup.wide && setup.compression.is_some() || setup.log_size > 22 {
+            return Err(Refused::Invalid);
+        }
         if self.core.eqs.get(setup.eq).is_none() {
             return Err(Refused::Missing);
         }
@@ -132,7 +135,20 @@ impl Engine {
     }
 
     pub(crate) fn create_mkey(&mut self, mkey: Mkey) -> Result<u32, Refused> {
+        let on_card = mkey.mode == mkey::Mode::OnCard;
+        if on_card && !self.core.memory.card().is_allocated(mkey.start, mkey.length) {
+            return Err(Refused::Missing);
+        }
         self.core.mkeys.insert_with(|_| mkey).ok_or(Refused::Full)
+    }
+
+    /// Whether a key leads to a part of the card's own memory.
+    pub(crate) fn uses_card_memory(&self, start: u64, length: u64) -> bool {
+        self.core.mkeys.iter().any(|mkey| {
+            mkey.mode == mkey::Mode::OnCard
+                && mkey.start < start.saturating_add(length)
+                && start < mkey.start.saturating_add(mkey.length)
+        })
     }
 
     pub(crate) fn mkey(&self, index: u32) -> Result<&Mkey, Refused> {

@@ -24,6 +24,19 @@ mod mask {
     /// Local read, local write, remote read, remote write, atomic: five bits from here.
     pub(super) const ACCESS_SHIFT: u32 = 17;
     pub(super) const FREE: u64 = 1 << 29;
+    /// Hints about order and fences, which the model has no use for, and the sixth bit of the page size, which goes with the others.
+    const WITHOUT_EFFECT: u64 = 1 << 23 | 1 << 25 | 1 << 42 | 1 << 47;
+    /// All that may be asked for; signatures among others may not.
+    pub(super) const KNOWN: u64 = LENGTH
+        | PAGE_SIZE
+        | START
+        | PD
+        | REMOTE_INVALIDATE
+        | KEY
+        | QP
+        | 0x1f << ACCESS_SHIFT
+        | FREE
+        | WITHOUT_EFFECT;
 }
 
 /// Carries out a UMR work request.
@@ -36,6 +49,9 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     let context: &[u8; 64] =
         work.slice(CONTEXT, 64).map_err(malformed)?.try_into().map_err(|_| Syndrome::LocalQpOperation)?;
     let (flags, changes) = (control[0], be64(control, 8));
+    if changes & !mask::KNOWN != 0 {
+        return Err(Syndrome::LocalQpOperation);
+    }
     let length = usize::from(u16::from_be_bytes([control[4], control[5]])) * 16;
     let offset = if flags & flag::OFFSET != 0 {
         (u64::from(be32(control, 16)) << 16 | u64::from(u16::from_be_bytes([control[6], control[7]]))) * 16

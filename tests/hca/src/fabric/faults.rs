@@ -1,5 +1,7 @@
 //! A wire that misbehaves, the same way for the same seed.
 
+use std::time::Duration;
+
 use crate::engine::packet::Packet;
 
 /// How often what goes wrong, in thousandths of all packets.
@@ -11,8 +13,19 @@ pub struct Faults {
     pub duplication: u16,
     /// Delivered after the packet that follows it.
     pub reordering: u16,
+    /// Held back, each for a time of its own.
+    pub delay: u16,
+    /// The longest time that a packet is held back.
+    pub longest_delay: Duration,
     /// Where the sequence of faults begins.
     pub seed: u64,
+}
+
+impl Faults {
+    /// Whether anything ever goes wrong.
+    pub(crate) fn any(&self) -> bool {
+        self.loss > 0 || self.duplication > 0 || self.reordering > 0 || self.delay > 0
+    }
 }
 
 /// Decides packet by packet.
@@ -41,9 +54,14 @@ impl Injector {
         self.next() % 1000 < u64::from(thousandths)
     }
 
+    fn delay(&mut self) -> Duration {
+        let longest = u64::try_from(self.faults.longest_delay.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(self.next() % longest.max(1))
+    }
+
     /// Passes a batch on, with what befalls it. A packet that was held back comes out with the next batch at the latest.
-    pub(crate) fn pass(&mut self, packets: &mut Vec<Packet>) {
-        if self.faults == (Faults { seed: self.faults.seed, ..Faults::default() }) {
+    pub(crate) fn pass(&mut self, packets: &mut Vec<Packet>, delayed: &mut Vec<(Duration, Packet)>) {
+        if !self.faults.any() {
             return;
         }
         let mut passed = Vec::with_capacity(packets.len() + 1);
@@ -56,7 +74,13 @@ impl Injector {
                 self.held = Some(packet);
                 continue;
             }
-            if twice {
+            if self.happens(self.faults.delay) {
+                delayed.push((self.delay(), packet.clone()));
+                // One of the two may still be in time.
+                if !twice {
+                    continue;
+                }
+            } else if twice {
                 passed.push(packet.clone());
             }
             passed.push(packet);
@@ -98,8 +122,12 @@ mod tests {
     }
 
     fn passed(faults: Faults) -> Vec<u32> {
-        let mut batch = packets(10_000);
-        Injector::new(faults).pass(&mut batch);
+        let (mut batch, mut delayed) = (packets(10_000), Vec::new());
+        Injector::new(faults).pass(&mut batch, &mut delayed);
+        let longest = faults.longest_delay;
+        assert!(delayed.iter().all(|(delay, _)| *delay < longest.max(Duration::from_nanos(1))));
+        let expected = 10_000 * usize::from(faults.delay) / 1000;
+        assert!(delayed.len().abs_diff(expected) <= expected / 5, "{}", delayed.len());
         batch.iter().map(|packet| packet.psn).collect()
     }
 
@@ -110,7 +138,8 @@ mod tests {
 
     #[test]
     fn the_same_seed_does_the_same_and_another_does_not() {
-        let faults = Faults { loss: 10, duplication: 10, reordering: 10, seed: 1 };
+        let longest_delay = Duration::from_millis(1);
+        let faults = Faults { loss: 10, duplication: 10, reordering: 10, delay: 100, longest_delay, seed: 1 };
         assert_eq!(passed(faults), passed(faults));
         assert_ne!(passed(faults), passed(Faults { seed: 2, ..faults }));
     }

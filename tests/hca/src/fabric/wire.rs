@@ -13,8 +13,12 @@ pub(crate) fn ones_sum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
+use super::transport;
+#[cfg(test)]
+use crate::engine::packet::Route;
 use crate::engine::packet::{Global, Network, Packet};
 
+const UDP: u8 = 17;
 /// RoCE v2's UDP port.
 const ROCE: u16 = 4791;
 /// UDP source port where the sender has named none.
@@ -22,7 +26,8 @@ const ANY_SOURCE: u16 = 0xc000;
 
 /// A packet as a RoCE v2 frame. One from an InfiniBand port gets addresses made of its LIDs: 10.0.LID.LID, and MACs to match.
 pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
-    let transport = transport_bytes(packet);
+    let mut transport = Vec::with_capacity(packet.payload.len() + 60);
+    transport::write(packet, &mut transport);
     let global = match packet.route.global {
         Some(global) if packet.route.destination_lid == 0 => global,
         _ => by_lid(packet),
@@ -56,6 +61,66 @@ pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     frame
 }
 
+/// Reads a RoCE v2 frame back, checks included; `None` if it isn't one of those that [`encode`] makes. Addresses made of LIDs stay what they became.
+#[cfg(test)]
+pub(crate) fn decode(frame: &[u8]) -> Option<Packet> {
+    let (ethernet, ip) = frame.split_at_checked(14)?;
+    let short = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));
+    let v4 = match ethernet[12..] {
+        [0x08, 0x00] => true,
+        [0x86, 0xdd] => false,
+        _ => return None,
+    };
+    let header = if v4 { 20 } else { 40 };
+    let (length, protocol, version) =
+        if v4 { (short(2)?, *ip.get(9)?, 0x45) } else { (short(4)?.checked_add(40)?, *ip.get(6)?, 0x60) };
+    let sound = usize::from(length) == ip.len()
+        && protocol == UDP
+        && if v4 { ip[0] == version && ones_sum(&ip[..20]) == 0xffff } else { ip[0] & 0xf0 == version };
+    let datagram = ip.get(header..)?;
+    if !sound || short(header + 2)? != ROCE || usize::from(short(header + 4)?) != datagram.len() {
+        return None;
+    }
+    let (covered, check) = ip.split_at_checked(ip.len().checked_sub(4)?)?;
+    let transport = covered.get(header + 8..).filter(|transport| transport.len() >= 12)?;
+    if check != invariant_check(covered).to_le_bytes() {
+        return None;
+    }
+    let mapped = |address: &[u8]| {
+        let mut gid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0, 0, 0, 0];
+        gid[12..].copy_from_slice(address);
+        gid
+    };
+    let word = u32::from_be_bytes(ip[..4].try_into().ok()?);
+    let global = if v4 {
+        Global {
+            source: mapped(&ip[12..16]),
+            destination: mapped(&ip[16..20]),
+            flow_label: 0,
+            traffic_class: ip[1],
+            hop_limit: ip[8],
+            network: Network::Ipv4,
+        }
+    } else {
+        Global {
+            source: ip[8..24].try_into().ok()?,
+            destination: ip[24..40].try_into().ok()?,
+            flow_label: word & 0xf_ffff,
+            traffic_class: (word >> 20) as u8,
+            hop_limit: ip[7],
+            network: Network::Ipv6,
+        }
+    };
+    let route = Route {
+        source_mac: ethernet[6..12].try_into().ok()?,
+        destination_mac: ethernet[..6].try_into().ok()?,
+        udp_source: short(header)?,
+        global: Some(global),
+        ..Route::default()
+    };
+    transport::read(route, transport)
+}
+
 fn mac_of(lid: u16) -> [u8; 6] {
     let [high, low] = lid.to_be_bytes();
     [0x02, 0, 0, 0, high, low]
@@ -83,7 +148,7 @@ fn ipv4(global: &Global, length: usize) -> [u8; 20] {
     header[2..4].copy_from_slice(&((20 + length) as u16).to_be_bytes());
     header[6] = 0x40;
     header[8] = global.hop_limit;
-    header[9] = 17;
+    header[9] = UDP;
     header[12..16].copy_from_slice(&global.source[12..]);
     header[16..20].copy_from_slice(&global.destination[12..]);
     let sum = !ones_sum(&header);
@@ -96,58 +161,11 @@ fn ipv6(global: &Global, length: usize) -> [u8; 40] {
     let first = 6 << 28 | u32::from(global.traffic_class) << 20 | global.flow_label & 0xf_ffff;
     header[..4].copy_from_slice(&first.to_be_bytes());
     header[4..6].copy_from_slice(&(length as u16).to_be_bytes());
-    header[6] = 17;
+    header[6] = UDP;
     header[7] = global.hop_limit;
     header[8..24].copy_from_slice(&global.source);
     header[24..40].copy_from_slice(&global.destination);
     header
-}
-
-/// Base header, further headers, payload and padding.
-fn transport_bytes(packet: &Packet) -> Vec<u8> {
-    let padding = packet.payload.len().wrapping_neg() & 3;
-    let mut bytes = Vec::with_capacity(packet.payload.len() + 60);
-    bytes.push(packet.transport.bits() | packet.operation as u8);
-    bytes.push(u8::from(packet.solicited) << 7 | 1 << 6 | (padding as u8) << 4);
-    bytes.extend_from_slice(&packet.pkey.to_be_bytes());
-    bytes.extend_from_slice(&packet.destination.to_be_bytes());
-    bytes.extend_from_slice(&(u32::from(packet.ack_request) << 31 | packet.psn).to_be_bytes());
-    let headers = &packet.headers;
-    if let Some(srq) = headers.srq {
-        bytes.extend_from_slice(&srq.to_be_bytes());
-    }
-    if let Some(datagram) = headers.datagram {
-        bytes.extend_from_slice(&datagram.qkey.to_be_bytes());
-        bytes.extend_from_slice(&datagram.source_qp.to_be_bytes());
-    }
-    if let Some(remote) = headers.remote {
-        bytes.extend_from_slice(&remote.address.to_be_bytes());
-        bytes.extend_from_slice(&remote.key.to_be_bytes());
-        bytes.extend_from_slice(&remote.length.to_be_bytes());
-    }
-    if let Some(atomic) = headers.atomic {
-        bytes.extend_from_slice(&atomic.address.to_be_bytes());
-        bytes.extend_from_slice(&atomic.key.to_be_bytes());
-        bytes.extend_from_slice(&atomic.swap_or_add.to_be_bytes());
-        bytes.extend_from_slice(&atomic.compare.to_be_bytes());
-        if let Some(masks) = atomic.masks {
-            bytes.extend_from_slice(&masks.swap_or_boundary.to_be_bytes());
-            bytes.extend_from_slice(&masks.compare.to_be_bytes());
-        }
-    }
-    if let Some(acknowledge) = headers.acknowledge {
-        bytes
-            .extend_from_slice(&(u32::from(acknowledge.syndrome) << 24 | acknowledge.messages).to_be_bytes());
-    }
-    if let Some(original) = headers.original {
-        bytes.extend_from_slice(&original.to_be_bytes());
-    }
-    if let Some(immediate) = headers.immediate {
-        bytes.extend_from_slice(&immediate.to_be_bytes());
-    }
-    bytes.extend_from_slice(&packet.payload);
-    bytes.resize(bytes.len() + padding, 0);
-    bytes
 }
 
 /// The invariant check over a packet from its IP header on: the CRC of Ethernet, with fields that routers change taken as ones.
@@ -235,5 +253,67 @@ mod tests {
         acknowledgement.headers.acknowledge = Some(Acknowledge { syndrome: 0x1f, messages: 3 });
         let frame = encode(&acknowledgement);
         assert_eq!(frame[42 + 12..42 + 16], [0x1f, 0, 0, 3]);
+    }
+
+    fn routed(network: Network) -> Packet {
+        let address = |last: u8| {
+            let mut gid = [0; 16];
+            gid[10..12].fill(0xff);
+            gid[15] = last;
+            gid
+        };
+        let mut packet = packet(vec![1, 2, 3]);
+        packet.route = Route {
+            source_mac: [2, 0, 0, 0, 0, 1],
+            destination_mac: [2, 0, 0, 0, 0, 2],
+            udp_source: 0xc123,
+            global: Some(Global {
+                source: address(1),
+                destination: address(2),
+                flow_label: if network == Network::Ipv6 { 0x54321 } else { 0 },
+                traffic_class: 0x1c,
+                hop_limit: 9,
+                network,
+            }),
+            ..Route::default()
+        };
+        packet
+    }
+
+    #[test]
+    fn frames_read_back_as_the_packets_they_were_made_of() {
+        for network in [Network::Ipv4, Network::Ipv6] {
+            let packet = routed(network);
+            assert_eq!(decode(&encode(&packet)), Some(packet));
+        }
+    }
+
+    #[test]
+    fn a_frame_with_any_covered_bit_changed_is_not_read() {
+        let frame = encode(&routed(Network::Ipv4));
+        // The type of service, hop limit, UDP checksum and congestion byte may change on the way.
+        let free = [15, 22, 24, 25, 40, 41, 46];
+        for at in (12..frame.len()).filter(|at| !free.contains(at)) {
+            let mut changed = frame.clone();
+            changed[at] ^= 0x10;
+            assert_eq!(decode(&changed), None, "byte {at}");
+        }
+        for length in 0..frame.len() {
+            assert_eq!(decode(&frame[..length]), None);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_decoder_fail(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+            let mut frame = encode(&routed(Network::Ipv6));
+            for (at, byte) in bytes.iter().enumerate() {
+                if let Some(place) = frame.get_mut(at * 3) {
+                    *place = *byte;
+                }
+            }
+            decode(&frame);
+            decode(&bytes);
+        }
     }
 }

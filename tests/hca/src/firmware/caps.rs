@@ -1,8 +1,11 @@
 //! What the card says it can do.
 
 use super::bits::ViewMut;
-use super::layout::caps::{AtomicCaps, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, RoceCap};
-use crate::engine::{Link, limits};
+use super::layout::caps::{
+    AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, RoceCap,
+};
+use crate::engine::{LONGEST_RUN, Link, limits};
+use crate::memory::{CARD_SIZE, CARD_START};
 
 /// Timestamps and the free-running timer count nanoseconds.
 pub(crate) const TIMER_KHZ: u32 = 1_000_000;
@@ -18,6 +21,7 @@ mod kind {
     pub(super) const ATOMIC: u16 = 3;
     pub(super) const ROCE: u16 = 4;
     pub(super) const FLOW: u16 = 7;
+    pub(super) const DEVICE_MEMORY: u16 = 0xf;
 }
 
 /// The capability block of a type; `None` for one that this card doesn't have.
@@ -25,6 +29,7 @@ pub(super) fn block(link: Link, of: u16) -> Option<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
     match (of, link) {
         (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link),
+        (kind::DEVICE_MEMORY, _) => device_memory(&mut ViewMut::new(&mut bytes)?),
         (kind::ATOMIC, _) => atomic(&mut ViewMut::new(&mut bytes)?),
         // There, and empty: nothing on demand.
         (kind::ODP, _) => {}
@@ -74,9 +79,14 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::LOCAL_CA_ACK_DELAY, 15u8)
         .set(HcaCap::CQE_VERSION, 1u8)
         .set(HcaCap::SCTR_DATA_CQE, 1u8)
+        .set(HcaCap::DEVICE_MEMORY, 1u8)
         .set(HcaCap::CQ_OI, 1u8)
         .set(HcaCap::CQ_RESIZE, 1u8)
         .set(HcaCap::CQ_MODERATION, 1u8)
+        .set(HcaCap::CQE_COMPRESSION, 1u8)
+        .set(HcaCap::MINI_CQE_RESP_STRIDE_INDEX, 1u8)
+        .set(HcaCap::CQE_COMPRESSION_TIMEOUT, 1u8)
+        .set(HcaCap::CQE_COMPRESSION_MAX_NUM, LONGEST_RUN as u64)
         .set(HcaCap::BLOCK_LB_MC, 1u8)
         .set(HcaCap::ATOMIC, 1u8)
         .set(HcaCap::RC, 1u8)
@@ -117,6 +127,18 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
                 .set(HcaCap::MAX_TC, 8u8);
         }
     }
+}
+
+fn device_memory(cap: &mut ViewMut<'_, DeviceMemoryCap>) {
+    /// As powers of two: the smallest allocation, and the largest alignment in such units.
+    const SMALLEST: u8 = 6;
+    const LARGEST_ALIGNMENT: u8 = 6;
+    cap.set(DeviceMemoryCap::MEMIC, 1u8)
+        .set(DeviceMemoryCap::LOG_MIN_MEMIC_ALLOC_SIZE, SMALLEST)
+        .set(DeviceMemoryCap::LOG_MAX_MEMIC_ADDR_ALIGNMENT, LARGEST_ALIGNMENT)
+        .set(DeviceMemoryCap::MEMIC_BAR_START_ADDR, CARD_START)
+        .set(DeviceMemoryCap::MEMIC_BAR_SIZE, CARD_SIZE)
+        .set(DeviceMemoryCap::MAX_MEMIC_SIZE, CARD_SIZE);
 }
 
 fn atomic(cap: &mut ViewMut<'_, AtomicCaps>) {

@@ -4,7 +4,7 @@ use super::bits::{Layout, ViewMut};
 use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
 use super::layout::object::{Cqc, Eqc};
 use super::{Firmware, Reply, Request, Result, Status};
-use crate::engine::{CqSetup, Engine, EqSetup, EventKind, Moderation, Ring};
+use crate::engine::{CqSetup, Engine, EqSetup, EventKind, MiniFormat, Moderation, Ring};
 use crate::shell::pci::VECTORS;
 
 /// Where page lists begin.
@@ -91,8 +91,7 @@ impl Firmware {
         const WIDE: u8 = 1;
         let view = request.view::<CreateCqIn>()?.part(CreateCqIn::CQ_CONTEXT);
         let (log_size, size) = (view.get8(Cqc::LOG_CQ_SIZE), view.get8(Cqc::CQE_SZ));
-        // Compression and per-entry delivery are not among the capabilities.
-        if log_size > MAX_LOG_CQ || size > WIDE || view.flag(Cqc::CQE_COMP_EN) {
+        if log_size > MAX_LOG_CQ || size > WIDE {
             return Err(Status::BadParameter);
         }
         let uar = view.get32(Cqc::UAR_PAGE);
@@ -105,6 +104,7 @@ impl Firmware {
             eq: view.get32(Cqc::C_EQN_OR_APU_ELEMENT) & 0xff,
             doorbell: view.get(Cqc::DBR_ADDR),
             ignore_overrun: view.flag(Cqc::OI),
+            compression: compression(&view)?,
         };
         let number = engine.create_moderated_cq(setup, moderation(&view))?;
         self.cqs.insert(number, KnownCq { context: context(view.raw()), uar });
@@ -191,6 +191,20 @@ fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
 
 fn moderation(view: &super::bits::View<'_, Cqc>) -> Moderation {
     Moderation::new(view.get32(Cqc::CQ_MAX_COUNT) as u16, view.get32(Cqc::CQ_PERIOD) as u16)
+}
+
+/// How completions are compressed; only in the basic layout.
+fn compression(view: &super::bits::View<'_, Cqc>) -> Result<Option<MiniFormat>> {
+    const BASIC: u8 = 0;
+    if !view.flag(Cqc::CQE_COMP_EN) {
+        return Ok(None);
+    }
+    match (view.get8(Cqc::CQE_COMPRESSION_LAYOUT), view.get8(Cqc::MINI_CQE_RES_FORMAT)) {
+        (BASIC, 0) => Ok(Some(MiniFormat::Hash)),
+        (BASIC, 1) => Ok(Some(MiniFormat::Checksum)),
+        (BASIC, 3) => Ok(Some(MiniFormat::ChecksumAndIndex)),
+        _ => Err(Status::BadParameter),
+    }
 }
 
 fn cq_ring(request: Request<'_>, view: &super::bits::View<'_, Cqc>) -> Result<Ring> {

@@ -16,7 +16,8 @@ pub(super) struct Resources {
 
 impl Default for Resources {
     fn default() -> Self {
-        let uars = (crate::shell::bar::SIZE >> 12) as usize - FIRST_UAR as usize;
+        // They end where the card's own memory begins.
+        let uars = (crate::memory::CARD_START >> 12) as usize - FIRST_UAR as usize;
         Self {
             pds: Table::new(1, 1 << 16),
             uars: Table::new(FIRST_UAR, uars),

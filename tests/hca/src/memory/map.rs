@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::OwnMemory;
 use super::copy::{into_shared, out_of_shared};
+use super::{CardMemory, OwnMemory};
 
 /// An access touched memory that isn't mapped, or is mapped read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +108,19 @@ impl Drop for Region {
 pub struct DmaMap {
     /// Sorted by start, disjoint.
     regions: Vec<Region>,
+    card: CardMemory,
 }
 
 impl DmaMap {
+    /// The card's own memory, which no bus address leads to.
+    pub(crate) fn card(&self) -> &CardMemory {
+        &self.card
+    }
+
+    pub(crate) fn card_mut(&mut self) -> &mut CardMemory {
+        &mut self.card
+    }
+
     /// An empty table.
     pub fn new() -> Self {
         Self::default()

@@ -13,7 +13,7 @@ use super::protocol::{Errno, Fields, MAX_FDS, MAX_TRANSFER, Message, command, re
 use crate::control::Change;
 use crate::device::{Device, Setup};
 use crate::fabric::Fabric;
-use crate::memory::MapError;
+use crate::memory::{CARD_START, MapError};
 
 /// Numbers of regions and interrupt kinds, as VFIO's PCI interface has them (`include/uapi/linux/vfio.h`).
 const BAR0: u32 = 0;
@@ -208,6 +208,7 @@ impl Function<'_> {
         let mut data = vec![0; count as usize];
         let inside = match region {
             CONFIG => self.config.read(offset, &mut data),
+            BAR0 if offset >= CARD_START => self.device.read_memory(offset, &mut data),
             BAR0 => {
                 self.registers.read(offset, &mut data, self.device.now());
                 true
@@ -231,6 +232,7 @@ impl Function<'_> {
                     self.device.reset();
                 }
             }
+            BAR0 if offset >= CARD_START => self.device.write_memory(offset, data),
             BAR0 => match self.registers.write(offset, data) {
                 None => {}
                 Some(Ring::Commands(slots)) => {

@@ -8,7 +8,7 @@ use super::{
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
-use crate::engine::mkey::{self, Accessor, access};
+use crate::engine::mkey::{self, Accessor, Place, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
 use crate::engine::qp::{Qp, State};
 use crate::engine::requester::MAX_MESSAGE;
@@ -366,9 +366,13 @@ fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> 
         Ok(())
     })
     .map_err(|_| Refused::Access)?;
-    let Some((Some(address), 8)) = place else { return Err(Refused::Access) };
     let change = |old: u64| atomic.apply(packet.operation, u64::from_le(old)).to_le();
-    let original = core.memory.update_u64(address, change).map_err(|_| Refused::Access)?;
+    let original = match place {
+        Some((Place::Guest(address), 8)) => core.memory.update_u64(address, change),
+        Some((Place::Card(offset), 8)) => core.memory.card().update_u64(offset, change),
+        _ => return Err(Refused::Access),
+    };
+    let original = original.map_err(|_| Refused::Access)?;
     core.count(qp.attributes.counters, |counters| &mut counters.atomics);
     advance(qp, 1);
     let responder = &mut qp.responder;

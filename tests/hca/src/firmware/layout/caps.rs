@@ -27,6 +27,7 @@ layout! {
         IB_VIRT: 0x1a2, 1,
         ETH_VIRT: 0x1a3, 1,
         NIC_FLOW_TABLE: 0x1a6, 1,
+        DEVICE_MEMORY: 0x1a8, 1,
         LOCAL_CA_ACK_DELAY: 0x1ab, 5,
         PORT_TYPE: 0x1b6, 2,
         NUM_PORTS: 0x1b8, 8,
@@ -77,6 +78,10 @@ layout! {
         LOG_MAX_L2_TABLE: 0x483, 5,
         DEVICE_FREQUENCY_MHZ: 0x4c0, 32,
         DEVICE_FREQUENCY_KHZ: 0x4e0, 32,
+        MINI_CQE_RESP_STRIDE_INDEX: 0x5bc, 1,
+        CQE_COMPRESSION: 0x5bf, 1,
+        CQE_COMPRESSION_TIMEOUT: 0x5c0, 16,
+        CQE_COMPRESSION_MAX_NUM: 0x5d0, 16,
         MAX_QP_CNT: 0x186, 10,
         OUT_OF_SEQ_CNT: 0x180, 1,
     }
@@ -136,5 +141,17 @@ layout! {
         LOG_MAX_FT_NUM: 0x78, 8,
         LOG_MAX_DESTINATION: 0x98, 8,
         LOG_MAX_FLOW: 0xb8, 8,
+    }
+}
+
+layout! {
+    /// Memory on the card (`mlx5_ifc_device_mem_cap_bits`).
+    DeviceMemoryCap: 0x100 {
+        MEMIC: 0x0, 1,
+        LOG_MIN_MEMIC_ALLOC_SIZE: 0x2b, 5,
+        LOG_MAX_MEMIC_ADDR_ALIGNMENT: 0x38, 8,
+        MEMIC_BAR_START_ADDR: 0x40, 64,
+        MEMIC_BAR_SIZE: 0x80, 32,
+        MAX_MEMIC_SIZE: 0xa0, 32,
     }
 }

@@ -249,3 +249,28 @@ layout! {
         DESTINATION_LIST_SIZE: 0x88, 24,
     }
 }
+
+layout! {
+    /// ALLOC_MEMIC (`mlx5_ifc_alloc_memic_in_bits`).
+    AllocMemicIn: 0x20 {
+        LOG_MEMIC_ADDR_ALIGNMENT: 0x78, 8,
+        RANGE_START_ADDR: 0x80, 64,
+        RANGE_SIZE: 0xc0, 32,
+        MEMIC_SIZE: 0xe0, 32,
+    }
+}
+
+layout! {
+    /// ALLOC_MEMIC's answer (`mlx5_ifc_alloc_memic_out_bits`).
+    AllocMemicOut: 0x10 {
+        MEMIC_START_ADDR: 0x40, 64,
+    }
+}
+
+layout! {
+    /// DEALLOC_MEMIC (`mlx5_ifc_dealloc_memic_in_bits`).
+    DeallocMemicIn: 0x20 {
+        MEMIC_START_ADDR: 0x80, 64,
+        MEMIC_SIZE: 0xc0, 32,
+    }
+}

@@ -77,6 +77,8 @@ layout! {
         CQE_SZ: 0x8, 3,
         OI: 0xe, 1,
         CQE_COMP_EN: 0x11, 1,
+        MINI_CQE_RES_FORMAT: 0x12, 2,
+        CQE_COMPRESSION_LAYOUT: 0x1e, 2,
         PAGE_OFFSET: 0x54, 6,
         LOG_CQ_SIZE: 0x63, 5,
         UAR_PAGE: 0x68, 24,

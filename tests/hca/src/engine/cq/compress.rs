@@ -1,0 +1,177 @@
+//! Compressed completions: a run of alike entries shares one title, and each keeps only what differs, in eight bytes (`struct mlx5_mini_cqe8` in
+//! `include/linux/mlx5/device.h`; drivers/net/ethernet/mellanox/mlx5/core/en_rx.c reads it back).
+//!
+//! A run takes as many slots as it has completions. The title is in the first; arrays of eight minis are in the second and in every eighth one; the
+//! driver fills the rest in from what it has read.
+
+use super::{CqeOpcode, field};
+
+/// How long a run may get, as the capabilities say.
+pub(crate) const LONGEST: usize = 64;
+/// Minis in an array.
+const PER_ARRAY: usize = 8;
+/// The format of a title, `MLX5_COMPRESSED`.
+const COMPRESSED: u8 = 3 << 2;
+
+/// What a mini keeps beside the byte count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MiniFormat {
+    /// The hash of the flow.
+    Hash,
+    /// The checksum.
+    Checksum,
+    /// The checksum and the work request's index.
+    ChecksumAndIndex,
+}
+
+/// A run that may still get longer.
+#[derive(Debug, Default)]
+pub(super) struct Run {
+    pub(super) entries: Vec<[u8; 64]>,
+}
+
+impl Run {
+    /// Whether an entry may be in a run at all.
+    pub(super) fn takes(entry: &[u8; 64]) -> bool {
+        let opcode = entry[field::OP_OWN] >> 4;
+        let received =
+            opcode >= CqeOpcode::ReceiveWriteImmediate as u8 && opcode <= CqeOpcode::ReceiveInvalidate as u8;
+        received && entry[field::OP_OWN] >> 2 & 3 == 0
+    }
+
+    /// Whether an entry continues the run: alike in all that a mini doesn't keep.
+    pub(super) fn continues(&self, entry: &[u8; 64], format: MiniFormat) -> bool {
+        let Some(last) = self.entries.last() else { return true };
+        let index =
+            |entry: &[u8; 64]| u16::from_be_bytes([entry[field::WQE_COUNTER], entry[field::WQE_COUNTER + 1]]);
+        let kept = |at: usize| {
+            let checksum = (field::CHECK_SUM..field::CHECK_SUM + 2).contains(&at);
+            let hash = (field::RSS_HASH..field::RSS_HASH + 4).contains(&at);
+            (field::BYTE_CNT..field::TIMESTAMP + 8).contains(&at)
+                || (field::WQE_COUNTER..field::WQE_COUNTER + 2).contains(&at)
+                || if format == MiniFormat::Hash { hash } else { checksum }
+        };
+        let in_order = format == MiniFormat::ChecksumAndIndex || index(entry) == index(last).wrapping_add(1);
+        in_order && (0..64).all(|at| kept(at) || entry[at] == last[at])
+    }
+
+    /// The title, without its owner bit.
+    pub(super) fn title(&self) -> [u8; 64] {
+        let mut title = self.entries[0];
+        title[field::BYTE_CNT..field::BYTE_CNT + 4]
+            .copy_from_slice(&(self.entries.len() as u32).to_be_bytes());
+        title[field::OP_OWN] |= COMPRESSED;
+        title
+    }
+
+    /// The arrays, each with the slot that it goes to, counted from the title's.
+    pub(super) fn arrays(&self, format: MiniFormat) -> impl Iterator<Item = (u32, [u8; 64])> {
+        self.entries.chunks(PER_ARRAY).enumerate().map(move |(number, entries)| {
+            let mut array = [0; 64];
+            for (mini, entry) in array.chunks_exact_mut(8).zip(entries) {
+                match format {
+                    MiniFormat::Hash => mini[..4].copy_from_slice(&entry[field::RSS_HASH..][..4]),
+                    MiniFormat::Checksum => mini[..2].copy_from_slice(&entry[field::CHECK_SUM..][..2]),
+                    MiniFormat::ChecksumAndIndex => {
+                        mini[..2].copy_from_slice(&entry[field::CHECK_SUM..][..2]);
+                        mini[2..4].copy_from_slice(&entry[field::WQE_COUNTER..][..2]);
+                    }
+                }
+                mini[4..].copy_from_slice(&entry[field::BYTE_CNT..][..4]);
+            }
+            (if number == 0 { 1 } else { (number * PER_ARRAY) as u32 }, array)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Completion, Cq, CqSetup, Moderation};
+    use super::*;
+    use crate::engine::Ring;
+    use crate::memory::DmaMap;
+    use proptest::prelude::*;
+
+    const LOG_SIZE: u8 = 7;
+
+    /// Reads the queue as the kernel's Ethernet driver does.
+    fn decompress(memory: &DmaMap, consumer: &mut u32) -> Vec<[u8; 64]> {
+        let slot = |at: u32| {
+            let mut entry = [0; 64];
+            memory.read(u64::from(at & 0x7f) * 64, &mut entry).unwrap();
+            entry
+        };
+        let title = slot(*consumer);
+        if title[63] >> 2 & 3 != 3 {
+            *consumer += 1;
+            return vec![title];
+        }
+        let count = u32::from_be_bytes(title[44..48].try_into().unwrap());
+        let first = u16::from_be_bytes([title[60], title[61]]);
+        let mut array = slot(*consumer + 1);
+        let entries = (0..count).map(|index| {
+            if index > 0 && index % 8 == 0 {
+                array = slot(*consumer + index);
+            }
+            let mini = &array[(index % 8) as usize * 8..][..8];
+            let mut entry = title;
+            entry[20..22].copy_from_slice(&mini[..2]);
+            entry[44..48].copy_from_slice(&mini[4..]);
+            entry[60..62].copy_from_slice(&first.wrapping_add(index as u16).to_be_bytes());
+            entry[63] &= 0xf0;
+            entry
+        });
+        let entries = entries.collect();
+        *consumer += count;
+        entries
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_compressed_reads_back(
+            lengths in proptest::collection::vec((any::<u32>(), any::<u16>(), 0u8..20, 0u8..30), 1..128),
+        ) {
+            let mut memory = DmaMap::new();
+            memory.map_zeroed(0, 0x4000).unwrap();
+            let ring = Ring::new(vec![0, 0x1000], 12, 0, 64 << LOG_SIZE).unwrap();
+            let setup = CqSetup { ring, log_size: LOG_SIZE, doorbell: 0x2000, compression: Some(MiniFormat::Checksum), ..CqSetup::default() };
+            let mut cq = Cq::new(setup, Moderation::default());
+            let mut expected = Vec::new();
+            for (index, (byte_count, checksum, odd, pause)) in lengths.into_iter().enumerate() {
+                let opcode = if odd == 0 { CqeOpcode::Requester } else { CqeOpcode::Receive };
+                let completion = Completion { byte_count, checksum, ..Completion::new(opcode, 7, 9, index as u16) };
+                cq.post(&memory, 5, &completion);
+                expected.push((opcode as u8, byte_count, checksum, index as u16));
+                if pause == 0 {
+                    cq.end_run(&memory, 5);
+                }
+            }
+            cq.end_run(&memory, 5);
+            prop_assert_eq!(cq.producer as usize, expected.len());
+            let (mut consumer, mut read) = (0, Vec::new());
+            while consumer < cq.producer {
+                read.extend(decompress(&memory, &mut consumer).iter().map(|entry| {
+                    let half = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
+                    (entry[63] >> 4, u32::from_be_bytes(entry[44..48].try_into().unwrap()), half(20), half(60))
+                }));
+            }
+            prop_assert_eq!(read, expected);
+        }
+    }
+
+    #[test]
+    fn a_run_of_one_is_an_ordinary_entry() {
+        let mut memory = DmaMap::new();
+        memory.map_zeroed(0, 0x4000).unwrap();
+        let ring = Ring::new(vec![0, 0x1000], 12, 0, 64 << LOG_SIZE).unwrap();
+        let compression = Some(MiniFormat::Hash);
+        let setup = CqSetup { ring, log_size: LOG_SIZE, compression, ..CqSetup::default() };
+        let mut cq = Cq::new(setup, Moderation::default());
+        cq.post(&memory, 0, &Completion::new(CqeOpcode::Receive, 1, 1, 0));
+        assert_eq!(cq.producer, 0, "held until the run ends");
+        cq.end_run(&memory, 0);
+        let mut last = [0];
+        memory.read(63, &mut last).unwrap();
+        assert_eq!((cq.producer, last[0]), (1, 2 << 4));
+    }
+}
