@@ -3,6 +3,9 @@
 //! Doorbells only leave a note for the thread, so a driver's store returns at once. Commands, resets and changes of the memory map take the card's
 //! lock; the thread holds it for one turn of bounded work at a time, so nothing is under way while they run.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

@@ -1,12 +1,12 @@
 //! The firmware's command interface: typed commands in, objects of the engine out.
 
 mod adapter;
-mod bits;
+pub(crate) mod bits;
 mod caps;
 mod counters;
 pub(crate) mod example;
 mod keys;
-mod layout;
+pub(crate) mod layout;
 mod lifecycle;
 mod memic;
 mod nic;

@@ -163,7 +163,13 @@ impl DmaMap {
 
     /// Maps memory of this process at its own address, so that a program in the same process can be the driver.
     pub(crate) fn map_shared(&mut self, memory: Arc<OwnMemory>) -> Result<(), MapError> {
-        let (start, length) = (memory.pointer().as_ptr().expose_provenance() as u64, memory.length() as u64);
+        let start = memory.pointer().as_ptr().expose_provenance() as u64;
+        self.map_shared_at(start, memory)
+    }
+
+    /// Maps memory of this process somewhere.
+    pub(crate) fn map_shared_at(&mut self, start: u64, memory: Arc<OwnMemory>) -> Result<(), MapError> {
+        let length = memory.length() as u64;
         let at = self.place(start, length)?;
         self.regions.insert(at, Region { start, length, memory: Backing::Shared(memory), writable: true });
         Ok(())
