@@ -9,6 +9,7 @@ mod datagram;
 pub mod doorbell;
 mod eq;
 mod ethernet;
+mod layout;
 pub(crate) mod mkey;
 mod objects;
 pub mod packet;

@@ -6,32 +6,13 @@ pub(crate) use compress::LONGEST as LONGEST_RUN;
 pub use compress::MiniFormat;
 use compress::Run;
 
+use super::layout::{cqe as field, error_cqe};
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
 
 const COUNTER_MASK: u32 = 0xff_ffff;
 /// How long a message the first half of an entry holds.
 const NARROW: usize = 32;
-
-/// Where fields lie in an entry (`struct mlx5_cqe64` in `include/linux/mlx5/device.h`).
-pub(crate) mod field {
-    pub(crate) const RSS_HASH: usize = 12;
-    pub(crate) const CHECK_SUM: usize = 20;
-    pub(crate) const SLID: usize = 22;
-    pub(crate) const FLAGS_RQPN: usize = 24;
-    pub(crate) const SRQN: usize = 32;
-    pub(crate) const IMMEDIATE: usize = 36;
-    pub(crate) const BYTE_CNT: usize = 44;
-    pub(crate) const TIMESTAMP: usize = 48;
-    pub(crate) const SOP_DROP_QPN: usize = 56;
-    pub(crate) const WQE_COUNTER: usize = 60;
-    pub(crate) const OP_OWN: usize = 63;
-}
-
-/// Where a failure says why (`struct mlx5_err_cqe`); the syndrome follows the vendor's.
-pub(crate) mod error_field {
-    pub(crate) const VENDOR_ERR_SYND: usize = 54;
-}
 
 /// What a completion queue is made of.
 #[derive(Clone, Debug, Default)]
@@ -142,18 +123,21 @@ impl Completion<'_> {
 
     /// The 64 bytes, owner bit excepted.
     fn encode(&self, now: u64) -> [u8; 64] {
-        let mut entry = [0; 64];
+        let mut entry = [0; field::SIZE];
         let mut put = |at: usize, bytes: &[u8]| entry[at..at + bytes.len()].copy_from_slice(bytes);
         put(field::SRQN, &self.user_index.to_be_bytes());
         match self.syndrome {
-            Some(syndrome) => put(error_field::VENDOR_ERR_SYND, &[syndrome.vendor(), syndrome as u8]),
+            Some(syndrome) => {
+                put(error_cqe::VENDOR_ERR_SYND, &[syndrome.vendor()]);
+                put(error_cqe::SYNDROME, &[syndrome as u8]);
+            }
             None => {
                 put(field::CHECK_SUM, &self.checksum.to_be_bytes());
                 put(field::SLID, &self.source_lid.to_be_bytes());
                 put(field::FLAGS_RQPN, &self.flags_rqpn.to_be_bytes());
                 put(field::IMMEDIATE, &self.immediate.to_be_bytes());
                 put(field::BYTE_CNT, &self.byte_count.to_be_bytes());
-                put(field::TIMESTAMP, &now.to_be_bytes());
+                put(field::TIMESTAMP_H, &now.to_be_bytes());
             }
         }
         let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qp & 0xff_ffff;

@@ -3,6 +3,7 @@
 
 use super::core::Core;
 use super::cq::Syndrome;
+use super::layout::{control, data, key_update};
 use super::mkey::{self, ANY_QP, Accessor, Context, access};
 use super::wqe::{Work, be32, be64};
 
@@ -41,20 +42,23 @@ mod mask {
 
 /// Carries out a UMR work request.
 pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(), Syndrome> {
-    const CONTROL: usize = 16;
-    const CONTEXT: usize = 64;
+    const CONTROL: usize = control::SIZE;
+    const CONTEXT: usize = CONTROL + key_update::SIZE;
     const DATA: usize = 128;
     let malformed = |_| Syndrome::LocalQpOperation;
-    let control = work.slice(CONTROL, 48).map_err(malformed)?;
+    let control = work.slice(CONTROL, key_update::SIZE).map_err(malformed)?;
     let context: &[u8; 64] =
         work.slice(CONTEXT, 64).map_err(malformed)?.try_into().map_err(|_| Syndrome::LocalQpOperation)?;
-    let (flags, changes) = (control[0], be64(control, 8));
+    let short = |at: usize| u16::from_be_bytes([control[at], control[at + 1]]);
+    let (flags, changes) = (control[key_update::FLAGS], be64(control, key_update::MKEY_MASK));
     if changes & !mask::KNOWN != 0 {
         return Err(Syndrome::LocalQpOperation);
     }
-    let length = usize::from(u16::from_be_bytes([control[4], control[5]])) * 16;
+    let length = usize::from(short(key_update::XLT_OCTOWORDS)) * 16;
     let offset = if flags & flag::OFFSET != 0 {
-        (u64::from(be32(control, 16)) << 16 | u64::from(u16::from_be_bytes([control[6], control[7]]))) * 16
+        (u64::from(be32(control, key_update::XLT_OFFSET_47_16)) << 16
+            | u64::from(short(key_update::XLT_OFFSET)))
+            * 16
     } else {
         0
     };
@@ -65,12 +69,12 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
         let available = work.bytes.len().saturating_sub(DATA).min(length);
         work.slice(DATA, available).map_err(malformed)?.to_vec()
     } else {
-        let pointer = work.slice(DATA, 16).map_err(malformed)?;
-        let mut data = vec![0; length.min(be32(pointer, 0) as usize)];
-        let place = (be32(pointer, 4), be64(pointer, 8));
-        mkey::read(&core.mkeys, &core.memory, who, place, access::LOCAL_READ, &mut data)
+        let pointer = work.slice(DATA, data::SIZE).map_err(malformed)?;
+        let mut bytes = vec![0; length.min(be32(pointer, data::BYTE_COUNT) as usize)];
+        let place = (be32(pointer, data::LKEY), be64(pointer, data::ADDR));
+        mkey::read(&core.mkeys, &core.memory, who, place, access::LOCAL_READ, &mut bytes)
             .map_err(|_| Syndrome::LocalProtection)?;
-        data
+        bytes
     };
     let key = core.mkeys.get_mut(work.immediate >> 8).ok_or(Syndrome::MemoryWindowBind)?;
     let allowed = key.umr && (key.pd == who.pd || who.any_pd);

@@ -1,5 +1,6 @@
 //! Send work requests as the driver writes them (`include/linux/mlx5/qp.h`), parsed without trust.
 
+use super::layout::{address, atomic, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_KEY;
 use super::packet::{Masks, Transport};
 use super::qp::Service;
@@ -142,25 +143,26 @@ impl Default for Work {
 pub(crate) struct Malformed;
 
 /// How many basic blocks the request takes that begins with this control segment.
-pub(crate) fn blocks(control: &[u8; 16]) -> u16 {
-    u16::from(units(control)).div_ceil(4).max(1)
+pub(crate) fn blocks(bytes: &[u8; control::SIZE]) -> u16 {
+    u16::from(units(bytes)).div_ceil(4).max(1)
 }
 
 /// How many units of 16 bytes it has.
-pub(crate) fn units(control: &[u8; 16]) -> u8 {
-    control[7] & 0x3f
+pub(crate) fn units(bytes: &[u8; control::SIZE]) -> u8 {
+    bytes[control::QPN_DS + 3] & 0x3f
 }
 
 impl Work {
     /// Takes over the fields of the control segment.
-    pub(crate) fn begin(&mut self, index: u16, control: &[u8; 16]) {
+    pub(crate) fn begin(&mut self, index: u16, bytes: &[u8; control::SIZE]) {
+        let flags = bytes[control::FM_CE_SE];
         self.index = index;
-        self.opcode = control[3];
-        self.blocks = blocks(control);
-        self.signaled = control[11] & 0x0c >= 0x08;
-        self.solicited = control[11] & 0x02 != 0;
-        self.fence = Fence::from_bits(control[11] >> 5).unwrap_or(Fence::None);
-        self.immediate = be32(control, 12);
+        self.opcode = bytes[control::OPMOD_IDX_OPCODE + 3];
+        self.blocks = blocks(bytes);
+        self.signaled = flags & 0x0c >= 0x08;
+        self.solicited = flags & 0x02 != 0;
+        self.fence = Fence::from_bits(flags >> 5).unwrap_or(Fence::None);
+        self.immediate = be32(bytes, control::IMM);
         self.segments.clear();
         self.length = 0;
     }
@@ -170,14 +172,14 @@ impl Work {
         /// Bits of the byte of flags that mean nothing, and of the count of units.
         const RESERVED_FLAGS: u8 = 0x11;
         const RESERVED_UNITS: u8 = 0xc0;
-        let control = self.slice(0, 16)?;
-        let index = u16::from_be_bytes([control[1], control[2]]);
-        let sound = control[0] == 0
-            && index == self.index
-            && be32(control, 4) >> 8 == qp
-            && control[7] & RESERVED_UNITS == 0
-            && control[11] & RESERVED_FLAGS == 0
-            && Fence::from_bits(control[11] >> 5).is_some();
+        let bytes = self.slice(0, control::SIZE)?;
+        let (place, owner) = (be32(bytes, control::OPMOD_IDX_OPCODE), be32(bytes, control::QPN_DS));
+        let flags = bytes[control::FM_CE_SE];
+        let sound = place >> 8 == u32::from(self.index)
+            && owner >> 8 == qp
+            && owner as u8 & RESERVED_UNITS == 0
+            && flags & RESERVED_FLAGS == 0
+            && Fence::from_bits(flags >> 5).is_some();
         if sound { Ok(()) } else { Err(Malformed) }
     }
 
@@ -187,7 +189,7 @@ impl Work {
             COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND,
             SEND_IMMEDIATE, SEND_INVALIDATE, UMR, WRITE, WRITE_IMMEDIATE,
         };
-        let mut at = 16;
+        let mut at = control::SIZE;
         self.action = match (self.opcode, service) {
             (NOP, _) => {
                 self.action = Action::Nop;
@@ -217,20 +219,20 @@ impl Work {
             _ => return Err(Malformed),
         };
         if let Service::Datagram(_) = service {
-            self.address = parse_address(self.slice(at, 48)?)?;
-            at += 48;
+            self.address = parse_address(self.slice(at, address::SIZE)?)?;
+            at += address::SIZE;
         }
         if let Service::Connected(Transport::Xrc) = service {
-            self.srq = be32(self.slice(at, 16)?, 0) & 0xff_ffff;
-            at += 16;
+            self.srq = be32(self.slice(at, xrc::SIZE)?, xrc::XRC_SRQN) & 0xff_ffff;
+            at += xrc::SIZE;
         }
         if matches!(self.action, Action::Write { .. } | Action::Read | Action::Atomic { .. }) {
-            let remote = self.slice(at, 16)?;
-            if be32(remote, 12) != 0 {
+            let bytes = self.slice(at, remote::SIZE)?;
+            if be32(bytes, remote::RESERVED) != 0 {
                 return Err(Malformed);
             }
-            self.remote = (be64(remote, 0), be32(remote, 8));
-            at += 16;
+            self.remote = (be64(bytes, remote::RADDR), be32(bytes, remote::RKEY));
+            at += remote::SIZE;
         }
         if let Action::Atomic { .. } = self.action {
             at = self.parse_atomic(at)?;
@@ -248,8 +250,8 @@ impl Work {
     }
 
     fn parse_atomic(&mut self, at: usize) -> Result<usize, Malformed> {
-        let operands = self.slice(at, 16)?;
-        let (first, second) = (be64(operands, 0), be64(operands, 8));
+        let operands = self.slice(at, atomic::SIZE)?;
+        let (first, second) = (be64(operands, atomic::SWAP_ADD), be64(operands, atomic::COMPARE));
         (self.swap_or_add, self.compare) = (first, second);
         let add = self.opcode == opcode::FETCH_ADD || self.opcode == opcode::MASKED_FETCH_ADD;
         match self.opcode {
@@ -271,15 +273,18 @@ impl Work {
 
     /// An Ethernet segment: flags, and headers that stand in the request itself.
     fn parse_frame(&mut self) -> Result<(), Malformed> {
-        let ethernet = self.slice(16, 16)?;
-        let (checksum, segment) = (ethernet[4], u16::from_be_bytes([ethernet[8 - 2], ethernet[7]]));
-        let inline = usize::from(u16::from_be_bytes([ethernet[12], ethernet[13]]) & 0x3ff);
+        const AT: usize = control::SIZE;
+        let bytes = self.slice(AT, ethernet::SIZE)?;
+        let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let (checksum, segment) = (bytes[ethernet::CS_FLAGS], short(ethernet::MSS));
+        let inline = usize::from(short(ethernet::INLINE_SIZE) & 0x3ff);
         if inline > 0 {
-            self.slice(30, inline)?;
-            self.segments.push(Segment::Inline { at: 30, length: inline as u32 });
+            let at = AT + ethernet::INLINE_START;
+            self.slice(at, inline)?;
+            self.segments.push(Segment::Inline { at, length: inline as u32 });
             self.length += inline as u64;
         }
-        let after = 32 + inline.saturating_sub(2).next_multiple_of(16);
+        let after = AT + ethernet::SIZE + inline.saturating_sub(2).next_multiple_of(16);
         let segment = if self.opcode == opcode::LARGE_SEND { segment.max(1) } else { 0 };
         self.action = Action::Frame { segment, checksum };
         self.parse_segments(after)
@@ -290,7 +295,7 @@ impl Work {
         const INLINE_LENGTH: u32 = 0x3ff;
         let mut at = from;
         while at < self.bytes.len() {
-            let head = be32(self.slice(at, 4)?, 0);
+            let head = be32(self.slice(at, 4)?, data::BYTE_COUNT);
             if head & INLINE != 0 {
                 let length = head & INLINE_LENGTH;
                 if head & !(INLINE | INLINE_LENGTH) != 0 {
@@ -302,9 +307,9 @@ impl Work {
                 at = (at + 4 + length as usize).next_multiple_of(16);
                 continue;
             }
-            let entry = self.slice(at, 16)?;
-            let (key, address) = (be32(entry, 4), be64(entry, 8));
-            at += 16;
+            let entry = self.slice(at, data::SIZE)?;
+            let (key, address) = (be32(entry, data::LKEY), be64(entry, data::ADDR));
+            at += data::SIZE;
             if head == 0 && key == TERMINATE_KEY {
                 break;
             }
@@ -322,22 +327,22 @@ impl Work {
 }
 
 fn parse_address(bytes: &[u8]) -> Result<AddressVector, Malformed> {
-    if be32(bytes, 4) != 0 || be32(bytes, 16) != 0 {
+    if be32(bytes, address::QKEY_RESERVED) != 0 || be32(bytes, address::RESERVED0) != 0 {
         return Err(Malformed);
     }
-    let global = be32(bytes, 28);
+    let global = be32(bytes, address::GRH_GID_FL);
     Ok(AddressVector {
-        qkey: be32(bytes, 0),
-        qp: be32(bytes, 8) & 0xff_ffff,
-        service_level: bytes[12] & 0xf,
-        lid: u16::from_be_bytes([bytes[14], bytes[15]]),
-        mac: bytes[20..26].try_into().unwrap_or_default(),
-        traffic_class: bytes[26],
-        hop_limit: bytes[27],
+        qkey: be32(bytes, address::QKEY),
+        qp: be32(bytes, address::DQP_DCT) & 0xff_ffff,
+        service_level: bytes[address::STAT_RATE_SL] & 0xf,
+        lid: u16::from_be_bytes([bytes[address::RLID], bytes[address::RLID + 1]]),
+        mac: bytes[address::RMAC..][..6].try_into().unwrap_or_default(),
+        traffic_class: bytes[address::TCLASS],
+        hop_limit: bytes[address::HOP_LIMIT],
         global: global >> 30 & 1 != 0,
         gid_index: (global >> 20) as u8,
         flow_label: global & 0xf_ffff,
-        gid: bytes[32..48].try_into().unwrap_or_default(),
+        gid: bytes[address::RGID..][..16].try_into().unwrap_or_default(),
     })
 }
 

@@ -4,7 +4,8 @@
 //! A run takes as many slots as it has completions. The title is in the first; arrays of eight minis are in the second and in every eighth one; the
 //! driver fills the rest in from what it has read.
 
-use super::{CqeOpcode, field};
+use super::CqeOpcode;
+use crate::engine::layout::{cqe as field, mini_cqe};
 
 /// How long a run may get, as the capabilities say.
 pub(crate) const LONGEST: usize = 64;
@@ -46,8 +47,8 @@ impl Run {
             |entry: &[u8; 64]| u16::from_be_bytes([entry[field::WQE_COUNTER], entry[field::WQE_COUNTER + 1]]);
         let kept = |at: usize| {
             let checksum = (field::CHECK_SUM..field::CHECK_SUM + 2).contains(&at);
-            let hash = (field::RSS_HASH..field::RSS_HASH + 4).contains(&at);
-            (field::BYTE_CNT..field::TIMESTAMP + 8).contains(&at)
+            let hash = (field::RSS_HASH_RESULT..field::RSS_HASH_RESULT + 4).contains(&at);
+            (field::BYTE_CNT..field::TIMESTAMP_H + 8).contains(&at)
                 || (field::WQE_COUNTER..field::WQE_COUNTER + 2).contains(&at)
                 || if format == MiniFormat::Hash { hash } else { checksum }
         };
@@ -68,16 +69,19 @@ impl Run {
     pub(super) fn arrays(&self, format: MiniFormat) -> impl Iterator<Item = (u32, [u8; 64])> {
         self.entries.chunks(PER_ARRAY).enumerate().map(move |(number, entries)| {
             let mut array = [0; 64];
-            for (mini, entry) in array.chunks_exact_mut(8).zip(entries) {
+            for (mini, entry) in array.chunks_exact_mut(mini_cqe::SIZE).zip(entries) {
                 match format {
-                    MiniFormat::Hash => mini[..4].copy_from_slice(&entry[field::RSS_HASH..][..4]),
-                    MiniFormat::Checksum => mini[..2].copy_from_slice(&entry[field::CHECK_SUM..][..2]),
+                    MiniFormat::Hash => mini[mini_cqe::RX_HASH_RESULT..][..4]
+                        .copy_from_slice(&entry[field::RSS_HASH_RESULT..][..4]),
+                    MiniFormat::Checksum => {
+                        mini[mini_cqe::CHECKSUM..][..2].copy_from_slice(&entry[field::CHECK_SUM..][..2])
+                    }
                     MiniFormat::ChecksumAndIndex => {
-                        mini[..2].copy_from_slice(&entry[field::CHECK_SUM..][..2]);
-                        mini[2..4].copy_from_slice(&entry[field::WQE_COUNTER..][..2]);
+                        mini[mini_cqe::CHECKSUM..][..2].copy_from_slice(&entry[field::CHECK_SUM..][..2]);
+                        mini[mini_cqe::STRIDX..][..2].copy_from_slice(&entry[field::WQE_COUNTER..][..2]);
                     }
                 }
-                mini[4..].copy_from_slice(&entry[field::BYTE_CNT..][..4]);
+                mini[mini_cqe::BYTE_CNT..].copy_from_slice(&entry[field::BYTE_CNT..][..4]);
             }
             (if number == 0 { 1 } else { (number * PER_ARRAY) as u32 }, array)
         })
