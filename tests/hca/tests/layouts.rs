@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fs, io::Write as _};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -114,6 +115,14 @@ fn definition(header: &str, structure: &str) -> Option<String> {
     Some(header[start..end].to_string())
 }
 
+/// A member's name as a structure's text spells it, which may have capitals.
+fn real_name(text: &str, member: &str) -> Option<String> {
+    let (path, last) = member.rsplit_once('.').unwrap_or(("", member));
+    let mut words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+    let word = if last.is_empty() { "" } else { words.find(|word| word.eq_ignore_ascii_case(last))? };
+    Some(if path.is_empty() { word.to_string() } else { format!("{path}.{word}") })
+}
+
 fn without_comments(text: &str) -> String {
     let mut out = String::new();
     for (index, part) in text.split("/*").enumerate() {
@@ -139,32 +148,31 @@ fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Opti
          #include <linux/mlx5/mlx5_ifc.h>\nint printf(const char *, ...);\n",
     );
     let mut seen: Vec<&str> = Vec::new();
-    let mut present = Vec::new();
+    let mut members = Vec::new();
     for field in fields {
         let text = definition(if field.header == Header::Bits { &bits } else { &bytes }, &field.structure);
         if let (Some(text), Header::Bytes, false) = (&text, field.header, seen.contains(&&*field.structure)) {
             let _ = writeln!(program, "{text}");
             seen.push(&field.structure);
         }
-        let last = field.member.rsplit('.').next().unwrap_or_default();
-        let words =
-            |text: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == last);
-        present.push(text.is_some_and(|text| last.is_empty() || words(&text)));
+        members.push(text.and_then(|text| real_name(&text, &field.member)));
     }
     program.push_str("int main(void) {\n");
-    for (field, present) in fields.iter().zip(&present) {
-        let (structure, member) = (&field.structure, &field.member);
-        let _ = match (present, member.is_empty()) {
-            (false, _) => writeln!(program, "printf(\"-\\n\");"),
-            (true, true) => writeln!(program, "printf(\"0 %zu\\n\", sizeof({structure}));"),
-            (true, false) => writeln!(
+    for (field, member) in fields.iter().zip(&members) {
+        let structure = &field.structure;
+        let _ = match member.as_deref() {
+            None => writeln!(program, "printf(\"-\\n\");"),
+            Some("") => writeln!(program, "printf(\"0 %zu\\n\", sizeof({structure}));"),
+            Some(member) => writeln!(
                 program,
                 "printf(\"%zu %zu\\n\", __builtin_offsetof({structure}, {member}), sizeof((({structure} *)0)->{member}));"
             ),
         };
     }
     program.push_str("}\n");
-    let binary = scratch.join(format!("card-layouts-{}", std::process::id()));
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let which = NEXT.fetch_add(1, Ordering::Relaxed);
+    let binary = scratch.join(format!("card-layouts-{}-{which}", std::process::id()));
     let mut compiler = Command::new("cc")
         .args(["-x", "c", "-std=gnu11", "-nostdinc", "-w", "-I"])
         .arg(include)
