@@ -40,6 +40,7 @@ pub use doorbell::Doorbell;
 pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
 pub use ethernet::RqSetup;
+pub use objects::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;
 use qp::Qp;

@@ -9,6 +9,17 @@ use super::mkey::{self, Mkey};
 use super::srq::{self, SrqSetup};
 use super::{Engine, ReceiveQueue, Refused, Ring};
 
+/// How a key that is filled in later finds memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyKind {
+    /// Through a table of pages (MTT).
+    Pages,
+    /// Through a list of other keys' ranges (KLM).
+    Ranges,
+    /// Through a table of other keys' ranges, all of the same size (KSM).
+    EqualRanges,
+}
+
 impl Engine {
     // ---- event queues ----
 
@@ -129,6 +140,33 @@ impl Engine {
             remote_invalidate: true,
             umr: true,
             capacity: 0,
+            translation: Vec::new(),
+        };
+        self.create_mkey(mkey).map(|index| index << 8 | u32::from(VARIANT))
+    }
+
+    /// Makes a key that leads nowhere until an update (UMR) fills it in, with room for so many entries of 16 bytes; the key.
+    pub fn reserve_key(&mut self, pd: u32, kind: KeyKind, entries: u32) -> Result<u32, Refused> {
+        const VARIANT: u8 = 1;
+        let mode = match kind {
+            KeyKind::Pages => mkey::Mode::Pages,
+            KeyKind::Ranges => mkey::Mode::Ranges,
+            KeyKind::EqualRanges => mkey::Mode::EqualRanges,
+        };
+        let mkey = Mkey {
+            variant: VARIANT,
+            free: true,
+            mode,
+            access: 0,
+            pd,
+            qp: mkey::ANY_QP,
+            start: 0,
+            length: 0,
+            unbounded: false,
+            log_page: 12,
+            remote_invalidate: true,
+            umr: true,
+            capacity: entries,
             translation: Vec::new(),
         };
         self.create_mkey(mkey).map(|index| index << 8 | u32::from(VARIANT))

@@ -109,6 +109,13 @@ pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
     })
 }
 
+impl Packet {
+    /// Reads the transport's part of a packet, from the base header to the padding; `None` if the bytes are none. Nothing about them is trusted.
+    pub fn parse(route: Route, bytes: &[u8]) -> Option<Self> {
+        read(route, bytes)
+    }
+}
+
 /// Whether a transport knows an operation.
 fn carries(transport: Transport, operation: Operation) -> bool {
     match transport {
