@@ -11,14 +11,14 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command, Pingpong};
+use crate::cli::{Cli, Command};
 use crate::stop::Interrupted;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
-        Command::Pingpong(Pingpong::Rc(options)) => pingpong::rc(&options),
+        Command::Pingpong(options) => pingpong::play(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
