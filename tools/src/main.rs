@@ -1,9 +1,11 @@
 //! `bareverbs`: RDMA from one static program.
 
+mod asyncwatch;
 mod cli;
 mod devices;
 mod devinfo;
 mod pingpong;
+mod resources;
 mod say;
 mod stop;
 
@@ -18,6 +20,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
+        Command::Asyncwatch(options) => asyncwatch::watch(&options),
+        Command::Resources(options) => resources::show(&options),
         Command::Pingpong(options) => pingpong::play(&options),
     };
     match result {
