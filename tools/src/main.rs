@@ -1,9 +1,11 @@
 //! `bareverbs`: RDMA from one static program.
 
+mod asyncwatch;
 mod cli;
 mod devices;
 mod devinfo;
 mod pingpong;
+mod resources;
 mod say;
 mod stop;
 
@@ -11,14 +13,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::cli::{Cli, Command, Pingpong};
+use crate::cli::{Cli, Command};
 use crate::stop::Interrupted;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
-        Command::Pingpong(Pingpong::Rc(options)) => pingpong::rc(&options),
+        Command::Asyncwatch(options) => asyncwatch::watch(&options),
+        Command::Resources(options) => resources::show(&options),
+        Command::Pingpong(options) => pingpong::play(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

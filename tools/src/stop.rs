@@ -70,12 +70,18 @@ impl Stop {
         events: PollFlags,
         deadline: Option<Instant>,
     ) -> io::Result<Wake> {
+        Self::poll([(self.event.as_fd(), PollFlags::IN), (fd, events)].map(ready), deadline)
+    }
+
+    /// Waits until the deadline.
+    pub(crate) fn sleep(&self, deadline: Instant) -> io::Result<Wake> {
+        Self::poll([ready((self.event.as_fd(), PollFlags::IN))], Some(deadline))
+    }
+
+    /// Waits for any of these, the first of which is the stop itself.
+    fn poll<const N: usize>(mut fds: [PollFd<'_>; N], deadline: Option<Instant>) -> io::Result<Wake> {
         loop {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            let mut fds = [
-                PollFd::from_borrowed_fd(self.event.as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(fd, events),
-            ];
             match poll(&mut fds, left.map(timespec).as_ref()) {
                 Err(Errno::INTR) => continue,
                 Err(errno) => return Err(errno.into()),
@@ -85,6 +91,10 @@ impl Stop {
             }
         }
     }
+}
+
+fn ready((fd, events): (BorrowedFd<'_>, PollFlags)) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, events)
 }
 
 fn timespec(time: Duration) -> Timespec {
@@ -118,6 +128,16 @@ mod tests {
         let soon = Instant::now() + Duration::from_millis(20);
         assert_eq!(stop.wait(silent.as_fd(), PollFlags::IN, Some(soon)).unwrap(), Wake::TimedOut);
         assert!(Instant::now() >= soon);
+    }
+
+    #[test]
+    fn a_sleep_ends_at_its_deadline_or_when_tripped() {
+        let stop = Stop::new().unwrap();
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert_eq!(stop.sleep(soon).unwrap(), Wake::TimedOut);
+        assert!(Instant::now() >= soon);
+        stop.trip();
+        assert_eq!(stop.sleep(soon + Duration::from_secs(60)).unwrap(), Wake::Stopped);
     }
 
     #[test]

@@ -364,6 +364,18 @@ abi_enums! {
         TYPE_2 = 2, "IB_MW_TYPE_2";
     }
 
+    /// Where the kernel polls a CQ of its own.
+    enum PollContext : u8 = "ib_poll_context" {
+        /// In a software interrupt.
+        SOFTIRQ = 0, "IB_POLL_SOFTIRQ";
+        /// In a work queue bound to a processor.
+        WORKQUEUE = 1, "IB_POLL_WORKQUEUE";
+        /// In a work queue on any processor.
+        UNBOUND_WORKQUEUE = 2, "IB_POLL_UNBOUND_WORKQUEUE";
+        /// Where its owner calls for it.
+        DIRECT = 3, "IB_POLL_DIRECT";
+    }
+
     /// State of a work queue.
     enum WqState : u32 = "ib_wq_state" {
         /// Just made.

@@ -7,11 +7,20 @@
 //! for device in netlink.devices()? {
 //!     let used = netlink.resources(&device.name)?;
 //!     println!("{}: {} queue pairs, {} regions", device.name, used.qp, used.mr);
+//!     for qp in netlink.queue_pairs(&device.name)? {
+//!         println!("QP {} of {:?} is in {:?}", qp.qp_num, qp.owner, qp.state);
+//!     }
+//!     for counter in netlink.port_counters(&device.name, 1)?.unwrap_or_default() {
+//!         println!("{}: {}", counter.name, counter.value);
+//!     }
 //! }
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 
+mod counters;
+mod resources;
 mod system;
+mod told;
 
 use std::os::fd::OwnedFd;
 
@@ -22,6 +31,13 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
 pub use self::system::SystemInfo;
+pub use self::counters::{
+    Counter, CounterBinding, CounterMask, CounterMode, CounterStatus, MrCounters, QpCounters,
+};
+pub use self::resources::{
+    CmIdResource, ContextResource, CqResource, DriverDetail, DriverValue, MigState, MrResource, Owner,
+    PdResource, PollContext, PortSpace, QpResource, QpType, SrqResource, SrqType,
+};
 use crate::{Error, Guid, Result};
 
 /// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).

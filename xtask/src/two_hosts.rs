@@ -29,10 +29,11 @@ const CLIENT: [u8; 4] = [10, 1, 0, 2];
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All of them by name.
-pub(crate) const TESTS: [(&str, Test); 3] = [
+pub(crate) const TESTS: [(&str, Test); 4] = [
     ("two_hosts::one_static_program_under_4_mib", one_static_program),
     ("two_hosts::bareverbs_needs_nothing_else_in_its_root", bareverbs_alone),
     ("two_hosts::the_c_program_plays_over_the_wire_in_both_roles", with_the_c_program),
+    ("two_hosts::c_programs_of_other_transports_play_over_the_wire_too", on_every_transport),
 ];
 
 fn one_static_program(setup: &Setup<'_>) -> Result<()> {
@@ -69,15 +70,60 @@ fn with_the_c_program(setup: &Setup<'_>) -> Result<()> {
     wire.expect_packets(&games)
 }
 
+fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
+    let mut wire = Wire::boot(setup, "transports")?;
+    let mut games = Vec::new();
+    for transport in [UC, UD, SRQ] {
+        let (ours, theirs) = (|host| ours_of(transport, host), |host| theirs_of(transport, host));
+        for (server, client) in [
+            (ours(None), theirs(Some("10.1.0.1"))),
+            (theirs(None), ours(Some("10.1.0.1"))),
+            (ours(None), ours(Some("10.1.0.1"))),
+        ] {
+            games.push(Game { transport, ..wire.play(server, client)? });
+        }
+    }
+    wire.expect_packets(&games)
+}
+
+/// A kind of ping-pong, and what its messages are on the wire.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Transport {
+    name: &'static str,
+    opcode: u8,
+    acknowledged: bool,
+    /// Options beyond those of all.
+    options: &'static [&'static str],
+}
+
+const RC: Transport =
+    Transport { name: "rc", opcode: RocePacket::RC_SEND_ONLY, acknowledged: true, options: &[] };
+const UC: Transport =
+    Transport { name: "uc", opcode: RocePacket::UC_SEND_ONLY, acknowledged: false, options: &[] };
+const UD: Transport =
+    Transport { name: "ud", opcode: RocePacket::UD_SEND_ONLY, acknowledged: false, options: &[] };
+/// With one queue pair, whose messages are then all there are.
+const SRQ: Transport = Transport { name: "srq", options: &["-q", "1"], ..RC };
+
 fn ours(host: Option<&str>) -> Vec<String> {
-    let words = ["bareverbs", "pingpong", "rc", "-n", ITERATIONS, "-s", SIZE];
-    words.into_iter().chain(host).map(str::to_owned).collect()
+    ours_of(RC, host)
+}
+
+fn theirs(host: Option<&str>) -> Vec<String> {
+    theirs_of(RC, host)
+}
+
+fn ours_of(transport: Transport, host: Option<&str>) -> Vec<String> {
+    let words = ["bareverbs", "pingpong", transport.name, "-n", ITERATIONS, "-s", SIZE];
+    words.iter().chain(transport.options).copied().chain(host).map(str::to_owned).collect()
 }
 
 /// As a server, it says when it listens.
-fn theirs(host: Option<&str>) -> Vec<String> {
-    let words = ["ibv_rc_pingpong", "-g", "1", "-n", ITERATIONS, "-s", SIZE];
-    let command: Vec<_> = words.into_iter().chain(host).map(str::to_owned).collect();
+fn theirs_of(transport: Transport, host: Option<&str>) -> Vec<String> {
+    let program = format!("ibv_{}_pingpong", transport.name);
+    let words = [&program, "-g", "1", "-n", ITERATIONS, "-s", SIZE];
+    let command: Vec<_> =
+        words.iter().chain(transport.options).copied().chain(host).map(str::to_owned).collect();
     if host.is_some() { command } else { announced(&command) }
 }
 
@@ -97,6 +143,7 @@ struct Side {
 /// A game's server and client.
 #[derive(PartialEq, Eq)]
 struct Game {
+    transport: Transport,
     server: Side,
     client: Side,
 }
@@ -131,8 +178,9 @@ impl Wire {
         let statuses = self.guests.wait(deadline, &mut take)?;
         ensure!(statuses == [0, 0], "the game failed with {statuses:?}: {output:#?}");
         let [server, client] = &output;
-        let game = Game { server: side(server, "local")?, client: side(client, "local")? };
-        let seen = Game { server: side(client, "remote")?, client: side(server, "remote")? };
+        let between = |server, client| Game { transport: RC, server, client };
+        let game = between(side(server, "local")?, side(client, "local")?);
+        let seen = between(side(client, "remote")?, side(server, "remote")?);
         ensure!(game == seen, "the sides don't name each other: {output:#?}");
         Ok(game)
     }
@@ -143,7 +191,7 @@ impl Wire {
         let capture = fs::read(&self.recording)?;
         let frames = frames(&capture).context("the recording is whole")?;
         let packets: Vec<RocePacket> = frames.into_iter().filter_map(RocePacket::parse).collect();
-        for Game { server, client } in games {
+        for Game { transport, server, client } in games {
             for (from, source, to, destination) in
                 [(CLIENT, client, SERVER, server), (SERVER, server, CLIENT, client)]
             {
@@ -155,17 +203,24 @@ impl Wire {
                     });
                     between.map(|packet| packet.psn).collect()
                 };
-                let sends = numbers(RocePacket::RC_SEND_ONLY);
+                let sends = numbers(transport.opcode);
                 // A packet may be sent again, but each has its number, from the one that was printed.
                 for number in 0..ITERATIONS.parse()? {
                     let psn = source.psn.wrapping_add(number) & 0xff_ffff;
                     ensure!(
                         sends.contains(&psn),
-                        "no RC SEND ONLY {psn:#x} from {from:?} to {to:?}: {sends:x?}"
+                        "no SEND ONLY ({}) {psn:#x} from {from:?} to {to:?}: {sends:x?}",
+                        transport.name
                     );
                 }
                 let acks = numbers(RocePacket::RC_ACKNOWLEDGE);
-                ensure!(!acks.is_empty(), "no ACK from {from:?} to {to:?} in {} packets", packets.len());
+                ensure!(
+                    acks.is_empty() != transport.acknowledged,
+                    "{} ACKs from {from:?} to {to:?} in {} packets of {}",
+                    acks.len(),
+                    packets.len(),
+                    transport.name
+                );
             }
         }
         Ok(())

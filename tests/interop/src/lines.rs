@@ -2,6 +2,8 @@
 
 use std::net::Ipv6Addr;
 
+use crate::game::Kind;
+
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -21,6 +23,16 @@ pub const RECORD: usize = 52;
 impl Address {
     /// Reads `  local address:  LID 0x0000, QPN 0x000011, PSN 0x14b5d8, GID ::ffff:10.1.0.1`.
     pub fn read(whose: &str, line: &str) -> Option<Self> {
+        Self::read_of(Kind::Rc, whose, line)
+    }
+
+    /// Reads a line of that ping-pong; the one with datagrams has its own address as `PSN 0x14b5d8: GID ::`.
+    pub fn read_of(kind: Kind, whose: &str, line: &str) -> Option<Self> {
+        let line = match (kind, whose) {
+            (Kind::Ud, "local") if !line.contains(", GID") => line.replacen(": GID", ", GID", 1),
+            (Kind::Ud, "local") => return None,
+            _ => line.to_owned(),
+        };
         let fields = line.strip_prefix(&format!("  {whose} address:"))?.trim_start();
         let mut fields = fields.split(", ").map(|field| field.split_once(' '));
         let mut field =
@@ -50,12 +62,12 @@ impl Address {
 }
 
 /// What one side of a regular run printed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Printed {
-    /// Its own address.
-    pub local: Address,
-    /// The peer's address.
-    pub remote: Address,
+    /// Its own addresses, one for each queue pair.
+    pub local: Vec<Address>,
+    /// The peer's addresses.
+    pub remote: Vec<Address>,
     /// Bytes moved both ways.
     pub bytes: u64,
     /// Iterations.
@@ -63,13 +75,20 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// Reads the whole standard output: four lines and nothing else.
-    pub fn read(stdout: &str) -> Option<Self> {
+    /// Reads the whole standard output: as many lines for each side's queue pairs, two with figures and nothing else.
+    pub fn read(kind: Kind, stdout: &str) -> Option<Self> {
         let lines: Vec<&str> = stdout.lines().collect();
-        let [local, remote, bytes, iters] = lines[..] else { return None };
+        let [addresses @ .., bytes, iters] = &lines[..] else { return None };
+        let (local, remote) = addresses.split_at(addresses.len() / 2);
+        if local.len() != remote.len() || local.is_empty() || kind != Kind::Srq && local.len() != 1 {
+            return None;
+        }
+        let read = |whose, lines: &[&str]| {
+            lines.iter().map(|line| Address::read_of(kind, whose, line)).collect::<Option<Vec<_>>>()
+        };
         Some(Self {
-            local: Address::read("local", local)?,
-            remote: Address::read("remote", remote)?,
+            local: read("local", local)?,
+            remote: read("remote", remote)?,
             bytes: figures(bytes, "bytes", "Mbit/sec")?,
             iters: figures(iters, "iters", "usec/iter")?,
         })
@@ -100,20 +119,36 @@ mod tests {
 
     #[test]
     fn the_c_programs_lines_are_read() {
-        let printed = Printed::read(STDOUT).unwrap();
+        let printed = Printed::read(Kind::Rc, STDOUT).unwrap();
         assert_eq!((printed.bytes, printed.iters), (1_638_400, 200));
-        assert_eq!((printed.local.qpn, printed.remote.psn), (0x12, 0x14_b5d8));
-        assert_eq!(printed.local.gid.to_string(), "::ffff:10.1.0.1");
-        assert_eq!(&printed.local.record(), b"0000:000012:dd9525:00000000000000000000ffff0a010001\0");
+        assert_eq!((printed.local[0].qpn, printed.remote[0].psn), (0x12, 0x14_b5d8));
+        assert_eq!(printed.local[0].gid.to_string(), "::ffff:10.1.0.1");
+        assert_eq!(&printed.local[0].record(), b"0000:000012:dd9525:00000000000000000000ffff0a010001\0");
     }
 
     #[test]
     fn a_line_too_many_or_in_another_shape_is_refused() {
-        assert!(Printed::read(&format!("{STDOUT}invalid data in page 0\n")).is_none());
+        assert!(Printed::read(Kind::Rc, &format!("{STDOUT}invalid data in page 0\n")).is_none());
         for (from, to) in
             [("LID 0x0000", "LID 0x000"), ("0.05", "0.050"), ("usec/iter", "us/iter"), ("  l", " l")]
         {
-            assert!(Printed::read(&STDOUT.replacen(from, to, 1)).is_none(), "{from}");
+            assert!(Printed::read(Kind::Rc, &STDOUT.replacen(from, to, 1)).is_none(), "{from}");
         }
+    }
+
+    #[test]
+    fn the_other_c_programs_lines_are_read_as_they_have_them() {
+        assert!(Printed::read(Kind::Ud, STDOUT).is_none());
+        let datagrams = STDOUT.replacen(", GID", ": GID", 1);
+        assert_eq!(Printed::read(Kind::Ud, &datagrams).unwrap().local[0].qpn, 0x12);
+        assert!(Printed::read(Kind::Uc, &datagrams).is_none());
+        let [local, remote, rest @ ..] = &STDOUT.lines().collect::<Vec<_>>()[..] else {
+            panic!("four lines")
+        };
+        let several = [&[*local, local, remote, remote], rest].concat().join("\n");
+        assert_eq!(Printed::read(Kind::Srq, &several).unwrap().remote.len(), 2);
+        assert!(Printed::read(Kind::Rc, &several).is_none());
+        let uneven = [&[*local, local, remote], rest].concat().join("\n");
+        assert!(Printed::read(Kind::Srq, &uneven).is_none());
     }
 }

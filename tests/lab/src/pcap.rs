@@ -88,6 +88,10 @@ pub struct RocePacket {
 impl RocePacket {
     /// BTH opcode of a send that fits one packet, on a reliable connection.
     pub const RC_SEND_ONLY: u8 = 4;
+    /// BTH opcode of a send that fits one packet, on an unreliable connection.
+    pub const UC_SEND_ONLY: u8 = 0x24;
+    /// BTH opcode of a datagram.
+    pub const UD_SEND_ONLY: u8 = 0x64;
     /// BTH opcode of an acknowledgement on a reliable connection.
     pub const RC_ACKNOWLEDGE: u8 = 17;
 

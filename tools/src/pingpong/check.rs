@@ -10,10 +10,13 @@
 //! The client's last message alone has zeros at the starts of pages, because there the C server looks for them when
 //! it checks. The first message of such a client is its memory's first content: 0x7b everywhere, or zeros at the
 //! starts of pages.
+//!
+//! Where several queue pairs share their receives, they share that memory too: a C peer sends back a mixture of what
+//! came last. So all messages of a side are alike there, and the memory of a receive is made wrong before it is posted.
 
 use super::rally::Side;
 
-/// What `ibv_rc_pingpong` fills its memory with.
+/// What the C programs for one queue pair fill their memory with; that for several leaves it zero.
 pub(crate) const FILL: u8 = 0x7b;
 /// The smallest page: whatever pages the peer has, they start at a multiple of it.
 const PAGE: usize = 4096;
@@ -41,20 +44,29 @@ pub(crate) struct WrongData {
     pub(crate) found: u8,
 }
 
+/// How the messages of a side differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scheme {
+    /// Each from every other, in a run of so many.
+    Different(u64),
+    /// Not at all.
+    Alike,
+}
+
 /// Makes this side's messages and checks the peer's.
 #[derive(Debug)]
 pub(crate) struct Checker {
     side: Side,
-    messages: u64,
+    scheme: Scheme,
     source: Option<Source>,
     checked: u64,
     expected: Vec<u8>,
 }
 
 impl Checker {
-    /// For a run of `messages` messages each way, each as long as `expected`, which is where it works.
-    pub(crate) fn new(side: Side, messages: u64, expected: Vec<u8>) -> Self {
-        Self { side, messages, source: None, checked: 0, expected }
+    /// For messages as long as `expected`, which is where it works.
+    pub(crate) fn new(side: Side, scheme: Scheme, expected: Vec<u8>) -> Self {
+        Self { side, scheme, source: None, checked: 0, expected }
     }
 
     /// Messages found to be right so far.
@@ -67,12 +79,12 @@ impl Checker {
         self.source
     }
 
-    /// Writes this side's message number `message` (from 0).
+    /// Writes this side's message number `message` (from 0) of a queue pair.
     pub(crate) fn fill(&self, message: u64, bytes: &mut [u8]) {
-        pattern(self.side, message, self.messages, bytes);
+        pattern(self.side, self.scheme, message, bytes);
     }
 
-    /// Checks the peer's message number `message` (from 0), every byte.
+    /// Checks the peer's message number `message` (from 0) of a queue pair, every byte.
     pub(crate) fn verify(&mut self, message: u64, bytes: &[u8]) -> Result<(), WrongData> {
         let verdict = match self.source {
             Some(source) => self.compare(source, message, bytes),
@@ -104,16 +116,9 @@ impl Checker {
             Side::Server => message.checked_sub(1),
         };
         match (source, echoed) {
-            (Source::Pattern, _) => pattern(self.side.other(), message, self.messages, &mut self.expected),
-            (Source::Echo, Some(own)) => pattern(self.side, own, self.messages, &mut self.expected),
-            (Source::Echo, None) => {
-                self.expected.fill(FILL);
-                for start in (0..self.expected.len().min(bytes.len())).step_by(PAGE) {
-                    if bytes[start] == 0 {
-                        self.expected[start] = 0;
-                    }
-                }
-            }
+            (Source::Pattern, _) => pattern(self.side.other(), self.scheme, message, &mut self.expected),
+            (Source::Echo, Some(own)) => pattern(self.side, self.scheme, own, &mut self.expected),
+            (Source::Echo, None) => self.expect_first_echo(bytes),
         }
         if self.expected == bytes {
             return Ok(());
@@ -129,14 +134,38 @@ impl Checker {
             found: bytes[offset],
         })
     }
+
+    /// The memory of an echoing client before this side's first message has come there, or while it comes to another
+    /// queue pair.
+    fn expect_first_echo(&mut self, bytes: &[u8]) {
+        let step = match self.scheme {
+            Scheme::Different(_) => {
+                self.expected.fill(FILL);
+                PAGE
+            }
+            Scheme::Alike => {
+                pattern(self.side, self.scheme, 0, &mut self.expected);
+                1
+            }
+        };
+        for (expected, _) in
+            self.expected.iter_mut().zip(bytes).step_by(step).filter(|(_, found)| **found == 0)
+        {
+            *expected = 0;
+        }
+    }
 }
 
-fn pattern(side: Side, message: u64, messages: u64, bytes: &mut [u8]) {
+fn pattern(side: Side, scheme: Scheme, message: u64, bytes: &mut [u8]) {
+    let (message, has_zeros) = match scheme {
+        Scheme::Different(messages) => (message, message + 1 == messages),
+        Scheme::Alike => (0, true),
+    };
     let seed = mix(message << 1 | u64::from(side == Side::Server));
     for (word, chunk) in (seed..).zip(bytes.chunks_mut(8)) {
         chunk.copy_from_slice(&mix(word).to_le_bytes()[..chunk.len()]);
     }
-    if side == Side::Client && message + 1 == messages {
+    if side == Side::Client && has_zeros {
         bytes.iter_mut().step_by(PAGE).for_each(|start| *start = 0);
     }
 }
@@ -166,8 +195,8 @@ mod tests {
     #[test]
     fn two_of_ours_accept_each_others_patterns() {
         for size in [1, 2, 7, 128, 4096, 10_000] {
-            let mut client = Checker::new(Side::Client, 20, vec![0; size]);
-            let mut server = Checker::new(Side::Server, 20, vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Different(20), vec![0; size]);
+            let mut server = Checker::new(Side::Server, Scheme::Different(20), vec![0; size]);
             let mut message = vec![0; size];
             for i in 0..20 {
                 client.fill(i, &mut message);
@@ -183,7 +212,7 @@ mod tests {
     #[test]
     fn a_c_server_echoes_and_finds_its_zeros_at_the_end() {
         for size in [1, 128, 4096, 3 * PAGE + 1] {
-            let mut client = Checker::new(Side::Client, 5, vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; size]);
             let mut memory = c_memory(size, false);
             for i in 0..5 {
                 client.fill(i, &mut memory);
@@ -198,7 +227,7 @@ mod tests {
     fn a_c_client_starts_with_its_fill_and_then_echoes() {
         for checked in [false, true] {
             for size in [1, 128, 3 * PAGE + 1] {
-                let mut server = Checker::new(Side::Server, 5, vec![0; size]);
+                let mut server = Checker::new(Side::Server, Scheme::Different(5), vec![0; size]);
                 let mut memory = c_memory(size, checked);
                 for i in 0..5 {
                     server.verify(i, &memory).unwrap();
@@ -210,9 +239,32 @@ mod tests {
     }
 
     #[test]
+    fn messages_that_meet_in_a_c_programs_memory_are_told_from_wrong_ones() {
+        for size in [1, 128, 3 * PAGE + 1] {
+            // A client of two queue pairs: one of this side's answers has come halfway when the other message goes.
+            let mut server = Checker::new(Side::Server, Scheme::Alike, vec![0; size]);
+            let mut answer = vec![0; size];
+            server.fill(0, &mut answer);
+            let mut mixture = answer.clone();
+            mixture[size / 2..].fill(0);
+            server.verify(0, &vec![0; size]).unwrap();
+            server.verify(0, &mixture).unwrap();
+            server.verify(1, &answer).unwrap();
+            if size > 1 {
+                assert_eq!(server.source(), Some(Source::Echo));
+                server.verify(1, &mixture).unwrap_err();
+            }
+            // A server that checks finds its zeros whichever message came last.
+            let client = Checker::new(Side::Client, Scheme::Alike, vec![0; size]);
+            client.fill(3, &mut answer);
+            assert!(answer.iter().step_by(PAGE).all(|&start| start == 0));
+        }
+    }
+
+    #[test]
     fn a_message_that_comes_twice_is_wrong() {
-        let mut client = Checker::new(Side::Client, 5, vec![0; 128]);
-        let server = Checker::new(Side::Server, 5, vec![0; 128]);
+        let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; 128]);
+        let server = Checker::new(Side::Server, Scheme::Different(5), vec![0; 128]);
         let mut message = [0; 128];
         server.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -223,8 +275,8 @@ mod tests {
 
     #[test]
     fn an_echoing_peer_may_not_turn_to_a_pattern() {
-        let mut client = Checker::new(Side::Client, 5, vec![0; 128]);
-        let server = Checker::new(Side::Server, 5, vec![0; 128]);
+        let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; 128]);
+        let server = Checker::new(Side::Server, Scheme::Different(5), vec![0; 128]);
         let mut message = [0; 128];
         client.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -249,8 +301,8 @@ mod tests {
             bit in 0..8u32,
             message in 0..3u64,
         ) {
-            let mut client = Checker::new(Side::Client, 3, vec![0; size]);
-            let server = Checker::new(Side::Server, 3, vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Different(3), vec![0; size]);
+            let server = Checker::new(Side::Server, Scheme::Different(3), vec![0; size]);
             let mut bytes = vec![0; size];
             server.fill(message, &mut bytes);
             let offset = at.index(size);
@@ -263,7 +315,7 @@ mod tests {
         fn messages_differ_by_side_and_number(one in 0..100u64, other in 0..100u64) {
             let message = |side, number| {
                 let mut bytes = [0; 32];
-                pattern(side, number, 1000, &mut bytes);
+                pattern(side, Scheme::Different(1000), number, &mut bytes);
                 bytes
             };
             prop_assert_ne!(message(Side::Client, one), message(Side::Server, other));

@@ -1,8 +1,9 @@
-//! The exchange of address records over TCP, byte for byte that of ibv_rc_pingpong.
+//! The exchange of address records over TCP, byte for byte that of the C programs.
 //!
-//! The client writes its record, the server answers with its own once its queue pair can receive, the client writes
-//! `done` and a NUL. A reader of the C program takes a record from one `read`, so each is written in one call. After
-//! that the connection is closed.
+//! The client writes its records, the server answers with its own once its queue pairs can receive, the client writes
+//! `done` and a NUL. A reader of the C programs takes a record from one `read`, so each is written in one call. After
+//! that the connection is closed. It is one record each way, or 256 between players of several queue pairs, the last of
+//! which are blank.
 
 use std::fmt::Write as _;
 use std::io;
@@ -50,6 +51,8 @@ pub(crate) enum ExchangeError {
     TooMuch { what: What },
     #[error("the peer sent something that is not an address record: {0}")]
     Garbage(#[from] BadRecord),
+    #[error("the peer plays with {theirs} queue pairs and this side with {ours}: is its -q the same?")]
+    OtherNumber { ours: usize, theirs: usize },
     #[error("the peer ended the exchange with \"{0}\" instead of \"done\\0\"")]
     NotDone(String),
     #[error("the exchange with the peer was cut short")]
@@ -60,14 +63,15 @@ pub(crate) enum ExchangeError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     OwnRecord,
-    PeersRecord,
+    PeersRecords(usize),
     Done,
 }
 
 impl What {
     fn len(self) -> usize {
         match self {
-            Self::OwnRecord | Self::PeersRecord => RECORD_LEN,
+            Self::OwnRecord => RECORD_LEN,
+            Self::PeersRecords(count) => count * RECORD_LEN,
             Self::Done => DONE.len(),
         }
     }
@@ -75,11 +79,12 @@ impl What {
 
 impl std::fmt::Display for What {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::OwnRecord => "the local address record",
-            Self::PeersRecord => "its address record",
-            Self::Done => "its closing word",
-        })
+        match self {
+            Self::OwnRecord => f.write_str("the local address record"),
+            Self::PeersRecords(1) => f.write_str("its address record"),
+            Self::PeersRecords(count) => write!(f, "its {count} address records"),
+            Self::Done => f.write_str("its closing word"),
+        }
     }
 }
 
@@ -179,16 +184,25 @@ impl<'s> Peer<'s> {
         }
     }
 
-    /// Writes the local record, in one call.
-    pub(crate) fn send_record(&self, record: &Record) -> Result<(), ExchangeError> {
-        self.send(&record.encode(), What::OwnRecord)
+    /// Writes the local records, each in one call, and blank ones up to `places`.
+    pub(crate) fn send_records(&self, records: &[Record], places: usize) -> Result<(), ExchangeError> {
+        let blanks = std::iter::repeat_n(&Record::BLANK, places.saturating_sub(records.len()));
+        records.iter().chain(blanks).try_for_each(|record| self.send(&record.encode(), What::OwnRecord))
     }
 
-    /// Reads the peer's record.
-    pub(crate) fn receive_record(&self) -> Result<Record, ExchangeError> {
-        let mut bytes = [0; RECORD_LEN];
-        self.receive(&mut bytes, What::PeersRecord)?;
-        Ok(Record::decode(&bytes)?)
+    /// Reads the peer's records from so many places: as many as this side has, and blank ones.
+    pub(crate) fn receive_records(&self, ours: usize, places: usize) -> Result<Vec<Record>, ExchangeError> {
+        let mut bytes = vec![0; places * RECORD_LEN];
+        self.receive(&mut bytes, What::PeersRecords(places))?;
+        let (records, _) = bytes.as_chunks();
+        let mut records = records.iter().map(Record::decode).collect::<Result<Vec<_>, _>>()?;
+        // Nobody's own queue pair has the number 0.
+        let theirs = records.iter().take_while(|record| record.qpn != 0).count();
+        if theirs != ours && places > 1 {
+            return Err(ExchangeError::OtherNumber { ours, theirs });
+        }
+        records.truncate(ours);
+        Ok(records)
     }
 
     /// Ends the exchange as the client.
@@ -204,9 +218,21 @@ impl<'s> Peer<'s> {
     }
 
     fn send(&self, bytes: &[u8], what: What) -> Result<(), ExchangeError> {
-        let written = send(&self.socket, bytes, SendFlags::NOSIGNAL)
-            .map_err(|errno| ExchangeError::Write { what, source: errno.into() })?;
-        if written == bytes.len() { Ok(()) } else { Err(ExchangeError::ShortWrite { what, written }) }
+        let failed = |source| ExchangeError::Write { what, source };
+        let deadline = Instant::now() + self.patience;
+        loop {
+            match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
+                Ok(written) if written == bytes.len() => return Ok(()),
+                Ok(written) => return Err(ExchangeError::ShortWrite { what, written }),
+                Err(Errno::AGAIN) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+            match self.stop.wait(self.socket.as_fd(), PollFlags::OUT, Some(deadline)).map_err(failed)? {
+                Wake::Stopped => return Err(Interrupted.into()),
+                Wake::TimedOut => return Err(failed(io::ErrorKind::TimedOut.into())),
+                Wake::Ready => {}
+            }
+        }
     }
 
     /// Fills `bytes`, in however many pieces they arrive, and takes nothing but them.
@@ -267,8 +293,8 @@ mod tests {
             scope.spawn(move || client(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()));
             let mut peer = server.accept(&stop)?;
             peer.patience = SOON;
-            let record = peer.receive_record()?;
-            peer.send_record(&OURS)?;
+            let record = peer.receive_records(1, 1)?[0];
+            peer.send_records(&[OURS], 1)?;
             peer.receive_done()?;
             Ok(record)
         })
@@ -283,8 +309,8 @@ mod tests {
             scope.spawn(move || server(listener.accept().unwrap().0));
             let mut peer = Peer::connect("127.0.0.1", port, &stop)?;
             peer.patience = SOON;
-            peer.send_record(&OURS)?;
-            let record = peer.receive_record()?;
+            peer.send_records(&[OURS], 1)?;
+            let record = peer.receive_records(1, 1)?[0];
             peer.send_done()?;
             Ok(record)
         })
@@ -339,13 +365,13 @@ mod tests {
             thread::scope(|scope| {
                 scope.spawn(|| {
                     let peer = server.accept(&stop).unwrap();
-                    assert_eq!(peer.receive_record().unwrap(), THEIRS);
-                    peer.send_record(&OURS).unwrap();
+                    assert_eq!(peer.receive_records(1, 1).unwrap(), [THEIRS]);
+                    peer.send_records(&[OURS], 1).unwrap();
                     peer.receive_done().unwrap();
                 });
                 let peer = Peer::connect(host, port, &stop).unwrap();
-                peer.send_record(&THEIRS).unwrap();
-                assert_eq!(peer.receive_record().unwrap(), OURS);
+                peer.send_records(&[THEIRS], 1).unwrap();
+                assert_eq!(peer.receive_records(1, 1).unwrap(), [OURS]);
                 peer.send_done().unwrap();
             });
         }
@@ -505,7 +531,7 @@ mod tests {
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         let peer = server.accept(&stop).unwrap();
         stop.trip();
-        let error = peer.receive_record().unwrap_err();
+        let error = peer.receive_records(1, 1).unwrap_err();
         let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Interrupted>());
         assert!(cause.is_some(), "{error:?} gives the program's exit status away");
         drop(client);

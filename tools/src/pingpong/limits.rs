@@ -2,12 +2,13 @@
 
 use bareverbs::{DeviceAttr, Mtu, PortAttr};
 
-use crate::cli::RcPingpong;
+use crate::cli::pingpong::{Kind, Plan};
 
 const ODP_SUPPORT: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
 const ODP_SEND: u32 = 1 << 0;
 const ODP_RECV: u32 = 1 << 1;
+const ODP_SRQ_RECV: u32 = 1 << 5;
 
 /// What a device and its port offer to a ping-pong.
 #[derive(Clone, Debug)]
@@ -17,7 +18,9 @@ pub(crate) struct Offer {
     pub(crate) max_msg_sz: u32,
     pub(crate) active_mtu: Mtu,
     pub(crate) max_cqe: u32,
+    pub(crate) max_qp: u32,
     pub(crate) max_qp_wr: u32,
+    pub(crate) max_srq_wr: u32,
     pub(crate) odp_general: u64,
     pub(crate) odp_rc: u32,
     pub(crate) timestamp_mask: u64,
@@ -40,7 +43,9 @@ impl Offer {
             max_msg_sz: port_attr.max_msg_sz,
             active_mtu: port_attr.active_mtu,
             max_cqe: attr.max_cqe,
+            max_qp: attr.max_qp,
             max_qp_wr: attr.max_qp_wr,
+            max_srq_wr: if attr.max_srq == 0 { 0 } else { attr.max_srq_wr },
             odp_general: attr.odp_general_caps.bits(),
             odp_rc: attr.rc_odp_caps.bits(),
             timestamp_mask: attr.completion_timestamp_mask,
@@ -49,48 +54,83 @@ impl Offer {
     }
 
     /// Finds the first thing asked for that is not there.
-    pub(crate) fn admit(&self, asked: &RcPingpong) -> Result<(), Unable> {
+    pub(crate) fn admit(&self, asked: &Plan<'_>) -> Result<(), Unable> {
         match self.objection(asked) {
             None => Ok(()),
             Some(what) => Err(Unable { device: self.device.clone(), what }),
         }
     }
 
-    fn objection(&self, asked: &RcPingpong) -> Option<String> {
+    fn objection(&self, asked: &Plan<'_>) -> Option<String> {
+        self.too_much(asked).or_else(|| self.missing(asked))
+    }
+
+    fn too_much(&self, asked: &Plan<'_>) -> Option<String> {
         let port = self.port;
-        if asked.size > self.max_msg_sz {
+        let (size, depth) = (asked.size, asked.game.rx_depth);
+        if size > self.max_msg_sz {
+            let most = self.max_msg_sz;
             return Some(format!(
-                "a message of {} bytes (-s) is longer than port {port} carries (max_msg_sz {})",
-                asked.size, self.max_msg_sz
+                "a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {most})"
             ));
         }
-        if asked.mtu > self.active_mtu {
+        if asked.kind == Kind::Ud && size > self.active_mtu.bytes() {
+            let most = self.active_mtu;
             return Some(format!(
-                "a path MTU of {} (-m) is above that of port {port} (active_mtu {})",
-                asked.mtu, self.active_mtu
+                "a datagram of {size} bytes (-s) is longer than a packet of port {port} (active_mtu {most})"
             ));
         }
-        if asked.rx_depth > self.max_qp_wr {
+        if let Some(mtu) = asked.mtu.filter(|mtu| *mtu > self.active_mtu) {
+            let most = self.active_mtu;
             return Some(format!(
-                "{} receives (-r) are more than a queue pair holds (max_qp_wr {})",
-                asked.rx_depth, self.max_qp_wr
+                "a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {most})"
             ));
         }
-        if asked.rx_depth >= self.max_cqe {
+        match (asked.kind, self.max_srq_wr) {
+            (Kind::Srq, 0) => return Some("no shared receive queues (max_srq)".into()),
+            (Kind::Srq, most) if depth > most => {
+                return Some(format!(
+                    "{depth} receives (-r) are more than a shared receive queue holds (max_srq_wr {most})"
+                ));
+            }
+            (Kind::Srq, _) => {}
+            _ if depth > self.max_qp_wr => {
+                let most = self.max_qp_wr;
+                return Some(format!(
+                    "{depth} receives (-r) are more than a queue pair holds (max_qp_wr {most})"
+                ));
+            }
+            _ => {}
+        }
+        if asked.num_qp > self.max_qp {
+            let (qps, most) = (asked.num_qp, self.max_qp);
+            return Some(format!("{qps} queue pairs (-q) are more than there can be (max_qp {most})"));
+        }
+        if u64::from(depth) + u64::from(asked.num_qp) > self.max_cqe.into() {
+            let most = self.max_cqe;
+            let sends =
+                if asked.num_qp == 1 { "a send".to_owned() } else { format!("{} sends", asked.num_qp) };
             return Some(format!(
-                "{} receives (-r) and a send complete into more entries than a completion queue has (max_cqe {})",
-                asked.rx_depth, self.max_cqe
+                "{depth} receives (-r) and {sends} complete into more entries than a completion queue has \
+                 (max_cqe {most})"
             ));
         }
+        None
+    }
+
+    fn missing(&self, asked: &Plan<'_>) -> Option<String> {
         if asked.on_demand() {
             if self.odp_general & ODP_SUPPORT == 0 {
                 return Some("no on-demand paging (ODP_SUPPORT), which -o and -O need".into());
             }
-            if self.odp_rc & (ODP_SEND | ODP_RECV) != ODP_SEND | ODP_RECV {
-                return Some(
-                    "no on-demand paging for both send and receive on RC (rc_odp_caps), which -o and -O need"
-                        .into(),
-                );
+            let (needed, what) = match asked.kind {
+                Kind::Srq => (ODP_SEND | ODP_SRQ_RECV, "send and shared receive"),
+                _ => (ODP_SEND | ODP_RECV, "send and receive"),
+            };
+            if self.odp_rc & needed != needed {
+                return Some(format!(
+                    "no on-demand paging for both {what} on RC (rc_odp_caps), which -o and -O need"
+                ));
             }
         }
         if asked.iodp {
@@ -118,7 +158,7 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command, Pingpong};
+    use crate::cli::{Cli, Command};
     use clap::Parser;
 
     /// Soft-RoCE of 7.2 over an interface with an MTU of 1500.
@@ -129,7 +169,9 @@ mod tests {
             max_msg_sz: 0x80_0000,
             active_mtu: Mtu::Mtu1024,
             max_cqe: 32767,
+            max_qp: 1_048_560,
             max_qp_wr: 1_048_576,
+            max_srq_wr: 1_048_576,
             odp_general: ODP_SUPPORT,
             odp_rc: ODP_SEND | ODP_RECV,
             timestamp_mask: 0,
@@ -138,11 +180,15 @@ mod tests {
     }
 
     fn verdict(offer: &Offer, args: &[&str]) -> Result<(), String> {
-        let line = ["bareverbs", "pingpong", "rc"].iter().chain(args);
-        let Command::Pingpong(Pingpong::Rc(asked)) = Cli::try_parse_from(line).unwrap().command else {
+        verdict_on("rc", offer, args)
+    }
+
+    fn verdict_on(kind: &str, offer: &Offer, args: &[&str]) -> Result<(), String> {
+        let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
+        let Command::Pingpong(asked) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not a ping-pong")
         };
-        offer.admit(&asked).map_err(|unable| unable.to_string())
+        offer.admit(&asked.plan()).map_err(|unable| unable.to_string())
     }
 
     #[test]
@@ -188,5 +234,31 @@ mod tests {
             assert!(text.contains(words), "{text}");
         }
         verdict(&rxe(), &["-r", "32766"]).unwrap();
+    }
+
+    #[test]
+    fn a_datagram_is_one_packet() {
+        verdict_on("ud", &rxe(), &["-s", "1024"]).unwrap();
+        assert_eq!(
+            verdict_on("ud", &rxe(), &["-s", "1025"]).unwrap_err(),
+            "rxe0: a datagram of 1025 bytes (-s) is longer than a packet of port 1 (active_mtu 1024)"
+        );
+    }
+
+    #[test]
+    fn shared_receive_queues_have_limits_of_their_own() {
+        let small = Offer { max_srq_wr: 100, max_qp: 20, ..rxe() };
+        let text = verdict_on("srq", &small, &["-r", "101"]).unwrap_err();
+        assert!(text.contains("more than a shared receive queue holds (max_srq_wr 100)"), "{text}");
+        let text = verdict_on("srq", &small, &["-r", "100", "-q", "21"]).unwrap_err();
+        assert!(text.contains("21 queue pairs (-q) are more than there can be (max_qp 20)"), "{text}");
+        let text = verdict_on("srq", &rxe(), &["-r", "32752"]).unwrap_err();
+        assert!(text.contains("32752 receives (-r) and 16 sends complete into more entries"), "{text}");
+        verdict_on("srq", &rxe(), &["-r", "32751"]).unwrap();
+        let none = Offer { max_srq_wr: 0, ..rxe() };
+        assert_eq!(verdict_on("srq", &none, &[]).unwrap_err(), "rxe0: no shared receive queues (max_srq)");
+        let text = verdict_on("srq", &rxe(), &["-o"]).unwrap_err();
+        assert!(text.contains("for both send and shared receive on RC"), "{text}");
+        verdict_on("srq", &Offer { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();
     }
 }

@@ -1,8 +1,10 @@
-//! Ping-pong over a reliable connection, on the wire the same as ibv_rc_pingpong.
+//! Ping-pong, on the wire the same as ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong and ibv_srq_pingpong.
 
 mod check;
 mod exchange;
 mod limits;
+mod lost;
+mod queues;
 mod rally;
 mod record;
 mod report;
@@ -14,14 +16,18 @@ use bareverbs::{Context, Gid, LinkLayer, PortAttr};
 
 use self::exchange::{Peer, Server};
 use self::limits::Offer;
+use self::queues::{Datagrams, Queues, Reliable, Unreliable};
 use self::rally::Side;
 use self::record::Record;
-use self::report::{Checked, Figures, Report, address_line};
+use self::report::{Addresses, Checked, Figures, Report, address_line};
 use self::run::Player;
-use crate::cli::RcPingpong;
+use crate::cli::pingpong::{Game, Kind, Pingpong, Plan};
 use crate::devinfo::gid_type;
 use crate::stop::Stop;
 use crate::{devices, say};
+
+/// Places for records in the exchange between players of several queue pairs.
+const PLACES_FOR_SEVERAL: usize = 256;
 
 /// How the two sides find each other.
 enum Meeting<'a> {
@@ -29,34 +35,45 @@ enum Meeting<'a> {
     Call(&'a str),
 }
 
-/// `bareverbs pingpong rc`.
-pub(crate) fn rc(options: &RcPingpong) -> Result<()> {
-    if let Some(contradiction) = options.contradiction() {
+/// `bareverbs pingpong`.
+pub(crate) fn play(options: &Pingpong) -> Result<()> {
+    let plan = options.plan();
+    match plan.kind {
+        Kind::Rc | Kind::Srq => play_on::<Reliable>(plan),
+        Kind::Uc => play_on::<Unreliable>(plan),
+        Kind::Ud => play_on::<Datagrams>(plan),
+    }
+}
+
+fn play_on<Q: Queues>(plan: Plan<'_>) -> Result<()> {
+    if let Some(contradiction) = plan.contradiction() {
         anyhow::bail!("{contradiction}");
     }
+    let game = plan.game;
     let stop = Stop::on_signals().context("couldn't prepare for signals")?;
-    let device = devices::choose(options.ib_dev.as_deref())?;
+    let device = devices::choose(game.ib_dev.as_deref())?;
     let context = device.open()?;
     let attr = context.query_device()?;
-    let port = context.query_port(options.ib_port.into())?;
-    Offer::new(device.name(), &attr, options.ib_port, &port).admit(options)?;
-    let gid = choose_gid(options, &context, &port)?;
+    let port = context.query_port(game.ib_port.into())?;
+    Offer::new(device.name(), &attr, game.ib_port, &port).admit(&plan)?;
+    let gid = choose_gid(game, &context, &port)?;
 
-    let mut player = Player::new(options, &context, &port, gid, stop)?;
+    let mut player = Player::<Q>::new(plan, &context, &port, gid, stop)?;
     // Listening before the first line is out lets whoever reads it start the client.
-    let meeting = match &options.host {
-        None => Meeting::Wait(Server::listen(options.port)?),
+    let meeting = match &game.host {
+        None => Meeting::Wait(Server::listen(game.port)?),
         Some(host) => Meeting::Call(host),
     };
-    if !options.json {
-        say::line(&address_line("local", player.local()))?;
+    if !game.json {
+        show_addresses(plan.kind, "local", player.local())?;
     }
+    let places = if plan.kind == Kind::Srq { PLACES_FOR_SEVERAL } else { 1 };
     let remote = match meeting {
-        Meeting::Wait(server) => serve(&mut player, server, stop)?,
-        Meeting::Call(host) => call(&player, host, options.port, stop)?,
+        Meeting::Wait(server) => serve(&mut player, server, places, stop)?,
+        Meeting::Call(host) => call(&player, host, game.port, places, stop)?,
     };
-    if !options.json {
-        say::line(&address_line("remote", &remote))?;
+    if !game.json {
+        show_addresses(plan.kind, "remote", &remote)?;
     }
     if player.side() == Side::Client {
         player.connect(&remote)?;
@@ -64,23 +81,24 @@ pub(crate) fn rc(options: &RcPingpong) -> Result<()> {
     let outcome = player.play()?;
 
     let report = Report {
+        transport: plan.kind,
         side: player.side(),
         device: device.name().into(),
-        port: options.ib_port,
+        port: game.ib_port,
         gid_index: gid.map(|(index, _)| index),
-        mtu: options.mtu.bytes(),
-        local: *player.local(),
-        remote,
-        size: options.size,
-        iters: options.iters,
+        mtu: plan.mtu.unwrap_or(port.active_mtu).bytes(),
+        local: Addresses::new(plan.kind, player.local()),
+        remote: Addresses::new(plan.kind, &remote),
+        size: plan.size,
+        iters: game.iters,
         inline: player.inline(),
         events: outcome.events,
-        figures: Figures::new(options.size, options.iters, outcome.time),
+        figures: Figures::new(plan.size, game.iters, outcome.time),
         check: player
             .checker()
             .map(|checker| Checked { messages: checker.checked(), data: checker.source() }),
     };
-    if options.json {
+    if game.json {
         say::line(&serde_json::to_string_pretty(&report)?)?;
     } else {
         for line in report.lines() {
@@ -93,10 +111,15 @@ pub(crate) fn rc(options: &RcPingpong) -> Result<()> {
     Ok(())
 }
 
+fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
+    let lines: Vec<_> = records.iter().map(|record| address_line(kind, whose, record)).collect();
+    Ok(say::line(&lines.join("\n"))?)
+}
+
 /// The local GID and its index: the given one, or on RoCE, which needs one, the device's best.
-fn choose_gid(options: &RcPingpong, context: &Context, port: &PortAttr) -> Result<Option<(u32, Gid)>> {
-    let number = u32::from(options.ib_port);
-    match options.gid_idx.map(u32::try_from) {
+fn choose_gid(game: &Game, context: &Context, port: &PortAttr) -> Result<Option<(u32, Gid)>> {
+    let number = u32::from(game.ib_port);
+    match game.gid_idx.map(u32::try_from) {
         Some(Ok(index)) => {
             let entry = context.gid(number, index)?;
             Ok(Some((entry.index, entry.gid)))
@@ -114,21 +137,32 @@ fn choose_gid(options: &RcPingpong, context: &Context, port: &PortAttr) -> Resul
     }
 }
 
-/// The server's part of the exchange: its queue pair must be able to receive before the client hears of it.
-fn serve(player: &mut Player<'_>, server: Server, stop: &Stop) -> Result<Record> {
+/// The server's part of the exchange: its queue pairs must be able to receive before the client hears of them.
+fn serve<Q: Queues>(
+    player: &mut Player<'_, Q>,
+    server: Server,
+    places: usize,
+    stop: &Stop,
+) -> Result<Vec<Record>> {
     let peer = server.accept(stop)?;
-    let remote = peer.receive_record()?;
+    let remote = peer.receive_records(player.local().len(), places)?;
     player.connect(&remote)?;
-    peer.send_record(player.local())?;
+    peer.send_records(player.local(), places)?;
     peer.receive_done()?;
     Ok(remote)
 }
 
 /// The client's part of the exchange.
-fn call(player: &Player<'_>, host: &str, port: u16, stop: &Stop) -> Result<Record> {
+fn call<Q: Queues>(
+    player: &Player<'_, Q>,
+    host: &str,
+    port: u16,
+    places: usize,
+    stop: &Stop,
+) -> Result<Vec<Record>> {
     let peer = Peer::connect(host, port, stop)?;
-    peer.send_record(player.local())?;
-    let remote = peer.receive_record()?;
+    peer.send_records(player.local(), places)?;
+    let remote = peer.receive_records(player.local().len(), places)?;
     peer.send_done()?;
     Ok(remote)
 }

@@ -24,18 +24,25 @@ impl Side {
     }
 }
 
-/// A run in progress.
+/// A run in progress, on one queue pair or on several that share their receives.
 ///
-/// A side sends its next message when the last one is complete and the peer's next one has come.
+/// A queue pair sends its next message when its last one is complete and the peer's next one has come. The run is over
+/// when all together have sent and received enough; some may have more to complete then.
 #[derive(Debug)]
 pub(crate) struct Rally {
     messages: u64,
     rx_depth: u32,
     posted_recvs: u32,
-    waiting_for_send: bool,
-    waiting_for_recv: bool,
+    queue_pairs: Vec<Waiting>,
     sent: u64,
     received: u64,
+}
+
+/// What a queue pair waits for.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    for_send: bool,
+    for_recv: bool,
 }
 
 /// What a completion makes due.
@@ -43,20 +50,20 @@ pub(crate) struct Rally {
 pub(crate) struct Due {
     /// Receives to post.
     pub(crate) recvs: u32,
-    /// Post the next message.
+    /// Post the queue pair's next message.
     pub(crate) send: bool,
 }
 
 impl Rally {
     /// A run of `messages` messages each way, with all `rx_depth` receives posted and, on the client's side, the
-    /// first message under way.
-    pub(crate) fn new(side: Side, messages: u64, rx_depth: u32) -> Self {
+    /// first message of each queue pair under way.
+    pub(crate) fn new(side: Side, messages: u64, rx_depth: u32, queue_pairs: usize) -> Self {
+        let waiting = Waiting { for_send: side == Side::Client, for_recv: true };
         Self {
             messages,
             rx_depth,
             posted_recvs: rx_depth,
-            waiting_for_send: side == Side::Client,
-            waiting_for_recv: true,
+            queue_pairs: vec![waiting; queue_pairs],
             sent: 0,
             received: 0,
         }
@@ -77,38 +84,44 @@ impl Rally {
         self.received
     }
 
-    /// Takes the send queue's only place, if it is free.
-    pub(crate) fn start_sending(&mut self) -> bool {
-        !std::mem::replace(&mut self.waiting_for_send, true)
+    /// Takes the only place of a queue pair's send queue, if it is free.
+    pub(crate) fn start_sending(&mut self, place: usize) -> bool {
+        !std::mem::replace(&mut self.queue_pairs[place].for_send, true)
     }
 
-    /// Requests that are posted and not complete.
-    pub(crate) fn outstanding(&self) -> u64 {
-        u64::from(self.posted_recvs) + u64::from(self.waiting_for_send)
+    /// Receives that are posted and not complete.
+    pub(crate) fn outstanding_recvs(&self) -> u64 {
+        self.posted_recvs.into()
     }
 
-    /// A send is complete.
-    pub(crate) fn on_send(&mut self) -> Due {
+    /// Sends that are posted and not complete.
+    pub(crate) fn outstanding_sends(&self) -> u64 {
+        self.queue_pairs.iter().map(|waiting| u64::from(waiting.for_send)).sum()
+    }
+
+    /// A send of the queue pair is complete.
+    pub(crate) fn on_send(&mut self, place: usize) -> Due {
         self.sent += 1;
-        self.waiting_for_send = false;
-        Due { recvs: 0, send: self.take_turn() }
+        self.queue_pairs[place].for_send = false;
+        Due { recvs: 0, send: self.take_turn(place) }
     }
 
-    /// A message has come.
-    pub(crate) fn on_recv(&mut self) -> Due {
+    /// A message has come to the queue pair.
+    pub(crate) fn on_recv(&mut self, place: usize) -> Due {
         self.received += 1;
         self.posted_recvs -= 1;
-        let recvs = if self.posted_recvs <= 1 { self.rx_depth - self.posted_recvs } else { 0 };
+        let low = self.posted_recvs as usize <= self.queue_pairs.len();
+        let recvs = if low { self.rx_depth - self.posted_recvs } else { 0 };
         self.posted_recvs += recvs;
-        self.waiting_for_recv = false;
-        Due { recvs, send: self.take_turn() }
+        self.queue_pairs[place].for_recv = false;
+        Due { recvs, send: self.take_turn(place) }
     }
 
-    fn take_turn(&mut self) -> bool {
-        let turn = self.sent < self.messages && !self.waiting_for_send && !self.waiting_for_recv;
+    fn take_turn(&mut self, place: usize) -> bool {
+        let waiting = self.queue_pairs[place];
+        let turn = self.sent < self.messages && !waiting.for_send && !waiting.for_recv;
         if turn {
-            self.start_sending();
-            self.waiting_for_recv = true;
+            self.queue_pairs[place] = Waiting { for_send: true, for_recv: true };
         }
         turn
     }
@@ -121,80 +134,124 @@ mod tests {
 
     #[test]
     fn the_server_answers_each_message_once() {
-        let mut server = Rally::new(Side::Server, 2, 500);
-        assert_eq!(server.on_recv(), Due { recvs: 0, send: true });
-        assert_eq!(server.on_send(), Due::default());
+        let mut server = Rally::new(Side::Server, 2, 500, 1);
+        assert_eq!(server.on_recv(0), Due { recvs: 0, send: true });
+        assert_eq!(server.on_send(0), Due::default());
         assert!(!server.is_over());
-        assert_eq!(server.on_recv(), Due { recvs: 0, send: true });
-        assert_eq!(server.on_send(), Due::default());
+        assert_eq!(server.on_recv(0), Due { recvs: 0, send: true });
+        assert_eq!(server.on_send(0), Due::default());
         assert!(server.is_over());
     }
 
     #[test]
     fn the_client_stops_after_the_last_answer() {
-        let mut client = Rally::new(Side::Client, 1, 500);
-        assert_eq!(client.on_send(), Due::default());
+        let mut client = Rally::new(Side::Client, 1, 500, 1);
+        assert_eq!(client.on_send(0), Due::default());
         assert!(!client.is_over());
-        assert_eq!(client.on_recv(), Due::default());
+        assert_eq!(client.on_recv(0), Due::default());
         assert!(client.is_over());
     }
 
     #[test]
     fn an_answer_may_come_before_the_completion_of_what_it_answers() {
-        let mut client = Rally::new(Side::Client, 2, 500);
-        assert_eq!(client.on_recv(), Due::default());
-        assert_eq!(client.outstanding(), 500);
-        assert_eq!(client.on_send(), Due { recvs: 0, send: true });
+        let mut client = Rally::new(Side::Client, 2, 500, 1);
+        assert_eq!(client.on_recv(0), Due::default());
+        assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (499, 1));
+        assert_eq!(client.on_send(0), Due { recvs: 0, send: true });
     }
 
     #[test]
     fn one_receive_is_reposted_before_it_is_answered() {
-        let mut server = Rally::new(Side::Server, 3, 1);
-        assert_eq!(server.on_recv(), Due { recvs: 1, send: true });
+        let mut server = Rally::new(Side::Server, 3, 1, 1);
+        assert_eq!(server.on_recv(0), Due { recvs: 1, send: true });
     }
 
     #[test]
     fn receives_are_reposted_when_one_is_left() {
-        let mut server = Rally::new(Side::Server, 10, 4);
+        let mut server = Rally::new(Side::Server, 10, 4, 1);
         let mut reposted = Vec::new();
         for _ in 0..7 {
-            reposted.push(server.on_recv().recvs);
-            server.on_send();
+            reposted.push(server.on_recv(0).recvs);
+            server.on_send(0);
         }
         assert_eq!(reposted, [0, 0, 3, 0, 0, 3, 0]);
     }
 
+    #[test]
+    fn queue_pairs_take_their_turns_apart_and_share_the_receives() {
+        let mut client = Rally::new(Side::Client, 100, 4, 2);
+        assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (4, 2));
+        assert_eq!(client.on_recv(1), Due::default());
+        assert_eq!(client.on_send(0), Due::default());
+        // Two receives are left, one for each.
+        assert_eq!(client.on_send(1), Due { recvs: 0, send: true });
+        assert_eq!(client.on_recv(0), Due { recvs: 2, send: true });
+        assert!(!client.start_sending(0) && !client.start_sending(1));
+    }
+
+    #[test]
+    fn the_count_is_that_of_all_queue_pairs_together() {
+        let mut server = Rally::new(Side::Server, 2, 500, 3);
+        for place in 0..2 {
+            assert!(server.on_recv(place).send);
+            assert!(!server.is_over());
+            server.on_send(place);
+        }
+        assert!(server.is_over());
+        assert!(!server.on_recv(2).send, "enough was sent");
+    }
+
     proptest! {
-        /// Two sides, completions in any order: the run ends, with a receive posted for each message.
+        /// Two sides, completions in any order, each side leaving when its run is over: both runs end, with a receive
+        /// posted for each message.
         #[test]
-        fn every_run_ends(messages in 1..60u64, depths in (1..9u32, 1..9u32), order: Vec<bool>) {
-            let mut sides =
-                [Rally::new(Side::Client, messages, depths.0), Rally::new(Side::Server, messages, depths.1)];
-            let mut recvs = [depths.0, depths.1];
-            // What each side has to complete: own sends, messages that came.
-            let mut sends = [1u32, 0];
-            let mut arrived = [0u32, 1];
+        fn every_run_ends(
+            messages in 1..60u64,
+            queue_pairs in 1..5usize,
+            more in (0..9u32, 0..9u32),
+            order: Vec<prop::sample::Index>,
+        ) {
+            let depths = [more.0, more.1].map(|more| queue_pairs as u32 + more);
+            let mut sides = [(Side::Client, depths[0]), (Side::Server, depths[1])]
+                .map(|(side, depth)| Rally::new(side, messages, depth, queue_pairs));
+            let mut recvs = depths;
+            // What each side has to complete, by queue pair: own sends, messages that came.
+            let mut sends = [vec![1u32; queue_pairs], vec![0; queue_pairs]];
+            let mut arrived = [vec![0u32; queue_pairs], vec![1; queue_pairs]];
             let mut order = order.into_iter().cycle();
-            while !(sides[0].is_over() && sides[1].is_over()) {
-                let send_first = order.next().unwrap_or(true);
-                let runnable = (0..2).find(|&s| sends[s] + arrived[s] > 0).expect("neither side stands still");
-                let due = if sends[runnable] > 0 && (send_first || arrived[runnable] == 0) {
-                    sends[runnable] -= 1;
-                    sides[runnable].on_send()
+            loop {
+                let mut possible = Vec::new();
+                for side in (0..2).filter(|&side| !sides[side].is_over()) {
+                    for place in 0..queue_pairs {
+                        possible.extend((sends[side][place] > 0).then_some((side, place, true)));
+                        possible.extend((arrived[side][place] > 0).then_some((side, place, false)));
+                    }
+                }
+                if possible.is_empty() {
+                    break;
+                }
+                let (side, place, is_send) = order.next().map_or(possible[0], |index| *index.get(&possible));
+                let due = if is_send {
+                    sends[side][place] -= 1;
+                    sides[side].on_send(place)
                 } else {
-                    arrived[runnable] -= 1;
-                    prop_assert!(recvs[runnable] > 0, "a message found no receive");
-                    recvs[runnable] -= 1;
-                    sides[runnable].on_recv()
+                    arrived[side][place] -= 1;
+                    prop_assert!(recvs[side] > 0, "a message found no receive");
+                    recvs[side] -= 1;
+                    sides[side].on_recv(place)
                 };
-                recvs[runnable] += due.recvs;
+                recvs[side] += due.recvs;
+                prop_assert_eq!(u64::from(recvs[side]), sides[side].outstanding_recvs());
                 if due.send {
-                    sends[runnable] += 1;
-                    arrived[1 - runnable] += 1;
+                    sends[side][place] += 1;
+                    arrived[1 - side][place] += 1;
                 }
             }
             for side in &sides {
-                prop_assert_eq!((side.sent(), side.received()), (messages, messages));
+                prop_assert!(side.is_over(), "a side stands still: {side:?}");
+                if queue_pairs == 1 {
+                    prop_assert_eq!((side.sent(), side.received()), (messages, messages));
+                }
             }
         }
     }

@@ -39,6 +39,9 @@ pub(crate) enum BadRecord {
 }
 
 impl Record {
+    /// That of no queue pair.
+    pub(crate) const BLANK: Self = Self { lid: 0, qpn: 0, psn: 0, gid: Ipv6Addr::UNSPECIFIED };
+
     /// Whether the record carries a GID that packets can be addressed to, by the rule of ibv_rc_pingpong.
     pub(crate) fn has_gid(&self) -> bool {
         self.gid.octets()[8..] != [0; 8]

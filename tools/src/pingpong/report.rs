@@ -7,17 +7,19 @@ use serde::Serialize;
 use super::check::Source;
 use super::rally::Side;
 use super::record::Record;
+use crate::cli::pingpong::Kind;
 
 /// A finished run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
+    pub(crate) transport: Kind,
     pub(crate) side: Side,
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) gid_index: Option<u32>,
     pub(crate) mtu: u32,
-    pub(crate) local: Record,
-    pub(crate) remote: Record,
+    pub(crate) local: Addresses,
+    pub(crate) remote: Addresses,
     pub(crate) size: u32,
     pub(crate) iters: u32,
     pub(crate) inline: bool,
@@ -26,6 +28,23 @@ pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) figures: Figures,
     pub(crate) check: Option<Checked>,
+}
+
+/// A side's address; a list where the ping-pong is one of several queue pairs.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum Addresses {
+    One(Record),
+    Several(Vec<Record>),
+}
+
+impl Addresses {
+    pub(crate) fn new(kind: Kind, records: &[Record]) -> Self {
+        match (kind, records) {
+            (Kind::Srq, _) | (_, []) => Self::Several(records.to_vec()),
+            (_, [record, ..]) => Self::One(*record),
+        }
+    }
 }
 
 /// What a checked run has checked: every byte of so many messages of the peer.
@@ -60,10 +79,12 @@ impl Figures {
 }
 
 /// The line with an address; `whose` is `local` or `remote`.
-pub(crate) fn address_line(whose: &str, record: &Record) -> String {
+pub(crate) fn address_line(kind: Kind, whose: &str, record: &Record) -> String {
     let Record { lid, qpn, psn, gid } = record;
+    // As ibv_ud_pingpong has it.
+    let comma = if (kind, whose) == (Kind::Ud, "local") { ':' } else { ',' };
     format!(
-        "  {:<15} LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}",
+        "  {:<15} LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}{comma} GID {gid}",
         format!("{whose} address:")
     )
 }
@@ -93,16 +114,23 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv6Addr;
+
+    const LOCAL: Record =
+        Record { lid: 0, qpn: 0x11, psn: 0xabcdef, gid: Ipv6Addr::new(0, 0, 0, 0, 0, 0xffff, 0xa01, 1) };
+    const REMOTE: Record =
+        Record { lid: 1, qpn: 0x12, psn: 0x1, gid: Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1) };
 
     fn report() -> Report {
         Report {
+            transport: Kind::Rc,
             side: Side::Client,
             device: "rxe0".into(),
             port: 1,
             gid_index: Some(1),
             mtu: 1024,
-            local: Record { lid: 0, qpn: 0x11, psn: 0xabcdef, gid: "::ffff:10.1.0.1".parse().unwrap() },
-            remote: Record { lid: 1, qpn: 0x12, psn: 0x1, gid: "fe80::1".parse().unwrap() },
+            local: Addresses::One(LOCAL),
+            remote: Addresses::One(REMOTE),
             size: 4096,
             iters: 1000,
             inline: false,
@@ -116,11 +144,11 @@ mod tests {
     fn the_lines_are_those_of_ibv_rc_pingpong() {
         let report = report();
         assert_eq!(
-            address_line("local", &report.local),
+            address_line(Kind::Rc, "local", &LOCAL),
             "  local address:  LID 0x0000, QPN 0x000011, PSN 0xabcdef, GID ::ffff:10.1.0.1"
         );
         assert_eq!(
-            address_line("remote", &report.remote),
+            address_line(Kind::Rc, "remote", &REMOTE),
             "  remote address: LID 0x0001, QPN 0x000012, PSN 0x000001, GID fe80::1"
         );
         assert_eq!(
@@ -134,8 +162,10 @@ mod tests {
 
     #[test]
     fn no_gid_shows_as_two_colons() {
-        let record = Record { gid: "::".parse().unwrap(), ..report().local };
-        assert!(address_line("local", &record).ends_with(", GID ::"));
+        let record = Record { gid: Ipv6Addr::UNSPECIFIED, ..LOCAL };
+        assert!(address_line(Kind::Uc, "local", &record).ends_with(", GID ::"));
+        assert!(address_line(Kind::Ud, "remote", &record).ends_with(", GID ::"));
+        assert!(address_line(Kind::Ud, "local", &record).ends_with(": GID ::"));
     }
 
     #[test]
@@ -153,12 +183,14 @@ mod tests {
     #[test]
     fn json_holds_the_same_as_the_lines() {
         let json = serde_json::to_value(report()).unwrap();
-        assert_eq!(json["side"], "client");
+        assert_eq!((&json["transport"], &json["side"]), (&"rc".into(), &"client".into()));
         assert_eq!(json["local"]["gid"], "::ffff:10.1.0.1");
         assert_eq!(json["remote"]["qpn"], 0x12);
         assert_eq!(json["bytes"], 8_192_000);
         assert_eq!(json["usec_per_iter"], 14.04);
         assert_eq!(json["events"], serde_json::Value::Null);
+        let several = serde_json::to_value(Addresses::new(Kind::Srq, &[LOCAL])).unwrap();
+        assert_eq!(several[0]["qpn"], 0x11);
         assert_eq!(json["check"], serde_json::json!({ "messages": 1000, "data": "echo" }));
     }
 }

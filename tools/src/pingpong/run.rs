@@ -7,28 +7,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Access, AhAttr, Arm, Buffer, CompChannel, Context, Cq, CqInit, Gid, InitAttr, LinkLayer, Mr, Operation,
-    Payload, PortAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, RtrAttr, RtsAttr,
-    SendFlags, SendRequest, WcStatus, WorkCompletion,
+    Access, Arm, Buffer, CompChannel, Context, Cq, CqInit, Gid, LinkLayer, Mr, Mtu, Payload, PortAttr,
+    RecvRequest, WcStatus, WorkCompletion,
 };
 use rustix::event::PollFlags;
 
-use super::check::{Checker, FILL};
+use super::check::{Checker, FILL, Scheme};
+use super::lost::{Failure, Lost, PATIENCE, Progress};
+use super::queues::{Queues, Route, address};
 use super::rally::{Due, RECV_ID, Rally, SEND_ID, Side};
 use super::record::Record;
-use super::status;
-use crate::cli::RcPingpong;
+use crate::cli::pingpong::{Kind, Plan};
 use crate::say;
 use crate::stop::{Interrupted, Stop, Wake};
 
-/// How long nothing may complete before the run is given up.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE goes on forever
-/// (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
-const RETRIES: u8 = 6;
-/// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose machine stands
-/// still for half a second would count as gone.
-const TIMEOUT: u8 = 16;
 /// How long the peer's queue pair gets to answer the question whether it is still there: all retries, and more.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a failed queue pair gets to flush its receives.
@@ -38,84 +30,36 @@ const SPINS: u32 = 4096;
 /// The completion queue's name in its events.
 const CQ_DATA: u64 = 1;
 
-/// Why a run ended early.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Lost {
-    #[error("Failed status {} ({}) for wr_id {wr_id}{}{}", status::words(*.status), .status.0, reason(*.status), progress)]
-    Status { status: WcStatus, wr_id: u64, progress: Progress },
-    #[error("nothing completed for {} s, though the peer's queue pair is still there{progress}", PATIENCE.as_secs())]
-    Silence { progress: Progress },
-}
-
-fn reason(status: WcStatus) -> String {
-    status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"))
-}
-
-/// A failed request: its status and its `wr_id`.
-type Failure = (WcStatus, u64);
-
-/// A write of no bytes.
-const QUESTION: SendRequest<'_> = SendRequest {
-    wr_id: SEND_ID,
-    operation: Operation::Write(Remote { addr: 0, rkey: 0 }),
-    flags: SendFlags::SIGNALED,
-    payload: Payload::Sges(&[]),
-};
-
-/// How far a run came.
-#[derive(Debug)]
-pub(crate) struct Progress {
-    sent: u64,
-    received: u64,
-    flushed: u64,
-}
-
-impl std::fmt::Display for Progress {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let flush = WcStatus::WR_FLUSH_ERR;
-        write!(
-            f,
-            "; {} messages were sent and {} received, then {} requests ended as {} ({})",
-            self.sent,
-            self.received,
-            self.flushed,
-            status::words(flush),
-            flush.0
-        )
-    }
-}
-
 /// `size` bytes, or an error where there is not so much memory.
-fn filled(size: usize) -> Result<Vec<u8>> {
+fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).with_context(|| format!("no memory for a message of {size} bytes"))?;
-    bytes.resize(size, FILL);
+    bytes.resize(size, fill);
     Ok(bytes)
 }
 
-/// One side of the table: a queue pair with what it needs.
-pub(crate) struct Player<'a> {
-    options: &'a RcPingpong,
+/// One side of the table: its queue pairs with what they need.
+pub(crate) struct Player<'a, Q> {
+    plan: Plan<'a>,
     side: Side,
     stop: &'a Stop,
     cq: Cq,
     channel: Option<CompChannel>,
     /// Before the memory, so that nothing is posted any more when that goes.
-    qp: bareverbs::Qp<Rc>,
+    queues: Q,
     memory: Mr<Buffer>,
-    /// Where messages are sent from and received to. The same bytes unless the data is checked: then what was
-    /// received goes back, as with ibv_rc_pingpong.
-    outgoing: Range<usize>,
-    incoming: Range<usize>,
+    layout: Layout,
     /// Whether messages go into the queue by value.
     inline: bool,
     /// A message outside of registered memory, for data that is made, checked or sent inline.
     message: Vec<u8>,
     checker: Option<Checker>,
-    posted: u64,
     link_layer: LinkLayer,
     gid_index: Option<u32>,
-    local: Record,
+    local: Vec<Record>,
+    /// Messages posted and received, by queue pair.
+    posted: Vec<u64>,
+    received: Vec<u64>,
 }
 
 /// What a run measured.
@@ -124,34 +68,83 @@ pub(crate) struct Outcome {
     pub(crate) events: Option<u64>,
 }
 
-impl<'a> Player<'a> {
-    /// Makes everything up to the queue pair in INIT with its receives posted.
+/// Where in the memory messages are sent from and received to.
+///
+/// These are the same bytes unless the data is checked: then what was received goes back, as with the C programs. Where
+/// several queue pairs share their receives, each receive that is checked has bytes of its own, for others come before it
+/// is looked at.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    headroom: usize,
+    size: usize,
+    receives: usize,
+    distance: usize,
+    slots: u32,
+}
+
+impl Layout {
+    fn new(plan: &Plan<'_>, headroom: usize) -> Self {
+        let size = plan.size as usize;
+        let stride = (headroom + size).next_multiple_of(rustix::param::page_size());
+        match (plan.game.chk, plan.num_qp) {
+            (false, _) => Self { headroom, size, receives: 0, distance: 0, slots: 1 },
+            (true, 1) => Self { headroom, size, receives: stride, distance: 0, slots: 1 },
+            (true, _) => {
+                Self { headroom, size, receives: stride, distance: stride, slots: plan.game.rx_depth }
+            }
+        }
+    }
+
+    fn bytes(&self) -> Option<usize> {
+        let slots = self.distance.checked_mul(self.slots as usize - 1)?;
+        slots.checked_add(self.receives + self.headroom + self.size)
+    }
+
+    fn outgoing(&self) -> Range<usize> {
+        self.headroom..self.headroom + self.size
+    }
+
+    /// What is posted for a receive.
+    fn receive(&self, slot: u32) -> Range<usize> {
+        let start = self.receives + self.distance * slot as usize;
+        start..start + self.headroom + self.size
+    }
+
+    /// Where in that the message is.
+    fn incoming(&self, slot: u32) -> usize {
+        self.receive(slot).start + self.headroom
+    }
+}
+
+/// The `wr_id` of a receive into this slot. What is left of it in 32 bits is that of the C programs.
+fn recv_id(slot: u32) -> u64 {
+    u64::from(slot) << 32 | RECV_ID
+}
+
+impl<'a, Q: Queues> Player<'a, Q> {
+    /// Makes everything up to the queue pairs in INIT with their receives posted.
     pub(crate) fn new(
-        options: &'a RcPingpong,
+        plan: Plan<'a>,
         context: &Context,
         port: &PortAttr,
         gid: Option<(u32, Gid)>,
         stop: &'a Stop,
     ) -> Result<Self> {
-        let side = if options.host.is_some() { Side::Client } else { Side::Server };
-        let size = options.size as usize;
-        let depth = options.rx_depth;
-        let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
+        let game = plan.game;
+        let side = if game.host.is_some() { Side::Client } else { Side::Server };
+        let size = plan.size as usize;
+        let depth = game.rx_depth;
+        let fill = if plan.kind == Kind::Srq { 0 } else { FILL };
+        let channel = game.events.then(|| context.create_comp_channel()).transpose()?;
         let pd = context.alloc_pd()?;
 
-        let outgoing = 0..size;
-        let incoming = if options.chk {
-            let start = size.next_multiple_of(rustix::param::page_size());
-            start..start + size
-        } else {
-            outgoing.clone()
-        };
-        let mut buffer = Buffer::zeroed(incoming.end)?;
-        buffer.fill(FILL);
+        let layout = Layout::new(&plan, Q::HEADROOM);
+        let mut buffer = Buffer::zeroed(layout.bytes().context("more memory than there can be")?)?;
+        buffer.fill(fill);
         let mut access = Access::LOCAL_WRITE;
-        access.set(Access::ON_DEMAND, options.odp);
+        access.set(Access::ON_DEMAND, plan.odp);
         let memory = pd.register(buffer, access)?;
-        if options.prefetch
+        if plan.prefetch
             && let Err(error) = memory.prefetch(..)
         {
             say::remark(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
@@ -160,44 +153,46 @@ impl<'a> Player<'a> {
         let cq = context.create_cq(&CqInit {
             channel: channel.as_ref(),
             user_data: CQ_DATA,
-            ..CqInit::new(depth + 1)
+            ..CqInit::new(depth + plan.num_qp)
         })?;
-        let cap = QpCap { max_send_wr: 1, max_recv_wr: depth, ..QpCap::default() };
-        let mut qp = pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&cq, &cq) })?;
-        let inline = qp.cap().max_inline_data as usize >= size;
-        qp.init(&InitAttr::new(options.ib_port))?;
+        let queues = Q::create(&plan, &pd, &cq)?;
+        let inline = queues.max_inline() as usize >= size;
 
-        let mut psn = [0; 4];
-        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-            .context("no random numbers")?;
-        let local = Record {
-            lid: port.lid,
-            qpn: qp.qp_num(),
-            psn: u32::from_ne_bytes(psn) & 0xff_ffff,
-            gid: gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into()),
+        let numbers = queues.qp_nums();
+        let local = numbers.iter().map(|&qpn| {
+            let mut psn = [0; 4];
+            rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+                .context("no random numbers")?;
+            let gid = gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into());
+            Ok(Record { lid: port.lid, qpn, psn: u32::from_ne_bytes(psn) & 0xff_ffff, gid })
+        });
+        let scheme = match plan.kind {
+            Kind::Srq => Scheme::Alike,
+            _ => Scheme::Different(game.iters.into()),
+        };
+        let checker = match game.chk {
+            true => Some(Checker::new(side, scheme, filled(size, fill)?)),
+            false => None,
         };
         let mut player = Self {
-            options,
+            plan,
             side,
             stop,
             cq,
             channel,
-            qp,
+            queues,
             memory,
-            outgoing,
-            incoming,
+            layout,
             inline,
-            message: if inline || options.chk { filled(size)? } else { Vec::new() },
-            checker: match options.chk {
-                true => Some(Checker::new(side, options.iters.into(), filled(size)?)),
-                false => None,
-            },
-            posted: 0,
+            message: if inline || game.chk { filled(size, fill)? } else { Vec::new() },
+            checker,
             link_layer: port.link_layer,
             gid_index: gid.map(|(index, _)| index),
-            local,
+            local: local.collect::<Result<_>>()?,
+            posted: vec![0; numbers.len()],
+            received: vec![0; numbers.len()],
         };
-        player.post_recvs(depth)?;
+        player.post_all_recvs()?;
         if player.channel.is_some() {
             player.cq.arm(Arm::Any)?;
         }
@@ -208,8 +203,8 @@ impl<'a> Player<'a> {
         self.side
     }
 
-    /// Where the peer can reach this queue pair.
-    pub(crate) fn local(&self) -> &Record {
+    /// Where the peer can reach these queue pairs.
+    pub(crate) fn local(&self) -> &[Record] {
         &self.local
     }
 
@@ -221,42 +216,32 @@ impl<'a> Player<'a> {
         self.checker.as_ref()
     }
 
-    /// Brings the queue pair to RTS, towards the peer.
-    pub(crate) fn connect(&mut self, remote: &Record) -> Result<()> {
-        let options = self.options;
-        let port = options.ib_port;
-        let route = match self.gid_index {
-            Some(index) if remote.has_gid() => AhAttr {
-                dlid: remote.lid,
-                ..AhAttr::global(port, Gid(remote.gid.octets()), u8::try_from(index)?)
-            },
-            _ if self.link_layer == LinkLayer::ETHERNET => anyhow::bail!(
+    /// Brings the queue pairs to RTS, towards the peer's.
+    pub(crate) fn connect(&mut self, remote: &[Record]) -> Result<()> {
+        let routes = self.local.iter().zip(remote).map(|(local, remote)| {
+            let gid = remote.has_gid().then(|| Gid(remote.gid.octets()));
+            anyhow::ensure!(
+                self.link_layer != LinkLayer::ETHERNET || gid.is_some(),
                 "the peer sent no GID, and without one RoCE has no way to it: give it a GID index (-g)"
-            ),
-            _ => AhAttr::local(port, remote.lid),
-        };
-        self.qp.ready_to_receive(&RtrAttr {
-            rq_psn: remote.psn,
-            path_mtu: options.mtu,
-            max_dest_rd_atomic: 1,
-            min_rnr_timer: 12,
-            ..RtrAttr::new(AhAttr { sl: options.sl, ..route }, remote.qpn)
-        })?;
-        self.qp.ready_to_send(&RtsAttr {
-            sq_psn: self.local.psn,
-            timeout: TIMEOUT,
-            retry_cnt: RETRIES,
-            rnr_retry: 7,
-            max_rd_atomic: 1,
-        })?;
-        Ok(())
+            );
+            Ok(Route {
+                address: address(&self.plan, self.gid_index, remote.lid, gid)?,
+                mtu: self.plan.mtu.unwrap_or(Mtu::Mtu256),
+                remote_qpn: remote.qpn,
+                remote_psn: remote.psn,
+                local_psn: local.psn,
+            })
+        });
+        let routes: Vec<_> = routes.collect::<Result<_>>()?;
+        self.queues.connect(&routes)
     }
 
     /// Plays to the end.
     pub(crate) fn play(&mut self) -> Result<Outcome> {
-        let mut rally = Rally::new(self.side, self.options.iters.into(), self.options.rx_depth);
+        let (game, queue_pairs) = (self.plan.game, self.local.len());
+        let mut rally = Rally::new(self.side, game.iters.into(), game.rx_depth, queue_pairs);
         if self.side == Side::Client {
-            self.post_send()?;
+            (0..queue_pairs).try_for_each(|place| self.post_send(place))?;
         }
         let start = Instant::now();
         let mut events = 0;
@@ -314,33 +299,51 @@ impl<'a> Player<'a> {
 
     /// Counts a completion, checks what came, and does what is due.
     fn take(&mut self, rally: &mut Rally, completion: WorkCompletion) -> Result<()> {
-        let WorkCompletion { wr_id, status, byte_len, .. } = completion;
+        let WorkCompletion { wr_id, status, byte_len, qp_num, .. } = completion;
         if status != WcStatus::SUCCESS {
             let (cause, progress) = self.give_up(rally, Some((status, wr_id)));
             let (status, wr_id) = cause.unwrap_or((status, wr_id));
-            return Err(Lost::Status { status, wr_id, progress }.into());
+            return Err(Lost::Status { status, wr_id: wr_id as u32, progress }.into());
         }
-        let Due { recvs, send } = match wr_id {
-            SEND_ID => rally.on_send(),
+        let place = self.local.iter().position(|local| local.qpn == qp_num);
+        let place = place.with_context(|| format!("a completion for unknown QP {qp_num:#x}"))?;
+        let slot = (wr_id >> 32) as u32;
+        let Due { recvs, send } = match u64::from(wr_id as u32) {
+            SEND_ID => rally.on_send(place),
             RECV_ID => {
-                if let Some(checker) = &mut self.checker {
-                    anyhow::ensure!(
-                        byte_len == self.options.size,
-                        "a message of {byte_len} bytes came instead of {}: is the peer's -s the same?",
-                        self.options.size
-                    );
-                    self.memory.read(self.incoming.start, &mut self.message)?;
-                    checker.verify(rally.received(), &self.message)?;
-                }
-                rally.on_recv()
+                self.check(place, slot, byte_len)?;
+                self.received[place] += 1;
+                rally.on_recv(place)
             }
             other => anyhow::bail!("a completion for unknown wr_id {other}"),
         };
-        self.post_recvs(recvs)?;
+        match (self.layout.slots, wr_id == SEND_ID) {
+            (1, _) => self.post_recvs(recvs)?,
+            // Its own bytes are free again.
+            (_, false) => self.post_slots(slot..slot + 1)?,
+            (_, true) => {}
+        }
         if send {
-            self.post_send()?;
+            self.post_send(place)?;
         }
         Ok(())
+    }
+
+    /// Checks a message that came, where messages are checked.
+    fn check(&mut self, place: usize, slot: u32, byte_len: u32) -> Result<()> {
+        let Some(checker) = &mut self.checker else { return Ok(()) };
+        let came = (byte_len as usize).saturating_sub(Q::HEADROOM);
+        anyhow::ensure!(
+            came == self.layout.size,
+            "a message of {came} bytes came instead of {}: is the peer's -s the same?",
+            self.layout.size
+        );
+        let at = self.layout.incoming(slot);
+        self.memory.read(at, &mut self.message)?;
+        checker.verify(self.received[place], &self.message)?;
+        // What comes next has to be written, even where it is the same.
+        self.message.iter_mut().for_each(|byte| *byte = !*byte);
+        Ok(self.memory.write(at, &self.message)?)
     }
 
     /// Finds out why nothing completes.
@@ -349,9 +352,14 @@ impl<'a> Player<'a> {
     /// write of no bytes needs an acknowledgement too. Where the peer is alive, it may not like it, but the run is lost
     /// all the same.
     fn ask(&mut self, rally: &mut Rally) -> Result<Lost> {
-        if rally.start_sending() {
-            // SAFETY: the request names no memory.
-            unsafe { self.qp.post_send(&[QUESTION]) }.context("couldn't post a send")?;
+        if !Q::ANSWERS {
+            let (_, progress) = self.give_up(rally, None);
+            return Ok(Lost::Unheard { progress });
+        }
+        for place in 0..self.local.len() {
+            if rally.start_sending(place) {
+                self.queues.question(place)?;
+            }
         }
         let deadline = Instant::now() + ANSWER;
         let answer = loop {
@@ -367,23 +375,21 @@ impl<'a> Player<'a> {
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
             ) => Lost::Silence { progress },
-            (Some((status, wr_id)), progress) => Lost::Status { status, wr_id, progress },
+            (Some((status, wr_id)), progress) => Lost::Status { status, wr_id: wr_id as u32, progress },
         })
     }
 
-    /// Fails the queue pair and takes what it flushes. Of all failures, with the one that is known already, returns the
+    /// Fails the queue pairs and takes what they flush. Of all failures, with the one that is known already, returns the
     /// one that is no mere flush.
     fn give_up(&mut self, rally: &Rally, mut cause: Option<Failure>) -> (Option<Failure>, Progress) {
         let is_flush = |&(status, _): &Failure| status == WcStatus::WR_FLUSH_ERR;
         let mut flushed = u64::from(cause.as_ref().is_some_and(is_flush));
         let mut taken = u64::from(cause.is_some());
-        // The run has failed already; where this fails too, there is only less to tell.
-        if let Ok((mut attributes, _)) = self.qp.query() {
-            attributes.qp_state = QpState::ERR;
-            let _ = self.qp.modify(&attributes, QpAttrMask::STATE);
-        }
+        self.queues.fail();
+        let receives = if self.queues.flushes_receives() { rally.outstanding_recvs() } else { 0 };
+        let outstanding = rally.outstanding_sends() + receives;
         let deadline = Instant::now() + FLUSH;
-        while taken < rally.outstanding() && Instant::now() < deadline {
+        while taken < outstanding && Instant::now() < deadline {
             let Some(WorkCompletion { status, wr_id, .. }) = self.cq.poll_one() else { continue };
             taken += 1;
             if status == WcStatus::WR_FLUSH_ERR {
@@ -395,77 +401,94 @@ impl<'a> Player<'a> {
         (cause, Progress { sent: rally.sent(), received: rally.received(), flushed })
     }
 
+    fn post_all_recvs(&mut self) -> Result<()> {
+        match self.layout.slots {
+            1 => self.post_recvs(self.plan.game.rx_depth),
+            slots => self.post_slots(0..slots),
+        }
+    }
+
+    /// Posts receives that share their memory.
     fn post_recvs(&mut self, count: u32) -> Result<()> {
-        let sges = [self.memory.sge(self.incoming.clone())?];
-        let requests = [RecvRequest { wr_id: RECV_ID, sges: &sges }; 64];
+        let sges = [self.memory.sge(self.layout.receive(0))?];
+        let requests = [RecvRequest { wr_id: recv_id(0), sges: &sges }; 64];
         let mut left = count as usize;
         while left > 0 {
             let batch = &requests[..left.min(requests.len())];
-            // SAFETY: the region outlives the queue pair (field order), and its bytes are only ever copied, never
+            // SAFETY: the region outlives the queue pairs (field order), and its bytes are only ever copied, never
             // referred to.
-            unsafe { self.qp.post_recv(batch) }.context("couldn't post receives")?;
+            unsafe { self.queues.post_recv(batch) }.context("couldn't post receives")?;
             left -= batch.len();
         }
         Ok(())
     }
 
-    /// Posts this side's next message.
-    fn post_send(&mut self) -> Result<()> {
-        if let Some(checker) = &self.checker {
-            checker.fill(self.posted, &mut self.message);
-            if !self.inline {
-                self.memory.write(self.outgoing.start, &self.message)?;
-            }
-        } else if self.inline {
-            self.memory.read(self.outgoing.start, &mut self.message)?;
-        }
-        self.posted += 1;
-
-        let sges = [self.memory.sge(self.outgoing.clone())?];
-        let bytes = [&self.message[..]];
-        let request = SendRequest {
-            wr_id: SEND_ID,
-            operation: Operation::Send,
-            flags: SendFlags::SIGNALED,
-            payload: if self.inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) },
-        };
-        if self.options.new_send {
-            let mut batch = self.qp.start_send();
-            // SAFETY: as below.
-            unsafe { batch.push(&request) }.context("couldn't post a send")?;
-            batch.ring().context("couldn't post a send")?;
-        } else {
-            // SAFETY: the region outlives the queue pair (field order). Its bytes stay as they are until the send is
-            // complete, for the peer sends nothing before it has this message; a peer that does so all the same
-            // changes what itself receives.
-            unsafe { self.qp.post_send(&[request]) }.context("couldn't post a send")?;
+    /// Posts receives, each with its own memory.
+    fn post_slots(&mut self, slots: Range<u32>) -> Result<()> {
+        for slot in slots {
+            let sges = [self.memory.sge(self.layout.receive(slot))?];
+            let request = RecvRequest { wr_id: recv_id(slot), sges: &sges };
+            // SAFETY: as above.
+            unsafe { self.queues.post_recv(&[request]) }.context("couldn't post receives")?;
         }
         Ok(())
+    }
+
+    /// Posts a queue pair's next message.
+    fn post_send(&mut self, place: usize) -> Result<()> {
+        let outgoing = self.layout.outgoing();
+        if let Some(checker) = &self.checker {
+            checker.fill(self.posted[place], &mut self.message);
+            if !self.inline {
+                self.memory.write(outgoing.start, &self.message)?;
+            }
+        } else if self.inline {
+            self.memory.read(outgoing.start, &mut self.message)?;
+        }
+        self.posted[place] += 1;
+
+        let sges = [self.memory.sge(outgoing)?];
+        let bytes = [&self.message[..]];
+        let payload = if self.inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
+        // SAFETY: the region outlives the queue pairs (field order). Its bytes stay as they are until the send is
+        // complete, for the peer sends nothing before it has this message; a peer that does so all the same, or another
+        // queue pair's message, changes only what the peer itself receives.
+        unsafe { self.queues.post_send(place, payload) }.context("couldn't post a send")
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
 
-    const PROGRESS: Progress = Progress { sent: 7, received: 6, flushed: 500 };
-
-    #[test]
-    fn a_lost_peer_is_named_by_the_status_and_what_followed() {
-        let lost = Lost::Status { status: WcStatus::RETRY_EXC_ERR, wr_id: SEND_ID, progress: PROGRESS };
-        assert_eq!(
-            lost.to_string(),
-            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has ended or can't be reached; \
-             7 messages were sent and 6 received, then 500 requests ended as Work Request Flushed Error (5)"
-        );
+    fn layout(line: &[&str], headroom: usize) -> Layout {
+        let line = ["bareverbs", "pingpong"].iter().chain(line);
+        let Command::Pingpong(options) = Cli::try_parse_from(line).unwrap().command else {
+            panic!("not a ping-pong")
+        };
+        Layout::new(&options.plan(), headroom)
     }
 
     #[test]
-    fn a_silent_peer_is_named_with_the_time_limit() {
-        let text = Lost::Silence { progress: PROGRESS }.to_string();
-        assert!(
-            text.starts_with("nothing completed for 10 s, though the peer's queue pair is still there; 7 "),
-            "{text}"
-        );
+    fn what_came_goes_back_unless_it_is_checked() {
+        let plain = layout(&["ud", "-s", "100"], 40);
+        assert_eq!((plain.outgoing(), plain.receive(0), plain.incoming(0)), (40..140, 0..140, 40));
+        assert_eq!(plain.bytes(), Some(140));
+        let checked = layout(&["ud", "-s", "100", "-c"], 40);
+        assert_eq!((checked.outgoing(), checked.receive(0)), (40..140, 4096..4236));
+    }
+
+    #[test]
+    fn checked_receives_that_are_shared_have_bytes_of_their_own() {
+        let several = layout(&["srq", "-c", "-s", "5000", "-r", "20"], 0);
+        assert_eq!(several.slots, 20);
+        assert_eq!((several.outgoing(), several.receive(0)), (0..5000, 8192..13_192));
+        for slot in 1..20 {
+            assert!(several.receive(slot).start >= several.receive(slot - 1).end);
+        }
+        assert_eq!(several.bytes(), Some(several.receive(19).end));
+        assert_eq!(layout(&["srq", "-c", "-q", "1"], 0).slots, 1);
     }
 }

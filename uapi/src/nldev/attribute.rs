@@ -4,7 +4,7 @@ use super::{CounterMask, CounterMode, DeviceType, EventType, NameAssignType, Nod
 use crate::abi::{EnumInfo, Since};
 use crate::rdma_cm::PortSpace;
 use crate::uverbs::types::DriverId;
-use crate::verbs_values::{MigState, PortPhysState, PortState};
+use crate::verbs_values::{MigState, PollContext, PortPhysState, PortState};
 
 /// What an attribute carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +162,7 @@ attributes! {
     /// How many objects use this one.
     RES_USECNT = 38, "RDMA_NLDEV_ATTR_RES_USECNT": U64;
     /// Where the kernel polls a CQ of its own.
-    RES_POLL_CTX = 39, "RDMA_NLDEV_ATTR_RES_POLL_CTX": U8;
+    RES_POLL_CTX = 39, "RDMA_NLDEV_ATTR_RES_POLL_CTX": U8 of PollContext;
     /// MRs.
     RES_MR = 40, "RDMA_NLDEV_ATTR_RES_MR": Nested;
     /// One MR.

@@ -85,7 +85,7 @@ fn a_refusal_carries_its_errno_and_a_senseless_one_does_not_panic() {
     assert_eq!(refusal(-3), Ok(Outcome::Refused(Errno::PROTO)));
 }
 
-fn with_attributes<T>(
+pub(super) fn with_attributes<T>(
     fill: impl FnOnce(&mut MessageWriter<'_>),
     read: impl FnOnce(&Attributes<'_>) -> Result<T, Malformed>,
 ) -> T {

@@ -1,0 +1,311 @@
+//! Games of `bareverbs pingpong` with `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`, in both roles, and with
+//! itself.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::time::Duration;
+
+use bareverbs_interop_tests::calls::trace;
+use bareverbs_interop_tests::game::{
+    HOST, Kind, Ours, OursOf, PORT, Player, TheirsOf, play, play_all_of, play_on,
+};
+use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::program::Program;
+use bareverbs_interop_tests::resources::{DEVICE, leaving_nothing};
+use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+kernel_tests! {
+    games_without_options_are_those_of_the_c_programs,
+    either_side_of_any_transport_may_sleep_on_events,
+    messages_of_every_size_that_a_transport_carries,
+    checked_data_on_every_transport,
+    service_levels_gid_indices_and_long_names,
+    shared_receives_are_refilled_however_few,
+    any_number_of_queue_pairs,
+    players_with_other_numbers_of_queue_pairs_part,
+    records_of_several_queue_pairs_are_those_of_the_c_program,
+    shared_receives_on_demand_where_the_kernel_has_it,
+    what_a_transport_cannot_do_is_refused_before_anything_is_made,
+    peers_of_any_transport_killed_in_the_middle,
+    a_peer_with_another_message_size_on_any_transport,
+    games_of_any_transport_as_json,
+}
+
+const KINDS: [Kind; 3] = [Kind::Uc, Kind::Ud, Kind::Srq];
+
+fn games_without_options_are_those_of_the_c_programs() {
+    leaving_nothing(|| {
+        for kind in KINDS {
+            play_all_of(kind, &[], if kind == Kind::Ud { 1024 } else { 4096 }, 1000);
+        }
+    });
+}
+
+fn either_side_of_any_transport_may_sleep_on_events() {
+    let (awake, asleep) = (&["-n", "50", "-s", "512"][..], &["-e", "-n", "50", "-s", "512"][..]);
+    leaving_nothing(|| {
+        for kind in KINDS {
+            play_all_of(kind, asleep, 512, 50);
+            for (server, client) in [
+                (OursOf(kind, asleep), TheirsOf(kind, awake)),
+                (OursOf(kind, awake), TheirsOf(kind, asleep)),
+                (TheirsOf(kind, asleep), OursOf(kind, awake)),
+                (TheirsOf(kind, awake), OursOf(kind, asleep)),
+            ] {
+                play(server, client).expect_regular(512, 50);
+            }
+        }
+    });
+}
+
+fn messages_of_every_size_that_a_transport_carries() {
+    for kind in KINDS {
+        for size in ["1", "16", "17", "1000", "1024"] {
+            play_all_of(kind, &["-n", "10", "-s", size], size.parse().unwrap(), 10);
+        }
+    }
+    for kind in [Kind::Uc, Kind::Srq] {
+        for mtu in ["256", "512", "1024"] {
+            play_all_of(kind, &["-n", "5", "-m", mtu, "-s", "3000"], 3000, 5);
+        }
+        play_all_of(kind, &["-n", "2", "-s", "100000"], 100_000, 2);
+    }
+}
+
+fn checked_data_on_every_transport() {
+    for kind in KINDS {
+        for size in ["1", "200", "1024", "20000"] {
+            if kind == Kind::Ud && size == "20000" {
+                continue;
+            }
+            let options = &["-c", "-n", "30", "-s", size][..];
+            let plain = &options[1..];
+            for (server, client) in [
+                (OursOf(kind, options), TheirsOf(kind, options)),
+                (TheirsOf(kind, options), OursOf(kind, options)),
+                (OursOf(kind, options), TheirsOf(kind, plain)),
+                (TheirsOf(kind, plain), OursOf(kind, options)),
+                (OursOf(kind, options), OursOf(kind, options)),
+                (OursOf(kind, plain), OursOf(kind, options)),
+            ] {
+                let game = play(server, client).expect_regular(size.parse().unwrap(), 30);
+                for (player, side) in [(server, &game.server), (client, &game.client)] {
+                    let said = side.stderr.lines().find_map(|line| line.strip_prefix("every byte of "));
+                    let checked = said.and_then(|said| said.split(' ').next()?.parse::<u32>().ok());
+                    match matches!(player, OursOf(_, ["-c", ..])) {
+                        // Some queue pairs may have received more than was needed.
+                        true => assert!(checked.is_some_and(|count| count >= 30), "{game:#?}"),
+                        false => assert_eq!(checked, None, "{game:#?}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn service_levels_gid_indices_and_long_names() {
+    let options =
+        &["--port=4711", "--ib-dev", DEVICE, "--ib-port=1", "--iters=20", "--size=0x100", "--sl=3"][..];
+    let link_local = &["-n", "20", "-g", "0", "-s", "64"][..];
+    for kind in KINDS {
+        for (server, client) in [
+            (OursOf(kind, options), TheirsOf(kind, options)),
+            (TheirsOf(kind, options), OursOf(kind, options)),
+        ] {
+            play_on(4711, server, client).expect_regular(256, 20);
+        }
+        // The last option counts for the C program, so both use the link-local address.
+        let game = play(TheirsOf(kind, link_local), OursOf(kind, link_local)).expect_regular(64, 20);
+        assert!(game.client.stdout.contains("GID fe80::"), "{game:#?}");
+    }
+}
+
+fn shared_receives_are_refilled_however_few() {
+    for receives in ["4", "5", "9"] {
+        for check in [&[][..], &["-c"]] {
+            let options = [&["-q", "4", "-r", receives, "-n", "100", "-s", "64"], check].concat();
+            play_all_of(Kind::Srq, &options, 64, 100);
+        }
+    }
+}
+
+fn any_number_of_queue_pairs() {
+    leaving_nothing(|| {
+        play_all_of(Kind::Srq, &["-q", "1", "-r", "1", "-n", "20", "-s", "64"], 64, 20);
+        play_all_of(Kind::Srq, &["-q", "255", "-n", "300", "-s", "64"], 64, 300);
+        // More queue pairs than exchanges.
+        play_all_of(Kind::Srq, &["-q", "16", "-n", "1", "-s", "64"], 64, 1);
+    });
+}
+
+fn players_with_other_numbers_of_queue_pairs_part() {
+    let (few, many) = (OursOf(Kind::Srq, &["-q", "3"]), OursOf(Kind::Srq, &["-q", "5"]));
+    leaving_nothing(|| {
+        let server = few.serve(PORT);
+        let client = Program::start(&mut many.command(Some(HOST)));
+        let words = "the peer plays with 5 queue pairs and this side with 3: is its -q the same?";
+        server.finish().expect_failure(words);
+        client.finish().expect_failure("the peer closed the connection");
+        // A client of the C program tells its number, too.
+        let server = few.serve(PORT);
+        let client = Program::start(&mut TheirsOf(Kind::Srq, &["-q", "5"]).command(Some(HOST)));
+        server.finish().expect_failure(words);
+        drop(client);
+    });
+}
+
+/// What a server of that kind answers to the records, and what comes after its end.
+fn heard_from_server(server: Player<'_>, records: &[u8]) -> Vec<u8> {
+    let server = server.serve(PORT);
+    let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
+    stream.write_all(records).unwrap();
+    let mut heard = vec![0; records.len()];
+    stream.read_exact(&mut heard).unwrap();
+    stream.write_all(b"done\0").unwrap();
+    stream.read_to_end(&mut heard).unwrap();
+    server.signal(Signal::SIGTERM);
+    server.finish();
+    heard
+}
+
+fn records_of_several_queue_pairs_are_those_of_the_c_program() {
+    let somebody = b"0000:00fffe:123456:00000000000000000000ffff0a010001\0";
+    let blank = b"0000:000000:000000:00000000000000000000000000000000\0";
+    let records = |numbers: usize| [somebody.repeat(numbers), blank.repeat(256 - numbers)].concat();
+    let expect = |who: &str, heard: &[u8]| {
+        assert_eq!(heard.len(), 256 * RECORD, "{who}");
+        for (place, record) in heard.chunks(RECORD).enumerate() {
+            let is_blank = record == blank;
+            assert_eq!(is_blank, place >= 2, "{who}: record {place} is {}", record.escape_ascii());
+            let gid = &record[19..];
+            assert!(is_blank || gid == &somebody[19..], "{who}: {}", record.escape_ascii());
+        }
+    };
+    leaving_nothing(|| {
+        let options = &["-q", "2"][..];
+        for server in [OursOf(Kind::Srq, options), TheirsOf(Kind::Srq, options)] {
+            expect("server", &heard_from_server(server, &records(2)));
+        }
+        for client in [OursOf(Kind::Srq, options), TheirsOf(Kind::Srq, options)] {
+            let listener = TcpListener::bind((HOST, PORT)).unwrap();
+            let program = Program::start(&mut client.command(Some(HOST)));
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut heard = vec![0; 256 * RECORD];
+            stream.read_exact(&mut heard).unwrap();
+            expect("client", &heard);
+            stream.write_all(&records(2)).unwrap();
+            let mut rest = Vec::new();
+            stream.read_to_end(&mut rest).unwrap();
+            assert_eq!(rest, b"done\0", "{client:?}");
+            drop(program);
+        }
+    });
+}
+
+fn devinfo() -> String {
+    let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
+    String::from_utf8_lossy(&report.stdout).into_owned()
+}
+
+fn shared_receives_on_demand_where_the_kernel_has_it() -> Outcome {
+    if !devinfo().contains("SUPPORT_SRQ") {
+        return skip("this kernel's Soft-RoCE has no on-demand paging for shared receives");
+    }
+    play_all_of(Kind::Srq, &["-o", "-n", "20"], 4096, 20);
+    Ok(Completion::Completed)
+}
+
+fn refused(kind: Kind, options: &[&str], words: &str) {
+    for host in [None, Some(HOST)] {
+        let calls = trace(&mut OursOf(kind, options).command(host));
+        assert_eq!(calls.status, Some(1), "{options:?}: {calls:#?}");
+        assert!(calls.stderr.contains(words), "{options:?} should say `{words}`: {calls:#?}");
+        let made = calls.making();
+        assert!(made.is_empty() && !calls.network(), "{options:?} made {made:?}: {calls:#?}");
+    }
+}
+
+fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
+    refused(Kind::Ud, &["-s", "1025"], "longer than a packet of port 1 (active_mtu 1024)");
+    refused(Kind::Uc, &["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+    refused(Kind::Uc, &["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
+    refused(Kind::Srq, &["-r", "2000000"], "more than a shared receive queue holds (max_srq_wr ");
+    refused(Kind::Srq, &["-r", "32767"], "complete into more entries than a completion queue has (max_cqe ");
+    refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 queue pairs (-q)");
+    for kind in KINDS {
+        refused(kind, &["-i", "3"], "port 3");
+        refused(kind, &["-g", "200"], "GID");
+        refused(kind, &["-d", "rxe7"], "rxe7");
+    }
+    if !devinfo().contains("ODP_SUPPORT") {
+        refused(Kind::Srq, &["-o"], "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need");
+    }
+}
+
+/// A game on this TCP port that would last forever, whose client is killed; the server is ours.
+fn kill_client(kind: Kind, port: &str, theirs: bool, words: &str) {
+    let options = &["-n", "1000000000", "-s", "64", "-p", port][..];
+    let client = if theirs { TheirsOf(kind, options) } else { OursOf(kind, options) };
+    let mut server = OursOf(kind, options).serve(port.parse().unwrap());
+    let client = Program::start(&mut client.command(Some(HOST)));
+    server.line("  remote address:");
+    std::thread::sleep(Duration::from_secs(1));
+    client.signal(Signal::SIGKILL);
+    assert_eq!(client.finish().status.signal(), Some(Signal::SIGKILL as i32));
+    let finished = server.finish_within(Duration::from_secs(25)).expect_failure(words);
+    assert!(!finished.stderr.contains("; 0 messages were sent"), "it was in the middle: {finished:#?}");
+}
+
+/// At once, for each may take 10 s.
+fn peers_of_any_transport_killed_in_the_middle() {
+    let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
+    let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
+    leaving_nothing(|| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| kill_client(Kind::Uc, "4721", true, unheard));
+            scope.spawn(|| kill_client(Kind::Ud, "4722", false, unheard));
+            scope.spawn(|| kill_client(Kind::Srq, "4723", true, lost));
+            scope.spawn(|| kill_client(Kind::Srq, "4724", false, lost));
+        });
+    });
+}
+
+fn a_peer_with_another_message_size_on_any_transport() {
+    for kind in KINDS {
+        // Shorter messages are no error, unless somebody looks.
+        let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);
+        leaving_nothing(|| {
+            let server = OursOf(kind, long).serve(PORT);
+            let client = Program::start(&mut OursOf(kind, short).command(Some(HOST)));
+            server
+                .finish()
+                .expect_failure("a message of 100 bytes came instead of 200: is the peer's -s the same?");
+            client.signal(Signal::SIGKILL);
+            client.finish();
+        });
+    }
+}
+
+fn games_of_any_transport_as_json() {
+    for kind in KINDS {
+        let options = &["--json", "-n", "40", "-s", "16", "-e", "-c"][..];
+        let game = play(OursOf(kind, options), OursOf(kind, options));
+        let sides = [game.server, game.client].map(|side| {
+            let side = side.expect_success();
+            serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
+        });
+        for (side, name) in sides.iter().zip(["server", "client"]) {
+            assert_eq!((&side["transport"], &side["side"]), (&kind.name().into(), &name.into()));
+            assert_eq!((&side["size"], &side["iters"], &side["mtu"]), (&16.into(), &40.into(), &1024.into()));
+            assert_eq!(side["local"].as_array().map(Vec::len), (kind == Kind::Srq).then_some(16), "{side:#}");
+        }
+        assert_eq!(sides[0]["local"], sides[1]["remote"]);
+        assert_eq!(sides[1]["local"], sides[0]["remote"]);
+    }
+    let plain = play(Ours(&["--json", "-n", "5"]), Ours(&["--json", "-n", "5"])).server.expect_success();
+    assert!(plain.stdout.contains(r#""transport": "rc""#), "{plain:#?}");
+}

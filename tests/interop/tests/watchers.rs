@@ -1,0 +1,200 @@
+//! `bareverbs asyncwatch` and `bareverbs resources`, against `ibv_asyncwatch` and `rdma`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bareverbs_interop_tests::game::{Kind, Ours, OursOf, PORT, play};
+use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
+use bareverbs_interop_tests::resources::{DEVICE, leaving_nothing};
+use bareverbs_kernel_tests::kernel_tests;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+kernel_tests! {
+    asyncwatch_prints_what_ibv_asyncwatch_prints,
+    asyncwatch_ends_when_told_to,
+    resources_are_those_that_rdma_shows,
+    counters_are_those_that_rdma_shows,
+    watching_appends_a_line_of_json_each_time,
+    watching_draws_anew_on_a_terminal_only,
+    a_device_that_is_not_there_is_refused,
+}
+
+fn ours(arguments: &[&str]) -> Program {
+    Program::start(Command::new("bareverbs").args(arguments))
+}
+
+fn run(program: &str, arguments: &[&str]) -> Finished {
+    Program::start(Command::new(program).args(arguments)).finish().expect_success()
+}
+
+fn json(program: &str, arguments: &[&str]) -> Value {
+    let text = run(program, arguments).stdout;
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{program} {arguments:?}: {error} in {text}"))
+}
+
+/// Takes the network interface under the device down and up again.
+fn cut_the_link() {
+    let path = format!("/sys/class/infiniband/{DEVICE}/ports/1/gid_attrs/ndevs/1");
+    let link = fs::read_to_string(&path).expect("the device has an interface");
+    for state in ["down", "up"] {
+        run("ip", &["link", "set", "dev", link.trim(), state]);
+    }
+    // Tests after this one find the address where it was.
+    let begin = Instant::now();
+    while fs::read_to_string(&path).is_err() {
+        assert!(begin.elapsed() < LIMIT, "the address did not come back");
+    }
+}
+
+fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
+    leaving_nothing(|| {
+        let mut watchers = [
+            ours(&["asyncwatch"]),
+            ours(&["asyncwatch", "-d", DEVICE]),
+            Program::start(Command::new("ibv_asyncwatch").args(["-d", DEVICE])),
+        ];
+        let mut lines = ours(&["asyncwatch", "--json"]);
+        for watcher in &mut watchers {
+            watcher.line(&format!("{DEVICE}: async event FD "));
+        }
+        assert_eq!(lines.line("{"), format!(r#"{{"device":"{DEVICE}","watching":true}}"#));
+        cut_the_link();
+        for event in ["IBV_EVENT_PORT_ERR (10)", "IBV_EVENT_PORT_ACTIVE (9)"] {
+            for watcher in &mut watchers {
+                watcher.line(&format!("  event_type {event}, port 1"));
+            }
+        }
+        for (name, number) in [("PORT_ERR", 10), ("PORT_ACTIVE", 9)] {
+            let line = lines.line(&format!(r#"{{"device":"{DEVICE}","event":"{name}""#));
+            let event: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!((&event["number"], &event["port"]), (&number.into(), &1.into()));
+        }
+    });
+}
+
+fn asyncwatch_ends_when_told_to() {
+    leaving_nothing(|| {
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            let mut watcher = ours(&["asyncwatch"]);
+            watcher.line(DEVICE);
+            watcher.signal(signal);
+            let finished = watcher.finish();
+            assert_eq!(finished.status.code(), Some(128 + signal as i32), "{finished:#?}");
+        }
+    });
+}
+
+/// The rows of one sort in ours, by a number that each has.
+fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &'a Value> {
+    list.filter_map(|row| Some((row[key].as_u64()?, row))).collect()
+}
+
+fn resources_are_those_that_rdma_shows() {
+    leaving_nothing(|| {
+        let connected = Ours(&[]).serve(PORT);
+        let shared = OursOf(Kind::Srq, &["-q", "3", "-p", "4711"]).serve(4711);
+        let report = json("bareverbs", &["resources", "--json", "-d", DEVICE]);
+        let device = &report[0];
+        assert_eq!(device["device"], DEVICE);
+        for (kind, number, fields) in [
+            ("ctx", "ctxn", &["pid", "comm"][..]),
+            ("pd", "pdn", &["users", "ctxn", "pid", "comm"]),
+            ("mr", "mrn", &["mrlen", "pdn", "pid", "comm"]),
+            ("cq", "cqn", &["cqe", "users", "poll-ctx", "ctxn", "pid", "comm"]),
+            (
+                "qp",
+                "lqpn",
+                &["pdn", "rqpn", "type", "state", "rq-psn", "sq-psn", "path-mig-state", "pid", "comm"],
+            ),
+            ("srq", "srqn", &["type", "pdn", "pid", "comm"]),
+            ("cm_id", "cm-idn", &["state", "ps", "pid", "comm"]),
+        ] {
+            let groups = device["objects"].as_array().unwrap();
+            let group = groups.iter().find(|group| group["kind"] == kind).unwrap();
+            let list = group["list"].as_array().unwrap();
+            let mine = rows(list.iter(), number);
+            assert_eq!(mine.len(), list.len(), "{kind}: each has its number: {list:?}");
+            assert_eq!(device["summary"][kind], list.len(), "{kind}");
+            let shown = json("rdma", &["-j", "-d", "resource", "show", kind]);
+            let theirs = rows(shown.as_array().unwrap().iter(), number);
+            assert_eq!(mine.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{kind}");
+            for (number, row) in &mine {
+                for field in fields {
+                    assert_eq!(row[field], theirs[number][field], "{kind} {number}: {field}: {shown:#}");
+                }
+            }
+        }
+        let page = run("bareverbs", &["resources"]).stdout;
+        for process in [&connected, &shared] {
+            let owner = format!("pid {} comm bareverbs", process.id());
+            for kind in ["ctx", "pd", "mr", "cq", "qp"] {
+                let start = format!("  {kind:<5} ");
+                let mut lines = page.lines().filter(|line| line.starts_with(&start));
+                assert!(lines.any(|line| line.ends_with(&owner)), "no {kind} of {owner} in\n{page}");
+            }
+        }
+        assert!(page.contains("comm [ib_core]"), "{page}");
+        for process in [connected, shared] {
+            process.signal(Signal::SIGTERM);
+            process.finish();
+        }
+    });
+}
+
+fn counters_are_those_that_rdma_shows() {
+    let shown = json("rdma", &["-j", "statistic", "show", "link", &format!("{DEVICE}/1")]);
+    let report = json("bareverbs", &["resources", "--json"]);
+    let port = &report[0]["ports"][0];
+    assert_eq!(port["port"], 1);
+    let counters = port["counters"].as_object().unwrap();
+    assert!(counters.contains_key("sent_pkts"), "{port:#}");
+    for (name, value) in counters {
+        let before = shown[0][name].as_u64().unwrap_or_else(|| panic!("no {name} in {shown:#}"));
+        assert!(value.as_u64() >= Some(before), "{name}: {value}, and {before} before");
+    }
+}
+
+fn watching_appends_a_line_of_json_each_time() {
+    let mut watcher = ours(&["resources", "--json", "--watch", "0.2"]);
+    let mut moment =
+        || -> Value { serde_json::from_str(&watcher.line("{")).expect("each line is an object") };
+    let sent = |moment: &Value| moment["devices"][0]["ports"][0]["counters"]["sent_pkts"].as_u64().unwrap();
+    let first = moment();
+    play(Ours(&["-n", "20"]), Ours(&["-n", "20"])).expect_regular(4096, 20);
+    let mut last = moment();
+    let begin = Instant::now();
+    while sent(&last) < sent(&first) + 40 {
+        assert!(begin.elapsed() < LIMIT, "{first:#} and then {last:#}");
+        let next = moment();
+        let [then, now] = [&last, &next].map(|moment| moment["time"].as_f64().unwrap());
+        assert!(now > then + 0.1, "{now} after {then}");
+        last = next;
+    }
+    watcher.signal(Signal::SIGINT);
+    assert_eq!(watcher.finish().status.code(), Some(130));
+}
+
+fn watching_draws_anew_on_a_terminal_only() {
+    const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
+    let watched = |program: &str, arguments: &[&str]| {
+        let watcher = Program::start(Command::new(program).args(arguments));
+        std::thread::sleep(Duration::from_secs(2));
+        watcher.signal(Signal::SIGTERM);
+        watcher.finish().stdout
+    };
+    let page = watched("bareverbs", &["resources", "-w", "0.3"]);
+    assert!(!page.contains(CLEAR) && page.matches(&format!("{DEVICE}: pd ")).count() > 1, "{page}");
+    let page = watched("script", &["-qec", "bareverbs resources -w 0.3", "/dev/null"]);
+    assert!(page.matches(CLEAR).count() > 1, "{page:?}");
+}
+
+fn a_device_that_is_not_there_is_refused() {
+    for command in ["asyncwatch", "resources"] {
+        let finished = ours(&[command, "-d", "rxe7"]).finish();
+        let known = finished.expect_failure("rxe7");
+        assert!(known.stderr.contains(DEVICE), "{known:#?}");
+    }
+}

@@ -1,0 +1,69 @@
+//! `bareverbs asyncwatch`.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use anyhow::{Context as _, Result};
+use bareverbs::{AsyncEvent, EventType};
+use rustix::event::PollFlags;
+use serde::Serialize;
+
+use crate::cli::Asyncwatch;
+use crate::stop::{Interrupted, Stop, Wake};
+use crate::{devices, say};
+
+/// The first line of JSON, which says that events are being watched.
+#[derive(Debug, Serialize)]
+struct Start<'a> {
+    device: &'a str,
+    watching: bool,
+}
+
+/// An event as JSON.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    device: &'a str,
+    /// Without a name where it has none here.
+    event: Option<&'static str>,
+    number: u32,
+    /// Only of events of a port.
+    port: Option<u32>,
+}
+
+/// `bareverbs asyncwatch`: a line for each event, at once, until a signal or the end of the device.
+pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
+    let stop = Stop::on_signals().context("couldn't prepare for signals")?;
+    let device = devices::choose(options.ib_dev.as_deref())?;
+    let name = device.name();
+    let events = device.open()?.async_events();
+    let start = match options.json {
+        true => serde_json::to_string(&Start { device: name, watching: true })?,
+        false => format!("{name}: async event FD {}", events.as_fd().as_raw_fd()),
+    };
+    say::line(&start)?;
+    loop {
+        if stop.wait(events.as_fd(), PollFlags::IN, None)? == Wake::Stopped {
+            return Err(Interrupted.into());
+        }
+        while let Some(event) = events.try_get()? {
+            say::line(&if options.json { json(name, &event)? } else { text(&event) })?;
+        }
+    }
+}
+
+fn port(event: &AsyncEvent) -> Option<u32> {
+    match *event {
+        AsyncEvent::Port { port, .. } => Some(port),
+        _ => None,
+    }
+}
+
+fn text(event: &AsyncEvent) -> String {
+    let EventType(number) = event.event();
+    let name = event.event().name().map_or("unexpected".to_owned(), |name| format!("IBV_EVENT_{name}"));
+    format!("  event_type {name} ({number}), port {}", port(event).unwrap_or(0))
+}
+
+fn json(device: &str, event: &AsyncEvent) -> serde_json::Result<String> {
+    let EventType(number) = event.event();
+    serde_json::to_string(&Line { device, event: event.event().name(), number, port: port(event) })
+}

@@ -1,0 +1,386 @@
+//! The ping-pongs' command lines, and what they ask for whatever their transport.
+
+use bareverbs::Mtu;
+use clap::{Args, Subcommand};
+
+use super::values::{gid_index, mtu, number};
+
+/// The most queue pairs on one shared receive queue: one fewer than there are records in the exchange.
+const MOST_QPS: u32 = 255;
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Pingpong {
+    /// Over a reliable connection; speaks with ibv_rc_pingpong
+    Rc(RcPingpong),
+    /// Over an unreliable connection; speaks with ibv_uc_pingpong
+    Uc(UcPingpong),
+    /// With unreliable datagrams; speaks with ibv_ud_pingpong
+    Ud(UdPingpong),
+    /// Over reliable connections that share a receive queue; speaks with ibv_srq_pingpong
+    Srq(SrqPingpong),
+}
+
+/// The options of every ping-pong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Game {
+    /// Server to connect to; without it, be the server and wait for one client
+    pub(crate) host: Option<String>,
+    /// Listen on or connect to this TCP port
+    #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// Use this device (default: the first one found)
+    #[arg(short = 'd', long, value_name = "DEV")]
+    pub(crate) ib_dev: Option<String>,
+    /// Use this port of the device
+    #[arg(short = 'i', long, value_name = "PORT", default_value = "1", value_parser = number::<u8>(1, 255))]
+    pub(crate) ib_port: u8,
+    /// Receives to post at a time
+    #[arg(short, long, value_name = "DEPTH", default_value = "500", value_parser = number::<u32>(1, i32::MAX as u32 - 1))]
+    pub(crate) rx_depth: u32,
+    /// Number of exchanges
+    #[arg(short = 'n', long, default_value = "1000", value_parser = number::<u32>(1, i32::MAX as u32))]
+    pub(crate) iters: u32,
+    /// Service level
+    #[arg(short = 'l', long, default_value = "0", value_parser = number::<u8>(0, 15))]
+    pub(crate) sl: u8,
+    /// Sleep on completion events (default: poll)
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Local GID index (default: on RoCE the best one, elsewhere none)
+    #[arg(short, long, value_name = "INDEX", allow_negative_numbers = true, value_parser = gid_index)]
+    pub(crate) gid_idx: Option<i32>,
+    /// Send changing data and check every byte received
+    #[arg(short, long)]
+    pub(crate) chk: bool,
+    /// Print JSON instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// The options of every connection.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Path {
+    /// Bytes of a message
+    #[arg(short, long, default_value = "4096", value_parser = number::<u32>(1, u32::MAX))]
+    size: u32,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "SIZE", default_value = "1024", value_parser = mtu)]
+    mtu: Mtu,
+}
+
+/// The options of ibv_rc_pingpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RcPingpong {
+    #[command(flatten)]
+    game: Game,
+    #[command(flatten)]
+    path: Path,
+    /// Register the memory for on-demand paging
+    #[arg(short = 'o', long)]
+    odp: bool,
+    /// Register the whole address space for on-demand paging
+    #[arg(short = 'O', long)]
+    iodp: bool,
+    /// Prefetch the on-demand memory
+    #[arg(short = 'P', long)]
+    prefetch: bool,
+    /// Take completion timestamps
+    #[arg(short, long)]
+    ts: bool,
+    /// Use device memory
+    #[arg(short = 'j', long)]
+    dm: bool,
+    /// Post sends one by one through a batch instead of as a list
+    #[arg(short = 'N', long = "new_send")]
+    new_send: bool,
+}
+
+/// The options of ibv_uc_pingpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UcPingpong {
+    #[command(flatten)]
+    game: Game,
+    #[command(flatten)]
+    path: Path,
+}
+
+/// The options of ibv_ud_pingpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UdPingpong {
+    #[command(flatten)]
+    game: Game,
+    /// Bytes of a message
+    #[arg(short, long, default_value = "1024", value_parser = number::<u32>(1, u32::MAX))]
+    size: u32,
+}
+
+/// The options of ibv_srq_pingpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SrqPingpong {
+    #[command(flatten)]
+    game: Game,
+    #[command(flatten)]
+    path: Path,
+    /// Queue pairs on the shared receive queue
+    #[arg(short = 'q', long, value_name = "NUM", default_value = "16", value_parser = number::<u32>(1, MOST_QPS))]
+    num_qp: u32,
+    /// Register the memory for on-demand paging
+    #[arg(short = 'o', long)]
+    odp: bool,
+}
+
+/// Which ping-pong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Kind {
+    Rc,
+    Uc,
+    Ud,
+    Srq,
+}
+
+/// What is asked for, whichever the transport.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) game: &'a Game,
+    pub(crate) size: u32,
+    /// Of the path; datagrams have that of the port.
+    pub(crate) mtu: Option<Mtu>,
+    pub(crate) num_qp: u32,
+    pub(crate) odp: bool,
+    pub(crate) iodp: bool,
+    pub(crate) prefetch: bool,
+    pub(crate) ts: bool,
+    pub(crate) dm: bool,
+    pub(crate) new_send: bool,
+}
+
+impl Pingpong {
+    /// What is asked for.
+    pub(crate) fn plan(&self) -> Plan<'_> {
+        let connected =
+            |kind, game, path: &Path| Plan { mtu: Some(path.mtu), ..Plan::new(kind, game, path.size) };
+        match self {
+            Self::Rc(RcPingpong { game, path, odp, iodp, prefetch, ts, dm, new_send }) => Plan {
+                odp: *odp,
+                iodp: *iodp,
+                prefetch: *prefetch,
+                ts: *ts,
+                dm: *dm,
+                new_send: *new_send,
+                ..connected(Kind::Rc, game, path)
+            },
+            Self::Uc(UcPingpong { game, path }) => connected(Kind::Uc, game, path),
+            Self::Ud(UdPingpong { game, size }) => Plan::new(Kind::Ud, game, *size),
+            Self::Srq(SrqPingpong { game, path, num_qp, odp }) => {
+                Plan { num_qp: *num_qp, odp: *odp, ..connected(Kind::Srq, game, path) }
+            }
+        }
+    }
+}
+
+impl<'a> Plan<'a> {
+    fn new(kind: Kind, game: &'a Game, size: u32) -> Self {
+        Self {
+            kind,
+            game,
+            size,
+            mtu: None,
+            num_qp: 1,
+            odp: false,
+            iodp: false,
+            prefetch: false,
+            ts: false,
+            dm: false,
+            new_send: false,
+        }
+    }
+
+    /// On-demand paging, explicit or implied.
+    pub(crate) fn on_demand(&self) -> bool {
+        self.odp || self.iodp
+    }
+
+    /// Options that exclude each other.
+    pub(crate) fn contradiction(&self) -> Option<String> {
+        if self.on_demand() && self.dm {
+            Some("device memory (-j) can't be on demand (-o, -O)".into())
+        } else if self.prefetch && !self.on_demand() {
+            Some("prefetch (-P) is valid only with an on-demand memory region (-o, -O)".into())
+        } else if self.num_qp > self.game.rx_depth {
+            let (depth, qps) = (self.game.rx_depth, self.num_qp);
+            Some(format!(
+                "{depth} receives (-r) are too few for {qps} queue pairs (-q): each needs at least one"
+            ))
+        } else {
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    const KINDS: [(&str, Kind); 4] =
+        [("rc", Kind::Rc), ("uc", Kind::Uc), ("ud", Kind::Ud), ("srq", Kind::Srq)];
+
+    fn parse(kind: &str, args: &[&str]) -> Result<Pingpong, clap::Error> {
+        let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
+        match Cli::try_parse_from(line)?.command {
+            Command::Pingpong(options) => Ok(options),
+            other => panic!("parsed as {other:?}"),
+        }
+    }
+
+    fn complaint(kind: &str, args: &[&str]) -> String {
+        parse(kind, args).expect_err("must be refused").to_string()
+    }
+
+    fn switches(plan: &Plan<'_>) -> [bool; 9] {
+        let Game { events, chk, json, .. } = *plan.game;
+        [events, chk, json, plan.odp, plan.iodp, plan.prefetch, plan.ts, plan.dm, plan.new_send]
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_c_programs() {
+        for (name, kind) in KINDS {
+            let options = parse(name, &[]).unwrap();
+            let plan = options.plan();
+            assert_eq!(plan.kind, kind);
+            let game = plan.game;
+            assert_eq!((&game.host, game.port, &game.ib_dev, game.ib_port), (&None, 18515, &None, 1));
+            assert_eq!((game.rx_depth, game.iters, game.sl, game.gid_idx), (500, 1000, 0, None));
+            assert_eq!(plan.size, if kind == Kind::Ud { 1024 } else { 4096 });
+            assert_eq!(plan.mtu, (kind != Kind::Ud).then_some(Mtu::Mtu1024));
+            assert_eq!(plan.num_qp, if kind == Kind::Srq { 16 } else { 1 });
+            assert_eq!(switches(&plan), [false; 9]);
+        }
+    }
+
+    /// An option's short and long name, a value for those that take one, what it changes, and who takes it.
+    type Case = (&'static str, &'static str, Option<&'static str>, fn(&Plan<'_>) -> bool, &'static [Kind]);
+
+    const ALL: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq];
+    const CONNECTED: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Srq];
+    const RC: &[Kind] = &[Kind::Rc];
+
+    const OPTIONS: [Case; 18] = [
+        ("-p", "--port", Some("4711"), |o| o.game.port == 4711, ALL),
+        ("-d", "--ib-dev", Some("rxe0"), |o| o.game.ib_dev.as_deref() == Some("rxe0"), ALL),
+        ("-i", "--ib-port", Some("2"), |o| o.game.ib_port == 2, ALL),
+        ("-s", "--size", Some("128"), |o| o.size == 128, ALL),
+        ("-m", "--mtu", Some("4096"), |o| o.mtu == Some(Mtu::Mtu4096), CONNECTED),
+        ("-r", "--rx-depth", Some("17"), |o| o.game.rx_depth == 17, ALL),
+        ("-n", "--iters", Some("7"), |o| o.game.iters == 7, ALL),
+        ("-l", "--sl", Some("3"), |o| o.game.sl == 3, ALL),
+        ("-e", "--events", None, |o| o.game.events, ALL),
+        ("-g", "--gid-idx", Some("1"), |o| o.game.gid_idx == Some(1), ALL),
+        ("-c", "--chk", None, |o| o.game.chk, ALL),
+        ("-q", "--num-qp", Some("3"), |o| o.num_qp == 3, &[Kind::Srq]),
+        ("-o", "--odp", None, |o| o.odp && o.on_demand() && !o.iodp, &[Kind::Rc, Kind::Srq]),
+        ("-O", "--iodp", None, |o| o.iodp && o.on_demand(), RC),
+        ("-P", "--prefetch", None, |o| o.prefetch, RC),
+        ("-t", "--ts", None, |o| o.ts, RC),
+        ("-j", "--dm", None, |o| o.dm, RC),
+        ("-N", "--new_send", None, |o| o.new_send, RC),
+    ];
+
+    #[test]
+    fn every_option_has_its_short_and_its_long_name_where_the_c_program_has_it() {
+        for (kind_name, kind) in KINDS {
+            let defaults = parse(kind_name, &[]).unwrap();
+            for (short, long, value, effect, kinds) in OPTIONS {
+                assert!(!effect(&defaults.plan()), "{kind_name} {short} is tested with its default");
+                for name in [short, long] {
+                    let args: Vec<&str> = std::iter::once(name).chain(value).collect();
+                    match parse(kind_name, &args) {
+                        Ok(options) => assert!(
+                            effect(&options.plan()) && kinds.contains(&kind),
+                            "{kind_name} {name} has no effect, or should not be taken"
+                        ),
+                        Err(error) => assert!(!kinds.contains(&kind), "{kind_name} {name}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_makes_it_a_client_wherever_it_stands() {
+        for (kind, _) in KINDS {
+            for args in [["10.1.0.1", "-n", "1"], ["-n", "1", "10.1.0.1"]] {
+                assert_eq!(parse(kind, &args).unwrap().plan().game.host.as_deref(), Some("10.1.0.1"));
+            }
+            assert!(complaint(kind, &["one", "two"]).contains("unexpected argument 'two'"));
+        }
+    }
+
+    #[test]
+    fn values_and_switches_may_be_joined_as_getopt_allows() {
+        let options = parse("rc", &["-s1048576", "-ecN", "-g1", "--iters=2"]).unwrap();
+        let plan = options.plan();
+        assert_eq!((plan.size, plan.game.iters, plan.game.gid_idx), (1_048_576, 2, Some(1)));
+        assert!(plan.game.events && plan.game.chk && plan.new_send);
+    }
+
+    #[test]
+    fn numbers_may_be_hexadecimal_and_octal_as_in_c() {
+        assert_eq!(parse("rc", &["-s", "0x1000"]).unwrap().plan().size, 4096);
+        assert_eq!(parse("ud", &["-s", "010"]).unwrap().plan().size, 8);
+    }
+
+    #[test]
+    fn a_negative_gid_index_is_taken_and_means_none() {
+        assert_eq!(parse("uc", &["-g", "-1"]).unwrap().plan().game.gid_idx, Some(-1));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_the_range() {
+        for (args, words) in [
+            (["-p", "70000"], "must be between 0 and 65535"),
+            (["-i", "0"], "must be between 1 and 255"),
+            (["-s", "0"], "must be between 1 and 4294967295"),
+            (["-s", "99999999999"], "must be between 1 and 4294967295"),
+            (["-s", "99999999999999999999999"], "far too large"),
+            (["-n", "0"], "must be between 1 and 2147483647"),
+            (["-r", "0"], "must be between 1 and 2147483646"),
+            (["-l", "16"], "must be between 0 and 15"),
+            (["-m", "1000"], "must be 256, 512, 1024, 2048 or 4096"),
+            (["-m", "0"], "must be 256, 512, 1024, 2048 or 4096"),
+            (["-q", "0"], "must be between 1 and 255"),
+            (["-q", "256"], "must be between 1 and 255"),
+            (["-n", "many"], "not a whole number"),
+            (["-s", "0x"], "not a whole number"),
+            (["-g", "4294967296"], "far too large"),
+        ] {
+            for (kind, _) in KINDS {
+                let text = complaint(kind, &args);
+                if !text.contains("unexpected argument") {
+                    assert!(text.contains(words) && text.contains(args[1]), "{kind} {args:?} gave {text}");
+                }
+            }
+            let text = complaint("srq", &args);
+            assert!(text.contains(words), "srq takes every option of these: {text}");
+        }
+    }
+
+    #[test]
+    fn contradicting_options_are_named() {
+        let contradiction = |kind, args: &[&str]| parse(kind, args).unwrap().plan().contradiction();
+        assert!(contradiction("rc", &["-o", "-j"]).unwrap().contains("can't be on demand"));
+        assert!(contradiction("rc", &["-O", "-j"]).unwrap().contains("can't be on demand"));
+        assert!(contradiction("rc", &["-P"]).unwrap().contains("valid only with an on-demand"));
+        for fine in [&["-o", "-P"][..], &["-O", "-P"], &["-j"], &["-o"], &["-r", "1"], &[]] {
+            assert_eq!(contradiction("rc", fine), None, "{fine:?}");
+        }
+        assert_eq!(
+            contradiction("srq", &["-r", "4"]).unwrap(),
+            "4 receives (-r) are too few for 16 queue pairs (-q): each needs at least one"
+        );
+        assert_eq!(contradiction("srq", &["-r", "4", "-q", "4"]), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Values on the command line, read as the C programs read them.
+
+use std::fmt::Display;
+
+use bareverbs::Mtu;
+
+/// A whole number as C's `strtol(…, 0)` reads it: decimal, `0x` hexadecimal or `0` octal.
+fn integer(text: &str) -> Result<i64, String> {
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, text),
+    };
+    let (radix, digits) = if let Some(hex) = digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
+        (16, hex)
+    } else if digits.len() > 1 && digits.starts_with('0') {
+        (8, &digits[1..])
+    } else {
+        (10, digits)
+    };
+    if !digits.chars().all(|c| c.is_digit(radix)) || digits.is_empty() {
+        return Err("not a whole number".into());
+    }
+    i64::from_str_radix(digits, radix).map(|value| sign * value).map_err(|_| "far too large".into())
+}
+
+pub(super) fn number<T>(min: T, max: T) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: TryFrom<i64> + PartialOrd + Display + Copy + Send + Sync + 'static,
+{
+    move |text| {
+        let value = T::try_from(integer(text)?).ok().filter(|value| (min..=max).contains(value));
+        value.ok_or_else(|| format!("must be between {min} and {max}"))
+    }
+}
+
+pub(super) fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes = integer(text)?;
+    let mtu = u32::try_from(bytes).ok().and_then(Mtu::from_bytes);
+    mtu.ok_or_else(|| "must be 256, 512, 1024, 2048 or 4096".into())
+}
+
+pub(super) fn gid_index(text: &str) -> Result<i32, String> {
+    i32::try_from(integer(text)?).map_err(|_| "far too large".into())
+}
+
+/// Seconds between two pictures.
+pub(super) fn period(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=86400.0).contains(seconds));
+    seconds.ok_or_else(|| "must be between 0.01 and 86400".into())
+}

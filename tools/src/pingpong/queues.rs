@@ -1,0 +1,308 @@
+//! The queue pairs of one side, by transport: what differs between the ping-pongs.
+
+use anyhow::{Context as _, Result};
+use bareverbs::{
+    Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, Grh, InitAttr, Mtu, Operation, Payload, Pd,
+    PostError, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, RtrAttr, RtsAttr, SendFlags, SendRequest, Srq,
+    SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
+};
+
+use super::rally::SEND_ID;
+use crate::cli::pingpong::{Kind, Plan};
+
+/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE goes on forever
+/// (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
+const RETRIES: u8 = 6;
+/// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose machine stands
+/// still for half a second would count as gone.
+const TIMEOUT: u8 = 16;
+/// What the datagrams of ibv_ud_pingpong carry.
+const QKEY: u32 = 0x1111_1111;
+/// Routers that those may pass.
+const DATAGRAM_HOPS: u8 = 64;
+
+/// A write of no bytes.
+const QUESTION: SendRequest<'_> = SendRequest {
+    wr_id: SEND_ID,
+    operation: Operation::Write(Remote { addr: 0, rkey: 0 }),
+    flags: SendFlags::SIGNALED,
+    payload: Payload::Sges(&[]),
+};
+
+/// The way from one queue pair to the peer's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Route {
+    pub(crate) address: AhAttr,
+    pub(crate) mtu: Mtu,
+    pub(crate) remote_qpn: u32,
+    pub(crate) remote_psn: u32,
+    pub(crate) local_psn: u32,
+}
+
+/// The queue pairs of one side, each known by its place.
+pub(crate) trait Queues: Sized {
+    /// Bytes before a message in the memory of its receive.
+    const HEADROOM: usize = 0;
+    /// Whether a lost peer is noticed by what is sent to it.
+    const ANSWERS: bool = false;
+
+    /// Makes them, and brings them to INIT.
+    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self>;
+
+    /// Their numbers, by place.
+    fn qp_nums(&self) -> Vec<u32>;
+
+    /// The most bytes that a send carries by value.
+    fn max_inline(&self) -> u32;
+
+    /// Whether posted receives complete when the queue pairs fail.
+    fn flushes_receives(&self) -> bool {
+        true
+    }
+
+    /// Brings all to RTS, towards the peer's; a route for each place.
+    fn connect(&mut self, routes: &[Route]) -> Result<()>;
+
+    /// Posts receives.
+    ///
+    /// # Safety
+    /// As for [`Qp::post_recv`].
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError>;
+
+    /// Posts a message.
+    ///
+    /// # Safety
+    /// As for [`Qp::post_send`].
+    unsafe fn post_send(&mut self, place: usize, payload: Payload<'_>) -> Result<()>;
+
+    /// Posts a request that somebody must answer, where the transport has such requests.
+    fn question(&mut self, place: usize) -> Result<()>;
+
+    /// Brings all to ERR.
+    fn fail(&mut self);
+}
+
+fn message<T>(operation: T, payload: Payload<'_>) -> SendRequest<'_, T> {
+    SendRequest { wr_id: SEND_ID, operation, flags: SendFlags::SIGNALED, payload }
+}
+
+fn single<T: Transport>(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> bareverbs::Result<Qp<T>> {
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: plan.game.rx_depth, ..QpCap::default() };
+    pd.create_qp(&QpInit { cap, ..QpInit::new(cq, cq) })
+}
+
+fn start<T: Connected>(mut qp: Qp<T>, plan: &Plan<'_>) -> bareverbs::Result<Qp<T>> {
+    qp.init(&InitAttr::new(plan.game.ib_port))?;
+    Ok(qp)
+}
+
+/// Where a run has failed already, there is only less to tell if this fails too.
+fn fail<T: Transport>(qp: &mut Qp<T>) {
+    let _ = qp.set_error();
+}
+
+/// Reliable connections, with a receive queue of its own for one or a shared one for all.
+pub(crate) struct Reliable {
+    qps: Vec<Qp<Rc>>,
+    srq: Option<Srq>,
+    batched: bool,
+}
+
+impl Queues for Reliable {
+    const ANSWERS: bool = true;
+
+    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        let batched = plan.new_send;
+        if plan.kind != Kind::Srq {
+            return Ok(Self { qps: vec![start(single(plan, pd, cq)?, plan)?], srq: None, batched });
+        }
+        let srq = pd.create_srq(&SrqInit::new(plan.game.rx_depth))?;
+        let cap = QpCap { max_send_wr: 1, max_recv_wr: 0, ..QpCap::default() };
+        let init = QpInit { cap, srq: Some(&srq), ..QpInit::new(cq, cq) };
+        let qps = (0..plan.num_qp).map(|_| start(pd.create_qp(&init)?, plan));
+        Ok(Self { qps: qps.collect::<bareverbs::Result<_>>()?, srq: Some(srq), batched })
+    }
+
+    fn qp_nums(&self) -> Vec<u32> {
+        self.qps.iter().map(Qp::qp_num).collect()
+    }
+
+    fn max_inline(&self) -> u32 {
+        self.qps.iter().map(|qp| qp.cap().max_inline_data).min().unwrap_or(0)
+    }
+
+    fn flushes_receives(&self) -> bool {
+        self.srq.is_none()
+    }
+
+    fn connect(&mut self, routes: &[Route]) -> Result<()> {
+        for (qp, route) in self.qps.iter_mut().zip(routes) {
+            qp.ready_to_receive(&RtrAttr {
+                rq_psn: route.remote_psn,
+                path_mtu: route.mtu,
+                max_dest_rd_atomic: 1,
+                min_rnr_timer: 12,
+                ..RtrAttr::new(route.address, route.remote_qpn)
+            })?;
+            qp.ready_to_send(&RtsAttr {
+                sq_psn: route.local_psn,
+                timeout: TIMEOUT,
+                retry_cnt: RETRIES,
+                rnr_retry: 7,
+                max_rd_atomic: 1,
+            })?;
+        }
+        Ok(())
+    }
+
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        match &mut self.srq {
+            // SAFETY: the caller's promise is the same.
+            Some(srq) => unsafe { srq.post_recv(requests) },
+            // SAFETY: the caller's promise is the same.
+            None => unsafe { self.qps[0].post_recv(requests) },
+        }
+    }
+
+    unsafe fn post_send(&mut self, place: usize, payload: Payload<'_>) -> Result<()> {
+        let request = message(Operation::Send, payload);
+        let qp = &mut self.qps[place];
+        if self.batched {
+            let mut batch = qp.start_send();
+            // SAFETY: the caller's promise is the same.
+            unsafe { batch.push(&request) }?;
+            return Ok(batch.ring()?);
+        }
+        // SAFETY: the caller's promise is the same.
+        Ok(unsafe { qp.post_send(&[request]) }?)
+    }
+
+    fn question(&mut self, place: usize) -> Result<()> {
+        // SAFETY: the request names no memory.
+        unsafe { self.qps[place].post_send(&[QUESTION]) }.context("couldn't post a send")
+    }
+
+    fn fail(&mut self) {
+        self.qps.iter_mut().for_each(fail);
+    }
+}
+
+/// An unreliable connection.
+pub(crate) struct Unreliable {
+    qp: Qp<Uc>,
+}
+
+impl Queues for Unreliable {
+    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        Ok(Self { qp: start(single(plan, pd, cq)?, plan)? })
+    }
+
+    fn qp_nums(&self) -> Vec<u32> {
+        vec![self.qp.qp_num()]
+    }
+
+    fn max_inline(&self) -> u32 {
+        self.qp.cap().max_inline_data
+    }
+
+    fn connect(&mut self, routes: &[Route]) -> Result<()> {
+        for route in routes {
+            self.qp.ready_to_receive(&UcRtrAttr {
+                rq_psn: route.remote_psn,
+                path_mtu: route.mtu,
+                ..UcRtrAttr::new(route.address, route.remote_qpn)
+            })?;
+            self.qp.ready_to_send(route.local_psn)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.qp.post_recv(requests) }
+    }
+
+    unsafe fn post_send(&mut self, _: usize, payload: Payload<'_>) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        Ok(unsafe { self.qp.post_send(&[message(UcOperation::Send, payload)]) }?)
+    }
+
+    fn question(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn fail(&mut self) {
+        fail(&mut self.qp);
+    }
+}
+
+/// Datagrams to one peer.
+pub(crate) struct Datagrams {
+    qp: Qp<Ud>,
+    /// The peer's address and queue pair, once they are known. After the queue pair, which sends to it.
+    peer: Option<(Ah, u32)>,
+}
+
+impl Queues for Datagrams {
+    const HEADROOM: usize = GRH_BYTES;
+
+    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        let mut qp = single::<Ud>(plan, pd, cq)?;
+        qp.init(&UdInitAttr::new(plan.game.ib_port, QKEY))?;
+        Ok(Self { qp, peer: None })
+    }
+
+    fn qp_nums(&self) -> Vec<u32> {
+        vec![self.qp.qp_num()]
+    }
+
+    fn max_inline(&self) -> u32 {
+        self.qp.cap().max_inline_data
+    }
+
+    fn connect(&mut self, routes: &[Route]) -> Result<()> {
+        for route in routes {
+            self.qp.ready_to_receive()?;
+            self.qp.ready_to_send(route.local_psn)?;
+            let grh = route.address.grh.map(|grh| Grh { hop_limit: DATAGRAM_HOPS, ..grh });
+            let ah = self.qp.pd().create_ah(&AhAttr { grh, ..route.address })?;
+            self.peer = Some((ah, route.remote_qpn));
+        }
+        Ok(())
+    }
+
+    unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.qp.post_recv(requests) }
+    }
+
+    unsafe fn post_send(&mut self, _: usize, payload: Payload<'_>) -> Result<()> {
+        let (ah, qpn) = self.peer.as_ref().context("a datagram before its address is known")?;
+        let request = message(Datagram::new(ah, *qpn, QKEY), payload);
+        // SAFETY: the caller's promise is the same.
+        Ok(unsafe { self.qp.post_send(&[request]) }?)
+    }
+
+    fn question(&mut self, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn fail(&mut self) {
+        fail(&mut self.qp);
+    }
+}
+
+/// The way to a peer's port: by its GID if it has one, else by its LID.
+pub(crate) fn address(
+    plan: &Plan<'_>,
+    sgid_index: Option<u32>,
+    lid: u16,
+    gid: Option<Gid>,
+) -> Result<AhAttr> {
+    let port = plan.game.ib_port;
+    let way = match (sgid_index, gid) {
+        (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, u8::try_from(index)?) },
+        _ => AhAttr::local(port, lid),
+    };
+    Ok(AhAttr { sl: plan.game.sl, ..way })
+}

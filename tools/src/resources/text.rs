@@ -1,0 +1,100 @@
+//! The picture as lines.
+
+use std::fmt::Write as _;
+
+use super::rows::{Cell, Row};
+use super::{Picture, PortCounters};
+
+/// Puts the cursor into the corner of an empty terminal.
+pub(super) const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// The devices, and how much their counters have grown since `before`.
+pub(super) fn render(now: &[Picture], before: Option<&[Picture]>) -> String {
+    let mut page = String::new();
+    for picture in now {
+        let before = before.and_then(|before| before.iter().find(|other| other.device == picture.device));
+        device(&mut page, picture, before);
+    }
+    page
+}
+
+fn device(page: &mut String, picture: &Picture, before: Option<&Picture>) {
+    let _ = writeln!(page, "{}: {}", picture.device, picture.summary);
+    for group in &picture.objects {
+        for row in &group.list {
+            let _ = writeln!(page, "  {:<5} {row}", group.kind);
+        }
+    }
+    for row in &picture.qp_counters {
+        let _ = writeln!(page, "  {:<5} {row}", "stat");
+    }
+    for port in &picture.ports {
+        let before = before.and_then(|before| before.ports.iter().find(|other| other.port == port.port));
+        counters(page, port, before);
+    }
+}
+
+fn counters(page: &mut String, port: &PortCounters, before: Option<&PortCounters>) {
+    let mode =
+        port.qp_counter_mode.as_ref().map_or_else(String::new, |mode| format!(" (of queue pairs: {mode})"));
+    let _ = writeln!(page, "  counters of port {}{mode}:", port.port);
+    for (name, value) in &port.counters.0 {
+        let grown =
+            before.and_then(|before| growth(&before.counters, name, value)).filter(|grown| *grown > 0);
+        let grown = grown.map_or_else(String::new, |grown| format!("  +{grown}"));
+        let _ = writeln!(page, "    {name:<28} {value}{grown}");
+    }
+}
+
+fn growth(before: &Row, name: &str, now: &Cell) -> Option<u64> {
+    let (_, before) = before.0.iter().find(|(other, _)| other == name)?;
+    match (before, now) {
+        (Cell::Number(before), Cell::Number(now)) => now.checked_sub(*before),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Group;
+    use super::*;
+
+    fn numbers(row: &[(&'static str, u64)]) -> Row {
+        Row(row.iter().map(|(name, value)| ((*name).into(), Cell::Number(*value))).collect())
+    }
+
+    fn picture(sent: u64) -> Picture {
+        Picture {
+            device: "rxe0".into(),
+            summary: numbers(&[("pd", 2), ("qp", 1)]),
+            objects: vec![
+                Group { kind: "qp", list: vec![numbers(&[("lqpn", 1), ("sq-psn", 0)])] },
+                Group { kind: "cm_id", list: vec![] },
+            ],
+            ports: vec![PortCounters {
+                port: 1,
+                qp_counter_mode: Some("none".into()),
+                counters: numbers(&[("sent_pkts", sent), ("rcvd_pkts", 7)]),
+            }],
+            qp_counters: vec![],
+        }
+    }
+
+    #[test]
+    fn objects_and_counters_stand_in_lines() {
+        assert_eq!(
+            render(&[picture(5)], None),
+            "rxe0: pd 2 qp 1\n  qp    lqpn 1 sq-psn 0\n  counters of port 1 (of queue pairs: none):\n    \
+             sent_pkts                    5\n    rcvd_pkts                    7\n"
+        );
+    }
+
+    #[test]
+    fn counters_say_how_much_they_have_grown() {
+        let page = render(&[picture(12)], Some(&[picture(5)]));
+        assert!(page.contains("sent_pkts                    12  +7\n"), "{page}");
+        assert!(page.contains("rcvd_pkts                    7\n"), "{page}");
+        // A counter that was set back has not grown.
+        assert!(render(&[picture(5)], Some(&[picture(12)])).contains("sent_pkts                    5\n"));
+    }
+}

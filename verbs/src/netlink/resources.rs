@@ -1,0 +1,397 @@
+//! What a device's objects are, and whose.
+
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags};
+use bareverbs_uapi::nldev::{Attribute, Command};
+pub use bareverbs_uapi::rdma_cm::PortSpace;
+pub use bareverbs_uapi::uverbs::types::{QpType, SrqType};
+pub use bareverbs_uapi::verbs_values::{MigState, PollContext};
+
+use super::RdmaNetlink;
+pub use super::told::{DriverDetail, DriverValue, Owner};
+use super::told::{list, told_by_netlink};
+use crate::{QpState, Result};
+
+told_by_netlink! {
+    /// A queue pair in use.
+    QpResource {
+        /// Its port; `None` before it is brought to INIT.
+        port: Option<u32> = PORT_INDEX;
+        /// Its number.
+        qp_num: u32 = RES_LQPN;
+        /// The number of the queue pair that it is connected to, 0 before; only connections have one.
+        remote_qp_num: Option<u32> = RES_RQPN;
+        /// The packet sequence number that it was told to expect first; only for connections.
+        rq_psn: Option<u32> = RES_RQ_PSN;
+        /// The packet sequence number that it was told to begin with.
+        sq_psn: Option<u32> = RES_SQ_PSN;
+        /// Its state of path migration; only for connections.
+        path_mig_state: Option<MigState> = RES_PATH_MIG_STATE;
+        /// Its transport.
+        qp_type: Option<QpType> = RES_TYPE;
+        /// The name of a transport of the driver's own.
+        subtype: Option<String> = RES_SUBTYPE;
+        /// Its state.
+        state: Option<QpState> = RES_STATE;
+        /// Number of its protection domain, as in [`PdResource::number`]; not for the kernel's own.
+        pd: Option<u32> = RES_PDN;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+        /// What the driver adds.
+        driver: Vec<DriverDetail> = DRIVER;
+    }
+
+    /// A completion queue in use.
+    CqResource {
+        /// The kernel's number for it.
+        number: u32 = RES_CQN;
+        /// Entries that it holds.
+        cqe: u32 = RES_CQE;
+        /// How many queues use it.
+        users: u64 = RES_USECNT;
+        /// Where the kernel polls it; only for the kernel's own.
+        poll_context: Option<PollContext> = RES_POLL_CTX;
+        /// Whether it moderates itself.
+        adaptive_moderation: Option<bool> = DEV_DIM;
+        /// Number of the open context that it belongs to, as in [`ContextResource::number`]; not for the kernel's own.
+        context: Option<u32> = RES_CTXN;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+        /// What the driver adds.
+        driver: Vec<DriverDetail> = DRIVER;
+    }
+
+    /// A memory region in use.
+    MrResource {
+        /// The kernel's number for it.
+        number: u32 = RES_MRN;
+        /// Its remote key; told to administrators (`CAP_NET_ADMIN`) only.
+        rkey: Option<u32> = RES_RKEY;
+        /// Its local key; told to administrators only.
+        lkey: Option<u32> = RES_LKEY;
+        /// The address at which a device sees it start; no kernel known here tells it.
+        iova: Option<u64> = RES_IOVA;
+        /// Bytes.
+        length: u64 = RES_MRLEN;
+        /// Number of its protection domain; not for the kernel's own.
+        pd: Option<u32> = RES_PDN;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+        /// What the driver adds.
+        driver: Vec<DriverDetail> = DRIVER;
+    }
+
+    /// A protection domain in use.
+    PdResource {
+        /// The kernel's number for it.
+        number: u32 = RES_PDN;
+        /// The key for all memory that the kernel uses; told to administrators only.
+        local_dma_lkey: Option<u32> = RES_LOCAL_DMA_LKEY;
+        /// The remote key for all of memory, where there is one; told to administrators only.
+        unsafe_global_rkey: Option<u32> = RES_UNSAFE_GLOBAL_RKEY;
+        /// How many objects are in it.
+        users: u64 = RES_USECNT;
+        /// Number of the open context that it belongs to; not for the kernel's own.
+        context: Option<u32> = RES_CTXN;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+    }
+
+    /// A connection identifier in use.
+    CmIdResource {
+        /// The kernel's number for it.
+        number: u32 = RES_CM_IDN;
+        /// Its port, once it has one.
+        port: Option<u32> = PORT_INDEX;
+        /// The number of its queue pair, once it has one.
+        qp_num: Option<u32> = RES_LQPN;
+        /// The transport of that.
+        qp_type: Option<QpType> = RES_TYPE;
+        /// Whose port numbers it uses.
+        port_space: Option<PortSpace> = RES_PS;
+        /// Its state, as the kernel's `enum rdma_cm_state` numbers it.
+        state: Option<u8> = RES_STATE;
+        /// Its own address.
+        source: Option<SocketAddr> = RES_SRC_ADDR;
+        /// The other side's address.
+        destination: Option<SocketAddr> = RES_DST_ADDR;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+        /// What the driver adds.
+        driver: Vec<DriverDetail> = DRIVER;
+    }
+
+    /// An open context: a process that has the device open.
+    ContextResource {
+        /// The kernel's number for it.
+        number: u32 = RES_CTXN;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+    }
+
+    /// A shared receive queue in use.
+    SrqResource {
+        /// The kernel's number for it.
+        number: u32 = RES_SRQN;
+        /// What kind it is.
+        srq_type: Option<SrqType> = RES_TYPE;
+        /// Number of its protection domain.
+        pd: Option<u32> = RES_PDN;
+        /// Number of its completion queue, where its kind has one.
+        cq: Option<u32> = RES_CQN;
+        /// The numbers of the queue pairs that share it.
+        queue_pairs: Vec<RangeInclusive<u32>> = RES_QP;
+        /// Whose it is.
+        owner: Owner = RES_PID;
+        /// What the driver adds.
+        driver: Vec<DriverDetail> = DRIVER;
+    }
+}
+
+/// The objects of one kind of a device.
+macro_rules! lists {
+    ($( $(#[$meta:meta])* $name:ident -> $entry:ident: $command:ident, $table:ident, $what:literal; )*) => {
+        /// Lists of what a device's objects are and whose, for all processes and the kernel together.
+        impl RdmaNetlink {
+            $(
+                $(#[$meta])*
+                ///
+                /// # Errors
+                /// There is no such device, the kernel does not tell, or its answer could not be read.
+                pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
+                    self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
+                }
+            )*
+        }
+    };
+}
+
+lists! {
+    /// The queue pairs of the device named `device`.
+    queue_pairs -> QpResource: RES_QP_GET, RES_QP, "listing queue pairs";
+    /// The completion queues of the device named `device`.
+    completion_queues -> CqResource: RES_CQ_GET, RES_CQ, "listing completion queues";
+    /// The memory regions of the device named `device`.
+    memory_regions -> MrResource: RES_MR_GET, RES_MR, "listing memory regions";
+    /// The protection domains of the device named `device`.
+    protection_domains -> PdResource: RES_PD_GET, RES_PD, "listing protection domains";
+    /// The connection identifiers of the device named `device`.
+    connection_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing connection identifiers";
+    /// The open contexts of the device named `device`.
+    contexts -> ContextResource: RES_CTX_GET, RES_CTX, "listing open contexts";
+    /// The shared receive queues of the device named `device`.
+    shared_receive_queues -> SrqResource: RES_SRQ_GET, RES_SRQ, "listing shared receive queues";
+}
+
+impl RdmaNetlink {
+    fn list_objects<T>(
+        &mut self,
+        what: &str,
+        device: &str,
+        command: Command,
+        table: Attribute,
+        read: impl Fn(&Attributes<'_>) -> std::result::Result<T, Malformed>,
+    ) -> Result<Vec<T>> {
+        let index = self.index_of(device)?;
+        let mut found = Vec::new();
+        self.ask(
+            &format!("{what} of {device}"),
+            command,
+            MessageFlags::DUMP,
+            |request| {
+                request.put_u32(Attribute::DEV_INDEX.0, index);
+            },
+            |answer| {
+                found.extend(list(answer, table, &read)?);
+                Ok(())
+            },
+        )?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::with_attributes;
+    use super::*;
+    use bareverbs_uapi::netlink::MessageWriter;
+    use proptest::prelude::*;
+
+    fn read<T>(
+        fill: impl FnOnce(&mut MessageWriter<'_>),
+        read: impl FnOnce(&Attributes<'_>) -> std::result::Result<T, Malformed>,
+    ) -> T {
+        with_attributes(fill, read)
+    }
+
+    #[test]
+    fn a_queue_pair_is_told_with_its_peer_and_its_owner() {
+        let qp = read(
+            |writer| {
+                writer
+                    .put_u32(Attribute::PORT_INDEX.0, 1)
+                    .put_u32(Attribute::RES_LQPN.0, 17)
+                    .put_u32(Attribute::RES_PDN.0, 3)
+                    .put_u32(Attribute::RES_PID.0, 4711)
+                    .put_u32(Attribute::RES_RQPN.0, 18)
+                    .put_u32(Attribute::RES_RQ_PSN.0, 5)
+                    .put_u32(Attribute::RES_SQ_PSN.0, 6)
+                    .put_u8(Attribute::RES_PATH_MIG_STATE.0, 0)
+                    .put_u8(Attribute::RES_TYPE.0, 2)
+                    .put_u8(Attribute::RES_STATE.0, 3)
+                    .put_u32(0x3fff, 1);
+            },
+            QpResource::read,
+        );
+        assert_eq!(
+            qp,
+            QpResource {
+                port: Some(1),
+                qp_num: 17,
+                remote_qp_num: Some(18),
+                rq_psn: Some(5),
+                sq_psn: Some(6),
+                path_mig_state: Some(MigState::MIGRATED),
+                qp_type: Some(QpType::RC),
+                subtype: None,
+                state: Some(QpState::RTS),
+                pd: Some(3),
+                owner: Owner::Process(4711),
+                driver: Vec::new(),
+            }
+        );
+    }
+
+    #[test]
+    fn the_kernels_own_queue_has_a_name_and_a_place_where_it_is_polled() {
+        let cq = read(
+            |writer| {
+                writer
+                    .put_u32(Attribute::RES_CQE.0, 1023)
+                    .put_u64(Attribute::RES_USECNT.0, 2)
+                    .put_u8(Attribute::RES_POLL_CTX.0, 2)
+                    .put_u8(Attribute::DEV_DIM.0, 0)
+                    .put_u32(Attribute::RES_CQN.0, 1)
+                    .put_str(Attribute::RES_KERN_NAME.0, "ib_core");
+            },
+            CqResource::read,
+        );
+        assert_eq!((cq.cqe, cq.users, cq.number, cq.context), (1023, 2, 1, None));
+        assert_eq!(cq.poll_context, Some(PollContext::UNBOUND_WORKQUEUE));
+        assert_eq!((cq.adaptive_moderation, cq.owner), (Some(false), Owner::Kernel("ib_core".into())));
+    }
+
+    #[test]
+    fn a_shared_queue_names_its_queue_pairs_one_by_one_and_in_ranges() {
+        let srq = read(
+            |writer| {
+                writer.put_u32(Attribute::RES_SRQN.0, 4).put_u8(Attribute::RES_TYPE.0, 0).put_nested(
+                    Attribute::RES_QP.0,
+                    |writer| {
+                        writer.put_nested(Attribute::RES_QP_ENTRY.0, |writer| {
+                            writer.put_u32(Attribute::RES_LQPN.0, 17);
+                        });
+                        writer.put_nested(Attribute::RES_QP_ENTRY.0, |writer| {
+                            writer.put_u32(Attribute::MIN_RANGE.0, 19).put_u32(Attribute::MAX_RANGE.0, 21);
+                        });
+                    },
+                );
+            },
+            SrqResource::read,
+        );
+        assert_eq!(srq.queue_pairs, [17..=17, 19..=21]);
+        assert_eq!((srq.number, srq.srq_type, srq.owner), (4, Some(SrqType::BASIC), Owner::Unknown));
+    }
+
+    #[test]
+    fn what_a_driver_adds_is_told_by_name() {
+        let mr = read(
+            |writer| {
+                writer.put_u64(Attribute::RES_MRLEN.0, 1 << 33).put_nested(Attribute::DRIVER.0, |writer| {
+                    writer
+                        .put_str(Attribute::DRIVER_STRING.0, "mode")
+                        .put_str(Attribute::DRIVER_STRING.0, "fast");
+                    writer
+                        .put_str(Attribute::DRIVER_STRING.0, "flags")
+                        .put_u8(Attribute::DRIVER_PRINT_TYPE.0, 1);
+                    writer.put_u32(Attribute::DRIVER_U32.0, 0x10);
+                    writer
+                        .put_str(Attribute::DRIVER_STRING.0, "balance")
+                        .put_u32(Attribute::DRIVER_S32.0, -3i32 as u32);
+                });
+            },
+            MrResource::read,
+        );
+        let detail = |name: &str, value, hex| DriverDetail { name: name.into(), value, hex };
+        assert_eq!(
+            mr.driver,
+            [
+                detail("mode", DriverValue::Text("fast".into()), false),
+                detail("flags", DriverValue::Unsigned(0x10), true),
+                detail("balance", DriverValue::Signed(-3), false),
+            ]
+        );
+        assert_eq!((mr.length, mr.rkey), (1 << 33, None));
+    }
+
+    #[test]
+    fn a_connection_identifier_is_told_with_its_addresses() {
+        let id = read(
+            |writer| {
+                let mut address = [0; 128];
+                address[..8].copy_from_slice(&[2, 0, 0x48, 0x53, 10, 1, 0, 1]);
+                writer
+                    .put_u32(Attribute::RES_PS.0, 0x106)
+                    .put_u8(Attribute::RES_STATE.0, 8)
+                    .put_bytes(Attribute::RES_SRC_ADDR.0, &address);
+                address[..2].copy_from_slice(&[10, 0]);
+                address[8..24].copy_from_slice(&std::net::Ipv6Addr::LOCALHOST.octets());
+                writer.put_bytes(Attribute::RES_DST_ADDR.0, &address);
+            },
+            CmIdResource::read,
+        );
+        assert_eq!((id.port_space, id.state), (Some(PortSpace::TCP), Some(8)));
+        assert_eq!(id.source, Some("10.1.0.1:18515".parse().unwrap()));
+        assert_eq!(id.destination.map(|address| address.ip()), Some("::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_number_of_another_size_is_malformed() {
+        let mut buffer = [0; 64];
+        let mut writer = MessageWriter::new(&mut buffer);
+        writer.begin(1, MessageFlags::empty(), 1).put_u8(Attribute::RES_LQPN.0, 17);
+        let message = bareverbs_uapi::netlink::messages(writer.finish().unwrap()).next().unwrap().unwrap();
+        QpResource::read(&message.attributes()).unwrap_err();
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_object_or_malformed(bytes: Vec<u8>) {
+            let attributes = Attributes::new(&bytes);
+            let _ = QpResource::read(&attributes);
+            let _ = CqResource::read(&attributes);
+            let _ = CmIdResource::read(&attributes);
+            let _ = SrqResource::read(&attributes);
+            let _ = list(&attributes, Attribute::RES_MR, MrResource::read);
+        }
+
+        #[test]
+        fn what_was_written_is_read_whatever_stands_around_it(
+            qp_num: u32,
+            length: u64,
+            strange in proptest::collection::vec((200..0x3fffu16, any::<u64>()), 0..5),
+        ) {
+            let around = |writer: &mut MessageWriter<'_>| {
+                for (kind, value) in &strange {
+                    writer.put_u64(*kind, *value);
+                }
+            };
+            let qp = read(|writer| { around(writer); writer.put_u32(Attribute::RES_LQPN.0, qp_num); }, QpResource::read);
+            prop_assert_eq!(qp.qp_num, qp_num);
+            let mr = read(|writer| { writer.put_u64(Attribute::RES_MRLEN.0, length); around(writer); }, MrResource::read);
+            prop_assert_eq!(mr.length, length);
+        }
+    }
+}
