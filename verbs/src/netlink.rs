@@ -30,7 +30,6 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-pub use self::system::SystemInfo;
 pub use self::counters::{
     Counter, CounterBinding, CounterMask, CounterMode, CounterStatus, MrCounters, QpCounters,
 };
@@ -38,6 +37,7 @@ pub use self::resources::{
     CmIdResource, ContextResource, CqResource, DriverDetail, DriverValue, MigState, MrResource, Owner,
     PdResource, PollContext, PortSpace, QpResource, QpType, SrqResource, SrqType,
 };
+pub use self::system::SystemInfo;
 use crate::{Error, Guid, Result};
 
 /// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).
