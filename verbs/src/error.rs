@@ -135,7 +135,7 @@ pub enum Error {
         reason: CreateError,
     },
     /// An operating system call of another kind failed.
-    #[error("{what}: {errno}")]
+    #[error("{what}: {errno}{}", system_hint(*errno))]
     System {
         /// What was tried.
         what: String,
@@ -280,6 +280,14 @@ fn open_hint(errno: Errno) -> &'static str {
         }
         Errno::NOENT => ": the node is missing; in a container, pass it in",
         Errno::NXIO | Errno::NODEV | Errno::IO => ": the device is gone",
+        Errno::MFILE => ": close some, or raise the limit by `ulimit -n`",
+        _ => "",
+    }
+}
+
+fn system_hint(errno: Errno) -> &'static str {
+    match errno {
+        Errno::MFILE => ": close some, or raise the limit by `ulimit -n`",
         _ => "",
     }
 }

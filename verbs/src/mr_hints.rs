@@ -11,16 +11,18 @@ use crate::{Access, Capabilities};
 /// Rights of peers that the kernel grants together with local writing only.
 const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
+/// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
+pub(crate) const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
+
 /// The likely cause of `errno` for `request`, in words.
 pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilities) -> Option<String> {
     let access = request.access;
+    if matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
+        && let Some(hint) = rights(access, capabilities)
+    {
+        return Some(hint);
+    }
     match errno {
-        Errno::INVAL | Errno::OPNOTSUPP if access.contains(Access::ON_DEMAND) && !capabilities.odp => {
-            Some("this device has no memory on demand: register without ON_DEMAND".into())
-        }
-        Errno::INVAL if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) => {
-            Some("what peers may write must be writable locally too: add LOCAL_WRITE".into())
-        }
         Errno::INVAL if (request.addr ^ request.iova) & 0xfff != 0 => {
             Some("iova and address must have the same offset in their page".into())
         }
@@ -35,6 +37,20 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
             }
         }
         _ => None,
+    }
+}
+
+/// What is wrong with the rights themselves, whatever the memory.
+pub(crate) fn rights(access: Access, capabilities: &Capabilities) -> Option<String> {
+    let unknown = access.difference(Access::all().union(OPTIONAL));
+    if access.contains(Access::ON_DEMAND) && !capabilities.odp {
+        Some("this device has no memory on demand: register without ON_DEMAND".into())
+    } else if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) {
+        Some("what peers may write must be writable locally too: add LOCAL_WRITE".into())
+    } else if !unknown.is_empty() {
+        Some(format!("there is no right {unknown:?}"))
+    } else {
+        None
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use bareverbs_uapi::nldev::NodeType;
 use bareverbs_uapi::uverbs::types::DriverId;
+use rustix::io::Errno;
 
 use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
 use crate::{Context, Error, Guid, Provider, Result};
@@ -63,11 +64,13 @@ struct Uverbs {
 /// listed too.
 ///
 /// # Errors
-/// The kernel's answer cannot be read.
+/// The kernel's answer cannot be read, or this process has no descriptor left to ask with.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     match by_netlink() {
         Ok(devices) => Ok(devices),
+        // Who has no room for a socket has none for reading a folder, and would be told that there is no device.
+        Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
         // Without RDMA netlink, or where it is filtered.
         Err(Error::System { .. }) => Ok(sysfs::devices(Path::new("/sys"))),
         Err(error) => Err(error),

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Mr;
 use crate::pd::Domain;
-use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result};
+use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
@@ -39,11 +39,15 @@ impl<M> Mr<M> {
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
             Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "such changes of memory regions are" },
             _ => Error::refused(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
-                |errno| {
-                    (errno == Errno::ACCESS).then(|| {
+                |errno| match errno {
+                    Errno::ACCESS => Some(
                         "a region that was registered without LOCAL_WRITE cannot be made writable: register anew"
-                            .into()
-                    })
+                            .into(),
+                    ),
+                    Errno::INVAL | Errno::OPNOTSUPP => {
+                        access.and_then(|access| mr_hints::rights(access, &registration.domain.session.capabilities))
+                    }
+                    _ => None,
                 },
             ),
         })?;

@@ -194,7 +194,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.send.failure()
     }
 
-    /// Its halves, for two borrows or two threads.
+    /// Its halves, for two borrows or two threads. They are a queue pair's own: whoever swaps them with those of another one
+    /// has each complete with the queue pair that it came from, and must take that one for what the posting methods call
+    /// the queue pair.
     #[must_use]
     pub fn split(&mut self) -> (&mut SendHalf<T, P>, &mut RecvHalf<T, P>) {
         (&mut self.send, &mut self.recv)

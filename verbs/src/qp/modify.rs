@@ -11,6 +11,7 @@ use super::steps::{check_24_bits, check_values, explain};
 use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
+use crate::mr_hints::OPTIONAL;
 use crate::{Access, Context, Error, Mtu, QpAttrMask, QpState, Result};
 
 /// What a queue pair can allow its peer, beside rights that it leaves to regions.
@@ -23,9 +24,6 @@ const GRANTED_BY_QPS: Access = Access::LOCAL_WRITE
     .union(Access::FLUSH_PERSISTENT)
     .union(Access::ON_DEMAND)
     .union(OPTIONAL);
-
-/// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
-const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
 
 const INIT: &str = "modify_qp RESET→INIT";
 const RTR: &str = "modify_qp INIT→RTR";

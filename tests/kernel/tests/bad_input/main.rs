@@ -7,6 +7,8 @@ mod datagrams;
 mod devices;
 mod endpoints;
 mod failures;
+mod groups;
+mod limits;
 mod memory;
 mod names;
 mod posting;
@@ -26,6 +28,8 @@ use datagrams::*;
 use devices::*;
 use endpoints::*;
 use failures::*;
+use groups::*;
+use limits::*;
 use memory::*;
 use names::*;
 use posting::*;
@@ -45,6 +49,7 @@ kernel_tests! {
 
     a_name_that_no_device_has_finds_none,
     a_device_is_made_with_a_name_or_not_at_all,
+    a_path_that_is_no_device_is_not_opened,
     a_number_that_no_device_has_is_told_with_the_error,
 
     every_attribute_of_the_first_step_is_checked,
@@ -81,6 +86,8 @@ kernel_tests! {
     a_full_receive_queue_takes_again_exactly_what_completed,
     a_refused_request_in_a_list_stops_neither_those_before_it_nor_later_posts,
     requests_that_make_no_sense_are_refused_before_the_device_sees_them,
+    sums_beyond_what_a_number_holds_are_not_cut,
+    a_flush_of_what_there_is_not_is_refused,
     one_number_for_many_requests_comes_back_with_each,
     a_forgotten_batch_goes_out_with_the_next,
 
@@ -103,6 +110,10 @@ kernel_tests! {
     unreliable_messages_and_writes_of_no_bytes_arrive,
     an_unreliable_message_without_room_is_lost_or_told_and_writes_nothing_beyond,
 
+    what_is_no_group_is_neither_joined_nor_left,
+    a_group_takes_no_more_members_than_the_device_has_places_for,
+    without_a_descriptor_nothing_is_opened_and_the_error_says_why,
+
     rights_that_cannot_be_given_are_refused_with_what_to_change,
     an_address_for_peers_lies_as_the_memory_does_in_its_page,
     a_range_beyond_the_region_is_refused_by_every_method,
@@ -119,6 +130,8 @@ kernel_tests! {
     a_failed_endpoint_gives_everything_back_and_takes_nothing_more,
 
     no_step_out_of_order_is_made,
+    every_typed_step_begins_in_its_own_state,
+    every_post_has_its_states,
     the_error_state_flushes_everything_in_order,
     a_queue_pair_in_error_answers_queries_and_flushes_new_sends,
     a_queue_pair_works_again_after_an_error_and_a_reset,

@@ -1,8 +1,9 @@
 //! Names and numbers of devices that come from outside.
 
 use bareverbs::netlink::RdmaNetlink;
-use bareverbs::{Device, Error};
+use bareverbs::{Device, DriverId, Error};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_provider::device::DeviceFile;
 
 use crate::refusals::invalid;
 
@@ -89,6 +90,26 @@ pub(crate) fn a_device_is_made_with_a_name_or_not_at_all() {
         );
         told(netlink.new_link("rxe0", "rxe", &netdev), &format!("making rxe device rxe0 over {netdev}: "));
         assert_eq!(netlink.devices().unwrap(), devices);
+    });
+}
+
+pub(crate) fn a_path_that_is_no_device_is_not_opened() {
+    nothing_leaks(|| {
+        let long = format!("/dev/{}", "u".repeat(5000));
+        for path in [
+            "",
+            "/",
+            "/dev",
+            "/dev/infiniband",
+            "/dev/infiniband/uverbs9999",
+            "/dev/null/uverbs0",
+            "/dev/n\0",
+            &long,
+        ] {
+            let refused = DeviceFile::open(path, DriverId::RXE.0).unwrap_err();
+            assert_eq!(refused.method, "open", "{path:?}");
+            assert!(refused.to_string().starts_with("open was refused by the kernel: "), "{refused}");
+        }
     });
 }
 

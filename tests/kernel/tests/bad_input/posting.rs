@@ -1,8 +1,8 @@
 //! Queues that are full, and requests that make no sense.
 
 use bareverbs::{
-    Access, Operation, Payload, PostReason, QpCap, QpState, RecvRequest, Refusal, Remote, SendFlags,
-    SendRequest, Sge, WcStatus,
+    Access, Operation, Payload, PlacementType, PostError, PostReason, QpCap, QpState, RecvRequest, Refusal,
+    Remote, SelectivityLevel, SendFlags, SendRequest, Sge, SrqInit, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -160,6 +160,67 @@ pub(crate) fn requests_that_make_no_sense_are_refused_before_the_device_sees_the
         a.send(&[hello(6)]).unwrap();
         assert_eq!((a.ends(1), b.ends(1)), (good(6..7), good(5..6)));
         assert_eq!(contents(&target)[..6], *b"hello\0");
+    });
+}
+
+pub(crate) fn sums_beyond_what_a_number_holds_are_not_cut() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let target = region(&pd, &[0; 64], ALL_REMOTE);
+        let sge = |length| Sge { length, ..target.sge(..).unwrap() };
+        let max = 1 << 31;
+        // Cut to 32 bits, these are 0, 4 and 2 bytes.
+        for lengths in [&[1 << 31, 1 << 31][..], &[u32::MAX, 5], &[0x7fff_ffff, 0x7fff_ffff, 4, u32::MAX - 1]]
+        {
+            let sges: Vec<_> = lengths.iter().map(|length| sge(*length)).collect();
+            let given = lengths.iter().map(|length| u64::from(*length)).sum();
+            let too_long =
+                PostError { accepted: 0, reason: PostReason::Queue(Refusal::MessageTooLong { given, max }) };
+            for operation in [
+                Operation::Send,
+                Operation::Write(target.remote(0).unwrap()),
+                Operation::Read(target.remote(0).unwrap()),
+            ] {
+                let refused = a.send(&[request(1, operation, Payload::Sges(&sges))]);
+                assert_eq!(refused, Err(too_long), "{operation:?}");
+            }
+            assert_eq!(b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]), Err(too_long));
+            let mut srq = pd.create_srq(&SrqInit { max_sge: 4, ..SrqInit::new(4) }).unwrap();
+            // SAFETY: refused.
+            let refused = unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) };
+            assert_eq!(refused, Err(too_long));
+        }
+        // Each part of inline data fits, and all together do not.
+        let limit = a.qp.cap().max_inline_data as usize;
+        let half = vec![0; limit / 2 + 1];
+        let refused = a.send(&[request(1, Operation::Send, Payload::Inline(&[&half, &half]))]).unwrap_err();
+        let given = 2 * half.len();
+        assert_eq!(refused.reason, PostReason::Queue(Refusal::InlineTooLong { given, max: limit }));
+        b.recv_into(5, 1, &[sge(64)]);
+        a.send(&[hello(6)]).unwrap();
+        assert_eq!((a.ends(1), b.ends(1)), (good(6..7), good(5..6)));
+    });
+}
+
+pub(crate) fn a_flush_of_what_there_is_not_is_refused() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, _b) = pair(&pd, Plan::default());
+        let remote = Remote { addr: 0, rkey: 0 };
+        let flush = |level, placement| Operation::Flush {
+            remote,
+            length: 8,
+            placement: PlacementType::from_bits_retain(placement),
+            level: SelectivityLevel(level),
+        };
+        for (level, placement) in [(2, 1), (255, 1), (0, 0), (1, 4), (0, 255)] {
+            let refused = a.send(&[request(1, flush(level, placement), Payload::Sges(&[]))]).unwrap_err();
+            assert_eq!(refused.reason, PostReason::Queue(Refusal::Flush { level, placement }));
+            let words = format!("there is no flush of selectivity {level} and placement {placement:#x}");
+            assert_eq!(refused.to_string(), format!("no request was posted: {words}"));
+        }
+        assert_eq!(a.kernel_state(), QpState::RTS);
     });
 }
 

@@ -1,7 +1,8 @@
 //! States: steps that are not possible, errors, and the way back from them.
 
 use bareverbs::{
-    Access, Error, InitAttr, Operation, Payload, QpState, RtsAttr, SendRequest, WcStatus, WorkCompletion,
+    Access, Error, InitAttr, Operation, Payload, PostError, PostReason, QpState, RecvRequest, RtsAttr,
+    SendRequest, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -66,6 +67,96 @@ pub(crate) fn no_step_out_of_order_is_made() {
         refuses(&mut side, QpState::ERR, [true, true, true], &all);
         side.go_to(QpState::RESET).unwrap();
         refuses(&mut side, QpState::RESET, [false, true, true], &[QpState::RTR, QpState::RTS]);
+    });
+}
+
+/// Brings a side that is in RTS to `state`.
+fn bring(side: &mut Side, state: QpState) {
+    let rtr = side.towards(side.qp.qp_num());
+    match state {
+        QpState::RTS => {}
+        QpState::SQD => side.qp.drain().unwrap(),
+        QpState::ERR => side.qp.set_error().unwrap(),
+        _ => side.qp.reset().unwrap(),
+    }
+    if [QpState::INIT, QpState::RTR].contains(&state) {
+        side.qp.init(&InitAttr::new(1)).unwrap();
+    }
+    if state == QpState::RTR {
+        side.qp.ready_to_receive(&rtr).unwrap();
+    }
+    is_in(side, state);
+}
+
+type Step = fn(&mut Side) -> bareverbs::Result<()>;
+
+/// The typed steps, and where each begins.
+const STEPS: [(&str, QpState, Step); 5] = [
+    ("RESET→INIT", QpState::RESET, |side| side.qp.init(&InitAttr::new(1))),
+    ("INIT→RTR", QpState::INIT, |side| {
+        let rtr = side.towards(1);
+        side.qp.ready_to_receive(&rtr)
+    }),
+    ("RTR→RTS", QpState::RTR, |side| side.qp.ready_to_send(&RtsAttr::default())),
+    ("RTS→SQD", QpState::RTS, |side| side.qp.drain()),
+    ("SQD→RTS", QpState::SQD, |side| side.qp.resume()),
+];
+
+pub(crate) fn every_typed_step_begins_in_its_own_state() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let states = [QpState::RESET, QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD, QpState::ERR];
+        for state in states {
+            let (mut side, _peer) = pair(&pd, patient());
+            bring(&mut side, state);
+            for (name, begin, step) in STEPS.into_iter().filter(|(_, begin, _)| *begin != state) {
+                let text = format!("modify_qp {name}: the queue pair is in {state:?}, not in {begin:?}");
+                assert_eq!(step(&mut side).unwrap_err().to_string(), text);
+            }
+            if state == QpState::RESET {
+                let text = "modify_qp to ERR: the queue pair is in RESET, where nothing is under way";
+                assert_eq!(side.qp.set_error().unwrap_err().to_string(), text);
+            }
+            is_in(&side, state);
+            side.qp.reset().unwrap();
+            is_in(&side, QpState::RESET);
+        }
+    });
+}
+
+pub(crate) fn every_post_has_its_states() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let memory = region(&pd, &[0; 8], Access::LOCAL_WRITE);
+        let (mut side, _peer) = pair(&pd, patient());
+        let sges = [memory.sge(..).unwrap()];
+        let receive = [RecvRequest { wr_id: 1, sges: &sges }];
+        let refuses = |refused: Result<(), PostError>, state| {
+            assert_eq!(refused, Err(PostError { accepted: 0, reason: PostReason::State(state) }));
+            let text = refused.unwrap_err().to_string();
+            let rule = "receives can be posted from INIT on, sends from RTS on";
+            assert_eq!(text, format!("no request was posted: the queue pair is in {state:?}; {rule}"));
+        };
+        side.send(&[hello(1), hello(2)]).unwrap();
+        side.recv(&receive).unwrap();
+        // What it did before changes nothing.
+        side.qp.reset().unwrap();
+        refuses(side.send(&[hello(1)]), QpState::RESET);
+        // SAFETY: the request names no memory.
+        refuses(unsafe { side.qp.post_send_deferred(&[hello(1)]) }, QpState::RESET);
+        refuses(side.recv(&receive), QpState::RESET);
+        let rtr = side.towards(side.qp.qp_num());
+        for state in [QpState::INIT, QpState::RTR] {
+            match state {
+                QpState::INIT => side.qp.init(&InitAttr::new(1)).unwrap(),
+                _ => side.qp.ready_to_receive(&rtr).unwrap(),
+            }
+            refuses(side.send(&[hello(1)]), state);
+            // SAFETY: as above.
+            refuses(unsafe { side.qp.post_send_deferred(&[hello(1)]) }, state);
+            side.recv(&receive).unwrap();
+        }
+        assert_eq!(side.qp.split().0.deferred(), 0);
     });
 }
 

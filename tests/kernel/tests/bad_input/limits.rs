@@ -1,0 +1,48 @@
+//! A process that has no descriptor left.
+
+use std::fs::File;
+
+use bareverbs::{Device, Error};
+use bareverbs_kernel_tests::child;
+use bareverbs_kernel_tests::loopback::open;
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use nix::libc::EMFILE;
+use nix::sys::resource::{Resource, setrlimit};
+
+/// Takes every descriptor that the process may have; those below are left as they are.
+fn take_all_descriptors() -> Vec<File> {
+    setrlimit(Resource::RLIMIT_NOFILE, 64, 64).unwrap();
+    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
+}
+
+pub(crate) fn without_a_descriptor_nothing_is_opened_and_the_error_says_why() {
+    nothing_leaks(|| {
+        child::run(|| {
+            let context = open();
+            let device = Device::find("rxe0").unwrap();
+            let mut taken = take_all_descriptors();
+            assert!(!taken.is_empty());
+            let remedy = "close some, or raise the limit by `ulimit -n`";
+            let verbs = [
+                ("opening an RDMA netlink socket: ", bareverbs::devices().map(drop)),
+                ("opening an RDMA netlink socket: ", Device::find("rxe0").map(drop)),
+                ("cannot open /dev/infiniband/uverbs", device.open().map(drop)),
+                ("create_comp_channel (a new channel): ", context.create_comp_channel().map(drop)),
+            ];
+            for (start, refused) in verbs {
+                let refused = refused.expect_err(start);
+                assert_eq!(refused.errno().map(|errno| errno.raw_os_error()), Some(EMFILE), "{refused:?}");
+                let text = refused.to_string();
+                assert!(text.starts_with(start) && text.contains(remedy), "{text}");
+            }
+            // One is not enough for a device and its events.
+            taken.pop();
+            let refused = device.open().map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Kernel(_)), "{refused:?}");
+            assert!(refused.to_string().contains(remedy), "{refused}");
+            taken.clear();
+            device.open().unwrap();
+            context.create_comp_channel().unwrap();
+        });
+    });
+}
