@@ -13,8 +13,12 @@ use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
 const BIND: &str = "bind_mw";
 
 /// What a window can give a peer.
-const GRANTED_BY_WINDOWS: Access =
-    Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC).union(Access::ZERO_BASED);
+const GRANTED_BY_WINDOWS: Access = Access::REMOTE_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::ZERO_BASED)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT);
 
 /// The key that follows `rkey`: the low byte counted up, the rest as it is.
 ///
