@@ -522,7 +522,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 // The packet has no more bits for them than these values need.
                 if !matches!(level, SelectivityLevel::RANGE | SelectivityLevel::MR)
                     || placement.is_empty()
-                    || !PlacementType::all().contains(placement)
+                    || !(PlacementType::GLOBAL | PlacementType::PERSISTENT).contains(placement)
                 {
                     return Err(Refusal::Flush { level: level.0, placement: placement.bits() });
                 }

@@ -236,7 +236,8 @@ pub fn explain(status: WcStatus) -> &'static str {
         WcStatus::SUCCESS => "done",
         WcStatus::LOC_LEN_ERR => "the message is longer than the receive's buffers or than a message may be",
         WcStatus::LOC_QP_OP_ERR => {
-            "this queue pair cannot carry out the request, as with a local key of another protection domain"
+            "this queue pair cannot carry out the request, as with a local key of another protection domain, or a receive \
+             too short for the message"
         }
         WcStatus::LOC_PROT_ERR => {
             "a local key does not allow the access: wrong key, range or right, or a region of another protection domain"
@@ -253,7 +254,10 @@ pub fn explain(status: WcStatus) -> &'static str {
              Soft-RoCE ends so itself where the message was too long for it, or was to invalidate a key that it cannot"
         }
         WcStatus::REM_ACCESS_ERR => "the peer's key does not allow the access: wrong key, range or right",
-        WcStatus::REM_OP_ERR => "the peer could not carry the request out",
+        WcStatus::REM_OP_ERR => {
+            "the peer could not carry the request out, as where its receive is too short or names memory that it may not \
+             write"
+        }
         WcStatus::RETRY_EXC_ERR => {
             "the peer did not answer in all retries: it is gone, or the path is broken"
         }

@@ -14,6 +14,18 @@ const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOM
 /// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
 pub(crate) const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
 
+/// Rights that have a name.
+const NAMED: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND)
+    .union(Access::ZERO_BASED)
+    .union(Access::ON_DEMAND)
+    .union(Access::HUGETLB)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT);
+
 /// The likely cause of `errno` for `request`, in words.
 pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilities) -> Option<String> {
     let access = request.access;
@@ -42,7 +54,7 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
 
 /// What is wrong with the rights themselves, whatever the memory.
 pub(crate) fn rights(access: Access, capabilities: &Capabilities) -> Option<String> {
-    let unknown = access.difference(Access::all().union(OPTIONAL));
+    let unknown = access.difference(NAMED.union(OPTIONAL));
     if access.contains(Access::ON_DEMAND) && !capabilities.odp {
         Some("this device has no memory on demand: register without ON_DEMAND".into())
     } else if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) {
@@ -142,6 +154,7 @@ mod tests {
         let told = |access| hint(Errno::INVAL, &request(access), &CAPABILITIES).unwrap();
         assert!(told(Access::ON_DEMAND).contains("ON_DEMAND"));
         assert!(told(Access::REMOTE_WRITE).contains("add LOCAL_WRITE"));
+        assert_eq!(told(Access::from_bits_retain(1 << 31)), "there is no right 0x80000000");
     }
 
     #[test]

@@ -106,12 +106,14 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
             let payload = [from.sge(..length).unwrap()];
             let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
             let ends = scene.b.ends(3);
-            // A receive of no elements is told so by another name.
+            // Where the receive ends within a packet, or has no elements, kernels differ in the names for it.
             let short = [WcStatus::LOC_LEN_ERR, WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_QP_OP_ERR];
             assert!(ends[0].0 == begin && short.contains(&ends[0].1), "{ends:?}");
-            for status in [status, ends[0].1] {
-                assert!(room.is_empty() || explain(status).contains("too long"), "{status:?}");
-            }
+            let told = [explain(status), explain(ends[0].1)];
+            assert!(
+                told.iter().all(|text| text.contains("too long") || text.contains("too short")),
+                "{told:?}"
+            );
             assert_eq!(ends[1..], [(11, WcStatus::WR_FLUSH_ERR), (12, WcStatus::WR_FLUSH_ERR)]);
             assert_eq!(scene.b.kernel_state(), QpState::ERR);
             scene.comes_back();

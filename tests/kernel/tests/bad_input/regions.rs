@@ -35,7 +35,9 @@ pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
             match register(access) {
                 Ok(memory) => assert_eq!(memory.query().unwrap().length, 4096),
                 Err(refused) => {
-                    assert!(refused.to_string().starts_with("reg_mr (4096 bytes at 0x"), "{refused}")
+                    let text = refused.to_string();
+                    let hint = format!("there is no right {:?}", Access::from_bits_retain(1 << bit));
+                    assert!(text.starts_with("reg_mr (4096 bytes at 0x") && text.ends_with(&hint), "{text}");
                 }
             }
         }
