@@ -36,10 +36,10 @@ impl Plan {
 }
 
 impl Default for Plan {
-    /// Four elements, 64 bytes inline, everything allowed, retries that end soon.
+    /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to acknowledge.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
-        Self { cap, rnr_retry: 1, timeout: 8, access: ALL_REMOTE }
+        Self { cap, rnr_retry: 1, timeout: 14, access: ALL_REMOTE }
     }
 }
 
@@ -131,7 +131,7 @@ impl Side {
     /// What RTS sets.
     pub fn sending(&self) -> RtsAttr {
         let Plan { rnr_retry, timeout, .. } = self.plan;
-        RtsAttr { timeout, retry_cnt: 2, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
+        RtsAttr { timeout, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
     }
 
     /// Brings it from RESET to RTS, towards the queue pair `peer`.
