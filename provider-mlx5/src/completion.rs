@@ -531,6 +531,26 @@ impl Completion for Mlx5Completion<'_> {
     }
 
     #[inline]
+    fn wc_flags(&self) -> WcFlags {
+        self.flags()
+    }
+
+    #[inline]
+    fn slid(&self) -> u16 {
+        self.cqe.slid()
+    }
+
+    #[inline]
+    fn sl(&self) -> u8 {
+        (self.cqe.flags_rqpn() >> 24 & 0xf) as u8
+    }
+
+    #[inline]
+    fn dlid_path_bits(&self) -> u8 {
+        self.cqe.path_bits() & 0x7f
+    }
+
+    #[inline]
     fn to_value(&self) -> WorkCompletion {
         WorkCompletion {
             wr_id: self.wr_id,
@@ -542,9 +562,9 @@ impl Completion for Mlx5Completion<'_> {
             qp_num: self.qp_num(),
             src_qp: self.src_qp(),
             wc_flags: self.flags(),
-            slid: self.cqe.slid(),
-            sl: (self.cqe.flags_rqpn() >> 24 & 0xf) as u8,
-            dlid_path_bits: self.cqe.path_bits() & 0x7f,
+            slid: self.slid(),
+            sl: self.sl(),
+            dlid_path_bits: self.dlid_path_bits(),
         }
     }
 }

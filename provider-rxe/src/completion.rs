@@ -235,6 +235,27 @@ impl Completion for RxeCompletion<'_> {
     }
 
     #[inline]
+    fn wc_flags(&self) -> WcFlags {
+        let flags = field!(self.wc_flags);
+        if self.is_receive() { flags } else { flags - WcFlags::WITH_IMM }
+    }
+
+    #[inline]
+    fn slid(&self) -> u16 {
+        field!(self.slid)
+    }
+
+    #[inline]
+    fn sl(&self) -> u8 {
+        field!(self.sl)
+    }
+
+    #[inline]
+    fn dlid_path_bits(&self) -> u8 {
+        field!(self.dlid_path_bits)
+    }
+
+    #[inline]
     fn to_value(&self) -> WorkCompletion {
         let wc = self.copy();
         WorkCompletion {

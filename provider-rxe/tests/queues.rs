@@ -364,6 +364,11 @@ fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::Wor
     assert_eq!(completion.qp_num(), wc.qp_num);
     assert_eq!(completion.src_qp(), wc.src_qp);
     assert_eq!(completion.vendor_err(), wc.vendor_err);
+    assert_eq!(completion.wc_flags(), completion.to_value().wc_flags);
+    assert_eq!(
+        (completion.slid(), completion.sl(), completion.dlid_path_bits()),
+        (wc.slid, wc.sl, wc.dlid_path_bits)
+    );
     (completion.imm_data(), completion.invalidated_rkey(), completion.to_value())
 }
 
@@ -377,6 +382,9 @@ fn a_receive_with_immediate_data_gives_the_bytes_of_the_wire() {
         qp_num: 17,
         src_qp: 18,
         wc_flags: WcFlags::WITH_IMM | WcFlags::GRH,
+        slid: 19,
+        sl: 3,
+        dlid_path_bits: 5,
         ..Wc::zeroed()
     };
     let (imm, rkey, value) = completed(wc);

@@ -12,7 +12,7 @@ use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 
 use crate::command::ContextInfo;
 use crate::device::{DeviceFile, Refused};
-use crate::work::{Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion};
+use crate::work::{Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 /// A kind of device, opened.
 pub trait Provider: Sized + Send + Sync + 'static {
@@ -430,6 +430,14 @@ pub trait Completion {
     fn invalidated_rkey(&self) -> Option<u32>;
     /// The device's own word on a failure.
     fn vendor_err(&self) -> u32;
+    /// What else is known: whether a global route header came first, say.
+    fn wc_flags(&self) -> WcFlags;
+    /// The sender's LID; 0 on RoCE.
+    fn slid(&self) -> u16;
+    /// Service level.
+    fn sl(&self) -> u8;
+    /// Low bits of the LID that the message came to.
+    fn dlid_path_bits(&self) -> u8;
     /// All fields at once.
     fn to_value(&self) -> WorkCompletion;
 }

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 
 use crate::mapping::{Mapping, Protection};
+use crate::process::Home;
 
 /// A request that the kernel refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +26,14 @@ pub struct Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.errno == FOREIGN {
+            return write!(
+                f,
+                "{} was not put to the kernel: {}: this process was forked from the one that opened the device; open \
+                 it anew here",
+                self.method, self.errno
+            );
+        }
         write!(f, "{} was refused by the kernel: {}", self.method, self.errno)?;
         match hint(self.errno) {
             Some(hint) => write!(f, " ({hint})"),
@@ -32,6 +41,10 @@ impl fmt::Display for Refused {
         }
     }
 }
+
+/// What a call from a forked child of the process that opened the device is answered with; the kernel's verbs never
+/// answer so.
+const FOREIGN: Errno = Errno::STALE;
 
 /// What an error number means when it comes from the verbs ABI.
 fn hint(errno: Errno) -> Option<&'static str> {
@@ -56,6 +69,9 @@ fn hint(errno: Errno) -> Option<&'static str> {
 /// Everything a program does with a device goes through its file: objects live in the context behind it and are
 /// gone, all of them, when its last descriptor is closed.
 ///
+/// It is of use in the process that opened it only. A child that was forked from that has the descriptor too, and could
+/// destroy what its parent uses; there, every call is answered with `ESTALE` and never reaches the kernel.
+///
 /// ```no_run
 /// use bareverbs_provider::command::{self, DriverPayload};
 /// use bareverbs_provider::device::{DeviceFile, Refused};
@@ -73,6 +89,7 @@ fn hint(errno: Errno) -> Option<&'static str> {
 pub struct DeviceFile {
     fd: OwnedFd,
     driver_id: u32,
+    home: Home,
 }
 
 impl DeviceFile {
@@ -91,13 +108,27 @@ impl DeviceFile {
                 result => break result.map_err(|errno| Refused { method: "open", errno })?,
             }
         };
-        Ok(Self::from_fd(fd, driver_id))
+        Self::from_fd(fd, driver_id)
     }
 
-    /// Takes a device file that was opened elsewhere, by a privileged helper, say.
-    #[must_use]
-    pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Self {
-        Self { fd, driver_id }
+    /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in this process only.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` and `madvise` report, as where there is no memory.
+    pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, Refused> {
+        let home = Home::here().map_err(|errno| Refused { method: "madvise", errno })?;
+        Ok(Self { fd, driver_id, home })
+    }
+
+    /// Fails with `ESTALE` in a process that was forked from the one that opened the file.
+    ///
+    /// # Errors
+    ///
+    /// As said.
+    #[inline]
+    pub fn check_home(&self) -> Result<(), Errno> {
+        if self.home.is_here() { Ok(()) } else { Err(FOREIGN) }
     }
 
     /// Number of the kernel driver whose namespace the calls use.
@@ -149,7 +180,7 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// The kernel's error number, except `EINTR`, after which the call is made again.
+    /// The kernel's error number, except `EINTR`, after which the call is made again; `ESTALE` in a forked child.
     ///
     /// # Safety
     ///
@@ -158,6 +189,7 @@ impl DeviceFile {
     /// attribute is meant.
     #[inline]
     pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
+        self.check_home()?;
         loop {
             // SAFETY: the kernel touches only what this function's contract allows it to.
             match unsafe { ioctl(&self.fd, VerbsIoctl(call.as_mut_ptr().cast())) } {
@@ -171,9 +203,11 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// What `mmap` reports.
+    /// What `mmap` and `madvise` report.
     pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, Refused> {
-        Mapping::new(&self.fd, offset, len, protection).map_err(|errno| Refused { method: "mmap", errno })
+        let refused = |errno| Refused { method: "mmap", errno };
+        self.check_home().map_err(refused)?;
+        Mapping::new(&self.fd, offset, len, protection).map_err(refused)
     }
 }
 

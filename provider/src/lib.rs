@@ -11,6 +11,7 @@
 //! | [`device`] | the device file: calls and mappings |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`mapping`] | shared memory |
+//! | [`process`] | which process something belongs to, so that forked children leave it alone |
 //! | [`ring`] | a ring of slots in shared memory, either side |
 //! | [`barrier`] | memory ordering, all of it |
 
@@ -19,6 +20,7 @@ pub mod command;
 pub mod contract;
 pub mod device;
 pub mod mapping;
+pub mod process;
 pub mod ring;
 pub mod work;
 

@@ -4,7 +4,9 @@ use std::ptr::NonNull;
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+
+use crate::process::Home;
 
 /// What the program may do with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +31,16 @@ impl Protection {
 
 /// Shared memory, unmapped when dropped.
 ///
+/// A forked child does not have it: what it did there would be done to its parent's queues. It is stopped by `SIGSEGV`
+/// where it tries.
+///
 /// The other side may change it at any time, so it gives out raw pointers only: no Rust reference may be made to
 /// what lies in it.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    home: Home,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
@@ -47,28 +53,34 @@ impl Mapping {
     ///
     /// # Errors
     ///
-    /// What `mmap` reports; `EINVAL` too for a length of 0.
+    /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
+        let home = Home::here()?;
         // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no existing memory
         // changes.
         let start = unsafe {
             mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
         }?;
-        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home }.kept_from_children()
     }
 
     /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
     ///
     /// # Errors
     ///
-    /// What `mmap` reports; `EINVAL` too for a length of 0.
+    /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn anonymous(len: usize) -> Result<Self, Errno> {
+        let home = Home::here()?;
         let protection = Protection::ReadWrite.flags();
         // SAFETY: as in `new`.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { start, len })
+        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home }.kept_from_children()
+    }
+
+    fn kept_from_children(self) -> Result<Self, Errno> {
+        // SAFETY: the range is this value's, and the advice changes nothing in this process.
+        unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
+        Ok(self)
     }
 
     /// The first byte; page aligned.
@@ -87,6 +99,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.home.is_here() {
+            // A forked child has not inherited the range, and may have mapped something else there.
+            return;
+        }
         // SAFETY: the range was mapped by `new` and is unmapped only here; whoever holds a pointer into it keeps
         // the `Mapping` too, by the contract of those who take such pointers. An error leaves the pages mapped,
         // which harms nobody.

@@ -481,15 +481,16 @@ macro_rules! abi_flags {
     };
 }
 
-/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `since V7_2` after the C name where needed.
+/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `in "linux/neighbour.h"` and `since V7_2` after the C
+/// name where needed.
 macro_rules! abi_consts {
     (header = $header:literal; $(
         $(#[$meta:meta])*
-        const $name:ident : $ty:ident = $value:expr, $c:literal $(since $since:ident)? ;
+        const $name:ident : $ty:ident = $value:expr, $c:literal $(in $own:literal)? $(since $since:ident)? ;
     )*) => {
         $(
             $(#[$meta])*
-            #[doc = concat!("\n\nC: `", $c, "`, `", $header, "`.")]
+            #[doc = concat!("\n\nC: `", $c, "`, `", $crate::own_header!($header $($own)?), "`.")]
             #[doc(alias = $c)]
             pub const $name: $ty = $value;
         )*
@@ -500,7 +501,7 @@ macro_rules! abi_consts {
                 rust: stringify!($name),
                 c: $c,
                 value: $name as u64,
-                header: $header,
+                header: $crate::own_header!($header $($own)?),
                 since: $crate::since!($($since)?),
             },
         )*];

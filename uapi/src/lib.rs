@@ -24,6 +24,7 @@ pub mod nldev;
 pub mod print;
 pub mod rdma_cm;
 pub mod registry;
+pub mod rtnetlink;
 pub mod rxe;
 pub mod uverbs;
 pub mod verbs_values;

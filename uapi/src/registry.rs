@@ -121,6 +121,13 @@ pub const MODULES: &[Module] = &[
         flags: &[],
         consts: &[],
     },
+    Module {
+        name: "rtnetlink",
+        structs: crate::rtnetlink::STRUCTS,
+        enums: crate::rtnetlink::ENUMS,
+        flags: crate::rtnetlink::FLAGS,
+        consts: crate::rtnetlink::CONSTS,
+    },
     Module { name: "rxe", structs: crate::rxe::STRUCTS, enums: crate::rxe::ENUMS, flags: &[], consts: &[] },
     Module {
         name: "uverbs",

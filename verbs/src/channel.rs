@@ -68,6 +68,17 @@ impl CompChannel {
         self.events.file()
     }
 
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn events(&self) -> &Arc<EventFd> {
+        &self.events
+    }
+
+    /// Whether both are the same channel.
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.events, &other.events)
+    }
+
     /// Waits for an event.
     ///
     /// # Errors

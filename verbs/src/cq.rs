@@ -5,6 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreatedCq, Provider};
+use bareverbs_provider::device::Refused;
+use bareverbs_uapi::write::structs::DestroyCqResp;
 
 use crate::{AnyProvider, CompChannel, Context, Error, Result, WorkCompletion};
 
@@ -17,7 +19,7 @@ pub struct CqInit<'a> {
     pub channel: Option<&'a CompChannel>,
     /// Which of the device's completion vectors raises them.
     pub vector: u32,
-    /// Comes back in its events.
+    /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq) events.
     pub user_data: u64,
 }
 
@@ -52,9 +54,24 @@ pub(crate) struct CqShared<P: Provider> {
     context: Context<P>,
     pub(crate) handle: u32,
     /// Kept for as long as the queue may raise events.
-    _channel: Option<CompChannel>,
+    channel: Option<CompChannel>,
     /// The queue's memory, left here by an owner who went before the last queue pair: the device may still write it.
     orphan: Mutex<Option<P::Cq>>,
+    destroyed: bool,
+}
+
+/// How many events of a destroyed completion queue have been read. None comes any more.
+///
+/// A program that reads events in one thread and destroys queues in another learns from it how many events it has still
+/// to see through before it may let go of what the queue's user data stands for.
+#[doc(alias = "ibv_ack_cq_events")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CqEventCounts {
+    /// From its completion channel.
+    pub completion: u32,
+    /// From the context's asynchronous events.
+    pub asynchronous: u32,
 }
 
 impl<P: Provider> Cq<P> {
@@ -87,14 +104,21 @@ impl<P: Provider> Cq<P> {
         let shared = CqShared {
             context: context.clone(),
             handle,
-            _channel: init.channel.cloned(),
+            channel: init.channel.cloned(),
             orphan: Mutex::new(None),
+            destroyed: false,
         };
         Ok(Self { queue: ManuallyDrop::new(queue), shared: Arc::new(shared) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<CqShared<P>> {
         &self.shared
+    }
+
+    /// The channel that gets its events.
+    #[must_use]
+    pub fn channel(&self) -> Option<&CompChannel> {
+        self.shared.channel.as_ref()
     }
 
     /// Completions it holds, at least as many as asked for.
@@ -136,6 +160,24 @@ impl<P: Provider> Cq<P> {
                 },
             )
         })
+    }
+
+    /// Destroys it and tells how many of its events have been read; events that were not are gone. Dropping does the
+    /// same in silence, and waits for the queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy(self) -> Result<CqEventCounts> {
+        const VERB: &str = "destroy_cq";
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        let Some(mut shared) = Arc::into_inner(shared) else {
+            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+        };
+        let told = shared.destroy().map_err(|refused| Error::refused(VERB, "a completion queue", refused))?;
+        let DestroyCqResp { comp_events_reported, async_events_reported } = told;
+        Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
     }
 
     /// Looks at what has completed, in place and without copying.
@@ -205,11 +247,20 @@ impl<P: Provider> Drop for Cq<P> {
     }
 }
 
-impl<P: Provider> Drop for CqShared<P> {
-    fn drop(&mut self) {
-        if command::destroy_cq(self.context.file(), self.handle).is_err() {
+impl<P: Provider> CqShared<P> {
+    fn destroy(&mut self) -> Result<DestroyCqResp, Refused> {
+        self.destroyed = true;
+        command::destroy_cq(self.context.file(), self.handle).inspect_err(|_| {
             // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        })
+    }
+}
+
+impl<P: Provider> Drop for CqShared<P> {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            let _ = self.destroy();
         }
     }
 }

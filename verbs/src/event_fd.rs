@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::device::{DeviceFile, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -37,6 +37,9 @@ impl EventFd {
 
     /// Takes a record if there is one. The kernel hands out whole records only.
     pub(crate) fn try_read<T: FromBytes + IntoBytes>(&self) -> Result<Option<T>> {
+        // A forked child would take events away from its parent.
+        let foreign = |errno| Error::refused("read", self.what, Refused { method: "read", errno });
+        self.file.check_home().map_err(foreign)?;
         let mut record = T::new_zeroed();
         loop {
             match rustix::io::read(&self.fd, record.as_mut_bytes()) {

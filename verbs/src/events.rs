@@ -28,6 +28,11 @@ impl AsyncEvents {
         Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn events(&self) -> &Arc<EventFd> {
+        &self.events
+    }
+
     /// Waits for an event.
     ///
     /// # Errors

@@ -38,18 +38,41 @@
 //!
 //! Types carry the provider as a parameter whose default, [`AnyProvider`], picks the one that drives the device.
 //!
+//! # Waiting
+//!
+//! [`CompChannel`], [`AsyncEvents`] and [`owned::Endpoint`] wait by blocking, or not at all, or lend a descriptor to
+//! `poll` and the like. The features `tokio` and `async-io` (off by default) add modules of the same names, in which
+//! tasks wait.
+//!
+//! # Forks
+//!
+//! A child that a program forks leaves its parent's queues, objects and registered memory alone, whatever it does:
+//!
+//! - Handles that it inherited are no use to it. Every verb on them fails with `ESTALE`, events are not taken, and
+//!   dropping them gives nothing back; what the parent made stays the parent's.
+//! - It does not inherit the memory of queues. Where it polls or posts all the same, it is ended by `SIGSEGV`.
+//! - Registered memory is copied for it when it is forked, as all private memory is, pages that are pinned at once (since
+//!   Linux 5.12; [`SystemInfo::copy_on_fork`](netlink::SystemInfo::copy_on_fork) tells). So parent and device go on
+//!   sharing their pages, and the child can read what was there, and write it, without either noticing.
+//! - It may open the device anew and use what it makes then, `exec`, or exit.
+//!
+//! A program that goes into the background by forking should open the device afterwards.
+//!
 //! # Errors
 //!
 //! An [`Error`] says what was asked, what refused it and what to do. Posting follows the `bad_wr` rule: a
 //! [`PostError`] tells how many requests were accepted, and those are carried out.
 
 mod ah;
+#[cfg(feature = "async-io")]
+pub mod async_io;
 mod attributes;
 mod channel;
 mod context;
 mod cq;
 mod device;
 mod error;
+mod ethernet;
 mod event_fd;
 mod events;
 mod gid;
@@ -63,7 +86,11 @@ mod pd;
 mod pkey;
 mod provider;
 mod qp;
+#[cfg(any(feature = "async-io", feature = "tokio"))]
+mod runtime;
 mod srq;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 mod values;
 
 pub use ah::{Ah, GrhHeader};
@@ -83,9 +110,10 @@ pub use bareverbs_uapi::verbs_values::{
 pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 pub use channel::{CompChannel, CompEvent};
 pub use context::{Capabilities, Context};
-pub use cq::{Arm, Completions, Cq, CqInit};
+pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};
 pub use device::{Device, FoundBy, devices};
 pub use error::{Error, KernelRefusal, Result, explain};
+pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};

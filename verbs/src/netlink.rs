@@ -11,6 +11,8 @@
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 
+mod system;
+
 use std::os::fd::OwnedFd;
 
 use bareverbs_uapi::netlink::{Attributes, Content, Malformed, MessageFlags, MessageWriter, messages};
@@ -19,6 +21,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+pub use self::system::SystemInfo;
 use crate::{Error, Guid, Result};
 
 /// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).

@@ -128,6 +128,11 @@ impl<M, P: Provider> Endpoint<M, P> {
         })
     }
 
+    #[cfg(any(feature = "async-io", feature = "tokio"))]
+    pub(crate) fn channel(&self) -> &CompChannel {
+        &self.channel
+    }
+
     /// Where this end is reached.
     #[must_use]
     pub fn address(&self) -> Address {

@@ -11,7 +11,7 @@ use bareverbs_provider::contract::{
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
-    Datagram, RecvRequest, Refusal, SendRequest, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::ModifyQpReq;
@@ -257,6 +257,10 @@ macro_rules! providers {
             providers!(@field $($variant)*: imm_data -> Option<u32>);
             providers!(@field $($variant)*: invalidated_rkey -> Option<u32>);
             providers!(@field $($variant)*: vendor_err -> u32);
+            providers!(@field $($variant)*: wc_flags -> WcFlags);
+            providers!(@field $($variant)*: slid -> u16);
+            providers!(@field $($variant)*: sl -> u8);
+            providers!(@field $($variant)*: dlid_path_bits -> u8);
             providers!(@field $($variant)*: to_value -> WorkCompletion);
         }
     };

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest};
+use bareverbs_provider::device::Refused;
 use rustix::io::Errno;
 
 use crate::{AnyProvider, Context, Error, Pd, PostError, RecvRequest, Result};
@@ -78,6 +79,7 @@ pub(crate) struct SrqShared<P: Provider> {
     pub(crate) handle: u32,
     /// The queue's memory, left here by an owner who went before the last queue pair: receives in it are still good.
     orphan: Mutex<Option<P::Srq>>,
+    destroyed: bool,
 }
 
 impl<P: Provider> Srq<P> {
@@ -93,7 +95,7 @@ impl<P: Provider> Srq<P> {
         let CreatedSrq { handle, max_sge, queue, .. } = created.map_err(|reason| {
             Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
         })?;
-        let shared = SrqShared { pd: pd.clone(), handle, orphan: Mutex::new(None) };
+        let shared = SrqShared { pd: pd.clone(), handle, orphan: Mutex::new(None), destroyed: false };
         Ok(Self { queue: ManuallyDrop::new(queue), max_sge, shared: Arc::new(shared) })
     }
 
@@ -198,6 +200,22 @@ impl<P: Provider> Srq<P> {
         })
     }
 
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read; events that were not are
+    /// gone. Dropping does the same in silence, and waits for the queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    #[doc(alias = "ibv_destroy_srq")]
+    pub fn destroy(self) -> Result<u32> {
+        const VERB: &str = "destroy_srq";
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        let Some(mut shared) = Arc::into_inner(shared) else {
+            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+        };
+        shared.destroy().map_err(|refused| Error::refused(VERB, "a shared receive queue", refused))
+    }
+
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
         let provider = self.shared.pd.context().provider();
         provider.modify_srq(self.shared.handle, &mut self.queue, change)
@@ -231,13 +249,22 @@ impl<P: Provider> SrqShared<P> {
     pub(crate) fn context(&self) -> &Context<P> {
         self.pd.context()
     }
+
+    /// Tells how many of its events have been read.
+    fn destroy(&mut self) -> Result<u32, Refused> {
+        self.destroyed = true;
+        let told = command::destroy_srq(self.pd.context().file(), self.handle).inspect_err(|_| {
+            // The kernel did not let go of it, so the device may go on reading: its memory has to stay.
+            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        })?;
+        Ok(told.events_reported)
+    }
 }
 
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
-        if command::destroy_srq(self.pd.context().file(), self.handle).is_err() {
-            // The kernel did not let go of it, so the device may go on reading: its memory has to stay.
-            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        if !self.destroyed {
+            let _ = self.destroy();
         }
     }
 }

@@ -69,6 +69,17 @@ fn static_checks() -> Result<()> {
         "clippy",
         "--workspace",
         "--all-targets",
+        "--all-features",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))?;
+    succeed(build::cargo().args([
+        "clippy",
+        "--package",
+        "bareverbs",
+        "--no-default-features",
         "--quiet",
         "--",
         "-D",
@@ -77,7 +88,7 @@ fn static_checks() -> Result<()> {
     heading("Documentation");
     succeed(
         build::cargo()
-            .args(["doc", "--workspace", "--no-deps", "--quiet"])
+            .args(["doc", "--workspace", "--all-features", "--no-deps", "--quiet"])
             .env("RUSTDOCFLAGS", "-D warnings"),
     )
 }
@@ -94,7 +105,7 @@ fn succeed(command: &mut Command) -> Result<()> {
 /// Runs `cargo test` and counts what its binaries report. What they ignore is for the lab.
 fn plain_tests(totals: &mut Totals) -> Result<()> {
     let mut cargo = build::cargo();
-    cargo.args(["test", "--workspace", "--no-fail-fast"]).stdout(Stdio::piped());
+    cargo.args(["test", "--workspace", "--all-features", "--no-fail-fast"]).stdout(Stdio::piped());
     let mut child = cargo.spawn().context("running cargo")?;
     let stdout = child.stdout.take().context("its output is piped")?;
     for line in BufReader::new(stdout).lines() {

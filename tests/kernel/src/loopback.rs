@@ -28,6 +28,13 @@ pub struct Plan {
     pub access: Access,
 }
 
+impl Plan {
+    /// The default, but with retries that are there for what is lost, not for what is late: a second or more each.
+    pub fn patient() -> Self {
+        Self { rnr_retry: 7, timeout: 18, ..Self::default() }
+    }
+}
+
 impl Default for Plan {
     /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to acknowledge.
     fn default() -> Self {
@@ -59,6 +66,13 @@ pub fn domain() -> Pd {
 pub fn side(pd: &Pd, plan: Plan) -> Side {
     let entries = plan.cap.max_send_wr + plan.cap.max_recv_wr;
     Side::on(pd, plan, pd.context().create_cq(&CqInit::new(entries)).expect("a completion queue"))
+}
+
+/// A side in RESET whose completions go to `cq`, with user data of its own.
+pub fn side_on(pd: &Pd, plan: Plan, cq: Cq, user_data: u64) -> Side {
+    let init = QpInit { cap: plan.cap, user_data, ..QpInit::new(&cq, &cq) };
+    let qp = pd.create_qp::<Rc>(&init).expect("a queue pair");
+    Side { qp, cq, plan }
 }
 
 /// Two sides in `pd`, connected to each other.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedQp, Provider, QpRequest};
+use bareverbs_provider::device::Refused;
 use bareverbs_uapi::uverbs::types::QpCreateFlags;
 
 pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
@@ -40,7 +41,9 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub cap: QpCap,
     /// Whether every send makes a completion, asked for or not.
     pub signal_all: bool,
-    /// Comes back in asynchronous events.
+    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). Completions name the queue pair by its
+    /// [number](crate::Completion::qp_num) only, as Soft-RoCE's do: what shall come back with them goes into the
+    /// request's `wr_id`.
     pub user_data: u64,
 }
 
@@ -92,6 +95,7 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     _srq: Option<Arc<SrqShared<P>>>,
     /// Multicast groups that it is in.
     groups: Vec<Gid>,
+    destroyed: bool,
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
@@ -147,6 +151,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
             groups: Vec::new(),
+            destroyed: false,
         })
     }
 
@@ -185,6 +190,35 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
         let attr = QpAttr::from_kernel(&told);
         Ok((attr, QpInitAttr { cap: attr.cap, signal_all: told.sq_sig_all != 0 }))
+    }
+
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read; events that were not are
+    /// gone. Dropping does the same in silence.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(mut self) -> Result<u32> {
+        let number = self.qp_num;
+        self.end().map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
+    }
+
+    /// Tells how many of its events have been read.
+    fn end(&mut self) -> Result<u32, Refused> {
+        self.destroyed = true;
+        // The kernel keeps a queue pair that is in a group.
+        for group in self.groups.drain(..) {
+            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, 0);
+        }
+        // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
+        let told = command::destroy_qp(self.pd.context().file(), self.handle)?;
+        // SAFETY: this is done once, before the drop ends, and nobody uses the halves after it.
+        unsafe { ManuallyDrop::drop(&mut self.send.queue) };
+        if let Some(queue) = &mut self.recv.queue {
+            // SAFETY: as for the send half.
+            unsafe { ManuallyDrop::drop(queue) };
+        }
+        Ok(told.events_reported)
     }
 
     /// The send that brought it down, where more is known of that than its completion said; see
@@ -286,18 +320,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {
     fn drop(&mut self) {
-        // The kernel keeps a queue pair that is in a group.
-        for group in self.groups.drain(..) {
-            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, 0);
-        }
-        // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
-        if command::destroy_qp(self.pd.context().file(), self.handle).is_ok() {
-            // SAFETY: nobody uses the halves after this.
-            unsafe { ManuallyDrop::drop(&mut self.send.queue) };
-            if let Some(queue) = &mut self.recv.queue {
-                // SAFETY: as for the send half.
-                unsafe { ManuallyDrop::drop(queue) };
-            }
+        if !self.destroyed {
+            let _ = self.end();
         }
     }
 }

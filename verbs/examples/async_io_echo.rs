@@ -1,0 +1,70 @@
+//! Echo over RDMA with async-io: one thread sends messages, another sends each back.
+//!
+//! `cargo run --example async_io_echo --features async-io`, on a machine with an RDMA device.
+
+use std::thread;
+
+use async_io::block_on;
+use bareverbs::async_io::Endpoint;
+use bareverbs::owned;
+use bareverbs::{Access, Buffer, Device, Mr, Pd};
+
+const MESSAGES: u32 = 1000;
+const BYTES: usize = 64;
+
+pub(crate) fn main() -> bareverbs::Result<()> {
+    let pd = Device::first()?.open()?.alloc_pd()?;
+    let mut client = owned::Endpoint::new(&pd, 1, 2)?;
+    let mut server = owned::Endpoint::new(&pd, 1, 2)?;
+    // Between two machines, the addresses go over a socket.
+    client.connect(&server.address())?;
+    server.connect(&client.address())?;
+    server.post_recv(buffer(&pd)?)?;
+
+    let (server, spare) = (Endpoint::new(server)?, vec![buffer(&pd)?, buffer(&pd)?]);
+    let server = thread::spawn(|| block_on(echo(server, spare)));
+    block_on(ask(Endpoint::new(client)?, &pd))?;
+    server.join().expect("the server does not panic")?;
+    println!("{MESSAGES} messages went there and back");
+    Ok(())
+}
+
+fn buffer(pd: &Pd) -> bareverbs::Result<Mr<Buffer>> {
+    Ok(pd.register(Buffer::zeroed(BYTES)?, Access::LOCAL_WRITE)?)
+}
+
+/// Sends each message back in the buffer that it came in.
+async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::Result<()> {
+    let mut answered = 0;
+    while answered < MESSAGES {
+        let done = endpoint.wait().await?;
+        if done.message().is_none() {
+            // An answer has arrived, so its buffer is free again.
+            answered += 1;
+            spare.push(done.buffer);
+            continue;
+        }
+        let length = done.completion.byte_len as usize;
+        let next = spare.pop().expect("one buffer is posted, one is being sent, so one is spare");
+        endpoint.get_mut().post_recv(next)?;
+        endpoint.get_mut().post_send(done.buffer, ..length)?;
+    }
+    Ok(())
+}
+
+/// Asks one question after the other.
+async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
+    let (mut question, mut room) = (buffer(pd)?, buffer(pd)?);
+    for number in 0..MESSAGES {
+        let text = format!("message {number}");
+        question.write(0, text.as_bytes())?;
+        endpoint.get_mut().post_recv(room)?;
+        endpoint.get_mut().post_send(question, ..text.len())?;
+        // The answer may be there before it is known here that the question has arrived.
+        let ended = [endpoint.wait().await?, endpoint.wait().await?];
+        let answer = ended.iter().find_map(owned::Done::message);
+        assert_eq!(answer, Some(text.as_bytes()), "each message comes back as it was");
+        [question, room] = ended.map(|done| done.buffer);
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Waiting in tasks over [async-io](::async_io), the reactor of smol and async-std (feature `async-io`).
+//!
+//! Each type wraps its namesake. Nothing else changes: queues are polled and requests posted as everywhere.
+//!
+//! ```no_run
+//! use bareverbs::{Cq, CqInit, Device, async_io};
+//!
+//! # async fn completions() -> bareverbs::Result<()> {
+//! let context = Device::find("rxe0")?.open()?;
+//! let channel = context.create_comp_channel()?;
+//! let mut cq = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) })?;
+//! let mut channel = async_io::CompChannel::new(channel)?;
+//! loop {
+//!     let completion = channel.completion(&mut cq).await?;
+//!     println!("request {} is complete", completion.wr_id);
+//! }
+//! # }
+//! ```
+//!
+//! The program `async_io_echo` among the crate's examples plays with two endpoints.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use ::async_io::Async;
+
+use crate::Result;
+use crate::event_fd::EventFd;
+use crate::runtime::{adapters, failed};
+
+/// A descriptor in the reactor's care.
+struct Readiness(Async<Descriptor>);
+
+struct Descriptor(Arc<EventFd>);
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Readiness {
+    fn new(events: &Arc<EventFd>) -> Result<Self> {
+        Async::new_nonblocking(Descriptor(Arc::clone(events))).map(Self).map_err(failed)
+    }
+
+    /// Calls `take` until it gives something, whenever there is something to read.
+    async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        loop {
+            if let Some(taken) = take()? {
+                return Ok(taken);
+            }
+            self.0.readable().await.map_err(failed)?;
+        }
+    }
+}
+
+adapters!("async-io");

@@ -1,0 +1,483 @@
+//! Ethernet addresses of peers.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use bareverbs_provider::contract::Provider;
+use bareverbs_uapi::netlink::{Content, Malformed, Message, MessageFlags, MessageWriter, messages};
+use bareverbs_uapi::rtnetlink::{
+    GET_LINK, GET_NEIGHBOUR, GET_ROUTE, LINK_ADDRESS, LINK_INFO, LINK_INFO_DATA, LINK_INFO_KIND, LinkMessage,
+    NEIGHBOUR_ADDRESS, NEIGHBOUR_LINK_ADDRESS, NeighbourMessage, NeighbourState, ROUTE_DESTINATION,
+    ROUTE_GATEWAY, ROUTE_INTERFACE, ROUTE_SOURCE, ROUTE_VIA, RouteKind, RouteMessage, VLAN_ID,
+};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, Result};
+
+const VERB: &str = "resolve_eth_l2_from_gid";
+
+/// The longest message about a link, which brings its statistics too.
+const ANSWER_BYTES: usize = 32 * 1024;
+
+/// How long to wait before looking again whether the neighbour has answered.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// After so many looks the neighbour is asked once more.
+const LOOKS_PER_QUESTION: u32 = 100;
+
+/// The port whose datagrams are thrown away.
+const DISCARD: u16 = 9;
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// The address of a multicast group's frames, as IPv4 (RFC 1112) and IPv6 (RFC 2464) derive it; `None` where the
+    /// GID is no group's.
+    ///
+    /// ```
+    /// use bareverbs::{Gid, MacAddress};
+    /// use std::net::Ipv4Addr;
+    ///
+    /// let mac = MacAddress::of_group(&Gid::from(Ipv4Addr::new(239, 129, 2, 3))).unwrap();
+    /// assert_eq!(mac.to_string(), "01:00:5e:01:02:03");
+    /// ```
+    #[must_use]
+    pub fn of_group(gid: &Gid) -> Option<Self> {
+        gid.is_multicast().then(|| {
+            let [.., a, b, c, d] = gid.0;
+            match gid.ipv4() {
+                Some(_) => Self([0x01, 0x00, 0x5e, b & 0x7f, c, d]),
+                None => Self([0x33, 0x33, a, b, c, d]),
+            }
+        })
+    }
+
+    /// The address that a link-local GID was made from (modified EUI-64, RFC 4291); `None` where it was not made so.
+    ///
+    /// RoCE v1, which knows no IP, addresses its frames by it.
+    ///
+    /// ```
+    /// use bareverbs::{Gid, MacAddress};
+    /// use std::net::Ipv6Addr;
+    ///
+    /// let gid = Gid::from("fe80::5054:ff:fe12:3456".parse::<Ipv6Addr>().unwrap());
+    /// assert_eq!(MacAddress::of_link_local(&gid).unwrap().to_string(), "52:54:00:12:34:56");
+    /// ```
+    #[must_use]
+    pub fn of_link_local(gid: &Gid) -> Option<Self> {
+        let [.., a, b, c, 0xff, 0xfe, d, e, f] = gid.0 else { return None };
+        gid.is_link_local().then_some(Self([a ^ 2, b, c, d, e, f]))
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl fmt::Debug for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Where frames to a peer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EthernetAddress {
+    /// The peer's address, or that of the router on the way to it.
+    pub mac: MacAddress,
+    /// The VLAN of the own network interface, 12 bits.
+    pub vlan: Option<u16>,
+}
+
+impl<P: Provider> Context<P> {
+    /// The Ethernet address that frames along `address` go to, as the kernel's routes and neighbour tables tell it.
+    ///
+    /// The kernel finds it by itself for queue pairs and address handles; this is for those who want to know.
+    /// Multicast groups, and link-local GIDs of RoCE v1, have their addresses in them. Others are looked up; a neighbour
+    /// that is not known yet is asked, by an empty datagram to its discard port, and may take `patience` to answer.
+    ///
+    /// ```no_run
+    /// # let peer = bareverbs::Gid::default();
+    /// use bareverbs::{AhAttr, Device};
+    /// use std::time::Duration;
+    ///
+    /// let context = Device::find("rxe0")?.open()?;
+    /// let own = context.default_gid(1)?;
+    /// let way = AhAttr::global(1, peer, own.index as u8);
+    /// println!("{}", context.resolve_ethernet(&way, Duration::from_secs(3))?.mac);
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] without a global route; [`Error::NoPort`]; [`Error::NoGid`]; [`Error::Unsupported`] where the
+    /// own GID belongs to no network interface; there is no route, or no answer (`EHOSTUNREACH`).
+    #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
+    pub fn resolve_ethernet(&self, address: &AhAttr, patience: Duration) -> Result<EthernetAddress> {
+        let Some(grh) = address.grh else {
+            return Err(Error::invalid(VERB, "the address has no global route, and so no GID to resolve"));
+        };
+        let own = self.gid(address.port.into(), grh.sgid_index.into())?;
+        if own.netdev_ifindex == 0 {
+            return Err(Error::Unsupported { verb: VERB, what: "ports without a network interface are" });
+        }
+        let mut tables = Tables::open()?;
+        let link = tables.link(own.netdev_ifindex)?;
+        let derived = MacAddress::of_group(&grh.dgid).or_else(|| {
+            (own.gid_type == GidType::ROCE_V1).then(|| MacAddress::of_link_local(&grh.dgid)).flatten()
+        });
+        let mac = match derived {
+            Some(mac) => mac,
+            None => match tables.hop(&own, grh.dgid)? {
+                Hop::Here => {
+                    let table = self.gid_table()?;
+                    let interface =
+                        table.iter().find(|entry| entry.gid == grh.dgid).unwrap_or(&own).netdev_ifindex;
+                    tables.link(interface)?.mac.ok_or_else(|| unreachable(grh.dgid))?
+                }
+                Hop::Neighbour { address, interface } => {
+                    tables.resolve(&own, address, interface, patience)?
+                }
+            },
+        };
+        Ok(EthernetAddress { mac, vlan: link.vlan })
+    }
+}
+
+fn unreachable(what: impl fmt::Display) -> Error {
+    Error::system(format!("asking for the Ethernet address of {what}"), Errno::HOSTUNREACH)
+}
+
+/// The next stop on the way to a peer.
+#[derive(Debug, PartialEq, Eq)]
+enum Hop {
+    /// The peer is this host.
+    Here,
+    Neighbour {
+        address: IpAddr,
+        interface: u32,
+    },
+}
+
+struct Link {
+    mac: Option<MacAddress>,
+    vlan: Option<u16>,
+}
+
+/// The kernel's tables of links, routes and neighbours.
+struct Tables {
+    socket: OwnedFd,
+    seq: u32,
+    answer: Vec<u8>,
+}
+
+impl Tables {
+    fn open() -> Result<Self> {
+        // Without a protocol it is that of routes, `NETLINK_ROUTE`, whose number is 0.
+        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
+            .map(|socket| Self { socket, seq: 0, answer: vec![0; ANSWER_BYTES] })
+            .map_err(|errno| Error::system("opening a netlink socket for routes", errno))
+    }
+
+    fn link(&mut self, interface: u32) -> Result<Link> {
+        let head = LinkMessage { interface: interface.cast_signed(), ..LinkMessage::zeroed() };
+        let what = format!("asking about network interface {interface}");
+        self.ask(&what, GET_LINK, &head, |_| {}, read_link)
+    }
+
+    fn hop(&mut self, own: &GidEntry, to: Gid) -> Result<Hop> {
+        let (to, from) = (ip(to), ip(own.gid));
+        let bits = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
+        let same_family = to.is_ipv4() == from.is_ipv4();
+        let head = RouteMessage {
+            family: family(to),
+            destination_length: bits(to),
+            source_length: if same_family { bits(from) } else { 0 },
+            ..RouteMessage::zeroed()
+        };
+        let what = format!("asking for the way from {from} to {to}");
+        let fill = |request: &mut MessageWriter<'_>| {
+            put_ip(request, ROUTE_DESTINATION, to);
+            if same_family {
+                put_ip(request, ROUTE_SOURCE, from);
+            }
+            request.put_u32(ROUTE_INTERFACE, own.netdev_ifindex);
+        };
+        self.ask(&what, GET_ROUTE, &head, fill, |message| read_hop(message, to))?
+            .ok_or_else(|| unreachable(to))
+    }
+
+    fn resolve(
+        &mut self,
+        own: &GidEntry,
+        to: IpAddr,
+        interface: u32,
+        patience: Duration,
+    ) -> Result<MacAddress> {
+        // A time beyond what a clock can say is for ever.
+        let end = Instant::now().checked_add(patience);
+        for look in 0_u32.. {
+            if let Some(mac) = self.neighbour(to, interface)? {
+                return Ok(mac);
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                break;
+            }
+            if look % LOOKS_PER_QUESTION == 0 {
+                // Whether it could be sent does not matter: what counts is whether the table knows the neighbour.
+                let _ = say_something(ip(own.gid), to, interface);
+            }
+            sleep(LOOK_AGAIN);
+        }
+        Err(unreachable(format_args!("{to} on network interface {interface}")))
+    }
+
+    fn neighbour(&mut self, to: IpAddr, interface: u32) -> Result<Option<MacAddress>> {
+        let head = NeighbourMessage {
+            family: family(to),
+            interface: interface.cast_signed(),
+            ..NeighbourMessage::zeroed()
+        };
+        let what = format!("asking for neighbour {to}");
+        let fill = |request: &mut MessageWriter<'_>| put_ip(request, NEIGHBOUR_ADDRESS, to);
+        match self.ask(&what, GET_NEIGHBOUR, &head, fill, read_neighbour) {
+            Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
+            answer => answer,
+        }
+    }
+
+    /// Sends one request and reads its one answer.
+    fn ask<T>(
+        &mut self,
+        what: &str,
+        kind: u16,
+        head: &(impl IntoBytes + Immutable),
+        fill: impl FnOnce(&mut MessageWriter<'_>),
+        read: impl Fn(&Message<'_>) -> Result<T, Malformed>,
+    ) -> Result<T> {
+        let garbled =
+            |reason: &dyn fmt::Display| Error::Netlink { what: what.to_owned(), reason: reason.to_string() };
+        self.seq = self.seq.wrapping_add(1);
+        let mut buffer = [0; 256];
+        let mut writer = MessageWriter::new(&mut buffer);
+        fill(writer.begin(kind, MessageFlags::REQUEST, self.seq).put_struct(head));
+        let request = writer.finish().map_err(|error| garbled(&error))?;
+        rustix::io::retry_on_intr(|| send(&self.socket, request, SendFlags::empty()))
+            .map_err(|errno| Error::system(what, errno))?;
+        loop {
+            let (_, length) =
+                rustix::io::retry_on_intr(|| recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
+                    .map_err(|errno| Error::system(what, errno))?;
+            let datagram = self.answer.get(..length).ok_or_else(|| garbled(&"it is too long"))?;
+            for message in messages(datagram) {
+                let message = message.map_err(|malformed| garbled(&malformed))?;
+                if message.header.seq != self.seq {
+                    continue;
+                }
+                match message.content().map_err(|malformed| garbled(&malformed))? {
+                    Content::Data => return read(&message).map_err(|malformed| garbled(&malformed)),
+                    Content::Refused(report) => {
+                        let errno = Errno::from_raw_os_error(report.errno.clamp(1, 4095));
+                        return Err(Error::system(what, errno));
+                    }
+                    Content::Overrun => return Err(Error::system(what, Errno::NOBUFS)),
+                    Content::Acknowledged(_) | Content::Done(_) | Content::Noop => {}
+                }
+            }
+        }
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    family.as_raw() as u8
+}
+
+fn ip(gid: Gid) -> IpAddr {
+    Ipv6Addr::from(gid.0).to_canonical()
+}
+
+fn put_ip(request: &mut MessageWriter<'_>, attribute: u16, address: IpAddr) {
+    match address {
+        IpAddr::V4(address) => request.put_bytes(attribute, &address.octets()),
+        IpAddr::V6(address) => request.put_bytes(attribute, &address.octets()),
+    };
+}
+
+fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
+    match *bytes {
+        [a, b, c, d] => Some([a, b, c, d].into()),
+        _ => <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from),
+    }
+}
+
+fn read_mac(bytes: &[u8]) -> Option<MacAddress> {
+    bytes.try_into().ok().map(MacAddress)
+}
+
+fn read_link(message: &Message<'_>) -> Result<Link, Malformed> {
+    let (_, attributes) = message.body::<LinkMessage>()?;
+    let mac = attributes.find(LINK_ADDRESS).and_then(|found| read_mac(found.payload));
+    let mut vlan = None;
+    if let Some(info) = attributes.find(LINK_INFO).map(|found| found.attributes()) {
+        let is_vlan = info.find(LINK_INFO_KIND).is_some_and(|kind| kind.str() == Ok("vlan"));
+        let data = info.find(LINK_INFO_DATA).filter(|_| is_vlan).map(|found| found.attributes());
+        vlan = data.and_then(|data| data.find(VLAN_ID)).map(|id| id.u16()).transpose()?;
+    }
+    Ok(Link { mac, vlan })
+}
+
+/// `None` where the route leads to no single host.
+fn read_hop(message: &Message<'_>, to: IpAddr) -> Result<Option<Hop>, Malformed> {
+    let (route, attributes) = message.body::<RouteMessage>()?;
+    // A gateway of another family comes behind its family.
+    let via = attributes.find(ROUTE_VIA).and_then(|found| read_ip(found.payload.get(2..)?));
+    let gateway = attributes.find(ROUTE_GATEWAY).and_then(|found| read_ip(found.payload)).or(via);
+    let interface = attributes.find(ROUTE_INTERFACE).map(|found| found.u32()).transpose()?;
+    Ok(match (route.kind, interface) {
+        (RouteKind::LOCAL, _) => Some(Hop::Here),
+        (RouteKind::UNICAST, Some(interface)) => {
+            Some(Hop::Neighbour { address: gateway.unwrap_or(to), interface })
+        }
+        _ => None,
+    })
+}
+
+/// `None` where the table has no address that is good now.
+fn read_neighbour(message: &Message<'_>) -> Result<Option<MacAddress>, Malformed> {
+    const UNKNOWN: NeighbourState = NeighbourState::INCOMPLETE.union(NeighbourState::FAILED);
+    let (neighbour, attributes) = message.body::<NeighbourMessage>()?;
+    let known = !neighbour.state.is_empty() && !neighbour.state.intersects(UNKNOWN);
+    Ok(attributes.find(NEIGHBOUR_LINK_ADDRESS).filter(|_| known).and_then(|found| read_mac(found.payload)))
+}
+
+/// Sends an empty datagram to a neighbour, so that the kernel asks for its address.
+fn say_something(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<usize> {
+    let socket_address = |address: IpAddr, port| match address {
+        IpAddr::V6(address) if address.is_unicast_link_local() => {
+            SocketAddr::V6(SocketAddrV6::new(address, port, 0, interface))
+        }
+        address => SocketAddr::new(address, port),
+    };
+    // A gateway may be of another family than the own GID.
+    let from = if from.is_ipv4() == to.is_ipv4() {
+        from
+    } else if to.is_ipv4() {
+        std::net::Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    UdpSocket::bind(socket_address(from, 0))?.send_to(&[], socket_address(to, DISCARD))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(address: &str) -> Gid {
+        match address.parse().unwrap() {
+            IpAddr::V4(address) => address.into(),
+            IpAddr::V6(address) => address.into(),
+        }
+    }
+
+    #[test]
+    fn groups_have_their_address_in_them() {
+        let of = |address| MacAddress::of_group(&gid(address)).map(|mac| mac.to_string());
+        assert_eq!(of("224.0.0.1").as_deref(), Some("01:00:5e:00:00:01"));
+        assert_eq!(of("239.255.1.2").as_deref(), Some("01:00:5e:7f:01:02"), "23 bits of it");
+        assert_eq!(of("ff0e::1:2:3").as_deref(), Some("33:33:00:02:00:03"));
+        assert_eq!(of("10.1.0.1"), None);
+        assert_eq!(of("fe80::1"), None);
+    }
+
+    #[test]
+    fn link_local_gids_have_their_address_in_them_where_they_were_made_from_one() {
+        let of = |address| MacAddress::of_link_local(&gid(address)).map(|mac| mac.to_string());
+        assert_eq!(of("fe80::34a1:23ff:fe45:6789").as_deref(), Some("36:a1:23:45:67:89"));
+        assert_eq!(of("fe80::1"), None, "chosen by hand");
+        assert_eq!(of("2001:db8::34a1:23ff:fe45:6789"), None, "not link-local");
+    }
+
+    /// What the kernel might answer.
+    fn answer(head: &(impl IntoBytes + Immutable), fill: impl FnOnce(&mut MessageWriter<'_>)) -> Vec<u8> {
+        let mut buffer = [0; 256];
+        let mut writer = MessageWriter::new(&mut buffer);
+        fill(writer.begin(24, MessageFlags::empty(), 1).put_struct(head));
+        writer.finish().unwrap().to_vec()
+    }
+
+    fn hop_of(kind: RouteKind, fill: impl FnOnce(&mut MessageWriter<'_>)) -> Option<Hop> {
+        let bytes = answer(&RouteMessage { kind, ..RouteMessage::zeroed() }, fill);
+        let message = messages(&bytes).next().unwrap().unwrap();
+        read_hop(&message, "10.9.0.1".parse().unwrap()).unwrap()
+    }
+
+    fn by_interface_3(route: &mut MessageWriter<'_>) {
+        route.put_u32(ROUTE_INTERFACE, 3);
+    }
+
+    #[test]
+    fn a_route_leads_to_the_peer_or_to_the_gateway_of_either_family() {
+        let to = |address: &str| Some(Hop::Neighbour { address: address.parse().unwrap(), interface: 3 });
+        assert_eq!(hop_of(RouteKind::UNICAST, by_interface_3), to("10.9.0.1"));
+        let by_gateway = hop_of(RouteKind::UNICAST, |route| {
+            route.put_bytes(ROUTE_GATEWAY, &[10, 1, 0, 254]).put_u32(ROUTE_INTERFACE, 3);
+        });
+        assert_eq!(by_gateway, to("10.1.0.254"));
+        let by_other_family = hop_of(RouteKind::UNICAST, |route| {
+            let mut via = vec![10, 0];
+            via.extend("fe80::1".parse::<Ipv6Addr>().unwrap().octets());
+            route.put_bytes(ROUTE_VIA, &via).put_u32(ROUTE_INTERFACE, 3);
+        });
+        assert_eq!(by_other_family, to("fe80::1"));
+        assert_eq!(hop_of(RouteKind::LOCAL, |_| {}), Some(Hop::Here));
+        assert_eq!(hop_of(RouteKind::BROADCAST, by_interface_3), None);
+        assert_eq!(hop_of(RouteKind::UNICAST, |_| {}), None);
+    }
+
+    #[test]
+    fn a_neighbour_that_did_not_answer_has_no_address() {
+        let mac_in = |state| {
+            let head = NeighbourMessage { state, ..NeighbourMessage::zeroed() };
+            let bytes = answer(&head, |neighbour| {
+                neighbour.put_bytes(NEIGHBOUR_LINK_ADDRESS, &[2, 0, 0, 0, 0, 7]);
+            });
+            read_neighbour(&messages(&bytes).next().unwrap().unwrap()).unwrap()
+        };
+        let known = Some(MacAddress([2, 0, 0, 0, 0, 7]));
+        assert_eq!(mac_in(NeighbourState::REACHABLE), known);
+        assert_eq!(mac_in(NeighbourState::STALE), known);
+        assert_eq!(mac_in(NeighbourState::PERMANENT), known);
+        assert_eq!(mac_in(NeighbourState::INCOMPLETE), None);
+        assert_eq!(mac_in(NeighbourState::FAILED), None);
+        assert_eq!(mac_in(NeighbourState::empty()), None);
+    }
+
+    #[test]
+    fn a_vlan_is_known_by_its_kind() {
+        let vlan_of = |kind: &str| {
+            let bytes = answer(&LinkMessage::zeroed(), |link| {
+                link.put_bytes(LINK_ADDRESS, &[2, 0, 0, 0, 0, 9]).put_nested(LINK_INFO, |info| {
+                    info.put_str(LINK_INFO_KIND, kind).put_nested(LINK_INFO_DATA, |data| {
+                        data.put_u16(VLAN_ID, 5);
+                    });
+                });
+            });
+            let link = read_link(&messages(&bytes).next().unwrap().unwrap()).unwrap();
+            assert_eq!(link.mac, Some(MacAddress([2, 0, 0, 0, 0, 9])));
+            link.vlan
+        };
+        assert_eq!((vlan_of("vlan"), vlan_of("veth")), (Some(5), None));
+    }
+}
