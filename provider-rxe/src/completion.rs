@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::mem::offset_of;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -116,6 +117,13 @@ impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
     fn next(&mut self) -> Option<RxeCompletion<'_>> {
         let slot = self.ring.take()?;
         Some(RxeCompletion { wc: slot.as_ptr().cast(), _queue: PhantomData })
+    }
+
+    #[inline]
+    fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let value =
+            |slot: NonNull<u8>| RxeCompletion { wc: slot.as_ptr().cast(), _queue: PhantomData }.to_value();
+        self.ring.take_into(into, value)
     }
 
     #[inline]

@@ -324,6 +324,34 @@ impl Consumer {
         Some(self.ring.slot(next))
     }
 
+    /// Takes as many filled slots as there are and as `into` has room for, puts what `value` makes of each into it, and
+    /// gives all taken slots back; tells how many.
+    #[inline(always)]
+    pub fn take_into<T>(&mut self, into: &mut [T], value: impl Fn(NonNull<u8>) -> T) -> usize {
+        let (first, mask) = (self.next, self.ring.mask);
+        let mut filled = self.filled;
+        if first == filled {
+            // SAFETY: valid by the contract of `new`.
+            filled = unsafe { read_peer_index(self.ring.producer.as_ptr()) } & mask;
+            if first == filled {
+                return 0;
+            }
+            self.filled = filled;
+        }
+        let (mut next, mut taken) = (first, 0);
+        for place in into {
+            *place = value(self.ring.slot(next));
+            next = (next + 1) & mask;
+            taken += 1;
+            if next == filled {
+                break;
+            }
+        }
+        self.next = next;
+        self.release();
+        taken
+    }
+
     /// Gives all taken slots back.
     #[inline]
     pub fn release(&mut self) {

@@ -345,7 +345,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ///
     /// # Errors
     /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
         self.push_inline(wr_id, UcOperation::Send, bytes, flags)
     }
@@ -354,7 +354,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ///
     /// # Errors
     /// As for [`Batch::send_inline`].
-    #[inline]
+    #[inline(always)]
     pub fn write_inline(
         &mut self,
         wr_id: u64,
@@ -365,7 +365,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         self.push_inline(wr_id, UcOperation::Write(remote), bytes, flags)
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_inline(
         &mut self,
         wr_id: u64,
