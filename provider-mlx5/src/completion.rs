@@ -544,6 +544,7 @@ impl Completion for Mlx5Completion<'_> {
             wc_flags: self.flags(),
             slid: self.cqe.slid(),
             sl: (self.cqe.flags_rqpn() >> 24 & 0xf) as u8,
+            pkey_index: 0,
             dlid_path_bits: self.cqe.path_bits() & 0x7f,
         }
     }

@@ -33,6 +33,7 @@ const NO_COMPLETION: WorkCompletion = WorkCompletion {
     wc_flags: WcFlags::empty(),
     slid: 0,
     sl: 0,
+    pkey_index: 0,
     dlid_path_bits: 0,
 };
 
