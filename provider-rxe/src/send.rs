@@ -285,7 +285,8 @@ struct Common {
     wr_id: u64,
     opcode: WrOpcode,
     flags: SendFlags,
-    key_or_imm: u32,
+    /// Left as it was where the operation has none.
+    key_or_imm: Option<u32>,
     iova: u64,
     length: u32,
     num_sge: u32,
@@ -304,7 +305,9 @@ unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
         (&raw mut (*wqe).wr.reserved).write(0);
         (&raw mut (*wqe).wr.opcode).write(common.opcode);
         (&raw mut (*wqe).wr.send_flags).write(common.flags);
-        (&raw mut (*wqe).wr.ex).write(common.key_or_imm);
+        if let Some(key_or_imm) = common.key_or_imm {
+            (&raw mut (*wqe).wr.ex).write(key_or_imm);
+        }
         (&raw mut (*wqe).status).write(0);
         (&raw mut (*wqe).state).write(0);
         (&raw mut (*wqe).iova).write(common.iova);
@@ -333,8 +336,15 @@ unsafe fn write_short(
     inline: SendFlags,
 ) -> bool {
     let flags = kernel_flags(request.flags, inline);
-    let common =
-        |opcode, iova| Common { wr_id: request.wr_id, opcode, flags, key_or_imm: 0, iova, length, num_sge };
+    let common = |opcode, iova| Common {
+        wr_id: request.wr_id,
+        opcode,
+        flags,
+        key_or_imm: None,
+        iova,
+        length,
+        num_sge,
+    };
     // SAFETY: as this function's contract says; every form fits into `wr`, whose alignment is 8.
     unsafe {
         if let Operation::Write(remote) = request.operation {
@@ -406,8 +416,6 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         let Some(slot) = self.ring.known_slot() else { return false };
         let start = slot.start().as_ptr();
         let wqe = start.cast::<SendWqe>();
-        // SAFETY: as in `push`.
-        let data = unsafe { start.add(DATA) };
         // Both arms go on by themselves: what is constant in them stays so.
         let written = match request.payload {
             Payload::Inline([part]) => {
@@ -421,15 +429,15 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 unsafe {
                     let first = from.cast::<u64>().read_unaligned();
                     let last = from.add(beyond).cast::<u64>().read_unaligned();
-                    data.cast::<u64>().write_unaligned(first);
-                    data.add(beyond).cast::<u64>().write_unaligned(last);
+                    start.add(DATA).cast::<u64>().write_unaligned(first);
+                    start.add(DATA + beyond).cast::<u64>().write_unaligned(last);
                     write_short(wqe, request, part.len() as u32, 0, SendFlags::INLINE)
                 }
             }
             Payload::Sges([sge]) if self.short_sge && sge.length <= i32::MAX as u32 => {
                 // SAFETY: there is room for one element, as `short_sge` says. The rest is as in `push`.
                 unsafe {
-                    data.cast::<work::Sge>().write(*sge);
+                    start.add(DATA).cast::<work::Sge>().write(*sge);
                     write_short(wqe, request, sge.length, 1, SendFlags::empty())
                 }
             }
@@ -556,7 +564,15 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             return Err(self.not_possible(&request.operation, opcode));
         }
         let flags = kernel_flags(request.flags, inline);
-        let common = Common { wr_id: request.wr_id, opcode, flags, key_or_imm, iova, length, num_sge };
+        let common = Common {
+            wr_id: request.wr_id,
+            opcode,
+            flags,
+            key_or_imm: Some(key_or_imm),
+            iova,
+            length,
+            num_sge,
+        };
         // SAFETY: as above.
         unsafe { write_common(wqe, &common) };
         self.ring.advance();
@@ -601,7 +617,15 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             (&raw mut (*form).ah_num).write(ah.number);
         }
         let flags = kernel_flags(request.flags, inline);
-        let common = Common { wr_id: request.wr_id, opcode, flags, key_or_imm, iova: 0, length, num_sge };
+        let common = Common {
+            wr_id: request.wr_id,
+            opcode,
+            flags,
+            key_or_imm: Some(key_or_imm),
+            iova: 0,
+            length,
+            num_sge,
+        };
         // SAFETY: as in `push`.
         unsafe { write_common(wqe, &common) };
         self.ring.advance();

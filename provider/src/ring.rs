@@ -324,6 +324,38 @@ impl Consumer {
         Some(self.ring.slot(next))
     }
 
+    /// Takes as many filled slots as there are and as `into` has room for, puts what `value` makes of each into it, and
+    /// gives all taken slots back; tells how many.
+    #[inline(always)]
+    pub fn take_into<T>(&mut self, into: &mut [T], value: impl Fn(NonNull<u8>) -> T) -> usize {
+        let RingMemory { producer, mask, .. } = self.ring;
+        let mut next = self.next;
+        // SAFETY: valid by the contract of `new`.
+        let filled = unsafe { read_peer_index(producer.as_ptr()) } & mask;
+        if next == filled {
+            return 0;
+        }
+        self.filled = filled;
+        // The first is mostly the only one, so it comes before what a loop costs.
+        let [first, rest @ ..] = into else { return 0 };
+        *first = value(self.ring.slot(next));
+        next = (next + 1) & mask;
+        let mut taken = 1;
+        if next != filled {
+            for place in rest {
+                *place = value(self.ring.slot(next));
+                next = (next + 1) & mask;
+                taken += 1;
+                if next == filled {
+                    break;
+                }
+            }
+        }
+        self.next = next;
+        self.release();
+        taken
+    }
+
     /// Gives all taken slots back.
     #[inline]
     pub fn release(&mut self) {

@@ -215,7 +215,7 @@ pub struct RecvRequest<'a> {
 /// A completion by value.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-// In the order of the kernel's own, so that it is copied in words.
+// In the order of the kernel's own, so that it is copied as a whole.
 #[repr(C)]
 pub struct WorkCompletion {
     /// Of the request.
@@ -236,6 +236,8 @@ pub struct WorkCompletion {
     pub src_qp: u32,
     /// Which of the optional fields are set.
     pub wc_flags: WcFlags,
+    /// Index of the partition key; of management datagrams (queue pair 1) only.
+    pub pkey_index: u16,
     /// The sender's LID.
     pub slid: u16,
     /// Service level.

@@ -167,7 +167,21 @@ proptest! {
                     held += usize::from(got.is_some());
                     prop_assert_eq!(got, shared.pop_front());
                 },
-                Step::Release | Step::Publish | Step::PublishAndTakeBack | Step::Abort => {
+                Step::PublishAndTakeBack | Step::Abort => {
+                    let room = if matches!(step, Step::Abort) { 5 } else { 1 };
+                    let mut into = vec![u64::MAX; room];
+                    // SAFETY: as above.
+                    let taken = consumer.take_into(&mut into, |slot| unsafe { slot.cast::<u64>().read() });
+                    prop_assert_eq!(taken, room.min(shared.len()));
+                    for got in &into[..taken] {
+                        prop_assert_eq!(Some(*got), shared.pop_front());
+                    }
+                    prop_assert!(into[taken..].iter().all(|untouched| *untouched == u64::MAX));
+                    if taken > 0 {
+                        held = 0;
+                    }
+                }
+                Step::Release | Step::Publish => {
                     consumer.release();
                     held = 0;
                 }

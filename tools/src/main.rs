@@ -1,5 +1,7 @@
 //! `bareverbs`: RDMA from one static program.
 
+#![cfg_attr(not(test), no_main)]
+
 mod asyncwatch;
 mod cli;
 mod devices;
@@ -7,17 +9,21 @@ mod devinfo;
 mod pingpong;
 mod resources;
 mod say;
+#[cfg(not(test))]
+mod start;
 mod stop;
 
-use std::process::ExitCode;
+use std::ffi::OsString;
 
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
 use crate::stop::Interrupted;
 
-fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+/// The program from its arguments to its exit status.
+#[cfg_attr(test, expect(dead_code, reason = "the tests' own `main` takes its place"))]
+fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
+    let result = match Cli::parse_from(arguments).command {
         Command::Devices(options) => devices::list(&options),
         Command::Devinfo(options) => devinfo::show(&options),
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
@@ -25,11 +31,11 @@ fn main() -> ExitCode {
         Command::Pingpong(options) => pingpong::play(&options),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             say::remark(&format!("bareverbs: {error:#}"));
             let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
-            interrupted.map_or(ExitCode::FAILURE, |interrupted| interrupted.exit_status().into())
+            interrupted.map_or(1, |interrupted| interrupted.exit_status())
         }
     }
 }

@@ -235,6 +235,11 @@ impl<P: Provider> Context<P> {
         for port in 1..=self.port_count() {
             room += self.query_port(port)?.gid_tbl_len.min(MAX_GID_ENTRIES);
         }
+        self.gid_entries(room)
+    }
+
+    /// As many entries of all ports' tables as there is room for.
+    fn gid_entries(&self, room: u32) -> Result<Vec<GidEntry>> {
         let mut entries = vec![KernelGidEntry::zeroed(); room.clamp(1, MAX_GID_ENTRIES) as usize];
         let filled = command::query_gid_table(self.file(), &mut entries)
             .map_err(|refused| Error::refused("query_gid_table", self.device().name(), refused))?;
@@ -281,8 +286,10 @@ impl<P: Provider> Context<P> {
     /// # Errors
     /// [`Error::NoPort`]; [`Error::NoGid`] where no entry of the port is filled.
     pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
-        let link_layer = self.query_port(port)?.link_layer;
-        choose(&self.gid_table()?, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
+        let PortAttr { link_layer, gid_tbl_len, .. } = self.query_port(port)?;
+        let only_port = self.port_count() == 1;
+        let table = if only_port { self.gid_entries(gid_tbl_len) } else { self.gid_table() }?;
+        choose(&table, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
     }
 
     /// How many objects of `class` this context holds, counted by the kernel; it counts up to 16,382.
@@ -358,7 +365,7 @@ impl<P: Provider> Context<P> {
         self.limits().phys_port_cnt.into()
     }
 
-    fn check_port(&self, port: u32) -> Result<u8> {
+    pub(crate) fn check_port(&self, port: u32) -> Result<u8> {
         u8::try_from(port).ok().filter(|_| (1..=self.port_count()).contains(&port)).ok_or_else(|| {
             Error::NoPort { device: self.device().name().to_owned(), port, count: self.port_count() }
         })

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use bareverbs_provider::device::{DeviceFile, Refused};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -24,8 +23,7 @@ pub(crate) struct EventFd {
 
 impl EventFd {
     pub(crate) fn new(fd: OwnedFd, what: &'static str, file: Arc<DeviceFile>) -> Result<Self> {
-        rustix::fs::fcntl_getfl(&fd)
-            .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK))
+        rustix::io::ioctl_fionbio(&fd, true)
             .map_err(|errno| Error::system(format!("making the descriptor of {what} non-blocking"), errno))?;
         Ok(Self { fd, what, file })
     }

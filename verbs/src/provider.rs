@@ -217,22 +217,22 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
             }
 
-            #[inline]
+            #[inline(always)]
             fn next(&mut self) -> Option<AnyCompletion<'_>> {
                 match self { $(Self::$variant(queue) => queue.next().map(AnyCompletion::$variant),)* }
             }
 
-            #[inline]
+            #[inline(always)]
             fn next_value(&mut self) -> Option<WorkCompletion> {
                 match self { $(Self::$variant(queue) => queue.next_value(),)* }
             }
 
-            #[inline]
+            #[inline(always)]
             fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
                 match self { $(Self::$variant(queue) => queue.next_values(into),)* }
             }
 
-            #[inline]
+            #[inline(always)]
             fn release(&mut self) {
                 match self { $(Self::$variant(queue) => queue.release(),)* }
             }

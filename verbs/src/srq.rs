@@ -116,6 +116,24 @@ impl<P: Provider> Srq<P> {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        if let [request] = requests
+            // SAFETY: the caller vouches for the request.
+            && unsafe { self.queue.try_push(request) }
+        {
+            self.queue.ring();
+            return Ok(());
+        }
+        // SAFETY: the same promise.
+        unsafe { self.post_list(requests) }
+    }
+
+    /// Posts any receives.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Srq::post_recv`].
+    #[inline(never)]
+    unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         for (index, request) in requests.iter().enumerate() {
             // SAFETY: the caller vouches for every request.
             if unsafe { self.queue.try_push(request) } {

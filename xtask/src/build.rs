@@ -60,6 +60,16 @@ pub(crate) fn soak() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("debug/bareverbs-soak"))
 }
 
+/// Builds the program that measures the data path.
+pub(crate) fn fastpath() -> Result<PathBuf> {
+    let mut cargo = static_cargo("build");
+    cargo.args(["--quiet", "--release", "--package", "bareverbs-fastpath"]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the measuring program could not be built");
+    }
+    Ok(target_folder().join(TARGET).join("release/fastpath"))
+}
+
 /// Builds the RDMA card.
 pub(crate) fn card() -> Result<std::path::PathBuf> {
     if !cargo().args(["build", "--quiet", "--release", "--package", "bareverbs-hca"]).status()?.success() {

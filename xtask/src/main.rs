@@ -2,6 +2,7 @@
 
 mod build;
 mod demo;
+mod fastpath;
 mod hca;
 mod lab;
 mod native;
@@ -34,6 +35,8 @@ enum Command {
     Pyverbs(pyverbs::Pyverbs),
     /// Scale and endurance, at length, in a guest.
     Soak(soak::Soak),
+    /// What the data path costs in instructions, beside the C library; fails above the ceilings.
+    Fastpath(fastpath::Fastpath),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Soak(soak) => soak.run(),
+        Command::Fastpath(fastpath) => fastpath.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {

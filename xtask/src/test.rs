@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use crate::hca::{self, Bench};
 use crate::print::heading;
-use crate::{build, lab, pyverbs, two_hosts};
+use crate::{build, fastpath, lab, pyverbs, two_hosts};
 
 /// The crates whose test binaries run in the lab.
 const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
@@ -244,8 +244,10 @@ impl Lab {
         tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
         let mut hosts_tests = two_hosts::TESTS.to_vec();
         hosts_tests.retain(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
+        let fastpath = filter.is_none_or(|filter| fastpath::TITLE.contains(filter));
         if tests.is_empty()
             && hosts_tests.is_empty()
+            && !fastpath
             && PORTS.iter().all(|port| hca::tests(*port, true, filter).is_empty())
         {
             bail!("no kernel test is named like `{}`", filter.unwrap_or_default());
@@ -272,6 +274,13 @@ impl Lab {
                     .entry("the kernel stays sound".into())
                     .or_default()
                     .insert(name.clone(), Outcome::Failed);
+            }
+            if name == fastpath::KERNEL && fastpath {
+                let begin = Instant::now();
+                let (figures, above) = fastpath::measure(&self.cache, &self.tools, kernel, &self.peers)?;
+                let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
+                report(fastpath::TITLE, name, &outcome, &figures, begin.elapsed())?;
+                table.rows.entry(fastpath::TITLE.to_owned()).or_default().insert(name.clone(), outcome);
             }
             if name == two_hosts::KERNEL {
                 for &(title, test) in &hosts_tests {

@@ -4,6 +4,7 @@
 //! stack ([`Peers`]), headers ([`headers`]). [`Guests::boot`] starts one guest per host; `cargo xtask lab` is its face.
 
 mod apt;
+mod c_stack;
 mod cache;
 mod console;
 mod cpio;
@@ -26,6 +27,7 @@ mod wire;
 pub use bareverbs_lab_init::frame::ToGuest;
 pub use bareverbs_lab_init::{Exec, HcaPort, TerminalSize};
 
+pub use crate::c_stack::fetch_verbs_headers;
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
 pub use crate::hca::Hca;

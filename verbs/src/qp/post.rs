@@ -67,17 +67,22 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
         later: bool,
     ) -> Result<(), PostError> {
-        let mut batch = self.start_send();
-        let mut result = Ok(());
-        for request in requests {
+        let mut taken = Ok(());
+        let mut pushed = requests.len();
+        for (index, request) in requests.iter().enumerate() {
             // SAFETY: the caller vouches for every request.
-            if let Err(reason) = unsafe { batch.push(request) } {
-                result = Err(PostError { accepted: batch.pushed, reason });
+            if unsafe { T::try_push::<P>(&mut self.queue, request) } {
+                continue;
+            }
+            // SAFETY: the same promise.
+            if let Err(reason) = unsafe { push_rare::<T, P>(&mut self.queue, self.state, request) } {
+                (taken, pushed) = (Err(PostError { accepted: index, reason }), index);
                 break;
             }
         }
-        if later { batch.defer() } else { batch.ring() }?;
-        result
+        let handed_over = if later { self.queue.defer() } else { self.queue.ring() };
+        handed_over.map_err(|error| doorbell_error(error, pushed))?;
+        taken
     }
 
     /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next: [`SendHalf::flush`],
@@ -286,21 +291,7 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
             return Ok(());
         }
         // SAFETY: the same promise.
-        unsafe { self.push_rare(request) }
-    }
-
-    /// The long way, for requests of any kind.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    #[inline(never)]
-    unsafe fn push_rare(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
-        if matches!(self.state, QpState::RESET | QpState::INIT | QpState::RTR) {
-            return Err(PostReason::State(self.state));
-        }
-        // SAFETY: the caller vouches for the request.
-        unsafe { T::push::<P>(self.queue, request) }?;
+        unsafe { push_rare::<T, P>(self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
     }
@@ -345,7 +336,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ///
     /// # Errors
     /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
         self.push_inline(wr_id, UcOperation::Send, bytes, flags)
     }
@@ -354,7 +345,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ///
     /// # Errors
     /// As for [`Batch::send_inline`].
-    #[inline]
+    #[inline(always)]
     pub fn write_inline(
         &mut self,
         wr_id: u64,
@@ -365,7 +356,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         self.push_inline(wr_id, UcOperation::Write(remote), bytes, flags)
     }
 
-    #[inline]
+    #[inline(always)]
     fn push_inline(
         &mut self,
         wr_id: u64,
@@ -387,6 +378,24 @@ impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
             self.queue.abort();
         }
     }
+}
+
+/// The long way into the queue, for requests of any kind in any state.
+///
+/// # Safety
+///
+/// As for [`SendHalf::post_send`].
+#[inline(never)]
+unsafe fn push_rare<T: Transport, P: Provider>(
+    queue: &mut P::Sq,
+    state: QpState,
+    request: &SendRequest<'_, T::Operation<'_, P>>,
+) -> Result<(), PostReason> {
+    if matches!(state, QpState::RESET | QpState::INIT | QpState::RTR) {
+        return Err(PostReason::State(state));
+    }
+    // SAFETY: the caller vouches for the request.
+    Ok(unsafe { T::push::<P>(queue, request) }?)
 }
 
 /// `requests` share the doorbell's fate.

@@ -58,6 +58,30 @@ pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
     assert_eq!(polling, []);
 }
 
+pub(crate) fn deferring_is_no_system_call_and_the_flush_is_one() {
+    let calls = calls_of(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, deep());
+        let memory = region(&pd, &[1; 64], Access::LOCAL_WRITE);
+        b.recv_into(0, 64, &[memory.sge(..).unwrap()]);
+        mark();
+        for wr_id in 0..64 {
+            let request = request(wr_id, Operation::Send, Payload::Inline(&[b"deferred"]));
+            // SAFETY: the request is inline.
+            unsafe { a.qp.post_send_deferred(&[request]) }.unwrap();
+        }
+        mark();
+        drop(a.qp.flush_and_poll(&mut a.cq).unwrap());
+        mark();
+        drop(a.qp.flush_and_poll(&mut a.cq).unwrap());
+        mark();
+        assert!(a.ends(64).iter().all(|(_, status)| *status == WcStatus::SUCCESS));
+    });
+    let [deferring, flush, nothing] = between_marks(&calls)[..] else { panic!("three parts") };
+    assert_eq!((deferring, nothing), (&[][..], &[][..]));
+    assert_eq!(numbers(flush), [libc::SYS_ioctl]);
+}
+
 pub(crate) fn posting_receives_and_polling_are_no_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
@@ -174,5 +198,42 @@ pub(crate) fn the_tool_never_writes_or_reads_the_device_file() {
         });
         assert!(server.wait().unwrap().success());
         only_by_ioctl(&calls);
+    }
+}
+
+/// What the ping-pong program may take from its start to its exit. That of the C library takes about 400.
+const PING_PONG: usize = 80;
+
+/// The calls of a program that `exec`s, without those before it.
+fn of_the_program(calls: &[Call]) -> &[Call] {
+    let start = calls.iter().rposition(|call| call.number == libc::SYS_execve).expect("a program starts");
+    &calls[start..]
+}
+
+fn ping_pong(arguments: &[&str]) -> Command {
+    let mut tool = Command::new("bareverbs");
+    tool.args(["pingpong", "rc", "-n", "1"]).args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+    tool
+}
+
+pub(crate) fn a_ping_pong_of_one_message_takes_few_system_calls_as_client_and_as_server() {
+    let mut server = ping_pong(&[]);
+    let mut server = server.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("local address"));
+    let client = calls_of(|| panic!("it does not start: {}", ping_pong(&["10.1.0.1"]).exec()));
+    assert!(server.wait().unwrap().success());
+
+    // Its clients come until it has served one.
+    let mut clients = Command::new("sh");
+    clients.args(["-c", "until bareverbs pingpong rc -n 1 10.1.0.1; do sleep 0.1; done"]);
+    let mut clients = clients.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let server = calls_of(|| panic!("it does not start: {}", ping_pong(&[]).exec()));
+    assert!(clients.wait().unwrap().success());
+
+    for (side, calls) in [("client", client), ("server", server)] {
+        let calls = of_the_program(&calls);
+        println!("the {side} takes {} system calls", calls.len());
+        assert!(calls.len() <= PING_PONG, "{} of the {side}: {:?}", calls.len(), numbers(calls));
     }
 }

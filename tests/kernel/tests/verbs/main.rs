@@ -1,5 +1,6 @@
 //! The public API on a real kernel with Soft-RoCE.
 
+mod deferred;
 mod devices;
 mod events;
 mod lifetime;
@@ -11,6 +12,7 @@ mod queue_pairs;
 mod traffic;
 
 use bareverbs_kernel_tests::kernel_tests;
+use deferred::*;
 use devices::*;
 use events::*;
 use lifetime::*;
@@ -60,6 +62,10 @@ kernel_tests! {
     a_batch_of_64_completes_in_order,
     a_full_queue_tells_what_it_took_and_completes_it,
     a_batch_that_is_dropped_sends_nothing,
+    deferred_sends_go_with_the_flush_in_their_order,
+    a_batch_that_is_dropped_leaves_deferred_sends_alone,
+    deferred_sends_fill_the_queue_until_they_are_flushed,
+    a_reset_forgets_deferred_sends,
     posting_in_reset_is_refused,
     requests_that_do_not_fit_the_queue_are_refused,
     a_key_of_another_domain_completes_with_its_reason,

@@ -1,0 +1,165 @@
+// What libibverbs and its provider spend on the same things as ../src/measure.rs, printed in the same form.
+// cc -O2 fastpath.c -libverbs; run as: fastpath DEVICE GID-INDEX
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <infiniband/verbs.h>
+#include <x86intrin.h>
+
+#define RUNS 400
+#define BATCH 32
+#define RECEIVES 64
+
+static uint64_t samples[RUNS], empty;
+
+static inline uint64_t now(void) {
+    _mm_lfence();
+    uint64_t at = __rdtsc();
+    _mm_lfence();
+    return at;
+}
+
+static void must(int well, const char *what) {
+    if (!well) {
+        perror(what);
+        exit(1);
+    }
+}
+
+static int ascending(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static void line(const char *name, int count, int parts) {
+    must(count > 0, name);
+    qsort(samples, count, sizeof samples[0], ascending);
+    printf("c.%s\t%.1f\t%.1f\n", name, (samples[0] - empty) / (double)parts, (samples[count / 2] - empty) / (double)parts);
+}
+
+// Takes completions that must be successful, asleep while there are none: the kernel's workers may be less urgent.
+static void drain(struct ibv_cq *cq, int left) {
+    struct ibv_wc wc;
+    while (left > 0) {
+        int found = ibv_poll_cq(cq, 1, &wc);
+        if (found == 0)
+            usleep(50);
+        must(found >= 0 && (found == 0 || wc.status == IBV_WC_SUCCESS), "completion");
+        left -= found;
+    }
+}
+
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_gid *gid, int index) {
+    struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    must(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
+    struct ibv_qp_attr rtr = {
+        .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+        .ah_attr = {.port_num = 1, .is_global = 1, .grh = {.dgid = *gid, .sgid_index = index, .hop_limit = 64}}};
+    must(!ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                        IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "RTR");
+    struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
+    must(!ibv_modify_qp(qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                        IBV_QP_MAX_QP_RD_ATOMIC), "RTS");
+}
+
+int main(int argc, char **argv) {
+    must(argc == 3, "DEVICE GID-INDEX");
+    struct ibv_device **device = ibv_get_device_list(NULL);
+    while (device && *device && strcmp(ibv_get_device_name(*device), argv[1]))
+        device++;
+    must(device && *device, argv[1]);
+    struct ibv_context *context = ibv_open_device(*device);
+    union ibv_gid gid;
+    must(context && !ibv_query_gid(context, 1, atoi(argv[2]), &gid), "device");
+    struct ibv_pd *pd = ibv_alloc_pd(context);
+    char *bytes = aligned_alloc(4096, 8192);
+    memset(bytes, 7, 8192);
+    struct ibv_mr *mr = ibv_reg_mr(pd, bytes, 8192, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+    struct ibv_cq *cq = ibv_create_cq(context, 1024, NULL, NULL, 0), *peer_cq = ibv_create_cq(context, 1024, NULL, NULL, 0);
+    must(mr && cq && peer_cq, "set-up");
+    struct ibv_qp_init_attr attr = {.send_cq = cq, .recv_cq = peer_cq, .qp_type = IBV_QPT_RC,
+        .cap = {.max_send_wr = 255, .max_recv_wr = 255, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64}};
+    struct ibv_qp *qp = ibv_create_qp(pd, &attr);
+    attr.send_cq = peer_cq;
+    struct ibv_qp *peer = ibv_create_qp(pd, &attr);
+    must(qp && peer, "queue pair");
+    connect_to(qp, peer, &gid, atoi(argv[2]));
+    connect_to(peer, qp, &gid, atoi(argv[2]));
+
+    for (int i = 0; i < RUNS; i++) {
+        uint64_t begin = now();
+        samples[i] = now() - begin;
+    }
+    qsort(samples, RUNS, sizeof samples[0], ascending);
+    empty = samples[RUNS / 2];
+
+    struct ibv_sge sge = {.addr = (uintptr_t)bytes, .length = 8, .lkey = mr->lkey};
+    struct ibv_send_wr sends[BATCH] = {0}, *bad;
+    for (int i = 0; i < BATCH; i++) {
+        sends[i] = (struct ibv_send_wr){.wr_id = 1, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+            .send_flags = IBV_SEND_INLINE | IBV_SEND_SIGNALED, .next = i + 1 < BATCH ? &sends[i + 1] : NULL};
+        sends[i].wr.rdma.remote_addr = (uintptr_t)bytes + 4096;
+        sends[i].wr.rdma.rkey = mr->rkey;
+    }
+    struct ibv_wc wc[BATCH];
+    int counts[] = {1, BATCH};
+    for (int which = 0; which < 2; which++) {
+        int count = counts[which];
+        sends[0].next = count > 1 ? &sends[1] : NULL;
+        for (int i = 0; i < RUNS; i++) {
+            uint64_t begin = now();
+            int refused = ibv_post_send(qp, sends, &bad);
+            samples[i] = now() - begin;
+            must(!refused, "ibv_post_send");
+            drain(cq, count);
+            usleep(1000);
+        }
+        line(count > 1 ? "post_send 32 inline" : "post_send 1 inline", RUNS, count);
+    }
+    for (int which = 0; which < 2; which++) {
+        int count = counts[which], taken = 0;
+        sends[0].next = count > 1 ? &sends[1] : NULL;
+        for (int i = 0; i < RUNS; i++) {
+            must(!ibv_post_send(qp, sends, &bad), "ibv_post_send");
+            usleep(count > 1 ? 10000 : 2000);
+            uint64_t begin = now();
+            int found = ibv_poll_cq(cq, count, wc);
+            samples[taken] = now() - begin;
+            if (found == count)
+                taken++;
+            else
+                drain(cq, count - found);
+        }
+        line(count > 1 ? "poll_into 32" : "poll_into 1", taken, count);
+    }
+    for (int i = 0; i < RUNS; i++) {
+        uint64_t begin = now();
+        int found = ibv_poll_cq(cq, 1, wc);
+        samples[i] = now() - begin;
+        must(found == 0, "a completion too many");
+    }
+    line("empty poll_into", RUNS, 1);
+
+    struct ibv_recv_wr receives[BATCH], *bad_receive;
+    for (int i = 0; i < BATCH; i++)
+        receives[i] = (struct ibv_recv_wr){.wr_id = 1, .sg_list = &sge, .num_sge = 1, .next = i + 1 < BATCH ? &receives[i + 1] : NULL};
+    receives[0].next = NULL;
+    for (int i = 0; i < RECEIVES; i++) {
+        uint64_t begin = now();
+        int refused = ibv_post_recv(qp, receives, &bad_receive);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_post_recv");
+    }
+    line("post_recv 1", RECEIVES, 1);
+    receives[0].next = &receives[1];
+    for (int i = 0; i < 4; i++) {
+        uint64_t begin = now();
+        int refused = ibv_post_recv(qp, receives, &bad_receive);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_post_recv");
+    }
+    line("post_recv 32", 4, BATCH);
+    return 0;
+}

@@ -1,0 +1,196 @@
+//! `cargo xtask fastpath`: what the data path costs in instructions, beside the C library in the same guest.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{
+    Accelerator, Cache, Exec, Guests, Kernel, Peers, Series, Setup, Tools, fetch_headers, fetch_verbs_headers,
+};
+use clap::Args;
+
+use crate::{build, lab};
+
+/// The kernel that the check runs on.
+pub(crate) const KERNEL: &str = "7.2";
+/// What the check is called among the tests.
+pub(crate) const TITLE: &str = "fastpath::the_data_path_stays_below_its_ceilings";
+/// Where the guest sees the two programs.
+const GUEST_FOLDER: &str = "/lab/fastpath";
+/// How long each may take.
+const LIMIT: Duration = Duration::from_secs(300);
+
+#[derive(Args)]
+pub(crate) struct Fastpath {
+    /// 6.1, 6.12, 7.2, rc or a folder.
+    #[arg(long, default_value = KERNEL)]
+    kernel: String,
+}
+
+/// A row of the table: what it is called, which figure of each program, and the ceiling of ours.
+struct Row {
+    what: &'static str,
+    ours: &'static str,
+    theirs: Option<&'static str>,
+    ceiling: Option<f64>,
+}
+
+const fn row(
+    what: &'static str,
+    ours: &'static str,
+    theirs: Option<&'static str>,
+    ceiling: Option<f64>,
+) -> Row {
+    Row { what, ours, theirs, ceiling }
+}
+
+/// The costs of requests where no doorbell is rung; the C library's come from the difference of two lists.
+const REQUEST: &str = "request in a list";
+
+const ROWS: [Row; 20] = [
+    row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), Some(60.0)),
+    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, Some(60.0)),
+    row("post_send_deferred of 1, one element", "deferred sge", None, Some(60.0)),
+    row("start_send, write_inline, defer", "deferred in place", None, Some(60.0)),
+    row("post_send of 1, doorbell and all", "post_send 1 inline", Some("post_send 1 inline"), None),
+    row(
+        "post_send of 32, doorbell and all, each",
+        "post_send 32 inline",
+        Some("post_send 32 inline"),
+        Some(230.0),
+    ),
+    row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, Some(230.0)),
+    row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, Some(230.0)),
+    row("poll_one that finds one", "poll_one", Some("poll_into 1"), Some(40.0)),
+    row("poll, next, that finds one", "poll, next", None, Some(40.0)),
+    row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), Some(40.0)),
+    row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, None),
+    row("poll_into that finds 32, each", "poll_into 32", Some("poll_into 32"), Some(40.0)),
+    row("empty poll_one", "empty poll_one", Some("empty poll_into"), Some(15.0)),
+    row("empty poll, next", "empty poll, next", None, Some(15.0)),
+    row("empty poll_into", "empty poll_into", Some("empty poll_into"), Some(15.0)),
+    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), Some(40.0)),
+    row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), Some(40.0)),
+    row("Srq::post_recv of 1", "srq post_recv 1", None, Some(40.0)),
+    row("Srq::post_recv of 32, each", "srq post_recv 32", None, Some(40.0)),
+];
+
+/// The smallest of many runs, by name.
+type Figures = BTreeMap<String, f64>;
+
+/// Whose figures have a ceiling: over the provider chosen at run time, and over rxe's own types.
+const OURS: [&str; 2] = ["any", "rxe"];
+
+impl Fastpath {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        let peers = Peers::fetch(&cache, false)?;
+        let (table, over) = measure(&cache, &tools, &kernel, &peers)?;
+        print!("{table}");
+        Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Measures in a guest of its own; the table, and what is above its ceiling.
+pub(crate) fn measure(
+    cache: &Cache,
+    tools: &Tools,
+    kernel: &Kernel,
+    peers: &Peers,
+) -> Result<(String, Vec<&'static str>)> {
+    let folder = build::target_folder().join("fastpath");
+    std::fs::create_dir_all(&folder)?;
+    let ours = build::fastpath()?;
+    std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
+    compile(cache, peers, &folder.join("fastpath-c"))?;
+    let programs = build::guest_programs()?;
+    let setup = Setup {
+        cache,
+        tools,
+        kernel,
+        programs: &programs,
+        hosts: 1,
+        peers: Some(peers.root.clone()),
+        shares: vec![(folder, GUEST_FOLDER.to_owned())],
+        accelerator: Accelerator::Auto,
+        instruction_clock: true,
+        recording: None,
+        hca: None,
+    };
+    let mut guests = Guests::boot(&setup)?;
+    let mut figures = run(&mut guests, &["fastpath", "rxe0"])?;
+    figures.append(&mut run(&mut guests, &["fastpath-c", "rxe0", "1"])?);
+    guests.shut_down()?;
+    for whose in OURS.iter().chain(&["c"]) {
+        let total = |name: &str, parts: f64| figures.get(&format!("{whose}.{name}")).map(|each| each * parts);
+        let lists = total("post_send 32 inline", 32.0).zip(total("post_send 1 inline", 1.0));
+        let (list, single) = lists.context("a program measured no lists")?;
+        figures.insert(format!("{whose}.{REQUEST}"), (list - single) / 31.0);
+    }
+    table(&figures)
+}
+
+/// Compiles the C library's program against the library that the guest has.
+fn compile(cache: &Cache, peers: &Peers, to: &Path) -> Result<()> {
+    let source = build::workspace().join("tests/fastpath/c/fastpath.c");
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(fetch_verbs_headers(cache, false)?);
+    for folder in fetch_headers(cache, Series::RELEASED[Series::RELEASED.len() - 1], false)?.include {
+        cc.arg("-I").arg(folder);
+    }
+    let library: PathBuf = peers.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
+    // What that library needs itself is in the guest, not here.
+    cc.arg(library).arg("-Wl,--allow-shlib-undefined");
+    ensure!(cc.status().context("running cc")?.success(), "the C program could not be compiled");
+    Ok(())
+}
+
+/// Runs a program so urgently that none of the kernel's workers runs while it is at work: what is measured is what the
+/// caller spends.
+fn run(guests: &mut Guests, command: &[&str]) -> Result<Figures> {
+    let program = format!("{GUEST_FOLDER}/{}", command[0]);
+    let argv = ["chrt", "--fifo", "1", &program].into_iter().chain(command[1..].iter().copied());
+    let exec = Exec { argv: argv.map(str::to_owned).collect(), ..Exec::default() };
+    let finished = guests.run(0, exec, LIMIT)?;
+    let (stdout, stderr) =
+        (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
+    if finished.timed_out || finished.status != 0 {
+        bail!("{} failed with status {}:\n{stdout}{stderr}", command[0], finished.status);
+    }
+    stdout.lines().map(|line| figure(line).with_context(|| format!("{}: {line}", command[0]))).collect()
+}
+
+/// `NAME<TAB>SMALLEST<TAB>MEDIAN`
+fn figure(line: &str) -> Option<(String, f64)> {
+    let mut words = line.split('\t');
+    Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+}
+
+fn table(figures: &Figures) -> Result<(String, Vec<&'static str>)> {
+    let width = ROWS.iter().map(|row| row.what.len()).max().unwrap_or(0);
+    let mut text = format!(
+        "{:width$}  AnyProvider       Rxe         C   ceiling\n",
+        "instructions, the smallest of many runs"
+    );
+    let mut over = Vec::new();
+    for Row { what, ours, theirs, ceiling } in &ROWS {
+        let get = |whose: &str, name: &str| figures.get(&format!("{whose}.{name}")).copied();
+        let ours: Vec<f64> = OURS.iter().filter_map(|whose| get(whose, ours)).collect();
+        let [any, rxe] = ours[..] else { bail!("nothing was measured for `{what}`") };
+        let theirs =
+            theirs.and_then(|name| get("c", name)).map_or("-".to_owned(), |each| format!("{each:.1}"));
+        let limit = ceiling.map_or("-".to_owned(), |ceiling| format!("{ceiling:.0}"));
+        write!(text, "{what:width$}  {any:11.1} {rxe:9.1} {theirs:>9} {limit:>9}")?;
+        if ceiling.is_some_and(|ceiling| any.max(rxe) > ceiling) {
+            text.push_str("  ABOVE");
+            over.push(*what);
+        }
+        text.push('\n');
+    }
+    Ok((text, over))
+}
