@@ -564,7 +564,7 @@ impl Completion for Mlx5Completion<'_> {
             wc_flags: self.flags(),
             slid: self.slid(),
             sl: self.sl(),
-            pkey_index: 0,
+            pkey_index: self.pkey_index(),
             dlid_path_bits: self.dlid_path_bits(),
         }
     }
