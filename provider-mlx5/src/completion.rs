@@ -450,6 +450,11 @@ impl<'a> Mlx5Completion<'a> {
         matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
     }
 
+    /// Of the message; datagrams only.
+    fn pkey_index(&self) -> u16 {
+        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
+    }
+
     fn flags(&self) -> WcFlags {
         let mut flags = match self.opcode {
             CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,

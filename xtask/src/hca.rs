@@ -7,14 +7,15 @@ mod resets;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup};
+use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Stream};
 
 use crate::build;
 
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";
-/// How long one test may take.
-const LIMIT: Duration = Duration::from_secs(120);
+/// How long one script may take, and to end when it is killed.
+const LIMIT: Duration = Duration::from_secs(240);
+const GRACE: Duration = Duration::from_secs(15);
 /// Where every test begins: which GID, and how to try until the other side listens.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
@@ -116,10 +117,19 @@ impl<'a> Bench<'a> {
             guests.start(host, exec)?;
         }
         let mut output = [String::new(), String::new()];
-        let statuses = guests.wait(Some(Instant::now() + LIMIT), &mut |host, _, bytes| {
+        let mut take = |host: usize, _: Stream, bytes: &[u8]| {
             output[host] += &String::from_utf8_lossy(bytes);
             Ok(())
-        })?;
+        };
+        let statuses = match guests.wait(Some(Instant::now() + LIMIT), &mut take) {
+            Err(error) if matches!(error.downcast_ref(), Some(Failure::TimedOut(_))) => {
+                for host in (0..2).filter(|host| guests.is_running(*host)).collect::<Vec<_>>() {
+                    guests.end_command(host)?;
+                }
+                guests.wait(Some(Instant::now() + GRACE), &mut take)?
+            }
+            waited => waited?,
+        };
         let [first, second] = output;
         ensure!(statuses == [0, 0], "statuses {statuses:?}\nhost 1:\n{first}\nhost 2:\n{second}");
         Ok(())

@@ -44,11 +44,20 @@ pub(crate) struct Fetch {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Port {
+pub(crate) enum Port {
     /// InfiniBand.
     Ib,
     /// RDMA over Ethernet, with the card's own netdev.
     Roce,
+}
+
+impl From<Port> for HcaPort {
+    fn from(port: Port) -> Self {
+        match port {
+            Port::Ib => Self::Ib,
+            Port::Roce => Self::Roce,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -133,11 +142,7 @@ impl Fetch {
 impl Machine {
     fn cards(&self, hosts: u8) -> Result<Option<Hca>> {
         let Some(port) = self.hca else { return Ok(None) };
-        let port = match port {
-            Port::Ib => HcaPort::Ib,
-            Port::Roce => HcaPort::Roce,
-        };
-        Hca::start(&build::card()?, port, hosts, &self.hca_arg).map(Some)
+        Hca::start(&build::card()?, port.into(), hosts, &self.hca_arg).map(Some)
     }
 
     fn boot(&self, hosts: u8, cards: Option<&Hca>) -> Result<Guests> {

@@ -83,6 +83,7 @@ impl CommandCard {
         const PACKETS: usize = 64;
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
         self.engine.run(now);
+        device::loop_back(&mut self.engine, &self.firmware);
         self.engine.take_outgoing(&mut packets, &mut frames);
         for packet in packets.into_iter().take(PACKETS) {
             if self.engine.port().answers_to(&packet.route) {

@@ -248,6 +248,7 @@ impl Shared {
             }
             let more = if congested { engine.has_work() } else { engine.run(now) };
             let up = engine.port().up;
+            loop_back(engine, firmware);
             engine.take_outgoing(&mut packets, &mut frames);
             let deadline = engine.next_deadline();
             drop(guard);
@@ -269,6 +270,18 @@ impl Shared {
 }
 
 /// Whether a doorbell was rung on the page that its object belongs to.
+/// Frames that are for another user of the same port don't go out to come back.
+pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
+    let back =
+        engine.outgoing_frames().map(|(sq, frame)| (firmware.steer_back(engine, sq, frame), frame.to_vec()));
+    let back: Vec<_> = back.filter(|(queues, _)| !queues.is_empty()).collect();
+    for (queues, frame) in back {
+        for rq in queues {
+            engine.receive_frame(rq, &frame);
+        }
+    }
+}
+
 pub(crate) fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
     match *doorbell {
         Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),

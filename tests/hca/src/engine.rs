@@ -121,6 +121,7 @@ impl Engine {
                 timers: BinaryHeap::new(),
                 outgoing: Vec::new(),
                 frames: Vec::new(),
+                senders: Vec::new(),
                 failed_cqs: Vec::new(),
                 holding: Vec::new(),
                 counters: Box::new([Counters::default(); 256]),
@@ -153,10 +154,16 @@ impl Engine {
         &self.core.port
     }
 
+    /// The frames that will be taken, each with its send queue.
+    pub(crate) fn outgoing_frames(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        self.core.senders.iter().copied().zip(self.core.frames.iter().map(Vec::as_slice))
+    }
+
     /// Packets and frames to send since the last call.
     pub fn take_outgoing(&mut self, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
         packets.append(&mut self.core.outgoing);
         frames.append(&mut self.core.frames);
+        self.core.senders.clear();
     }
 
     /// Does what a doorbell asks for. One for an object that isn't there asks for nothing.

@@ -198,6 +198,11 @@ impl Firmware {
         self.command_eq
     }
 
+    #[cfg(test)]
+    pub(crate) fn send_queue(&self) -> Option<u32> {
+        self.nic.first_sq()
+    }
+
     /// How many objects of each kind the driver has made.
     pub(crate) fn objects(&self) -> String {
         format!(
@@ -229,7 +234,17 @@ impl Firmware {
 
     /// The receive queues that a frame goes to.
     pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<u32> {
-        self.steering.find(&self.nic, engine, frame)
+        self.steering.find(&self.nic, engine, None, frame)
+    }
+
+    /// The receive queues of this port to which a frame of its own send queue comes back.
+    pub(crate) fn steer_back(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<u32> {
+        let local =
+            frame.first_chunk().is_some_and(|to: &[u8; 6]| to[0] & 1 != 0 || *to == engine.port().mac);
+        match self.nic.domain_of(sq).filter(|_| local) {
+            Some(domain) => self.steering.find(&self.nic, engine, Some(domain), frame),
+            None => Vec::new(),
+        }
     }
 
     /// Carries out a command; the answer's header is filled in either way.

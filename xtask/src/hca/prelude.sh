@@ -18,7 +18,7 @@ try() {
     local n=0
     until "$@" >/tmp/client 2>&1; do
         n=$((n + 1))
-        [ $n -lt 40 ] || { echo "$* failed:"; cat /tmp/client; return 1; }
+        [ $n -lt 40 ] || { echo "$* failed:"; cat /tmp/client /tmp/server 2>/dev/null; return 1; }
         sleep 0.25
     done
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask pyverbs`: the peers' test suite against ours, case by case.
 
+mod card;
 mod suite;
 mod table;
 
@@ -13,7 +14,7 @@ use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, Peers, Series, Setup, To
 use clap::Args;
 
 use crate::print::heading;
-use crate::{build, test};
+use crate::{build, lab, test};
 use table::{KERNELS, Ours, Row, Table};
 
 #[derive(Args)]
@@ -21,17 +22,24 @@ pub(crate) struct Pyverbs {
     /// Run the suite and write down how its tests ended; without it, only the table is checked.
     #[arg(long)]
     record: bool,
+    /// Run the suite on a ConnectX in software instead, and compare what it skips with the list.
+    #[arg(long, value_enum, conflicts_with = "kernels")]
+    card: Option<lab::Port>,
     /// Kernels to run the suite on: 6.1, 6.12 or 7.2; may be given more than once. Without it: the three releases.
     #[arg(long = "kernel", value_name = "KERNEL", requires = "record")]
     kernels: Vec<Series>,
     /// What executes the guests: auto, kvm or tcg.
-    #[arg(long, default_value = "auto", requires = "record")]
+    #[arg(long, default_value = "auto")]
     accel: Accelerator,
 }
 
 impl Pyverbs {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let peers = Peers::fetch(&Cache::open()?, false)?;
+        if let Some(port) = self.card {
+            card::run(&peers, port.into(), self.record, self.accel)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         if self.record {
             record(&peers, &self.kernels, self.accel)?;
         }

@@ -47,6 +47,8 @@ pub(crate) struct Core {
     pub(crate) outgoing: Vec<Packet>,
     /// Frames on their way out.
     pub(crate) frames: Vec<Vec<u8>>,
+    /// The send queue of each of them.
+    pub(crate) senders: Vec<u32>,
     /// Completion queues that have just failed, whose queue pairs must fail too.
     pub(crate) failed_cqs: Vec<u32>,
     /// Completion queues that hold completions back to compress them.

@@ -68,6 +68,7 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, segment: u16, checksum: u8) -> 
     let mut frame = vec![0; work.length as usize];
     gather(core, qp, 0, &mut frame)?;
     let headers = headers_length(&frame);
+    let before = core.frames.len();
     match (segment, headers) {
         (0, _) => core.frames.push(finish(frame, checksum)),
         (size, Some(headers)) => {
@@ -78,6 +79,7 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, segment: u16, checksum: u8) -> 
         // Only TCP is cut, as on the card.
         (_, None) => return Err(Syndrome::LocalQpOperation),
     }
+    core.senders.resize(core.senders.len() + core.frames.len() - before, qp.number);
     qp.requester.cursor_passed();
     Ok(())
 }

@@ -2,7 +2,8 @@
 
 use super::bits::{Field, Layout, ViewMut};
 use super::layout::command::{
-    CreateCqIn, CreateEqIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn, RoceAddrLayout,
+    CreateCqIn, CreateEqIn, CreateFlowGroupIn, CreateFlowTableIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn,
+    FlowContext, RoceAddrLayout, SetFlowTableRootIn, SetFteIn,
 };
 use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
 use super::opcode::*;
@@ -12,7 +13,7 @@ use super::resources::FIRST_UAR;
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
 /// Commands of which each can follow those before it; the last ones only on a card with an Ethernet port.
-pub(crate) const OPCODES: [u16; 32] = [
+pub(crate) const OPCODES: [u16; 36] = [
     ALLOC_PD,
     ALLOC_UAR,
     ALLOC_XRCD,
@@ -45,6 +46,10 @@ pub(crate) const OPCODES: [u16; 32] = [
     CREATE_RQ,
     CREATE_SQ,
     CREATE_TIR,
+    CREATE_FLOW_TABLE,
+    CREATE_FLOW_GROUP,
+    SET_FLOW_TABLE_ENTRY,
+    SET_FLOW_TABLE_ROOT,
 ];
 
 /// Numbers that the first object of each kind gets.
@@ -57,6 +62,9 @@ const KEY: u32 = 0x1800;
 const SRQ: u32 = 1;
 const TIS: u32 = 1;
 const RQ: u32 = 0x10;
+const TIR: u32 = 1;
+/// The flow table, and the group in it.
+const FLOW: u32 = 1;
 /// The card's own, of 10.1.0.1.
 const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
 /// Rings of 16 entries, each in pages of its own, and their doorbell records.
@@ -87,6 +95,9 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
             if opcode == CREATE_TIR {
                 input[INLINE_RQN..INLINE_RQN + 4].copy_from_slice(&RQ.to_be_bytes());
             }
+        }
+        CREATE_FLOW_TABLE | CREATE_FLOW_GROUP | SET_FLOW_TABLE_ENTRY | SET_FLOW_TABLE_ROOT => {
+            steer(&mut input, opcode);
         }
         SET_ROCE_ADDRESS => set_roce_address(&mut input),
         QUERY_PAGES => input[7] = 1,
@@ -236,6 +247,34 @@ fn create_work_queue(input: &mut Vec<u8>, opcode: u16, memory: u64) {
                 context.set(Sqc::CQN, CQ).set(Sqc::TIS_LST_SZ, 1u8).set(Sqc::TIS_NUM_0, TIS);
                 work_queue(&mut context.part(Sqc::WQ));
             }
+        }
+    }
+}
+
+/// All frames to the one TIR.
+fn steer(input: &mut Vec<u8>, opcode: u16) {
+    const FORWARD: u64 = 1 << 2;
+    const ENTRY: usize = 0x40;
+    const DESTINATIONS: usize = ENTRY + 0x300;
+    const TO_TIR: u32 = 2 << 24;
+    match opcode {
+        CREATE_FLOW_TABLE => fill::<CreateFlowTableIn>(input, |_| {}),
+        CREATE_FLOW_GROUP => fill::<CreateFlowGroupIn>(input, |view| {
+            set(view, &[(CreateFlowGroupIn::TABLE_ID, FLOW.into()), (CreateFlowGroupIn::END_FLOW_INDEX, 3)]);
+        }),
+        SET_FLOW_TABLE_ROOT => fill::<SetFlowTableRootIn>(input, |view| {
+            set(view, &[(SetFlowTableRootIn::TABLE_ID, FLOW.into())]);
+        }),
+        _ => {
+            fill::<SetFteIn>(input, |view| set(view, &[(SetFteIn::TABLE_ID, FLOW.into())]));
+            input.resize(DESTINATIONS + 8, 0);
+            if let Some(mut context) = ViewMut::<FlowContext>::new(&mut input[ENTRY..]) {
+                context
+                    .set(FlowContext::GROUP_ID, FLOW)
+                    .set(FlowContext::ACTION, FORWARD)
+                    .set(FlowContext::DESTINATION_LIST_SIZE, 1u8);
+            }
+            input[DESTINATIONS..DESTINATIONS + 4].copy_from_slice(&(TO_TIR | TIR).to_be_bytes());
         }
     }
 }

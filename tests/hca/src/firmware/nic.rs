@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::bits::View;
 use super::layout::command::{
-    CreateRqIn, CreateSqIn, CreateTirIn, ModifyRqIn, ModifySqIn, RoceAddrLayout, Rqtc, SetRoceAddressIn, Tirc,
+    CreateRqIn, CreateSqIn, CreateTirIn, ModifyRqIn, ModifySqIn, RoceAddrLayout, Rqtc, SetRoceAddressIn,
+    Tirc, Tisc,
 };
 use super::layout::object::{Rqc, Sqc, Wq};
 use super::layout::port::{ModifyNicVportContextIn, NicVportContext, QueryNicVportContextOut};
@@ -32,15 +33,36 @@ pub(super) enum Dispatch {
     Table(u32),
 }
 
+/// A TIR.
+#[derive(Clone, Debug)]
+pub(super) struct Tir {
+    pub(super) dispatch: Dispatch,
+    domain: u32,
+    /// Which frames of its own transport domain come back to it.
+    takes_own: u8,
+}
+
+impl Tir {
+    /// Whether a frame reaches it that came from the wire, or from a send queue of the same port.
+    pub(super) fn takes(&self, from: Option<u32>, frame: &[u8]) -> bool {
+        const UNICAST: u8 = 1 << 0;
+        const MULTICAST: u8 = 1 << 1;
+        let multicast = frame.first().is_some_and(|first| first & 1 != 0);
+        let wanted = if multicast { MULTICAST } else { UNICAST };
+        from.is_none_or(|domain| domain != self.domain || self.takes_own & wanted != 0)
+    }
+}
+
 /// The netdev's objects.
 pub(super) struct Nic {
     roce: bool,
     mtu: u16,
     rqs: BTreeMap<u32, (Vec<u8>, u8)>,
     sqs: BTreeMap<u32, (Vec<u8>, u8, u32)>,
-    pub(super) tirs: Table<Dispatch>,
+    pub(super) tirs: Table<Tir>,
     pub(super) rqts: Table<Vec<u32>>,
-    tises: Table<()>,
+    /// Their transport domains.
+    tises: Table<u32>,
 }
 
 impl Default for Nic {
@@ -58,6 +80,16 @@ impl Default for Nic {
 }
 
 impl Nic {
+    #[cfg(test)]
+    pub(super) fn first_sq(&self) -> Option<u32> {
+        self.sqs.keys().next().copied()
+    }
+
+    /// The transport domain that a send queue belongs to.
+    pub(super) fn domain_of(&self, sq: u32) -> Option<u32> {
+        self.tises.get(tis_of(&self.sqs.get(&sq)?.0)?).copied()
+    }
+
     pub(super) fn uses_uar(&self, uar: u32) -> bool {
         self.sqs.values().any(|(_, _, page)| *page == uar)
     }
@@ -206,7 +238,8 @@ impl Firmware {
     pub(super) fn destroy_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
         let in_table = self.nic.rqts.iter().any(|rqt| rqt.contains(&number));
-        let direct = self.nic.tirs.iter().any(|tir| matches!(tir, Dispatch::Direct(rq) if *rq == number));
+        let direct =
+            self.nic.tirs.iter().any(|tir| matches!(tir.dispatch, Dispatch::Direct(rq) if rq == number));
         if self.nic.rqs.contains_key(&number) && (in_table || direct) {
             return Err(Status::BadResourceState);
         }
@@ -299,13 +332,15 @@ impl Firmware {
     ) -> Result<()> {
         let number = match code {
             opcode::CREATE_TIS => {
-                const LENGTH: usize = 0xa0;
-                request.bytes(CONTEXT, LENGTH)?;
-                self.nic.tises.insert_with(|_| ())
+                let domain = request.view_at::<Tisc>(CONTEXT)?.get32(Tisc::TRANSPORT_DOMAIN);
+                self.nic.tises.insert_with(|_| domain)
             }
             opcode::CREATE_TIR => {
                 let dispatch = self.dispatch_of(request)?;
-                self.nic.tirs.insert_with(|_| dispatch)
+                let context = request.view_at::<Tirc>(CONTEXT)?;
+                let (domain, takes_own) =
+                    (context.get32(Tirc::TRANSPORT_DOMAIN), context.get8(Tirc::SELF_LB_BLOCK));
+                self.nic.tirs.insert_with(|_| Tir { dispatch, domain, takes_own })
             }
             _ => {
                 let queues = self.queues_of(request)?;
@@ -350,9 +385,18 @@ impl Firmware {
     pub(super) fn modify_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
         match code {
-            opcode::MODIFY_TIS => self.nic.tises.get(number).copied().ok_or(Status::BadResource),
-            // Offloads and loopback blocking, which the model doesn't have.
-            opcode::MODIFY_TIR => self.nic.tirs.get(number).map(|_| ()).ok_or(Status::BadResource),
+            opcode::MODIFY_TIS => self.nic.tises.get(number).map(|_| ()).ok_or(Status::BadResource),
+            // Loopback; the offloads that may be changed too, the model doesn't have.
+            opcode::MODIFY_TIR => {
+                const SELF_LOOPBACK: u32 = 1 << 4;
+                let selected = request.word(0x14)?;
+                let takes_own = request.view_at::<Tirc>(CONTEXT)?.get8(Tirc::SELF_LB_BLOCK);
+                let tir = self.nic.tirs.get_mut(number).ok_or(Status::BadResource)?;
+                if selected & SELF_LOOPBACK != 0 {
+                    tir.takes_own = takes_own;
+                }
+                Ok(())
+            }
             _ => {
                 let queues = self.queues_of(request)?;
                 *self.nic.rqts.get_mut(number).ok_or(Status::BadResource)? = queues;
@@ -372,7 +416,12 @@ impl Firmware {
             }
             opcode::DESTROY_TIR => self.nic.tirs.remove(number).map(drop),
             _ => {
-                if self.nic.tirs.iter().any(|tir| matches!(tir, Dispatch::Table(table) if *table == number)) {
+                if self
+                    .nic
+                    .tirs
+                    .iter()
+                    .any(|tir| matches!(tir.dispatch, Dispatch::Table(table) if table == number))
+                {
                     return Err(Status::BadResourceState);
                 }
                 self.nic.rqts.remove(number).map(drop)

@@ -169,18 +169,20 @@ impl Steering {
         table.entries.remove(&request.word(0x20)?).map(drop).ok_or(Status::BadResource)
     }
 
-    /// The receive queues that a frame goes to.
-    pub(super) fn find(&self, nic: &Nic, engine: &Engine, frame: &[u8]) -> Vec<u32> {
-        let mut queues = Vec::new();
+    /// The receive queues that a frame goes to; `from` is the transport domain of a sender on the same port.
+    pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
+        let mut tirs = Vec::new();
         if let Some(root) = self.root {
-            self.follow(nic, root, &parameters(frame), DEEPEST, &mut queues);
+            self.follow(root, &parameters(frame), DEEPEST, &mut tirs);
         }
-        queues.retain(|rq| engine.rq_ready(*rq));
-        queues
+        let tirs = tirs.into_iter().filter_map(|tir| nic.tirs.get(tir)).filter(|tir| tir.takes(from, frame));
+        let queues = tirs.filter_map(|tir| queue_of(nic, &tir.dispatch, &parameters(frame)));
+        queues.filter(|rq| engine.rq_ready(*rq)).collect()
     }
 
-    fn follow(&self, nic: &Nic, table: u32, frame: &[u8; OUTER], depth: usize, queues: &mut Vec<u32>) {
-        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && queues.len() < DEEPEST) else {
+    /// The TIRs that a frame comes to.
+    fn follow(&self, table: u32, frame: &[u8; OUTER], depth: usize, tirs: &mut Vec<u32>) {
+        let Some(table) = self.tables.get(table).filter(|_| depth > 0 && tirs.len() < DEEPEST) else {
             return;
         };
         let hit = table.entries.values().find(|entry| {
@@ -189,14 +191,14 @@ impl Steering {
         match hit {
             None => {
                 if let Some(miss) = table.miss {
-                    self.follow(nic, miss, frame, depth - 1, queues);
+                    self.follow(miss, frame, depth - 1, tirs);
                 }
             }
             Some(entry) if entry.forwards => {
                 for destination in &entry.destinations {
                     match *destination {
-                        Destination::Table(next) => self.follow(nic, next, frame, depth - 1, queues),
-                        Destination::Tir(tir) => queues.extend(queue_of(nic, tir, frame)),
+                        Destination::Table(next) => self.follow(next, frame, depth - 1, tirs),
+                        Destination::Tir(tir) => tirs.push(tir),
                         Destination::Nowhere => {}
                     }
                 }
@@ -213,8 +215,8 @@ impl Group {
 }
 
 /// The queue behind a TIR; spread over a table by addresses and ports.
-fn queue_of(nic: &Nic, tir: u32, frame: &[u8; OUTER]) -> Option<u32> {
-    match nic.tirs.get(tir)? {
+fn queue_of(nic: &Nic, dispatch: &Dispatch, frame: &[u8; OUTER]) -> Option<u32> {
+    match dispatch {
         Dispatch::Direct(rq) => Some(*rq),
         Dispatch::Table(table) => {
             let queues = nic.rqts.get(*table)?;

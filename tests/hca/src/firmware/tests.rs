@@ -154,6 +154,31 @@ fn a_command_cut_short_is_refused_for_its_length() {
 }
 
 #[test]
+fn a_frame_of_ones_own_domain_comes_back_only_if_asked_for() {
+    const OWN: u32 = 0;
+    const ANOTHER: u32 = 7;
+    const ALL: u8 = 3;
+    let broadcast = [0xff; 60];
+    // Transport domain and choice of the receiver; the sender is in domain 0.
+    for (domain, takes_own, comes_back) in [(OWN, 0, false), (OWN, ALL, true), (ANOTHER, 0, true)] {
+        let mut card = ready(Link::Ethernet);
+        for &opcode in CommandCard::examples() {
+            let mut input = super::example::command(opcode, 0);
+            if opcode == CREATE_TIR {
+                input[0x44..0x48].copy_from_slice(&(u32::from(takes_own) << 24 | domain).to_be_bytes());
+            }
+            let _ = run(&mut card, &input, 0x400);
+        }
+        let (firmware, engine) = &card;
+        let sq = firmware.send_queue().unwrap();
+        assert_eq!(firmware.steer(engine, &broadcast), [0x10]);
+        assert_eq!(!firmware.steer_back(engine, sq, &broadcast).is_empty(), comes_back, "domain {domain}");
+        // A frame for somebody else goes out and doesn't come back.
+        assert!(firmware.steer_back(engine, sq, &[0x02; 60]).is_empty());
+    }
+}
+
+#[test]
 fn transitions_out_of_order_are_refused() {
     let mut card = lived_in();
     for opcode in [RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, SQERR2RTS_QP, INIT2INIT_QP] {

@@ -206,6 +206,15 @@ layout! {
         DISP_TYPE: 0x20, 4,
         INLINE_RQN: 0xe8, 24,
         INDIRECT_TABLE: 0x108, 24,
+        SELF_LB_BLOCK: 0x126, 2,
+        TRANSPORT_DOMAIN: 0x128, 24,
+    }
+}
+
+layout! {
+    /// Transport interface context for sending (`mlx5_ifc_tisc_bits`).
+    Tisc: 0xa0 {
+        TRANSPORT_DOMAIN: 0x128, 24,
     }
 }
 

@@ -1,0 +1,163 @@
+//! The peers' suite on a ConnectX in software: nothing fails, and what is skipped is known with its reason.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::{Accelerator, Cache, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Tools};
+
+use super::{End, suite};
+use crate::build;
+use crate::print::heading;
+
+/// The kernel that the list is true of; others lack some of what it has.
+const KERNEL: Series = Series::V7_2;
+const INTRODUCTION: &str = "\
+# pyverbs on the ConnectX in software: what is skipped
+
+The tests of rdma-core's suite that the card's driver or library skips, and the reason that they give. None fails.
+`cargo xtask pyverbs --card ib` and `--card roce` run the suite and fail if it ends otherwise than this page says;
+`--record` writes the page.
+";
+
+/// Skipped tests by kind of port, each with its reason.
+type Skips = BTreeMap<String, BTreeMap<String, String>>;
+
+fn path() -> PathBuf {
+    build::workspace().join("tests/hca/pyverbs.md")
+}
+
+/// Runs the suite on a card and compares what was skipped with the list, or writes the list.
+pub(super) fn run(peers: &Peers, port: HcaPort, record: bool, accelerator: Accelerator) -> Result<()> {
+    let name = if port == HcaPort::Ib { "ib" } else { "roce" };
+    let cache = Cache::open()?;
+    let tools = Tools::fetch(&cache, false)?;
+    let programs = build::guest_programs()?;
+    let kernel = Kernel::debian(&cache, &tools, KERNEL, false)?;
+    let cards = Hca::start(&build::card()?, port, 1, &[])?;
+    heading(&format!("pyverbs on a card, {name}, kernel {}", kernel.version));
+    let mut guests = Guests::boot(&Setup {
+        cache: &cache,
+        tools: &tools,
+        kernel: &kernel,
+        programs: &programs,
+        hosts: 1,
+        peers: Some(peers.root.clone()),
+        shares: Vec::new(),
+        accelerator,
+        instruction_clock: false,
+        recording: None,
+        hca: Some(&cards),
+    })?;
+    let ends = suite::run(&mut guests, "mlx5_0", &[])?;
+    for warning in guests.shut_down()? {
+        println!("{warning}");
+    }
+    let text = fs::read_to_string(path()).unwrap_or_default();
+    let mut known = parse(&text);
+    let listed = known.remove(name).unwrap_or_default();
+    let trouble = trouble(&ends, if record { None } else { Some(&listed) });
+    for line in &trouble {
+        println!("{line}");
+    }
+    if record {
+        known.insert(name.to_owned(), skips(&ends));
+        fs::write(path(), print(&known)).context("writing the list")?;
+    }
+    if !trouble.is_empty() {
+        bail!("{} tests ended otherwise than {} says", trouble.len(), path().display());
+    }
+    Ok(())
+}
+
+fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
+    let skipped = ends.iter().filter_map(|(id, end)| match end {
+        End::Skipped(reason) => Some((id.clone(), reason.clone())),
+        _ => None,
+    });
+    skipped.collect()
+}
+
+/// What is wrong, a line each.
+fn trouble(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
+    let mut trouble: Vec<_> =
+        ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| format!("{id} failed")).collect();
+    let Some(listed) = listed else { return trouble };
+    let skipped = skips(ends);
+    for (id, reason) in &skipped {
+        if !listed.contains_key(id) {
+            trouble.push(format!("{id} is skipped now: {reason}"));
+        }
+    }
+    for id in listed.keys().filter(|id| !skipped.contains_key(*id)) {
+        trouble.push(format!("{id} is not skipped any more: take it off the list"));
+    }
+    trouble
+}
+
+fn print(skips: &Skips) -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for (port, tests) in skips {
+        let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (id, reason) in tests {
+            reasons.entry(reason).or_default().push(id);
+        }
+        let _ = write!(text, "\n## {port}: {}\n", tests.len());
+        for (reason, ids) in reasons {
+            let _ = write!(text, "\n{reason}:\n\n");
+            for id in ids {
+                let _ = writeln!(text, "- {id}");
+            }
+        }
+    }
+    text
+}
+
+fn parse(text: &str) -> Skips {
+    let mut skips = Skips::new();
+    let (mut port, mut reason) = (String::new(), String::new());
+    for line in text.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            port = title.split(':').next().unwrap_or_default().to_owned();
+            skips.entry(port.clone()).or_default();
+        } else if let Some(id) = line.strip_prefix("- ") {
+            skips.entry(port.clone()).or_default().insert(id.to_owned(), reason.clone());
+        } else if let Some(said) = line.strip_suffix(':') {
+            said.clone_into(&mut reason);
+        }
+    }
+    skips
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> BTreeMap<String, End> {
+        BTreeMap::from([
+            ("test_a.A.test_1".to_owned(), End::Passed),
+            ("test_a.A.test_2".to_owned(), End::Skipped("no ODP".to_owned())),
+            ("test_b.B.test_3".to_owned(), End::Skipped("no ODP".to_owned())),
+        ])
+    }
+
+    #[test]
+    fn the_list_reads_back_as_written() {
+        let all = Skips::from([("ib".to_owned(), skips(&ends())), ("roce".to_owned(), BTreeMap::new())]);
+        assert_eq!(parse(&print(&all)), all);
+    }
+
+    #[test]
+    fn a_failure_a_new_skip_and_a_stale_one_are_told() {
+        let mut ends = ends();
+        let listed = skips(&ends);
+        assert!(trouble(&ends, Some(&listed)).is_empty());
+        ends.insert("test_a.A.test_1".to_owned(), End::Failed);
+        ends.insert("test_a.A.test_2".to_owned(), End::Passed);
+        ends.insert("test_c.C.test_4".to_owned(), End::Skipped("no DEVX".to_owned()));
+        assert_eq!(trouble(&ends, Some(&listed)).len(), 3);
+        assert_eq!(trouble(&ends, None), ["test_a.A.test_1 failed"]);
+    }
+}
