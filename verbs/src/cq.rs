@@ -151,6 +151,10 @@ impl<P: Provider> Cq<P> {
         }
         let context = &self.shared.context;
         Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
+        // Providers begin with the ring, which a forked child does not have.
+        context.file().check_home().map_err(|errno| {
+            Error::refused(VERB, format!("{entries} entries"), Refused { method: "ResizeCq", errno })
+        })?;
         let capacity = self.queue.capacity();
         context.provider().resize_cq(self.shared.handle, &mut self.queue, entries).map_err(|reason| {
             Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(

@@ -235,7 +235,10 @@ impl<P: Provider> Srq<P> {
     }
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
-        let provider = self.shared.pd.context().provider();
+        let context = self.shared.pd.context();
+        // Providers begin with the ring, which a forked child does not have.
+        context.file().check_home().map_err(|errno| Refused { method: "ModifySrq", errno })?;
+        let provider = context.provider();
         provider.modify_srq(self.shared.handle, &mut self.queue, change)
     }
 }
