@@ -8,7 +8,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::contract::{
     AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
-    Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
+    Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::Mapping;
@@ -16,7 +16,7 @@ use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
     AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp,
     CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps, QpFlags,
-    ResizeCqReq,
+    QueryDeviceResp, ResizeCqReq,
 };
 use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{LinkLayer, SrqAttrMask};
@@ -195,6 +195,22 @@ impl Provider for Mlx5 {
 
     fn context_info(&self) -> ContextInfo {
         self.info
+    }
+
+    fn offloads(&self) -> Result<Offloads, Refused> {
+        let mut told = QueryDeviceResp::zeroed();
+        let payload = DriverPayload { input: &[], output: told.as_mut_bytes() };
+        // SAFETY: the response holds no addresses, and has its full size.
+        unsafe { command::query_driver(&self.file, payload) }?;
+        Ok(Offloads {
+            max_tso: told.tso_caps.max_tso,
+            tso_supported_qpts: told.tso_caps.supported_qpts,
+            rx_hash_fields_mask: told.rss_caps.rx_hash_fields_mask.bits(),
+            rx_hash_function: told.rss_caps.rx_hash_function.bits(),
+            qp_rate_limit_min: told.packet_pacing_caps.qp_rate_limit_min,
+            qp_rate_limit_max: told.packet_pacing_caps.qp_rate_limit_max,
+            rate_limit_supported_qpts: told.packet_pacing_caps.supported_qpts,
+        })
     }
 
     fn alloc_pd(&self) -> Result<u32, Refused> {

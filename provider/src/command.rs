@@ -127,6 +127,24 @@ pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, Refused> 
     Ok(response)
 }
 
+/// Reads the device's attributes for what the driver adds to them.
+///
+/// # Errors
+///
+/// The kernel's refusal, such as the driver's of a payload.
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+pub unsafe fn query_driver(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<(), Refused> {
+    let request = ExQueryDevice::zeroed();
+    let mut response = ExQueryDeviceResp::zeroed();
+    let mut call = write::invoke::<write::ex::QueryDevice>(file.driver_id(), &request, &mut response);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ex::QueryDevice", ..refused })
+}
+
 /// Reads a port's attributes; ports count from 1.
 ///
 /// # Errors

@@ -14,6 +14,25 @@ use crate::command::ContextInfo;
 use crate::device::{DeviceFile, Refused};
 use crate::work::{Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
+/// What a device does for whole packets and for the rate of sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// Most bytes of payload that the device cuts into packets of TCP; 0 where it does not.
+    pub max_tso: u32,
+    /// Transports that it does so for, 1 shifted by the queue pair type's number.
+    pub tso_supported_qpts: u32,
+    /// What of a packet can choose the queue that it is received to, bit by bit (C's `ibv_rx_hash_fields`).
+    pub rx_hash_fields_mask: u64,
+    /// How that is chosen, bit by bit (C's `ibv_rx_hash_function_flags`).
+    pub rx_hash_function: u8,
+    /// Lowest rate that sends can be held to, in kbit/s.
+    pub qp_rate_limit_min: u32,
+    /// Highest such rate in kbit/s; 0 where there is none.
+    pub qp_rate_limit_max: u32,
+    /// Transports whose sends can be held to a rate.
+    pub rate_limit_supported_qpts: u32,
+}
+
 /// A kind of device, opened.
 pub trait Provider: Sized + Send + Sync + 'static {
     /// Its completion queues.
@@ -35,6 +54,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
 
     /// What the context can do.
     fn context_info(&self) -> ContextInfo;
+
+    /// What only the driver tells of its device. Those that tell nothing have nothing of the kind.
+    fn offloads(&self) -> Result<Offloads, Refused> {
+        Ok(Offloads::default())
+    }
 
     /// Makes a protection domain; returns the kernel's handle.
     fn alloc_pd(&self) -> Result<u32, Refused>;

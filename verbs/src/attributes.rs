@@ -1,5 +1,6 @@
 //! What a device and its ports say of themselves.
 
+use bareverbs_provider::contract::Offloads;
 use bareverbs_uapi::uverbs::types::{PortCapFlags, PortFlags, QueryPortRespEx};
 use bareverbs_uapi::verbs_values::{self as values, AtomicCap, PortSpeed, PortWidth, TmCapFlags};
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
@@ -127,6 +128,20 @@ told_by_the_kernel! {
         completion_timestamp_mask: u64 = told.timestamp_mask;
         /// The device's clock in kHz.
         hca_core_clock: u64 = told.hca_core_clock;
+        /// Most bytes of payload that the device cuts into packets of TCP.
+        max_tso: u32 = 0;
+        /// Transports that it does so for, 1 shifted by the queue pair type's number.
+        tso_supported_qpts: u32 = 0;
+        /// What of a packet can choose the queue that it is received to.
+        rx_hash_fields_mask: u64 = 0;
+        /// How that is chosen.
+        rx_hash_function: u8 = 0;
+        /// Lowest rate that sends can be held to, in kbit/s.
+        qp_rate_limit_min: u32 = 0;
+        /// Highest such rate in kbit/s.
+        qp_rate_limit_max: u32 = 0;
+        /// Transports whose sends can be held to a rate, 1 shifted by the queue pair type's number.
+        rate_limit_supported_qpts: u32 = 0;
         /// Transports that spread receives, 1 shifted by the queue pair type's number.
         rss_supported_qpts: u32 = told.rss_caps.supported_qpts;
         /// Most indirection tables.
@@ -210,6 +225,22 @@ told_by_the_kernel! {
         link_layer: LinkLayer = told.legacy_resp.link_layer;
         /// What it asks of its users.
         flags: PortFlags = told.legacy_resp.flags;
+    }
+}
+
+impl DeviceAttr {
+    /// With what only the driver tells.
+    pub(crate) fn with(self, offloads: Offloads) -> Self {
+        Self {
+            max_tso: offloads.max_tso,
+            tso_supported_qpts: offloads.tso_supported_qpts,
+            rx_hash_fields_mask: offloads.rx_hash_fields_mask,
+            rx_hash_function: offloads.rx_hash_function,
+            qp_rate_limit_min: offloads.qp_rate_limit_min,
+            qp_rate_limit_max: offloads.qp_rate_limit_max,
+            rate_limit_supported_qpts: offloads.rate_limit_supported_qpts,
+            ..self
+        }
     }
 }
 

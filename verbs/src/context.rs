@@ -185,9 +185,9 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let told = command::query_device_ex(self.file())
-            .map_err(|refused| Error::refused("query_device", self.device().name(), refused))?;
-        let mut attr = DeviceAttr::from(&told);
+        let failed = |refused| Error::refused("query_device", self.device().name(), refused);
+        let told = command::query_device_ex(self.file()).map_err(failed)?;
+        let mut attr = DeviceAttr::from(&told).with(self.provider().offloads().map_err(failed)?);
         // The driver's own spelling, where the device has firmware.
         if !self.device().fw_ver().is_empty() {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);

@@ -7,7 +7,7 @@ use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::command::ContextInfo;
 use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DoorbellError, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
+    CreatedSrq, DoorbellError, Offloads, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
@@ -68,6 +68,10 @@ macro_rules! providers {
 
             fn context_info(&self) -> ContextInfo {
                 match self { $(Self::$variant(provider) => provider.context_info(),)* }
+            }
+
+            fn offloads(&self) -> Result<Offloads, Refused> {
+                match self { $(Self::$variant(provider) => provider.offloads(),)* }
             }
 
             fn alloc_pd(&self) -> Result<u32, Refused> {

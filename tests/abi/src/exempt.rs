@@ -100,6 +100,10 @@ pub static UNDECLARED: Exemptions = Exemptions::new(
         exempt("HFI1_IOCTL_*", "the hfi1 driver's own device file"),
         exempt("IB_USER_MAD_*", "the umad device file"),
         exempt("IB_IOCTL_MAGIC", "the old name of `RDMA_IOCTL_MAGIC`"),
+        exempt(
+            "IB_POLL_LAST_POOL_TYPE",
+            "another name of `IB_POLL_UNBOUND_WORKQUEUE`, for the kernel to count by",
+        ),
         exempt("RDMA_COUNTER_MODE_MAX", "how many there are"),
         exempt("RDMA_MC_JOIN_FLAG_RESERVED", "how many there are"),
         exempt("RDMA_NLDEV_ATTR_MAX", "how many there are, which grows from kernel to kernel"),

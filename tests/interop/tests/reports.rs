@@ -12,6 +12,8 @@ use serde_json::Value;
 kernel_tests! {
     devices_prints_what_ibv_devices_prints,
     devinfo_prints_the_values_of_ibv_devinfo,
+    devinfo_prints_the_fields_in_the_order_of_ibv_devinfo,
+    gids_are_shown_with_type_and_network_interface,
     devinfo_lists_and_chooses,
     devices_as_json,
     a_game_as_json,
@@ -47,28 +49,47 @@ fn fields(text: &str) -> BTreeMap<String, Vec<String>> {
 
 fn devinfo_prints_the_values_of_ibv_devinfo() {
     for arguments in [&[][..], &["-v"], &["-d", DEVICE, "-i", "1", "-v"]] {
-        let ours = fields(&output("bareverbs", &[&["devinfo"], arguments].concat()));
-        let theirs = fields(&output("ibv_devinfo", arguments));
-        for (name, values) in &ours {
-            // Kernel and C program may be of different age: what only one knows isn't compared.
-            if let Some(others) = theirs.get(name).filter(|_| !name.is_empty()) {
-                // Newer versions also name a GID's network interface.
-                let same = |(ours, theirs): (&String, &String)| {
-                    ours == theirs || name.starts_with("GID[") && ours.starts_with(&format!("{theirs}, "))
-                };
-                let all = values.len() == others.len() && values.iter().zip(others).all(same);
-                assert!(all, "{arguments:?}: {name}: {values:?} instead of {others:?}");
-            }
+        let ours = output("bareverbs", &[&["devinfo"], arguments].concat());
+        let theirs = output("ibv_devinfo", arguments);
+        let lines = |text: &str| text.lines().map(str::trim).filter(|line| !line.is_empty()).count();
+        assert_eq!(lines(&ours), lines(&theirs), "{arguments:?}:\n{ours}\n{theirs}");
+        let ours = fields(&ours);
+        for (name, others) in fields(&theirs) {
+            let values = ours.get(&name).unwrap_or_else(|| panic!("{arguments:?}: no {name}: {ours:#?}"));
+            // Newer versions also name a GID's network interface.
+            let same = |(ours, theirs): (&String, &String)| {
+                ours == theirs || name.starts_with("GID[") && ours.starts_with(&format!("{theirs}, "))
+            };
+            let all = values.len() == others.len() && values.iter().zip(&others).all(same);
+            assert!(all, "{arguments:?}: {name}: {values:?} instead of {others:?}");
         }
-        // These have no counterpart in what a kernel tells about Soft-RoCE, or are no verbs.
-        let elsewhere =
-            ["tso_caps", "max_tso", "rx_hash_function", "rx_hash_fields_mask", "packet_pacing_caps"];
-        let elsewhere = [&elsewhere[..], &["qp_rate_limit_min", "qp_rate_limit_max"]].concat();
-        let missing: Vec<_> = theirs.keys().filter(|name| !ours.contains_key(*name)).collect();
-        let missing: Vec<_> =
-            missing.into_iter().filter(|name| !elsewhere.contains(&name.as_str())).collect();
-        assert!(missing.is_empty(), "{arguments:?}: only ibv_devinfo prints {missing:?}");
     }
+}
+
+fn devinfo_prints_the_fields_in_the_order_of_ibv_devinfo() {
+    let names = |program: &str, arguments: &[&str]| -> Vec<String> {
+        let text = output(program, arguments);
+        let names = text.lines().map(|line| line.split_once(':').map_or(line, |(name, _)| name).to_owned());
+        names.filter(|name| !name.trim().is_empty()).collect()
+    };
+    assert_eq!(names("bareverbs", &["devinfo", "-v"]), names("ibv_devinfo", &["-v"]));
+}
+
+fn gids_are_shown_with_type_and_network_interface() {
+    let port = &json(&["devinfo", "--json"])[0]["ports"][0];
+    let gids = port["gids"].as_array().unwrap();
+    let netdev = std::fs::read_to_string(format!("/sys/class/infiniband/{DEVICE}/ports/1/gid_attrs/ndevs/1"));
+    for gid in gids {
+        assert_eq!(
+            (&gid["type"], gid["netdev"].as_str()),
+            (&"RoCE v2".into(), Some(netdev.as_ref().unwrap().trim()))
+        );
+    }
+    let text = output("bareverbs", &["devinfo", "-v"]);
+    assert!(
+        text.contains(&format!("GID[  1]:\t\t::ffff:{HOST}, RoCE v2, {}\n", netdev.unwrap().trim())),
+        "{text}"
+    );
 }
 
 fn devinfo_lists_and_chooses() {

@@ -1,5 +1,6 @@
 //! `bareverbs devinfo`.
 
+mod names;
 mod text;
 
 use std::net::Ipv6Addr;
@@ -102,6 +103,13 @@ mirrored! {
         local_ca_ack_delay: u8,
         completion_timestamp_mask: u64,
         hca_core_clock: u64,
+        max_tso: u32,
+        tso_supported_qpts: u32,
+        rx_hash_function: u8,
+        rx_hash_fields_mask: u64,
+        qp_rate_limit_min: u32,
+        qp_rate_limit_max: u32,
+        rate_limit_supported_qpts: u32,
         rss_supported_qpts: u32,
         max_rwq_indirection_tables: u32,
         max_rwq_indirection_table_size: u32,
@@ -242,8 +250,8 @@ fn describe_port(context: &Context, port: u32, gids: &[GidEntry]) -> Result<Port
     let attr = context.query_port(port)?;
     Ok(Port {
         port,
-        state: Named { name: text::port_state(attr.state.0), value: attr.state.0 },
-        phys_state: Named { name: text::phys_state(attr.phys_state.0), value: attr.phys_state.0 },
+        state: Named { name: names::port_state(attr.state.0), value: attr.state.0 },
+        phys_state: Named { name: names::phys_state(attr.phys_state.0), value: attr.phys_state.0 },
         max_mtu: attr.max_mtu.bytes(),
         active_mtu: attr.active_mtu.bytes(),
         link_layer: link_layer(attr.link_layer),

@@ -2,6 +2,10 @@
 
 use std::fmt::{Display, Write as _};
 
+use super::names::{
+    DEVICE_CAPS, DEVICE_CAPS_EX, Flags, ODP_GENERAL, ODP_TRANSPORT, PACED_QP_TYPES, QP_TYPES, RAW_PACKET,
+    speed, virtual_lanes, width,
+};
 use super::{GidRow, Info, Limits, OnDemand, Port};
 
 /// Columns of a tab stop.
@@ -10,53 +14,6 @@ const TAB: usize = 8;
 const DEVICE_COLUMN: usize = 5 * TAB;
 /// Where a port's values stand.
 const PORT_COLUMN: usize = 6 * TAB;
-
-/// A table of flag names: a bit's number and its name.
-type Flags = &'static [(u32, &'static str)];
-
-const DEVICE_CAPS: Flags = &[
-    (0, "RESIZE_MAX_WR"),
-    (1, "BAD_PKEY_CNTR"),
-    (2, "BAD_QKEY_CNTR"),
-    (3, "RAW_MULTI"),
-    (4, "AUTO_PATH_MIG"),
-    (5, "CHANGE_PHY_PORT"),
-    (6, "UD_AV_PORT_ENFORCE"),
-    (7, "CURR_QP_STATE_MOD"),
-    (8, "SHUTDOWN_PORT"),
-    (9, "INIT_TYPE"),
-    (10, "PORT_ACTIVE_EVENT"),
-    (11, "SYS_IMAGE_GUID"),
-    (12, "RC_RNR_NAK_GEN"),
-    (13, "SRQ_RESIZE"),
-    (14, "N_NOTIFY_CQ"),
-    (17, "MEM_WINDOW"),
-    (18, "UD_IP_CSUM"),
-    (20, "XRC"),
-    (21, "MEM_MGT_EXTENSIONS"),
-    (23, "MEM_WINDOW_TYPE_2A"),
-    (24, "MEM_WINDOW_TYPE_2B"),
-    (25, "RC_IP_CSUM"),
-    (26, "RAW_IP_CSUM"),
-    (29, "MANAGED_FLOW_STEERING"),
-];
-/// In the upper half, which ibv_devinfo shows beside all of them as device_cap_flags_ex.
-const DEVICE_CAPS_EX: Flags =
-    &[(34, "RAW_SCATTER_FCS"), (36, "PCI_WRITE_END_PADDING"), (37, "CC_DMA_BOUNCE")];
-const ODP_GENERAL: Flags = &[(0, "ODP_SUPPORT"), (1, "ODP_SUPPORT_IMPLICIT")];
-const ODP_TRANSPORT: Flags = &[
-    (0, "SUPPORT_SEND"),
-    (1, "SUPPORT_RECV"),
-    (2, "SUPPORT_WRITE"),
-    (3, "SUPPORT_READ"),
-    (4, "SUPPORT_ATOMIC"),
-    (5, "SUPPORT_SRQ"),
-    (6, "SUPPORT_FLUSH"),
-    (7, "SUPPORT_ATOMIC_WRITE"),
-];
-const RAW_PACKET: Flags =
-    &[(0, "C-VLAN stripping offload"), (1, "Scatter FCS offload"), (2, "IP csum offload"), (3, "Delay drop")];
-const QP_TYPES: Flags = &[(8, "SUPPORT_RAW_PACKET"), (4, "SUPPORT_UD")];
 
 /// The names of devices.
 pub(super) fn list(names: &[&str]) -> String {
@@ -208,17 +165,30 @@ impl Page {
         }
         self.device("device_cap_flags_ex", format_args!("0x{:X}", limits.device_cap_flags));
         self.flag_names(limits.device_cap_flags & !u64::from(u32::MAX), DEVICE_CAPS_EX);
+        self.line(1, "tso_caps:");
+        self.line(2, format_args!("max_tso:\t\t\t{}", limits.max_tso));
+        if limits.max_tso != 0 {
+            self.supported(limits.tso_supported_qpts, QP_TYPES);
+        }
         self.line(1, "rss_caps:");
-        self.line(2, format_args!("max_rwq_indirection_tables:\t\t\t{}", limits.max_rwq_indirection_tables));
-        self.line(
-            2,
-            format_args!("max_rwq_indirection_table_size:\t\t\t{}", limits.max_rwq_indirection_table_size),
-        );
+        for (name, value) in [
+            ("max_rwq_indirection_tables:\t\t", limits.max_rwq_indirection_tables.to_string()),
+            ("max_rwq_indirection_table_size:\t\t", limits.max_rwq_indirection_table_size.to_string()),
+            ("rx_hash_function:\t\t\t", format!("{:#x}", limits.rx_hash_function)),
+            ("rx_hash_fields_mask:\t\t\t", format!("0x{:X}", limits.rx_hash_fields_mask)),
+        ] {
+            self.line(2, format_args!("{name}\t{value}"));
+        }
         if limits.rss_supported_qpts != 0 {
-            self.line(2, "supported_qp:");
-            self.flag_names(limits.rss_supported_qpts.into(), QP_TYPES);
+            self.supported(limits.rss_supported_qpts, QP_TYPES);
         }
         self.device("max_wq_type_rq", limits.max_wq_type_rq);
+        self.line(1, "packet_pacing_caps:");
+        self.line(2, format_args!("qp_rate_limit_min:\t{}kbps", limits.qp_rate_limit_min));
+        self.line(2, format_args!("qp_rate_limit_max:\t{}kbps", limits.qp_rate_limit_max));
+        if limits.qp_rate_limit_max != 0 {
+            self.supported(limits.rate_limit_supported_qpts, PACED_QP_TYPES);
+        }
         if limits.tm_max_num_tags == 0 {
             self.line(1, "tag matching not supported");
         } else {
@@ -238,6 +208,11 @@ impl Page {
         if limits.max_dm_size != 0 {
             self.line(1, format_args!("maximum available device memory:\t{}Bytes\n", limits.max_dm_size));
         }
+    }
+
+    fn supported(&mut self, qp_types: u32, names: Flags) {
+        self.line(2, "supported_qp:");
+        self.flag_names(qp_types.into(), names);
     }
 
     fn port(&mut self, port: &Port, verbose: bool, infiniband: bool) {
@@ -299,69 +274,9 @@ fn gid(row: &GidRow, link_layer: &str) -> String {
     text
 }
 
-/// The name of a port's state.
-pub(super) fn port_state(state: u8) -> &'static str {
-    match state {
-        1 => "PORT_DOWN",
-        2 => "PORT_INIT",
-        3 => "PORT_ARMED",
-        4 => "PORT_ACTIVE",
-        _ => "invalid state",
-    }
-}
-
-/// The name of a port's physical state.
-pub(super) fn phys_state(state: u8) -> &'static str {
-    match state {
-        1 => "SLEEP",
-        2 => "POLLING",
-        3 => "DISABLED",
-        4 => "PORT_CONFIGURATION TRAINNING",
-        5 => "LINK_UP",
-        6 => "LINK_ERROR_RECOVERY",
-        7 => "PHY TEST",
-        _ => "invalid physical state",
-    }
-}
-
-fn virtual_lanes(number: u8) -> &'static str {
-    match number {
-        1 => "1",
-        2 => "2",
-        3 => "4",
-        4 => "8",
-        5 => "15",
-        _ => "invalid value",
-    }
-}
-
-fn width(bit: u8) -> &'static str {
-    match bit {
-        1 => "1",
-        2 => "4",
-        4 => "8",
-        8 => "12",
-        16 => "2",
-        _ => "invalid width",
-    }
-}
-
-fn speed(bit: u32) -> &'static str {
-    match bit {
-        1 => "2.5 Gbps",
-        2 => "5.0 Gbps",
-        4 | 8 => "10.0 Gbps",
-        16 => "14.0 Gbps",
-        32 => "25.0 Gbps",
-        64 => "50.0 Gbps",
-        128 => "100.0 Gbps",
-        256 => "200.0 Gbps",
-        _ => "invalid speed",
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::names::{phys_state, port_state};
     use super::super::{Named, PortNumbers};
     use super::*;
 
