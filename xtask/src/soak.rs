@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Setup, Stream, Tools};
@@ -13,7 +13,7 @@ use crate::{build, lab, plot};
 
 /// Our program's name in the guest.
 const PROGRAM: &str = "bareverbs-soak";
-/// How long traffic or objects may take.
+/// How long anything may take beyond its time.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 #[derive(Args)]
@@ -27,8 +27,21 @@ pub(crate) struct Soak {
     /// Let guest time count instructions, one nanosecond each.
     #[arg(long, global = true)]
     icount: bool,
+    /// Minutes of random verbs.
+    #[arg(long, default_value_t = 10)]
+    minutes: u64,
+    /// Where the random verbs come from; without it, from the clock.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Only this world of the seed's.
+    #[arg(long, value_name = "NUMBER")]
+    world: Option<u64>,
+    /// Only so many verbs of that world.
+    #[arg(long, value_name = "NUMBER", requires = "world")]
+    ops: Option<usize>,
+    /// What else than random verbs.
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
 }
 
 #[derive(Subcommand)]
@@ -56,17 +69,27 @@ enum What {
 impl Soak {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let mut argv = vec![PROGRAM.to_owned()];
+        let mut limit = LIMIT;
         match &self.what {
-            What::Traffic { messages } => {
+            None => {
+                let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
+                let seconds = 60 * self.minutes;
+                limit += Duration::from_secs(seconds);
+                argv.extend(["random".into(), "--seed".into(), self.seed.unwrap_or(clock).to_string()]);
+                argv.extend(["--seconds".into(), seconds.to_string()]);
+                argv.extend(self.world.iter().flat_map(|world| ["--world".into(), world.to_string()]));
+                argv.extend(self.ops.iter().flat_map(|ops| ["--ops".into(), ops.to_string()]));
+            }
+            Some(What::Traffic { messages }) => {
                 argv.extend(["traffic".into(), "--messages".into(), messages.to_string()]);
             }
-            What::Objects { regions, queue_pairs, .. } => {
+            Some(What::Objects { regions, queue_pairs, .. }) => {
                 argv.extend(["objects".into(), "--regions".into(), regions.to_string()]);
                 argv.extend(["--queue-pairs".into(), queue_pairs.to_string()]);
             }
         }
-        let output = self.in_guest(argv, LIMIT)?;
-        if let What::Objects { plot: Some(file), .. } = &self.what {
+        let output = self.in_guest(argv, limit)?;
+        if let Some(What::Objects { plot: Some(file), .. }) = &self.what {
             let table = plot::Table::parse(&output).context("the guest printed no table")?;
             plot::draw(&table, file).with_context(|| format!("drawing {}", file.display()))?;
             println!("drawn in {}", file.display());

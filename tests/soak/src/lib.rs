@@ -1,9 +1,15 @@
-//! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions.
+//! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions, random verbs against a
+//! model.
 //!
 //! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones.
 
+pub mod generate;
+pub mod model;
 pub mod objects;
+pub mod op;
+pub mod random;
 pub mod traffic;
+pub mod world;
 
 use bareverbs::{AhAttr, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
 

@@ -1,8 +1,10 @@
 //! What `cargo xtask soak` runs in a guest.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_soak::{objects, traffic};
+use bareverbs_soak::{objects, random, traffic};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
@@ -14,6 +16,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum What {
+    /// Random verbs from a seeded generator, held against a model.
+    Random {
+        /// For how long.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Where all verbs come from.
+        #[arg(long)]
+        seed: u64,
+        /// Only this world.
+        #[arg(long)]
+        world: Option<u64>,
+        /// Only so many verbs of it.
+        #[arg(long, requires = "world")]
+        ops: Option<usize>,
+    },
     /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
     Traffic {
         /// Messages in all.
@@ -33,6 +50,10 @@ enum What {
 
 fn main() -> Result<()> {
     match Cli::parse().what {
+        What::Random { seconds, seed, world, ops } => {
+            let time = Duration::from_secs(seconds);
+            println!("{}", random::run(&random::Plan { seed, time, world, ops })?);
+        }
         What::Traffic { messages } => {
             let report = nothing_leaks(|| traffic::run(&traffic::Plan::thousand(messages)))?;
             let traffic::Report { qps, messages, bytes, setup, traffic } = report;

@@ -1,0 +1,108 @@
+//! Verbs at random, from a seed: such as have one outcome, good or bad.
+
+mod connected;
+mod failing;
+mod objects;
+mod requests;
+
+use fastrand::Rng;
+
+use crate::model::Model;
+use crate::op::{Id, Op};
+
+/// What a device can do beyond what all can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// Flushes.
+    pub flush: bool,
+    /// Atomic writes.
+    pub atomic_write: bool,
+}
+
+/// How often a generator looks for something that can be done before it waits.
+const TRIES: usize = 60;
+
+/// Makes verbs.
+#[derive(Debug)]
+pub struct Generator {
+    rng: Rng,
+    abilities: Abilities,
+    next_id: Id,
+    next_wr: u64,
+}
+
+/// A sort of verbs: how often it is tried, and what makes one where that is possible.
+type Sort = (u32, fn(&mut Generator, &Model) -> Option<Op>);
+
+const SORTS: [Sort; 20] = [
+    (2, Generator::alloc_pd),
+    (1, Generator::dealloc_pd),
+    (4, Generator::make_cq),
+    (6, Generator::resize_cq),
+    (1, Generator::destroy_cq),
+    (2, Generator::make_srq),
+    (1, Generator::destroy_srq),
+    (12, Generator::register),
+    (5, Generator::deregister),
+    (5, Generator::alloc_mw),
+    (2, Generator::dealloc_mw),
+    (12, Generator::make_qp),
+    (20, Generator::connect),
+    (10, Generator::raise),
+    (8, Generator::end),
+    (4, Generator::crash),
+    (60, Generator::post_recv),
+    (12, Generator::post_srq),
+    (120, Generator::post_send),
+    (24, Generator::settle),
+];
+
+impl Generator {
+    /// The generator of a seed.
+    #[must_use]
+    pub fn new(seed: u64, abilities: Abilities) -> Self {
+        Self { rng: Rng::with_seed(seed), abilities, next_id: 1, next_wr: 1 }
+    }
+
+    /// The next verb.
+    pub fn next(&mut self, model: &Model) -> Op {
+        let total: u32 = SORTS.iter().map(|(weight, _)| weight).sum();
+        for _ in 0..TRIES {
+            let mut ticket = self.rng.u32(..total);
+            for (weight, make) in SORTS {
+                if ticket < weight {
+                    if let Some(op) = make(self, model) {
+                        return op;
+                    }
+                    break;
+                }
+                ticket -= weight;
+            }
+        }
+        Op::Settle
+    }
+
+    fn settle(&mut self, _: &Model) -> Option<Op> {
+        Some(Op::Settle)
+    }
+
+    fn id(&mut self) -> Id {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn wr_id(&mut self) -> u64 {
+        self.next_wr += 1;
+        self.next_wr
+    }
+
+    /// True once in so many times.
+    fn once_in(&mut self, times: u32) -> bool {
+        self.rng.u32(..times) == 0
+    }
+
+    /// One of these.
+    fn pick<T>(&mut self, from: impl IntoIterator<Item = T>) -> Option<T> {
+        self.rng.choice(from.into_iter().collect::<Vec<_>>())
+    }
+}

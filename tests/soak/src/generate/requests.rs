@@ -1,0 +1,279 @@
+//! Requests, most of them good.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bareverbs::Access;
+
+use super::Generator;
+use crate::model::{Model, State};
+use crate::op::{Action, Id, Kind, Op, Payload, Piece, RECEIVE, Receive, Request};
+
+/// Bytes of a receive of a shared queue: any message to one fits.
+pub(super) const SHARED: usize = 2048;
+/// Bytes of the longest message or transfer.
+pub(super) const LONGEST: usize = 6000;
+/// Bytes before a datagram.
+const HEADER: usize = bareverbs::GRH_BYTES;
+/// Bytes of the longest datagram.
+const DATAGRAM: usize = 1000;
+
+/// A list of requests as it grows.
+pub(super) struct List {
+    pub(super) qp: Id,
+    pub(super) requests: Vec<Request>,
+    /// What the requests of the list use: region, bytes, whether they are written, whether as the peer's memory.
+    pub(super) uses: Vec<(Id, Range<usize>, bool, bool)>,
+    /// Room of the peer's receives that no message of the list takes. None where they are of a shared queue.
+    pub(super) receives: Option<VecDeque<usize>>,
+    /// Receives that are left in the peer's shared queue.
+    pub(super) shared: usize,
+    /// Whether something waits that goes before the next request.
+    pub(super) blocked: bool,
+    /// Whether something fails that goes before the next request.
+    pub(super) failed: bool,
+    /// Whether both ends rest, so that something may fail.
+    pub(super) may_fail: bool,
+}
+
+impl List {
+    pub(super) fn is_free(
+        &self,
+        model: &Model,
+        mr: Id,
+        range: &Range<usize>,
+        write: bool,
+        remote: bool,
+    ) -> bool {
+        model.mrs[&mr].is_free(range, write, remote, self.qp)
+            && self.uses.iter().all(|(other, used, written, far)| {
+                let apart = *other != mr || used.end <= range.start || range.end <= used.start;
+                apart || !(write || *written) || remote && *far
+            })
+    }
+}
+
+impl Generator {
+    /// Pieces of a domain's regions, of `len` bytes together, free to be read or written.
+    pub(super) fn pieces(
+        &mut self,
+        model: &Model,
+        list: &List,
+        pd: Id,
+        most: usize,
+        len: usize,
+        write: bool,
+    ) -> Option<Vec<Piece>> {
+        if len == 0 {
+            return Some(Vec::new());
+        }
+        let count = if len < 8 { 1 } else { self.rng.usize(1..=most.max(1)) };
+        let mut pieces: Vec<Piece> = Vec::new();
+        for i in 0..count {
+            let part =
+                if i + 1 == count { len - pieces.iter().map(Piece::len).sum::<usize>() } else { len / count };
+            let fit = model.mrs.iter().filter(|(_, region)| {
+                region.pd == pd
+                    && region.bytes.len() >= part
+                    && (!write || region.access.contains(Access::LOCAL_WRITE))
+            });
+            let mr = self.pick(fit.map(|(mr, _)| *mr))?;
+            let start = self.rng.usize(..=model.mrs[&mr].bytes.len() - part);
+            let range = start..start + part;
+            let among = |other: &Piece| {
+                other.mr == Some(mr)
+                    && write
+                    && other.range.start < range.end
+                    && range.start < other.range.end
+            };
+            if pieces.iter().any(among) || !list.is_free(model, mr, &range, write, false) {
+                return None;
+            }
+            pieces.push(Piece { mr: Some(mr), range });
+        }
+        Some(pieces)
+    }
+
+    fn empty_list(qp: Id) -> List {
+        let (requests, uses, receives) = (Vec::new(), Vec::new(), None);
+        List { qp, requests, uses, receives, shared: 0, blocked: false, failed: false, may_fail: false }
+    }
+
+    /// Bytes of a transfer: mostly few.
+    pub(super) fn len(&mut self, most: usize) -> usize {
+        match self.rng.u32(..8) {
+            0 => 0,
+            1..=4 => self.rng.usize(..=most.min(100)),
+            _ => self.rng.usize(..=most),
+        }
+    }
+
+    pub(super) fn post_recv(&mut self, model: &Model) -> Option<Op> {
+        let round = model.round;
+        let ready = model.qps.iter().filter(|(_, qp)| {
+            qp.state != State::Reset && qp.plan.srq.is_none() && !qp.spoiled && qp.sealed < round
+        });
+        let id = self.pick(ready.map(|(id, _)| *id))?;
+        let qp = model.qp(id);
+        let room = qp.receive_room();
+        // One more than there is room for, where it is known for how many there is.
+        let rests = qp.rests(round) && model.peer(id).is_none_or(|peer| model.qp(peer).rests(round));
+        let too_many = qp.plan.kind != Kind::Ud && rests && self.once_in(30);
+        let count = if too_many { room + 1 } else { self.rng.usize(1..=6).min(room) };
+        if model.load(qp.plan.recv_cq) + count > model.cqs[&qp.plan.recv_cq] {
+            return None;
+        }
+        let mut list = Self::empty_list(id);
+        let mut receives = Vec::new();
+        // Messages that wait must fit: what else happens to the queue pair meanwhile may not be over when it fails.
+        let waiting = model.peer(id).map(|peer| model.qp(peer).waiting.iter()).into_iter().flatten();
+        let mut waiting = waiting.filter(|request| matches!(request.action, Action::Send(_)));
+        for _ in 0..count {
+            let least = if qp.plan.kind == Kind::Ud { HEADER } else { 0 };
+            let awaited = waiting.next().map_or(0, |request| request.payload.len());
+            let len = (least + self.len(LONGEST - HEADER)).max(awaited);
+            let pieces = self.pieces(model, &list, qp.plan.pd, qp.plan.pieces as usize, len, true)?;
+            list.uses.extend(
+                pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), true, false))),
+            );
+            receives.push(Receive { wr_id: RECEIVE | self.wr_id(), pieces });
+        }
+        (!receives.is_empty()).then_some(Op::PostRecv(id, receives))
+    }
+
+    pub(super) fn post_srq(&mut self, model: &Model) -> Option<Op> {
+        let srq = self.pick(model.srqs.keys().copied())?;
+        let queue = &model.srqs[&srq];
+        let mut list = Self::empty_list(srq);
+        let mut receives = Vec::new();
+        for _ in 0..self.rng.usize(1..=6).min(queue.room - queue.posted.len()) {
+            let pieces = self.pieces(model, &list, queue.pd, 1, SHARED + HEADER, true)?;
+            list.uses.extend(
+                pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), true, false))),
+            );
+            receives.push(Receive { wr_id: RECEIVE | self.wr_id(), pieces });
+        }
+        (!receives.is_empty()).then_some(Op::PostSrq(srq, receives))
+    }
+
+    pub(super) fn post_send(&mut self, model: &Model) -> Option<Op> {
+        let ready = |id: Id| {
+            let qp = model.qp(id);
+            if qp.plan.kind == Kind::Ud || qp.state == State::Error {
+                return qp.state != State::Reset && qp.sealed < model.round;
+            }
+            let fit = |qp: &crate::model::Qp| qp.state == State::Up && qp.sealed < model.round;
+            fit(qp) && model.peer(id).is_some_and(|peer| fit(model.qp(peer)))
+        };
+        let id = self.pick(model.qps.keys().copied().filter(|id| ready(*id)))?;
+        let qp = model.qp(id);
+        let room = qp.send_room();
+        let free = |cq: Id| model.cqs[&cq].saturating_sub(model.load(cq));
+        let mut most = self.rng.usize(1..=8).min(room).min(free(qp.plan.send_cq));
+        if qp.plan.kind != Kind::Ud
+            && let Some(peer) = model.peer(id)
+        {
+            most = most.min(free(model.qp(peer).plan.recv_cq));
+        }
+        if most == 0 {
+            return None;
+        }
+        let mut list = Self::empty_list(id);
+        if qp.state == State::Error {
+            self.fill_for_nothing(&mut list, most);
+        } else if qp.plan.kind == Kind::Ud {
+            self.fill_with_datagrams(model, &mut list, most);
+        } else {
+            self.fill(model, &mut list, most);
+        }
+        // The last one tells when all are done.
+        list.requests.last_mut()?.signalled = true;
+        Some(Op::PostSend(id, list.requests))
+    }
+
+    pub(super) fn request(&mut self, action: Action, payload: Payload) -> Request {
+        let (signalled, fence, solicited) = (self.rng.bool(), self.once_in(5), self.once_in(5));
+        Request { wr_id: self.wr_id(), action, payload, signalled, fence, solicited }
+    }
+
+    /// Requests to a queue pair that flushes.
+    fn fill_for_nothing(&mut self, list: &mut List, most: usize) {
+        for _ in 0..most {
+            let request = self.request(Action::Send(None), Payload::Pieces(Vec::new()));
+            list.requests.push(request);
+        }
+    }
+
+    fn fill_with_datagrams(&mut self, model: &Model, list: &mut List, most: usize) {
+        let plan = &model.qp(list.qp).plan;
+        let peers = model.qps.iter().filter(|(_, qp)| qp.plan.kind == Kind::Ud && qp.hears_only(list.qp));
+        let Some((to, there)) = self.pick(peers) else { return };
+        let up = there.state == State::Up;
+        let mut rooms: VecDeque<usize> =
+            there.receives.iter().map(|receive| receive.pieces.iter().map(Piece::len).sum()).collect();
+        let mut shared = there.plan.srq.map(|srq| model.srqs[&srq].posted.len() - model.srqs[&srq].promised);
+        for _ in 0..most {
+            let right = !self.once_in(8);
+            let len = self.len(DATAGRAM);
+            if right && up {
+                let free = model.cqs[&there.plan.recv_cq].saturating_sub(model.load(there.plan.recv_cq));
+                let fits = match &mut shared {
+                    Some(left) if *left > 0 => {
+                        *left -= 1;
+                        true
+                    }
+                    Some(_) => false,
+                    None => match rooms.front() {
+                        Some(room) if *room >= HEADER + len => rooms.pop_front().is_some(),
+                        // Lost for want of a receive, which spoils the queue pair.
+                        None => self.once_in(20),
+                        Some(_) => false,
+                    },
+                };
+                if !fits || free < most {
+                    continue;
+                }
+            }
+            let imm = self.rng.bool().then(|| self.rng.u32(..));
+            let Some(payload) = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len) else {
+                continue;
+            };
+            let request = self.request(Action::Datagram(*to, right, imm), payload);
+            self.push(list, request, None);
+        }
+    }
+
+    /// Bytes to send: inline where that is possible, or from regions.
+    pub(super) fn outgoing(
+        &mut self,
+        model: &Model,
+        list: &List,
+        pd: Id,
+        pieces: u32,
+        inline: u32,
+        len: usize,
+    ) -> Option<Payload> {
+        if len <= inline as usize && self.rng.bool() {
+            let mut bytes = vec![0; len];
+            self.rng.fill(&mut bytes);
+            return Some(Payload::Inline(bytes));
+        }
+        self.pieces(model, list, pd, pieces as usize, len, false).map(Payload::Pieces)
+    }
+
+    pub(super) fn push(
+        &mut self,
+        list: &mut List,
+        request: Request,
+        remote: Option<(Id, Range<usize>, bool)>,
+    ) {
+        let fills = matches!(request.action, Action::Read(_) | Action::CmpSwp(..) | Action::FetchAdd(..));
+        if let Payload::Pieces(pieces) = &request.payload {
+            list.uses.extend(
+                pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), fills, false))),
+            );
+        }
+        list.uses.extend(remote.map(|(mr, range, write)| (mr, range, write, true)));
+        list.requests.push(request);
+    }
+}

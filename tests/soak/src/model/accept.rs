@@ -1,0 +1,237 @@
+//! Completions: what is expected, and whether what is seen is that.
+
+use std::collections::VecDeque;
+
+use bareverbs::{WcOpcode, WcStatus};
+
+use super::{Crashed, Model, Qp};
+use crate::op::{Action, Id, RECEIVE, Request, Seen};
+
+/// A completion that must be seen, after those before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expect {
+    /// Of the request. None where it is any receive of a shared queue.
+    pub wr_id: Option<u64>,
+    /// The shared queue that its receive comes from.
+    pub shared: Option<Id>,
+    /// How it ends.
+    pub status: WcStatus,
+    /// What it is.
+    pub opcode: WcOpcode,
+    /// Bytes, where that is told.
+    pub byte_len: Option<u32>,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// The window that the message invalidated.
+    pub invalidated: Option<Id>,
+    /// A datagram's sender.
+    pub sender: Option<Id>,
+    /// What the queue pair must know of the send that brought it down.
+    pub failure: Option<(u64, WcStatus)>,
+    /// Whether nothing is seen of it, since nobody asked for a completion.
+    pub silent: bool,
+    /// What comes into the memory of a receive of a shared queue.
+    pub bytes: Option<Vec<u8>>,
+    /// Bytes before that, for datagrams.
+    pub header: usize,
+}
+
+impl Expect {
+    pub(super) fn flushed(wr_id: u64) -> Self {
+        Self {
+            wr_id: Some(wr_id),
+            shared: None,
+            status: WcStatus::WR_FLUSH_ERR,
+            opcode: WcOpcode::SEND,
+            byte_len: None,
+            imm: None,
+            invalidated: None,
+            sender: None,
+            failure: None,
+            silent: false,
+            bytes: None,
+            header: 0,
+        }
+    }
+
+    pub(super) fn sent(request: &Request) -> Self {
+        let len = request.payload.len() as u32;
+        let (opcode, byte_len) = match request.action {
+            Action::Send(_) | Action::SendInv(_) | Action::Datagram(..) => (WcOpcode::SEND, None),
+            Action::Write(..) => (WcOpcode::RDMA_WRITE, None),
+            Action::Read(_) => (WcOpcode::RDMA_READ, Some(len)),
+            Action::CmpSwp(..) => (WcOpcode::COMP_SWAP, Some(8)),
+            Action::FetchAdd(..) => (WcOpcode::FETCH_ADD, Some(8)),
+            Action::AtomicWrite(..) => (WcOpcode::ATOMIC_WRITE, None),
+            Action::Flush(..) => (WcOpcode::FLUSH, None),
+            Action::Bind(..) => (WcOpcode::BIND_MW, None),
+            Action::LocalInv(_) => (WcOpcode::LOCAL_INV, None),
+        };
+        Self { status: WcStatus::SUCCESS, opcode, byte_len, ..Self::flushed(request.wr_id) }
+    }
+
+    pub(super) fn received(opcode: WcOpcode, len: usize, imm: Option<u32>) -> Self {
+        Self {
+            wr_id: None,
+            status: WcStatus::SUCCESS,
+            opcode,
+            byte_len: Some(len as u32),
+            imm,
+            ..Self::flushed(0)
+        }
+    }
+
+    /// Whether a completion is this one.
+    fn is(&self, seen: &Seen) -> bool {
+        let same_request = self.wr_id.is_none_or(|wr_id| wr_id == seen.wr_id) && self.status == seen.status;
+        if seen.status != WcStatus::SUCCESS {
+            return same_request && (self.failure.is_none() || self.failure == seen.failure);
+        }
+        same_request
+            && self.opcode == seen.opcode
+            && self.byte_len.is_none_or(|len| len == seen.byte_len)
+            && (self.imm, self.invalidated) == (seen.imm, seen.invalidated)
+            && self.sender.is_none_or(|sender| Some(sender) == seen.sender)
+    }
+}
+
+impl Qp {
+    fn expected(&self, receive: bool) -> &VecDeque<Expect> {
+        if receive { &self.receives_expected } else { &self.sends_expected }
+    }
+
+    /// The numbers of what is due, where they are known.
+    #[cfg(test)]
+    pub(super) fn expected_numbers(&self, receive: bool) -> Vec<u64> {
+        self.expected(receive)
+            .iter()
+            .filter(|expect| !expect.silent)
+            .filter_map(|expect| expect.wr_id)
+            .collect()
+    }
+
+    fn expected_mut(&mut self, receive: bool) -> &mut VecDeque<Expect> {
+        if receive { &mut self.receives_expected } else { &mut self.sends_expected }
+    }
+
+    /// In a queue pair that crashed: as predicted up to some request, and from there on flushed or gone.
+    fn accept_crashed(&mut self, seen: &Seen, receive: bool) -> bool {
+        let flushing = self.crashed == Crashed::Flushing;
+        let begun = self.flushing[usize::from(receive)];
+        let expected = self.expected_mut(receive);
+        if !begun {
+            let as_predicted = expected.iter().position(|expect| !expect.silent);
+            if let Some(place) = as_predicted.filter(|&place| expected[place].is(seen)) {
+                expected.drain(..=place);
+                return true;
+            }
+        }
+        // Only those before it that nobody asked about can have been carried out unseen, and none once flushing began.
+        let unseen = if begun { 0 } else { expected.iter().take_while(|expect| expect.silent).count() };
+        let place = expected.iter().take(unseen + 1).position(|expect| expect.wr_id == Some(seen.wr_id));
+        let Some(place) = place.filter(|_| flushing && seen.status == WcStatus::WR_FLUSH_ERR) else {
+            return false;
+        };
+        expected.drain(..=place);
+        self.flushing[usize::from(receive)] = true;
+        true
+    }
+}
+
+impl Model {
+    /// Takes a completion that was seen.
+    ///
+    /// # Errors
+    /// It is not the one that must be seen next of this queue pair and direction.
+    pub fn observe(&mut self, seen: &Seen) -> Result<(), String> {
+        let receive = seen.wr_id & RECEIVE != 0;
+        let Some(qp) = self.qps.get_mut(&seen.qp) else {
+            return Err(format!("a completion of a queue pair that is no more: {seen:?}"));
+        };
+        if qp.crashed != Crashed::No {
+            let wanted = qp.expected(receive).front().cloned();
+            return if qp.accept_crashed(seen, receive) {
+                Ok(())
+            } else {
+                Err(format!("a completion out of turn: {seen:?}; the first that is due: {wanted:?}"))
+            };
+        }
+        let expected = qp.expected_mut(receive);
+        while expected.front().is_some_and(|expect| expect.silent) {
+            expected.pop_front();
+        }
+        let Some(expect) = expected.pop_front() else {
+            // The kernel looks at receives of a queue pair in ERR when it is told to, or when a packet comes to it.
+            if receive && seen.status == WcStatus::WR_FLUSH_ERR && qp.idle.first() == Some(&seen.wr_id) {
+                qp.idle.remove(0);
+                return Ok(());
+            }
+            return Err(format!("a completion that nothing asked for: {seen:?}"));
+        };
+        if !expect.is(seen) {
+            return Err(format!("a completion that is not the next one: {seen:?} in place of {expect:?}"));
+        }
+        match expect.shared {
+            Some(srq) => self.take_shared(srq, seen, &expect),
+            None => Ok(()),
+        }
+    }
+
+    /// The messages of a queue pair take the receives of a shared queue in the order in which they were posted.
+    fn take_shared(&mut self, id: Id, seen: &Seen, expect: &Expect) -> Result<(), String> {
+        let srq = self.srqs.get_mut(&id).expect("the shared queue outlives its queue pairs");
+        let Some(place) = srq.posted.iter().position(|receive| receive.wr_id == seen.wr_id) else {
+            return Err(format!("a receive that is not posted to the shared queue {id}: {seen:?}"));
+        };
+        // Each message that is under way holds one receive at most, so that no later one can have been taken.
+        if place >= srq.promised {
+            return Err(format!(
+                "receive {place} of the shared queue {id}, but only {} are due: {seen:?}",
+                srq.promised
+            ));
+        }
+        srq.promised -= 1;
+        let receive = srq.posted.remove(place).expect("it was found there");
+        let qp = self.qp_mut(seen.qp);
+        if seen.wr_id <= qp.last_shared {
+            return Err(format!("a receive that was posted before the one that came last: {seen:?}"));
+        }
+        qp.last_shared = seen.wr_id;
+        if let Some(bytes) = &expect.bytes {
+            self.land(&receive.pieces, expect.header, bytes);
+        }
+        Ok(())
+    }
+
+    /// A completion that must be seen and is not, if there is one.
+    #[must_use]
+    pub fn missing(&self) -> Option<String> {
+        self.qps.iter().find_map(|(id, qp)| {
+            if qp.crashed == Crashed::Gone {
+                return None;
+            }
+            [false, true].into_iter().find_map(|receive| {
+                let missing = qp.expected(receive).iter().find(|expect| !expect.silent)?;
+                Some(format!("queue pair {id}: no completion came where this is due: {missing:?}"))
+            })
+        })
+    }
+
+    /// A completion that could be seen next of a queue pair and direction.
+    #[must_use]
+    pub fn next_due(&self, id: Id, receive: bool) -> Option<Seen> {
+        let expect = self.qp(id).expected(receive).iter().find(|expect| !expect.silent)?;
+        let wr_id = expect.wr_id.or_else(|| Some(self.srqs[&expect.shared?].posted.front()?.wr_id))?;
+        Some(Seen {
+            qp: id,
+            wr_id,
+            status: expect.status,
+            opcode: expect.opcode,
+            byte_len: expect.byte_len.unwrap_or(0),
+            imm: expect.imm,
+            invalidated: expect.invalidated,
+            sender: expect.sender,
+            failure: expect.failure,
+        })
+    }
+}

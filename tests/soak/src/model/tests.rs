@@ -1,0 +1,397 @@
+use bareverbs::{Access, WcOpcode, WcStatus};
+use fastrand::Rng;
+use proptest::prelude::*;
+
+use super::*;
+use crate::generate::{Abilities, Generator};
+use crate::op::{Action, Key, Kind, Payload, Piece, RECEIVE, Seen, Target};
+
+const FLUSHED: WcStatus = WcStatus::WR_FLUSH_ERR;
+const GOOD: WcStatus = WcStatus::SUCCESS;
+const ALL: Access =
+    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// Two connected queue pairs, 10 and 11, and a region of 100 bytes, 20, all of one domain.
+fn pair(quirks: Quirks) -> Model {
+    let mut model = Model::new(quirks);
+    let plan = QpPlan {
+        kind: Kind::Rc,
+        pd: 1,
+        send_cq: 2,
+        recv_cq: 2,
+        srq: None,
+        sends: 4,
+        receives: 4,
+        pieces: 2,
+        inline: 16,
+        signal_all: false,
+    };
+    let connection = Connection { a: 10, b: 11, access: ALL, mtu: 1024, psn: [0; 2], impatient: false };
+    for op in [
+        Op::AllocPd(1),
+        Op::MakeCq(2, 100),
+        Op::Register(20, 1, 100, ALL),
+        Op::MakeQp(10, plan.clone()),
+        Op::MakeQp(11, plan),
+        Op::Connect(connection),
+    ] {
+        model.apply(&op);
+    }
+    model
+}
+
+fn send(wr_id: u64, action: Action, payload: Payload) -> Request {
+    Request { wr_id, action, payload, signalled: true, fence: false, solicited: false }
+}
+
+fn message(wr_id: u64, bytes: &[u8]) -> Request {
+    send(wr_id, Action::Send(None), Payload::Inline(bytes.to_vec()))
+}
+
+fn receive(number: u64, range: std::ops::Range<usize>) -> Receive {
+    Receive { wr_id: RECEIVE | number, pieces: vec![Piece { mr: Some(20), range }] }
+}
+
+/// Sees all that is due of a queue pair and direction: numbers and statuses.
+fn see(model: &mut Model, id: Id, receive: bool) -> Vec<(u64, WcStatus)> {
+    let mut seen = Vec::new();
+    while let Some(next) = model.next_due(id, receive) {
+        model.observe(&next).unwrap();
+        seen.push((next.wr_id & !RECEIVE, next.status));
+    }
+    seen
+}
+
+#[test]
+fn a_message_waits_for_its_receive_and_those_behind_it_wait_with_it() {
+    let mut model = pair(Quirks::NONE);
+    model.apply(&Op::PostSend(10, vec![message(1, b"one"), message(2, b"two")]));
+    assert_eq!((see(&mut model, 10, false), see(&mut model, 11, true)), (vec![], vec![]));
+    model.settle().unwrap();
+    model.apply(&Op::PostRecv(11, vec![receive(1, 0..3)]));
+    assert_eq!((see(&mut model, 10, false), see(&mut model, 11, true)), (vec![(1, GOOD)], vec![(1, GOOD)]));
+    assert_eq!(model.mrs[&20].bytes[..3], *b"one");
+    model.apply(&Op::PostRecv(11, vec![receive(2, 3..6)]));
+    assert_eq!((see(&mut model, 10, false), see(&mut model, 11, true)), (vec![(2, GOOD)], vec![(2, GOOD)]));
+    assert_eq!(model.mrs[&20].bytes[..6], *b"onetwo");
+    model.settle().unwrap();
+}
+
+#[test]
+fn a_failure_at_the_peer_brings_both_down_and_flushes_all_that_is_posted() {
+    let mut model = pair(Quirks::NONE);
+    model.apply(&Op::PostRecv(10, vec![receive(5, 0..1)]));
+    model.apply(&Op::PostRecv(11, vec![receive(6, 1..2), receive(7, 2..3)]));
+    let wrong = Target { key: Key::Nobody, mr: 20, offset: 50 };
+    let write = send(2, Action::Write(wrong, None), Payload::Inline(vec![9; 4]));
+    let before = model.mrs[&20].bytes[50..54].to_vec();
+    model.apply(&Op::PostSend(10, vec![message(1, b"x"), write, message(3, b"y")]));
+    assert_eq!(see(&mut model, 10, false), [(1, GOOD), (2, WcStatus::REM_ACCESS_ERR), (3, FLUSHED)]);
+    assert_eq!(see(&mut model, 10, true), [(5, FLUSHED)]);
+    assert_eq!(see(&mut model, 11, true), [(6, GOOD), (7, FLUSHED)]);
+    assert_eq!((model.qp(10).state, model.qp(11).state), (State::Error, State::Error));
+    assert_eq!(model.mrs[&20].bytes[50..54], before);
+}
+
+#[test]
+fn a_failure_on_this_side_may_look_flushed_but_the_queue_pair_knows_it() {
+    for flushes_the_failed in [false, true] {
+        let mut model = pair(Quirks { flushes_the_failed, ..Quirks::NONE });
+        let nobodys = Payload::Pieces(vec![Piece { mr: None, range: 0..4 }]);
+        model.apply(&Op::PostSend(10, vec![send(1, Action::Send(None), nobodys)]));
+        let due = model.next_due(10, false).unwrap();
+        let (status, failure) = match flushes_the_failed {
+            true => (FLUSHED, Some((1, WcStatus::LOC_PROT_ERR))),
+            false => (WcStatus::LOC_PROT_ERR, None),
+        };
+        assert_eq!((due.status, due.failure), (status, failure));
+        if flushes_the_failed {
+            assert!(model.observe(&Seen { failure: None, ..due }).is_err(), "it has to know");
+        }
+        assert_eq!(model.qp(11).state, State::Up);
+    }
+}
+
+#[test]
+fn reads_and_atomics_bring_what_the_peer_had() {
+    let mut model = pair(Quirks::NONE);
+    let target = |offset| Target { key: Key::Region, mr: 20, offset };
+    let result = |start| Payload::Pieces(vec![Piece { mr: Some(20), range: start..start + 8 }]);
+    let old = model.word(20, 64);
+    model.apply(&Op::PostSend(
+        10,
+        vec![
+            send(1, Action::FetchAdd(target(64), 5), result(0)),
+            send(2, Action::CmpSwp(target(64), old.wrapping_add(5), 77), result(8)),
+            send(3, Action::CmpSwp(target(64), old, 78), result(16)),
+            send(4, Action::Read(target(64)), result(24)),
+        ],
+    ));
+    let words = [0, 8, 16, 24, 64].map(|offset| model.word(20, offset));
+    assert_eq!(words, [old, old.wrapping_add(5), 77, 77, 77]);
+}
+
+#[test]
+fn only_as_many_sends_are_taken_as_there_is_room_for() {
+    let mut model = pair(Quirks::NONE);
+    let many: Vec<_> = (1..=6).map(|wr_id| message(wr_id, b"")).collect();
+    assert_eq!(model.apply(&Op::PostSend(10, many.clone())), 4);
+    assert_eq!(model.apply(&Op::PostSend(10, many)), 0);
+    model.apply(&Op::PostRecv(11, vec![receive(1, 0..1)]));
+    assert_eq!((see(&mut model, 10, false), see(&mut model, 11, true)), (vec![(1, GOOD)], vec![(1, GOOD)]));
+    model.settle().unwrap();
+    assert_eq!(model.apply(&Op::PostSend(10, vec![message(7, b""), message(8, b"")])), 1);
+}
+
+#[test]
+fn a_crash_lets_some_complete_and_no_more_after_the_first_that_is_flushed() {
+    let crash = || {
+        let mut model = pair(Quirks::NONE);
+        model.apply(&Op::PostRecv(11, vec![receive(1, 0..1), receive(2, 1..2), receive(3, 2..3)]));
+        let silent = Request { signalled: false, ..message(1, b"a") };
+        model.apply(&Op::PostSend(10, vec![silent, message(2, b"b"), message(3, b"c")]));
+        model.apply(&Op::Crash(10, 11, End::Error));
+        model
+    };
+    let seen = |wr_id, status| Seen {
+        qp: 10,
+        wr_id,
+        status,
+        opcode: WcOpcode::SEND,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        sender: None,
+        failure: None,
+    };
+    for good in [
+        vec![seen(1, FLUSHED), seen(2, FLUSHED), seen(3, FLUSHED)],
+        vec![seen(2, FLUSHED), seen(3, FLUSHED)],
+        vec![seen(2, GOOD), seen(3, FLUSHED)],
+        vec![seen(2, GOOD), seen(3, GOOD)],
+    ] {
+        let mut model = crash();
+        good.iter().for_each(|seen| model.observe(seen).unwrap());
+        assert_eq!(model.next_due(10, false), None);
+    }
+    for bad in [
+        vec![seen(3, FLUSHED)],
+        vec![seen(3, GOOD)],
+        vec![seen(2, FLUSHED), seen(3, GOOD)],
+        vec![seen(1, FLUSHED), seen(3, FLUSHED)],
+        vec![seen(2, GOOD), seen(1, FLUSHED)],
+    ] {
+        let mut model = crash();
+        assert!(bad.iter().any(|seen| model.observe(seen).is_err()), "{bad:?}");
+    }
+}
+
+/// What may be wrong with what is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrong {
+    Nothing,
+    Status,
+    Number,
+    Length,
+    Opcode,
+    Missing,
+    Twice,
+    OutOfTurn,
+}
+
+/// Plays a world of random verbs in which completions come in any order that is right, but for one of them. Tells
+/// whether all was accepted; none where nothing could be wrong in that way.
+fn play(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
+    let abilities = Abilities { flush: true, atomic_write: true };
+    let mut generator = Generator::new(seed, abilities);
+    let mut model = Model::new(Quirks::NONE);
+    let mut rng = Rng::with_seed(seed);
+    let mut count = 0;
+    for _ in 0..300 {
+        let op = generator.next(&model);
+        model.apply(&op);
+        if let Op::Crash(a, b, end) = op {
+            model.crashed([a, b], end);
+        }
+        if op != Op::Settle {
+            continue;
+        }
+        loop {
+            let ends: Vec<_> = model.qps.keys().flat_map(|id| [(*id, false), (*id, true)]).collect();
+            let due: Vec<_> =
+                ends.into_iter().filter_map(|(id, receive)| model.next_due(id, receive)).collect();
+            let Some(seen) = rng.choice(due) else { break };
+            count += 1;
+            if wrong == Wrong::Nothing || count < place {
+                model.observe(&seen).unwrap();
+                continue;
+            }
+            let is_receive = seen.wr_id & RECEIVE != 0;
+            let bad = match wrong {
+                Wrong::Status if seen.status == GOOD => {
+                    Seen { status: WcStatus::GENERAL_ERR, ..seen.clone() }
+                }
+                Wrong::Status => Seen { status: GOOD, ..seen.clone() },
+                Wrong::Number => Seen { wr_id: seen.wr_id ^ 1 << 40, ..seen.clone() },
+                Wrong::Length if is_receive && seen.status == GOOD => {
+                    Seen { byte_len: seen.byte_len + 1, ..seen.clone() }
+                }
+                Wrong::Opcode if seen.status == GOOD => Seen { opcode: WcOpcode::TSO, ..seen.clone() },
+                Wrong::Twice => {
+                    model.observe(&seen).unwrap();
+                    seen.clone()
+                }
+                Wrong::OutOfTurn => {
+                    let mut ahead = pair_behind(&model, &seen)?;
+                    ahead.qp = seen.qp;
+                    ahead
+                }
+                Wrong::Missing => return Some(missing_is_accepted(&mut model, &seen)),
+                _ => return None,
+            };
+            return Some(model.observe(&bad).is_ok());
+        }
+        model.settle().unwrap();
+    }
+    (wrong == Wrong::Nothing).then_some(true)
+}
+
+/// The completion after this one of the same queue pair and direction.
+fn pair_behind(model: &Model, seen: &Seen) -> Option<Seen> {
+    let expected = model.qp(seen.qp).expected_numbers(seen.wr_id & RECEIVE != 0);
+    let next = expected.into_iter().find(|number| *number != seen.wr_id)?;
+    Some(Seen { wr_id: next, ..seen.clone() })
+}
+
+/// Whether all is well where this completion never comes, but those behind it do.
+fn missing_is_accepted(model: &mut Model, seen: &Seen) -> bool {
+    match pair_behind(model, seen) {
+        Some(next) => model.observe(&next).is_ok(),
+        None => model.settle().is_ok(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn what_the_model_predicts_it_accepts(seed: u64) {
+        prop_assert_eq!(play(seed, Wrong::Nothing, 0), Some(true));
+    }
+
+    #[test]
+    fn what_it_does_not_predict_it_rejects(
+        seed: u64,
+        wrong in prop::sample::select(vec![
+            Wrong::Status, Wrong::Number, Wrong::Length, Wrong::Opcode, Wrong::Missing, Wrong::Twice, Wrong::OutOfTurn,
+        ]),
+        place in 1usize..150,
+    ) {
+        if let Some(accepted) = play(seed, wrong, place) {
+            prop_assert!(!accepted);
+        }
+    }
+
+    #[test]
+    fn a_seed_makes_the_same_verbs_again(seed: u64) {
+        let verbs = || {
+            let mut generator = Generator::new(seed, Abilities { flush: false, atomic_write: false });
+            let mut model = Model::new(Quirks::NONE);
+            (0..50).map(|_| {
+                let op = generator.next(&model);
+                model.apply(&op);
+                op
+            }).take_while(|op| *op != Op::Settle).collect::<Vec<_>>()
+        };
+        prop_assert_eq!(verbs(), verbs());
+    }
+}
+
+#[test]
+fn a_changed_byte_is_noticed() {
+    let mut model = pair(Quirks::NONE);
+    let region = model.mrs.get_mut(&20).unwrap();
+    let mut found = region.bytes.clone();
+    assert_eq!(region.compare(&found), Ok(()));
+    found[99] ^= 1;
+    assert!(region.compare(&found).unwrap_err().contains("byte 99"));
+}
+
+/// Every verb and every way to fail is among what generators make.
+#[test]
+fn generators_leave_nothing_out() {
+    let mut sorts = std::collections::BTreeSet::new();
+    for seed in 0..60 {
+        let mut generator = Generator::new(seed, Abilities { flush: true, atomic_write: true });
+        let mut model = Model::new(Quirks::NONE);
+        for _ in 0..400 {
+            let op = generator.next(&model);
+            let text = format!("{op:?}");
+            sorts.insert(text.split(['(', ' ']).next().unwrap().to_owned());
+            model.apply(&op);
+            match &op {
+                Op::Crash(a, b, end) => model.crashed([*a, *b], *end),
+                Op::PostSend(_, requests) => {
+                    for request in requests {
+                        let text = format!("{:?}", request.action);
+                        sorts.insert(text.split('(').next().unwrap().to_owned());
+                    }
+                }
+                Op::Settle => {
+                    let ids: Vec<_> = model.qps.keys().copied().collect();
+                    for (id, receive) in ids.into_iter().flat_map(|id| [(id, false), (id, true)]) {
+                        for (_, status) in see(&mut model, id, receive) {
+                            sorts.insert(format!("{status:?}"));
+                        }
+                    }
+                    model.settle().unwrap();
+                }
+                _ => {}
+            }
+        }
+    }
+    for sort in [
+        "AllocPd",
+        "DeallocPd",
+        "MakeCq",
+        "ResizeCq",
+        "DestroyCq",
+        "MakeSrq",
+        "DestroySrq",
+        "Register",
+        "Deregister",
+        "AllocMw",
+        "DeallocMw",
+        "MakeQp",
+        "Connect",
+        "Raise",
+        "End",
+        "Crash",
+        "PostRecv",
+        "PostSrq",
+        "PostSend",
+        "Settle",
+        "Send",
+        "SendInv",
+        "Write",
+        "Read",
+        "CmpSwp",
+        "FetchAdd",
+        "AtomicWrite",
+        "Flush",
+        "Bind",
+        "LocalInv",
+        "Datagram",
+        "SUCCESS",
+        "WR_FLUSH_ERR",
+        "LOC_PROT_ERR",
+        "LOC_QP_OP_ERR",
+        "MW_BIND_ERR",
+        "REM_ACCESS_ERR",
+        "REM_INV_REQ_ERR",
+        "RNR_RETRY_EXC_ERR",
+        "LOC_LEN_ERR",
+    ] {
+        assert!(sorts.contains(sort), "no {sort} among {sorts:?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! Random verbs for minutes: one world after the other, each from a seed of its own.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use bareverbs::{Access, Operation, Payload, Sge, WcStatus};
+use bareverbs_kernel_tests::loopback::{Plan as PairPlan, domain, open, pair, region, request};
+use bareverbs_kernel_tests::resources::{held, settles_at};
+use fastrand::Rng;
+
+use crate::generate::{Abilities, Generator};
+use crate::model::Quirks;
+use crate::op::Op;
+use crate::world::{Tally, World};
+
+/// Verbs of a world.
+const OPS: usize = 400;
+/// Verbs that are shown when something is wrong.
+const SHOWN: usize = 25;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Where all worlds come from.
+    pub seed: u64,
+    /// For how long worlds are begun.
+    pub time: Duration,
+    /// Only this world.
+    pub world: Option<u64>,
+    /// Only so many verbs of it.
+    pub ops: Option<usize>,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Worlds that came and went and left nothing.
+    pub worlds: u64,
+    /// What was done in them.
+    pub tally: Tally,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { worlds, tally: Tally { ops, requests, completions, failures, compared } } = self;
+        write!(
+            f,
+            "{worlds} worlds, {ops} verbs, {requests} requests, {completions} completions as predicted, {failures} of them \
+             failures; {compared} bytes compared; nothing left behind"
+        )
+    }
+}
+
+/// Runs worlds.
+///
+/// # Errors
+/// Something was not as the model says, or was left behind. The error says how to see it again.
+pub fn run(plan: &Plan) -> Result<Report> {
+    let quirks = quirks()?;
+    println!("seed {}; {quirks:?}", plan.seed);
+    let begin = Instant::now();
+    let mut report = Report::default();
+    let mut number = plan.world.unwrap_or(0);
+    while plan.world.is_none() || report.worlds == 0 {
+        if begin.elapsed() > plan.time && report.worlds > 0 {
+            break;
+        }
+        let before = held();
+        let ops = plan.ops.unwrap_or(OPS);
+        let tally = world(plan.seed, number, ops, quirks)
+            .with_context(|| format!("again: --seed {} --world {number}", plan.seed))?;
+        settles_at(before);
+        report.tally.add(&tally);
+        report.worlds += 1;
+        number += 1;
+    }
+    Ok(report)
+}
+
+fn world(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
+    let context = open();
+    let capabilities = context.capabilities();
+    let abilities = Abilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write };
+    let mut seeds = Rng::with_seed(seed);
+    let own = seeds.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut generator = Generator::new(own, abilities);
+    let mut world = World::new(&context, quirks)?;
+    let mut done: Vec<Op> = Vec::new();
+    for place in 0..=ops {
+        let op = if place == ops { Op::Settle } else { generator.next(&world.model) };
+        done.push(op);
+        world.run(&done[place]).with_context(|| {
+            let first = done.len().saturating_sub(SHOWN);
+            let lines: Vec<_> =
+                done[first..].iter().enumerate().map(|(i, op)| format!("{}: {op:?}", first + i)).collect();
+            format!("world {number}, verb {place}, after\n{}", lines.join("\n"))
+        })?;
+    }
+    Ok(world.tally)
+}
+
+impl Tally {
+    fn add(&mut self, other: &Self) {
+        self.ops += other.ops;
+        self.requests += other.requests;
+        self.completions += other.completions;
+        self.failures += other.failures;
+        self.compared += other.compared;
+    }
+}
+
+/// Finds out by trial what the kernel does otherwise than the specification says; of what else it might do, nothing is
+/// accepted.
+///
+/// # Errors
+/// It does something that is not known of it.
+pub fn quirks() -> Result<Quirks> {
+    let pd = domain();
+    let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+    let (mut a, _b) = pair(&pd, PairPlan::default());
+    let nobodys = [Sge { lkey: 0xdead_be00, ..memory.sge(..8)? }];
+    a.send(&[request(1, Operation::Send, Payload::Sges(&nobodys))])?;
+    let told = a.completions(1)[0].status;
+    let flushes_the_failed = told == WcStatus::WR_FLUSH_ERR;
+    let bad_lkey = if flushes_the_failed { a.qp.failure().context("it knows why")?.status } else { told };
+    ensure!(
+        matches!(bad_lkey, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR),
+        "a send from nobody's memory ended with {bad_lkey:?}"
+    );
+    let (mut a, mut b) = pair(&pd, PairPlan::default());
+    b.recv_into(0, 1, &[memory.sge(..4)?]);
+    a.send(&[request(1, Operation::Send, Payload::Inline(&[&[1; 8]]))])?;
+    let too_short = (a.completions(1)[0].status, b.completions(1)[0].status);
+    ensure!(
+        too_short == Quirks::NONE.too_short || too_short == (WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
+        "a message that is too long ended with {too_short:?}"
+    );
+    Ok(Quirks { flushes_the_failed, bad_lkey, too_short })
+}
