@@ -3,12 +3,14 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, InitAttr, Mr, Payload, Pd, PostReason, Qp, QpCap,
+    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, InitAttr, Mr, Payload, Pd, PostReason, Qp, QpCap,
     QpInit, QpState, RecvRequest, Refusal, SendFlags, SendRequest, Transport, Uc, UcOperation, UcRtrAttr, Ud,
-    UdInitAttr, WcStatus, WorkCompletion,
+    UdInitAttr, WcFlags, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::refusals::invalid;
 
 const QKEY: u32 = 0x0707_0707;
 /// How long nothing must happen for nothing to have happened.
@@ -193,6 +195,38 @@ pub(crate) fn a_datagram_that_nobody_can_take_is_lost_and_nothing_else() {
             assert_eq!(contents(&memory)[len..], before[len..], "written beyond the receive");
         }
         drop((a, b));
+    });
+}
+
+pub(crate) fn an_answer_needs_a_header_that_came_to_this_port() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let memory = region(&pd, &[0; 128], ALL_REMOTE);
+        let ah = pd.create_ah(&here(&pd)).unwrap();
+        let (mut a, mut b) = (datagrams(&pd), datagrams(&pd));
+        b.recv(2, &memory, 64);
+        send_to(&mut a, Datagram::new(&ah, b.qp.qp_num(), QKEY), Payload::Inline(&[b"who?"])).unwrap();
+        let received = b.done();
+        let header: [u8; GRH_BYTES] = contents(&memory)[..GRH_BYTES].try_into().unwrap();
+        for port in [0, 2, 255] {
+            let refused = context.address_of_sender(port, &received, &header).unwrap_err();
+            assert!(matches!(refused, Error::NoPort { .. }), "{refused:?}");
+        }
+        let verb = "init_ah_from_wc";
+        for strange in [[0; GRH_BYTES], [0xff; GRH_BYTES], [0x77; GRH_BYTES]] {
+            let words = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
+            invalid(context.address_of_sender(1, &received, &strange), &format!("{verb}: {words}"));
+        }
+        let bare = WorkCompletion { wc_flags: WcFlags::empty(), ..received };
+        let words = "RoCE reaches a peer by its GID only: give the address a global route";
+        invalid(context.address_of_sender(1, &bare, &header), &format!("{verb}: {words}"));
+        // To somebody else's address; the last four bytes are that of an IPv4 header.
+        let mut foreign = header;
+        foreign[36..].copy_from_slice(&[203, 0, 113, 9]);
+        let words = "it came to ::ffff:203.0.113.9, which is not in the table of port 1";
+        invalid(context.address_of_sender(1, &received, &foreign), &format!("{verb}: {words}"));
+        context.address_of_sender(1, &received, &header).unwrap();
     });
 }
 

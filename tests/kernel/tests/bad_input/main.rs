@@ -1,4 +1,19 @@
 //! What goes wrong outside the program, or is asked wrongly, ends with an error that says so, and leaves nothing behind.
+//!
+//! | verb | wrong in turn | where |
+//! |---|---|---|
+//! | `devices`, `Device::find`, `open`, `RdmaNetlink` | names: empty, long, paths, bytes with a meaning; numbers; no node, no permission, no descriptor | `names`, `devices`, `limits` |
+//! | `query_port`, `gid`, `pkey`, `port_speed`, `object_count` | port, index, class | `devices`, `regions` |
+//! | `register`, `register_raw`, `register_borrowed` | null, empty, unmapped, not writable, wrapping; rights; address for peers; locked memory | `memory`, `regions` |
+//! | `Mr` | ranges; advice; rights and domains changed | `regions`, `contexts` |
+//! | `alloc_mw`, `Mw::bind` | type; domain, rights, length, range | `contexts`, `failures` |
+//! | `create_cq`, `create_srq`, `create_qp`, resizes | depths, widths, vectors, limits; objects of another context | `devices`, `contexts`, `random` |
+//! | `init`, `ready_to_receive`, `ready_to_send`, `modify` | state, mask, every attribute | `attributes`, `states`, `random` |
+//! | `drain`, `resume`, `set_error`, `reset` | state | `states` |
+//! | `create_ah`, `address_of_sender`, `attach_mcast`, `detach_mcast` | port, GID and its index, header; group; members | `attributes`, `datagrams`, `groups` |
+//! | `post_send`, `post_recv`, inline and datagrams | state; elements, lengths, sums; payload of the wrong kind; full queue; keys and ranges, local and remote; no receive, one too short | `posting`, `states`, `failures`, `datagrams`, `zero`, `random` |
+//! | `owned::Endpoint` | port, depth, peer, range, domain; after a failure | `endpoints` |
+//! | `provider::command` | handles never made, given back, of another sort or file; descriptors; files | `commands` |
 
 mod attributes;
 mod commands;
@@ -107,6 +122,7 @@ kernel_tests! {
     a_datagram_of_no_bytes_arrives_with_its_header_alone,
     a_datagram_is_refused_that_no_packet_can_carry,
     a_datagram_that_nobody_can_take_is_lost_and_nothing_else,
+    an_answer_needs_a_header_that_came_to_this_port,
     unreliable_messages_and_writes_of_no_bytes_arrive,
     an_unreliable_message_without_room_is_lost_or_told_and_writes_nothing_beyond,
 
@@ -116,6 +132,7 @@ kernel_tests! {
 
     rights_that_cannot_be_given_are_refused_with_what_to_change,
     an_address_for_peers_lies_as_the_memory_does_in_its_page,
+    a_region_is_not_given_rights_that_it_cannot_have,
     a_range_beyond_the_region_is_refused_by_every_method,
     advice_is_for_regions_on_demand,
     what_a_context_cannot_tell_is_a_typed_error,

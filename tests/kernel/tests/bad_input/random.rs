@@ -123,12 +123,12 @@ fn changes_at_random<T: Transport>(cases: u32) {
 }
 
 pub(crate) fn reliable_queue_pairs_survive_changes_at_random() {
-    changes_at_random::<Rc>(150);
+    changes_at_random::<Rc>(100);
 }
 
 pub(crate) fn unreliable_queue_pairs_survive_changes_at_random() {
-    changes_at_random::<Uc>(80);
-    changes_at_random::<Ud>(80);
+    changes_at_random::<Uc>(50);
+    changes_at_random::<Ud>(50);
 }
 
 pub(crate) fn queues_are_made_as_asked_or_refused() {
@@ -137,7 +137,7 @@ pub(crate) fn queues_are_made_as_asked_or_refused() {
         let context = pd.context();
         let size = || prop_oneof![2 => 0..70_000_u32, 1 => any::<u32>(), 2 => 0..40_u32];
         let caps = proptest::array::uniform5(size());
-        let outcome = runner(150).run(&(size(), size(), size(), caps), |(entries, resized, limit, caps)| {
+        let outcome = runner(100).run(&(size(), size(), size(), caps), |(entries, resized, limit, caps)| {
             let answers = |error: Error| match error {
                 Error::Invalid { .. } | Error::Limit { .. } | Error::Kernel(_) => Ok(()),
                 other => Err(TestCaseError::fail(format!("{other:?}"))),
@@ -228,7 +228,7 @@ pub(crate) fn every_request_at_random_is_refused_or_completes() {
         let open = region(&pd, &[2; 64], ALL_REMOTE);
         let closed = region(&pd, &[3; 64], Access::empty());
         let sides = std::cell::RefCell::new(pair(&pd, Plan { rnr_retry: 1, ..Plan::default() }));
-        let outcome = runner(300).run(&draft(), |draft| {
+        let outcome = runner(200).run(&draft(), |draft| {
             let (a, b) = &mut *sides.borrow_mut();
             let sges: Vec<Sge> = draft
                 .elements

@@ -2,7 +2,7 @@
 
 use std::ops::Bound;
 
-use bareverbs::{Access, Buffer, Error, ObjectClass};
+use bareverbs::{Access, Buffer, Error, LocalAccess, ObjectClass};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -61,6 +61,31 @@ pub(crate) fn an_address_for_peers_lies_as_the_memory_does_in_its_page() {
         let zero_based = register(None, Access::LOCAL_WRITE | Access::ZERO_BASED);
         assert!(zero_based.is_err(), "its first byte is not a page's first");
         assert_eq!(register(Some(0x7000_0000_0064), Access::LOCAL_WRITE).unwrap().addr(), 0x7000_0000_0064);
+    });
+}
+
+pub(crate) fn a_region_is_not_given_rights_that_it_cannot_have() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut memory = region(&pd, &[7; 64], Access::LOCAL_WRITE);
+        for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC | Access::REMOTE_READ] {
+            let refused = memory.set_access(access).unwrap_err();
+            let text = refused.to_string();
+            match refused {
+                Error::Unsupported { verb: "rereg_mr", .. } => {}
+                Error::Kernel(_) => {
+                    assert!(text.ends_with("writable locally too: add LOCAL_WRITE"), "{text}")
+                }
+                other => panic!("{other:?}"),
+            }
+            // Nothing has changed.
+            assert_eq!((memory.access(), memory.query().unwrap().length), (Access::LOCAL_WRITE, 64));
+        }
+        assert_eq!(memory.bytes(), Some(&[7; 64][..]));
+        let empty = "reg_mr: a region must have at least 1 byte";
+        for access in [LocalAccess::Read, LocalAccess::ReadWrite] {
+            invalid(pd.register_borrowed(&mut [], access), empty);
+        }
     });
 }
 
