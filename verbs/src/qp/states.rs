@@ -63,11 +63,18 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// completed before stays in the completion queues.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses, as Soft-RoCE does while the queue is still draining.
     #[doc(alias = "IBV_QPS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
-        self.change("modify_qp to RESET", &attr, QpAttrMask::STATE)
+        self.change("modify_qp to RESET", &attr, QpAttrMask::STATE).map_err(|error| {
+            error.or_hint(|errno| {
+                (errno == Errno::INVAL && self.state() == QpState::SQD).then(|| {
+                    "the queue is still draining: wait for the event SQ_DRAINED, or bring it to ERR first"
+                        .into()
+                })
+            })
+        })
     }
 
     pub(super) fn queues_were_reset(&mut self) {

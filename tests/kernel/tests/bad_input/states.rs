@@ -118,7 +118,13 @@ pub(crate) fn every_typed_step_begins_in_its_own_state() {
                 assert_eq!(side.qp.set_error().unwrap_err().to_string(), text);
             }
             is_in(&side, state);
-            side.qp.reset().unwrap();
+            if let Err(draining) = side.qp.reset() {
+                assert_eq!(state, QpState::SQD, "{draining}");
+                let hint = "wait for the event SQ_DRAINED, or bring it to ERR first";
+                assert!(draining.to_string().ends_with(hint), "{draining}");
+                side.qp.set_error().unwrap();
+                side.qp.reset().unwrap();
+            }
             is_in(&side, QpState::RESET);
         }
     });
