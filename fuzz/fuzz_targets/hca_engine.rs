@@ -292,7 +292,7 @@ fuzz_target!(|data: &[u8]| {
         }
         driver.card.run();
     }
-    driver.card.pass(1_000_000_000);
+    driver.card.pass(10_000_000);
     // Queues that nobody lied about still work.
     let mut fresh = Driver::new(&mut Input(&[])).expect("another card");
     fresh.post(&mut Input(&[0, 0, 1, 8]));

@@ -5,6 +5,8 @@ mod card_memory;
 mod completions;
 mod doorbells;
 mod hostile;
+mod keys;
+mod limits;
 mod order;
 mod strictness;
 mod transfers;

@@ -1,0 +1,129 @@
+//! What partitions, Q_Keys, rights and agreed limits let through.
+
+use super::bench_pair::{DATA, Pair, data, remote};
+use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
+use crate::engine::wqe::opcode;
+use crate::engine::{EventKind, QpAttributes, Service, State};
+
+const FROM: u64 = DATA + 0x100;
+const TO: u64 = DATA + 0x4_0000;
+
+/// The sender's syndromes for one work request between queue pairs with these attributes.
+fn syndromes(tune: impl Fn(&mut QpAttributes), opcode: u8) -> Vec<u8> {
+    let mut pair = Pair::new(Transport::Rc);
+    pair.connect(|attributes| {
+        attributes.retry_count = 1;
+        tune(attributes);
+    });
+    let key = pair.key;
+    let mut body = remote(key, TO);
+    if opcode == opcode::FETCH_ADD {
+        body.extend_from_slice(&[0; 16]);
+    }
+    body.extend(data(key, FROM, 8));
+    pair.post(0, opcode, 0, &body);
+    pair.settle(|packets| packets);
+    let qp = pair.qps[0];
+    pair.poll().iter().filter(|cqe| cqe.qp == qp).map(|cqe| cqe.syndrome).collect()
+}
+
+#[test]
+fn rights_are_those_of_the_responders_queue_pair() {
+    const ACCESS: u8 = 0x13;
+    type Tune = fn(&mut QpAttributes);
+    let cases: [(u8, Tune); 3] = [
+        (opcode::WRITE, |attributes| attributes.remote_write = false),
+        (opcode::READ, |attributes| attributes.remote_read = false),
+        (opcode::FETCH_ADD, |attributes| attributes.remote_atomic = false),
+    ];
+    for (opcode, tune) in cases {
+        assert_eq!(syndromes(|_| {}, opcode), [0]);
+        assert_eq!(syndromes(tune, opcode), [ACCESS], "{opcode:#x}");
+    }
+}
+
+#[test]
+fn partitions_must_match_and_one_member_be_full() {
+    const RETRIES: u8 = 0x15;
+    // Sender and receiver are told apart by the order in which they are connected.
+    let with = |sender: u16, receiver: u16| {
+        let first = std::cell::Cell::new(true);
+        syndromes(
+            move |attributes| attributes.pkey = if first.replace(false) { sender } else { receiver },
+            opcode::WRITE,
+        )
+    };
+    assert_eq!(with(0x8001, 0x8001), [0]);
+    assert_eq!(with(0x8001, 0x0001), [0], "a limited member and a full one");
+    assert_eq!(with(0x0001, 0x0001), [RETRIES], "two limited members");
+    assert_eq!(with(0x8001, 0x8002), [RETRIES]);
+}
+
+#[test]
+fn a_requester_asks_for_no_more_at_once_than_was_agreed() {
+    for agreed in [1, 2, 4] {
+        let mut pair = Pair::new(Transport::Rc);
+        pair.connect(|attributes| attributes.max_requested = agreed);
+        let key = pair.key;
+        for _ in 0..6 {
+            pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 8)].concat());
+        }
+        pair.engine.run(pair.now);
+        let (mut packets, mut frames) = (Vec::new(), Vec::new());
+        pair.engine.take_outgoing(&mut packets, &mut frames);
+        assert_eq!(packets.len(), usize::from(agreed));
+        for packet in packets {
+            pair.engine.receive(packet);
+        }
+        pair.settle(|packets| packets);
+        assert_eq!(pair.poll().iter().filter(|cqe| cqe.syndrome == 0).count(), 6);
+    }
+}
+
+#[test]
+fn a_requester_that_asks_for_more_is_refused() {
+    let mut pair = Pair::new(Transport::Rc);
+    pair.connect(|attributes| (attributes.max_requested, attributes.max_responding) = (4, 1));
+    let key = pair.key;
+    for _ in 0..4 {
+        // Long enough that the second comes while the first is being answered.
+        pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 100_000)].concat());
+    }
+    pair.settle(|packets| packets);
+    assert_eq!(pair.engine.qp_attributes(pair.qps[1]).unwrap().0, State::Error);
+    assert!(pair.events().contains(&(EventKind::InvalidRequest as u8)));
+}
+
+/// What a datagram with this Q_Key does to a queue pair in this state.
+fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
+    let mut pair = Pair::with(Transport::Ud, |_| {}, |setup| setup.service = Service::Datagram(None));
+    let receiver = pair.qps[1];
+    let attributes = pair.engine.qp_attributes(receiver).unwrap().1.clone();
+    pair.engine.move_qp(receiver, state, attributes).unwrap();
+    pair.post_receive(1, TO, length);
+    let headers = Headers { datagram: Some(Datagram { qkey, source_qp: 5 }), ..Headers::default() };
+    pair.engine.receive(Packet {
+        route: Route { source_lid: 1, destination_lid: 1, ..Route::default() },
+        transport: Transport::Ud,
+        operation: Operation::SendOnly,
+        solicited: false,
+        ack_request: false,
+        pkey: 0xffff,
+        destination: receiver,
+        psn: 77,
+        headers,
+        payload: vec![1; 8],
+    });
+    pair.settle(|packets| packets);
+    (pair.poll().iter().map(|cqe| cqe.syndrome).collect(), pair.engine.port().qkey_violations)
+}
+
+#[test]
+fn datagrams_need_the_right_q_key_and_a_receiver_that_listens() {
+    const QKEY: u32 = 0x1111;
+    assert_eq!(datagram(QKEY, State::ReadyToSend, 64), (vec![0], 0));
+    assert_eq!(datagram(QKEY, State::ReadyToReceive, 64), (vec![0], 0));
+    assert_eq!(datagram(QKEY + 1, State::ReadyToSend, 64), (vec![], 1), "counted, not told");
+    assert_eq!(datagram(QKEY, State::Init, 64), (vec![], 0));
+    assert_eq!(datagram(QKEY, State::ReadyToSend, 47), (vec![0x01], 0), "no room for the header");
+}

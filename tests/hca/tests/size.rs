@@ -1,0 +1,71 @@
+//! How much memory a card's objects take.
+
+use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue};
+use bareverbs_hca::{Link, PlainCard};
+
+const QPS: u32 = 10_000;
+const LIMIT: usize = 200 << 20;
+
+/// Bytes of this process that are in memory.
+fn resident() -> usize {
+    let pages = std::fs::read_to_string("/proc/self/statm").expect("a Linux process");
+    let pages: usize =
+        pages.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("a number of pages");
+    pages * rustix::param::page_size()
+}
+
+/// Ten thousand connected queue pairs, each with a ring of 64 blocks and a completion queue, that have all
+/// sent something.
+#[test]
+fn ten_thousand_queue_pairs_take_less_than_200_mib() {
+    const LOG_RING: u8 = 6;
+    const RING: usize = 64 << LOG_RING;
+    let mut card = PlainCard::new(Link::InfiniBand).unwrap();
+    // What belongs to the driver is one ring and one record for all, so that only the card's own memory counts.
+    let memory = card.allocate(0x4000).unwrap();
+    let before = resident();
+    let mut qps = Vec::new();
+    for _ in 0..QPS / 2 {
+        let [left, right] = [(); 2].map(|()| {
+            let cq = CqSetup {
+                ring: memory.ring(0, RING),
+                log_size: LOG_RING,
+                eq: PlainCard::EVENTS,
+                doorbell: memory.address() + 0x3000,
+                ignore_overrun: true,
+                ..CqSetup::default()
+            };
+            let cq = card.engine().create_cq(cq).unwrap();
+            let setup = QpSetup {
+                pd: 1,
+                ring: memory.ring(0x1000, RING),
+                log_send_size: Some(LOG_RING),
+                receive: ReceiveQueue::None,
+                doorbell: memory.address() + 0x3040,
+                send_cq: cq,
+                receive_cq: cq,
+                ..QpSetup::default()
+            };
+            card.engine().create_qp(setup, Default::default()).unwrap()
+        });
+        card.connect(left, right).unwrap();
+        for qp in [left, right] {
+            let mut nop = [0; 64];
+            nop[4..8].copy_from_slice(&(qp << 8 | 1).to_be_bytes());
+            memory.write(0x1000, &nop);
+            memory.write(0x3044, &1u32.to_be_bytes());
+            card.store(0x800, &nop[..8]);
+            card.run();
+            memory.write(0x3044, &[0; 4]);
+        }
+        qps.extend([left, right]);
+    }
+    let taken = resident().saturating_sub(before);
+    println!("{QPS} queue pairs: {} KiB, {} bytes each", taken >> 10, taken / QPS as usize);
+    assert!(taken < LIMIT, "{} MiB", taken >> 20);
+
+    for qp in qps {
+        card.engine().destroy_qp(qp).unwrap();
+        assert!(card.engine().qp_attributes(qp).is_err());
+    }
+}
