@@ -358,7 +358,7 @@ impl<P: Provider> Context<P> {
         self.limits().phys_port_cnt.into()
     }
 
-    fn check_port(&self, port: u32) -> Result<u8> {
+    pub(crate) fn check_port(&self, port: u32) -> Result<u8> {
         u8::try_from(port).ok().filter(|_| (1..=self.port_count()).contains(&port)).ok_or_else(|| {
             Error::NoPort { device: self.device().name().to_owned(), port, count: self.port_count() }
         })
