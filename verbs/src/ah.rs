@@ -99,6 +99,7 @@ impl<P: Provider> Context<P> {
         header: &[u8; GRH_BYTES],
     ) -> Result<AhAttr> {
         const VERB: &str = "init_ah_from_wc";
+        self.check_port(port.into())?;
         let attr = AhAttr {
             sl: completion.sl,
             src_path_bits: completion.dlid_path_bits,
