@@ -1,18 +1,14 @@
 //! The short versions of what `cargo xtask soak` does.
 
-use std::time::{Duration, SystemTime};
-
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_soak::objects::{self, Costs};
-use bareverbs_soak::random::{self, Plan};
 use bareverbs_soak::traffic;
 
 kernel_tests! {
     a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue,
     a_region_among_many_costs_what_one_among_few_does,
     a_queue_pair_among_many_costs_what_one_among_few_does,
-    random_verbs_end_as_the_model_says_and_leave_nothing,
 }
 
 fn a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue() {
@@ -28,17 +24,11 @@ fn a_queue_pair_among_many_costs_what_one_among_few_does() {
     flat(&nothing_leaks(|| objects::queue_pairs(1_000)).unwrap());
 }
 
-fn random_verbs_end_as_the_model_says_and_leave_nothing() {
-    let seed = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
-    let report = random::run(&Plan { seed, time: Duration::from_secs(20), world: None, ops: None });
-    println!("{}", report.unwrap_or_else(|why| panic!("{why:?}")));
-}
-
-/// The last tenth of the objects against the first: cost that grows with their number would be 19 times as much.
+/// Cost that grows with the number of objects would grow a hundredfold here.
 fn flat(costs: &Costs) {
     let (make, free) = costs.growth();
     assert!(
-        make < 4.0 && free < 4.0,
+        make < 3.0 && free < 3.0,
         "making one costs {make:.1} times as much at the end, freeing {free:.1}:\n{costs}"
     );
 }
