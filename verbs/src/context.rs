@@ -8,7 +8,7 @@ use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::{DriverId, GidEntry as KernelGidEntry};
 use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass, QueryPortSpeed};
-use bareverbs_uapi::write::structs::QueryDeviceResp;
+use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 use rustix::io::Errno;
 
@@ -80,7 +80,8 @@ pub(crate) struct Session {
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
     native_reg_mr: OnceLock<bool>,
-    limits: QueryDeviceResp,
+    /// What the kernel said of the device when it was opened, which does not change.
+    told: ExQueryDeviceResp,
     events: AsyncEvents,
 }
 
@@ -144,7 +145,7 @@ impl<P: Provider> Context<P> {
             device: device.clone(),
             capabilities,
             native_reg_mr: OnceLock::new(),
-            limits: attr.base,
+            told: attr,
             events,
         });
         Ok(Self { inner: Arc::new(Inner { session, provider }) })
@@ -163,7 +164,7 @@ impl<P: Provider> Context<P> {
     }
 
     pub(crate) fn limits(&self) -> &QueryDeviceResp {
-        &self.inner.session.limits
+        &self.inner.session.told.base
     }
 
     /// The device.
@@ -186,8 +187,8 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
         let failed = |refused| Error::refused("query_device", self.device().name(), refused);
-        let told = command::query_device_ex(self.file()).map_err(failed)?;
-        let mut attr = DeviceAttr::from(&told).with(self.provider().offloads().map_err(failed)?);
+        let mut attr =
+            DeviceAttr::from(&self.inner.session.told).with(self.provider().offloads().map_err(failed)?);
         // The driver's own spelling, where the device has firmware.
         if !self.device().fw_ver().is_empty() {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);

