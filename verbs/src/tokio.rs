@@ -1,4 +1,4 @@
-//! Waiting in tasks of [tokio](::tokio) (feature `tokio`).
+//! Waiting in tasks of [tokio](https://docs.rs/tokio) (feature `tokio`).
 //!
 //! Each type wraps its namesake and needs a runtime whose I/O is enabled, as `#[tokio::main]` makes it. Nothing else
 //! changes: queues are polled and requests posted as everywhere.

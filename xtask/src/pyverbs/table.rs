@@ -146,7 +146,7 @@ fn cell(text: &str) -> String {
 }
 
 impl Table {
-    /// Reads a page that [`Table::to_string`] has written, with a last column that people have.
+    /// Reads a page that `to_string` has written, with a last column that people have.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
         let mut passing = true;

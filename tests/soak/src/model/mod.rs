@@ -4,7 +4,7 @@
 //! pair and direction the completions that must be seen, in order. That is possible because the generator makes only what
 //! has one outcome, however long things take: no two queue pairs use the same bytes at the same time, and a message that
 //! finds no receive waits for one, or fails for want of one, but never meets one that is just being posted. What is taken
-//! away from a queue pair in the midst of its traffic ([`Op::Crash`](crate::op::Op::Crash)) has more than one outcome: there, some requests, then no
+//! away from a queue pair in the midst of its traffic ([`Op::Crash`]) has more than one outcome: there, some requests, then no
 //! more, may have been carried out, and the bytes they use are not compared.
 //!
 //! What a kernel does otherwise than the specification says is in [`Quirks`], and nowhere else.
