@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bareverbs_provider::barrier;
@@ -19,6 +19,9 @@ const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4;
 
 /// In an entry's last byte: whose it is.
 const OWNER: u8 = 1;
+
+/// In an entry's last byte: its sender asked for an event.
+const SOLICITED: u8 = 1 << 1;
 
 /// What a queue is armed for: any completion, or a solicited one or a failure.
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
@@ -110,8 +113,6 @@ pub(crate) struct CqShared {
     strays: Mutex<Strays>,
     /// Whether there are strays.
     has_strays: AtomicBool,
-    /// Events that were raised, counted on.
-    events: Arc<AtomicU32>,
 }
 
 /// Queue pairs whose completions still to be polled are nobody's.
@@ -176,6 +177,19 @@ pub struct Mlx5Cq {
     table: Arc<Table>,
     shared: Arc<CqShared>,
     uar: Arc<Uar>,
+    armed: Armed,
+    /// Events that the device has raised, counted on. It takes an arming for late that does not know of the last one.
+    events: u32,
+}
+
+/// What the device was last told to raise an event for, as long as it is not known to have done so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Armed {
+    Not,
+    /// Any entry from this one on.
+    Any(u32),
+    /// An entry from this one on that is solicited or a failure.
+    Solicited(u32),
 }
 
 impl Mlx5Cq {
@@ -192,7 +206,6 @@ impl Mlx5Cq {
             ring: Mutex::new(ring.clone()),
             strays: Mutex::default(),
             has_strays: AtomicBool::new(false),
-            events: Arc::default(),
         };
         Self {
             ring,
@@ -201,6 +214,27 @@ impl Mlx5Cq {
             table: Arc::clone(table),
             shared: Arc::new(shared),
             uar: Arc::clone(uar),
+            armed: Armed::Not,
+            events: 0,
+        }
+    }
+
+    /// Counts the event that it was armed for if one of the entries before `end`, all of them written and still in the
+    /// ring, has raised it.
+    fn settle(&mut self, end: u32) {
+        let raised = match self.armed {
+            Armed::Not => false,
+            Armed::Any(first) => first != end,
+            Armed::Solicited(first) => (0..end.wrapping_sub(first)).any(|count| {
+                let op_own = self.ring.entry(first.wrapping_add(count)).op_own();
+                op_own & SOLICITED != 0 || op_own >> 4 >= CqeOpcode::REQ_ERR.0
+            }),
+        };
+        if raised {
+            self.events = self.events.wrapping_add(1);
+            self.armed = Armed::Not;
+        } else if let Armed::Solicited(first) = &mut self.armed {
+            *first = end;
         }
     }
 
@@ -387,22 +421,22 @@ impl CompletionQueue for Mlx5Cq {
         Some(Mlx5Completion { cqe, wr_id, opcode, purpose, _queue: PhantomData })
     }
 
-    /// The device counts the events that it raises, and takes an arming for late that does not know of the last one.
-    fn event_counter(&self) -> Option<Arc<AtomicU32>> {
-        Some(Arc::clone(&self.shared.events))
-    }
-
     #[inline]
     fn release(&mut self) {
+        if let Armed::Solicited(_) = self.armed {
+            self.settle(self.consumer);
+        }
         // What was read was read before the device may write over it.
         barrier::before_device_reads();
         self.shared.doorbell.set(Word::First, self.consumer & 0xff_ffff);
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
-        let sequence = self.shared.events.load(Ordering::Acquire) & 3;
+        // An event that is raised from here on makes this arming late, but then it is still to be read.
+        self.settle(self.ring.first_unwritten(self.consumer));
         let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
-        let command = sequence << 28 | what | self.consumer & 0xff_ffff;
+        let command = (self.events & 3) << 28 | what | self.consumer & 0xff_ffff;
+        self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
         self.shared.doorbell.set(Word::Second, command);
         self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));
         Ok(())

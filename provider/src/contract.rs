@@ -5,7 +5,6 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
@@ -423,11 +422,6 @@ pub trait CompletionQueue: Send {
 
     /// Gives the slots of all taken completions back to the device.
     fn release(&mut self);
-
-    /// Where the queue's events are to be counted that are read from its channel, if the device needs to know of them.
-    fn event_counter(&self) -> Option<Arc<AtomicU32>> {
-        None
-    }
 
     /// Asks for one event on the completion channel when the next completion arrives, or the next solicited one.
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;

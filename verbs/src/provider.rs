@@ -1,7 +1,6 @@
 //! The provider behind a context, as an enumeration of those built in.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::command::ContextInfo;
@@ -239,10 +238,6 @@ macro_rules! providers {
             #[inline(always)]
             fn release(&mut self) {
                 match self { $(Self::$variant(queue) => queue.release(),)* }
-            }
-
-            fn event_counter(&self) -> Option<Arc<AtomicU32>> {
-                match self { $(Self::$variant(queue) => queue.event_counter(),)* }
             }
 
             #[inline]

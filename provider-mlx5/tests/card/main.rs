@@ -4,6 +4,7 @@
 mod bench;
 mod connected;
 mod datagrams;
+mod events;
 mod lifetime;
 mod shared;
 mod windows;
