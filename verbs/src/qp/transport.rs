@@ -33,6 +33,7 @@ pub struct Rc;
 /// # fn read(qp: &mut Qp<Uc>, remote: Remote) {
 /// let operation = Operation::Read(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
+/// // SAFETY: no elements, so no memory that the device could reach.
 /// unsafe { qp.post_send(&[request]) }.unwrap();
 /// # }
 /// ```
@@ -42,6 +43,7 @@ pub struct Rc;
 /// # fn write(qp: &mut Qp<Uc>, remote: Remote) {
 /// let operation = UcOperation::Write(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
+/// // SAFETY: no elements, so no memory that the device could reach.
 /// unsafe { qp.post_send(&[request]) }.unwrap();
 /// # }
 /// ```
@@ -58,6 +60,7 @@ pub struct Uc;
 /// # fn send(qp: &mut Qp<Ud>) {
 /// let operation = Operation::Send;
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
+/// // SAFETY: no elements, so no memory that the device could reach.
 /// unsafe { qp.post_send(&[request]) }.unwrap();
 /// # }
 /// ```
@@ -67,6 +70,7 @@ pub struct Uc;
 /// # fn read(qp: &mut Qp<Ud>, remote: Remote) {
 /// let operation = Operation::Read(remote);
 /// let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) };
+/// // SAFETY: no elements, so no memory that the device could reach.
 /// unsafe { qp.post_send(&[request]) }.unwrap();
 /// # }
 /// ```
