@@ -252,6 +252,7 @@ impl Mlx5Cq {
     ///
     /// The device marks the end of the old ring with an entry of its own, which counts.
     pub(crate) fn follow(&mut self, ring: Ring) {
+        assert_eq!(ring.shift, self.ring.shift, "entries keep their size");
         let mut index = self.consumer;
         for _ in 0..self.ring.entries() {
             let entry = self.ring.entry(index);
