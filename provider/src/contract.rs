@@ -271,6 +271,27 @@ pub trait SendQueue: Send {
         false
     }
 
+    /// Writes a request as [`SendQueue::try_push`] does, and hands it over with all that was pushed or left before, or,
+    /// where it may be `later`, leaves it for the next doorbell. None where it was declined.
+    ///
+    /// A provider that chooses among several does so once here, not once for each step.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_post(
+        &mut self,
+        request: &SendRequest<'_>,
+        later: bool,
+    ) -> Option<Result<(), DoorbellError>> {
+        // SAFETY: the caller's promise is the same.
+        if !unsafe { self.try_push(request) } {
+            return None;
+        }
+        Some(if later { self.defer() } else { self.ring() })
+    }
+
     /// Writes a request into the next free slot. The device does not see it before [`SendQueue::ring`].
     ///
     /// # Safety

@@ -147,6 +147,16 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
             }
 
+            #[inline(always)]
+            unsafe fn try_post(
+                &mut self,
+                request: &SendRequest<'_>,
+                later: bool,
+            ) -> Option<Result<(), DoorbellError>> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request, later) },)* }
+            }
+
             #[inline]
             unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
                 // SAFETY: the caller's promise is the same.

@@ -52,8 +52,8 @@ const REQUEST: &str = "request in a list";
 
 const ROWS: [Row; 20] = [
     row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), Some(95.0)),
-    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, Some(76.0)),
-    row("post_send_deferred of 1, one element", "deferred sge", None, Some(76.0)),
+    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, Some(60.0)),
+    row("post_send_deferred of 1, one element", "deferred sge", None, Some(60.0)),
     row("start_send, write_inline, defer", "deferred in place", None, Some(60.0)),
     row("post_send of 1, doorbell and all", "post_send 1 inline", Some("post_send 1 inline"), None),
     row(
@@ -62,8 +62,8 @@ const ROWS: [Row; 20] = [
         Some("post_send 32 inline"),
         Some(230.0),
     ),
-    row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, Some(255.0)),
-    row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, Some(255.0)),
+    row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, Some(230.0)),
+    row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, Some(230.0)),
     row("poll_one that finds one", "poll_one", Some("poll_into 1"), Some(40.0)),
     row("poll, next, that finds one", "poll, next", None, Some(40.0)),
     row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), Some(40.0)),

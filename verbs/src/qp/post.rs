@@ -48,9 +48,9 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
         // The commonest of all lists is written right here.
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
-            && unsafe { T::try_push::<P>(&mut self.queue, request) }
+            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.queue, request, false) }
         {
-            return self.queue.ring().map_err(|error| doorbell_error(error, 1));
+            return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the same promise.
         unsafe { self.post_list(requests, false) }
@@ -127,9 +127,9 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     ) -> Result<(), PostError> {
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
-            && unsafe { T::try_push::<P>(&mut self.queue, request) }
+            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.queue, request, true) }
         {
-            return self.queue.defer().map_err(|error| doorbell_error(error, 1));
+            return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the same promise.
         unsafe { self.post_list(requests, true) }

@@ -1,6 +1,6 @@
 //! Transports as types.
 
-use bareverbs_provider::contract::{Provider, SendQueue};
+use bareverbs_provider::contract::{DoorbellError, Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::Datagram;
@@ -149,6 +149,24 @@ pub(super) mod private {
             false
         }
 
+        /// Posts a request of the transport's own kind the short way, with the doorbell now or later, or not at all.
+        ///
+        /// # Safety
+        ///
+        /// As for [`SendQueue::push`].
+        #[inline(always)]
+        unsafe fn try_post<P: Provider>(
+            queue: &mut P::Sq,
+            request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
+            later: bool,
+        ) -> Option<Result<(), DoorbellError>>
+        where
+            Self: Transport,
+        {
+            let _ = (queue, request, later);
+            None
+        }
+
         /// Pushes a request of the transport's own kind.
         ///
         /// # Safety
@@ -188,6 +206,16 @@ pub(super) mod private {
             unsafe { queue.try_push(request) }
         }
 
+        #[inline(always)]
+        unsafe fn try_post<P: Provider>(
+            queue: &mut P::Sq,
+            request: &SendRequest<'_>,
+            later: bool,
+        ) -> Option<Result<(), DoorbellError>> {
+            // SAFETY: the caller's promise is the same.
+            unsafe { queue.try_post(request, later) }
+        }
+
         #[inline]
         unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), Refusal> {
             // SAFETY: the caller's promise is the same.
@@ -200,6 +228,16 @@ pub(super) mod private {
         unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_, UcOperation>) -> bool {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.try_push(&request.with(request.operation.into())) }
+        }
+
+        #[inline(always)]
+        unsafe fn try_post<P: Provider>(
+            queue: &mut P::Sq,
+            request: &SendRequest<'_, UcOperation>,
+            later: bool,
+        ) -> Option<Result<(), DoorbellError>> {
+            // SAFETY: the caller's promise is the same.
+            unsafe { queue.try_post(&request.with(request.operation.into()), later) }
         }
 
         #[inline]
