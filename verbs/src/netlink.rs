@@ -40,8 +40,9 @@ pub use self::resources::{
 pub use self::system::SystemInfo;
 use crate::{Error, Guid, Result};
 
-/// The largest datagram that the kernel answers with (`NLMSG_GOODSIZE` and dumps of up to 32 KiB).
-const ANSWER_BYTES: usize = 64 * 1024;
+/// The largest datagram that the kernel answers with: a dump of 32 KiB (`netlink_dump` in `net/netlink/af_netlink.c`),
+/// single answers have less.
+const ANSWER_BYTES: usize = 32 * 1024;
 
 /// Bytes of the longest name of a device (`IB_DEVICE_NAME_MAX` less the zero byte).
 const DEVICE_NAME: usize = 63;

@@ -5,12 +5,15 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::HcaPort;
 
 use crate::process::bind_to_parent;
 
+/// How often cards were started; each time they lie in another folder.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
 /// The name of the socket that takes wishes.
 const CONTROL: &str = "control";
 
@@ -29,7 +32,8 @@ pub struct Hca {
 impl Hca {
     /// Starts `program` (the binary of `tests/hca`) with further arguments and waits until the cards are there.
     pub fn start(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
-        let folder = std::env::temp_dir().join(format!("bareverbs-hca-{}", std::process::id()));
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("bareverbs-hca-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
         let sockets: Vec<_> = (1..=hosts).map(|host| folder.join(format!("host{host}"))).collect();
         let kind = match port {

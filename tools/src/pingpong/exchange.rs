@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -19,7 +19,7 @@ use rustix::net::{
 };
 
 use super::record::{BadRecord, RECORD_LEN, Record};
-use crate::stop::{Interrupted, Stop, Wake};
+use crate::stop::{Interrupted, Patience, Stop, Wake};
 
 /// How long the peer may take for each step of the exchange; a server waits for its client without limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
@@ -172,7 +172,7 @@ impl<'s> Peer<'s> {
             Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno.into()),
         }
-        match stop.wait(socket.as_fd(), PollFlags::OUT, Some(Instant::now() + patience))? {
+        match stop.wait(socket.as_fd(), PollFlags::OUT, Some(&mut Patience::of(patience)))? {
             Wake::Stopped => Ok(None),
             Wake::TimedOut => {
                 Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {}", seconds(patience))))
@@ -192,8 +192,7 @@ impl<'s> Peer<'s> {
 
     /// Reads the peer's records from so many places: as many as this side has, and blank ones.
     pub(crate) fn receive_records(&self, ours: usize, places: usize) -> Result<Vec<Record>, ExchangeError> {
-        let mut bytes = vec![0; places * RECORD_LEN];
-        self.receive(&mut bytes, What::PeersRecords(places))?;
+        let bytes = self.receive(What::PeersRecords(places))?;
         let (records, _) = bytes.as_chunks();
         let mut records = records.iter().map(Record::decode).collect::<Result<Vec<_>, _>>()?;
         // Nobody's own queue pair has the number 0.
@@ -212,14 +211,13 @@ impl<'s> Peer<'s> {
 
     /// Waits for the client's end of the exchange.
     pub(crate) fn receive_done(&self) -> Result<(), ExchangeError> {
-        let mut bytes = [0; DONE.len()];
-        self.receive(&mut bytes, What::Done)?;
-        if &bytes == DONE { Ok(()) } else { Err(ExchangeError::NotDone(bytes.escape_ascii().to_string())) }
+        let bytes = self.receive(What::Done)?;
+        if bytes == DONE { Ok(()) } else { Err(ExchangeError::NotDone(bytes.escape_ascii().to_string())) }
     }
 
     fn send(&self, bytes: &[u8], what: What) -> Result<(), ExchangeError> {
         let failed = |source| ExchangeError::Write { what, source };
-        let deadline = Instant::now() + self.patience;
+        let mut patience = Patience::of(self.patience);
         loop {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
                 Ok(written) if written == bytes.len() => return Ok(()),
@@ -227,7 +225,7 @@ impl<'s> Peer<'s> {
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
-            match self.stop.wait(self.socket.as_fd(), PollFlags::OUT, Some(deadline)).map_err(failed)? {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::OUT, Some(&mut patience)).map_err(failed)? {
                 Wake::Stopped => return Err(Interrupted.into()),
                 Wake::TimedOut => return Err(failed(io::ErrorKind::TimedOut.into())),
                 Wake::Ready => {}
@@ -235,13 +233,15 @@ impl<'s> Peer<'s> {
         }
     }
 
-    /// Fills `bytes`, in however many pieces they arrive, and takes nothing but them.
-    fn receive(&self, bytes: &mut [u8], what: What) -> Result<(), ExchangeError> {
+    /// Takes what is due, in however many pieces it arrives.
+    fn receive(&self, what: What) -> Result<Vec<u8>, ExchangeError> {
         let failed = |source| ExchangeError::Read { what, source };
-        let deadline = Instant::now() + self.patience;
+        let mut patience = Patience::of(self.patience);
+        // Each side speaks only when it was spoken to, so nothing more may be waiting: there is room to notice it.
+        let mut bytes = vec![0; what.len() + 1];
         let mut received = 0;
-        while received < bytes.len() {
-            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(deadline)).map_err(failed)? {
+        while received < what.len() {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(&mut patience)).map_err(failed)? {
                 Wake::Stopped => return Err(Interrupted.into()),
                 Wake::TimedOut => {
                     return Err(ExchangeError::Stalled { what, received, patience: self.patience });
@@ -255,11 +255,11 @@ impl<'s> Peer<'s> {
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
-        // Each side speaks only when it was spoken to, so nothing more may be waiting.
-        match recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK) {
-            Ok((1.., _)) => Err(ExchangeError::TooMuch { what }),
-            _ => Ok(()),
+        if received > what.len() {
+            return Err(ExchangeError::TooMuch { what });
         }
+        bytes.truncate(received);
+        Ok(bytes)
     }
 }
 

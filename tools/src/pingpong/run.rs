@@ -19,14 +19,14 @@ use super::rally::{Due, RECV_ID, Rally, SEND_ID, Side};
 use super::record::Record;
 use crate::cli::pingpong::{Kind, Plan};
 use crate::say;
-use crate::stop::{Interrupted, Stop, Wake};
+use crate::stop::{Interrupted, Patience, Stop, Wake};
 
 /// How long the peer's queue pair gets to answer the question whether it is still there: all retries, and more.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a failed queue pair gets to flush its receives.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Looks at an empty completion queue between two looks at the clock and for a signal.
-const SPINS: u32 = 4096;
+/// Looks at an empty completion queue between two looks at the clock and for a signal: few at first, then more.
+const SPINS: Range<u32> = 1 << 12..1 << 20;
 /// The completion queue's name in its events.
 const CQ_DATA: u64 = 1;
 
@@ -262,9 +262,10 @@ impl<'a, Q: Queues> Player<'a, Q> {
     /// Looks for a completion until there is one, or nothing for too long.
     fn spin(&mut self) -> Result<Option<WorkCompletion>> {
         let mut deadline = None;
+        let mut spins = SPINS.start;
         loop {
             self.stop.check()?;
-            for _ in 0..SPINS {
+            for _ in 0..spins {
                 if let Some(completion) = self.cq.poll_one() {
                     return Ok(Some(completion));
                 }
@@ -273,6 +274,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
             if now >= *deadline.get_or_insert(now + PATIENCE) {
                 return Ok(None);
             }
+            spins = (2 * spins).min(SPINS.end);
         }
     }
 
@@ -284,7 +286,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
                 return Ok(Some(completion));
             }
             let channel = self.channel.as_ref().context("events without a completion channel")?;
-            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(Instant::now() + PATIENCE))? {
+            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Patience::of(PATIENCE)))? {
                 Wake::Ready => {}
                 Wake::TimedOut => return Ok(None),
                 Wake::Stopped => return Err(Interrupted.into()),

@@ -1,0 +1,99 @@
+//! The test binaries that run in guests.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::build;
+
+/// The crates whose test binaries run in the lab.
+const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
+
+/// A test in a binary.
+pub(super) struct GuestTest {
+    pub(super) binary: String,
+    pub(super) name: String,
+}
+
+impl GuestTest {
+    pub(super) fn title(&self) -> String {
+        let crate_name = self.binary.rsplit_once('-').map_or(self.binary.as_str(), |(name, _)| name);
+        format!("{crate_name}::{}", self.name)
+    }
+}
+
+/// A message of `cargo test --message-format=json`, as far as it matters here.
+#[derive(Deserialize)]
+struct Artifact {
+    executable: Option<PathBuf>,
+    target: Option<Target>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+}
+
+/// Builds the test binaries for the guest: the folder they are in, and their tests.
+pub(super) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
+    let mut cargo = build::static_cargo("test");
+    cargo.args(["--no-run", "--quiet", "--message-format=json"]).args(build::GUEST_PROFILE);
+    for name in GUEST_TEST_CRATES {
+        cargo.args(["--package", name]);
+    }
+    let output = cargo.stderr(Stdio::inherit()).output().context("running cargo")?;
+    if !output.status.success() {
+        bail!("the kernel tests could not be built");
+    }
+    let mut folder = None;
+    let mut tests = Vec::new();
+    for line in output.stdout.split(|&byte| byte == b'\n') {
+        let Ok(Artifact { executable: Some(binary), target: Some(target) }) = serde_json::from_slice(line)
+        else {
+            continue;
+        };
+        if target.kind != ["test"] {
+            continue;
+        }
+        folder = binary.parent().map(Path::to_owned);
+        tests.extend(list(&binary)?);
+    }
+    Ok((folder.context("no crate has kernel tests")?, tests))
+}
+
+/// What the tests that run in guests are called.
+pub(crate) fn guest_test_titles() -> Result<Vec<String>> {
+    Ok(guest_tests()?.1.iter().map(GuestTest::title).collect())
+}
+
+fn list(binary: &Path) -> Result<Vec<GuestTest>> {
+    let output = Command::new(binary).arg("--list").output();
+    let output = output.with_context(|| format!("starting {}", binary.display()))?;
+    let name = binary.file_name().unwrap_or_default().to_string_lossy();
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text
+        .lines()
+        .filter_map(listed_name)
+        .map(|test| GuestTest { binary: name.clone().into_owned(), name: test.to_owned() })
+        .collect())
+}
+
+/// `name: test`, or `[kind] name: test`
+fn listed_name(line: &str) -> Option<&str> {
+    let name = line.strip_suffix(": test")?;
+    Some(name.rsplit_once("] ").map_or(name, |(_, name)| name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_tests_may_have_a_kind() {
+        assert_eq!(listed_name("[left out, needs the lab] a::b: test"), Some("a::b"));
+        assert_eq!(listed_name("plain: test"), Some("plain"));
+        assert_eq!(listed_name("2 tests, 0 benchmarks"), None);
+    }
+}

@@ -1,0 +1,333 @@
+//! The lab at work: several guests side by side, each taking the next test of its kernel.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use bareverbs_lab::{
+    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, Peers, Programs, Series, Setup, Tools,
+    fetch_headers,
+};
+
+use super::binaries::{GuestTest, guest_tests};
+use super::outcome::{Outcome, Table, judge};
+use crate::hca::{self, Bench};
+use crate::{build, fastpath, lab, two_hosts};
+
+/// Kinds of cards to test.
+const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
+/// Where the guest sees the test binaries.
+const GUEST_FOLDER: &str = "/lab/tests";
+/// How long one test may take in a guest.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The test that a guest's kernel takes when it is switched off.
+const SOUND: &str = "the kernel stays sound";
+
+/// What guests are made of.
+pub(super) struct Lab {
+    cache: Cache,
+    tools: Tools,
+    kernels: Vec<(String, Kernel)>,
+    pub(super) peers: Peers,
+}
+
+impl Lab {
+    pub(super) fn fetch(wanted: &[String]) -> Result<Self> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        println!("QEMU {}", tools.version);
+        let wanted = if wanted.is_empty() {
+            Series::RELEASED.iter().map(Series::to_string).collect()
+        } else {
+            wanted.to_vec()
+        };
+        let mut kernels = Vec::new();
+        for name in wanted {
+            let kernel = lab::kernel(&cache, &tools, &name)?;
+            println!("kernel {}", kernel.version);
+            kernels.push((name, kernel));
+        }
+        let peers = Peers::fetch(&cache, false)?;
+        println!("rdma-core {}", peers.version);
+        for series in Series::RELEASED {
+            println!("headers {}", fetch_headers(&cache, series, false)?.version);
+        }
+        Ok(Self { cache, tools, kernels, peers })
+    }
+}
+
+/// Tests that bring guests of their own.
+enum Special {
+    FastPath,
+    Hosts(&'static str, two_hosts::Test),
+    Cards(HcaPort, Vec<(String, hca::Test)>),
+}
+
+/// What runs on one kernel.
+struct Station<'a> {
+    name: &'a str,
+    kernel: &'a Kernel,
+    tests: VecDeque<&'a GuestTest>,
+    specials: VecDeque<Special>,
+    /// How many guests take from `tests`.
+    guests: usize,
+}
+
+/// What is to be done next by a worker that has no guest.
+enum Job<'a> {
+    /// Tests of a station, in a guest.
+    Guest(usize),
+    Special(&'a str, &'a Kernel, Special),
+}
+
+/// The tests that were asked for.
+pub(super) struct Plan<'a> {
+    lab: &'a Lab,
+    programs: Programs,
+    folder: PathBuf,
+    tests: Vec<GuestTest>,
+    filter: Option<&'a str>,
+    cards_only: bool,
+}
+
+impl<'a> Plan<'a> {
+    /// Builds what the tests need.
+    pub(super) fn new(lab: &'a Lab, filter: Option<&'a str>) -> Result<Self> {
+        let programs = build::guest_programs()?;
+        // Tests of cards need no binaries.
+        let cards_only = filter.is_some_and(|filter| filter.starts_with(hca::PREFIX));
+        let (folder, mut tests) = if cards_only { Default::default() } else { guest_tests()? };
+        tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
+        Ok(Self { lab, programs, folder, tests, filter, cards_only })
+    }
+
+    /// Runs all of them, in so many guests (or groups of guests) at the same time.
+    pub(super) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
+        let stations: Vec<_> =
+            self.lab.kernels.iter().map(|(name, kernel)| self.station(name, kernel)).collect();
+        if stations.iter().all(|station| station.tests.is_empty() && station.specials.is_empty()) {
+            bail!("no kernel test is named like `{}`", self.filter.unwrap_or_default());
+        }
+        // What is built while guests run would take their time.
+        for special in stations.iter().flat_map(|station| &station.specials) {
+            match special {
+                Special::FastPath => drop(build::fastpath()?),
+                Special::Cards(..) => drop(build::card()?),
+                Special::Hosts(..) => {}
+            }
+        }
+        let kernels = stations.iter().map(|station| station.name.to_owned()).collect();
+        let board = Mutex::new(Board {
+            stations,
+            table: Table { kernels, rows: BTreeMap::new() },
+            stopped: false,
+        });
+        thread::scope(|scope| {
+            let work = || Worker { plan: self, accelerator, board: &board }.work();
+            let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("workers don't panic"))
+        })?;
+        Ok(board.into_inner().unwrap_or_else(PoisonError::into_inner).table)
+    }
+
+    fn station<'b>(&'b self, name: &'b str, kernel: &'b Kernel) -> Station<'b> {
+        let mut specials = VecDeque::new();
+        // The cards' turn takes minutes for each kernel and kind of port: only where they are asked for.
+        for port in PORTS.into_iter().filter(|_| self.cards_only) {
+            let tests = hca::tests(port, name == two_hosts::KERNEL, self.filter);
+            if !tests.is_empty() {
+                specials.push_back(Special::Cards(port, tests));
+            }
+        }
+        let wanted = |title: &str| self.filter.is_none_or(|filter| title.contains(filter));
+        if name == fastpath::KERNEL && wanted(fastpath::TITLE) {
+            specials.push_back(Special::FastPath);
+        }
+        if name == two_hosts::KERNEL {
+            let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(tests.map(|(title, test)| Special::Hosts(title, test)));
+        }
+        Station { name, kernel, tests: self.tests.iter().collect(), specials, guests: 0 }
+    }
+}
+
+/// What the workers share.
+struct Board<'a> {
+    stations: Vec<Station<'a>>,
+    table: Table,
+    /// Whether one of them gave up.
+    stopped: bool,
+}
+
+impl<'a> Board<'a> {
+    /// First a kernel that nobody tests yet, then what brings its own guests, then a hand for a kernel with much to do.
+    fn next(&mut self) -> Option<Job<'a>> {
+        if self.stopped {
+            return None;
+        }
+        if let Some(alone) = self.stations.iter().position(|at| at.guests == 0 && !at.tests.is_empty()) {
+            self.stations[alone].guests += 1;
+            return Some(Job::Guest(alone));
+        }
+        for station in &mut self.stations {
+            if let Some(special) = station.specials.pop_front() {
+                return Some(Job::Special(station.name, station.kernel, special));
+            }
+        }
+        let waiting = self.stations.iter().enumerate().filter(|(_, at)| !at.tests.is_empty());
+        let (longest, station) = waiting.max_by_key(|(_, at)| at.tests.len() / at.guests)?;
+        // A guest takes as long to boot as some tests do.
+        if station.tests.len() / station.guests < 8 {
+            return None;
+        }
+        self.stations[longest].guests += 1;
+        Some(Job::Guest(longest))
+    }
+}
+
+/// A thread that boots guests and gives them work.
+struct Worker<'a, 'b> {
+    plan: &'b Plan<'b>,
+    accelerator: Accelerator,
+    board: &'a Mutex<Board<'b>>,
+}
+
+impl<'b> Worker<'_, 'b> {
+    fn work(&self) -> Result<()> {
+        while let Some(job) = { self.board().next() } {
+            let done = match job {
+                Job::Guest(station) => self.tests_of(station),
+                Job::Special(name, kernel, special) => self.special(name, kernel, special),
+            };
+            if done.is_err() {
+                self.board().stopped = true;
+                return done;
+            }
+        }
+        Ok(())
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board<'b>> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One host with the Debian root.
+    fn setup<'c>(&'c self, kernel: &'c Kernel) -> Setup<'c> {
+        let lab = self.plan.lab;
+        Setup {
+            cache: &lab.cache,
+            tools: &lab.tools,
+            kernel,
+            programs: &self.plan.programs,
+            hosts: 1,
+            peers: Some(lab.peers.root.clone()),
+            shares: Vec::new(),
+            accelerator: self.accelerator,
+            instruction_clock: false,
+            recording: None,
+            hca: None,
+        }
+    }
+
+    /// Says how a test ended.
+    fn report(&self, kernel: &str, title: &str, outcome: Outcome, log: &str, begin: Instant) {
+        self.board().table.enter(kernel, title, outcome, log, begin.elapsed());
+    }
+
+    /// Says how a test ended that tells by its result.
+    fn judged(&self, kernel: &str, title: &str, result: Result<()>, begin: Instant) {
+        let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
+        let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
+        self.report(kernel, title, outcome, &log, begin);
+    }
+
+    /// Runs a station's tests in one guest, and in a new one after a test has broken it.
+    fn tests_of(&self, station: usize) -> Result<()> {
+        let (name, kernel) = {
+            let at = &self.board().stations[station];
+            (at.name, at.kernel)
+        };
+        let setup = Setup {
+            shares: vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())],
+            ..self.setup(kernel)
+        };
+        let mut guests = None;
+        while let Some(test) = self.take(station) {
+            let begin = Instant::now();
+            let booted = match guests.take() {
+                Some(booted) => booted,
+                None => {
+                    let booted = Guests::boot(&setup)?;
+                    println!("{name}: {} is up in {:.1} s", kernel.version, begin.elapsed().as_secs_f64());
+                    booted
+                }
+            };
+            let begin = Instant::now();
+            let (outcome, log) = run(booted, test, &mut guests)?;
+            self.report(name, &test.title(), outcome, &log, begin);
+        }
+        self.board().stations[station].guests -= 1;
+        if let Some(Err(error)) = guests.map(Guests::shut_down) {
+            self.judged(name, SOUND, Err(error), Instant::now());
+        }
+        Ok(())
+    }
+
+    fn take(&self, station: usize) -> Option<&'b GuestTest> {
+        let mut board = self.board();
+        if board.stopped { None } else { board.stations[station].tests.pop_front() }
+    }
+
+    fn special(&self, name: &str, kernel: &Kernel, special: Special) -> Result<()> {
+        let setup = self.setup(kernel);
+        let begin = Instant::now();
+        match special {
+            Special::FastPath => {
+                let (figures, above) =
+                    fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers)?;
+                let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
+                self.report(name, fastpath::TITLE, outcome, &figures, begin);
+            }
+            Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
+            Special::Cards(port, tests) => {
+                let mut bench = Bench::new(&setup, port)?;
+                for (title, test) in tests {
+                    let begin = Instant::now();
+                    let result = bench.run(test);
+                    self.judged(name, &title, result, begin);
+                }
+                if let Err(error) = bench.end() {
+                    self.judged(name, SOUND, Err(error), Instant::now());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Runs one test; hands the guest back unless it is lost.
+fn run(mut booted: Guests, test: &GuestTest, guests: &mut Option<Guests>) -> Result<(Outcome, String)> {
+    let program = format!("{GUEST_FOLDER}/{}", test.binary);
+    let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"].map(str::to_owned);
+    match booted.run(0, Exec { argv: argv.into(), ..Exec::default() }, LIMIT) {
+        Ok(finished) => {
+            *guests = Some(booted);
+            let log = format!(
+                "{}{}",
+                String::from_utf8_lossy(&finished.stdout),
+                String::from_utf8_lossy(&finished.stderr)
+            );
+            Ok(if finished.timed_out {
+                (Outcome::Failed, format!("{log}killed after {} s", LIMIT.as_secs()))
+            } else {
+                judge(finished.status, &log)
+            })
+        }
+        // The guest is lost; the tests that follow get a new one.
+        Err(error) if error.is::<Failure>() => Ok((Outcome::Failed, error.to_string())),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,150 @@
+//! How tests ended, by name and kernel.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::print::heading;
+
+/// How a test ended on one kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed,
+}
+
+/// Outcomes by test name and kernel.
+pub(super) struct Table {
+    pub(super) kernels: Vec<String>,
+    pub(super) rows: BTreeMap<String, BTreeMap<String, Outcome>>,
+}
+
+impl Table {
+    /// Says how a test ended on a kernel, and keeps it.
+    pub(super) fn enter(&mut self, kernel: &str, title: &str, outcome: Outcome, log: &str, time: Duration) {
+        let seconds = time.as_secs_f64();
+        match &outcome {
+            Outcome::Passed => println!("{kernel}: {title} ... ok ({seconds:.1} s)"),
+            Outcome::Skipped(reason) => println!("{kernel}: {title} ... skipped: {reason}"),
+            Outcome::Failed => println!("{kernel}: {title} ... FAILED ({seconds:.1} s)\n{}", log.trim_end()),
+        }
+        // What several guests are judged by fails with one of them.
+        let row = self.rows.entry(title.to_owned()).or_default();
+        if row.get(kernel) != Some(&Outcome::Failed) {
+            row.insert(kernel.to_owned(), outcome);
+        }
+    }
+
+    pub(super) fn print(&self) {
+        heading("By test and kernel");
+        let width = self.rows.keys().map(String::len).max().unwrap_or(0).max(4);
+        let line = |name: &str, cells: &[&str]| {
+            let cells: String = cells.iter().map(|cell| format!("  {cell:8}")).collect();
+            println!("{name:width$}{}", cells.trim_end());
+        };
+        line("test", &self.kernels.iter().map(String::as_str).collect::<Vec<_>>());
+        for (name, row) in &self.rows {
+            let cell = |kernel: &String| match row.get(kernel) {
+                Some(Outcome::Passed) => "ok",
+                Some(Outcome::Skipped(_)) => "skipped",
+                Some(Outcome::Failed) => "FAILED",
+                None => "-",
+            };
+            line(name, &self.kernels.iter().map(cell).collect::<Vec<_>>());
+        }
+        for (name, row) in &self.rows {
+            for (kernel, outcome) in row {
+                if let Outcome::Skipped(reason) = outcome {
+                    println!("skipped on {kernel}: {name}: {reason}");
+                }
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Totals {
+    pub(super) passed: usize,
+    pub(super) failed: usize,
+    pub(super) skipped: usize,
+}
+
+impl Totals {
+    pub(super) fn add(&mut self, table: &Table) {
+        for outcome in table.rows.values().flat_map(|row| row.values()) {
+            match outcome {
+                Outcome::Passed => self.passed += 1,
+                Outcome::Skipped(_) => self.skipped += 1,
+                Outcome::Failed => self.failed += 1,
+            }
+        }
+    }
+}
+
+/// Reads what the test binary said about its one test.
+pub(super) fn judge(status: u8, log: &str) -> (Outcome, String) {
+    let counts = log.lines().rev().find_map(result_line);
+    let outcome = match (status, counts) {
+        (0, Some((1, 0))) => Outcome::Passed,
+        (0, Some((0, 0))) => {
+            match log.rsplit_once("ignored (").and_then(|(_, rest)| rest.split_once(")\n")) {
+                Some((reason, _)) => Outcome::Skipped(reason.to_owned()),
+                None => Outcome::Failed,
+            }
+        }
+        _ => Outcome::Failed,
+    };
+    let ended = if counts.is_none() {
+        format!("\nthe test binary ended with status {status}")
+    } else {
+        String::new()
+    };
+    (outcome, format!("{}{ended}", log.trim_end()))
+}
+
+/// `test result: ok. 3 passed; 0 failed; 1 ignored; …`
+pub(super) fn result_line(line: &str) -> Option<(usize, usize)> {
+    let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
+    let count = |what: &str| {
+        let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;
+        part.trim().parse().ok()
+    };
+    Some((count("passed")?, count("failed")?))
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read_from_the_result_line() {
+        let line =
+            "test result: ok. 30 passed; 0 failed; 4 ignored; 0 measured; 0 filtered out; finished in 0.00s";
+        assert_eq!(result_line(line), Some((30, 0)));
+        assert_eq!(
+            result_line("test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured"),
+            Some((1, 2))
+        );
+        assert_eq!(result_line("test a ... ok"), None);
+    }
+
+    #[test]
+    fn only_a_test_that_ran_and_succeeded_has_passed() {
+        let passed = "test a ... ok\n\ntest result: ok. 1 passed; 0 failed; 0 ignored; 0 measured\n";
+        assert_eq!(judge(0, passed).0, Outcome::Passed);
+        assert_eq!(judge(101, passed).0, Outcome::Failed);
+        assert_eq!(judge(139, "test a ... ").0, Outcome::Failed);
+        assert_eq!(
+            judge(0, "test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured\n").0,
+            Outcome::Failed
+        );
+    }
+
+    #[test]
+    fn a_skipped_test_carries_its_reason() {
+        let log = "test a ... ignored (no DMA handles (before 7.0))\n\n\
+                   test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n";
+        assert_eq!(judge(0, log).0, Outcome::Skipped("no DMA handles (before 7.0)".into()));
+    }
+}
