@@ -39,14 +39,16 @@ pub(crate) fn cargo() -> Command {
 
 /// Builds the guest's init and our tool.
 pub(crate) fn guest_programs() -> Result<Programs> {
-    let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", "--release", "--package", "bareverbs-lab-init", "--package", "bareverbs-tools"]);
-    if !cargo.status().context("running cargo")?.success() {
-        bail!("the guest's programs could not be built");
+    for (profile, package) in [("quick", "bareverbs-lab-init"), ("release", "bareverbs-tools")] {
+        let mut cargo = static_cargo("build");
+        cargo.args(["--quiet", "--profile", profile, "--package", package]);
+        if !cargo.status().context("running cargo")?.success() {
+            bail!("the guest's programs could not be built");
+        }
     }
-    let folder = target_folder().join(TARGET).join("release");
-    let on_path = BTreeMap::from([(TOOL.to_owned(), folder.join(TOOL))]);
-    Ok(Programs { init: folder.join("bareverbs-lab-init"), on_path })
+    let folder = target_folder().join(TARGET);
+    let on_path = BTreeMap::from([(TOOL.to_owned(), folder.join("release").join(TOOL))]);
+    Ok(Programs { init: folder.join("quick/bareverbs-lab-init"), on_path })
 }
 
 /// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised a little: it takes
@@ -71,11 +73,12 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
 }
 
 /// Builds the RDMA card.
-pub(crate) fn card() -> Result<std::path::PathBuf> {
-    if !cargo().args(["build", "--quiet", "--release", "--package", "bareverbs-hca"]).status()?.success() {
+pub(crate) fn card() -> Result<PathBuf> {
+    let arguments = ["build", "--quiet", "--profile", "quick", "--package", "bareverbs-hca"];
+    if !cargo().args(arguments).status().context("running cargo")?.success() {
         bail!("the RDMA card could not be built");
     }
-    Ok(workspace().join("target/release/bareverbs-hca"))
+    Ok(workspace().join("target/quick/bareverbs-hca"))
 }
 
 /// Where our tool was built.

@@ -120,11 +120,8 @@ impl<'a> Plan<'a> {
             }
         }
         let kernels = stations.iter().map(|station| station.name.to_owned()).collect();
-        let board = Mutex::new(Board {
-            stations,
-            table: Table { kernels, rows: BTreeMap::new() },
-            stopped: false,
-        });
+        let board =
+            Mutex::new(Board { stations, table: Table { kernels, rows: BTreeMap::new() }, stopped: false });
         thread::scope(|scope| {
             let work = || Worker { plan: self, accelerator, board: &board }.work();
             let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
@@ -250,10 +247,8 @@ impl<'b> Worker<'_, 'b> {
             let at = &self.board().stations[station];
             (at.name, at.kernel)
         };
-        let setup = Setup {
-            shares: vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())],
-            ..self.setup(kernel)
-        };
+        let setup =
+            Setup { shares: vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())], ..self.setup(kernel) };
         let mut guests = None;
         while let Some(test) = self.take(station) {
             let begin = Instant::now();

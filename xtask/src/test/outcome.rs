@@ -112,7 +112,6 @@ pub(super) fn result_line(line: &str) -> Option<(usize, usize)> {
     Some((count("passed")?, count("failed")?))
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
