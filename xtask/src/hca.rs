@@ -1,5 +1,5 @@
-//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs: two hosts on one fabric, for each kernel and each kind
-//! of port.
+//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs, for each kind of port:
+//! one host for the short part, else two on one fabric.
 
 mod games;
 mod resets;
@@ -13,6 +13,8 @@ use crate::build;
 
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";
+/// The kernels on which the short part runs: the oldest and the newest.
+pub(crate) const SHORT_ON: [&str; 2] = ["6.1", "7.2"];
 /// How long one script may take, and to end when it is killed.
 const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);
@@ -22,41 +24,54 @@ const PRELUDE: &str = include_str!("hca/prelude.sh");
 /// A test.
 pub(crate) type Test = fn(&mut Bench<'_>) -> Result<()>;
 
-/// All of them in their order, by name.
-const TESTS: [(&str, Test); 8] = [
-    ("games_within_a_host", games::within),
-    ("games_between_hosts", games::between),
-    ("the_kernels_have_nothing_to_complain_of", games::no_complaints),
-    ("a_part_of_pyverbs", games::pyverbs),
-    ("a_cable_pulled_and_put_back_is_noticed", resets::cable),
-    ("unbound_and_bound_under_traffic", resets::unbind),
-    ("reloaded_by_devlink_under_traffic", resets::reload),
-    ("reset_under_the_driver", resets::function_reset),
-];
-/// Those that boot hosts again, which takes long and differs little between kernels.
-const ONCE: [(&str, Test); 2] =
-    [("a_killed_guest_comes_back", resets::killed_guest), ("cards_are_replaced", resets::replaced_cards)];
+/// How much is tested; each part includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Extent {
+    /// What fits into every test run.
+    Short,
+    /// What may differ between kernels.
+    Kernel,
+    /// Also what boots hosts again, which takes long and differs little between kernels.
+    All,
+}
 
-/// The tests for a kind of port whose names contain the filter; all, or those for every kernel.
-pub(crate) fn tests(port: HcaPort, all: bool, filter: Option<&str>) -> Vec<(String, Test)> {
+/// All of them in their order, by name.
+const TESTS: [(&str, Test, Extent); 10] = [
+    ("games_within_a_host", games::within, Extent::Short),
+    ("games_between_hosts", games::between, Extent::Kernel),
+    ("the_kernels_have_nothing_to_complain_of", games::no_complaints, Extent::Short),
+    ("a_part_of_pyverbs", games::pyverbs, Extent::Kernel),
+    ("a_cable_pulled_and_put_back_is_noticed", resets::cable, Extent::Kernel),
+    ("unbound_and_bound_under_traffic", resets::unbind, Extent::Kernel),
+    ("reloaded_by_devlink_under_traffic", resets::reload, Extent::Kernel),
+    ("reset_under_the_driver", resets::function_reset, Extent::Short),
+    ("a_killed_guest_comes_back", resets::killed_guest, Extent::All),
+    ("cards_are_replaced", resets::replaced_cards, Extent::All),
+];
+
+/// The tests of this extent for a kind of port whose names contain the filter.
+pub(crate) fn tests(port: HcaPort, extent: Extent, filter: Option<&str>) -> Vec<(String, Test)> {
     let kind = if port == HcaPort::Ib { "ib" } else { "roce" };
-    let once = if all { &ONCE[..] } else { &[] };
-    let named = TESTS.iter().chain(once).map(|(name, test)| (format!("{PREFIX}{kind}::{name}"), *test));
+    let within = TESTS.iter().filter(|(_, _, from)| *from <= extent);
+    let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
     named.filter(|(title, _)| filter.is_none_or(|filter| title.contains(filter))).collect()
 }
 
-/// Two hosts with a card each.
+/// Hosts with a card each.
 pub(crate) struct Bench<'a> {
     setup: &'a Setup<'a>,
     pub(crate) port: HcaPort,
+    hosts: u8,
     cards: Hca,
     guests: Option<Guests>,
 }
 
 impl<'a> Bench<'a> {
     /// Starts the cards. The hosts are booted by the first test.
-    pub(crate) fn new(setup: &'a Setup<'a>, port: HcaPort) -> Result<Self> {
-        Ok(Self { setup, port, cards: Hca::start(&build::card()?, port, 2, &[])?, guests: None })
+    pub(crate) fn new(setup: &'a Setup<'a>, port: HcaPort, extent: Extent) -> Result<Self> {
+        let hosts = if extent == Extent::Short { 1 } else { 2 };
+        let cards = Hca::start(&build::card()?, port, hosts, &[])?;
+        Ok(Self { setup, port, hosts, cards, guests: None })
     }
 
     /// Runs a test; after a failure of a kernel the next test gets new hosts.
@@ -83,10 +98,15 @@ impl<'a> Bench<'a> {
     fn boot_if_needed(&mut self) -> Result<()> {
         if self.guests.is_none() {
             let begin = Instant::now();
-            self.guests = Some(Guests::boot(&with_cards(self.setup, &self.cards))?);
-            println!("two hosts up in {:.1} s", begin.elapsed().as_secs_f64());
+            self.guests = Some(Guests::boot(&self.with_cards())?);
+            let hosts = if self.hosts == 1 { "host" } else { "hosts" };
+            println!("{hosts} up in {:.1} s", begin.elapsed().as_secs_f64());
         }
         Ok(())
+    }
+
+    fn with_cards(&self) -> Setup<'_> {
+        Setup { hosts: self.hosts, hca: Some(&self.cards), shares: Vec::new(), ..self.setup.clone() }
     }
 
     fn guests(&mut self) -> Result<&mut Guests> {
@@ -157,8 +177,4 @@ impl<'a> Bench<'a> {
         let argv = ["bash", "-c", &format!("{PRELUDE}\n{script}")].map(str::to_owned).into();
         Exec { argv, env: vec![("PORT".to_owned(), port.to_owned())], ..Exec::default() }
     }
-}
-
-fn with_cards<'a>(setup: &Setup<'a>, cards: &'a Hca) -> Setup<'a> {
-    Setup { hosts: 2, hca: Some(cards), shares: Vec::new(), ..setup.clone() }
 }

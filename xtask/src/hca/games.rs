@@ -60,7 +60,7 @@ pub(super) fn between(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 pub(super) fn no_complaints(bench: &mut Bench<'_>) -> Result<()> {
-    for host in 0..2 {
+    for host in 0..usize::from(bench.hosts) {
         let script =
             format!("dmesg -l emerg,alert,crit,err,warn | grep mlx5 | grep -vE '{HARMLESS}' || true");
         let said = bench.script(host, &script)?;

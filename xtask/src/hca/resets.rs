@@ -1,9 +1,9 @@
 //! Cables pulled, drivers unbound, functions reset, guests and cards killed, all while messages are under way.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bareverbs_lab::HcaPort;
 
-use super::{Bench, games, with_cards};
+use super::{Bench, games};
 
 /// Messages from the host to itself that end only with the device.
 const TRAFFIC: &str = "
@@ -126,10 +126,9 @@ impl Bench<'_> {
     }
 
     fn restart(&mut self, host: usize) -> Result<()> {
-        let setup = with_cards(self.setup, &self.cards);
-        match &mut self.guests {
-            Some(guests) => guests.restart(&setup, host),
-            None => Ok(()),
-        }
+        let mut guests = self.guests.take().context("the hosts were booted")?;
+        guests.restart(&self.with_cards(), host)?;
+        self.guests = Some(guests);
+        Ok(())
     }
 }

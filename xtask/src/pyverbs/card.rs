@@ -6,9 +6,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Cache, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Hca, HcaPort, Peers, Series};
 
-use super::{End, suite};
+use super::{End, Lab, suite};
 use crate::build;
 use crate::print::heading;
 
@@ -32,25 +32,11 @@ fn path() -> PathBuf {
 /// Runs the suite on a card and compares what was skipped with the list, or writes the list.
 pub(super) fn run(peers: &Peers, port: HcaPort, record: bool, accelerator: Accelerator) -> Result<()> {
     let name = if port == HcaPort::Ib { "ib" } else { "roce" };
-    let cache = Cache::open()?;
-    let tools = Tools::fetch(&cache, false)?;
-    let programs = build::guest_programs()?;
-    let kernel = Kernel::debian(&cache, &tools, KERNEL, false)?;
+    let lab = Lab::open(peers, accelerator)?;
+    let kernel = lab.kernel(KERNEL)?;
     let cards = Hca::start(&build::card()?, port, 1, &[])?;
     heading(&format!("pyverbs on a card, {name}, kernel {}", kernel.version));
-    let mut guests = Guests::boot(&Setup {
-        cache: &cache,
-        tools: &tools,
-        kernel: &kernel,
-        programs: &programs,
-        hosts: 1,
-        peers: Some(peers.root.clone()),
-        shares: Vec::new(),
-        accelerator,
-        instruction_clock: false,
-        recording: None,
-        hca: Some(&cards),
-    })?;
+    let mut guests = lab.boot(&kernel, Some(&cards))?;
     let ends = suite::run(&mut guests, "mlx5_0", &[])?;
     for warning in guests.shut_down()? {
         println!("{warning}");

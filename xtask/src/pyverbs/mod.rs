@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Cache, Guests, Kernel, Peers, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Peers, Programs, Series, Setup, Tools};
 use clap::Args;
 
 use crate::print::heading;
@@ -120,29 +120,15 @@ pub(crate) fn run_part(guests: &mut Guests, device: &str, only: &[&str]) -> Resu
 /// Runs the suite on each kernel and writes the table anew. What it says of our tests stays.
 fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
-    let cache = Cache::open()?;
-    let tools = Tools::fetch(&cache, false)?;
-    let programs = build::guest_programs()?;
+    let lab = Lab::open(peers, accelerator)?;
     let shipped = suite::shipped(peers)?;
     for series in kernels {
         let Some(column) = KERNELS.iter().position(|&known| known == series) else {
             bail!("the table has no column for {series}");
         };
-        let kernel = Kernel::debian(&cache, &tools, series, false)?;
+        let kernel = lab.kernel(series)?;
         heading(&format!("pyverbs on {}", kernel.version));
-        let mut guests = Guests::boot(&Setup {
-            cache: &cache,
-            tools: &tools,
-            kernel: &kernel,
-            programs: &programs,
-            hosts: 1,
-            peers: Some(peers.root.clone()),
-            shares: Vec::new(),
-            accelerator,
-            instruction_clock: false,
-            recording: None,
-            hca: None,
-        })?;
+        let mut guests = lab.boot(&kernel, None)?;
         let ends = suite::run(&mut guests, "rxe0", &[])?;
         guests.shut_down()?;
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
@@ -155,6 +141,44 @@ fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result
         fs::write(path(), table.to_string()).context("writing the table")?;
     }
     Ok(())
+}
+
+/// What the suite runs in.
+struct Lab<'a> {
+    cache: Cache,
+    tools: Tools,
+    programs: Programs,
+    peers: &'a Peers,
+    accelerator: Accelerator,
+}
+
+impl<'a> Lab<'a> {
+    fn open(peers: &'a Peers, accelerator: Accelerator) -> Result<Self> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        Ok(Self { cache, tools, programs: build::guest_programs()?, peers, accelerator })
+    }
+
+    fn kernel(&self, series: Series) -> Result<Kernel> {
+        Kernel::debian(&self.cache, &self.tools, series, false)
+    }
+
+    /// A host with the Debian root, and with a card instead of rxe if there is one.
+    fn boot(&self, kernel: &Kernel, hca: Option<&Hca>) -> Result<Guests> {
+        Guests::boot(&Setup {
+            cache: &self.cache,
+            tools: &self.tools,
+            kernel,
+            programs: &self.programs,
+            hosts: 1,
+            peers: Some(self.peers.root.clone()),
+            shares: Vec::new(),
+            accelerator: self.accelerator,
+            instruction_clock: false,
+            recording: None,
+            hca,
+        })
+    }
 }
 
 /// How a test of theirs ended.

@@ -10,14 +10,20 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::{Exec, Guests, Peers};
 
 use super::End;
+use crate::build;
 
 /// Where Debian ships it. Long files are compressed.
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
 /// How long a run may take.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Unpacks the suite where it can be imported, and runs it.
+/// Unpacks the suite where it can be imported, and runs it. It was written for a Python whose processes are forks, which
+/// they aren't by themselves from 3.14 on.
 const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
-exec python3 run_tests.py -v --dev "$@""#;
+exec python3 -c 'import multiprocessing, runpy
+multiprocessing.set_start_method("fork")
+runpy.run_path("/tmp/tests/run_tests.py", run_name="__main__")' -v --dev "$@""#;
+/// Where our target folder keeps what the suite last said.
+const REPORT: &str = "pyverbs.log";
 
 /// The ids of all its tests: module, class and method.
 pub(super) fn shipped(peers: &Peers) -> Result<BTreeSet<String>> {
@@ -72,6 +78,9 @@ pub(super) fn run(guests: &mut Guests, device: &str, only: &[&str]) -> Result<BT
     if finished.timed_out {
         bail!("the suite did not end within {} s", LIMIT.as_secs());
     }
+    let path = build::target_folder().join(REPORT);
+    fs::write(&path, report.as_bytes()).with_context(|| format!("writing {}", path.display()))?;
+    println!("all that the suite said is in {}", path.display());
     println!(
         "{}",
         report.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
