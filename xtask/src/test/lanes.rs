@@ -14,7 +14,7 @@ use bareverbs_lab::{
 
 use super::binaries::{GuestTest, guest_tests};
 use super::outcome::{Outcome, Table, judge};
-use crate::hca::{self, Bench};
+use crate::hca::{self, Bench, Extent};
 use crate::{build, fastpath, lab, two_hosts};
 
 /// Kinds of cards to test.
@@ -63,7 +63,7 @@ impl Lab {
 enum Special {
     FastPath,
     Hosts(&'static str, two_hosts::Test),
-    Cards(HcaPort, Vec<(String, hca::Test)>),
+    Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
 
 /// What runs on one kernel.
@@ -132,11 +132,17 @@ impl<'a> Plan<'a> {
 
     fn station<'b>(&'b self, name: &'b str, kernel: &'b Kernel) -> Station<'b> {
         let mut specials = VecDeque::new();
-        // The cards' turn takes minutes for each kernel and kind of port: only where they are asked for.
-        for port in PORTS.into_iter().filter(|_| self.cards_only) {
-            let tests = hca::tests(port, name == two_hosts::KERNEL, self.filter);
+        // All of the cards' tests take minutes for each kernel and kind of port: only where they are asked for.
+        let extent = match name {
+            two_hosts::KERNEL if self.cards_only => Some(Extent::All),
+            _ if self.cards_only => Some(Extent::Kernel),
+            _ if self.filter.is_none() && hca::SHORT_ON.contains(&name) => Some(Extent::Short),
+            _ => None,
+        };
+        for (port, extent) in extent.into_iter().flat_map(|extent| PORTS.map(|port| (port, extent))) {
+            let tests = hca::tests(port, extent, self.filter);
             if !tests.is_empty() {
-                specials.push_back(Special::Cards(port, tests));
+                specials.push_back(Special::Cards(port, extent, tests));
             }
         }
         let wanted = |title: &str| self.filter.is_none_or(|filter| title.contains(filter));
@@ -287,8 +293,8 @@ impl<'b> Worker<'_, 'b> {
                 self.report(name, fastpath::TITLE, outcome, &figures, begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
-            Special::Cards(port, tests) => {
-                let mut bench = Bench::new(&setup, port)?;
+            Special::Cards(port, extent, tests) => {
+                let mut bench = Bench::new(&setup, port, extent)?;
                 for (title, test) in tests {
                     let begin = Instant::now();
                     let result = bench.run(test);
