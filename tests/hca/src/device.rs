@@ -269,7 +269,6 @@ impl Shared {
     }
 }
 
-/// Whether a doorbell was rung on the page that its object belongs to.
 /// Frames that are for another user of the same port don't go out to come back.
 pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
     let back =
@@ -282,6 +281,7 @@ pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
     }
 }
 
+/// Whether a doorbell was rung on the page that its object belongs to.
 pub(crate) fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
     match *doorbell {
         Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),

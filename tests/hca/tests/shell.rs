@@ -19,6 +19,15 @@ const DMA_UNMAP: u16 = 3;
 const DEVICE_GET_REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
+const DEVICE_RESET: u16 = 13;
+/// Registers of the card, and commands.
+const QUEUE_HIGH: u64 = 0x10;
+const QUEUE_LOW: u64 = 0x14;
+const COMMAND_DOORBELL: u64 = 0x18;
+const QUERY_ADAPTER: u16 = 0x101;
+const ENABLE_HCA: u16 = 0x104;
+/// Where the tests' memory lies in the guest.
+const GUEST_ADDRESS: u64 = 0x4000_0000;
 
 /// A card of its own for each test; the thread that serves it lives as long as the process.
 fn card() -> PathBuf {
@@ -96,43 +105,63 @@ fn a_monitor_finds_version_regions_and_identity() {
     assert_eq!(identity[16..], [0xb3, 0x15, 0x17, 0x10]);
 }
 
-#[test]
-fn a_command_in_mapped_memory_is_executed_and_unmapped_memory_is_not_touched() {
-    const ENABLE_HCA: [u8; 2] = [0x01, 0x04];
-    let socket = connect(&card());
-    let memory = memory();
-    assert_eq!(ask(&socket, DMA_MAP, &mapping(0x4000_0000, 0x10_000), Some(memory.as_fd())).0, 0);
+fn store(socket: &UnixStream, at: u64, value: u32) {
+    let body = [transfer(at, 0, 4), value.to_be_bytes().to_vec()].concat();
+    assert_eq!(ask(socket, REGION_WRITE, &body, None).0, 0);
+}
+
+/// Tells the card where its commands are, as a driver does.
+fn set_up(socket: &UnixStream) {
+    store(socket, QUEUE_HIGH, 0);
+    store(socket, QUEUE_LOW, GUEST_ADDRESS as u32);
+}
+
+/// Puts a command into the first slot and rings; the slot's owner, and the command's status.
+fn command(socket: &UnixStream, memory: &OwnedFd, opcode: u16) -> (u8, u8) {
     let mut slot = [0; 64];
     slot[0] = 7;
     slot[7] = 16;
-    slot[16..18].copy_from_slice(&ENABLE_HCA);
+    slot[16..18].copy_from_slice(&opcode.to_be_bytes());
     slot[59] = 16;
     slot[63] = 1;
-    pwrite(&memory, &slot, 0).unwrap();
-    let doorbell = |value: [u8; 4], at: u64| [transfer(at, 0, 4), value.to_vec()].concat();
-    ask(&socket, REGION_WRITE, &doorbell([0; 4], 0x10), None);
-    ask(&socket, REGION_WRITE, &doorbell([0x40, 0, 0, 0], 0x14), None);
-    ask(&socket, REGION_WRITE, &doorbell([0, 0, 0, 1], 0x18), None);
-    let mut owner = [9];
-    pread(&memory, &mut owner, 63).unwrap();
-    assert_eq!(owner, [0]);
+    pwrite(memory, &slot, 0).unwrap();
+    store(socket, COMMAND_DOORBELL, 1);
+    pread(memory, &mut slot, 0).unwrap();
+    (slot[63], slot[32])
+}
 
-    pwrite(&memory, &[1], 63).unwrap();
-    let (errno, _) = ask(
-        &socket,
-        DMA_UNMAP,
-        &mapping(0x4000_0000, 0x10_000)[..8]
-            .iter()
-            .copied()
-            .chain(0x4000_0000u64.to_le_bytes())
-            .chain(0x10_000u64.to_le_bytes())
-            .collect::<Vec<_>>(),
-        None,
-    );
-    assert_eq!(errno, 0);
-    ask(&socket, REGION_WRITE, &doorbell([0, 0, 0, 1], 0x18), None);
-    pread(&memory, &mut owner, 63).unwrap();
-    assert_eq!(owner, [1]);
+#[test]
+fn a_command_in_mapped_memory_is_executed_and_unmapped_memory_is_not_touched() {
+    let socket = connect(&card());
+    let memory = memory();
+    assert_eq!(ask(&socket, DMA_MAP, &mapping(GUEST_ADDRESS, 0x10_000), Some(memory.as_fd())).0, 0);
+    set_up(&socket);
+    assert_eq!(command(&socket, &memory, ENABLE_HCA), (0, 0));
+
+    let unmap = [
+        mapping(GUEST_ADDRESS, 0x10_000)[..8].to_vec(),
+        GUEST_ADDRESS.to_le_bytes().to_vec(),
+        0x10_000u64.to_le_bytes().to_vec(),
+    ];
+    assert_eq!(ask(&socket, DMA_UNMAP, &unmap.concat(), None).0, 0);
+    assert_eq!(command(&socket, &memory, ENABLE_HCA).0, 1, "still the card's");
+}
+
+#[test]
+fn a_machine_that_resets_finds_the_card_as_after_power_on() {
+    const BAD_SYSTEM_STATE: u8 = 4;
+    let socket = connect(&card());
+    let memory = memory();
+    assert_eq!(ask(&socket, DMA_MAP, &mapping(GUEST_ADDRESS, 0x10_000), Some(memory.as_fd())).0, 0);
+    set_up(&socket);
+    assert_eq!(command(&socket, &memory, ENABLE_HCA), (0, 0));
+    assert_ne!(command(&socket, &memory, QUERY_ADAPTER).1, BAD_SYSTEM_STATE);
+
+    assert_eq!(ask(&socket, DEVICE_RESET, &[], None).0, 0);
+    assert_eq!(command(&socket, &memory, ENABLE_HCA).0, 1, "the card forgot where its commands are");
+    set_up(&socket);
+    assert_eq!(command(&socket, &memory, QUERY_ADAPTER), (0, BAD_SYSTEM_STATE), "and that it was enabled");
+    assert_eq!(command(&socket, &memory, ENABLE_HCA), (0, 0));
 }
 
 #[test]

@@ -128,7 +128,11 @@ impl Machine<'_> {
             add("object", "memory-backend-memfd,id=memory,size=2G,share=on".into());
             machine.push_str(",memory-backend=memory");
             let socket = serde_json::json!({ "type": "unix", "path": socket });
-            let device = serde_json::json!({ "driver": "vfio-user-pci", "socket": socket });
+            // On a bus, a card that reads memory sees everything that was stored to the card before. Here only
+            // stores that wait for their answer come before what is in memory afterwards.
+            let device = serde_json::json!({
+                "driver": "vfio-user-pci", "socket": socket, "x-no-posted-writes": true,
+            });
             add("device", device.to_string());
         }
         add("machine", machine);

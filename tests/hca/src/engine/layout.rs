@@ -51,7 +51,8 @@ pub(crate) mod address {
     pub(crate) const SIZE: usize = 48;
 }
 
-/// The shared receive queue of an XRC request (`struct mlx5_wqe_xrc_seg`).
+/// The shared receive queue of an XRC request (`struct mlx5_wqe_xrc_seg`). Its other bytes are reserved, but libmlx5
+/// leaves in them what stood in the ring.
 pub(crate) mod xrc {
     pub(crate) const XRC_SRQN: usize = 0;
     pub(crate) const SIZE: usize = 16;
