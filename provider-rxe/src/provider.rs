@@ -10,6 +10,7 @@ use bareverbs_provider::contract::{
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::{Mapping, Protection};
+use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
 };
@@ -42,27 +43,6 @@ impl Rxe {
     fn mtu(&self) -> Result<u32, Refused> {
         let port = command::query_port(&self.file, 1)?;
         Ok(128 << port.legacy_resp.active_mtu.0.clamp(1, 5))
-    }
-}
-
-/// Destroys a half-made object unless it is completed.
-struct Unfinished<'a> {
-    file: &'a DeviceFile,
-    handle: u32,
-    destroy: fn(&DeviceFile, u32),
-}
-
-impl Unfinished<'_> {
-    fn finished(self) -> u32 {
-        let handle = self.handle;
-        std::mem::forget(self);
-        handle
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        (self.destroy)(self.file, self.handle);
     }
 }
 
@@ -102,7 +82,7 @@ impl Provider for Rxe {
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_cq(file, handle);
         };
-        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
         let queue = RxeCq::new(memory, request.entries, arm)?;
@@ -134,7 +114,7 @@ impl Provider for Rxe {
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_qp(file, handle);
         };
-        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
 
         let mut cap = made.cap;
         let rq = match request.srq {
@@ -170,7 +150,7 @@ impl Provider for Rxe {
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_srq(file, handle);
         };
-        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
         let memory = self.map(&response.mi)?;
         let queue = RxeRq::new(memory, request.max_wr, made.max_sge)?;
         Ok(CreatedSrq {

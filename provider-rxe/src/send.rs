@@ -173,7 +173,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     #[cold]
     fn not_possible(&self, operation: &Operation, opcode: WrOpcode) -> Refusal {
         if self.reads.has(opcode) {
-            Refusal::NoReadsOutstanding { operation: name(operation) }
+            Refusal::NoReadsOutstanding { operation: operation.name() }
         } else {
             unsupported(operation)
         }
@@ -734,28 +734,10 @@ fn no_payload(operation: &Operation, length: u32, num_sge: u32, inline: SendFlag
     if length == 0 && num_sge == 0 && inline.is_empty() {
         return Ok(());
     }
-    Err(Refusal::UnexpectedPayload { operation: name(operation) })
+    Err(Refusal::UnexpectedPayload { operation: operation.name() })
 }
 
 #[cold]
 fn unsupported(operation: &Operation) -> Refusal {
-    Refusal::Unsupported { operation: name(operation) }
-}
-
-fn name(operation: &Operation) -> &'static str {
-    match operation {
-        Operation::Send => "a send",
-        Operation::SendImm(_) => "a send with immediate data",
-        Operation::SendInv(_) => "a send that invalidates a key",
-        Operation::Write(_) => "an RDMA write",
-        Operation::WriteImm(..) => "an RDMA write with immediate data",
-        Operation::Read(_) => "an RDMA read",
-        Operation::CmpSwp { .. } => "a compare-and-swap",
-        Operation::FetchAdd { .. } => "a fetch-and-add",
-        Operation::LocalInv(_) => "an invalidation of a local key",
-        Operation::BindMw(_) => "a bind of a memory window",
-        Operation::Flush { .. } => "a flush",
-        Operation::AtomicWrite { .. } => "an atomic write",
-        _ => "this operation",
-    }
+    Refusal::Unsupported { operation: operation.name() }
 }

@@ -22,6 +22,7 @@ pub mod device;
 pub mod mapping;
 pub mod process;
 pub mod ring;
+pub mod unfinished;
 pub mod work;
 
 pub use rustix::io::Errno;
