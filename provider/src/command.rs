@@ -1,26 +1,24 @@
 //! The kernel's commands, one function each.
 //!
 //! Commands that have an ioctl method of their own use it; the others go through the method `InvokeWrite`. The
-//! functions are what verbs and providers share; each returns the kernel's answer and keeps no state.
+//! functions are what verbs and providers share; each returns the kernel's answer. Only
+//! how memory is registered has to be remembered ([`RegMrMethod`]).
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::types::{
-    AccessFlags, CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx,
-};
+use bareverbs_uapi::uverbs::types::{CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx};
 use bareverbs_uapi::uverbs::{
-    AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, MrDestroy, ObjectClass, PdDestroy,
-    QpCreate, QpDestroy, QueryGidEntry, QueryGidTable, QueryMr, QueryPort, RegMr,
+    AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, ObjectClass, PdDestroy, QpCreate,
+    QpDestroy, QueryGidEntry, QueryGidTable, QueryPort,
 };
 use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp, DestroyCqResp, DestroyQpResp,
     ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp, QueryQpReq, QueryQpResp,
-    RegMrReq, RegMrResp, ReqNotifyCqReq,
+    ReqNotifyCqReq,
 };
-use rustix::io::Errno;
 
 use crate::contract::{CqRequest, QpRequest};
 use crate::device::{DeviceFile, Refused};
@@ -47,11 +45,13 @@ macro_rules! add_payload {
 
 mod address;
 mod memory;
+mod region;
 mod resize;
 mod srq;
 
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
+pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::resize_cq;
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 
@@ -245,157 +245,6 @@ pub fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     call.destroy(PdDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }
-}
-
-/// What memory is to be registered, and how.
-#[derive(Clone, Copy, Debug)]
-pub struct MrRequest {
-    /// Handle of the protection domain.
-    pub pd: u32,
-    /// Address of the first byte.
-    pub addr: u64,
-    /// Bytes.
-    pub length: u64,
-    /// Address by which the device knows the first byte.
-    pub iova: u64,
-    /// What may be done with it.
-    pub access: AccessFlags,
-}
-
-/// A memory region as registered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CreatedMr {
-    /// The kernel's handle.
-    pub handle: u32,
-    /// For local use.
-    pub lkey: u32,
-    /// For the peer.
-    pub rkey: u32,
-}
-
-/// Whether memory can be registered by an ioctl method of its own, for the last argument of [`reg_mr`].
-///
-/// It is not enough that the kernel knows the method. Linux 7.2 has it, but its handler leaves the region's address
-/// and length unset, which the older command's handler does for drivers that rely on it; with rxe such a region has
-/// a key and refuses every access. So a page is registered on trial, and the kernel is asked what it made of it.
-/// Ask once per context.
-#[must_use]
-pub fn reg_mr_is_native(file: &DeviceFile) -> bool {
-    let mut call = Call::<RegMr>::new(file.driver_id());
-    // SAFETY: without attributes, nothing is registered and no memory is named. The call is refused either way: a
-    // kernel that knows the method finds its attributes missing.
-    let answer = unsafe { file.execute(&mut call) };
-    if !matches!(answer, Err(Refused { errno: Errno::INVAL, .. })) {
-        return false;
-    }
-    let mut unused = [0; 64];
-    // SAFETY: the drivers' responses hold no addresses.
-    let pd = unsafe { alloc_pd(file, DriverPayload { input: &[], output: &mut unused }) };
-    let Ok(pd) = pd else { return false };
-    let works = reg_mr_keeps_its_range(file, pd);
-    // It cannot fail: nothing uses the domain any more.
-    let _ = dealloc_pd(file, pd);
-    works
-}
-
-fn reg_mr_keeps_its_range(file: &DeviceFile, pd: u32) -> bool {
-    let page = [0u8; 4096];
-    let addr = page.as_ptr().expose_provenance() as u64;
-    let length = page.len() as u64;
-    let request = MrRequest { pd, addr, length, iova: addr, access: AccessFlags::empty() };
-    // SAFETY: the device may only read the page, nobody is told of its key, and the region is gone before the page.
-    let Ok(mr) = (unsafe { reg_mr(file, &request, true) }) else { return false };
-    let info = query_mr(file, mr.handle);
-    let gone = dereg_mr(file, mr.handle);
-    gone.is_ok() && info.is_ok_and(|info| info.length == length && info.iova == addr)
-}
-
-/// Registers memory; by the ioctl method where `native` says that it works ([`reg_mr_is_native`]), else by the write
-/// command.
-///
-/// # Errors
-///
-/// The kernel's refusal: `EFAULT` where part of the range is not mapped as `access` wants it, `ENOMEM` beyond the
-/// limit on locked memory, `EINVAL` for a range that wraps around.
-///
-/// # Safety
-///
-/// The device and, as far as `access` allows, peers will read and write the range until the region is given back.
-/// It must stay memory that may be used so.
-#[doc(alias = "ibv_reg_mr")]
-pub unsafe fn reg_mr(file: &DeviceFile, request: &MrRequest, native: bool) -> Result<CreatedMr, Refused> {
-    if native {
-        let (mut lkey, mut rkey) = (0, 0);
-        let mut call = Call::<RegMr>::new(file.driver_id());
-        call.make(RegMr::HANDLE);
-        call.handle(RegMr::PD_HANDLE, request.pd);
-        call.input(RegMr::IOVA, &request.iova);
-        call.input(RegMr::ADDR, &request.addr);
-        call.input(RegMr::LENGTH, &request.length);
-        call.flags(RegMr::ACCESS_FLAGS, request.access);
-        call.output(RegMr::RESP_LKEY, &mut lkey);
-        call.output(RegMr::RESP_RKEY, &mut rkey);
-        // SAFETY: the caller answers for the range.
-        unsafe { file.execute(&mut call) }?;
-        let handle = call.made(RegMr::HANDLE);
-        return Ok(CreatedMr { handle, lkey, rkey });
-    }
-    let request = RegMrReq {
-        start: request.addr,
-        length: request.length,
-        hca_va: request.iova,
-        pd_handle: request.pd,
-        access_flags: request.access,
-        ..RegMrReq::zeroed()
-    };
-    let mut response = RegMrResp::zeroed();
-    // SAFETY: the caller answers for the range.
-    unsafe { file.invoke::<write::RegMr>(&request, &mut response) }?;
-    Ok(CreatedMr { handle: response.mr_handle, lkey: response.lkey, rkey: response.rkey })
-}
-
-/// Gives a memory region back.
-///
-/// # Errors
-///
-/// The kernel's refusal, `EINVAL` while a memory window is bound to it.
-#[doc(alias = "ibv_dereg_mr")]
-pub fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
-    let mut call = Call::<MrDestroy>::new(file.driver_id());
-    call.destroy(MrDestroy::HANDLE, handle);
-    // SAFETY: the call names no memory; a region that is gone is used no more.
-    unsafe { file.execute(&mut call) }
-}
-
-/// What the kernel knows of a memory region.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MrInfo {
-    /// For local use.
-    pub lkey: u32,
-    /// For the peer.
-    pub rkey: u32,
-    /// Bytes.
-    pub length: u64,
-    /// Address by which the device knows the first byte.
-    pub iova: u64,
-}
-
-/// Reads back what was registered.
-///
-/// # Errors
-///
-/// The kernel's refusal.
-pub fn query_mr(file: &DeviceFile, handle: u32) -> Result<MrInfo, Refused> {
-    let mut info = MrInfo::default();
-    let mut call = Call::<QueryMr>::new(file.driver_id());
-    call.handle(QueryMr::HANDLE, handle);
-    call.output(QueryMr::RESP_LKEY, &mut info.lkey);
-    call.output(QueryMr::RESP_RKEY, &mut info.rkey);
-    call.output(QueryMr::RESP_LENGTH, &mut info.length);
-    call.output(QueryMr::RESP_IOVA, &mut info.iova);
-    // SAFETY: the method writes nothing but its attributes.
-    unsafe { file.execute(&mut call) }?;
-    Ok(info)
 }
 
 /// Makes a channel of completion events.

@@ -10,9 +10,11 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 /// Where the C library starts the program.
 #[unsafe(no_mangle)]
 extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
-    // The heap grows in one step, not in five.
-    // SAFETY: the setting of an allocator that is not yet in use by any other thread.
-    unsafe { libc::mallopt(libc::M_TOP_PAD, 1 << 20) };
+    // The heap grows in one step, not in five, and keeps what it has.
+    for (setting, bytes) in [(libc::M_TOP_PAD, 1 << 20), (libc::M_TRIM_THRESHOLD, 16 << 20)] {
+        // SAFETY: the setting of an allocator that is not yet in use by any other thread.
+        unsafe { libc::mallopt(setting, bytes) };
+    }
     keep_standard_streams_open();
     // SAFETY: ignoring a signal runs no code.
     unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.expect("every process may ignore SIGPIPE");

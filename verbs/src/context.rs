@@ -1,8 +1,8 @@
 //! An open device.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
-use bareverbs_provider::command;
+use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_uapi::method::Call;
@@ -79,19 +79,10 @@ pub(crate) struct Session {
     pub(crate) file: Arc<DeviceFile>,
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
-    native_reg_mr: OnceLock<bool>,
+    pub(crate) reg_mr: RegMrMethod,
     /// What the kernel said of the device when it was opened, which does not change.
     told: ExQueryDeviceResp,
     events: AsyncEvents,
-}
-
-impl Session {
-    /// Whether memory is registered by an ioctl method of its own, which 7.2 has and which some of its drivers cannot
-    /// use; else it is by the write command. That takes a trial, so it is found out with the first registration:
-    /// opening a device makes no object.
-    pub(crate) fn native_reg_mr(&self) -> bool {
-        *self.native_reg_mr.get_or_init(|| command::reg_mr_is_native(&self.file))
-    }
 }
 
 impl<P: Provider> Clone for Context<P> {
@@ -144,7 +135,7 @@ impl<P: Provider> Context<P> {
             file,
             device: device.clone(),
             capabilities,
-            native_reg_mr: OnceLock::new(),
+            reg_mr: RegMrMethod::default(),
             told: attr,
             events,
         });

@@ -60,7 +60,7 @@ struct Registration {
 impl Registration {
     /// # Safety
     ///
-    /// As for [`command::reg_mr`].
+    /// As for [`command::RegMrMethod::register`].
     unsafe fn new(
         domain: &Arc<Domain>,
         start: *mut u8,
@@ -82,12 +82,10 @@ impl Registration {
         }
         let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
         // SAFETY: the caller answers for the range.
-        let made = unsafe { command::reg_mr(&session.file, &request, session.native_reg_mr()) }.map_err(
-            |refused| {
-                Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
-                    .or_hint(|errno| mr_hints::hint(errno, &request, &session.capabilities))
-            },
-        )?;
+        let made = unsafe { session.reg_mr.register(&session.file, &request) }.map_err(|refused| {
+            Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
+                .or_hint(|errno| mr_hints::hint(errno, &request, &session.capabilities))
+        })?;
         Ok(Self {
             domain: Arc::clone(domain),
             handle: made.handle,

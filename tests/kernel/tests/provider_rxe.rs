@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_provider::Errno;
-use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest};
+use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
 use bareverbs_provider::contract::{
     Completion as _, CompletionQueue, CqRequest, CreatedCq, CreatedQp, DoorbellError, Provider, QpRequest,
     RecvQueue, SendQueue, SrqRequest,
@@ -59,7 +59,7 @@ impl Memory {
         let addr = start.expose_provenance() as u64;
         let request = MrRequest { pd: host.pd, addr, length: len as u64, iova: addr, access };
         // SAFETY: the memory is given back only after the file is closed or the region is gone.
-        let mr = unsafe { command::reg_mr(&host.file, &request, host.native_reg_mr) }.unwrap();
+        let mr = unsafe { host.reg_mr.register(&host.file, &request) }.unwrap();
         Self { start, layout, mr }
     }
 
@@ -100,7 +100,7 @@ struct Host {
     file: Arc<DeviceFile>,
     rxe: Rxe,
     pd: u32,
-    native_reg_mr: bool,
+    reg_mr: RegMrMethod,
 }
 
 impl Host {
@@ -110,8 +110,7 @@ impl Host {
         assert!(rxe.context_info().num_comp_vectors > 0);
         // SAFETY: rxe has no payload for protection domains.
         let pd = unsafe { command::alloc_pd(&file, DriverPayload::default()) }.unwrap();
-        let native_reg_mr = command::reg_mr_is_native(&file);
-        Self { file, rxe, pd, native_reg_mr }
+        Self { file, rxe, pd, reg_mr: RegMrMethod::default() }
     }
 
     fn cq(&self, entries: u32) -> CreatedCq<Rxe> {

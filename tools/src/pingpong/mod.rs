@@ -106,8 +106,12 @@ fn play_on<Q: Queues>(plan: Plan<'_>) -> Result<()> {
             say::remark(&line);
         }
     }
-    // The program ends here, and with it all that it holds of the device, in one step in place of a dozen calls.
-    std::mem::forget((player, context));
+    // The program ends here, and with it all that it holds of the device, in one step in place of a dozen calls. Not so
+    // with memory on demand: a process loses its memory before its queue pairs, and what a peer still sends would be
+    // answered with a fault.
+    if !plan.on_demand() {
+        std::mem::forget((player, context));
+    }
     Ok(())
 }
 

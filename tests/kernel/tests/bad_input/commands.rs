@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::Errno;
-use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, ReregMr};
+use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
 use bareverbs_provider::contract::{AhRequest, CqRequest, Provider, QpRequest, SrqRequest};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_rxe::Rxe;
@@ -71,7 +71,7 @@ impl Bench {
         let access = AccessFlags::empty();
         let request = MrRequest { pd, addr, length: PAGE as u64, iova: addr, access };
         // SAFETY: the page outlives the file, and the device may only read it.
-        unsafe { command::reg_mr(&self.file, &request, command::reg_mr_is_native(&self.file)) }
+        unsafe { RegMrMethod::default().register(&self.file, &request) }
     }
 
     fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
