@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::marker::PhantomData;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,8 +12,8 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
-use crate::doorbell::{DoorbellRecord, Uar, Word};
-use crate::table::{Entry, Record, Side, Table, tag};
+use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
+use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
 
 /// An entry that the device never wrote.
 const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4;
@@ -172,6 +173,22 @@ pub struct Mlx5Cq {
     ring: Ring,
     /// Entries taken, counted on.
     consumer: u32,
+    /// Entries less one.
+    mask: u32,
+    /// The next entry, and bytes from one to the next.
+    next: *const u8,
+    stride: usize,
+    /// The lowest bit of the next entry's last byte when the device has written it.
+    owner: u8,
+    /// How far the queue has been read, in the doorbell record that `shared` keeps.
+    read: RecordWord,
+    /// The send and the receive queue whose completion was taken last; nobody's while the short way is closed.
+    recent_sends: NonNull<Sends>,
+    recent_receives: NonNull<Receives>,
+    /// What the long way found last.
+    rare: Taken,
+    /// What they are where there was none.
+    nobody: Box<(Sends, Receives)>,
     /// What entries of the table name it by.
     tag: u32,
     table: Arc<Table>,
@@ -181,6 +198,10 @@ pub struct Mlx5Cq {
     /// Events that the device has raised, counted on. It takes an arming for late that does not know of the last one.
     events: u32,
 }
+
+// SAFETY: the memory behind the pointers is kept by `ring`, `shared` and `nobody` and as the module `table` says, and
+// belongs to no thread.
+unsafe impl Send for Mlx5Cq {}
 
 /// What the device was last told to raise an event for, as long as it is not known to have done so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,16 +228,59 @@ impl Mlx5Cq {
             strays: Mutex::default(),
             has_strays: AtomicBool::new(false),
         };
-        Self {
-            ring,
+        let nobody = Box::new((Sends::new(1), Receives::new(1)));
+        let mut queue = Self {
             consumer: 0,
+            mask: 0,
+            next: ring.start,
+            stride: 0,
+            owner: 0,
+            read: shared.doorbell.word(Word::First),
+            recent_sends: NonNull::from(&nobody.0),
+            recent_receives: NonNull::from(&nobody.1),
+            rare: Taken::fault(ring.start),
+            nobody,
+            ring,
             tag: tag(cqn),
             table: Arc::clone(table),
             shared: Arc::new(shared),
             uar: Arc::clone(uar),
             armed: Armed::Not,
             events: 0,
+        };
+        queue.look_up();
+        queue
+    }
+
+    /// Works out anew what follows from the ring, the entries taken and what the queue is armed for.
+    fn look_up(&mut self) {
+        self.mask = self.ring.entries() - 1;
+        self.next = self.ring.at(self.consumer);
+        self.stride = 1 << self.ring.shift;
+        self.owner = (self.consumer >> self.ring.log & 1) as u8;
+    }
+
+    /// Goes on to the next entry.
+    #[inline(always)]
+    fn advance(&mut self) {
+        self.consumer = self.consumer.wrapping_add(1);
+        // SAFETY: the next entry, or, where `wrap` makes it another one, the end of the ring.
+        self.next = unsafe { self.next.add(self.stride) };
+        if self.consumer & self.mask == 0 {
+            self.wrap();
         }
+    }
+
+    #[cold]
+    fn wrap(&mut self) {
+        self.next = self.ring.start;
+        self.owner ^= OWNER;
+    }
+
+    /// Forgets which queues' completions were taken last.
+    fn forget_recent(&mut self) {
+        self.recent_sends = NonNull::from(&self.nobody.0);
+        self.recent_receives = NonNull::from(&self.nobody.1);
     }
 
     /// Counts the event that it was armed for if one of the entries before `end`, all of them written and still in the
@@ -278,6 +342,7 @@ impl Mlx5Cq {
         self.consumer = self.consumer.wrapping_add(1);
         *self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner) = ring.clone();
         self.ring = ring;
+        self.look_up();
     }
 
     /// The queue that an entry is of, if it is one of this completion queue's.
@@ -304,7 +369,7 @@ impl Mlx5Cq {
         };
         let (record, _, until) = &strays.reset[at];
         if is_before(self.consumer.wrapping_sub(1), *until) {
-            if side == Side::Recv && matches!(record.source, crate::table::Source::Shared(_)) {
+            if side == Side::Recv && matches!(record.source, Source::Shared(_)) {
                 record.complete_recv(cqe.wqe_counter());
             }
             return Stray::Nobodys;
@@ -316,7 +381,8 @@ impl Mlx5Cq {
 
     /// Lets go of strays, of which nothing is left in the ring where it is empty.
     #[cold]
-    fn tidy(&self) {
+    fn tidy(&mut self) {
+        self.forget_recent();
         let mut strays = self.shared.strays();
         // What the strays' owners saw the device write is seen here too; were there any of it, it would come first.
         if self.ring.written(self.consumer, self.peek().op_own()) {
@@ -331,9 +397,64 @@ impl Mlx5Cq {
         drop(dead);
     }
 
-    /// The next entry, and what it is the completion of.
+    /// The next entry, and what it is the completion of: the short way, for the success of a queue whose completion was
+    /// the last one taken of its side.
     #[inline(always)]
     fn take(&mut self) -> Option<Taken> {
+        let entry = self.next;
+        // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
+        let cqe = unsafe { Cqe::new(entry) };
+        let last_word = cqe.last_word();
+        let op_own = last_word as u8;
+        if op_own == self.owner | CqeOpcode::REQ.0 << 4 {
+            barrier::after_device_wrote();
+            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
+            let sends = unsafe { self.recent_sends.as_ref() };
+            if sends.name.is(&cqe)
+                && let Some(wr_id) = sends.complete_plain(last_word)
+            {
+                self.advance();
+                return Some(Taken {
+                    entry,
+                    wr_id,
+                    status: WcStatus::SUCCESS,
+                    byte_len: 0,
+                    opcode: CqeOpcode::REQ,
+                    purpose: 0,
+                });
+            }
+        } else if op_own == self.owner | CqeOpcode::RESP_SEND.0 << 4 {
+            barrier::after_device_wrote();
+            // SAFETY: as above.
+            let receives = unsafe { self.recent_receives.as_ref() };
+            if receives.name.is(&cqe) {
+                let wr_id = receives.complete((last_word >> 16) as u16);
+                self.advance();
+                return Some(Taken {
+                    entry,
+                    wr_id,
+                    status: WcStatus::SUCCESS,
+                    byte_len: cqe.byte_count(),
+                    opcode: CqeOpcode::RESP_SEND,
+                    purpose: 0,
+                });
+            }
+        } else if (op_own ^ self.owner) & OWNER != 0 && !self.shared.has_strays.load(Ordering::Acquire) {
+            return None;
+        }
+        if self.take_rare() { Some(self.rare) } else { None }
+    }
+
+    /// The same for any entry. What it finds is left in `rare`: where it is returned, the short way's result has to lie
+    /// in memory too.
+    #[inline(never)]
+    fn take_rare(&mut self) -> bool {
+        let taken = self.find_next();
+        self.rare = taken.unwrap_or(self.rare);
+        taken.is_some()
+    }
+
+    fn find_next(&mut self) -> Option<Taken> {
         // A device that writes entries of nobody without end shall not keep its poller for ever.
         for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
@@ -347,7 +468,10 @@ impl Mlx5Cq {
                 return None;
             }
             barrier::after_device_wrote();
-            self.consumer = self.consumer.wrapping_add(1);
+            self.advance();
+            if let Armed::Solicited(_) = self.armed {
+                self.settle(self.consumer);
+            }
             let opcode = CqeOpcode(op_own >> 4);
             let id = cqe.srqn_uidx() & 0xff_ffff;
             let side = match opcode {
@@ -369,11 +493,24 @@ impl Mlx5Cq {
             }
             let Some(record) = found else { return Some(Taken::fault(entry)) };
             let counter = cqe.wqe_counter();
-            let (wr_id, purpose) = match side {
-                Side::Send => record.complete_send(counter),
-                Side::Recv => (record.complete_recv(counter), 0),
+            let (wr_id, purpose) = match (side, &record.source) {
+                (Side::Send, _) => record.sends.complete(counter),
+                (Side::Recv, Source::Own(receives)) => (receives.complete(counter), 0),
+                (Side::Recv, Source::Shared(srq)) => (srq.complete(counter), 0),
             };
-            return Some(Taken { entry, wr_id, opcode, purpose });
+            let sends = NonNull::from(&record.sends);
+            let receives = match &record.source {
+                Source::Own(receives) => Some(NonNull::from(receives)),
+                Source::Shared(_) => None,
+            };
+            if !matches!(self.armed, Armed::Solicited(_)) {
+                match side {
+                    Side::Send => self.recent_sends = sends,
+                    Side::Recv => self.recent_receives = receives.unwrap_or(self.recent_receives),
+                }
+            }
+            let (status, byte_len) = outcome(&cqe, opcode);
+            return Some(Taken { entry, wr_id, status, byte_len, opcode, purpose });
         }
         None
     }
@@ -389,17 +526,37 @@ enum Stray {
     Unknown,
 }
 
+#[derive(Clone, Copy, Debug)]
 struct Taken {
     entry: *const u8,
     wr_id: u64,
+    status: WcStatus,
+    byte_len: u32,
     opcode: CqeOpcode,
     purpose: u32,
+}
+
+/// How a request ended, and its bytes.
+fn outcome(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
+    match opcode {
+        CqeOpcode::REQ => {
+            let length = match cqe.send_opcode() {
+                Ok(WcOpcode::RDMA_READ) => cqe.byte_count(),
+                Ok(WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD) => 8,
+                _ => 0,
+            };
+            (WcStatus::SUCCESS, length)
+        }
+        CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => (Syndrome(cqe.syndrome()).status(), 0),
+        _ => (WcStatus::SUCCESS, cqe.byte_count()),
+    }
 }
 
 impl Taken {
     #[cold]
     fn fault(entry: *const u8) -> Self {
-        Self { entry, wr_id: 0, opcode: CqeOpcode::INVALID, purpose: 0 }
+        let (status, opcode) = (WcStatus::GENERAL_ERR, CqeOpcode::INVALID);
+        Self { entry, wr_id: 0, status, byte_len: 0, opcode, purpose: 0 }
     }
 }
 
@@ -416,20 +573,18 @@ impl CompletionQueue for Mlx5Cq {
 
     #[inline]
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
-        let Taken { entry, wr_id, opcode, purpose } = self.take()?;
+        let Taken { entry, wr_id, status, byte_len, opcode, purpose } = self.take()?;
         // SAFETY: an entry of the ring, which stays while the queue is borrowed.
         let cqe = unsafe { Cqe::new(entry) };
-        Some(Mlx5Completion { cqe, wr_id, opcode, purpose, _queue: PhantomData })
+        Some(Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData })
     }
 
     #[inline]
     fn release(&mut self) {
-        if let Armed::Solicited(_) = self.armed {
-            self.settle(self.consumer);
-        }
         // What was read was read before the device may write over it.
         barrier::before_device_reads();
-        self.shared.doorbell.set(Word::First, self.consumer & 0xff_ffff);
+        // SAFETY: `shared` keeps the record.
+        unsafe { self.read.set(self.consumer & 0xff_ffff) };
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
@@ -438,6 +593,8 @@ impl CompletionQueue for Mlx5Cq {
         let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
         let command = (self.events & 3) << 28 | what | self.consumer & 0xff_ffff;
         self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
+        // Where only some entries raise the event, each must be looked at.
+        self.forget_recent();
         self.shared.doorbell.set(Word::Second, command);
         self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));
         Ok(())
@@ -461,6 +618,8 @@ impl Drop for Mlx5Cq {
 pub struct Mlx5Completion<'a> {
     cqe: Cqe<'a>,
     wr_id: u64,
+    status: WcStatus,
+    byte_len: u32,
     /// As it was when the entry was taken.
     opcode: CqeOpcode,
     /// What a UMR was used for.
@@ -511,13 +670,7 @@ impl Completion for Mlx5Completion<'_> {
 
     #[inline]
     fn status(&self) -> WcStatus {
-        if !self.is_error() {
-            return WcStatus::SUCCESS;
-        }
-        if self.opcode == CqeOpcode::INVALID {
-            return WcStatus::GENERAL_ERR;
-        }
-        Syndrome(self.cqe.syndrome()).status()
+        self.status
     }
 
     #[inline]
@@ -531,17 +684,7 @@ impl Completion for Mlx5Completion<'_> {
 
     #[inline]
     fn byte_len(&self) -> u32 {
-        if self.is_error() {
-            return 0;
-        }
-        if self.is_recv() {
-            return self.cqe.byte_count();
-        }
-        match self.opcode() {
-            WcOpcode::RDMA_READ => self.cqe.byte_count(),
-            WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD => 8,
-            _ => 0,
-        }
+        self.byte_len
     }
 
     #[inline]

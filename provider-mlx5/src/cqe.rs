@@ -122,10 +122,20 @@ impl<'a> Cqe<'a> {
         syndrome: u8 = 55;
         /// The send's opcode (8 bits) and the queue pair (24 bits).
         opcode_qpn: u32 = 56;
+        /// [`Cqe::wqe_counter`] in the upper half and [`Cqe::op_own`] in the lowest byte, from one read: where that byte
+        /// is the device's, the number is too.
+        last_word: u32 = 60;
         /// The request's number in its queue.
         wqe_counter: u16 = 60;
         /// What the entry tells (4 bits), how it tells it, and whose the entry is (the lowest bit).
         op_own: u8 = 63;
+    }
+
+    /// [`Cqe::srqn_uidx`] as it lies in memory.
+    #[inline(always)]
+    pub(crate) fn raw_srqn_uidx(&self) -> u32 {
+        // A field's bytes are swapped when read; the compiler sees that swapping them twice does nothing.
+        self.srqn_uidx().to_be()
     }
 
     /// What the entry tells.

@@ -15,6 +15,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{UarObjAlloc, UarObjDestroy};
 
+use crate::short::{Lane, Short};
 use crate::wqe::{BLOCK, Segment};
 
 /// Bytes between records: each has a cache line, so that queues of different threads don't share one.
@@ -115,12 +116,49 @@ impl DoorbellRecord {
         unsafe { self.words.add(word as usize).write_volatile(value.to_be()) };
     }
 
+    /// A word by itself, for those who keep the record.
+    pub(crate) fn word(&self, word: Word) -> RecordWord {
+        // SAFETY: a record has two words.
+        RecordWord(unsafe { self.words.add(word as usize) })
+    }
+
     /// What was last written.
     #[must_use]
     #[inline]
     pub fn get(&self, word: Word) -> u32 {
         // SAFETY: as in `set`.
         u32::from_be(unsafe { self.words.add(word as usize).read_volatile() })
+    }
+}
+
+/// A word of a record, found in one step.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecordWord(NonNull<u32>);
+
+// SAFETY: as for the record.
+unsafe impl Send for RecordWord {}
+
+impl RecordWord {
+    /// Writes the word, as [`DoorbellRecord::set`] does.
+    ///
+    /// # Safety
+    ///
+    /// The record must still be there.
+    #[inline(always)]
+    pub(crate) unsafe fn set(self, value: u32) {
+        // SAFETY: a word of a record that is there, by this function's contract; the device reads it as a whole.
+        unsafe { self.0.write_volatile(value.to_be()) };
+    }
+
+    /// Writes the lower half of the word, where the upper one has always been 0.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecordWord::set`].
+    #[inline(always)]
+    pub(crate) unsafe fn set_low(self, value: u16) {
+        // SAFETY: the second half of a big-endian word of a record that is there, by this function's contract.
+        unsafe { self.0.cast::<u16>().add(1).write_volatile(value.to_be()) };
     }
 }
 
@@ -269,18 +307,27 @@ impl SendRegister {
 #[derive(Debug)]
 pub struct BlueFlame {
     uar: Uar,
-    /// Bytes of a half.
+    /// Bytes of a half, at least those of a block.
     half: usize,
-    /// Where the half is that comes next.
-    offset: usize,
+    /// The half that comes next.
+    next: NonNull<u64>,
 }
+
+// SAFETY: the register belongs to no thread, and to no other value.
+unsafe impl Send for BlueFlame {}
 
 impl BlueFlame {
     /// The first register of a page of its own. `size` is the device's `bf_reg_size`: the bytes of both halves.
-    #[must_use]
-    pub fn new(uar: Uar, size: u32) -> Self {
+    ///
+    /// # Errors
+    /// The page comes back where a half has no room for a block.
+    pub fn new(uar: Uar, size: u32) -> Result<Self, Uar> {
         let half = (size as usize / 2).min(MAX_HALF) / BLOCK * BLOCK;
-        Self { uar, half, offset: 0 }
+        if half == 0 {
+            return Err(uar);
+        }
+        let next = uar.register(SEND);
+        Ok(Self { uar, half, next })
     }
 
     /// Bytes of the longest request that can be copied.
@@ -292,9 +339,27 @@ impl BlueFlame {
 
     #[inline(always)]
     fn next(&mut self) -> NonNull<u64> {
-        let register = self.uar.register(SEND + self.offset);
-        self.offset ^= self.half;
+        let register = self.next;
+        const { assert!(SEND & (2 * MAX_HALF - 1) == 0) };
+        // SAFETY: the halves lie one behind the other in a page that `uar` keeps. Their addresses differ in the bits of
+        // `half`, which those of the first one don't have: so this is the other one's, and not 0.
+        self.next =
+            unsafe { NonNull::new_unchecked(register.as_ptr().map_addr(|address| address ^ self.half)) };
         register
+    }
+
+    /// Copies a request of one block from registers: the whole block, as the device expects it.
+    #[inline(always)]
+    pub(crate) fn copy_short(&mut self, request: &Short) {
+        let [first, second] = request.lanes;
+        let lanes = [first, second, request.third.unwrap_or(Lane::ZERO), Lane::ZERO];
+        let to = self.next().cast::<Segment>().as_ptr();
+        barrier::before_write_combining();
+        for (index, lane) in lanes.into_iter().enumerate() {
+            // SAFETY: the segments lie in the half, which has room for a block and starts at a multiple of its size.
+            unsafe { lane.write(to.add(index)) };
+        }
+        barrier::flush_write_combining();
     }
 
     /// Copies a request of `blocks` blocks, at most [`BlueFlame::room`], whose blocks `block` gives.
@@ -344,7 +409,7 @@ mod tests {
     fn a_register_alternates_between_its_halves() {
         let uar = Uar::plain().expect("memory");
         let start = uar.as_ptr();
-        let mut register = SendRegister::Exclusive(BlueFlame::new(uar, 512));
+        let mut register = SendRegister::Exclusive(BlueFlame::new(uar, 512).expect("room"));
         for value in 1..=3 {
             register.ring(value);
         }
@@ -354,15 +419,32 @@ mod tests {
     }
 
     #[test]
+    fn a_register_without_room_for_a_block_is_none() {
+        assert!(BlueFlame::new(Uar::plain().expect("memory"), 2 * BLOCK as u32 - 1).is_err());
+        assert!(BlueFlame::new(Uar::plain().expect("memory"), 2 * BLOCK as u32).is_ok());
+    }
+
+    #[test]
     fn a_request_is_copied_block_by_block() {
         let uar = Uar::plain().expect("memory");
         let start = uar.as_ptr();
-        let mut register = BlueFlame::new(uar, 512);
+        let mut register = BlueFlame::new(uar, 512).expect("room");
         let blocks = [[[1u64, 2]; 4], [[3, 4]; 4]];
         // SAFETY: the blocks are arrays of this function.
         unsafe { register.copy(2, |index| blocks[index].as_ptr()) };
         // SAFETY: within the page.
         let copied = unsafe { start.add(SEND).cast::<[[Segment; 4]; 2]>().read() };
         assert_eq!(copied, blocks);
+    }
+
+    #[test]
+    fn the_lower_half_of_a_word_is_written_alone() {
+        let record = DoorbellRecords::default().take().expect("memory");
+        // SAFETY: the record is there.
+        unsafe { record.word(Word::Second).set_low(0x1234) };
+        assert_eq!((record.get(Word::First), record.get(Word::Second)), (0, 0x1234));
+        // SAFETY: as above.
+        unsafe { record.word(Word::First).set(0xab_cdef) };
+        assert_eq!((record.get(Word::First), record.get(Word::Second)), (0xab_cdef, 0x1234));
     }
 }

@@ -42,6 +42,7 @@ mod pair;
 mod provider;
 mod recv;
 mod send;
+mod short;
 mod srq;
 mod table;
 #[cfg(feature = "test-utils")]

@@ -45,6 +45,9 @@ impl Drop for PairMemory {
     }
 }
 
+/// Receives of the deepest queue: the device counts them by 16 bits.
+const MAX_RECEIVES: u32 = 1 << 15;
+
 /// What the device can hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -117,7 +120,7 @@ impl Layout {
         } else {
             // The ring fills at least a block.
             let slots = u64::from(cap.max_recv_wr).next_power_of_two().max(BLOCK as u64 / recv_bytes);
-            if cap.max_recv_wr > limits.receives {
+            if cap.max_recv_wr > limits.receives.min(MAX_RECEIVES) {
                 return Err(wrong("the receive queue would be too deep", cap.max_recv_wr.into()));
             }
             slots as u32

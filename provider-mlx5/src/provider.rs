@@ -124,7 +124,9 @@ impl Mlx5 {
             return shared();
         }
         match Uar::alloc(&self.file, UarType::BF) {
-            Ok(uar) => SendRegister::Exclusive(BlueFlame::new(uar, self.told.bf_reg_size)),
+            Ok(uar) => {
+                BlueFlame::new(uar, self.told.bf_reg_size).map_or_else(|_| shared(), SendRegister::Exclusive)
+            }
             Err(_) => {
                 // This machine doesn't combine writes, or the device has no pages left: it need not be asked again.
                 self.exclusive.store(0, Ordering::Relaxed);

@@ -1,14 +1,17 @@
 //! Receive queues of one queue pair.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::RecvQueue;
 use bareverbs_provider::work::{RecvRequest, Refusal, Sge};
 
-use crate::doorbell::Word;
+use crate::doorbell::{RecordWord, Word};
 use crate::pair::PairMemory;
 use crate::send::{MAX_MESSAGE, too_long};
+use crate::short::element;
 use crate::table::{Receives, Record, Side, Source};
 use crate::wqe::{self, SEGMENT, Segment};
 
@@ -20,13 +23,19 @@ pub struct Mlx5Rq {
     /// The first slot.
     start: *mut Segment,
     mask: u32,
-    /// Log2 of the segments of a slot.
+    /// Log2 of the bytes of a slot.
     shift: u32,
     max_sge: u32,
     /// Receives pushed, counted on.
     head: u32,
-    /// Receives published, counted on.
-    published: u32,
+    /// Where the short way ends: a receive of this number goes the long way.
+    until: u32,
+    /// Whether every slot has the end of a list behind its first element, as the short way leaves it.
+    ends: bool,
+    /// The record's ids, as many as slots.
+    wr_ids: NonNull<AtomicU64>,
+    /// In the doorbell record: how far the queue has been filled.
+    filled: RecordWord,
     /// Receives complete when last looked.
     done: u32,
 }
@@ -44,8 +53,24 @@ impl Mlx5Rq {
         max_sge: u32,
     ) -> Self {
         assert!(slots.is_power_of_two() && max_sge <= 1 << shift, "a layout of receives");
-        let start = memory.ring((slots as usize * SEGMENT) << shift).cast().as_ptr();
-        Self { record, memory, start, mask: slots - 1, shift, max_sge, head: 0, published: 0, done: 0 }
+        let Source::Own(receives) = &record.source else { panic!("receives of a shared queue") };
+        assert!(receives.wr_ids().len() == slots as usize, "an id for each slot");
+        let mut queue = Self {
+            start: memory.ring((slots as usize * SEGMENT) << shift).cast().as_ptr(),
+            wr_ids: NonNull::from(receives.wr_ids()).cast(),
+            filled: memory.record().word(Word::First),
+            record,
+            memory,
+            mask: slots - 1,
+            shift: shift + SEGMENT.trailing_zeros(),
+            max_sge,
+            head: 0,
+            until: 0,
+            ends: false,
+            done: 0,
+        };
+        queue.write_ends();
+        queue
     }
 
     fn receives(&self) -> Option<&Receives> {
@@ -53,6 +78,32 @@ impl Mlx5Rq {
             Source::Own(receives) => Some(receives),
             Source::Shared(_) => None,
         }
+    }
+
+    /// Where slot `index` is.
+    #[inline(always)]
+    fn slot(&self, index: u32) -> *mut Segment {
+        // SAFETY: within the ring.
+        unsafe { self.start.byte_add(((index & self.mask) as usize) << self.shift) }
+    }
+
+    /// Notes the id of the receive in slot `index`.
+    #[inline(always)]
+    fn note(&self, index: u32, wr_id: u64) {
+        // SAFETY: there are `mask + 1` ids, which the record keeps as long as this queue keeps the record.
+        let id = unsafe { self.wr_ids.add((index & self.mask) as usize).as_ref() };
+        id.store(wr_id, Ordering::Relaxed);
+    }
+
+    /// Writes the end of a list behind the first element of every slot, none of which the device may have.
+    fn write_ends(&mut self) {
+        if self.max_sge > 1 {
+            for index in 0..=self.mask {
+                // SAFETY: a slot has room for `max_sge` segments.
+                unsafe { self.slot(index).add(1).write(wqe::end_of_list()) };
+            }
+        }
+        self.ends = true;
     }
 
     /// Whether no slot is free; asks the poller only where it seems so.
@@ -107,37 +158,58 @@ impl RecvQueue for Mlx5Rq {
         if self.max_sge == 0 { 0 } else { self.mask + 1 }
     }
 
+    /// One element.
     #[inline(always)]
+    unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+        let [sge] = request.sges else { return false };
+        let head = self.head;
+        // The device takes an element of no bytes for one of 2^31.
+        if head == self.until || (sge.length as i32) <= 0 {
+            return false;
+        }
+        // SAFETY: the slot is free: `until` is nowhere beyond the room that the long way found.
+        unsafe { self.slot(head).write(element(sge)) };
+        self.note(head, request.wr_id);
+        self.head = head.wrapping_add(1);
+        true
+    }
+
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
         if self.is_full() || self.max_sge == 0 {
             return Err(Refusal::QueueFull { capacity: self.capacity() });
         }
         check(request, self.max_sge)?;
-        let index = self.head & self.mask;
         // SAFETY: the slot lies in the ring, and the device has done with it.
-        unsafe { write_elements(self.start.add((index as usize) << self.shift), request, self.max_sge) };
-        if let Some(receives) = self.receives() {
-            receives.note(index, request.wr_id);
-        }
+        unsafe { write_elements(self.slot(self.head), request, self.max_sge) };
+        self.note(self.head, request.wr_id);
         self.head = self.head.wrapping_add(1);
+        // What follows a first element may be another one now.
+        self.ends &= request.sges.len() < 2;
+        self.until = if self.ends { self.done.wrapping_add(self.mask + 1) } else { self.head };
         Ok(())
     }
 
     #[inline(always)]
     fn ring(&mut self) {
-        self.published = self.head;
         barrier::before_device_reads();
-        self.memory.record().set(Word::First, self.head & 0xffff);
+        // SAFETY: `memory` keeps the record.
+        unsafe { self.filled.set_low(self.head as u16) };
     }
 
     #[inline]
     fn abort(&mut self) {
-        self.head = self.published;
+        // The record says how many were published, by their low 16 bits; there are never as many pushed.
+        let published = self.memory.record().get(Word::First) as u16;
+        self.head = self.head.wrapping_sub((self.head as u16).wrapping_sub(published).into());
+        self.until = self.head;
     }
 
     fn reset(&mut self) {
         self.record.cq(Side::Recv).forget(&self.record, Side::Recv);
-        (self.head, self.published, self.done) = (0, 0, 0);
+        (self.head, self.until, self.done) = (0, 0, 0);
+        if !self.ends {
+            self.write_ends();
+        }
         if let Some(receives) = self.receives() {
             receives.reset();
         }

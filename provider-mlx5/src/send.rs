@@ -1,5 +1,6 @@
 //! The send queue.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
@@ -9,9 +10,10 @@ use bareverbs_provider::work::{
 };
 use bareverbs_uapi::uverbs::types::QpType;
 
-use crate::doorbell::{SendRegister, Word};
+use crate::doorbell::{RecordWord, SendRegister, Word};
 use crate::pair::PairMemory;
-use crate::table::{Record, Side};
+use crate::short::{Short, Templates, control_flags};
+use crate::table::{Record, SendSlot, Side};
 use crate::wqe::{
     self, AddressVector, BLOCK, Control, ControlFlags, Opcode, SEGMENT, SEGMENTS_PER_BLOCK, Segment,
 };
@@ -62,11 +64,24 @@ pub struct Mlx5Sq {
     /// Flags of every request.
     every: ControlFlags,
     next: Position,
-    published: Position,
+    /// Where the short way ends: a request of this number goes the long way.
+    until: u32,
+    /// Where the short way goes on, if it does: a block and its slot.
+    at: *mut Segment,
+    at_slot: NonNull<SendSlot>,
+    /// The first block that the device has not been told of.
+    published: u32,
+    /// What the request there waits for.
+    published_fence: ControlFlags,
+    /// The first block of the last request pushed.
+    last: u32,
     /// Requests complete when last looked.
     done: u32,
-    /// The last request pushed: the first 8 bytes of its control segment, and its blocks.
-    last: (u64, u32),
+    /// The record's slots, as many as blocks.
+    slots: NonNull<SendSlot>,
+    /// In the doorbell record: how far the queue has been filled.
+    filled: RecordWord,
+    templates: Templates,
 }
 
 /// How far a queue has been filled.
@@ -155,7 +170,12 @@ impl Mlx5Sq {
         // SAFETY: so many bytes are there.
         let start = unsafe { rings.add(offset) }.cast().as_ptr();
         let every = if limits.signal_all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
+        assert!(record.sends.slots().len() == blocks as usize, "a slot for each block");
+        let slots = NonNull::from(record.sends.slots()).cast();
         Self {
+            slots,
+            filled: memory.record().word(Word::Second),
+            templates: Templates::new(qp_num, every, limits.max_message),
             record,
             memory,
             register,
@@ -165,10 +185,64 @@ impl Mlx5Sq {
             qp_num,
             every,
             next: Position::START,
-            published: Position::START,
+            until: 0,
+            at: start,
+            at_slot: slots,
+            published: 0,
+            published_fence: ControlFlags::empty(),
+            last: 0,
             done: 0,
-            last: (0, 0),
         }
+    }
+
+    /// What the record says of the request with the first block `block`.
+    #[inline(always)]
+    fn slot(&self, block: u32) -> &SendSlot {
+        // SAFETY: there are `mask + 1` slots, which the record keeps as long as this queue keeps the record.
+        unsafe { self.slots.add((block & self.mask) as usize).as_ref() }
+    }
+
+    /// The first segment of block `block`.
+    #[inline(always)]
+    fn at(&self, block: u32) -> *mut Segment {
+        // SAFETY: within the ring.
+        unsafe { self.start.add((block & self.mask) as usize * SEGMENTS_PER_BLOCK) }
+    }
+
+    /// Opens the short way from here on, as far as there is room for requests and the ring does not end.
+    fn open(&mut self) {
+        let block = self.next.block;
+        (self.at, self.at_slot) = (self.at(block), NonNull::from(self.slot(block)));
+        let room = self.limits.requests.saturating_sub(self.next.request.wrapping_sub(self.done));
+        self.until = self.next.request.wrapping_add(room.min(self.mask + 1 - (block & self.mask)));
+    }
+
+    /// Writes a request to the short way's next place, and takes it into the batch.
+    ///
+    /// # Safety
+    ///
+    /// It must be that of `wr_id` at `next`, the number of which must not be `until`.
+    #[inline(always)]
+    unsafe fn take(&mut self, short: &Short, wr_id: u64) {
+        let at = self.at;
+        // SAFETY: `open` set out from a free block and its slot, and before `until` more of both follow. Blocks lie at
+        // multiples of their size.
+        unsafe {
+            short.lanes[0].write(at);
+            short.lanes[1].write(at.add(1));
+            if let Some(third) = short.third {
+                third.write(at.add(2));
+            }
+            self.at = at.add(SEGMENTS_PER_BLOCK);
+        }
+        let through = self.next.request.wrapping_add(1);
+        // SAFETY: as above.
+        unsafe {
+            self.at_slot.as_ref().note(wr_id, through, 0);
+            self.at_slot = self.at_slot.add(1);
+        }
+        self.next.block = self.next.block.wrapping_add(1);
+        self.next.request = through;
     }
 
     /// Whether there may be no room; asks the poller only where it seems so.
@@ -233,14 +307,10 @@ impl Mlx5Sq {
     /// Writes the control segment and takes the request into the batch.
     #[inline(always)]
     fn finish(&mut self, writer: &Writer, head: &Head) {
-        let mut flags = self.every;
-        if head.flags.contains(SendFlags::SIGNALED) {
-            flags |= ControlFlags::CQ_UPDATE;
+        let mut flags = self.every | control_flags(head.flags);
+        if !head.flags.contains(SendFlags::FENCE) {
+            flags |= self.next.fence;
         }
-        if head.flags.contains(SendFlags::SOLICITED) {
-            flags |= ControlFlags::SOLICITED;
-        }
-        flags |= if head.flags.contains(SendFlags::FENCE) { ControlFlags::FENCE } else { self.next.fence };
         let control = Control {
             opcode: head.opcode,
             index: self.next.block as u16,
@@ -253,12 +323,30 @@ impl Mlx5Sq {
         // SAFETY: the request's first segment.
         unsafe { writer.at(0).write(control) };
         let Position { block, request, .. } = self.next;
-        self.record.sends.note(block & self.mask, head.wr_id, request, head.purpose.map_or(0, |what| what.0));
+        let through = request.wrapping_add(1);
+        self.slot(block).note(head.wr_id, through, head.purpose.0);
         let blocks = writer.segments.div_ceil(SEGMENTS_PER_BLOCK) as u32;
-        self.last = (control[0], blocks);
-        let fence =
-            if head.purpose.is_some() { ControlFlags::INITIATOR_SMALL_FENCE } else { ControlFlags::empty() };
-        self.next = Position { block: block.wrapping_add(blocks), request: request.wrapping_add(1), fence };
+        self.last = block;
+        let fence = if head.opcode == Opcode::UMR {
+            ControlFlags::INITIATOR_SMALL_FENCE
+        } else {
+            ControlFlags::empty()
+        };
+        self.next = Position { block: block.wrapping_add(blocks), request: through, fence };
+        // The short way knows nothing of fences.
+        if fence.is_empty() && self.limits.qp_type != QpType::UD {
+            self.open();
+        } else {
+            self.until = through;
+        }
+    }
+
+    /// Tells the device, should it look, how far the queue has been filled.
+    #[inline(always)]
+    fn tell(&self, block: u32) {
+        barrier::before_device_reads();
+        // SAFETY: `memory` keeps the record.
+        unsafe { self.filled.set_low(block as u16) };
     }
 
     #[cold]
@@ -278,8 +366,7 @@ impl Mlx5Sq {
     /// and the bytes of block `index`.
     #[must_use]
     pub fn block(&self, index: u32) -> [u8; BLOCK] {
-        // SAFETY: within the ring, masked.
-        let block = unsafe { self.start.add((index & self.mask) as usize * SEGMENTS_PER_BLOCK) };
+        let block = self.at(index);
         let mut bytes = [0; BLOCK];
         for (at, byte) in bytes.iter_mut().enumerate() {
             // SAFETY: within the block.
@@ -295,9 +382,12 @@ struct Head {
     imm: u32,
     flags: SendFlags,
     wr_id: u64,
-    /// What a UMR was used for.
-    purpose: Option<WcOpcode>,
+    /// What a UMR is used for, or what brings bytes back.
+    purpose: WcOpcode,
 }
+
+/// Of a request that is just complete, and whose entry says what it was.
+const PLAIN: WcOpcode = WcOpcode(0);
 
 /// Whether queue pairs of a type carry an operation.
 #[inline(always)]
@@ -325,8 +415,44 @@ impl SendQueue for Mlx5Sq {
         self.limits.requests
     }
 
-    /// Always part of the caller, where the operation and the kind of payload are mostly known.
     #[inline(always)]
+    unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
+        let Position { block, request: number, .. } = self.next;
+        if number == self.until {
+            return false;
+        }
+        let Some(short) = self.templates.request(block, request) else { return false };
+        // SAFETY: it is the request at `next`, which is before `until`.
+        unsafe { self.take(&short, request.wr_id) };
+        self.last = block;
+        true
+    }
+
+    /// With BlueFlame, what is built in registers goes from there to the ring and to the device.
+    #[inline(always)]
+    unsafe fn try_post(
+        &mut self,
+        request: &SendRequest<'_>,
+        _later: bool,
+    ) -> Option<Result<(), DoorbellError>> {
+        let Position { block, request: number, .. } = self.next;
+        // What was pushed before would have to go first.
+        if number == self.until || block != self.published {
+            return None;
+        }
+        let short = self.templates.request(block, request)?;
+        // SAFETY: it is the request at `next`, which is before `until`.
+        unsafe { self.take(&short, request.wr_id) };
+        let end = block.wrapping_add(1);
+        self.published = end;
+        self.tell(end);
+        match &mut self.register {
+            SendRegister::Exclusive(register) => register.copy_short(&short),
+            register => register.ring(short.control),
+        }
+        Some(Ok(()))
+    }
+
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
         if self.is_full() {
             return Err(self.full());
@@ -336,7 +462,7 @@ impl SendQueue for Mlx5Sq {
         }
         let mut writer = self.writer();
         let mut head =
-            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, purpose: None };
+            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
         match request.operation {
             Operation::Send => {}
             Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
@@ -351,25 +477,24 @@ impl SendQueue for Mlx5Sq {
             }
             Operation::Read(remote) => {
                 registered(request.payload)?;
-                head.opcode = Opcode::RDMA_READ;
+                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
                 writer.put(wqe::remote_address(remote));
             }
             Operation::CmpSwp { remote, compare, swap } => {
                 result_of_atomic(request.payload, remote)?;
-                head.opcode = Opcode::ATOMIC_CS;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
                 writer.put(wqe::remote_address(remote));
                 writer.put(wqe::atomic(swap, compare));
             }
             Operation::FetchAdd { remote, add } => {
                 result_of_atomic(request.payload, remote)?;
-                head.opcode = Opcode::ATOMIC_FA;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
                 writer.put(wqe::remote_address(remote));
                 writer.put(wqe::atomic(add, 0));
             }
             Operation::LocalInv(rkey) => {
                 nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) =
-                    (Opcode::UMR, rkey.to_be(), Some(WcOpcode::LOCAL_INV));
+                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
                 for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
                     writer.put(*segment);
                 }
@@ -377,7 +502,7 @@ impl SendQueue for Mlx5Sq {
             Operation::BindMw(bind) => {
                 nothing(&request.operation, request.payload)?;
                 (head.opcode, head.imm, head.purpose) =
-                    (Opcode::UMR, bind.mw_rkey.to_be(), Some(WcOpcode::BIND_MW));
+                    (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
                 let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
                 for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
                     writer.put(*segment);
@@ -411,7 +536,7 @@ impl SendQueue for Mlx5Sq {
             None => (Opcode::SEND, 0),
             Some(imm) => (Opcode::SEND_IMM, imm),
         };
-        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: None };
+        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
         self.finish(&writer, &head);
         Ok(())
     }
@@ -419,39 +544,45 @@ impl SendQueue for Mlx5Sq {
     /// A write to the register can't be refused.
     #[inline(always)]
     fn ring(&mut self) -> Result<(), DoorbellError> {
-        let batch = self.next.request.wrapping_sub(self.published.request);
-        if batch == 0 {
+        let (first, last, end) = (self.published, self.last, self.next.block);
+        if end == first {
             return Ok(());
         }
-        let first = self.published.block;
-        self.published = self.next;
-        barrier::before_device_reads();
-        self.memory.record().set(Word::Second, self.next.block & 0xffff);
-        let (control, blocks) = self.last;
+        self.published = end;
+        self.published_fence = self.next.fence;
+        self.tell(end);
+        let blocks = end.wrapping_sub(first) as usize;
+        let control = self.at(last);
         match &mut self.register {
-            SendRegister::Exclusive(register) if batch == 1 && blocks as usize * BLOCK <= register.room() => {
+            SendRegister::Exclusive(register) if first == last && blocks * BLOCK <= register.room() => {
                 let (start, mask) = (self.start, self.mask);
                 // SAFETY: the request's blocks, which lie in the ring and which only this queue's owner writes.
                 unsafe {
-                    register.copy(blocks as usize, |index| {
+                    register.copy(blocks, |index| {
                         start.add((first.wrapping_add(index as u32) & mask) as usize * SEGMENTS_PER_BLOCK)
                     });
                 }
             }
-            register => register.ring(control),
+            // SAFETY: the control segment of a request that was written; the device only reads it.
+            register => register.ring(unsafe { control.cast::<u64>().read() }),
         }
         Ok(())
     }
 
-    #[inline]
     fn abort(&mut self) {
-        self.next = self.published;
+        if self.next.block != self.published {
+            // The first of them was noted as one more than those before it.
+            let request = self.slot(self.published).through().wrapping_sub(1);
+            self.next = Position { block: self.published, request, fence: self.published_fence };
+            self.until = request;
+        }
     }
 
     fn reset(&mut self) {
         self.record.cq(Side::Send).forget(&self.record, Side::Send);
         self.record.sends.reset();
-        (self.next, self.published, self.done) = (Position::START, Position::START, 0);
+        (self.next, self.until, self.done) = (Position::START, 0, 0);
+        (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
     }
 }

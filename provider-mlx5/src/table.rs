@@ -12,6 +12,9 @@
 //! both completion queues ([`CqShared::bury`](crate::completion::CqShared)), each of which drops it only where its
 //! poller has found the queue empty. An entry is used anew when the record is gone. So an entry that named a poller's
 //! completion queue names the same record until that poller is back in its completion queue.
+//!
+//! For the same reason a poller may keep the record that it found last: it stays until the poller itself drops its dead,
+//! and forgets it then. The record's [`Name`] tells whether it is still to be found.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -21,6 +24,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::mapping::Mapping;
 
 use crate::completion::CqShared;
+use crate::cqe::Cqe;
 use crate::srq::SrqShared;
 
 /// Which half of a queue pair.
@@ -111,48 +115,117 @@ impl Table {
     }
 }
 
+/// What completions name a queue by, as it lies in their entry; [`HIDDEN`] while its completions are nobody's.
+///
+/// It says what the table says, to a poller that has the record already.
+#[derive(Debug)]
+pub(crate) struct Name(AtomicU64);
+
+/// What no entry can say.
+const HIDDEN: u64 = u64::MAX;
+
+impl Name {
+    /// Whether the queue is that of an entry.
+    #[inline(always)]
+    pub(crate) fn is(&self, cqe: &Cqe<'_>) -> bool {
+        self.0.load(Ordering::Acquire) == u64::from(cqe.raw_srqn_uidx())
+    }
+
+    fn set(&self, id: Option<u32>) {
+        self.0.store(id.map_or(HIDDEN, |id| u64::from(id.to_be())), Ordering::Release);
+    }
+}
+
+impl Default for Name {
+    fn default() -> Self {
+        Self(AtomicU64::new(HIDDEN))
+    }
+}
+
 /// A request of a send queue.
 #[derive(Debug, Default)]
 pub(crate) struct SendSlot {
     wr_id: AtomicU64,
-    /// The request's number (low half) and what a UMR was used for (high half).
+    /// How many requests are complete when this one is (low half), and, where its entry says less or there is more to it
+    /// than that it is complete, what it was (high half).
     mark: AtomicU64,
+}
+
+impl SendSlot {
+    /// Notes that when the request is complete, `through` are.
+    #[inline(always)]
+    pub(crate) fn note(&self, wr_id: u64, through: u32, purpose: u32) {
+        self.wr_id.store(wr_id, Ordering::Relaxed);
+        self.mark.store(u64::from(purpose) << 32 | u64::from(through), Ordering::Relaxed);
+    }
+
+    /// How many requests are complete when this one is.
+    pub(crate) fn through(&self) -> u32 {
+        self.mark.load(Ordering::Relaxed) as u32
+    }
 }
 
 /// The requests of a send queue.
 #[derive(Debug)]
 pub(crate) struct Sends {
-    /// By the request's first block.
-    slots: Box<[SendSlot]>,
+    pub(crate) name: Name,
     /// Requests that are complete, counted on.
     done: AtomicU32,
+    /// Slots less one.
+    mask: u32,
+    /// The same times the bytes of a slot.
+    offsets: u32,
+    /// By the request's first block; a power of 2 of them.
+    slots: Box<[SendSlot]>,
 }
 
 impl Sends {
+    /// For a ring of `blocks` blocks, a power of 2.
     pub(crate) fn new(blocks: u32) -> Self {
-        Self { slots: (0..blocks).map(|_| SendSlot::default()).collect(), done: AtomicU32::new(0) }
+        assert!(blocks.is_power_of_two(), "a ring of sends");
+        let slots = (0..blocks).map(|_| SendSlot::default()).collect();
+        let (mask, offsets) = (blocks - 1, (blocks - 1) << 4);
+        Self { name: Name::default(), done: AtomicU32::new(0), mask, offsets, slots }
     }
 
-    /// Notes that the request with the first block `block` is number `number`.
+    /// The slots, of which there are as many as blocks.
+    pub(crate) fn slots(&self) -> &[SendSlot] {
+        &self.slots
+    }
+
     #[inline(always)]
-    pub(crate) fn note(&self, block: u32, wr_id: u64, number: u32, purpose: u32) {
-        if let Some(slot) = self.slots.get(block as usize) {
-            slot.wr_id.store(wr_id, Ordering::Relaxed);
-            slot.mark.store(u64::from(purpose) << 32 | u64::from(number), Ordering::Relaxed);
+    fn slot(&self, block: u16) -> &SendSlot {
+        // SAFETY: `new` made `mask + 1` slots.
+        unsafe { self.slots.get_unchecked((u32::from(block) & self.mask) as usize) }
+    }
+
+    /// The same as [`Sends::complete`] for a request of which there is no more to know than its id; for others, does
+    /// nothing. The first block is that of an entry's last word.
+    #[inline(always)]
+    pub(crate) fn complete_plain(&self, last_word: u32) -> Option<u64> {
+        const { assert!(size_of::<SendSlot>() == 16) };
+        // The block's number in the upper half times the bytes of a slot.
+        let offset = last_word >> 12 & self.offsets;
+        // SAFETY: `new` made `mask + 1` slots, of which this is one.
+        let slot = unsafe { &*self.slots.as_ptr().byte_add(offset as usize) };
+        let mark = slot.mark.load(Ordering::Relaxed);
+        if mark >> 32 != 0 {
+            return None;
         }
+        let wr_id = slot.wr_id.load(Ordering::Relaxed);
+        self.done.store(mark as u32, Ordering::Release);
+        Some(wr_id)
     }
 
     /// Notes that the request with the first block `block`, and all before it, are complete; returns its id and what it
-    /// was used for.
+    /// was.
     #[inline(always)]
-    fn complete(&self, block: u16) -> (u64, u32) {
-        let Some(slot) = self.slots.get(block as usize & self.slots.len().wrapping_sub(1)) else {
-            return (0, 0);
-        };
+    pub(crate) fn complete(&self, block: u16) -> (u64, u32) {
+        let slot = self.slot(block);
         let mark = slot.mark.load(Ordering::Relaxed);
         let wr_id = slot.wr_id.load(Ordering::Relaxed);
         // The slot is free for its owner from here on.
-        self.done.store((mark as u32).wrapping_add(1), Ordering::Release);
+        self.done.store(mark as u32, Ordering::Release);
         (wr_id, (mark >> 32) as u32)
     }
 
@@ -170,26 +243,33 @@ impl Sends {
 /// The requests of a receive queue.
 #[derive(Debug)]
 pub(crate) struct Receives {
-    wr_ids: Box<[AtomicU64]>,
+    pub(crate) name: Name,
     done: AtomicU32,
+    /// Slots less one.
+    mask: u32,
+    /// By slot; a power of 2 of them.
+    wr_ids: Box<[AtomicU64]>,
 }
 
 impl Receives {
+    /// For a ring of `slots` slots, a power of 2, or none.
     pub(crate) fn new(slots: u32) -> Self {
-        Self { wr_ids: (0..slots).map(|_| AtomicU64::new(0)).collect(), done: AtomicU32::new(0) }
+        let slots = slots.max(1);
+        assert!(slots.is_power_of_two(), "a ring of receives");
+        let wr_ids = (0..slots).map(|_| AtomicU64::new(0)).collect();
+        Self { name: Name::default(), done: AtomicU32::new(0), mask: slots - 1, wr_ids }
     }
 
-    #[inline(always)]
-    pub(crate) fn note(&self, slot: u32, wr_id: u64) {
-        if let Some(id) = self.wr_ids.get(slot as usize) {
-            id.store(wr_id, Ordering::Relaxed);
-        }
+    /// The ids, of which there are as many as slots.
+    pub(crate) fn wr_ids(&self) -> &[AtomicU64] {
+        &self.wr_ids
     }
 
     /// Only the poller of the queue's completion queue writes `done`, so it need not be one step.
     #[inline(always)]
-    fn complete(&self, slot: u16) -> u64 {
-        let Some(id) = self.wr_ids.get(slot as usize & self.wr_ids.len().wrapping_sub(1)) else { return 0 };
+    pub(crate) fn complete(&self, slot: u16) -> u64 {
+        // SAFETY: `new` made `mask + 1` ids.
+        let id = unsafe { self.wr_ids.get_unchecked((u32::from(slot) & self.mask) as usize) };
         let wr_id = id.load(Ordering::Relaxed);
         self.done.store(self.done.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
         wr_id
@@ -254,17 +334,21 @@ impl Record {
         let entry = self.entry();
         entry.record.store(NonNull::from(self).as_ptr(), Ordering::Relaxed);
         entry.owners[side as usize].store(self.cqs[side as usize].tag(), Ordering::Release);
+        self.set_name(side, Some(self.id));
     }
 
     /// Lets it no longer be found.
     pub(crate) fn hide(&self, side: Side) {
+        self.set_name(side, None);
         self.entry().owners[side as usize].store(0, Ordering::Release);
     }
 
-    /// Takes note of a send's completion; see [`Sends::complete`].
-    #[inline(always)]
-    pub(crate) fn complete_send(&self, block: u16) -> (u64, u32) {
-        self.sends.complete(block)
+    fn set_name(&self, side: Side, id: Option<u32>) {
+        match (side, &self.source) {
+            (Side::Send, _) => self.sends.name.set(id),
+            (Side::Recv, Source::Own(receives)) => receives.name.set(id),
+            (Side::Recv, Source::Shared(_)) => {}
+        }
     }
 
     /// Takes note of a receive's completion; returns its id.

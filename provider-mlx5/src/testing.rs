@@ -276,7 +276,7 @@ impl PlainQp {
         };
         let (page, register) = if blue_flame {
             let uar = Uar::plain()?;
-            (uar.as_ptr(), SendRegister::Exclusive(BlueFlame::new(uar, REGISTER)))
+            (uar.as_ptr(), SendRegister::Exclusive(BlueFlame::new(uar, REGISTER).map_err(|_| Errno::INVAL)?))
         } else {
             (self.uar.as_ptr(), SendRegister::Shared(self.uar))
         };

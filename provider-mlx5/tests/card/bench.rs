@@ -250,21 +250,34 @@ pub(crate) fn request(wr_id: u64, operation: Operation, sges: &[Sge]) -> SendReq
     SendRequest { wr_id, operation, flags: SIGNALED, payload: Payload::Sges(sges) }
 }
 
+/// Pushes one request as users do: the short way, and where that is declined the long one.
 pub(crate) fn push(sq: &mut Mlx5Sq, request: &SendRequest<'_>) -> Result<(), Refusal> {
     // SAFETY: the elements are of the bench's region, which stays registered.
+    if unsafe { sq.try_push(request) } {
+        return Ok(());
+    }
+    // SAFETY: as above.
     unsafe { sq.push(request) }
 }
 
-/// Posts one request.
+/// Posts one request as users do.
 pub(crate) fn send(sq: &mut Mlx5Sq, request: &SendRequest<'_>) {
-    push(sq, request).expect("room for the request");
-    sq.ring().expect("doorbells are not refused");
+    // SAFETY: as in `push`.
+    let posted = unsafe { sq.try_post(request, false) };
+    if posted.is_none() {
+        push(sq, request).expect("room for the request");
+        sq.ring().expect("doorbells are not refused");
+    }
 }
 
 /// Posts one receive.
 pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) {
+    let request = RecvRequest { wr_id, sges };
     // SAFETY: as in `push`.
-    unsafe { queue.push(&RecvRequest { wr_id, sges }) }.expect("room for the receive");
+    if !unsafe { queue.try_push(&request) } {
+        // SAFETY: as above.
+        unsafe { queue.push(&request) }.expect("room for the receive");
+    }
     queue.ring();
 }
 

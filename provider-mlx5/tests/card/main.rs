@@ -6,5 +6,6 @@ mod connected;
 mod datagrams;
 mod events;
 mod lifetime;
+mod mixed;
 mod shared;
 mod windows;

@@ -40,7 +40,7 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     /// registered; nobody may change the bytes that it sends, nor look at or change those that it fills (reads and
     /// atomics), not even through the region's own safe methods other than the copying ones.
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_send(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
@@ -53,7 +53,27 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the same promise.
-        unsafe { self.post_list(requests, false) }
+        unsafe { self.post_rest(requests, false) }
+    }
+
+    /// Posts what the short way does not take.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    unsafe fn post_rest(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        later: bool,
+    ) -> Result<(), PostError> {
+        match requests {
+            // From a copy, so that a request that is known where it is posted need not lie in memory for the short way.
+            // SAFETY: the caller's promise is the same.
+            [request] => unsafe { self.post_list(&[*request], later) },
+            // SAFETY: as above.
+            _ => unsafe { self.post_list(requests, later) },
+        }
     }
 
     /// Posts any requests in any state, with a doorbell now or later.
@@ -132,7 +152,7 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
         // SAFETY: the same promise.
-        unsafe { self.post_list(requests, true) }
+        unsafe { self.post_rest(requests, true) }
     }
 
     /// How many requests wait for the doorbell.
@@ -216,8 +236,13 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
             queue.ring();
             return Ok(());
         }
-        // SAFETY: the same promise.
-        unsafe { self.post_list(requests) }
+        match requests {
+            // From a copy, as sends are.
+            // SAFETY: the same promise.
+            [request] => unsafe { self.post_list(&[*request]) },
+            // SAFETY: the same promise.
+            _ => unsafe { self.post_list(requests) },
+        }
     }
 
     /// Posts any receives in any state.
@@ -366,7 +391,20 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ) -> Result<(), PostReason> {
         let operation = T::operation::<P>(operation);
         // SAFETY: the request names no memory but what is copied before this returns.
-        unsafe { self.push(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) }) }
+        let short = unsafe {
+            T::try_push::<P>(
+                self.queue,
+                &SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) },
+            )
+        };
+        if !short {
+            // The request once more: one for both ways would have to lie in memory for the short one too.
+            let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
+            // SAFETY: as above.
+            unsafe { push_rare::<T, P>(self.queue, self.state, &request) }?;
+        }
+        self.pushed += 1;
+        Ok(())
     }
 }
 
