@@ -15,8 +15,8 @@ use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
 
-/// An entry that the device never wrote.
-const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4;
+/// An entry that the device never wrote, and that is not its as long as it has not gone round the ring once.
+const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
 
 /// In an entry's last byte: whose it is.
 const OWNER: u8 = 1;
@@ -571,7 +571,7 @@ impl CompletionQueue for Mlx5Cq {
         self.ring.entries() - 1
     }
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
         let Taken { entry, wr_id, status, byte_len, opcode, purpose } = self.take()?;
         // SAFETY: an entry of the ring, which stays while the queue is borrowed.
@@ -579,7 +579,14 @@ impl CompletionQueue for Mlx5Cq {
         Some(Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData })
     }
 
-    #[inline]
+    #[inline(always)]
+    fn next_value(&mut self) -> Option<WorkCompletion> {
+        let value = self.next()?.to_value();
+        self.release();
+        Some(value)
+    }
+
+    #[inline(always)]
     fn release(&mut self) {
         // What was read was read before the device may write over it.
         barrier::before_device_reads();
@@ -676,6 +683,7 @@ impl Completion for Mlx5Completion<'_> {
     #[inline]
     fn opcode(&self) -> WcOpcode {
         match self.opcode {
+            CqeOpcode::REQ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
             CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
             _ if self.is_recv() => WcOpcode::RECV,
             _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
@@ -720,21 +728,46 @@ impl Completion for Mlx5Completion<'_> {
 
     #[inline]
     fn slid(&self) -> u16 {
-        self.cqe.slid()
+        if self.is_recv() { self.cqe.slid() } else { 0 }
     }
 
     #[inline]
     fn sl(&self) -> u8 {
-        (self.cqe.flags_rqpn() >> 24 & 0xf) as u8
+        if self.is_recv() { (self.cqe.flags_rqpn() >> 24 & 0xf) as u8 } else { 0 }
     }
 
     #[inline]
     fn dlid_path_bits(&self) -> u8 {
-        self.cqe.path_bits() & 0x7f
+        if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
     }
 
-    #[inline]
+    #[inline(always)]
     fn to_value(&self) -> WorkCompletion {
+        if self.opcode == CqeOpcode::REQ {
+            // Of a send there is no more to tell.
+            return WorkCompletion {
+                wr_id: self.wr_id,
+                status: WcStatus::SUCCESS,
+                opcode: self.opcode(),
+                vendor_err: 0,
+                byte_len: self.byte_len,
+                imm_data: 0,
+                qp_num: self.qp_num(),
+                src_qp: 0,
+                wc_flags: WcFlags::empty(),
+                slid: 0,
+                sl: 0,
+                pkey_index: 0,
+                dlid_path_bits: 0,
+            };
+        }
+        self.all_fields()
+    }
+}
+
+impl Mlx5Completion<'_> {
+    #[inline(never)]
+    fn all_fields(&self) -> WorkCompletion {
         WorkCompletion {
             wr_id: self.wr_id,
             status: self.status(),

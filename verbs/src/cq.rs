@@ -283,6 +283,15 @@ pub struct Completions<'a, P: Provider = AnyProvider> {
     taken: bool,
 }
 
+#[cfg(feature = "test-utils")]
+impl<'a, P: Provider> Completions<'a, P> {
+    /// What has completed in a queue that there is no more of.
+    #[inline]
+    pub fn over(queue: &'a mut P::Cq) -> Self {
+        Self { queue, taken: false }
+    }
+}
+
 impl<P: Provider> Completions<'_, P> {
     /// The next one, if there is one.
     #[doc(alias = "ibv_next_poll")]

@@ -121,6 +121,8 @@ pub use mr::{LocalAccess, Mr, MrInfo, RegisterError};
 pub use mw::{Mw, inc_rkey};
 pub use pd::Pd;
 pub use provider::AnyProvider;
+#[cfg(feature = "test-utils")]
+pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
     AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
     QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,

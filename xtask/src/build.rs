@@ -72,6 +72,16 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("release/fastpath"))
 }
 
+/// Builds the program whose instructions valgrind counts.
+pub(crate) fn counts() -> Result<PathBuf> {
+    let mut cargo = cargo();
+    cargo.args(["build", "--quiet", "--release", "--package", "bareverbs-counts"]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the program to be counted could not be built");
+    }
+    Ok(workspace().join("target/release/counts"))
+}
+
 /// Builds the RDMA card.
 pub(crate) fn card() -> Result<PathBuf> {
     let arguments = ["build", "--quiet", "--profile", "quick", "--package", "bareverbs-hca"];

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Kernel, Peers, Series, Setup, Tools, fetch_headers, fetch_verbs_headers,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Tools, fetch_headers,
+    fetch_verbs_headers,
 };
 use clap::Args;
 
@@ -28,6 +29,9 @@ pub(crate) struct Fastpath {
     /// 6.1, 6.12, 7.2, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
+    /// Measure an RDMA card, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
+    #[arg(long, value_enum)]
+    hca: Option<lab::Port>,
 }
 
 /// A row of the table: what it is called, which figure of each program, and the ceiling of ours.
@@ -35,54 +39,92 @@ struct Row {
     what: &'static str,
     ours: &'static str,
     theirs: Option<&'static str>,
-    ceiling: Option<f64>,
+    ceiling: Ceiling,
 }
 
-const fn row(
-    what: &'static str,
-    ours: &'static str,
-    theirs: Option<&'static str>,
-    ceiling: Option<f64>,
-) -> Row {
+#[derive(Clone, Copy)]
+enum Ceiling {
+    /// Instructions.
+    At(f64),
+    /// A third of what the C library spends.
+    Third,
+    None,
+}
+
+use Ceiling::{At, Third};
+
+const fn row(what: &'static str, ours: &'static str, theirs: Option<&'static str>, ceiling: Ceiling) -> Row {
     Row { what, ours, theirs, ceiling }
 }
 
 /// The costs of requests where no doorbell is rung; the C library's come from the difference of two lists.
 const REQUEST: &str = "request in a list";
 
-const ROWS: [Row; 20] = [
-    row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), Some(95.0)),
-    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, Some(60.0)),
-    row("post_send_deferred of 1, one element", "deferred sge", None, Some(60.0)),
-    row("start_send, write_inline, defer", "deferred in place", None, Some(60.0)),
-    row("post_send of 1, doorbell and all", "post_send 1 inline", Some("post_send 1 inline"), None),
-    row(
-        "post_send of 32, doorbell and all, each",
-        "post_send 32 inline",
-        Some("post_send 32 inline"),
-        Some(230.0),
-    ),
-    row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, Some(230.0)),
-    row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, Some(230.0)),
-    row("poll_one that finds one", "poll_one", Some("poll_into 1"), Some(40.0)),
-    row("poll, next, that finds one", "poll, next", None, Some(40.0)),
-    row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), Some(40.0)),
-    row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, None),
-    row("poll_into that finds 32, each", "poll_into 32", Some("poll_into 32"), Some(40.0)),
-    row("empty poll_one", "empty poll_one", Some("empty poll_into"), Some(15.0)),
-    row("empty poll, next", "empty poll, next", None, Some(15.0)),
-    row("empty poll_into", "empty poll_into", Some("empty poll_into"), Some(15.0)),
-    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), Some(40.0)),
-    row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), Some(40.0)),
-    row("Srq::post_recv of 1", "srq post_recv 1", None, Some(40.0)),
-    row("Srq::post_recv of 32, each", "srq post_recv 32", None, Some(40.0)),
+const SINGLE: &str = "post_send 1 inline";
+const LIST: &str = "post_send 32 inline";
+
+const RXE: [Row; 20] = [
+    row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), At(95.0)),
+    row("post_send_deferred of 1, 8 bytes inline", "deferred inline", None, At(60.0)),
+    row("post_send_deferred of 1, one element", "deferred sge", None, At(60.0)),
+    row("start_send, write_inline, defer", "deferred in place", None, At(60.0)),
+    row("post_send of 1, doorbell and all", SINGLE, Some(SINGLE), Ceiling::None),
+    row("post_send of 32, doorbell and all, each", LIST, Some(LIST), At(230.0)),
+    row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, At(230.0)),
+    row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, At(230.0)),
+    row("poll_one that finds one", "poll_one", Some("poll_into 1"), At(40.0)),
+    row("poll, next, that finds one", "poll, next", None, At(40.0)),
+    row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), At(40.0)),
+    row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, Ceiling::None),
+    row("poll_into that finds 32, each", "poll_into 32", Some("poll_into 32"), At(40.0)),
+    row("empty poll_one", "empty poll_one", Some("empty poll_into"), At(15.0)),
+    row("empty poll, next", "empty poll, next", None, At(15.0)),
+    row("empty poll_into", "empty poll_into", Some("empty poll_into"), At(15.0)),
+    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), At(40.0)),
+    row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), At(40.0)),
+    row("Srq::post_recv of 1", "srq post_recv 1", None, At(40.0)),
+    row("Srq::post_recv of 32, each", "srq post_recv 32", None, At(40.0)),
 ];
+
+const MLX5: [Row; 17] = [
+    row("post_send of 1, doorbell and all", SINGLE, Some(SINGLE), Third),
+    row("the same, of a request known where it is posted", "post_send 1 in place", Some(SINGLE), Third),
+    row("post_send of 32, doorbell and all, each", LIST, Some(LIST), Third),
+    row("start_send, 32 times write_inline, ring, each", "start_send 32 in place", Some(LIST), Third),
+    row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), Third),
+    row("poll_one that finds one", "poll_one", Some("poll_into 1"), Third),
+    row("poll, next, that finds one", "poll, next", Some("poll_into 1"), Third),
+    row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), Third),
+    row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, Ceiling::None),
+    row("poll_into that finds 32, each", "poll_into 32", Some("poll_into 32"), Ceiling::None),
+    row("empty poll_one", "empty poll_one", Some("empty poll_into"), Third),
+    row("empty poll, next", "empty poll, next", Some("empty poll_into"), Third),
+    row("empty poll_into", "empty poll_into", Some("empty poll_into"), Third),
+    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), Third),
+    row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), Ceiling::None),
+    row("Srq::post_recv of 1", "srq post_recv 1", None, Ceiling::None),
+    row("Srq::post_recv of 32, each", "srq post_recv 32", None, Ceiling::None),
+];
+
+/// What is measured.
+struct Subject {
+    /// The types of its own provider.
+    types: &'static str,
+    rows: &'static [Row],
+    device: &'static str,
+    /// Arguments of the C program.
+    arguments: &'static [&'static str],
+}
+
+const SOFT: Subject = Subject { types: "Rxe", rows: &RXE, device: "rxe0", arguments: &["rxe0", "1"] };
+const CARD: Subject =
+    Subject { types: "Mlx5", rows: &MLX5, device: "mlx5_0", arguments: &["mlx5_0", "0", "awake"] };
 
 /// The smallest of many runs, by name.
 type Figures = BTreeMap<String, f64>;
 
-/// Whose figures have a ceiling: over the provider chosen at run time, and over rxe's own types.
-const OURS: [&str; 2] = ["any", "rxe"];
+/// Whose figures have a ceiling: over the provider chosen at run time, and over the provider's own types.
+const OURS: [&str; 2] = ["any", "own"];
 
 impl Fastpath {
     pub(crate) fn run(self) -> Result<ExitCode> {
@@ -90,18 +132,19 @@ impl Fastpath {
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let peers = Peers::fetch(&cache, false)?;
-        let (table, over) = measure(&cache, &tools, &kernel, &peers)?;
+        let (table, over) = measure(&cache, &tools, &kernel, &peers, self.hca.map(Into::into))?;
         print!("{table}");
         Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-/// Measures in a guest of its own; the table, and what is above its ceiling.
+/// Measures in a guest of its own, Soft-RoCE or a card; the table, and what is above its ceiling.
 pub(crate) fn measure(
     cache: &Cache,
     tools: &Tools,
     kernel: &Kernel,
     peers: &Peers,
+    port: Option<HcaPort>,
 ) -> Result<(String, Vec<&'static str>)> {
     let folder = build::target_folder().join("fastpath");
     std::fs::create_dir_all(&folder)?;
@@ -109,6 +152,8 @@ pub(crate) fn measure(
     std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
     compile(cache, peers, &folder.join("fastpath-c"))?;
     let programs = build::guest_programs()?;
+    let card = port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
+    let subject = if card.is_some() { CARD } else { SOFT };
     let setup = Setup {
         cache,
         tools,
@@ -120,19 +165,19 @@ pub(crate) fn measure(
         accelerator: Accelerator::Auto,
         instruction_clock: true,
         recording: None,
-        hca: None,
+        hca: card.as_ref(),
     };
     let mut guests = Guests::boot(&setup)?;
-    let mut figures = run(&mut guests, &["fastpath", "rxe0"])?;
-    figures.append(&mut run(&mut guests, &["fastpath-c", "rxe0", "1"])?);
+    let mut figures = run(&mut guests, &["fastpath", subject.device])?;
+    figures.append(&mut run(&mut guests, &[&["fastpath-c"], subject.arguments].concat())?);
     guests.shut_down()?;
     for whose in OURS.iter().chain(&["c"]) {
         let total = |name: &str, parts: f64| figures.get(&format!("{whose}.{name}")).map(|each| each * parts);
-        let lists = total("post_send 32 inline", 32.0).zip(total("post_send 1 inline", 1.0));
+        let lists = total(LIST, 32.0).zip(total(SINGLE, 1.0));
         let (list, single) = lists.context("a program measured no lists")?;
         figures.insert(format!("{whose}.{REQUEST}"), (list - single) / 31.0);
     }
-    table(&figures)
+    table(&subject, &figures)
 }
 
 /// Compiles the C library's program against the library that the guest has.
@@ -171,22 +216,30 @@ fn figure(line: &str) -> Option<(String, f64)> {
     Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
 }
 
-fn table(figures: &Figures) -> Result<(String, Vec<&'static str>)> {
-    let width = ROWS.iter().map(|row| row.what.len()).max().unwrap_or(0);
+fn table(subject: &Subject, figures: &Figures) -> Result<(String, Vec<&'static str>)> {
+    let Subject { types, rows, .. } = subject;
+    let width = rows.iter().map(|row| row.what.len()).max().unwrap_or(0);
     let mut text = format!(
-        "{:width$}  AnyProvider       Rxe         C   ceiling\n",
+        "{:width$}  AnyProvider {types:>9}         C   ceiling\n",
         "instructions, the smallest of many runs"
     );
     let mut over = Vec::new();
-    for Row { what, ours, theirs, ceiling } in &ROWS {
+    for Row { what, ours, theirs, ceiling } in *rows {
         let get = |whose: &str, name: &str| figures.get(&format!("{whose}.{name}")).copied();
         let ours: Vec<f64> = OURS.iter().filter_map(|whose| get(whose, ours)).collect();
-        let [any, rxe] = ours[..] else { bail!("nothing was measured for `{what}`") };
-        let theirs =
-            theirs.and_then(|name| get("c", name)).map_or("-".to_owned(), |each| format!("{each:.1}"));
+        let [any, own] = ours[..] else { bail!("nothing was measured for `{what}`") };
+        let theirs = theirs.and_then(|name| get("c", name));
+        let ceiling = match ceiling {
+            At(ceiling) => Some(*ceiling),
+            Third => {
+                Some(theirs.with_context(|| format!("the C library's `{what}` was not measured"))? / 3.0)
+            }
+            Ceiling::None => None,
+        };
+        let theirs = theirs.map_or("-".to_owned(), |each| format!("{each:.1}"));
         let limit = ceiling.map_or("-".to_owned(), |ceiling| format!("{ceiling:.0}"));
-        write!(text, "{what:width$}  {any:11.1} {rxe:9.1} {theirs:>9} {limit:>9}")?;
-        if ceiling.is_some_and(|ceiling| any.max(rxe) > ceiling) {
+        write!(text, "{what:width$}  {any:11.1} {own:9.1} {theirs:>9} {limit:>9}")?;
+        if ceiling.is_some_and(|ceiling| any.max(own) > ceiling) {
             text.push_str("  ABOVE");
             over.push(*what);
         }

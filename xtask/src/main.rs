@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask demo`, `test`, `pyverbs`, `soak`, `lab …`.
 
 mod build;
+mod counts;
 mod demo;
 mod fastpath;
 mod hca;
@@ -37,6 +38,8 @@ enum Command {
     Soak(soak::Soak),
     /// What the data path costs in instructions, beside the C library; fails above the ceilings.
     Fastpath(fastpath::Fastpath),
+    /// Count what the mlx5 data path costs in instructions, on a card in the same process.
+    Counts(counts::Counts),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Soak(soak) => soak.run(),
+        Command::Counts(counts) => counts.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Lab(command) => lab::run(command),
     };

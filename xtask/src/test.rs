@@ -13,7 +13,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::print::heading;
-use crate::{build, pyverbs};
+use crate::{build, counts, pyverbs};
 
 pub(crate) use self::binaries::guest_test_titles;
 use self::lanes::{Lab, Plan};
@@ -45,6 +45,7 @@ impl Test {
         if self.filter.is_none() {
             heading("Tests without a kernel");
             plain_tests(&mut totals)?;
+            instructions(&mut totals)?;
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
@@ -60,6 +61,20 @@ impl Test {
 /// A guest translates instructions on one processor most of the time, and takes some memory.
 fn side_by_side() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get).min(4)
+}
+
+/// Counts the instructions of the data path, where there is something to count with.
+fn instructions(totals: &mut Totals) -> Result<()> {
+    heading("Instructions of the data path");
+    if !counts::possible() {
+        println!("skipped: {}: there is no valgrind here", counts::TITLE);
+        totals.skipped += 1;
+        return Ok(());
+    }
+    let (table, over) = counts::measure()?;
+    print!("{table}");
+    *(if over.is_empty() { &mut totals.passed } else { &mut totals.failed }) += 1;
+    Ok(())
 }
 
 fn static_checks() -> Result<()> {

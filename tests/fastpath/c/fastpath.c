@@ -1,5 +1,5 @@
 // What libibverbs and its provider spend on the same things as ../src/measure.rs, printed in the same form.
-// cc -O2 fastpath.c -libverbs; run as: fastpath DEVICE GID-INDEX
+// cc -O2 fastpath.c -libverbs; run as: fastpath DEVICE GID-INDEX [awake]; with `awake` it waits for completions without sleeping.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +13,7 @@
 #define RECEIVES 64
 
 static uint64_t samples[RUNS], empty;
+static int awake;
 
 static inline uint64_t now(void) {
     _mm_lfence();
@@ -51,12 +52,21 @@ static void drain(struct ibv_cq *cq, int left) {
     }
 }
 
-static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_gid *gid, int index) {
+// Long enough for `count` requests; see `Pause` in ../src/measure.rs.
+static void wait_for(int count) {
+    if (awake)
+        for (volatile int turn = 0; turn < (count > 1 ? 400000 : 40000); turn++)
+            ;
+    else
+        usleep(count > 1 ? 10000 : 2000);
+}
+
+static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_gid *gid, int index, int lid) {
     struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
     must(!ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS), "INIT");
     struct ibv_qp_attr rtr = {
         .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num, .max_dest_rd_atomic = 1, .min_rnr_timer = 12,
-        .ah_attr = {.port_num = 1, .is_global = 1, .grh = {.dgid = *gid, .sgid_index = index, .hop_limit = 64}}};
+        .ah_attr = {.port_num = 1, .dlid = lid, .is_global = 1, .grh = {.dgid = *gid, .sgid_index = index, .hop_limit = 64}}};
     must(!ibv_modify_qp(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                         IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER), "RTR");
     struct ibv_qp_attr rts = {.qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1};
@@ -65,14 +75,16 @@ static void connect_to(struct ibv_qp *qp, struct ibv_qp *peer, const union ibv_g
 }
 
 int main(int argc, char **argv) {
-    must(argc == 3, "DEVICE GID-INDEX");
+    must(argc >= 3, "DEVICE GID-INDEX");
+    awake = argc > 3;
     struct ibv_device **device = ibv_get_device_list(NULL);
     while (device && *device && strcmp(ibv_get_device_name(*device), argv[1]))
         device++;
     must(device && *device, argv[1]);
     struct ibv_context *context = ibv_open_device(*device);
     union ibv_gid gid;
-    must(context && !ibv_query_gid(context, 1, atoi(argv[2]), &gid), "device");
+    struct ibv_port_attr port;
+    must(context && !ibv_query_gid(context, 1, atoi(argv[2]), &gid) && !ibv_query_port(context, 1, &port), "device");
     struct ibv_pd *pd = ibv_alloc_pd(context);
     char *bytes = aligned_alloc(4096, 8192);
     memset(bytes, 7, 8192);
@@ -85,8 +97,8 @@ int main(int argc, char **argv) {
     attr.send_cq = peer_cq;
     struct ibv_qp *peer = ibv_create_qp(pd, &attr);
     must(qp && peer, "queue pair");
-    connect_to(qp, peer, &gid, atoi(argv[2]));
-    connect_to(peer, qp, &gid, atoi(argv[2]));
+    connect_to(qp, peer, &gid, atoi(argv[2]), port.lid);
+    connect_to(peer, qp, &gid, atoi(argv[2]), port.lid);
 
     for (int i = 0; i < RUNS; i++) {
         uint64_t begin = now();
@@ -123,7 +135,7 @@ int main(int argc, char **argv) {
         sends[0].next = count > 1 ? &sends[1] : NULL;
         for (int i = 0; i < RUNS; i++) {
             must(!ibv_post_send(qp, sends, &bad), "ibv_post_send");
-            usleep(count > 1 ? 10000 : 2000);
+            wait_for(count);
             uint64_t begin = now();
             int found = ibv_poll_cq(cq, count, wc);
             samples[taken] = now() - begin;

@@ -1,5 +1,5 @@
 //! What the data path costs, in instructions where the guest's time counts them: each of the usual ways to post and to
-//! poll, once over the provider chosen at run time and once over rxe's own types.
+//! poll, once over the provider chosen at run time and once over the provider's own types.
 //!
 //! `fastpath DEVICE` prints a line for each: name, smallest and median of many runs, separated by tabs.
 //! `c/fastpath.c` prints the same of the C library.
@@ -12,11 +12,18 @@ mod measure;
 mod pair;
 
 #[cfg(target_arch = "x86_64")]
+use measure::Pause;
+
+#[cfg(target_arch = "x86_64")]
 fn main() -> anyhow::Result<()> {
     let name = std::env::args().nth(1).unwrap_or_else(|| "rxe0".into());
     let device = bareverbs::Device::find(&name)?;
-    measure::all("any", &device.open()?)?;
-    measure::all("rxe", &device.open_as::<bareverbs_rxe::Rxe>()?)
+    if let Ok(context) = device.open_as::<bareverbs_rxe::Rxe>() {
+        measure::all("any", &device.open()?, Pause::Asleep)?;
+        return measure::all("own", &context, Pause::Asleep);
+    }
+    measure::all("any", &device.open()?, Pause::Awake)?;
+    measure::all("own", &device.open_as::<bareverbs_mlx5::Mlx5>()?, Pause::Awake)
 }
 
 #[cfg(not(target_arch = "x86_64"))]

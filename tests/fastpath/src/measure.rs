@@ -51,12 +51,36 @@ impl Report<'_> {
     }
 }
 
+/// How requests are waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Pause {
+    /// By sleeping, so that the kernel's workers run.
+    Asleep,
+    /// By doing nothing at length: where a clock counts instructions it passes over sleep at once, however long a device
+    /// of another process may need.
+    Awake,
+}
+
+impl Pause {
+    /// Long enough for `count` requests.
+    fn take(self, count: usize) {
+        match self {
+            Self::Asleep => std::thread::sleep(Duration::from_millis(if count > 1 { 10 } else { 2 })),
+            Self::Awake => {
+                for turn in 0..if count > 1 { 400_000 } else { 40_000 } {
+                    black_box(turn);
+                }
+            }
+        }
+    }
+}
+
 /// Measures everything over the types of provider `P`, which are called `types`.
-pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>) -> Result<()> {
+pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>, pause: Pause) -> Result<()> {
     let report = Report { types };
     let mut pair = Pair::new(context)?;
     sends(&report, &mut pair)?;
-    polls(&report, &mut pair)?;
+    polls(&report, &mut pair, pause)?;
     empty_polls(&report, &mut pair.cq)?;
     receives(&report, &mut pair)
 }
@@ -140,6 +164,35 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
 
     let mut samples = Samples::new(RUNS);
     for _ in 0..RUNS {
+        let (remote, bytes) = (black_box(*remote), black_box(&bytes));
+        samples.take(|| {
+            let (operation, payload) = (Operation::Write(remote), Payload::Inline(&[bytes]));
+            let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
+            // SAFETY: no elements.
+            unsafe { qp.post_send(&[request]) }
+        })?;
+        drain(cq, 1)?;
+        settle();
+    }
+    report.line("post_send 1 in place", samples, 1)?;
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
+        let (remote, bytes) = (black_box(*remote), black_box(&bytes));
+        samples.take(|| {
+            let mut batch = qp.start_send();
+            for wr_id in 0..BATCH as u64 {
+                batch.write_inline(wr_id, remote, bytes, SendFlags::SIGNALED).map_err(anyhow::Error::new)?;
+            }
+            batch.ring().map_err(anyhow::Error::new)
+        })?;
+        drain(cq, BATCH)?;
+        settle();
+    }
+    report.line("start_send 32 in place", samples, BATCH)?;
+
+    let mut samples = Samples::new(RUNS);
+    for _ in 0..RUNS {
         let requests = black_box(&inline[..]);
         samples.take(|| {
             for request in requests {
@@ -169,7 +222,7 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
     report.line("32 deferred, 1 flush_and_poll", samples, BATCH)
 }
 
-fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
+fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>, pause: Pause) -> Result<()> {
     let Pair { qp, cq, remote, .. } = pair;
     // Posts requests and waits until they are complete, without taking the completions.
     let mut complete = |count: usize| -> Result<()> {
@@ -178,8 +231,8 @@ fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
             batch.write_inline(wr_id, *remote, &[7; 8], SendFlags::SIGNALED)?;
         }
         batch.ring()?;
-        // Longer than the kernel takes; what comes later is seen below.
-        std::thread::sleep(Duration::from_millis(if count > 1 { 10 } else { 2 }));
+        // Longer than the device takes; what comes later is seen below.
+        pause.take(count);
         Ok(())
     };
 

@@ -22,6 +22,12 @@ pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
 }
 
 impl<T: Transport, P: Provider> SendHalf<T, P> {
+    /// The half of a queue pair in RTS that there is no more of than this queue. It is never freed.
+    #[cfg(feature = "test-utils")]
+    pub fn over(queue: P::Sq) -> Self {
+        Self { queue: ManuallyDrop::new(queue), state: QpState::RTS, _transport: PhantomData }
+    }
+
     /// Starts a batch of sends.
     #[doc(alias = "ibv_wr_start")]
     #[inline]
@@ -216,6 +222,12 @@ pub struct RecvHalf<T: Transport, P: Provider = AnyProvider> {
 }
 
 impl<T: Transport, P: Provider> RecvHalf<T, P> {
+    /// The half of a queue pair in RTS that there is no more of than this queue. It is never freed.
+    #[cfg(feature = "test-utils")]
+    pub fn over(queue: P::Rq) -> Self {
+        Self { queue: Some(ManuallyDrop::new(queue)), state: QpState::RTS, _transport: PhantomData }
+    }
+
     /// Posts receives.
     ///
     /// # Errors

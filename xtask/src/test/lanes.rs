@@ -288,7 +288,7 @@ impl<'b> Worker<'_, 'b> {
         match special {
             Special::FastPath => {
                 let (figures, above) =
-                    fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers)?;
+                    fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers, None)?;
                 let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
                 self.report(name, fastpath::TITLE, outcome, &figures, begin);
             }

@@ -1,0 +1,151 @@
+//! `cargo xtask counts`: what the mlx5 data path costs in instructions, on a card in the same process.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use crate::build;
+
+/// What the check is called among the tests.
+pub(crate) const TITLE: &str = "counts::the_mlx5_data_path_stays_below_its_ceilings";
+
+/// The program that counts instructions; Debian's package is called the same.
+const VALGRIND: &str = "valgrind";
+
+#[derive(Args)]
+pub(crate) struct Counts {}
+
+/// A row of the table: what it is called, the figure, how many of the thing a sample has, and the ceiling.
+struct Row(&'static str, Figure, f64);
+
+enum Figure {
+    /// Of a whole sample.
+    One(&'static str),
+    /// Of each of so many.
+    Each(&'static str, f64),
+    /// Of each but the first: from the difference of two samples, the second with so many more.
+    Further(&'static str, &'static str, f64),
+}
+
+use Figure::{Each, Further, One};
+
+/// Over the provider chosen at run time, and over the provider's own types.
+const TYPES: [&str; 2] = ["any", "own"];
+
+const ROWS: [Row; 13] = [
+    Row("post_send of a write of 8 bytes, known where it is posted", One("post_send 1 in place"), 62.0),
+    Row("start_send, write_inline, ring", One("start_send 1"), 145.0),
+    Row("each further write_inline of a batch", Further("start_send 1", "start_send 32", 31.0), 40.0),
+    Row("post_send of a list of one", One("post_send 1"), 96.0),
+    Row("post_send of a list of 32, each", Each("post_send 32", 32.0), 70.0),
+    Row("poll, next: id, status and length of a send", One("poll send"), 48.0),
+    Row("the same of a receive", One("poll receive"), 50.0),
+    Row("poll_one, of a send", One("poll_one send"), 62.0),
+    Row("poll, next, that finds none", One("poll nothing"), 28.0),
+    Row("post_recv of one, known where it is posted", One("post_recv 1 in place"), 54.0),
+    Row("post_recv of a list of one", One("post_recv 1"), 50.0),
+    Row("post_recv of a list of 32, each", Each("post_recv 32", 32.0), 38.0),
+    Row("each further of a list of 32", Further("post_recv 1", "post_recv 32", 31.0), 38.0),
+];
+
+impl Counts {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let (table, over) = measure()?;
+        print!("{table}");
+        Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Whether instructions can be counted here.
+pub(crate) fn possible() -> bool {
+    cfg!(target_arch = "x86_64")
+        && Command::new(VALGRIND).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// Counts; the table, and what is above its ceiling.
+pub(crate) fn measure() -> Result<(String, Vec<&'static str>)> {
+    ensure!(possible(), "counting takes x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
+    let program = build::counts()?;
+    let folder = build::target_folder().join("counts");
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    let output = Command::new(VALGRIND)
+        .args(["--tool=callgrind", "--collect-atstart=no"])
+        .arg(format!("--callgrind-out-file={}", folder.join("out").display()))
+        .arg(program)
+        .output()
+        .context("running valgrind")?;
+    if !output.status.success() {
+        bail!("valgrind failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    table(&figures(&folder)?)
+}
+
+/// Instructions of a sample, by name, without those of the marks.
+fn figures(folder: &Path) -> Result<BTreeMap<String, f64>> {
+    let mut figures = BTreeMap::new();
+    for entry in std::fs::read_dir(folder)? {
+        let text = std::fs::read_to_string(entry?.path())?;
+        figures.extend(dump(&text));
+    }
+    for types in TYPES {
+        let marks = *figures.get(&format!("{types}.nothing")).context("valgrind wrote no counts")?;
+        let of_types = figures.iter_mut().filter(|(name, _)| name.starts_with(types));
+        of_types.for_each(|(_, each)| *each -= marks);
+    }
+    Ok(figures)
+}
+
+/// Of a file that callgrind wrote at the request of the program: `NAME/SAMPLES` and their instructions.
+fn dump(text: &str) -> Option<(String, f64)> {
+    let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
+    let (name, samples) = of("desc: Trigger: Client Request: ")?.rsplit_once('/')?;
+    let instructions: f64 = of("totals: ")?.trim().parse().ok()?;
+    Some((name.to_owned(), instructions / samples.parse::<f64>().ok()?))
+}
+
+fn table(figures: &BTreeMap<String, f64>) -> Result<(String, Vec<&'static str>)> {
+    let width = ROWS.iter().map(|Row(what, ..)| what.len()).max().unwrap_or(0);
+    let mut text =
+        format!("{:width$}  AnyProvider      Mlx5   ceiling\n", "instructions, the mean of many runs");
+    let mut over = Vec::new();
+    for Row(what, figure, ceiling) in &ROWS {
+        let of = |types: &str| -> Result<f64> {
+            let get = |name: &str| {
+                let figure = figures.get(&format!("{types}.{name}")).copied();
+                figure.with_context(|| format!("`{name}` was not counted"))
+            };
+            Ok(match figure {
+                One(name) => get(name)?,
+                Each(name, count) => get(name)? / count,
+                Further(one, more, count) => (get(more)? - get(one)?) / count,
+            })
+        };
+        let (any, own) = (of(TYPES[0])?, of(TYPES[1])?);
+        write!(text, "{what:width$}  {any:11.1} {own:9.1} {ceiling:9.0}")?;
+        if any.max(own) > *ceiling {
+            text.push_str("  ABOVE");
+            over.push(*what);
+        }
+        text.push('\n');
+    }
+    Ok((text, over))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dump;
+
+    #[test]
+    fn a_dump_tells_its_name_and_instructions_per_sample() {
+        let text = "version: 1\ndesc: Trigger: Client Request: own.poll send/100\nevents: Ir\ntotals: 3400\n";
+        assert_eq!(dump(text), Some(("own.poll send".to_owned(), 34.0)));
+        assert_eq!(dump("desc: Trigger: Program termination\ntotals: 3400\n"), None);
+    }
+}
