@@ -692,6 +692,13 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.reads.check_change(change)
     }
 
+    /// From Linux 6.4 on, the kernel's requester takes up the queue at its first request, and only then does the completer
+    /// drop the requests (`rxe_qp_reset` of `rxe_qp.c`, `rxe_sender` of `rxe_req.c`). In its next life the queue pair would
+    /// send as many empty writes first, or, where the queue was full, nothing. The second time there is nothing to drop.
+    fn resets_twice(&self) -> bool {
+        true
+    }
+
     fn changed(&mut self, change: &ModifyQpReq) {
         self.reads.changed(change, &mut self.limits.operations);
     }

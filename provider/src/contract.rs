@@ -349,6 +349,12 @@ pub trait SendQueue: Send {
         Ok(())
     }
 
+    /// Whether the kernel has to be told twice to bring the queue pair to RESET, because the first time leaves something of
+    /// what was posted. By default not.
+    fn resets_twice(&self) -> bool {
+        false
+    }
+
     /// Takes note of a change that the kernel has made to the queue pair.
     fn changed(&mut self, change: &ModifyQpReq) {
         let _ = change;

@@ -53,6 +53,7 @@ pub struct Cq<P: Provider = AnyProvider> {
 pub(crate) struct CqShared<P: Provider> {
     context: Context<P>,
     pub(crate) handle: u32,
+    user_data: u64,
     /// Kept for as long as the queue may raise events.
     channel: Option<CompChannel>,
     /// The queue's memory, left here by an owner who went before the last queue pair: the device may still write it.
@@ -104,6 +105,7 @@ impl<P: Provider> Cq<P> {
         let shared = CqShared {
             context: context.clone(),
             handle,
+            user_data: init.user_data,
             channel: init.channel.cloned(),
             orphan: Mutex::new(None),
             destroyed: false,
@@ -119,6 +121,12 @@ impl<P: Provider> Cq<P> {
     #[must_use]
     pub fn channel(&self) -> Option<&CompChannel> {
         self.shared.channel.as_ref()
+    }
+
+    /// [`CqInit::user_data`].
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.shared.user_data
     }
 
     /// Completions it holds, at least as many as asked for.

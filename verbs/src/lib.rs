@@ -92,6 +92,7 @@ mod srq;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod values;
+mod wr_id;
 
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
@@ -130,3 +131,4 @@ pub use qp::{
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};
+pub use wr_id::WrId;

@@ -210,6 +210,10 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.check_change(change),)* }
             }
 
+            fn resets_twice(&self) -> bool {
+                match self { $(Self::$variant(queue) => queue.resets_twice(),)* }
+            }
+
             fn changed(&mut self, change: &ModifyQpReq) {
                 match self { $(Self::$variant(queue) => queue.changed(change),)* }
             }

@@ -70,6 +70,7 @@ pub struct SrqAttr {
 pub struct Srq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Srq>,
     max_sge: u32,
+    user_data: u64,
     shared: Arc<SrqShared<P>>,
 }
 
@@ -96,11 +97,17 @@ impl<P: Provider> Srq<P> {
             Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
         })?;
         let shared = SrqShared { pd: pd.clone(), handle, orphan: Mutex::new(None), destroyed: false };
-        Ok(Self { queue: ManuallyDrop::new(queue), max_sge, shared: Arc::new(shared) })
+        Ok(Self { queue: ManuallyDrop::new(queue), max_sge, user_data, shared: Arc::new(shared) })
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared<P>> {
         &self.shared
+    }
+
+    /// [`SrqInit::user_data`].
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.user_data
     }
 
     /// Posts receives.

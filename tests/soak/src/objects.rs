@@ -9,6 +9,8 @@ use bareverbs_kernel_tests::loopback::domain;
 
 /// In how many steps the cost is told.
 const STEPS: usize = 100;
+/// How many objects are made or freed between two calls that cost the same however many objects there are.
+const CALL_EVERY: usize = 4;
 
 /// The cost of the objects of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub struct Step {
     pub make: Duration,
     /// To free one.
     pub free: Duration,
+    /// What a call took that has nothing to do with them, in between: when they were made, and when they were freed.
+    pub calls: [Duration; 2],
 }
 
 /// The cost of a sort of objects.
@@ -38,7 +42,8 @@ pub fn regions(count: usize) -> Result<Costs> {
     let pd = domain();
     let most = pd.context().query_device()?.max_mr as usize;
     ensure!(count <= most, "the device has {most} regions");
-    measure("MR", count, || Ok(pd.register(vec![0; 64], Access::LOCAL_WRITE)?))
+    let call = || Ok(drop(pd.context().query_port(1)?));
+    measure("MR", count, || Ok(pd.register(vec![0; 64], Access::LOCAL_WRITE)?), call)
 }
 
 /// Makes `count` reliable queue pairs on one completion queue and destroys them.
@@ -49,34 +54,49 @@ pub fn queue_pairs(count: usize) -> Result<Costs> {
     let pd = domain();
     let cq = pd.context().create_cq(&CqInit::new(64))?;
     let init = QpInit { cap: QpCap::default(), ..QpInit::new(&cq, &cq) };
-    measure("QP", count, || Ok(pd.create_qp::<Rc>(&init)?))
+    let call = || Ok(drop(pd.context().query_port(1)?));
+    measure("QP", count, || Ok(pd.create_qp::<Rc>(&init)?), call)
 }
 
-fn measure<T>(what: &'static str, count: usize, mut make: impl FnMut() -> Result<T>) -> Result<Costs> {
+fn measure<T>(
+    what: &'static str,
+    count: usize,
+    mut make: impl FnMut() -> Result<T>,
+    call: impl Fn() -> Result<()>,
+) -> Result<Costs> {
     let each = count / STEPS;
     ensure!(each > 0, "{count} objects are too few for {STEPS} steps");
     let mut objects = Vec::with_capacity(each * STEPS);
     let mut steps = Vec::with_capacity(STEPS);
     for _ in 0..STEPS {
-        let mut times = Vec::with_capacity(each);
-        for _ in 0..each {
-            let begin = Instant::now();
-            let object = make()?;
-            times.push(begin.elapsed());
-            objects.push(object);
+        let (mut times, mut calls) = (Vec::with_capacity(each), Vec::new());
+        for i in 0..each {
+            objects.push(timed(&mut times, &mut make)?);
+            if i % CALL_EVERY == 0 {
+                timed(&mut calls, &call)?;
+            }
         }
-        steps.push(Step { held: objects.len(), make: median(times), free: Duration::ZERO });
+        let calls = [median(calls), Duration::ZERO];
+        steps.push(Step { held: objects.len(), make: median(times), free: Duration::ZERO, calls });
     }
     for step in steps.iter_mut().rev() {
-        let last = objects.split_off(objects.len() - each);
-        let free = |object| {
-            let begin = Instant::now();
-            drop(object);
-            begin.elapsed()
-        };
-        step.free = median(last.into_iter().map(free).collect());
+        let (mut times, mut calls) = (Vec::with_capacity(each), Vec::new());
+        for (i, object) in objects.split_off(objects.len() - each).into_iter().enumerate() {
+            timed(&mut times, || Ok(drop(object)))?;
+            if i % CALL_EVERY == 0 {
+                timed(&mut calls, &call)?;
+            }
+        }
+        (step.free, step.calls[1]) = (median(times), median(calls));
     }
     Ok(Costs { what, steps })
+}
+
+fn timed<T>(times: &mut Vec<Duration>, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let begin = Instant::now();
+    let done = work()?;
+    times.push(begin.elapsed());
+    Ok(done)
 }
 
 /// Half of them took no longer, which what else the machine does hardly changes.
@@ -87,21 +107,29 @@ fn median(mut times: Vec<Duration>) -> Duration {
 
 impl Costs {
     /// How many times the cost of an object among few one among many costs, to make and to free: of the last tenth of the
-    /// steps and of the first.
+    /// steps and of the first. The cost is told in calls that were made in between, so that a machine which is slower at one
+    /// time than at another does not count.
     #[must_use]
     pub fn growth(&self) -> (f64, f64) {
         let tenth = (self.steps.len() / 10).max(1);
         let (first, last) = (&self.steps[..tenth], &self.steps[self.steps.len() - tenth..]);
-        let middle = |steps: &[Step], cost| median(steps.iter().map(cost).collect()).as_secs_f64();
-        let ratio = |cost: fn(&Step) -> Duration| middle(last, cost) / middle(first, cost);
-        (ratio(|step| step.make), ratio(|step| step.free))
+        let middle = |steps: &[Step], cost: fn(&Step) -> f64| {
+            let mut costs: Vec<_> = steps.iter().map(cost).collect();
+            costs.sort_unstable_by(f64::total_cmp);
+            costs[costs.len() / 2]
+        };
+        let ratio = |cost: fn(&Step) -> f64| middle(last, cost) / middle(first, cost);
+        (
+            ratio(|step| step.make.as_secs_f64() / step.calls[0].as_secs_f64()),
+            ratio(|step| step.free.as_secs_f64() / step.calls[1].as_secs_f64()),
+        )
     }
 }
 
 impl fmt::Display for Costs {
     /// A line for each step: what, how many, microseconds to make one and to free one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Step { held, make, free } in &self.steps {
+        for Step { held, make, free, .. } in &self.steps {
             let (make, free) = (make.as_secs_f64() * 1e6, free.as_secs_f64() * 1e6);
             writeln!(f, "{}\t{held}\t{make:.2}\t{free:.2}", self.what)?;
         }
@@ -114,7 +142,8 @@ mod tests {
     use super::*;
 
     fn costs(make: impl Fn(usize) -> u64) -> Costs {
-        let step = |i| Step { held: i, make: Duration::from_nanos(make(i)), free: Duration::from_nanos(50) };
+        let (free, calls) = (Duration::from_nanos(50), [Duration::from_nanos(25); 2]);
+        let step = |i| Step { held: i, make: Duration::from_nanos(make(i)), free, calls };
         Costs { what: "X", steps: (1..=100).map(step).collect() }
     }
 
@@ -130,19 +159,31 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_that_grows_slow_is_no_growth() {
+        let mut slow = costs(|_| 100);
+        for step in &mut slow.steps[50..] {
+            let Step { make, free, calls: [one, other], .. } = step;
+            for time in [make, free, one, other] {
+                *time *= 5;
+            }
+        }
+        assert_eq!(slow.growth(), (1.0, 1.0));
+    }
+
+    #[test]
     fn objects_are_counted_and_freed_last_first() {
         let mut made = 0;
-        let costs = measure("X", 1000, || {
+        let make = || {
             made += 1;
             Ok(made)
-        })
-        .unwrap();
+        };
+        let costs = measure("X", 1000, make, || Ok(())).unwrap();
         assert_eq!(made, 1000);
         assert_eq!(
             costs.steps.iter().map(|step| step.held).collect::<Vec<_>>(),
             Vec::from_iter((10..=1000).step_by(10))
         );
-        assert!(measure("X", 99, || Ok(())).is_err());
+        assert!(measure("X", 99, || Ok(()), || Ok(())).is_err());
     }
 
     #[test]

@@ -321,7 +321,7 @@ impl World {
         loop {
             let some = self.look_once()? > 0;
             let Some(missing) = self.model.missing() else { break };
-            ensure!(begin.elapsed() < PATIENCE, "{missing}");
+            ensure!(begin.elapsed() < PATIENCE, "{missing}; {}", self.states()?);
             if !some {
                 thread::sleep(Duration::from_micros(100));
             }
@@ -336,6 +336,15 @@ impl World {
         }
         self.look()?;
         self.model.settle().map_err(|why| anyhow!(why))
+    }
+
+    /// What the kernel says of all queue pairs.
+    fn states(&self) -> Result<String> {
+        let of = |(id, qp): (&Id, &AnyQp)| -> Result<String> {
+            let (attr, _) = any!(qp, qp => qp.query())?;
+            Ok(format!("{id}: {:?}, sends {:#x}, expects {:#x}", attr.qp_state, attr.sq_psn, attr.rq_psn))
+        };
+        Ok(self.qps.iter().map(of).collect::<Result<Vec<_>>>()?.join("; "))
     }
 
     fn compare(&mut self) -> Result<()> {

@@ -41,9 +41,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub cap: QpCap,
     /// Whether every send makes a completion, asked for or not.
     pub signal_all: bool,
-    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). Completions name the queue pair by its
-    /// [number](crate::Completion::qp_num) only, as Soft-RoCE's do: what shall come back with them goes into the
-    /// request's `wr_id`.
+    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with completions goes into the
+    /// requests' numbers: see [`WrId`](crate::WrId).
     pub user_data: u64,
 }
 
@@ -88,6 +87,7 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     handle: u32,
     qp_num: u32,
     cap: QpCap,
+    user_data: u64,
     pd: Pd<P>,
     /// The kernel's side of them is given back after that of the queue pair.
     _cqs: [Arc<CqShared<P>>; 2],
@@ -147,6 +147,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             handle,
             qp_num,
             cap: cap.into(),
+            user_data: init.user_data,
             pd: pd.clone(),
             _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
@@ -171,6 +172,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[must_use]
     pub fn cap(&self) -> QpCap {
         self.cap
+    }
+
+    /// [`QpInit::user_data`].
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.user_data
     }
 
     /// The protection domain that it belongs to.

@@ -233,9 +233,17 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
         self.send.queue.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
-        self.ask_kernel(&request).map_err(|refused| {
-            Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
-        })?;
+        let to_reset = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET;
+        let times = if to_reset && self.send.queue.resets_twice() { 2 } else { 1 };
+        for _ in 0..times {
+            self.ask_kernel(&request).map_err(|refused| {
+                Error::refused(
+                    verb,
+                    format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()),
+                    refused,
+                )
+            })?;
+        }
         self.send.queue.changed(&request.base);
         if mask.contains(QpAttrMask::STATE) {
             self.send.state = attr.qp_state;

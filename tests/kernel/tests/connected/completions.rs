@@ -1,10 +1,12 @@
 //! Completion queues: resized, shared, apart, armed, overrun.
 
 use bareverbs::{
-    Arm, Completion, CqInit, InitAttr, Operation, Payload, QpInit, Rc, SendFlags, SendRequest, WcOpcode,
-    WcStatus,
+    Arm, Completion, CqInit, InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, SrqInit,
+    WcOpcode, WcStatus, WrId,
 };
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side};
+use bareverbs_kernel_tests::loopback::{
+    ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side, take,
+};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep};
@@ -180,6 +182,57 @@ pub(crate) fn two_queue_pairs_share_one_completion_queue() {
         for qp in &qps {
             let of_it = all.iter().filter(|wc| wc.qp_num == qp.qp_num()).map(|wc| wc.wr_id);
             assert!(of_it.eq(0..16), "each queue pair's completions are in its order: {all:?}");
+        }
+    });
+}
+
+pub(crate) fn a_completion_brings_back_whose_request_it_was() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let plan = Plan::default();
+        let channel = pd.context().create_comp_channel().unwrap();
+        let init = CqInit { channel: Some(&channel), user_data: u64::MAX, ..CqInit::new(200) };
+        let mut cq = pd.context().create_cq(&init).unwrap();
+        let srq = pd.create_srq(&SrqInit { user_data: 3, ..SrqInit::new(4) }).unwrap();
+        let make = |user_data| -> Qp<Rc> {
+            pd.create_qp(&QpInit { cap: plan.cap, user_data, ..QpInit::new(&cq, &cq) }).unwrap()
+        };
+        let mut ends = [side(&pd, plan), side(&pd, plan)];
+        let mut qps = [make(17), make(u64::from(u32::MAX))];
+        assert_eq!((cq.user_data(), srq.user_data()), (u64::MAX, 3));
+        let number = |qp: &Qp<Rc>, request| WrId { owner: qp.user_data() as u32, request }.into();
+        cq.arm(Arm::Any).unwrap();
+        let mut all = Vec::new();
+        for (qp, end) in qps.iter_mut().zip(&mut ends) {
+            let rtr = end.towards(end.qp.qp_num());
+            qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
+            qp.ready_to_receive(&rtr).unwrap();
+            qp.ready_to_send(&end.sending()).unwrap();
+            end.connect(qp.qp_num());
+            end.recv_into(0, 1, &[]);
+            // SAFETY: the receives have no memory.
+            unsafe { qp.post_recv(&[super::recv(number(qp, 0), &[]), super::recv(number(qp, 1), &[])]) }
+                .unwrap();
+            let sent = number(qp, u32::MAX);
+            let mut batch = qp.start_send();
+            batch.send_inline(sent, b"x", SendFlags::SIGNALED).unwrap();
+            batch.ring().unwrap();
+            end.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
+            end.completions(2);
+            all.extend(take(&mut cq, 2));
+            // What is flushed has nothing but its number.
+            qp.set_error().unwrap();
+            all.extend(take(&mut cq, 1));
+        }
+        let event = channel.get_event_timeout(PATIENCE).unwrap().expect("a completion raises it");
+        assert_eq!(event.user_data, cq.user_data());
+        for qp in &qps {
+            let of_it = all.iter().filter(|wc| wc.qp_num == qp.qp_num());
+            let mut found: Vec<_> = of_it.map(|wc| (WrId::from(wc.wr_id), wc.status)).collect();
+            found.sort_unstable_by_key(|(number, _)| *number);
+            let owner = qp.user_data() as u32;
+            let due = [(0, WcStatus::SUCCESS), (1, WcStatus::WR_FLUSH_ERR), (u32::MAX, WcStatus::SUCCESS)];
+            assert_eq!(found, due.map(|(request, status)| (WrId { owner, request }, status)));
         }
     });
 }

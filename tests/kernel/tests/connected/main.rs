@@ -23,6 +23,7 @@ kernel_tests! {
     a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after,
     a_queue_pair_tells_each_of_its_states,
     a_queue_pair_that_was_reset_starts_anew_wherever_its_rings_stood,
+    a_queue_pair_that_was_reset_with_sends_under_way_sends_only_what_is_posted_after,
 
     long_runs_without_completions_neither_lose_nor_invent_room,
     a_queue_pair_that_signals_all_makes_a_completion_of_each,
@@ -32,6 +33,7 @@ kernel_tests! {
     a_resize_below_what_it_holds_is_refused_and_harms_nothing,
     an_armed_queue_stays_armed_through_a_resize,
     two_queue_pairs_share_one_completion_queue,
+    a_completion_brings_back_whose_request_it_was,
     sends_and_receives_complete_in_queues_of_their_own,
 
     a_window_of_type_2_opens_its_region_to_its_queue_pair_until_it_is_invalidated,

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use bareverbs::{
-    AsyncEvent, CqInit, EventType, Operation, Payload, Qp, QpInit, QpState, Rc, SendFlags, SendRequest,
-    WcOpcode, WcStatus,
+    Access, AsyncEvent, CqInit, EventType, Operation, Payload, Qp, QpInit, QpState, Rc, SendFlags,
+    SendRequest, WcOpcode, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -106,6 +106,37 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
         told(&a.qp, QpState::ERR);
         a.qp.reset().unwrap();
         told(&a.qp, QpState::RESET);
+    });
+}
+
+pub(crate) fn a_queue_pair_that_was_reset_with_sends_under_way_sends_only_what_is_posted_after() {
+    nothing_leaks(|| {
+        let pd = domain();
+        // Sends wait for receives for ever, and a write of which nobody knows would bring the peer down.
+        let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..deep(3) };
+        let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
+        let capacity = a.qp.split().0.capacity();
+        for under_way in (0..=capacity).chain([capacity, 1]) {
+            a.connect(b.qp.qp_num());
+            b.connect(a.qp.qp_num());
+            for i in 0..under_way {
+                a.send(&[request(i.into(), Operation::Send, Payload::Sges(&[]))]).unwrap();
+            }
+            a_while();
+            a.qp.reset().unwrap();
+            b.qp.reset().unwrap();
+            a.connect(b.qp.qp_num());
+            b.connect(a.qp.qp_num());
+            b.recv_into(0, 2, &[]);
+            for wr_id in [70, 71] {
+                a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
+            }
+            assert_eq!(a.ends(2), [(70, WcStatus::SUCCESS), (71, WcStatus::SUCCESS)]);
+            assert_eq!(b.ends(2), [(0, WcStatus::SUCCESS), (1, WcStatus::SUCCESS)]);
+            a.qp.reset().unwrap();
+            b.qp.reset().unwrap();
+            assert_eq!((a.cq.poll_one(), b.cq.poll_one()), (None, None));
+        }
     });
 }
 

@@ -127,7 +127,9 @@ impl Generator {
             let windows = model.mws.iter().filter_map(|(id, mw)| {
                 let (mr, access, owner) = mw.bound?;
                 let ours = mw.pd == pd && (!mw.type_2 || owner == peer);
-                (mw.touched < model.round && ours && access.contains(right)).then_some((Key::Window(*id), mr))
+                // What becomes of a window here happens as soon as it is its turn, whatever is under way.
+                let fixed = mw.touched < model.round && !list.changes(*id);
+                (fixed && ours && access.contains(right)).then_some((Key::Window(*id), mr))
             });
             self.pick(windows)?
         } else {
@@ -213,13 +215,9 @@ impl Generator {
 
     fn push_bind(&mut self, model: &Model, list: &mut List) -> Option<Stop> {
         let pd = model.qp(list.qp).plan.pd;
-        let bound_here = |mw: Id| {
-            list.requests
-                .iter()
-                .any(|request| matches!(request.action, Action::Bind(other, ..) if other == mw))
-        };
         let windows = model.mws.iter().filter(|(id, mw)| {
-            mw.pd == pd && mw.touched < model.round && !(mw.type_2 && mw.bound.is_some()) && !bound_here(**id)
+            let free = mw.touched < model.round && !list.changes(**id) && !list.uses(**id);
+            mw.pd == pd && free && !(mw.type_2 && mw.bound.is_some())
         });
         let mw = self.pick(windows.map(|(id, _)| *id))?;
         let regions = model.mrs.iter().filter(|(_, mr)| mr.pd == pd && mr.access.contains(Access::MW_BIND));
@@ -237,19 +235,9 @@ impl Generator {
     fn push_invalidation(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let by_message = self.rng.bool();
         let owner = if by_message { peer } else { list.qp };
-        let gone = |mw: Id| {
-            list.requests.iter().any(|request| match request.action {
-                Action::LocalInv(Some(other)) | Action::SendInv(other) => other == mw,
-                Action::Write(target, _) | Action::Read(target) | Action::CmpSwp(target, ..) => {
-                    target.key == Key::Window(mw)
-                }
-                Action::FetchAdd(target, _) | Action::AtomicWrite(target, _) => target.key == Key::Window(mw),
-                _ => false,
-            })
-        };
         let windows = model.mws.iter().filter(|(id, mw)| {
             let bound = mw.bound.is_some_and(|(_, _, by)| by == owner);
-            mw.type_2 && bound && mw.touched < model.round && !gone(**id)
+            mw.type_2 && bound && mw.touched < model.round && !list.changes(**id) && !list.uses(**id)
         });
         let mw = self.pick(windows.map(|(id, _)| *id))?;
         if !by_message {

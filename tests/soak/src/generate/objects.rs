@@ -141,6 +141,10 @@ impl Generator {
     }
 
     pub(super) fn raise(&mut self, model: &Model) -> Option<Op> {
+        // A datagram that is on its way could find it up.
+        if model.qps.values().any(|qp| qp.plan.kind == Kind::Ud && qp.busy == model.round) {
+            return None;
+        }
         let idle = model.qps.iter().filter(|(_, qp)| qp.plan.kind == Kind::Ud && qp.state == State::Reset);
         self.pick(idle.map(|(id, _)| *id)).map(Op::Raise)
     }

@@ -7,7 +7,7 @@ use bareverbs::Access;
 
 use super::Generator;
 use crate::model::{Model, State};
-use crate::op::{Action, Id, Kind, Op, Payload, Piece, RECEIVE, Receive, Request};
+use crate::op::{Action, Id, Key, Kind, Op, Payload, Piece, RECEIVE, Receive, Request};
 
 /// Bytes of a receive of a shared queue: any message to one fits.
 pub(super) const SHARED: usize = 2048;
@@ -23,7 +23,7 @@ pub(super) struct List {
     pub(super) qp: Id,
     pub(super) requests: Vec<Request>,
     /// What the requests of the list use: region, bytes, whether they are written, whether as the peer's memory.
-    pub(super) uses: Vec<(Id, Range<usize>, bool, bool)>,
+    pub(super) memory: Vec<(Id, Range<usize>, bool, bool)>,
     /// Room of the peer's receives that no message of the list takes. None where they are of a shared queue.
     pub(super) receives: Option<VecDeque<usize>>,
     /// Receives that are left in the peer's shared queue.
@@ -37,6 +37,27 @@ pub(super) struct List {
 }
 
 impl List {
+    /// Whether a request binds this window or takes it away.
+    pub(super) fn changes(&self, mw: Id) -> bool {
+        self.requests.iter().any(|request| match request.action {
+            Action::Bind(other, ..) | Action::LocalInv(Some(other)) | Action::SendInv(other) => other == mw,
+            _ => false,
+        })
+    }
+
+    /// Whether a request is carried out by this window.
+    pub(super) fn uses(&self, mw: Id) -> bool {
+        self.requests.iter().any(|request| match request.action {
+            Action::Write(target, _)
+            | Action::Read(target)
+            | Action::CmpSwp(target, ..)
+            | Action::FetchAdd(target, _)
+            | Action::AtomicWrite(target, _)
+            | Action::Flush(target, _) => target.key == Key::Window(mw),
+            _ => false,
+        })
+    }
+
     pub(super) fn is_free(
         &self,
         model: &Model,
@@ -46,7 +67,7 @@ impl List {
         remote: bool,
     ) -> bool {
         model.mrs[&mr].is_free(range, write, remote, self.qp)
-            && self.uses.iter().all(|(other, used, written, far)| {
+            && self.memory.iter().all(|(other, used, written, far)| {
                 let apart = *other != mr || used.end <= range.start || range.end <= used.start;
                 apart || !(write || *written) || remote && *far
             })
@@ -95,8 +116,8 @@ impl Generator {
     }
 
     fn empty_list(qp: Id) -> List {
-        let (requests, uses, receives) = (Vec::new(), Vec::new(), None);
-        List { qp, requests, uses, receives, shared: 0, blocked: false, failed: false, may_fail: false }
+        let (requests, memory, receives) = (Vec::new(), Vec::new(), None);
+        List { qp, requests, memory, receives, shared: 0, blocked: false, failed: false, may_fail: false }
     }
 
     /// Bytes of a transfer: mostly few.
@@ -133,7 +154,7 @@ impl Generator {
             let awaited = waiting.next().map_or(0, |request| request.payload.len());
             let len = (least + self.len(LONGEST - HEADER)).max(awaited);
             let pieces = self.pieces(model, &list, qp.plan.pd, qp.plan.pieces as usize, len, true)?;
-            list.uses.extend(
+            list.memory.extend(
                 pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), true, false))),
             );
             receives.push(Receive { wr_id: RECEIVE | self.wr_id(), pieces });
@@ -148,7 +169,7 @@ impl Generator {
         let mut receives = Vec::new();
         for _ in 0..self.rng.usize(1..=6).min(queue.room - queue.posted.len()) {
             let pieces = self.pieces(model, &list, queue.pd, 1, SHARED + HEADER, true)?;
-            list.uses.extend(
+            list.memory.extend(
                 pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), true, false))),
             );
             receives.push(Receive { wr_id: RECEIVE | self.wr_id(), pieces });
@@ -215,8 +236,14 @@ impl Generator {
         for _ in 0..most {
             let right = !self.once_in(8);
             let len = self.len(DATAGRAM);
+            let Some(payload) = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len) else {
+                continue;
+            };
             if right && up {
                 let free = model.cqs[&there.plan.recv_cq].saturating_sub(model.load(there.plan.recv_cq));
+                if free < most {
+                    continue;
+                }
                 let fits = match &mut shared {
                     Some(left) if *left > 0 => {
                         *left -= 1;
@@ -230,14 +257,11 @@ impl Generator {
                         Some(_) => false,
                     },
                 };
-                if !fits || free < most {
+                if !fits {
                     continue;
                 }
             }
             let imm = self.rng.bool().then(|| self.rng.u32(..));
-            let Some(payload) = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len) else {
-                continue;
-            };
             let request = self.request(Action::Datagram(*to, right, imm), payload);
             self.push(list, request, None);
         }
@@ -269,11 +293,11 @@ impl Generator {
     ) {
         let fills = matches!(request.action, Action::Read(_) | Action::CmpSwp(..) | Action::FetchAdd(..));
         if let Payload::Pieces(pieces) = &request.payload {
-            list.uses.extend(
+            list.memory.extend(
                 pieces.iter().filter_map(|piece| Some((piece.mr?, piece.range.clone(), fills, false))),
             );
         }
-        list.uses.extend(remote.map(|(mr, range, write)| (mr, range, write, true)));
+        list.memory.extend(remote.map(|(mr, range, write)| (mr, range, write, true)));
         list.requests.push(request);
     }
 }

@@ -48,7 +48,12 @@ impl Model {
         let taken = receives.len().min(qp.room.1 - qp.receives.len() - qp.idle.len());
         let receives = &receives[..taken];
         if qp.state == State::Error {
-            qp.idle.extend(receives.iter().map(|receive| receive.wr_id));
+            let numbers = receives.iter().map(|receive| receive.wr_id);
+            if qp.told {
+                qp.receives_expected.extend(numbers.map(Expect::flushed));
+            } else {
+                qp.idle.extend(numbers);
+            }
             return taken;
         }
         qp.receives.extend(receives.iter().cloned());

@@ -84,7 +84,9 @@ pub struct Qp {
     pub waiting: VecDeque<Request>,
     /// Receives that no message has found.
     pub receives: VecDeque<Receive>,
-    /// Receives that were posted to a queue pair in ERR: the kernel looks at them when it is told to go there again.
+    /// Whether it was told to go to ERR: then receives that are posted there are flushed.
+    told: bool,
+    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when it is told to go to ERR.
     idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
     receives_expected: VecDeque<Expect>,
@@ -242,7 +244,10 @@ impl Model {
                 }
             }
             Op::Raise(qp) => self.qp_mut(*qp).state = State::Up,
-            Op::End(qp, End::Error) => self.fall(*qp),
+            Op::End(qp, End::Error) => {
+                self.fall(*qp);
+                self.qp_mut(*qp).told = true;
+            }
             Op::End(qp, End::Reset) => self.reset(*qp),
             Op::End(qp, End::Destroy) => {
                 self.qps.remove(qp);
@@ -284,6 +289,7 @@ impl Model {
                 qp.receives_expected.push_back(Expect::flushed(receive.wr_id));
             }
             qp.crashed = if end == End::Error { Crashed::Flushing } else { Crashed::Gone };
+            qp.told = end == End::Error;
             qp.state = State::Error;
         }
     }
@@ -338,6 +344,7 @@ impl Qp {
             room: (plan.sends as usize, plan.receives as usize),
             waiting: VecDeque::new(),
             receives: VecDeque::new(),
+            told: false,
             idle: Vec::new(),
             sends_expected: VecDeque::new(),
             receives_expected: VecDeque::new(),
