@@ -16,6 +16,18 @@ use crate::{Error, Result};
 ///
 /// Its descriptor works with `poll`, `epoll` and the reactors built on them, and is always non-blocking. Clones share
 /// the stream: each event goes to one of them.
+///
+/// ```no_run
+/// use bareverbs::{AsyncEvent, Device, EventType};
+///
+/// let events = Device::find("rxe0")?.open()?.async_events();
+/// match events.get()? {
+///     AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data } => println!("queue pair {user_data} is drained"),
+///     AsyncEvent::Port { event, port } => println!("port {port}: {event:?}"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct AsyncEvents {
     events: Arc<EventFd>,

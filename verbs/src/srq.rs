@@ -188,6 +188,18 @@ impl<P: Provider> Srq<P> {
     /// Asks for one [event](crate::AsyncEvent::Srq) when a message leaves fewer than `limit` receives posted; 0 asks for
     /// none. The limit is gone when the event has been raised.
     ///
+    /// ```no_run
+    /// # fn refill(srq: &mut bareverbs::Srq) -> bareverbs::Result<()> {
+    /// use bareverbs::AsyncEvent;
+    ///
+    /// srq.set_limit(16)?;
+    /// if let AsyncEvent::Srq { user_data, .. } = srq.pd().context().async_events().get()? {
+    ///     println!("fewer than 16 receives are left in {user_data}: post, and ask again");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] where it is above what the queue holds; the kernel refuses.
     #[doc(alias = "ibv_modify_srq")]

@@ -42,7 +42,7 @@ pub fn regions(count: usize) -> Result<Costs> {
     let pd = domain();
     let most = pd.context().query_device()?.max_mr as usize;
     ensure!(count <= most, "the device has {most} regions");
-    let call = || Ok(drop(pd.context().query_port(1)?));
+    let call = || Ok(pd.context().query_port(1)?);
     measure("MR", count, || Ok(pd.register(vec![0; 64], Access::LOCAL_WRITE)?), call)
 }
 
@@ -54,15 +54,15 @@ pub fn queue_pairs(count: usize) -> Result<Costs> {
     let pd = domain();
     let cq = pd.context().create_cq(&CqInit::new(64))?;
     let init = QpInit { cap: QpCap::default(), ..QpInit::new(&cq, &cq) };
-    let call = || Ok(drop(pd.context().query_port(1)?));
+    let call = || Ok(pd.context().query_port(1)?);
     measure("QP", count, || Ok(pd.create_qp::<Rc>(&init)?), call)
 }
 
-fn measure<T>(
+fn measure<T, U>(
     what: &'static str,
     count: usize,
     mut make: impl FnMut() -> Result<T>,
-    call: impl Fn() -> Result<()>,
+    call: impl Fn() -> Result<U>,
 ) -> Result<Costs> {
     let each = count / STEPS;
     ensure!(each > 0, "{count} objects are too few for {STEPS} steps");
@@ -82,7 +82,10 @@ fn measure<T>(
     for step in steps.iter_mut().rev() {
         let (mut times, mut calls) = (Vec::with_capacity(each), Vec::new());
         for (i, object) in objects.split_off(objects.len() - each).into_iter().enumerate() {
-            timed(&mut times, || Ok(drop(object)))?;
+            timed(&mut times, || {
+                drop(object);
+                Ok(())
+            })?;
             if i % CALL_EVERY == 0 {
                 timed(&mut calls, &call)?;
             }

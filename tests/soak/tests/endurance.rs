@@ -1,28 +1,14 @@
 //! The short versions of what `cargo xtask soak` does.
 
-use std::time::Duration;
-
 use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_soak::objects::{self, Costs};
-use bareverbs_soak::{random, traffic};
-
-/// Where the random verbs come from.
-const SEED: u64 = 20_260;
-/// For how long worlds are begun.
-const TIME: Duration = Duration::from_secs(15);
+use bareverbs_soak::traffic;
 
 kernel_tests! {
-    random_verbs_end_as_the_model_says,
     a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue,
     a_region_among_many_costs_what_one_among_few_does,
     a_queue_pair_among_many_costs_what_one_among_few_does,
-}
-
-fn random_verbs_end_as_the_model_says() {
-    let plan = random::Plan { seed: SEED, time: TIME, world: None, ops: None };
-    let report = random::run(&plan).unwrap_or_else(|error| panic!("{error:?}"));
-    assert!(report.tally.completions > 100, "{report}");
 }
 
 fn a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue() {

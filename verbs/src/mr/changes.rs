@@ -64,6 +64,14 @@ impl<M> Mr<M> {
 
     /// Moves it to another protection domain of the same context. Its keys may change.
     ///
+    /// ```no_run
+    /// # fn hand_over(mut mr: bareverbs::Mr<bareverbs::Buffer>, pd: &bareverbs::Pd) -> bareverbs::Result<()> {
+    /// mr.move_to(pd)?;
+    /// println!("peers now name it by {:#x}", mr.rkey());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] for a domain of another
     /// context; the kernel refuses.
@@ -76,6 +84,18 @@ impl<M> Mr<M> {
 
 impl<M: MemoryOwner> Mr<M> {
     /// Changes what may be done with it. Its keys may change.
+    ///
+    /// ```no_run
+    /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
+    /// use bareverbs::{Access, Error};
+    ///
+    /// match mr.set_access(Access::LOCAL_WRITE | Access::REMOTE_READ) {
+    ///     Err(Error::Unsupported { .. }) => println!("to be registered anew: this kernel changes no rights"),
+    ///     other => other?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the kernel or the device cannot do that; the kernel refuses, with `EACCES` for

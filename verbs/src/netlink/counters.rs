@@ -78,6 +78,15 @@ impl Told for Vec<Counter> {
 impl RdmaNetlink {
     /// The counters of a port, with their values; `None` where the driver has none.
     ///
+    /// ```no_run
+    /// use bareverbs::netlink::RdmaNetlink;
+    ///
+    /// for counter in RdmaNetlink::open()?.port_counters("rxe0", 1)?.into_iter().flatten() {
+    ///     println!("{counter:?}");
+    /// }
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// There is no such device or port, or the answer could not be read.
     pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {

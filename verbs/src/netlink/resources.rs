@@ -170,6 +170,15 @@ macro_rules! lists {
 
 lists! {
     /// The queue pairs of the device named `device`.
+    ///
+    /// ```no_run
+    /// use bareverbs::netlink::RdmaNetlink;
+    ///
+    /// for qp in RdmaNetlink::open()?.queue_pairs("rxe0")? {
+    ///     println!("{qp:?}");
+    /// }
+    /// # Ok::<(), bareverbs::Error>(())
+    /// ```
     queue_pairs -> QpResource: RES_QP_GET, RES_QP, "listing queue pairs";
     /// The completion queues of the device named `device`.
     completion_queues -> CqResource: RES_CQ_GET, RES_CQ, "listing completion queues";

@@ -77,6 +77,22 @@ impl<P: Provider> Qp<Ud, P> {
     /// group on its network interface; where routers or switches forward groups to members only, somebody has to tell
     /// them by IGMP or MLD, for instance by joining the same group with an ordinary UDP socket.
     ///
+    /// ```no_run
+    /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::Qp<bareverbs::Ud>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use bareverbs::{AhAttr, Datagram, Gid, MULTICAST_QP, SendFlags};
+    ///
+    /// let group: Gid = "239.1.2.3".parse::<std::net::Ipv4Addr>()?.into();
+    /// qp.attach_mcast(group)?;
+    /// // To send to a group, one need not be in it.
+    /// let own = pd.context().default_gid(1)?;
+    /// let ah = pd.create_ah(&AhAttr::global(1, group, own.index as u8))?;
+    /// let mut batch = qp.start_send();
+    /// batch.send_to_inline(1, Datagram::new(&ah, MULTICAST_QP, 0x1234), b"to all", SendFlags::SIGNALED)?;
+    /// batch.ring()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] where the GID is no group's; the kernel refuses, as beyond the device's number of groups.
     #[doc(alias = "ibv_attach_mcast")]

@@ -12,6 +12,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// When the last one that was begun is complete, [`QpAttr::sq_draining`] is over and the event
     /// [`SQ_DRAINED`](crate::EventType::SQ_DRAINED) is raised. Sends can be posted meanwhile; receives go on.
     ///
+    /// ```no_run
+    /// # fn pause(qp: &mut bareverbs::Qp<bareverbs::Rc>) -> bareverbs::Result<()> {
+    /// use bareverbs::{AsyncEvent, EventType};
+    ///
+    /// let events = qp.pd().context().async_events();
+    /// qp.drain()?;
+    /// while !matches!(events.get()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
+    /// // Nothing of it is under way now.
+    /// qp.resume()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Invalid`] from another state; the kernel refuses, as where the queue pair has failed by itself.
     #[doc(alias = "IBV_QPS_SQD")]
