@@ -13,8 +13,8 @@ use crate::build;
 
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";
-/// The kernels on which the short part runs: the oldest and the newest.
-pub(crate) const SHORT_ON: [&str; 2] = ["6.1", "7.2"];
+/// The kernels on which the short part runs, each with a kind of port.
+pub(crate) const SHORT_ON: [(&str, HcaPort); 1] = [("6.1", HcaPort::Ib)];
 /// How long one script may take, and to end when it is killed.
 const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);

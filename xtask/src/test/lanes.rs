@@ -133,13 +133,14 @@ impl<'a> Plan<'a> {
     fn station<'b>(&'b self, name: &'b str, kernel: &'b Kernel) -> Station<'b> {
         let mut specials = VecDeque::new();
         // All of the cards' tests take minutes for each kernel and kind of port: only where they are asked for.
-        let extent = match name {
+        let extent = |port| match name {
             two_hosts::KERNEL if self.cards_only => Some(Extent::All),
             _ if self.cards_only => Some(Extent::Kernel),
-            _ if self.filter.is_none() && hca::SHORT_ON.contains(&name) => Some(Extent::Short),
+            _ if self.filter.is_none() && hca::SHORT_ON.contains(&(name, port)) => Some(Extent::Short),
             _ => None,
         };
-        for (port, extent) in extent.into_iter().flat_map(|extent| PORTS.map(|port| (port, extent))) {
+        for port in PORTS {
+            let Some(extent) = extent(port) else { continue };
             let tests = hca::tests(port, extent, self.filter);
             if !tests.is_empty() {
                 specials.push_back(Special::Cards(port, extent, tests));
