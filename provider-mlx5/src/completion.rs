@@ -587,6 +587,20 @@ impl CompletionQueue for Mlx5Cq {
     }
 
     #[inline(always)]
+    fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let mut taken = 0;
+        for slot in into {
+            let Some(completion) = self.next() else { break };
+            *slot = completion.to_value();
+            taken += 1;
+        }
+        if taken > 0 {
+            self.release();
+        }
+        taken
+    }
+
+    #[inline(always)]
     fn release(&mut self) {
         // What was read was read before the device may write over it.
         barrier::before_device_reads();

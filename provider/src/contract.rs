@@ -390,6 +390,22 @@ pub trait RecvQueue: Send {
         false
     }
 
+    /// Writes a request as [`RecvQueue::try_push`] does and publishes it with all that was pushed, or does nothing and
+    /// returns `false`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the caller's promise is the same.
+        let written = unsafe { self.try_push(request) };
+        if written {
+            self.ring();
+        }
+        written
+    }
+
     /// Writes a request into the next free slot. The device does not see it before [`RecvQueue::ring`].
     ///
     /// # Safety

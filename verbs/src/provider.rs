@@ -294,6 +294,12 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
             }
 
+            #[inline(always)]
+            unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request) },)* }
+            }
+
             #[inline]
             unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
                 // SAFETY: the caller's promise is the same.

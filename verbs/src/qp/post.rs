@@ -243,9 +243,8 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let ([request], Some(queue)) = (requests, &mut self.queue)
             // SAFETY: the caller vouches for the request.
-            && unsafe { queue.try_push(request) }
+            && unsafe { queue.try_post(request) }
         {
-            queue.ring();
             return Ok(());
         }
         match requests {
