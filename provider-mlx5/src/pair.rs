@@ -136,6 +136,12 @@ impl Layout {
         })
     }
 
+    /// Log2 of the bytes of a receive as the kernel is told it: 0 where there is no receive ring, or it refuses
+    /// (`create_user_qp` of its `qp.c`).
+    pub(crate) fn told_recv_shift(&self) -> u32 {
+        if self.recv_slots == 0 { 0 } else { self.recv_shift }
+    }
+
     /// Where the send ring starts.
     pub(crate) fn send_offset(&self) -> usize {
         (self.recv_slots as usize) << self.recv_shift
@@ -189,6 +195,7 @@ mod tests {
     fn with_a_shared_queue_there_is_no_receive_ring() {
         let layout = Layout::new(QpType::UC, &cap(8, 1, 0), true, LIMITS).expect("small");
         assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
+        assert_eq!(layout.told_recv_shift(), 0);
     }
 
     #[test]

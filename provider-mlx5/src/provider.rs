@@ -280,7 +280,7 @@ impl Provider for Mlx5 {
             db_addr: doorbell.address(),
             sq_wqe_count: layout.send_blocks,
             rq_wqe_count: layout.recv_slots,
-            rq_wqe_shift: layout.recv_shift,
+            rq_wqe_shift: layout.told_recv_shift(),
             flags: QpFlags::UAR_PAGE_INDEX,
             uidx: record.id(),
             bfreg_index: register.page_id(),
