@@ -24,7 +24,8 @@
 //! # For those who look inside
 //!
 //! [`wqe`] and [`cqe`] are the adapter's formats as values and views, free of any queue. [`doorbell`] is how the adapter
-//! is told. [`Mlx5Completion::entry`] shows the entry behind a completion, [`Mlx5Sq::block`] a block of a send queue.
+//! is told. [`Mlx5Completion::entry`] shows the entry behind a completion, [`Mlx5Sq::block`] a block of a send queue; both can
+//! be printed ([`wqe::Shown`]), as `bareverbs dump` does.
 //!
 //! # Who may touch what
 //!

@@ -4,6 +4,8 @@
 //! takes the device's place: first the memory, whose addresses the device is told, then the queue, once the device has
 //! given it a number.
 
+pub mod liar;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 

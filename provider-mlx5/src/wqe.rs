@@ -18,7 +18,11 @@
 //! assert_eq!(wqe::bytes(request[0])[..8], [0, 0, 7, 0x08, 0, 0, 0x2a, 3]);
 //! ```
 
+mod shown;
+
 use bareverbs_provider::work::{AccessFlags, MwBind, MwType, Remote, Sge};
+
+pub use self::shown::Shown;
 
 /// A segment as it lies in memory.
 pub type Segment = [u64; 2];

@@ -1,0 +1,239 @@
+//! A device that lies.
+//!
+//! Queues are made, used, reset, resized and destroyed, and what takes the device's place writes any bytes into their
+//! completion rings: entries of queues that there are not, opcodes without meaning, counters out of range, an owner bit
+//! that flips too early. A byte string says what happens in which order, so that property tests and fuzzing share it.
+
+use std::collections::HashSet;
+
+use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+use super::{Place, Plain, resize};
+use crate::completion::Mlx5Cq;
+use crate::cqe::CQE;
+use crate::recv::Mlx5Rq;
+use crate::send::Mlx5Sq;
+use crate::srq::Mlx5Srq;
+
+/// Log2 of the entries of a completion queue, at first.
+const LOG: u32 = 3;
+/// Steps after which the rest of the bytes is not heard.
+const STEPS: usize = 400;
+
+/// What is left of the bytes; beyond their end there are zeros.
+struct Lies<'a>(&'a [u8]);
+
+impl Lies<'_> {
+    fn byte(&mut self) -> u8 {
+        let Some((&first, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        first
+    }
+
+    fn one_of(&mut self, count: usize) -> usize {
+        usize::from(self.byte()) % count
+    }
+}
+
+struct Cq {
+    queue: Mlx5Cq,
+    ring: Place,
+    log: u32,
+}
+
+struct Qp {
+    sq: Mlx5Sq,
+    rq: Option<Mlx5Rq>,
+    id: u32,
+}
+
+struct Scene {
+    qps: Vec<Qp>,
+    srq: Mlx5Srq,
+    cqs: [Cq; 2],
+    context: Plain,
+    /// Of every request that was posted.
+    ids: HashSet<u64>,
+    next_id: u64,
+}
+
+/// Does what the bytes say.
+///
+/// # Panics
+/// If a lie was believed: polling did not end, or named a request that was never posted.
+pub fn hear(lies: &[u8]) {
+    let mut lies = Lies(lies);
+    let mut scene = Scene::new();
+    for _ in 0..STEPS {
+        if lies.0.is_empty() {
+            break;
+        }
+        scene.step(&mut lies);
+    }
+}
+
+impl Scene {
+    fn new() -> Self {
+        let context = Plain::new(16).expect("memory");
+        let cq = |number| {
+            let parts = context.cq(LOG, CQE).expect("memory");
+            let ring = parts.ring();
+            Cq { ring, log: LOG, queue: parts.finish(number) }
+        };
+        let cqs = [cq(1), cq(2)];
+        let srq = context.srq(7, 2).expect("memory").queue;
+        let mut scene = Self { qps: Vec::new(), srq, cqs, context, ids: HashSet::from([0]), next_id: 1 };
+        scene.add_qp(0);
+        scene.add_qp(1);
+        scene
+    }
+
+    /// A queue pair of the kind that the bits say.
+    fn add_qp(&mut self, kind: u8) {
+        let cap =
+            QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 2, max_recv_sge: 2, max_inline_data: 16 };
+        let srq = (kind & 1 != 0).then_some(&self.srq);
+        let recv = usize::from(kind >> 1 & 1);
+        let (send_cq, recv_cq) = (&self.cqs[0].queue, &self.cqs[recv].queue);
+        // Numbers of those that were destroyed come back when a completion queue was found empty.
+        let Ok(parts) = self.context.qp(QpType::RC, &cap, send_cq, recv_cq, srq) else { return };
+        let id = parts.user_index();
+        let (sq, rq, _) = parts.finish(0x40 + id, kind & 4 != 0).expect("memory");
+        self.qps.push(Qp { sq, rq, id });
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.ids.insert(self.next_id);
+        self.next_id
+    }
+
+    fn step(&mut self, lies: &mut Lies<'_>) {
+        let id = self.id();
+        let place = lies.byte() as usize;
+        let at = place % self.qps.len().max(1);
+        match lies.one_of(12) {
+            0 | 1 => self.send(at, id, lies),
+            2 => self.recv(at, id),
+            3..=6 => self.lie(place % 2, lies),
+            7 => self.poll(place % 2),
+            8 => {
+                if let Some(qp) = self.qps.get_mut(at) {
+                    qp.sq.reset();
+                    qp.rq.iter_mut().for_each(RecvQueue::reset);
+                }
+            }
+            9 if self.qps.len() > 1 => drop(self.qps.swap_remove(at)),
+            9 | 10 if self.qps.len() < 8 => self.add_qp(lies.byte()),
+            _ => self.resize_or_arm(place % 2, lies),
+        }
+    }
+
+    fn send(&mut self, at: usize, id: u64, lies: &mut Lies<'_>) {
+        let Some(qp) = self.qps.get_mut(at) else { return };
+        let remote = Remote { addr: 64, rkey: 1 };
+        let operation = match lies.one_of(5) {
+            0 => Operation::Send,
+            1 => Operation::Write(remote),
+            2 => Operation::Read(remote),
+            3 => Operation::FetchAdd { remote, add: 1 },
+            _ => Operation::LocalInv(1),
+        };
+        let sges = [Sge { addr: 0, length: 8, lkey: 1 }; 1];
+        let payload = match operation {
+            Operation::LocalInv(_) => Payload::Sges(&[]),
+            Operation::Send if lies.byte() & 1 != 0 => Payload::Inline(&[&[1; 9]]),
+            _ => Payload::Sges(&sges),
+        };
+        let request = SendRequest { wr_id: id, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: there is no device that would touch the memory.
+        let _ = unsafe { qp.sq.push(&request) };
+        if lies.byte() & 3 == 0 { qp.sq.abort() } else { qp.sq.ring().expect("doorbells are not refused") }
+    }
+
+    fn recv(&mut self, at: usize, id: u64) {
+        let sges = [Sge { addr: 0, length: 8, lkey: 1 }];
+        let request = RecvRequest { wr_id: id, sges: &sges };
+        let Some(qp) = self.qps.get_mut(at) else { return };
+        match &mut qp.rq {
+            // SAFETY: as in `send`.
+            Some(rq) => drop(unsafe { rq.push(&request) }.map(|()| rq.ring())),
+            // SAFETY: as in `send`.
+            None => drop(unsafe { self.srq.push(&request) }.map(|()| self.srq.ring())),
+        }
+    }
+
+    /// Writes an entry that is likely to be looked at, of a queue that is likely to be there.
+    fn lie(&mut self, at: usize, lies: &mut Lies<'_>) {
+        let cq = &self.cqs[at];
+        let mut entry = [0u8; CQE];
+        for byte in &mut entry[17..48] {
+            *byte = lies.byte();
+        }
+        let id = match lies.one_of(4) {
+            0 => u32::from_be_bytes([lies.byte(), lies.byte(), lies.byte(), lies.byte()]),
+            which => self.qps.get(which % self.qps.len().max(1)).map_or(0, |qp| qp.id),
+        };
+        entry[32..36].copy_from_slice(&id.to_be_bytes());
+        for byte in &mut entry[54..63] {
+            *byte = lies.byte();
+        }
+        // Most counters are of requests that could be there.
+        if lies.byte() & 3 != 0 {
+            entry[60] = 0;
+            entry[61] &= 7;
+        }
+        entry[63] = lies.byte();
+        let slot = lies.one_of(1 << cq.log);
+        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        unsafe {
+            cq.ring.start.add(slot * CQE).as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE);
+        }
+    }
+
+    fn poll(&mut self, at: usize) {
+        let cq = &mut self.cqs[at];
+        // What was written before this round, and in it.
+        let most = 2 << cq.log;
+        for count in 0.. {
+            assert!(count <= most, "polling goes on without end");
+            let Some(completion) = cq.queue.next() else { break };
+            let value = completion.to_value();
+            assert!(self.ids.contains(&value.wr_id), "{value:?} is of no request");
+            let shown = completion.entry().to_string();
+            assert!(!shown.is_empty());
+        }
+        cq.queue.release();
+    }
+
+    fn resize_or_arm(&mut self, at: usize, lies: &mut Lies<'_>) {
+        let cq = &mut self.cqs[at];
+        match lies.one_of(4) {
+            0 => cq.queue.arm(false).expect("arming is a store"),
+            1 => cq.queue.arm(true).expect("arming is a store"),
+            way => {
+                cq.log = if way == 2 { LOG } else { LOG + 2 };
+                let ring = &mut cq.ring;
+                // Nobody marks the old ring's end.
+                resize(&mut cq.queue, cq.log, |place| *ring = place).expect("memory");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn no_lie_of_the_device_is_believed(lies in vec(any::<u8>(), 0..4000)) {
+            super::hear(&lies);
+        }
+    }
+}
