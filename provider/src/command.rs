@@ -52,7 +52,7 @@ mod srq;
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
 pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
-pub use resize::resize_cq;
+pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 
 /// What a new context can do.

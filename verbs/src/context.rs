@@ -81,7 +81,7 @@ pub(crate) struct Session {
     pub(crate) capabilities: Capabilities,
     pub(crate) reg_mr: RegMrMethod,
     /// What the kernel said of the device when it was opened, which does not change.
-    told: ExQueryDeviceResp,
+    pub(crate) told: ExQueryDeviceResp,
     events: AsyncEvents,
 }
 

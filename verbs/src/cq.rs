@@ -174,6 +174,36 @@ impl<P: Provider> Cq<P> {
         })
     }
 
+    /// Lets its event wait, once it is armed, until there are `count` completions or `period` microseconds have passed
+    /// since the first of them. 0 and 0 are the start: an event at once.
+    ///
+    /// ```no_run
+    /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
+    /// cq.moderate(16, 50)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device does not moderate events ([`DeviceAttr::max_cq_count`] is 0),
+    /// [`Error::Limit`] above that or [`DeviceAttr::max_cq_period`]; the kernel refuses.
+    ///
+    /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
+    /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
+    #[doc(alias = "ibv_modify_cq")]
+    pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
+        const VERB: &str = "modify_cq";
+        let context = &self.shared.context;
+        let caps = context.session().told.cq_moderation_caps;
+        if caps.max_cq_moderation_count == 0 {
+            return Err(Error::Unsupported { verb: VERB, what: "events that wait for more completions are" });
+        }
+        Error::check_limit(VERB, "count", count.into(), caps.max_cq_moderation_count.into())?;
+        Error::check_limit(VERB, "period", period.into(), caps.max_cq_moderation_period.into())?;
+        command::moderate_cq(context.file(), self.shared.handle, count, period)
+            .map_err(|refused| Error::refused(VERB, format!("{count} completions or {period} µs"), refused))
+    }
+
     /// Destroys it and tells how many of its events have been read; events that were not are gone. Dropping does the
     /// same in silence, and waits for the queue pairs.
     ///

@@ -1,7 +1,8 @@
-//! Changing the depth of a completion queue.
+//! Changing a completion queue: its depth, and when it raises events.
 
+use bareverbs_uapi::verbs_values::CqAttrMask;
 use bareverbs_uapi::write;
-use bareverbs_uapi::write::structs::{ResizeCqReq, ResizeCqResp};
+use bareverbs_uapi::write::structs::{CqModeration, ExModifyCq, ResizeCqReq, ResizeCqResp};
 
 use super::DriverPayload;
 use crate::device::{DeviceFile, Refused};
@@ -29,4 +30,22 @@ pub unsafe fn resize_cq(
     // SAFETY: only the payload could name other memory, and the caller answers for that.
     unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ResizeCq", ..refused })?;
     Ok(response.cqe)
+}
+
+/// Lets an armed completion queue raise its event after `count` completions or `period` microseconds, whichever comes
+/// first.
+///
+/// # Errors
+///
+/// The kernel's refusal, `EOPNOTSUPP` where the driver cannot.
+#[doc(alias = "ibv_modify_cq")]
+pub fn moderate_cq(file: &DeviceFile, cq: u32, count: u16, period: u16) -> Result<(), Refused> {
+    let request = ExModifyCq {
+        cq_handle: cq,
+        attr_mask: CqAttrMask::MODERATE,
+        attr: CqModeration { cq_count: count, cq_period: period },
+        ..ExModifyCq::zeroed()
+    };
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<write::ex::ModifyCq>(&request, &mut ()) }
 }
