@@ -6,6 +6,7 @@ mod asyncwatch;
 mod cli;
 mod devices;
 mod devinfo;
+mod dump;
 mod pingpong;
 mod resources;
 mod say;
@@ -28,6 +29,7 @@ fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Devinfo(options) => devinfo::show(&options),
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
         Command::Resources(options) => resources::show(&options),
+        Command::Dump(options) => dump::show(&options),
         Command::Pingpong(options) => pingpong::play(&options),
     };
     match result {

@@ -3,7 +3,9 @@
 pub(crate) mod pingpong;
 mod values;
 
-use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use self::pingpong::Pingpong;
 use self::values::{number, period};
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Asyncwatch(Asyncwatch),
     /// Show the objects in use, whose they are, and the counters
     Resources(Resources),
+    /// Print entries of a ConnectX's queues, from their bytes
+    Dump(Dump),
     /// Bounce messages between two hosts
     #[command(subcommand)]
     Pingpong(Pingpong),
@@ -78,6 +82,24 @@ pub(crate) struct Resources {
     /// Print JSON; while watching, an object a line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Dump {
+    /// What the bytes are
+    #[arg(value_enum)]
+    pub(crate) entries: Entries,
+    /// Where they are: bytes, or hexadecimal digits as the kernel prints them (default: standard input)
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// Entries of a queue.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Entries {
+    /// Completions
+    Cqe,
+    /// Send requests
+    Wqe,
 }
 
 #[cfg(test)]
