@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Setup, Stream, Tools};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, Setup, Stream, Tools};
 use clap::{Args, Subcommand};
 
 use crate::{build, lab, plot};
@@ -27,6 +27,9 @@ pub(crate) struct Soak {
     /// Let guest time count instructions, one nanosecond each.
     #[arg(long, global = true)]
     icount: bool,
+    /// On an RDMA card instead of rxe: ib or roce.
+    #[arg(long, value_enum, global = true)]
+    hca: Option<lab::Port>,
     /// Minutes of random verbs.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
@@ -104,6 +107,10 @@ impl Soak {
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let mut programs = build::guest_programs()?;
         programs.on_path.insert(PROGRAM.to_owned(), build::soak()?);
+        let card = match self.hca {
+            Some(port) => Some(Hca::start(&build::card()?, port.into(), 1, &[])?),
+            None => None,
+        };
         let mut guests = Guests::boot(&Setup {
             cache: &cache,
             tools: &tools,
@@ -115,7 +122,7 @@ impl Soak {
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: None,
-            hca: None,
+            hca: card.as_ref(),
         })?;
         eprintln!("lab: kernel {} ({})", kernel.version, lab::describe(guests.accelerator, self.icount));
         let mut text = Vec::new();

@@ -16,7 +16,7 @@ use crate::print::heading;
 use crate::{build, counts, pyverbs};
 
 pub(crate) use self::binaries::guest_test_titles;
-use self::lanes::{Lab, Plan};
+use self::lanes::{Lab, Plan, Tested};
 use self::outcome::{Totals, result_line};
 
 #[derive(Args)]
@@ -24,6 +24,9 @@ pub(crate) struct Test {
     /// Kernels to test on: 6.1, 6.12, 7.2, rc or a folder; may be given more than once. Without it: the three releases.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
+    /// Devices to run the kernel tests on: rxe, or a card with ports of ib or roce; may be given more than once.
+    #[arg(long = "device", value_name = "DEVICE", value_enum, default_value = "rxe")]
+    devices: Vec<Tested>,
     /// What executes the guests: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
@@ -49,7 +52,7 @@ impl Test {
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
-        let plan = Plan::new(&lab, self.filter.as_deref())?;
+        let plan = Plan::new(&lab, &self.devices, self.filter.as_deref())?;
         let table = plan.run(self.accel, self.jobs.map_or_else(side_by_side, NonZero::get))?;
         table.print();
         totals.add(&table);

@@ -1,10 +1,13 @@
 //! Ping-pong between two programs in one guest.
 
 use std::fs;
+use std::net::Ipv6Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::lines::Printed;
+use bareverbs_kernel_tests::device;
+
+use crate::lines::{Address, Printed, RECORD};
 use crate::program::{Finished, LIMIT, Program};
 
 /// The address of the guest.
@@ -80,7 +83,8 @@ impl Player<'_> {
         };
         match self.is_ours() {
             true => command.args(["pingpong", kind.name()]),
-            false => command.args(["-g", "1"]),
+            false if device::is_infiniband() => &mut command,
+            false => command.args(["-g", &device::gid_index().to_string()]),
         };
         command.args(options).args(host);
         command
@@ -100,6 +104,15 @@ fn wait_until_listening(server: &mut Program, port: u16) {
         assert!(Instant::now() < deadline, "nobody listens on TCP port {port}");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// The record of an address that is nobody's.
+pub fn record_of_nobody() -> [u8; RECORD] {
+    let (lid, gid) = match device::is_infiniband() {
+        true => (1, Ipv6Addr::UNSPECIFIED),
+        false => (0, device::gid().0.into()),
+    };
+    Address { lid, qpn: 0xfffe, psn: 0x12_3456, gid }.record()
 }
 
 /// Whether any process listens on this TCP port.

@@ -3,17 +3,16 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
+use bareverbs_kernel_tests::device;
 
 /// How long the kernel may take to let go of what a dead process had.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The device of the lab.
-pub const DEVICE: &str = "rxe0";
-
 /// The counts now.
 pub fn count() -> ResourceSummary {
+    device::warm_up();
     let mut netlink = RdmaNetlink::open().expect("the lab has RDMA netlink");
-    netlink.resources(DEVICE).expect("the lab has rxe0")
+    netlink.resources(device::name()).expect("the device counts its resources")
 }
 
 /// Waits until the counts are as they were.

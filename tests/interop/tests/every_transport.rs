@@ -7,14 +7,15 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 use std::time::Duration;
 
+use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::game::{
-    HOST, Kind, Ours, OursOf, PORT, Player, TheirsOf, play, play_all_of, play_on,
+    HOST, Kind, Ours, OursOf, PORT, Player, TheirsOf, play, play_all_of, play_on, record_of_nobody,
 };
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::program::Program;
-use bareverbs_interop_tests::resources::{DEVICE, leaving_nothing};
-use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
+use bareverbs_interop_tests::resources::leaving_nothing;
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -108,8 +109,15 @@ fn checked_data_on_every_transport() {
 }
 
 fn service_levels_gid_indices_and_long_names() {
-    let options =
-        &["--port=4711", "--ib-dev", DEVICE, "--ib-port=1", "--iters=20", "--size=0x100", "--sl=3"][..];
+    let options = &[
+        "--port=4711",
+        "--ib-dev",
+        device::name(),
+        "--ib-port=1",
+        "--iters=20",
+        "--size=0x100",
+        "--sl=3",
+    ][..];
     let link_local = &["-n", "20", "-g", "0", "-s", "64"][..];
     for kind in KINDS {
         for (server, client) in [
@@ -173,7 +181,7 @@ fn heard_from_server(server: Player<'_>, records: &[u8]) -> Vec<u8> {
 }
 
 fn records_of_several_queue_pairs_are_those_of_the_c_program() {
-    let somebody = b"0000:00fffe:123456:00000000000000000000ffff0a010001\0";
+    let somebody = record_of_nobody();
     let blank = b"0000:000000:000000:00000000000000000000000000000000\0";
     let records = |numbers: usize| [somebody.repeat(numbers), blank.repeat(256 - numbers)].concat();
     let expect = |who: &str, heard: &[u8]| {
@@ -230,11 +238,21 @@ fn refused(kind: Kind, options: &[&str], words: &str) {
 }
 
 fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
-    refused(Kind::Ud, &["-s", "1025"], "longer than a packet of port 1 (active_mtu 1024)");
-    refused(Kind::Uc, &["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+    let mtu = device::open().query_port(1).expect("the port").active_mtu;
+    let too_long = (mtu.bytes() + 1).to_string();
+    let words = format!("longer than a packet of port 1 (active_mtu {mtu})");
+    refused(Kind::Ud, &["-s", &too_long], &words);
+    if mtu < Mtu::Mtu4096 {
+        refused(Kind::Uc, &["-m", "4096"], &format!("above that of port 1 (active_mtu {mtu})"));
+    }
     refused(Kind::Uc, &["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
     refused(Kind::Srq, &["-r", "2000000"], "more than a shared receive queue holds (max_srq_wr ");
-    refused(Kind::Srq, &["-r", "32767"], "complete into more entries than a completion queue has (max_cqe ");
+    let attr = device::open().query_device().expect("the device");
+    if attr.max_srq_wr >= attr.max_cqe {
+        let most = attr.max_cqe.to_string();
+        let words = "complete into more entries than a completion queue has (max_cqe ";
+        refused(Kind::Srq, &["-r", &most], words);
+    }
     refused(Kind::Srq, &["-r", "15"], "15 receives (-r) are too few for 16 queue pairs (-q)");
     for kind in KINDS {
         refused(kind, &["-i", "3"], "port 3");
@@ -242,7 +260,8 @@ fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
         refused(kind, &["-d", "rxe7"], "rxe7");
     }
     if !devinfo().contains("ODP_SUPPORT") {
-        refused(Kind::Srq, &["-o"], "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need");
+        let words = "no on-demand paging (ODP_SUPPORT), which -o and -O need";
+        refused(Kind::Srq, &["-o"], &format!("{}: {words}", device::name()));
     }
 }
 
@@ -291,6 +310,7 @@ fn a_peer_with_another_message_size_on_any_transport() {
 }
 
 fn games_of_any_transport_as_json() {
+    let active = device::open().query_port(1).expect("the port").active_mtu;
     for kind in KINDS {
         let options = &["--json", "-n", "40", "-s", "16", "-e", "-c"][..];
         let game = play(OursOf(kind, options), OursOf(kind, options));
@@ -300,7 +320,8 @@ fn games_of_any_transport_as_json() {
         });
         for (side, name) in sides.iter().zip(["server", "client"]) {
             assert_eq!((&side["transport"], &side["side"]), (&kind.name().into(), &name.into()));
-            assert_eq!((&side["size"], &side["iters"], &side["mtu"]), (&16.into(), &40.into(), &1024.into()));
+            let mtu = if kind == Kind::Ud { active.bytes() } else { 1024 };
+            assert_eq!((&side["size"], &side["iters"], &side["mtu"]), (&16.into(), &40.into(), &mtu.into()));
             assert_eq!(side["local"].as_array().map(Vec::len), (kind == Kind::Srq).then_some(16), "{side:#}");
         }
         assert_eq!(sides[0]["local"], sides[1]["remote"]);

@@ -2,15 +2,16 @@
 
 use std::process::Command;
 
+use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::game::{HOST, Ours};
-use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
+use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
 
 kernel_tests! {
     the_tracer_sees_what_a_client_makes,
     implicit_on_demand_paging_is_refused,
-    completion_timestamps_are_refused,
-    device_memory_is_refused,
+    completion_timestamps_are_refused_where_the_device_has_none,
+    device_memory_is_refused_where_the_device_has_none,
     on_demand_paging_is_refused_where_the_kernel_has_none,
     limits_of_the_device_are_refused_with_the_limit,
     a_port_or_gid_that_is_not_there_is_refused,
@@ -55,32 +56,43 @@ fn the_tracer_sees_what_a_client_makes() {
 
 fn implicit_on_demand_paging_is_refused() {
     let words = if on_demand_paging_is_there() {
-        "rxe0: no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"
+        "no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"
     } else {
-        "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need"
+        "no on-demand paging (ODP_SUPPORT), which -o and -O need"
     };
-    refused(&["-O"], words);
-    refused(&["--iodp", "-P"], words);
+    let words = format!("{}: {words}", device::name());
+    refused(&["-O"], &words);
+    refused(&["--iodp", "-P"], &words);
 }
 
-fn completion_timestamps_are_refused() {
+fn completion_timestamps_are_refused_where_the_device_has_none() -> Outcome {
+    if device::open().capabilities().completion_timestamps {
+        return skip("the device has completion timestamps");
+    }
+    let words = "no completion timestamps (completion_timestamp_mask), which -t needs";
     for option in ["-t", "--ts"] {
-        refused(&[option], "rxe0: no completion timestamps (completion_timestamp_mask), which -t needs");
+        refused(&[option], &format!("{}: {words}", device::name()));
     }
+    Ok(Completion::Completed)
 }
 
-fn device_memory_is_refused() {
-    for option in ["-j", "--dm"] {
-        refused(&[option], "rxe0: no device memory (max_dm_size), which -j needs");
+fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
+    if device::open().capabilities().device_memory {
+        return skip("the device has memory of its own");
     }
+    for option in ["-j", "--dm"] {
+        refused(&[option], &format!("{}: no device memory (max_dm_size), which -j needs", device::name()));
+    }
+    Ok(Completion::Completed)
 }
 
 fn on_demand_paging_is_refused_where_the_kernel_has_none() -> Outcome {
     if on_demand_paging_is_there() {
-        return skip("this kernel's Soft-RoCE has on-demand paging");
+        return skip("the device has on-demand paging");
     }
     for options in [&["-o"][..], &["--odp", "--prefetch"], &["-o", "-P"]] {
-        refused(options, "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need");
+        let words = "no on-demand paging (ODP_SUPPORT), which -o and -O need";
+        refused(options, &format!("{}: {words}", device::name()));
     }
     Ok(Completion::Completed)
 }
@@ -94,7 +106,9 @@ fn limits_of_the_device_are_refused_with_the_limit() {
         &format!("longer than port 1 carries (max_msg_sz {largest})"),
     );
     refused(&["-r", "2000000"], "more than a queue pair holds (max_qp_wr ");
-    refused(&["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+    if device::open().query_port(1).expect("the port").active_mtu < Mtu::Mtu4096 {
+        refused(&["-m", "4096"], "above that of port 1 (active_mtu 1024)");
+    }
 }
 
 fn a_port_or_gid_that_is_not_there_is_refused() {

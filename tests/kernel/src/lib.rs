@@ -1,8 +1,9 @@
 //! The harness of tests that need a kernel with an RDMA device.
 //!
 //! A test binary lists its tests with [`kernel_tests!`]. In a guest of the lab they run; anywhere else they are reported
-//! as ignored, because they need root, `rxe0` and a kernel that may be broken. `cargo xtask test` runs them on every
-//! kernel, each test in a process of its own, as root, with `rxe0` up at 10.1.0.1 and the Debian root with the C stack.
+//! as ignored, because they need root, an RDMA device and a kernel that may be broken. `cargo xtask test` runs them on
+//! every kernel, each test in a process of its own, as root, with one device up ([`device`]; on Ethernet at 10.1.0.1) and
+//! the Debian root with the C stack.
 //!
 //! ```
 //! use bareverbs_kernel_tests::{Outcome, skip};
@@ -19,6 +20,7 @@
 //! ```
 
 pub mod child;
+pub mod device;
 pub mod loopback;
 pub mod resources;
 pub mod rounds;
@@ -91,13 +93,18 @@ fn trials(tests: &[Test], in_lab: bool) -> Vec<Trial> {
     trials.collect()
 }
 
-/// The `main` of a test binary: the names of its test functions.
+/// The `main` of a test binary: the names of its test functions, each with what it needs of the device, if anything.
 #[macro_export]
 macro_rules! kernel_tests {
-    ($($test:ident),+ $(,)?) => {
+    ($($test:ident $(if $need:path)?),+ $(,)?) => {
         fn main() -> ::std::process::ExitCode {
             $crate::run(&$crate::Arguments::from_args(), &[
-                $($crate::Test::new(::core::stringify!($test), || $crate::Verdict::outcome($test()))),+
+                $($crate::Test::new(::core::stringify!($test), || {
+                    $(if let ::core::result::Result::Err(lacking) = $need() {
+                        return $crate::skip(lacking);
+                    })?
+                    $crate::Verdict::outcome($test())
+                })),+
             ])
         }
     };

@@ -1,11 +1,11 @@
-//! Two queue pairs of `rxe0`, connected to each other.
+//! Two queue pairs of the device, connected to each other.
 
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, Device, InitAttr, Mr, Operation, Payload, Pd, PostError, Qp,
-    QpAttr, QpAttrMask, QpCap, QpInit, QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest,
-    Sge, WcStatus, WorkCompletion,
+    Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Operation, Payload, Pd, PostError, Qp, QpAttr,
+    QpAttrMask, QpCap, QpInit, QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge,
+    WcStatus, WorkCompletion,
 };
 
 /// How long anything in these tests may take.
@@ -52,10 +52,7 @@ pub struct Side {
     plan: Plan,
 }
 
-/// Opens `rxe0`.
-pub fn open() -> Context {
-    Device::find("rxe0").and_then(|device| device.open()).expect("rxe0 opens")
-}
+pub use crate::device::open;
 
 /// A domain of a context of its own.
 pub fn domain() -> Pd {

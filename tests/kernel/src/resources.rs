@@ -5,14 +5,17 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 
+use crate::device;
 use crate::loopback::PATIENCE;
 
-/// How many objects of each sort `rxe0` holds, for all processes and the kernel together.
+/// How many objects of each sort the device holds, for all processes and the kernel together.
 pub fn held() -> ResourceSummary {
-    RdmaNetlink::open().and_then(|mut netlink| netlink.resources("rxe0")).expect("rxe0 counts its resources")
+    device::warm_up();
+    let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(device::name()));
+    counted.expect("the device counts its resources")
 }
 
-/// Runs `work`, after which `rxe0` must hold as many objects of each sort as before.
+/// Runs `work`, after which the device must hold as many objects of each sort as before.
 ///
 /// The kernel lets go of some of them a moment after it was told to.
 pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
@@ -22,7 +25,7 @@ pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Waits until `rxe0` holds what is expected; fails where it doesn't come to that.
+/// Waits until the device holds what is expected; fails where it doesn't come to that.
 pub fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     loop {
@@ -30,7 +33,7 @@ pub fn settles_at(expected: ResourceSummary) {
         if now == expected {
             return;
         }
-        assert!(begin.elapsed() < PATIENCE, "leaked: rxe0 holds {now:?} in place of {expected:?}");
+        assert!(begin.elapsed() < PATIENCE, "leaked: the device holds {now:?} in place of {expected:?}");
         sleep(Duration::from_millis(5));
     }
 }

@@ -1,26 +1,25 @@
 //! The guest is what the other tests take for granted.
 
-use std::fs;
 use std::path::Path;
 
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::{device, kernel_tests};
 
 kernel_tests! {
-    rxe0_is_an_active_device_with_a_device_node,
-    rxe0_has_the_gid_of_its_address,
+    the_device_is_active_and_has_a_device_node,
+    the_device_has_the_gid_of_its_address if device::ethernet,
     loopback_carries_tcp,
-    the_c_stack_sees_rxe0,
+    the_c_stack_sees_the_device,
 }
 
-fn rxe0_is_an_active_device_with_a_device_node() {
+fn the_device_is_active_and_has_a_device_node() {
     assert!(Path::new("/dev/infiniband/uverbs0").exists());
-    let state = fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/state").unwrap();
-    assert_eq!(state.trim(), "4: ACTIVE");
+    let state = device::told("ports/1/state");
+    assert_eq!(state, "4: ACTIVE");
 }
 
-fn rxe0_has_the_gid_of_its_address() {
-    let gid = fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/gids/1").unwrap();
-    assert_eq!(gid.trim(), "0000:0000:0000:0000:0000:ffff:0a01:0001");
+fn the_device_has_the_gid_of_its_address() {
+    let gid = device::told(&format!("ports/1/gids/{}", device::gid_index()));
+    assert_eq!(gid, "0000:0000:0000:0000:0000:ffff:0a01:0001");
 }
 
 fn loopback_carries_tcp() {
@@ -31,8 +30,8 @@ fn loopback_carries_tcp() {
     client.join().unwrap().unwrap();
 }
 
-fn the_c_stack_sees_rxe0() {
+fn the_c_stack_sees_the_device() {
     let output = std::process::Command::new("ibv_devinfo").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("rxe0"), "{text}");
+    assert!(output.status.success() && text.contains(device::name()), "{text}");
 }

@@ -8,7 +8,7 @@ use bareverbs_soak::{objects, random, traffic};
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(about = "Scale and endurance on rxe0")]
+#[command(about = "Scale and endurance on the RDMA device")]
 struct Cli {
     #[command(subcommand)]
     what: What,

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, HcaPort, Kernel, Peers, Programs, Series, Setup, Tools,
+    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Peers, Programs, Series, Setup, Tools,
     fetch_headers,
 };
+use clap::ValueEnum;
 
 use super::binaries::{GuestTest, guest_tests};
 use super::outcome::{Outcome, Table, judge};
@@ -25,6 +26,45 @@ const GUEST_FOLDER: &str = "/lab/tests";
 const LIMIT: Duration = Duration::from_secs(120);
 /// The test that a guest's kernel takes when it is switched off.
 const SOUND: &str = "the kernel stays sound";
+
+/// Tests of scale.
+const ENDURANCE: &str = "endurance::";
+
+/// A device that the kernel tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Tested {
+    /// Soft-RoCE.
+    Rxe,
+    /// The card, with InfiniBand.
+    Ib,
+    /// The card, with Ethernet.
+    Roce,
+}
+
+impl Tested {
+    fn port(self) -> Option<HcaPort> {
+        match self {
+            Self::Rxe => None,
+            Self::Ib => Some(HcaPort::Ib),
+            Self::Roce => Some(HcaPort::Roce),
+        }
+    }
+
+    /// What a run on this kernel is called.
+    fn lane(self, kernel: &str) -> String {
+        match self {
+            Self::Rxe => kernel.to_owned(),
+            Self::Ib => format!("{kernel} ib"),
+            Self::Roce => format!("{kernel} roce"),
+        }
+    }
+
+    /// Why a test is not run on it.
+    fn leaves_out(self, test: &GuestTest) -> Option<Outcome> {
+        let slow = self != Self::Rxe && test.title().starts_with(ENDURANCE);
+        slow.then(|| Outcome::Skipped("the card in software is slow: `cargo xtask soak --hca`".into()))
+    }
+}
 
 /// What guests are made of.
 pub(super) struct Lab {
@@ -66,10 +106,11 @@ enum Special {
     Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
 
-/// What runs on one kernel.
+/// What runs on one kernel and device.
 struct Station<'a> {
-    name: &'a str,
+    name: String,
     kernel: &'a Kernel,
+    device: Tested,
     tests: VecDeque<&'a GuestTest>,
     specials: VecDeque<Special>,
     /// How many guests take from `tests`.
@@ -80,7 +121,7 @@ struct Station<'a> {
 enum Job<'a> {
     /// Tests of a station, in a guest.
     Guest(usize),
-    Special(&'a str, &'a Kernel, Special),
+    Special(String, &'a Kernel, Special),
 }
 
 /// The tests that were asked for.
@@ -89,29 +130,35 @@ pub(super) struct Plan<'a> {
     programs: Programs,
     folder: PathBuf,
     tests: Vec<GuestTest>,
+    devices: &'a [Tested],
     filter: Option<&'a str>,
     cards_only: bool,
 }
 
 impl<'a> Plan<'a> {
     /// Builds what the tests need.
-    pub(super) fn new(lab: &'a Lab, filter: Option<&'a str>) -> Result<Self> {
+    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Option<&'a str>) -> Result<Self> {
         let programs = build::guest_programs()?;
         // Tests of cards need no binaries.
         let cards_only = filter.is_some_and(|filter| filter.starts_with(hca::PREFIX));
         let (folder, mut tests) = if cards_only { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
-        Ok(Self { lab, programs, folder, tests, filter, cards_only })
+        Ok(Self { lab, programs, folder, tests, devices, filter, cards_only })
     }
 
     /// Runs all of them, in so many guests (or groups of guests) at the same time.
     pub(super) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
-        let stations: Vec<_> =
-            self.lab.kernels.iter().map(|(name, kernel)| self.station(name, kernel)).collect();
+        let kernels = self.lab.kernels.iter();
+        let stations: Vec<_> = kernels
+            .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.station(name, kernel, *device)))
+            .collect();
         if stations.iter().all(|station| station.tests.is_empty() && station.specials.is_empty()) {
             bail!("no kernel test is named like `{}`", self.filter.unwrap_or_default());
         }
         // What is built while guests run would take their time.
+        if self.devices.iter().any(|device| device.port().is_some()) {
+            build::card()?;
+        }
         for special in stations.iter().flat_map(|station| &station.specials) {
             match special {
                 Special::FastPath => drop(build::fastpath()?),
@@ -119,7 +166,7 @@ impl<'a> Plan<'a> {
                 Special::Hosts(..) => {}
             }
         }
-        let kernels = stations.iter().map(|station| station.name.to_owned()).collect();
+        let kernels = stations.iter().map(|station| station.name.clone()).collect();
         let board =
             Mutex::new(Board { stations, table: Table { kernels, rows: BTreeMap::new() }, stopped: false });
         thread::scope(|scope| {
@@ -130,8 +177,13 @@ impl<'a> Plan<'a> {
         Ok(board.into_inner().unwrap_or_else(PoisonError::into_inner).table)
     }
 
-    fn station<'b>(&'b self, name: &'b str, kernel: &'b Kernel) -> Station<'b> {
+    fn station<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> Station<'b> {
         let mut specials = VecDeque::new();
+        let tests = self.tests.iter().collect();
+        // What brings guests of its own brings the device, too.
+        if device != self.devices[0] {
+            return Station { name: device.lane(name), kernel, device, tests, specials, guests: 0 };
+        }
         // All of the cards' tests take minutes for each kernel and kind of port: only where they are asked for.
         let extent = |port| match name {
             two_hosts::KERNEL if self.cards_only => Some(Extent::All),
@@ -146,7 +198,8 @@ impl<'a> Plan<'a> {
                 specials.push_back(Special::Cards(port, extent, tests));
             }
         }
-        let wanted = |title: &str| self.filter.is_none_or(|filter| title.contains(filter));
+        let soft = device == Tested::Rxe;
+        let wanted = |title: &str| soft && self.filter.is_none_or(|filter| title.contains(filter));
         if name == fastpath::KERNEL && wanted(fastpath::TITLE) {
             specials.push_back(Special::FastPath);
         }
@@ -154,7 +207,7 @@ impl<'a> Plan<'a> {
             let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
             specials.extend(tests.map(|(title, test)| Special::Hosts(title, test)));
         }
-        Station { name, kernel, tests: self.tests.iter().collect(), specials, guests: 0 }
+        Station { name: device.lane(name), kernel, device, tests, specials, guests: 0 }
     }
 }
 
@@ -178,7 +231,7 @@ impl<'a> Board<'a> {
         }
         for station in &mut self.stations {
             if let Some(special) = station.specials.pop_front() {
-                return Some(Job::Special(station.name, station.kernel, special));
+                return Some(Job::Special(station.name.clone(), station.kernel, special));
             }
         }
         let waiting = self.stations.iter().enumerate().filter(|(_, at)| !at.tests.is_empty());
@@ -204,7 +257,7 @@ impl<'b> Worker<'_, 'b> {
         while let Some(job) = { self.board().next() } {
             let done = match job {
                 Job::Guest(station) => self.tests_of(station),
-                Job::Special(name, kernel, special) => self.special(name, kernel, special),
+                Job::Special(name, kernel, special) => self.special(&name, kernel, special),
             };
             if done.is_err() {
                 self.board().stopped = true;
@@ -250,15 +303,23 @@ impl<'b> Worker<'_, 'b> {
 
     /// Runs a station's tests in one guest, and in a new one after a test has broken it.
     fn tests_of(&self, station: usize) -> Result<()> {
-        let (name, kernel) = {
+        let (name, kernel, device) = {
             let at = &self.board().stations[station];
-            (at.name, at.kernel)
+            (at.name.clone(), at.kernel, at.device)
         };
-        let setup =
-            Setup { shares: vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())], ..self.setup(kernel) };
+        let card = match device.port() {
+            Some(port) => Some(Hca::start(&build::card()?, port, 1, &[])?),
+            None => None,
+        };
+        let shares = vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())];
+        let setup = Setup { shares, hca: card.as_ref(), ..self.setup(kernel) };
         let mut guests = None;
         while let Some(test) = self.take(station) {
             let begin = Instant::now();
+            if let Some(outcome) = device.leaves_out(test) {
+                self.report(&name, &test.title(), outcome, "", begin);
+                continue;
+            }
             let booted = match guests.take() {
                 Some(booted) => booted,
                 None => {
@@ -269,11 +330,11 @@ impl<'b> Worker<'_, 'b> {
             };
             let begin = Instant::now();
             let (outcome, log) = run(booted, test, &mut guests)?;
-            self.report(name, &test.title(), outcome, &log, begin);
+            self.report(&name, &test.title(), outcome, &log, begin);
         }
         self.board().stations[station].guests -= 1;
         if let Some(Err(error)) = guests.map(Guests::shut_down) {
-            self.judged(name, SOUND, Err(error), Instant::now());
+            self.judged(&name, SOUND, Err(error), Instant::now());
         }
         Ok(())
     }

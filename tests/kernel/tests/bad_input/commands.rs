@@ -6,12 +6,13 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
+use bareverbs::AnyProvider;
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
 use bareverbs_provider::contract::{AhRequest, CqRequest, Provider, QpRequest, SrqRequest};
 use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_rxe::Rxe;
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{MwType, QpAttrMask, QpState, SrqAttrMask};
@@ -23,7 +24,7 @@ const PAGE: usize = 4096;
 /// Objects of every class, in one context.
 struct Bench {
     file: Arc<DeviceFile>,
-    rxe: Rxe,
+    provider: AnyProvider,
     page: Box<[u8; 2 * PAGE]>,
     pd: u32,
     mr: u32,
@@ -44,22 +45,26 @@ const CLASSES: [ObjectClass; 7] = [
     ObjectClass::AH,
 ];
 
+/// The driver's number.
+fn driver() -> u32 {
+    device::device().driver_id().expect("RDMA netlink tells it").0
+}
+
 fn cq_request(channel: Option<RawFd>) -> CqRequest {
     CqRequest { entries: 16, user_handle: 0, channel, vector: 0 }
 }
 
 impl Bench {
     fn new() -> Self {
-        let file = Arc::new(DeviceFile::open(PATH, DriverId::RXE.0).unwrap());
-        let rxe = Rxe::open(file.clone()).unwrap();
+        let file = Arc::new(DeviceFile::open(PATH, driver()).unwrap());
+        let provider = AnyProvider::open(file.clone()).unwrap();
         let page = Box::new([0; 2 * PAGE]);
-        // SAFETY: there is no driver's payload.
-        let pd = unsafe { command::alloc_pd(&file, DriverPayload::default()) }.unwrap();
-        let mut bench = Self { file, rxe, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
+        let pd = provider.alloc_pd().unwrap();
+        let mut bench = Self { file, provider, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
         bench.mr = bench.reg_mr(pd).unwrap().handle;
         bench.mw = command::alloc_mw(&bench.file, pd, MwType::TYPE_2).unwrap().handle;
         // The queues' mappings are given up: nobody posts.
-        bench.cq = bench.rxe.create_cq(&cq_request(None)).unwrap().handle;
+        bench.cq = bench.provider.create_cq(&cq_request(None)).unwrap().handle;
         bench.srq = bench.create_srq(pd).unwrap();
         bench.qp = bench.create_qp(pd, bench.cq, None).unwrap();
         bench.ah = bench.create_ah(pd).unwrap();
@@ -76,7 +81,7 @@ impl Bench {
 
     fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
         let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0 };
-        refused(self.rxe.create_srq(&request).map(|made| made.handle))
+        refused(self.provider.create_srq(&request).map(|made| made.handle))
     }
 
     fn create_qp(&self, pd: u32, cq: u32, srq: Option<u32>) -> Result<u32, Refused> {
@@ -84,7 +89,7 @@ impl Bench {
             QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (qp_type, flags) = (QpType::UD, QpCreateFlags::empty());
         let request = QpRequest { pd, send_cq: cq, recv_cq: cq, srq, qp_type, cap, flags, user_handle: 0 };
-        refused(self.rxe.create_qp(&request).map(|made| made.handle))
+        refused(self.provider.create_qp(&request).map(|made| made.handle))
     }
 
     fn create_ah(&self, pd: u32) -> Result<u32, Refused> {
@@ -94,7 +99,7 @@ impl Bench {
         let grh =
             GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0, reserved: 0 };
         let attr = AhAttr { grh, is_global: 1, port_num: 1, ..AhAttr::zeroed() };
-        refused(self.rxe.create_ah(&AhRequest { pd, attr }).map(|made| made.handle))
+        refused(self.provider.create_ah(&AhRequest { pd, attr }).map(|made| made.handle))
     }
 
     fn handle(&self, class: ObjectClass) -> u32 {
@@ -310,7 +315,7 @@ pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
             i32::MAX,
             1 << 20,
         ] {
-            let refused = refused(bench.rxe.create_cq(&cq_request(Some(fd))).map(drop)).unwrap_err();
+            let refused = refused(bench.provider.create_cq(&cq_request(Some(fd))).map(drop)).unwrap_err();
             assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd}: {refused}");
         }
         drop(channel);
@@ -324,11 +329,11 @@ pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
         // The method, the file's own driver, and a context, in this order.
         for (file, errnos) in [
-            (with("/dev/null", DriverId::RXE.0), [Errno::NOTTY, Errno::NOTTY]),
-            (with("/dev/zero", DriverId::RXE.0), [Errno::NOTTY, Errno::NOTTY]),
-            (with(PATH, DriverId::MLX5.0), [Errno::INVAL, Errno::INVAL]),
+            (with("/dev/null", driver()), [Errno::NOTTY, Errno::NOTTY]),
+            (with("/dev/zero", driver()), [Errno::NOTTY, Errno::NOTTY]),
+            (with(PATH, DriverId::MLX4.0), [Errno::INVAL, Errno::INVAL]),
             (with(PATH, u32::MAX), [Errno::INVAL, Errno::INVAL]),
-            (with(PATH, DriverId::RXE.0), [Errno::INVAL, Errno::NOENT]),
+            (with(PATH, driver()), [Errno::INVAL, Errno::NOENT]),
         ] {
             // SAFETY: there is no driver's payload.
             let made = unsafe { command::alloc_pd(&file, DriverPayload::default()) };

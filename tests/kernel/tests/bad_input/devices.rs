@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{AhAttr, CqInit, Device, Error, InitAttr, PortState, QpCap, QpInit, QpState, Rc, RtrAttr};
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, device};
 
 use crate::tool::complaint;
 
-/// Takes `rxe0` away until it is dropped.
+/// Takes the device of Soft-RoCE away until it is dropped.
 struct Removed {
     netlink: RdmaNetlink,
     netdev: String,
@@ -22,26 +22,26 @@ struct Removed {
 impl Removed {
     fn new() -> Self {
         let mut netlink = RdmaNetlink::open().unwrap();
-        let device = Device::find("rxe0").unwrap();
+        let device = device::device();
         let port = netlink.ports(device.index().unwrap()).unwrap().remove(0);
-        netlink.del_link("rxe0").unwrap();
+        netlink.del_link(device::name()).unwrap();
         Self { netlink, netdev: port.netdev_name.unwrap() }
     }
 }
 
 impl Drop for Removed {
     fn drop(&mut self) {
-        self.netlink.new_link("rxe0", "rxe", &self.netdev).unwrap();
+        self.netlink.new_link(device::name(), "rxe", &self.netdev).unwrap();
         let begin = Instant::now();
         let is_back = || {
-            let context = Device::find("rxe0")?.open()?;
+            let context = Device::find(device::name())?.open()?;
             // The IPv4 address comes after the link-local one.
             Ok::<_, Error>(
                 context.query_port(1)?.state == PortState::ACTIVE && context.gid_table()?.len() > 1,
             )
         };
         while !is_back().unwrap_or(false) {
-            assert!(begin.elapsed() < PATIENCE, "rxe0 did not come back");
+            assert!(begin.elapsed() < PATIENCE, "the device did not come back");
             sleep(Duration::from_millis(20));
         }
     }
@@ -53,8 +53,8 @@ pub(crate) fn without_a_device_that_is_what_everything_says() {
     let first = Device::first().unwrap_err();
     assert!(matches!(first, Error::NoDevice), "{first:?}");
     assert!(first.to_string().starts_with("no RDMA device found: load its driver, or make"), "{first}");
-    let named = Device::find("rxe0").unwrap_err();
-    assert_eq!(named.to_string(), "no RDMA device is named \"rxe0\"; there is none");
+    let named = Device::find(device::name()).unwrap_err();
+    assert_eq!(named.to_string(), format!("no RDMA device is named {:?}; there is none", device::name()));
 
     for args in [&["pingpong", "rc"][..], &["devinfo"]] {
         let line = complaint(args);
@@ -72,7 +72,7 @@ pub(crate) struct RootOnly {
 
 impl RootOnly {
     pub(crate) fn new() -> Self {
-        let node = Device::find("rxe0").unwrap().uverbs_path().unwrap().to_str().unwrap().to_owned();
+        let node = device::device().uverbs_path().unwrap().to_str().unwrap().to_owned();
         let before = fs::metadata(&node).unwrap().permissions();
         fs::set_permissions(&node, fs::Permissions::from_mode(0o600)).unwrap();
         Self { node, before }
@@ -81,7 +81,7 @@ impl RootOnly {
     /// What the error must begin and end with.
     pub(crate) fn words(&self) -> [String; 2] {
         [
-            format!("cannot open {} of device rxe0: Permission denied", self.node),
+            format!("cannot open {} of device {}: Permission denied", self.node, device::name()),
             "give it read and write permission, by a udev rule or by group".to_owned(),
         ]
     }
@@ -99,7 +99,7 @@ pub(crate) fn an_ordinary_user_is_told_of_the_node_he_may_not_open() {
         child::run(|| {
             child::become_nobody();
             // Seeing a device needs no permission.
-            let device = Device::find("rxe0").unwrap();
+            let device = device::device();
             let refused = device.open().map(drop).unwrap_err();
             assert!(matches!(refused, Error::Open { .. }), "{refused:?}");
             let (text, [start, end]) = (refused.to_string(), root_only.words());
@@ -112,7 +112,7 @@ pub(crate) fn every_verb_that_takes_a_port_refuses_one_that_is_not_there() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
-        let context = pd.context();
+        let (context, device) = (pd.context(), device::name());
         for port in [0, 2, 3, 255] {
             let verbs = [
                 context.query_port(port).map(drop),
@@ -124,7 +124,7 @@ pub(crate) fn every_verb_that_takes_a_port_refuses_one_that_is_not_there() {
             ];
             for refused in verbs {
                 let text = refused.unwrap_err().to_string();
-                assert_eq!(text, format!("device rxe0 has no port {port}: its ports are 1 only"));
+                assert_eq!(text, format!("device {device} has no port {port}: its ports are 1 only"));
             }
         }
         // A number that wraps to 1 in eight bits is not port 1.
@@ -151,6 +151,7 @@ pub(crate) fn a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_
         let filled: Vec<String> = table.iter().map(|entry| entry.index.to_string()).collect();
         let filled = format!("filled entries: {}", filled.join(", "));
         let length = pd.context().query_port(1).unwrap().gid_tbl_len;
+        let device = device::name();
         let good = side.towards(1);
 
         let empty = (0..length).find(|index| table.iter().all(|entry| entry.index != *index)).unwrap();
@@ -158,7 +159,10 @@ pub(crate) fn a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_
             let refused = pd.context().gid(1, index).unwrap_err();
             assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
             let text = refused.to_string();
-            assert!(text.starts_with(&format!("GID index {index} of port 1 of device rxe0 is ")), "{text}");
+            assert!(
+                text.starts_with(&format!("GID index {index} of port 1 of device {device} is ")),
+                "{text}"
+            );
             assert!(text.ends_with(&filled), "{text}");
             assert_eq!(text.contains(&format!("outside the table of {length}")), index >= length, "{text}");
             assert_eq!(text.contains("is empty"), index < length, "{text}");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bareverbs::owned::{Address, Endpoint};
 use bareverbs::{Access, Buffer, Error, Gid, Mr, Mtu, Pd, Remote, WcStatus};
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{PATIENCE, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -25,10 +26,10 @@ fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
 
 pub(crate) fn an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all() {
     nothing_leaks(|| {
-        let pd = domain();
+        let (pd, device) = (domain(), device::name());
         for (port, depth, start) in [
-            (0, 4, "device rxe0 has no port 0"),
-            (2, 4, "device rxe0 has no port 2"),
+            (0, 4, &*format!("device {device} has no port 0")),
+            (2, 4, &*format!("device {device} has no port 2")),
             (1, 0, "create_cq: a completion queue must hold at least 1 completion"),
             (1, 1 << 20, "create_cq: entries 2097152 is above the device's limit of"),
             (1, u32::MAX, "Endpoint::new: a depth of 4294967295 is beyond any device's"),

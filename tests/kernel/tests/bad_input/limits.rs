@@ -3,9 +3,9 @@
 use std::fs::File;
 
 use bareverbs::{Device, Error};
-use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{child, device};
 use nix::libc::EMFILE;
 use nix::sys::resource::{Resource, setrlimit};
 
@@ -19,13 +19,13 @@ pub(crate) fn without_a_descriptor_nothing_is_opened_and_the_error_says_why() {
     nothing_leaks(|| {
         child::run(|| {
             let context = open();
-            let device = Device::find("rxe0").unwrap();
+            let device = device::device();
             let mut taken = take_all_descriptors();
             assert!(!taken.is_empty());
             let remedy = "close some, or raise the limit by `ulimit -n`";
             let verbs = [
                 ("opening an RDMA netlink socket: ", bareverbs::devices().map(drop)),
-                ("opening an RDMA netlink socket: ", Device::find("rxe0").map(drop)),
+                ("opening an RDMA netlink socket: ", Device::find(device::name()).map(drop)),
                 ("cannot open /dev/infiniband/uverbs", device.open().map(drop)),
                 ("create_comp_channel (a new channel): ", context.create_comp_channel().map(drop)),
             ];

@@ -13,6 +13,7 @@
 //! | `create_ah`, `address_of_sender`, `attach_mcast`, `detach_mcast` | port, GID and its index, header; group; members | `attributes`, `datagrams`, `groups` |
 //! | `post_send`, `post_recv`, inline and datagrams | state; elements, lengths, sums; payload of the wrong kind; full queue; keys and ranges, local and remote; no receive, one too short | `posting`, `states`, `failures`, `datagrams`, `zero`, `random` |
 //! | `owned::Endpoint` | port, depth, peer, range, domain; after a failure | `endpoints` |
+//! | all of them | the device goes | `removal` |
 //! | `provider::command` | handles never made, given back, of another sort or file; descriptors; files | `commands` |
 
 mod attributes;
@@ -31,12 +32,13 @@ mod processes;
 mod random;
 mod refusals;
 mod regions;
+mod removal;
 mod states;
 mod tool;
 mod zero;
 
 use attributes::*;
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::{device, kernel_tests};
 use commands::*;
 use contexts::*;
 use datagrams::*;
@@ -51,12 +53,13 @@ use posting::*;
 use processes::*;
 use random::*;
 use regions::*;
+use removal::*;
 use states::*;
 use tool::*;
 use zero::*;
 
 kernel_tests! {
-    without_a_device_that_is_what_everything_says,
+    without_a_device_that_is_what_everything_says if device::soft_roce,
     an_ordinary_user_is_told_of_the_node_he_may_not_open,
     every_verb_that_takes_a_port_refuses_one_that_is_not_there,
     a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_in_init,
@@ -152,6 +155,8 @@ kernel_tests! {
     the_error_state_flushes_everything_in_order,
     a_queue_pair_in_error_answers_queries_and_flushes_new_sends,
     a_queue_pair_works_again_after_an_error_and_a_reset,
+
+    a_device_that_goes_under_traffic_says_so_and_everything_is_dropped if device::unbindable,
 
     a_killed_process_leaves_nothing,
     a_process_that_forgets_all_its_handles_leaves_nothing,

@@ -1,10 +1,10 @@
 //! Asynchronous events that a program has not asked for.
 
-use std::fs;
 use std::process::Command;
 use std::time::Instant;
 
 use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortState, QpInit, Rc};
+use bareverbs_kernel_tests::device::{self, netdev};
 use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
@@ -30,12 +30,6 @@ pub(crate) fn an_overrun_raises_the_queues_error() {
     });
 }
 
-/// The network interface under `rxe0`.
-fn netdev() -> String {
-    let name = fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/1").unwrap();
-    name.trim().to_owned()
-}
-
 fn ip(arguments: &[&str]) {
     let status = Command::new("ip").args(arguments).status().expect("the Debian root has iproute2");
     assert!(status.success(), "ip {arguments:?}");
@@ -43,7 +37,7 @@ fn ip(arguments: &[&str]) {
 
 pub(crate) fn a_port_that_goes_down_and_up_says_so() {
     let context = open();
-    let device = netdev();
+    let (device, address) = (netdev(), device::gid());
     let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
     ip(&["link", "set", "dev", &device, "down"]);
     let down = event(&context, of_port(EventType::PORT_ERR));
@@ -55,7 +49,7 @@ pub(crate) fn a_port_that_goes_down_and_up_says_so() {
     assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
     // Tests after this one find the address where it was.
     let begin = Instant::now();
-    while context.gid(1, 1).is_err() {
+    while context.default_gid(1).map(|entry| entry.gid).ok() != Some(address) {
         assert!(begin.elapsed() < PATIENCE, "the address did not come back");
     }
 }

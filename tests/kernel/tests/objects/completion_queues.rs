@@ -1,8 +1,9 @@
 //! Completion queues of any depth, on any vector, with and without a channel.
 
-use bareverbs::{Arm, Context, CqInit, Error, ObjectClass};
+use bareverbs::{Arm, Context, CqInit, DeviceAttr, Error, ObjectClass};
 use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 /// The least, some, and the most that a queue may hold.
 fn depths(context: &Context) -> [u32; 3] {
@@ -48,4 +49,25 @@ pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
         drop(channel);
         queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
     });
+}
+
+pub(crate) fn an_event_may_wait_for_more_completions() -> Outcome {
+    let context = open();
+    let DeviceAttr { max_cq_count, max_cq_period, .. } = context.query_device().unwrap();
+    let cq = context.create_cq(&CqInit::new(16)).unwrap();
+    if max_cq_count == 0 {
+        assert!(matches!(cq.moderate(1, 1), Err(Error::Unsupported { .. })));
+        return skip("the device does not let events wait");
+    }
+    cq.moderate(16, 100).unwrap();
+    cq.moderate(max_cq_count, max_cq_period).unwrap();
+    cq.moderate(0, 0).unwrap();
+    if let Some(long) = max_cq_period.checked_add(1) {
+        let refused = cq.moderate(1, long).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            format!("modify_cq: period {long} is above the device's limit of {max_cq_period}")
+        );
+    }
+    Ok(Completion::Completed)
 }

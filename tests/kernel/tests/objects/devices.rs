@@ -1,6 +1,7 @@
 //! What a device and its ports tell.
 
 use bareverbs::{Error, Guid};
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::open;
 
 const PAGE: u64 = 4096;
@@ -32,7 +33,7 @@ pub(crate) fn the_device_tells_limits_that_work_is_possible_in() {
 
 pub(crate) fn a_p_key_is_found_by_its_value() {
     let context = open();
-    let kernels = std::fs::read_to_string("/sys/class/infiniband/rxe0/ports/1/pkeys/0").unwrap();
+    let kernels = device::told("ports/1/pkeys/0");
     let pkey = u16::from_str_radix(kernels.trim().trim_start_matches("0x"), 16).unwrap();
     assert_eq!(context.pkey_index(1, pkey).unwrap(), 0);
     assert_eq!(

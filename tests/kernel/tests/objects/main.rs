@@ -21,6 +21,7 @@ kernel_tests! {
 
     completion_queues_have_any_depth_and_vector,
     completion_queues_of_any_depth_share_a_channel,
+    an_event_may_wait_for_more_completions,
 
     a_new_queue_pair_is_in_reset_with_what_was_asked_for,
     each_transport_is_brought_up_as_the_kernel_says,

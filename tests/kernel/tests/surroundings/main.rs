@@ -11,7 +11,7 @@ mod async_io_echo;
 #[path = "../../../../verbs/examples/tokio_echo.rs"]
 mod tokio_echo;
 
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_kernel_tests::{device, kernel_tests};
 use events::*;
 use forks::*;
 use load::*;
@@ -46,9 +46,9 @@ kernel_tests! {
     what_a_child_writes_stays_its_own_with_memory_on_demand,
     a_child_may_open_the_device_for_itself,
 
-    a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway,
-    a_neighbour_that_is_not_known_is_asked,
-    the_own_addresses_are_those_of_the_own_interface,
-    groups_and_link_local_addresses_of_roce_v1_need_no_table,
-    a_peer_that_does_not_answer_has_no_address,
+    a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway if device::ethernet,
+    a_neighbour_that_is_not_known_is_asked if device::wired,
+    the_own_addresses_are_those_of_the_own_interface if device::ethernet,
+    groups_and_link_local_addresses_of_roce_v1_need_no_table if device::ethernet,
+    a_peer_that_does_not_answer_has_no_address if device::ethernet,
 }

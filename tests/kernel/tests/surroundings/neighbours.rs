@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bareverbs::{AhAttr, Context, Error, EthernetAddress, Gid, GidEntry, GidType};
+use bareverbs_kernel_tests::device::{FAR, netdev};
 use bareverbs_kernel_tests::loopback::{PATIENCE, open};
 use rustix::io::Errno;
 
@@ -15,10 +16,6 @@ fn ip(arguments: &str) -> String {
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
-
-/// The interface under `rxe0`, and the one at the other end of its wire.
-const NEAR: &str = "veth0";
-const FAR: &str = "veth1";
 
 fn mac_of(interface: &str) -> String {
     fs::read_to_string(format!("/sys/class/net/{interface}/address")).unwrap().trim().to_owned()
@@ -48,31 +45,32 @@ fn own(context: &Context, wanted: impl Fn(&GidEntry) -> bool) -> GidEntry {
 
 pub(crate) fn a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway() {
     let context = open();
-    let from = context.default_gid(1).unwrap();
-    ip(&format!("neigh replace 10.1.0.77 lladdr 02:00:00:00:00:77 nud permanent dev {NEAR}"));
-    ip(&format!("route replace 10.99.0.0/24 via 10.1.0.77 dev {NEAR}"));
+    let (from, near) = (context.default_gid(1).unwrap(), netdev());
+    ip(&format!("neigh replace 10.1.0.77 lladdr 02:00:00:00:00:77 nud permanent dev {near}"));
+    ip(&format!("route replace 10.99.0.0/24 via 10.1.0.77 dev {near}"));
     let told = ip("neigh show 10.1.0.77");
     assert!(told.contains("02:00:00:00:00:77"), "{told}");
     assert_eq!(mac(&context, &from, Ipv4Addr::new(10, 1, 0, 77).into()), "02:00:00:00:00:77");
     assert_eq!(mac(&context, &from, Ipv4Addr::new(10, 99, 0, 5).into()), "02:00:00:00:00:77", "the router's");
     ip("route del 10.99.0.0/24");
-    ip(&format!("neigh del 10.1.0.77 dev {NEAR}"));
+    ip(&format!("neigh del 10.1.0.77 dev {near}"));
 }
 
 pub(crate) fn a_neighbour_that_is_not_known_is_asked() {
     let context = open();
+    let near = netdev();
     let from = own(&context, |entry| entry.gid.is_link_local() && entry.gid_type == GidType::ROCE_V2);
     let peer = link_local_of(FAR);
-    ip(&format!("neigh flush dev {NEAR}"));
+    ip(&format!("neigh flush dev {near}"));
     assert_eq!(mac(&context, &from, peer.into()), mac_of(FAR));
-    let told = ip(&format!("-6 neigh show {peer} dev {NEAR}"));
+    let told = ip(&format!("-6 neigh show {peer} dev {near}"));
     assert!(told.contains(&mac_of(FAR)), "the kernel has learnt it too: {told}");
 }
 
 pub(crate) fn the_own_addresses_are_those_of_the_own_interface() {
     let context = open();
     for from in context.gid_table().unwrap().iter().filter(|entry| entry.gid_type == GidType::ROCE_V2) {
-        assert_eq!(mac(&context, from, from.gid), mac_of(NEAR), "{from:?}");
+        assert_eq!(mac(&context, from, from.gid), mac_of(&netdev()), "{from:?}");
     }
 }
 

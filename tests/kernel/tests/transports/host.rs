@@ -1,11 +1,12 @@
-//! An open `rxe0` whose objects are counted, and what the tests do with it.
+//! An open device whose objects are counted, and what the tests do with it.
 
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, Device, GidEntry, Mr, ObjectClass, Pd, Qp, QpCap, QpInit,
+    Access, AhAttr, Buffer, Context, Cq, CqInit, GidEntry, Mr, ObjectClass, Pd, Qp, QpCap, QpInit,
     RecvRequest, Ud, UdInitAttr, WcStatus, WorkCompletion,
 };
+use bareverbs_kernel_tests::device;
 
 /// How long anything may take on an emulated machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,8 +25,8 @@ pub(crate) struct Host {
 }
 
 /// Runs a test, after which the context holds no object any more.
-pub(crate) fn on_rxe0(test: impl FnOnce(&Host)) {
-    let context = Device::find("rxe0").unwrap().open().unwrap();
+pub(crate) fn on_device(test: impl FnOnce(&Host)) {
+    let context = device::open();
     let host = Host { pd: context.alloc_pd().unwrap(), context: context.clone() };
     test(&host);
     drop(host);

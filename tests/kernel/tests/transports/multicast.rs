@@ -5,19 +5,21 @@ use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use bareverbs::{
     AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GrhHeader, MULTICAST_QP, Qp, SendFlags, Ud,
 };
+use bareverbs_kernel_tests::device;
 
-use crate::host::{Host, QKEY, bytes, done, on_rxe0, quiet, receive};
+use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
 
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
 
-/// Has the host's own network stack join the groups, so that it loops what it sends to them back to itself.
-fn membership(host: &Host) -> (UdpSocket, UdpSocket) {
+/// Has the host's own network stack join the groups, so that it loops what Soft-RoCE sends to them back to itself.
+fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
+    device::soft_roce().ok()?;
     let v4 = UdpSocket::bind("0.0.0.0:0").unwrap();
     v4.join_multicast_v4(&GROUP, &Ipv4Addr::new(10, 1, 0, 1)).unwrap();
     let v6 = UdpSocket::bind("[::]:0").unwrap();
     v6.join_multicast_v6(&GROUP6, host.ipv6_gid().netdev_ifindex).unwrap();
-    (v4, v6)
+    Some((v4, v6))
 }
 
 fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {
@@ -55,15 +57,15 @@ fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
 }
 
 pub(crate) fn a_multicast_datagram_reaches_every_member() {
-    on_rxe0(|host| reaches_every_member(host, GROUP.into(), host.gid()));
+    on_device(|host| reaches_every_member(host, GROUP.into(), host.gid()));
 }
 
 pub(crate) fn a_multicast_datagram_over_ipv6_reaches_every_member() {
-    on_rxe0(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
+    on_device(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
 }
 
 pub(crate) fn who_left_a_group_gets_nothing_from_it() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let _member = membership(host);
         let (mut from_cq, mut stays_cq, mut leaves_cq) = (host.cq(), host.cq(), host.cq());
         let mut from = host.datagrams(&from_cq, QKEY);
@@ -87,7 +89,7 @@ pub(crate) fn who_left_a_group_gets_nothing_from_it() {
 }
 
 pub(crate) fn a_group_is_a_multicast_address() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
         assert!(matches!(qp.attach_mcast(host.gid().gid), Err(Error::Invalid { .. })));
@@ -95,7 +97,7 @@ pub(crate) fn a_group_is_a_multicast_address() {
 }
 
 pub(crate) fn a_queue_pair_in_a_group_can_be_dropped() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
         qp.attach_mcast(GROUP.into()).unwrap();

@@ -7,7 +7,7 @@ use bareverbs::{
     RecvRequest, Refusal, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
 };
 
-use crate::host::{CAP, Host, PATIENCE, QKEY, bytes, done, on_rxe0, ready};
+use crate::host::{CAP, Host, PATIENCE, QKEY, bytes, done, on_device, ready};
 
 /// A connection whose second end takes its receives from `srq`.
 fn connection(host: &Host, client_cq: &Cq, server_cq: &Cq, srq: &Srq) -> (Qp<Rc>, Qp<Rc>) {
@@ -46,7 +46,7 @@ fn send(qp: &mut Qp<Rc>, cq: &mut Cq, number: u64) {
 }
 
 pub(crate) fn a_shared_queue_serves_several_queue_pairs() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
         let memory = host.memory(512 * 64);
@@ -64,7 +64,7 @@ pub(crate) fn a_shared_queue_serves_several_queue_pairs() {
 }
 
 pub(crate) fn a_shared_queue_serves_datagrams() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(16)).unwrap();
         let memory = host.memory(512 * 64);
@@ -89,7 +89,7 @@ pub(crate) fn a_shared_queue_serves_datagrams() {
 }
 
 pub(crate) fn a_shared_queue_tells_once_that_it_runs_low() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let init = SrqInit { user_data: 0xfeed, ..SrqInit::new(16) };
         let mut srq = host.pd.create_srq(&init).unwrap();
@@ -117,7 +117,7 @@ pub(crate) fn a_shared_queue_tells_once_that_it_runs_low() {
 }
 
 pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(15)).unwrap();
         let memory = host.memory(512 * 64);
@@ -153,7 +153,7 @@ pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
 }
 
 pub(crate) fn a_shared_queue_is_resized_under_traffic() {
-    on_rxe0(|host| {
+    on_device(|host| {
         const MESSAGES: u64 = 400;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(40)).unwrap();
@@ -180,7 +180,7 @@ pub(crate) fn a_shared_queue_is_resized_under_traffic() {
 }
 
 pub(crate) fn a_shared_queue_does_not_shrink_below_what_is_posted() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(63)).unwrap();
         let memory = host.memory(512 * 64);
@@ -200,7 +200,7 @@ pub(crate) fn a_shared_queue_does_not_shrink_below_what_is_posted() {
 }
 
 pub(crate) fn a_shared_queue_is_made_within_the_limits() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let attr = host.context.query_device().unwrap();
         let refused = |init| host.pd.create_srq(&init).err().expect("refused");
         assert!(matches!(refused(SrqInit::new(0)), Error::Invalid { .. }));
@@ -219,7 +219,7 @@ pub(crate) fn a_shared_queue_is_made_within_the_limits() {
 }
 
 pub(crate) fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let cq = host.cq();
         let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
         let (client, mut server) = connection(host, &cq, &cq, &srq);
@@ -232,7 +232,7 @@ pub(crate) fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself() {
 }
 
 pub(crate) fn a_shared_queue_and_its_queue_pairs_go_in_any_order() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
         let memory = host.memory(512 * 64);

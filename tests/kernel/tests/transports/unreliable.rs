@@ -5,7 +5,7 @@ use bareverbs::{
     SendFlags, SendRequest, Uc, UcOperation, UcRtrAttr, WcOpcode,
 };
 
-use crate::host::{CAP, Host, bytes, done, next, on_rxe0, quiet};
+use crate::host::{CAP, Host, bytes, done, next, on_device, quiet};
 
 fn pair(host: &Host, client_cq: &Cq, server_cq: &Cq) -> (Qp<Uc>, Qp<Uc>) {
     let qp = |cq| host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
@@ -26,7 +26,7 @@ fn post(qp: &mut Qp<Uc>, wr_id: u64, operation: UcOperation, payload: Payload<'_
 }
 
 pub(crate) fn an_unreliable_connection_carries_messages_and_writes() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
         let (mut from, to) = (host.memory(4096), host.memory(4096));
@@ -69,7 +69,7 @@ pub(crate) fn an_unreliable_connection_carries_messages_and_writes() {
 }
 
 pub(crate) fn an_unreliable_message_of_many_packets_arrives_whole() {
-    on_rxe0(|host| {
+    on_device(|host| {
         const LEN: usize = 60_001;
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
@@ -87,7 +87,7 @@ pub(crate) fn an_unreliable_message_of_many_packets_arrives_whole() {
 }
 
 pub(crate) fn an_unreliable_message_that_finds_no_receive_is_lost_and_nobody_is_told() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
         let to = host.memory(4096);
@@ -106,7 +106,7 @@ pub(crate) fn an_unreliable_message_that_finds_no_receive_is_lost_and_nobody_is_
 }
 
 pub(crate) fn an_unreliable_connection_sets_just_the_attributes_that_the_kernel_wants() {
-    on_rxe0(|host| {
+    on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
         qp.init(&InitAttr::new(1)).unwrap();

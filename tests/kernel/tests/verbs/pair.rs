@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs::{
-    Access, AhAttr, Buffer, Context, Cq, CqInit, Device, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc,
-    RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, WcStatus, WorkCompletion,
+    Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr,
+    RtsAttr, SendFlags, SendRequest, WcStatus, WorkCompletion,
 };
+use bareverbs_kernel_tests::device;
 
 /// How long anything in these tests may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -15,9 +16,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) const ALL_REMOTE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-pub(crate) fn open() -> Context {
-    Device::find("rxe0").unwrap().open().unwrap()
-}
+pub(crate) use bareverbs_kernel_tests::device::open;
 
 /// Major and minor version of the running kernel.
 pub(crate) fn kernel() -> (u32, u32) {
@@ -27,7 +26,8 @@ pub(crate) fn kernel() -> (u32, u32) {
 }
 
 pub(crate) fn counts() -> ResourceSummary {
-    RdmaNetlink::open().unwrap().resources("rxe0").unwrap()
+    device::warm_up();
+    RdmaNetlink::open().unwrap().resources(device::name()).unwrap()
 }
 
 /// A queue pair with a completion queue of its own.

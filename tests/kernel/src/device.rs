@@ -1,0 +1,159 @@
+//! The device that the guest has, and what tests need of it.
+//!
+//! Tests are the same for every device. What only some devices have, a test names beside itself in
+//! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason elsewhere:
+//!
+//! ```
+//! use bareverbs_kernel_tests::device;
+//!
+//! fn a_peer_is_found_by_its_ip_address() {}
+//!
+//! bareverbs_kernel_tests::kernel_tests! { a_peer_is_found_by_its_ip_address if device::ethernet }
+//! ```
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Once, OnceLock};
+
+use bareverbs::{Access, Context, CqInit, Device, DriverId, Gid, LinkLayer, Qp, QpInit, Rc};
+
+/// What a test that can't run says.
+pub type Need = Result<(), String>;
+
+/// The device's name; that of the first where there are several.
+///
+/// # Panics
+/// If there is none.
+pub fn name() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| Device::first().expect("the guest has an RDMA device").name().to_owned())
+}
+
+/// The device.
+///
+/// # Panics
+/// If there is none.
+pub fn device() -> Device {
+    Device::find(name()).expect("the guest's device")
+}
+
+/// Makes what the driver makes objects of its own for, at the first time: a queue pair and a region. Whoever counts
+/// objects afterwards counts those of programs.
+///
+/// # Panics
+/// If the device makes none.
+pub fn warm_up() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let pd = open().alloc_pd().expect("a protection domain");
+        let cq = pd.context().create_cq(&CqInit::new(1)).expect("a completion queue");
+        let qp: Qp<Rc> = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
+        let region = pd.register(vec![0; 64], Access::LOCAL_WRITE).expect("a region");
+        drop((region, qp, cq, pd));
+    });
+}
+
+/// Opens it.
+///
+/// # Panics
+/// If it can't be opened.
+pub fn open() -> Context {
+    device().open().expect("the device opens")
+}
+
+/// A file about it in sysfs.
+pub fn sysfs(file: &str) -> PathBuf {
+    PathBuf::from(format!("/sys/class/infiniband/{}/{file}", name()))
+}
+
+/// What a file about it in sysfs holds, without the end of its line.
+///
+/// # Panics
+/// If there is no such file.
+pub fn told(file: &str) -> String {
+    let path = sysfs(file);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    text.trim().to_owned()
+}
+
+/// The network interface under it.
+///
+/// # Panics
+/// If it has none, as on InfiniBand.
+pub fn netdev() -> String {
+    told(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
+}
+
+/// The GID that tests use, as [`Context::default_gid`] chooses it: that of 10.1.0.1 on Ethernet.
+///
+/// # Panics
+/// If the port has none.
+pub fn gid() -> Gid {
+    open().default_gid(1).expect("the port has an address").gid
+}
+
+/// Its place in the table.
+///
+/// # Panics
+/// If the port has none.
+pub fn gid_index() -> u32 {
+    open().default_gid(1).expect("the port has an address").index
+}
+
+/// Whether the port is of InfiniBand.
+///
+/// # Panics
+/// If the device can't be asked.
+pub fn is_infiniband() -> bool {
+    open().query_port(1).expect("the first port").link_layer == LinkLayer::INFINIBAND
+}
+
+/// Whether it is Soft-RoCE.
+pub fn is_soft_roce() -> bool {
+    device().driver_id() == Some(DriverId::RXE)
+}
+
+/// For tests of what goes over IP addresses and network interfaces.
+///
+/// # Errors
+/// The port is of InfiniBand.
+pub fn ethernet() -> Need {
+    need(!is_infiniband(), || {
+        "its port is of InfiniBand, and has neither an IP address nor a network interface".into()
+    })
+}
+
+/// For tests of Soft-RoCE's provider, and of what RDMA netlink can do with its devices alone.
+///
+/// # Errors
+/// Another driver's device.
+pub fn soft_roce() -> Need {
+    need(is_soft_roce(), || format!("{} is no device of Soft-RoCE", name()))
+}
+
+/// For tests that take the device from its driver.
+///
+/// # Errors
+/// It is on no bus, as that of Soft-RoCE, for whose removal the kernel waits until nobody uses it.
+pub fn unbindable() -> Need {
+    need(sysfs("device/driver/unbind").exists(), || {
+        format!("{} is on no bus that it could be taken from", name())
+    })
+}
+
+/// The other end of the wire that the lab puts Soft-RoCE on.
+pub const FAR: &str = "veth1";
+
+/// For tests with a host at the other end of the wire, and of the wire itself.
+///
+/// # Errors
+/// The interface under the device is not the lab's.
+pub fn wired() -> Need {
+    ethernet()?;
+    let there = PathBuf::from(format!("/sys/class/net/{FAR}")).exists();
+    need(there, || format!("there is nobody at the other end of the wire, as {FAR} is with Soft-RoCE"))
+}
+
+fn need(met: bool, otherwise: impl FnOnce() -> String) -> Need {
+    if met { Ok(()) } else { Err(otherwise()) }
+}

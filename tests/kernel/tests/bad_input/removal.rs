@@ -1,0 +1,126 @@
+//! The device goes while a program uses it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bareverbs::{
+    Access, AsyncEvent, CompChannel, CqInit, EventType, Operation, Payload, RecvRequest, SrqInit, WcStatus,
+};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, pair, region, request};
+use rustix::io::Errno;
+
+/// The driver of the device on its bus, and its place there.
+struct Bus {
+    driver: String,
+    place: String,
+    netdev: Option<String>,
+}
+
+impl Bus {
+    fn new() -> Self {
+        let last =
+            |path: &Path| path.canonicalize().unwrap().file_name().unwrap().to_str().unwrap().to_owned();
+        let folder = device::sysfs("device");
+        let driver = folder.join("driver").canonicalize().unwrap().to_str().unwrap().to_owned();
+        let netdev = (!device::is_infiniband()).then(device::netdev);
+        Self { driver, place: last(&folder), netdev }
+    }
+
+    fn tell(&self, what: &str) {
+        fs::write(format!("{}/{what}", self.driver), &self.place).unwrap();
+    }
+
+    /// Binds the driver again and waits until the device is what it was; fails where it does not become that.
+    fn bind(&self) {
+        self.tell("bind");
+        let begin = Instant::now();
+        let mut addressed = self.netdev.is_none();
+        let is_back =
+            || fs::read_to_string(device::sysfs("ports/1/state")).is_ok_and(|told| told.contains("ACTIVE"));
+        while !addressed
+            || !is_back()
+            || device::device().open().and_then(|context| context.default_gid(1)).is_err()
+        {
+            assert!(begin.elapsed() < 2 * PATIENCE, "the device does not come back");
+            let interfaces = fs::read_dir(format!("/sys/bus/pci/devices/{}/net", self.place));
+            if let (false, Some(Ok(name))) = (addressed, interfaces.ok().and_then(|mut names| names.next())) {
+                let name = name.file_name();
+                let ip =
+                    |words: &[&str]| Command::new("ip").args(words).arg(&name).status().unwrap().success();
+                addressed =
+                    ip(&["link", "set", "up", "dev"]) && ip(&["address", "add", "10.1.0.1/24", "dev"]);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        while self.netdev.is_some() && device::gid().ipv4().is_none() {
+            assert!(begin.elapsed() < 2 * PATIENCE, "the device's address does not come back");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+pub(crate) fn a_device_that_goes_under_traffic_says_so_and_everything_is_dropped() {
+    let bus = Bus::new();
+    let pd = domain();
+    let context = pd.context().clone();
+    let events = context.async_events();
+    let channel: CompChannel = context.create_comp_channel().unwrap();
+    let asleep = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) }).unwrap();
+    let srq = pd.create_srq(&SrqInit::new(16)).unwrap();
+    let (mut a, mut b) = pair(&pd, Plan::patient());
+    let memory = region(&pd, &[7; 4096], Access::LOCAL_WRITE);
+    let sges = [memory.sge(..).unwrap()];
+    let turn = |a: &mut bareverbs_kernel_tests::loopback::Side,
+                b: &mut bareverbs_kernel_tests::loopback::Side| {
+        // Refused or not, no call hangs and none is forgotten.
+        let received = b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]);
+        let sent = a.send(&[request(2, Operation::Send, Payload::Sges(&sges))]);
+        let taken: Vec<_> =
+            std::iter::from_fn(|| a.cq.poll_one().or_else(|| b.cq.poll_one())).take(64).collect();
+        (received.is_ok() && sent.is_ok(), taken)
+    };
+    let (posted, _) = turn(&mut a, &mut b);
+    assert!(posted);
+    assert_eq!(a.ends(1), [(2, WcStatus::SUCCESS)]);
+    b.completions(1);
+
+    let told = thread::scope(|scope| {
+        let unbinding = scope.spawn(|| bus.tell("unbind"));
+        let begin = Instant::now();
+        let told = loop {
+            turn(&mut a, &mut b);
+            match events.try_get().unwrap() {
+                Some(told @ AsyncEvent::Device { .. }) => break told,
+                _ => assert!(begin.elapsed() < PATIENCE, "nobody told that the device is gone"),
+            }
+        };
+        unbinding.join().unwrap();
+        told
+    });
+    assert_eq!(told, AsyncEvent::Device { event: EventType::DEVICE_FATAL });
+
+    // Every command is refused as by a device that is no more.
+    let io = |refused: bareverbs::Error| assert_eq!(refused.errno(), Some(Errno::IO), "{refused}");
+    io(context.query_port(1).unwrap_err());
+    io(context.alloc_pd().map(drop).unwrap_err());
+    io(context.create_cq(&CqInit::new(1)).map(drop).unwrap_err());
+    io(a.qp.query().map(drop).unwrap_err());
+    io(a.go_to(bareverbs::QpState::ERR).unwrap_err());
+    // The queues are memory, and go on being it.
+    for _ in 0..200 {
+        turn(&mut a, &mut b);
+    }
+    assert!(bareverbs::devices().unwrap().is_empty());
+    drop((asleep, srq, a, b, memory, channel, events, pd, context));
+
+    bus.bind();
+    let pd = domain();
+    let (mut a, mut b) = pair(&pd, Plan::patient());
+    b.recv_into(1, 1, &[]);
+    a.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
+    assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
+}
