@@ -12,6 +12,7 @@ use bareverbs_provider::contract::{
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
     AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp,
@@ -54,27 +55,6 @@ pub struct Mlx5 {
     exclusive: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
-}
-
-/// Destroys a half-made object unless it is completed.
-struct Unfinished<'a> {
-    file: &'a DeviceFile,
-    handle: u32,
-    destroy: fn(&DeviceFile, u32),
-}
-
-impl Unfinished<'_> {
-    fn finished(self) -> u32 {
-        let handle = self.handle;
-        std::mem::forget(self);
-        handle
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        (self.destroy)(self.file, self.handle);
-    }
 }
 
 fn refused(method: &'static str) -> impl FnOnce(Errno) -> Refused {
@@ -339,7 +319,7 @@ impl Provider for Mlx5 {
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_srq(file, handle);
         };
-        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
         if request.limit > 0 {
             // The driver takes none when it makes the queue.
             self.limit_srq(made.handle, request.limit)?;
@@ -383,7 +363,7 @@ impl Provider for Mlx5 {
         let destroy = |file: &DeviceFile, handle| {
             let _ = command::destroy_ah(file, handle);
         };
-        let unfinished = Unfinished { file: &self.file, handle: made.handle, destroy };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();
             let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;
