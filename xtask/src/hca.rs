@@ -44,7 +44,7 @@ const TESTS: [(&str, Test, Extent); 10] = [
     ("a_cable_pulled_and_put_back_is_noticed", resets::cable, Extent::Kernel),
     ("unbound_and_bound_under_traffic", resets::unbind, Extent::Kernel),
     ("reloaded_by_devlink_under_traffic", resets::reload, Extent::Kernel),
-    ("reset_under_the_driver", resets::function_reset, Extent::Short),
+    ("reset_under_the_driver", resets::function_reset, Extent::Kernel),
     ("a_killed_guest_comes_back", resets::killed_guest, Extent::All),
     ("cards_are_replaced", resets::replaced_cards, Extent::All),
 ];

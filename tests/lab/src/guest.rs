@@ -29,7 +29,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// How long a failed kernel may go on printing its reasons.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a guest may take to switch off.
-const OFF_LIMIT: Duration = Duration::from_secs(15);
+const OFF_LIMIT: Duration = Duration::from_secs(60);
 
 /// What to boot.
 #[derive(Clone, Debug)]

@@ -75,7 +75,7 @@ pub(crate) fn a_queue_resized_under_traffic_loses_nothing_and_keeps_the_order() 
         let remote = target.remote(0).unwrap();
         let depth = u64::from(a.cq.capacity().min(a.qp.cap().max_send_wr));
         let (mut posted, mut taken, mut sizes) = (0, 0, [700, 203, 4000, 250].iter().cycle());
-        while taken < 6000 {
+        while taken < 2000 {
             let room = depth.min(200) - (posted - taken);
             let mut batch = a.qp.start_send();
             for _ in 0..room {
