@@ -24,6 +24,9 @@ const OWNER: u8 = 1;
 /// In an entry's last byte: its sender asked for an event.
 const SOLICITED: u8 = 1 << 1;
 
+/// Entries are counted in so many bits.
+const COUNT: u32 = 0xff_ffff;
+
 /// What a queue is armed for: any completion, or a solicited one or a failure.
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
 const ARM_ANY: u32 = 0;
@@ -50,7 +53,8 @@ unsafe impl Sync for Ring {}
 impl Ring {
     /// A ring of `1 << log` entries of 64 or 128 bytes, none of them written.
     pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
-        assert!(matches!(cqe_size, CQE | 128) && memory.len() >= cqe_size << log, "a ring of entries");
+        let fits = memory.len() >= cqe_size << log && 1 << log <= COUNT / 2;
+        assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
         // SAFETY: within the first entry.
         let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
         let ring = Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros() };
@@ -100,7 +104,7 @@ impl Ring {
         while end.wrapping_sub(index) < self.entries() && self.written(end, self.entry(end).op_own()) {
             end = end.wrapping_add(1);
         }
-        end
+        end & COUNT
     }
 }
 
@@ -171,7 +175,7 @@ fn is_before(index: u32, until: u32) -> bool {
 #[derive(Debug)]
 pub struct Mlx5Cq {
     ring: Ring,
-    /// Entries taken, counted on.
+    /// Entries taken, in the bits of [`COUNT`].
     consumer: u32,
     /// Entries less one.
     mask: u32,
@@ -180,6 +184,9 @@ pub struct Mlx5Cq {
     stride: usize,
     /// The lowest bit of the next entry's last byte when the device has written it.
     owner: u8,
+    /// The whole byte where the entry is the success of a send, and where it is that of a receive of a plain message.
+    sent: u8,
+    received: u8,
     /// How far the queue has been read, in the doorbell record that `shared` keeps.
     read: RecordWord,
     /// The send and the receive queue whose completion was taken last; nobody's while the short way is closed.
@@ -235,6 +242,8 @@ impl Mlx5Cq {
             next: ring.start,
             stride: 0,
             owner: 0,
+            sent: 0,
+            received: 0,
             read: shared.doorbell.word(Word::First),
             recent_sends: NonNull::from(&nobody.0),
             recent_receives: NonNull::from(&nobody.1),
@@ -255,9 +264,12 @@ impl Mlx5Cq {
     /// Works out anew what follows from the ring, the entries taken and what the queue is armed for.
     fn look_up(&mut self) {
         self.mask = self.ring.entries() - 1;
+        self.consumer &= COUNT;
         self.next = self.ring.at(self.consumer);
         self.stride = 1 << self.ring.shift;
         self.owner = (self.consumer >> self.ring.log & 1) as u8;
+        self.sent = self.owner | CqeOpcode::REQ.0 << 4;
+        self.received = self.owner | CqeOpcode::RESP_SEND.0 << 4;
     }
 
     /// Goes on to the next entry.
@@ -274,7 +286,10 @@ impl Mlx5Cq {
     #[cold]
     fn wrap(&mut self) {
         self.next = self.ring.start;
+        self.consumer &= COUNT;
         self.owner ^= OWNER;
+        self.sent ^= OWNER;
+        self.received ^= OWNER;
     }
 
     /// Forgets which queues' completions were taken last.
@@ -289,7 +304,7 @@ impl Mlx5Cq {
         let raised = match self.armed {
             Armed::Not => false,
             Armed::Any(first) => first != end,
-            Armed::Solicited(first) => (0..end.wrapping_sub(first)).any(|count| {
+            Armed::Solicited(first) => (0..end.wrapping_sub(first) & COUNT).any(|count| {
                 let op_own = self.ring.entry(first.wrapping_add(count)).op_own();
                 op_own & SOLICITED != 0 || op_own >> 4 >= CqeOpcode::REQ_ERR.0
             }),
@@ -406,7 +421,7 @@ impl Mlx5Cq {
         let cqe = unsafe { Cqe::new(entry) };
         let last_word = cqe.last_word();
         let op_own = last_word as u8;
-        if op_own == self.owner | CqeOpcode::REQ.0 << 4 {
+        if op_own == self.sent {
             barrier::after_device_wrote();
             // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
             let sends = unsafe { self.recent_sends.as_ref() };
@@ -423,7 +438,7 @@ impl Mlx5Cq {
                     purpose: 0,
                 });
             }
-        } else if op_own == self.owner | CqeOpcode::RESP_SEND.0 << 4 {
+        } else if op_own == self.received {
             barrier::after_device_wrote();
             // SAFETY: as above.
             let receives = unsafe { self.recent_receives.as_ref() };
@@ -602,17 +617,18 @@ impl CompletionQueue for Mlx5Cq {
 
     #[inline(always)]
     fn release(&mut self) {
+        let (read, consumer) = (self.read, self.consumer);
         // What was read was read before the device may write over it.
         barrier::before_device_reads();
         // SAFETY: `shared` keeps the record.
-        unsafe { self.read.set(self.consumer & 0xff_ffff) };
+        unsafe { read.set(consumer) };
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
         // An event that is raised from here on makes this arming late, but then it is still to be read.
         self.settle(self.ring.first_unwritten(self.consumer));
         let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
-        let command = (self.events & 3) << 28 | what | self.consumer & 0xff_ffff;
+        let command = (self.events & 3) << 28 | what | self.consumer;
         self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
         // Where only some entries raise the event, each must be looked at.
         self.forget_recent();

@@ -20,22 +20,24 @@ use crate::wqe::{self, SEGMENT, Segment};
 pub struct Mlx5Rq {
     record: Arc<Record>,
     memory: Arc<PairMemory>,
-    /// The first slot.
-    start: *mut Segment,
-    mask: u32,
-    /// Log2 of the bytes of a slot.
-    shift: u32,
-    max_sge: u32,
     /// Receives pushed, counted on.
     head: u32,
     /// Where the short way ends: a receive of this number goes the long way.
     until: u32,
+    /// As long as the short way is open: the next slot and its id, and bytes from a slot to the next.
+    next: *mut Segment,
+    next_id: *const AtomicU64,
+    stride: usize,
+    /// In the doorbell record: how far the queue has been filled.
+    filled: RecordWord,
+    /// The first slot.
+    start: *mut Segment,
+    mask: u32,
+    max_sge: u32,
     /// Whether every slot has the end of a list behind its first element, as the short way leaves it.
     ends: bool,
     /// The record's ids, as many as slots.
     wr_ids: NonNull<AtomicU64>,
-    /// In the doorbell record: how far the queue has been filled.
-    filled: RecordWord,
     /// Receives complete when last looked.
     done: u32,
 }
@@ -55,19 +57,23 @@ impl Mlx5Rq {
         assert!(slots.is_power_of_two() && max_sge <= 1 << shift, "a layout of receives");
         let Source::Own(receives) = &record.source else { panic!("receives of a shared queue") };
         assert!(receives.wr_ids().len() == slots as usize, "an id for each slot");
+        let start = memory.ring((slots as usize * SEGMENT) << shift).cast().as_ptr();
+        let wr_ids = NonNull::from(receives.wr_ids()).cast();
         let mut queue = Self {
-            start: memory.ring((slots as usize * SEGMENT) << shift).cast().as_ptr(),
-            wr_ids: NonNull::from(receives.wr_ids()).cast(),
-            filled: memory.record().word(Word::First),
-            record,
-            memory,
-            mask: slots - 1,
-            shift: shift + SEGMENT.trailing_zeros(),
-            max_sge,
             head: 0,
             until: 0,
+            next: start,
+            next_id: wr_ids.as_ptr(),
+            stride: SEGMENT << shift,
+            filled: memory.record().word(Word::First),
+            start,
+            mask: slots - 1,
+            max_sge,
             ends: false,
+            wr_ids,
             done: 0,
+            record,
+            memory,
         };
         queue.write_ends();
         queue
@@ -81,18 +87,28 @@ impl Mlx5Rq {
     }
 
     /// Where slot `index` is.
-    #[inline(always)]
     fn slot(&self, index: u32) -> *mut Segment {
         // SAFETY: within the ring.
-        unsafe { self.start.byte_add(((index & self.mask) as usize) << self.shift) }
+        unsafe { self.start.byte_add((index & self.mask) as usize * self.stride) }
     }
 
-    /// Notes the id of the receive in slot `index`.
-    #[inline(always)]
-    fn note(&self, index: u32, wr_id: u64) {
+    /// The id of the receive in slot `index`.
+    fn id(&self, index: u32) -> &AtomicU64 {
         // SAFETY: there are `mask + 1` ids, which the record keeps as long as this queue keeps the record.
-        let id = unsafe { self.wr_ids.add((index & self.mask) as usize).as_ref() };
-        id.store(wr_id, Ordering::Relaxed);
+        unsafe { self.wr_ids.add((index & self.mask) as usize).as_ref() }
+    }
+
+    /// Opens the short way as far as room is known and the ring does not end; closes it where a slot may have more than
+    /// one element.
+    fn open(&mut self) {
+        self.until = self.head;
+        if self.ends {
+            let room = self.done.wrapping_add(self.mask + 1).wrapping_sub(self.head);
+            let to_end = self.mask + 1 - (self.head & self.mask);
+            self.until = self.head.wrapping_add(room.min(to_end));
+        }
+        self.next = self.slot(self.head);
+        self.next_id = self.id(self.head);
     }
 
     /// Writes the end of a list behind the first element of every slot, none of which the device may have.
@@ -167,9 +183,14 @@ impl RecvQueue for Mlx5Rq {
         if head == self.until || (sge.length as i32) <= 0 {
             return false;
         }
-        // SAFETY: the slot is free: `until` is nowhere beyond the room that the long way found.
-        unsafe { self.slot(head).write(element(sge)) };
-        self.note(head, request.wr_id);
+        // SAFETY: the slot is free, and its id with it: `open` left both here, and the room that it found, up to the end
+        // of the ring at most, is not used up. The record keeps the ids as long as this queue keeps the record.
+        unsafe {
+            self.next.write(element(sge));
+            (*self.next_id).store(request.wr_id, Ordering::Relaxed);
+            self.next = self.next.byte_add(self.stride);
+            self.next_id = self.next_id.add(1);
+        }
         self.head = head.wrapping_add(1);
         true
     }
@@ -181,19 +202,20 @@ impl RecvQueue for Mlx5Rq {
         check(request, self.max_sge)?;
         // SAFETY: the slot lies in the ring, and the device has done with it.
         unsafe { write_elements(self.slot(self.head), request, self.max_sge) };
-        self.note(self.head, request.wr_id);
+        self.id(self.head).store(request.wr_id, Ordering::Relaxed);
         self.head = self.head.wrapping_add(1);
         // What follows a first element may be another one now.
         self.ends &= request.sges.len() < 2;
-        self.until = if self.ends { self.done.wrapping_add(self.mask + 1) } else { self.head };
+        self.open();
         Ok(())
     }
 
     #[inline(always)]
     fn ring(&mut self) {
+        let (filled, head) = (self.filled, self.head);
         barrier::before_device_reads();
         // SAFETY: `memory` keeps the record.
-        unsafe { self.filled.set_low(self.head as u16) };
+        unsafe { filled.set_low(head as u16) };
     }
 
     #[inline]

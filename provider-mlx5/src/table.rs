@@ -119,26 +119,27 @@ impl Table {
 ///
 /// It says what the table says, to a poller that has the record already.
 #[derive(Debug)]
-pub(crate) struct Name(AtomicU64);
+pub(crate) struct Name(AtomicU32);
 
-/// What no entry can say.
-const HIDDEN: u64 = u64::MAX;
+/// What no entry says: numbers have 24 bits. A device that does say it completes requests of a hidden queue, whose ring
+/// and ids are still there.
+const HIDDEN: u32 = u32::MAX;
 
 impl Name {
     /// Whether the queue is that of an entry.
     #[inline(always)]
     pub(crate) fn is(&self, cqe: &Cqe<'_>) -> bool {
-        self.0.load(Ordering::Acquire) == u64::from(cqe.raw_srqn_uidx())
+        self.0.load(Ordering::Acquire) == cqe.raw_srqn_uidx()
     }
 
     fn set(&self, id: Option<u32>) {
-        self.0.store(id.map_or(HIDDEN, |id| u64::from(id.to_be())), Ordering::Release);
+        self.0.store(id.map_or(HIDDEN, u32::to_be), Ordering::Release);
     }
 }
 
 impl Default for Name {
     fn default() -> Self {
-        Self(AtomicU64::new(HIDDEN))
+        Self(AtomicU32::new(HIDDEN))
     }
 }
 
@@ -146,17 +147,21 @@ impl Default for Name {
 #[derive(Debug, Default)]
 pub(crate) struct SendSlot {
     wr_id: AtomicU64,
-    /// How many requests are complete when this one is (low half), and, where its entry says less or there is more to it
-    /// than that it is complete, what it was (high half).
+    /// How many requests are complete when this one is (low half). Where its entry says less or there is more to it than
+    /// that it is complete, what it was (bits 32 and up), and [`NOT_PLAIN`].
     mark: AtomicU64,
 }
+
+/// In a mark: see there. It is the sign.
+const NOT_PLAIN: u64 = 1 << 63;
 
 impl SendSlot {
     /// Notes that when the request is complete, `through` are.
     #[inline(always)]
     pub(crate) fn note(&self, wr_id: u64, through: u32, purpose: u32) {
+        let sign = if purpose == 0 { 0 } else { NOT_PLAIN };
         self.wr_id.store(wr_id, Ordering::Relaxed);
-        self.mark.store(u64::from(purpose) << 32 | u64::from(through), Ordering::Relaxed);
+        self.mark.store(sign | u64::from(purpose) << 32 | u64::from(through), Ordering::Relaxed);
     }
 
     /// How many requests are complete when this one is.
@@ -209,7 +214,7 @@ impl Sends {
         // SAFETY: `new` made `mask + 1` slots, of which this is one.
         let slot = unsafe { &*self.slots.as_ptr().byte_add(offset as usize) };
         let mark = slot.mark.load(Ordering::Relaxed);
-        if mark >> 32 != 0 {
+        if mark & NOT_PLAIN != 0 {
             return None;
         }
         let wr_id = slot.wr_id.load(Ordering::Relaxed);
@@ -226,7 +231,7 @@ impl Sends {
         let wr_id = slot.wr_id.load(Ordering::Relaxed);
         // The slot is free for its owner from here on.
         self.done.store(mark as u32, Ordering::Release);
-        (wr_id, (mark >> 32) as u32)
+        (wr_id, ((mark & !NOT_PLAIN) >> 32) as u32)
     }
 
     /// Requests that are complete.

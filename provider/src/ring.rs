@@ -208,10 +208,11 @@ impl Producer {
     /// Tells the other side of all filled slots.
     #[inline]
     pub fn publish(&mut self) -> Published {
+        let next = self.next;
         let batch = Published { from: self.published, count: self.pending() };
         // SAFETY: valid by the contract of `new`.
-        unsafe { publish_own_index(self.ring.producer.as_ptr(), self.next) };
-        self.published = self.next;
+        unsafe { publish_own_index(self.ring.producer.as_ptr(), next) };
+        self.published = next;
         batch
     }
 
