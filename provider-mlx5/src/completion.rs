@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -415,7 +416,7 @@ impl Mlx5Cq {
     /// The next entry, and what it is the completion of: the short way, for the success of a queue whose completion was
     /// the last one taken of its side.
     #[inline(always)]
-    fn take(&mut self) -> Option<Taken> {
+    fn take_short(&mut self) -> Short {
         let entry = self.next;
         // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
         let cqe = unsafe { Cqe::new(entry) };
@@ -429,14 +430,7 @@ impl Mlx5Cq {
                 && let Some(wr_id) = sends.complete_plain(last_word)
             {
                 self.advance();
-                return Some(Taken {
-                    entry,
-                    wr_id,
-                    status: WcStatus::SUCCESS,
-                    byte_len: 0,
-                    opcode: CqeOpcode::REQ,
-                    purpose: 0,
-                });
+                return Short::Taken(Taken::plain(entry, wr_id, 0, CqeOpcode::REQ));
             }
         } else if op_own == self.received {
             barrier::after_device_wrote();
@@ -445,19 +439,59 @@ impl Mlx5Cq {
             if receives.name.is(&cqe) {
                 let wr_id = receives.complete((last_word >> 16) as u16);
                 self.advance();
-                return Some(Taken {
-                    entry,
-                    wr_id,
-                    status: WcStatus::SUCCESS,
-                    byte_len: cqe.byte_count(),
-                    opcode: CqeOpcode::RESP_SEND,
-                    purpose: 0,
-                });
+                return Short::Taken(Taken::plain(entry, wr_id, cqe.byte_count(), CqeOpcode::RESP_SEND));
             }
         } else if (op_own ^ self.owner) & OWNER != 0 && !self.shared.has_strays.load(Ordering::Acquire) {
-            return None;
+            return Short::Nothing;
         }
-        if self.take_rare() { Some(self.rare) } else { None }
+        Short::Declined
+    }
+
+    #[inline(always)]
+    fn take(&mut self) -> Option<Taken> {
+        match self.take_short() {
+            Short::Taken(taken) => Some(taken),
+            Short::Nothing => None,
+            Short::Declined => {
+                if self.take_rare() {
+                    Some(self.rare)
+                } else {
+                    None
+                }
+            }
+        }
+    }
+
+    /// Takes the next completion by value; whether there was one.
+    #[inline(always)]
+    fn take_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        match self.take_short() {
+            Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
+                into.write(taken.plain_send());
+                true
+            }
+            Short::Taken(taken) => taken.write_all_fields(into),
+            Short::Nothing => false,
+            Short::Declined => self.take_rare_into(into),
+        }
+    }
+
+    #[inline(never)]
+    fn value_of(&mut self, taken: Taken) -> Option<WorkCompletion> {
+        // SAFETY: the ring is kept while this method runs.
+        let value = unsafe { taken.completion() }.to_value();
+        self.release();
+        Some(value)
+    }
+
+    #[inline(never)]
+    fn rare_value(&mut self) -> Option<WorkCompletion> {
+        self.find_next().and_then(|taken| self.value_of(taken))
+    }
+
+    #[inline(never)]
+    fn take_rare_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        self.find_next().is_some_and(|taken| taken.write_all_fields(into))
     }
 
     /// The same for any entry. What it finds is left in `rare`: where it is returned, the short way's result has to lie
@@ -541,6 +575,15 @@ enum Stray {
     Unknown,
 }
 
+/// What the short way found.
+enum Short {
+    Taken(Taken),
+    /// The device has written no more.
+    Nothing,
+    /// Something for the long way.
+    Declined,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Taken {
     entry: *const u8,
@@ -573,6 +616,51 @@ impl Taken {
         let (status, opcode) = (WcStatus::GENERAL_ERR, CqeOpcode::INVALID);
         Self { entry, wr_id: 0, status, byte_len: 0, opcode, purpose: 0 }
     }
+
+    #[inline(always)]
+    fn plain(entry: *const u8, wr_id: u64, byte_len: u32, opcode: CqeOpcode) -> Self {
+        Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, purpose: 0 }
+    }
+
+    /// All there is to tell of a send of which there is no more to know than its id.
+    #[inline(always)]
+    fn plain_send(self) -> WorkCompletion {
+        // SAFETY: an entry of the ring that the caller's queue keeps.
+        let cqe = unsafe { Cqe::new(self.entry) };
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: WcStatus::SUCCESS,
+            opcode: cqe.plain_send_opcode(),
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: cqe.qp_num(),
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    #[inline(never)]
+    fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as above.
+        into.write(unsafe { self.completion() }.to_value());
+        true
+    }
+
+    /// # Safety
+    ///
+    /// The entry's ring must be kept for as long as `'a`.
+    #[inline(always)]
+    unsafe fn completion<'a>(self) -> Mlx5Completion<'a> {
+        let Self { entry, wr_id, status, byte_len, opcode, purpose } = self;
+        // SAFETY: an entry of the ring, which stays, by this function's contract.
+        let cqe = unsafe { Cqe::new(entry) };
+        Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData }
+    }
 }
 
 impl CompletionQueue for Mlx5Cq {
@@ -588,25 +676,33 @@ impl CompletionQueue for Mlx5Cq {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
-        let Taken { entry, wr_id, status, byte_len, opcode, purpose } = self.take()?;
-        // SAFETY: an entry of the ring, which stays while the queue is borrowed.
-        let cqe = unsafe { Cqe::new(entry) };
-        Some(Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData })
+        // SAFETY: the ring stays while the queue is borrowed.
+        Some(unsafe { self.take()?.completion() })
     }
 
+    /// The common result and the rare one are returned each by itself: what is one value for both lies in memory first.
     #[inline(always)]
     fn next_value(&mut self) -> Option<WorkCompletion> {
-        let value = self.next()?.to_value();
-        self.release();
-        Some(value)
+        match self.take_short() {
+            Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
+                let value = taken.plain_send();
+                self.release();
+                Some(value)
+            }
+            Short::Taken(taken) => self.value_of(taken),
+            Short::Nothing => None,
+            Short::Declined => self.rare_value(),
+        }
     }
 
     #[inline(always)]
     fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
         let mut taken = 0;
         for slot in into {
-            let Some(completion) = self.next() else { break };
-            *slot = completion.to_value();
+            // SAFETY: a place that only ever gets values written.
+            if !self.take_into(unsafe { &mut *std::ptr::from_mut(slot).cast() }) {
+                break;
+            }
             taken += 1;
         }
         if taken > 0 {
@@ -771,33 +867,8 @@ impl Completion for Mlx5Completion<'_> {
         if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
     }
 
-    #[inline(always)]
-    fn to_value(&self) -> WorkCompletion {
-        if self.opcode == CqeOpcode::REQ {
-            // Of a send there is no more to tell.
-            return WorkCompletion {
-                wr_id: self.wr_id,
-                status: WcStatus::SUCCESS,
-                opcode: self.opcode(),
-                vendor_err: 0,
-                byte_len: self.byte_len,
-                imm_data: 0,
-                qp_num: self.qp_num(),
-                src_qp: 0,
-                wc_flags: WcFlags::empty(),
-                slid: 0,
-                sl: 0,
-                pkey_index: 0,
-                dlid_path_bits: 0,
-            };
-        }
-        self.all_fields()
-    }
-}
-
-impl Mlx5Completion<'_> {
     #[inline(never)]
-    fn all_fields(&self) -> WorkCompletion {
+    fn to_value(&self) -> WorkCompletion {
         WorkCompletion {
             wr_id: self.wr_id,
             status: self.status(),

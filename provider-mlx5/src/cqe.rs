@@ -89,6 +89,15 @@ macro_rules! fields {
     )*};
 }
 
+/// What the opcodes are that stand for one verb only.
+const PLAIN_SENDS: [WcOpcode; 32] = {
+    let mut verbs = [WcOpcode::SEND; 32];
+    verbs[wqe::Opcode::RDMA_WRITE.0 as usize] = WcOpcode::RDMA_WRITE;
+    verbs[wqe::Opcode::RDMA_WRITE_IMM.0 as usize] = WcOpcode::RDMA_WRITE;
+    verbs[wqe::Opcode::TSO.0 as usize] = WcOpcode::TSO;
+    verbs
+};
+
 impl<'a> Cqe<'a> {
     /// The entry of [`CQE`] bytes at `start`.
     ///
@@ -168,6 +177,12 @@ impl<'a> Cqe<'a> {
             wqe::Opcode::TSO => Ok(WcOpcode::TSO),
             other => Err(other),
         }
+    }
+
+    /// The same where the opcode stands for one verb only; for any other, a send.
+    #[inline(always)]
+    pub(crate) fn plain_send_opcode(&self) -> WcOpcode {
+        PLAIN_SENDS[(self.opcode_qpn() >> 24) as usize % PLAIN_SENDS.len()]
     }
 
     /// Its bytes as they are now.
@@ -264,6 +279,19 @@ mod tests {
             Some("send 258 of QP 0x2a failed: REM_ACCESS_ERR (syndrome 0x13, vendor 0x88), owner 1")
         );
         assert_eq!(lines.nth(3), Some("30: 00000000 00008813 0800002a 010200d1"));
+    }
+
+    #[test]
+    fn plain_sends_are_told_apart_as_all_are() {
+        for opcode in 0..=u8::MAX {
+            let mut entry = error();
+            entry.0[56] = opcode;
+            // SAFETY: as above.
+            let cqe = unsafe { Cqe::new(entry.0.as_ptr()) };
+            if let Ok(verb @ (WcOpcode::SEND | WcOpcode::RDMA_WRITE | WcOpcode::TSO)) = cqe.send_opcode() {
+                assert_eq!(cqe.plain_send_opcode(), verb, "{opcode:#x}");
+            }
+        }
     }
 
     #[test]

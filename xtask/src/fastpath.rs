@@ -80,8 +80,7 @@ const RXE: [Row; 20] = [
     row("empty poll_one", "empty poll_one", Some("empty poll_into"), At(15.0)),
     row("empty poll, next", "empty poll, next", None, At(15.0)),
     row("empty poll_into", "empty poll_into", Some("empty poll_into"), At(15.0)),
-    // 40 is what the provider's own type keeps to; the default enum has two short ways side by side.
-    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), At(43.0)),
+    row("post_recv of 1", "post_recv 1", Some("post_recv 1"), At(40.0)),
     row("post_recv of 32, each", "post_recv 32", Some("post_recv 32"), At(40.0)),
     row("Srq::post_recv of 1", "srq post_recv 1", None, At(40.0)),
     row("Srq::post_recv of 32, each", "srq post_recv 32", None, At(40.0)),
