@@ -271,6 +271,26 @@ pub trait SendQueue: Send {
         false
     }
 
+    /// Writes requests as [`SendQueue::try_push`] does, until it declines one; tells how many.
+    ///
+    /// A provider that chooses among several does so once here, not once for each request.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
+        let mut rest = requests;
+        while let [request, more @ ..] = rest {
+            // SAFETY: the caller's promise is the same.
+            if !unsafe { self.try_push(request) } {
+                break;
+            }
+            rest = more;
+        }
+        requests.len() - rest.len()
+    }
+
     /// Writes a request as [`SendQueue::try_push`] does, and hands it over with all that was pushed or left before, or,
     /// where it may be `later`, leaves it for the next doorbell. None where it was declined.
     ///
@@ -388,6 +408,24 @@ pub trait RecvQueue: Send {
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
         let _ = request;
         false
+    }
+
+    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one; tells how many.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
+        let mut rest = requests;
+        while let [request, more @ ..] = rest {
+            // SAFETY: the caller's promise is the same.
+            if !unsafe { self.try_push(request) } {
+                break;
+            }
+            rest = more;
+        }
+        requests.len() - rest.len()
     }
 
     /// Writes a request as [`RecvQueue::try_push`] does and publishes it with all that was pushed, or does nothing and

@@ -148,6 +148,12 @@ macro_rules! providers {
             }
 
             #[inline(always)]
+            unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_push_all(requests) },)* }
+            }
+
+            #[inline(always)]
             unsafe fn try_post(
                 &mut self,
                 request: &SendRequest<'_>,
@@ -292,6 +298,12 @@ macro_rules! providers {
             unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
+            }
+
+            #[inline(always)]
+            unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.try_push_all(requests) },)* }
             }
 
             #[inline(always)]

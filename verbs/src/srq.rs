@@ -8,6 +8,7 @@ use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, S
 use bareverbs_provider::device::Refused;
 use rustix::io::Errno;
 
+use crate::qp::post_receives;
 use crate::{AnyProvider, Context, Error, Pd, PostError, RecvRequest, Result};
 
 /// What a shared receive queue is to be.
@@ -121,13 +122,12 @@ impl<P: Provider> Srq<P> {
     /// name must stay registered, and nobody may look at it or change it, not even through the region's own safe
     /// methods other than the copying ones.
     #[doc(alias = "ibv_post_srq_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
-            && unsafe { self.queue.try_push(request) }
+            && unsafe { self.queue.try_post(request) }
         {
-            self.queue.ring();
             return Ok(());
         }
         // SAFETY: the same promise.
@@ -141,19 +141,8 @@ impl<P: Provider> Srq<P> {
     /// As for [`Srq::post_recv`].
     #[inline(never)]
     unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        for (index, request) in requests.iter().enumerate() {
-            // SAFETY: the caller vouches for every request.
-            if unsafe { self.queue.try_push(request) } {
-                continue;
-            }
-            // SAFETY: the same promise.
-            if let Err(refusal) = unsafe { self.queue.push(request) } {
-                self.queue.ring();
-                return Err(PostError { accepted: index, reason: refusal.into() });
-            }
-        }
-        self.queue.ring();
-        Ok(())
+        // SAFETY: the same promise.
+        unsafe { post_receives(&mut *self.queue, requests) }
     }
 
     /// Receives that can be outstanding, at least as many as asked for.

@@ -37,7 +37,11 @@ use Figure::{Each, Further, One};
 const TYPES: [&str; 2] = ["any", "own"];
 
 const ROWS: [Row; 13] = [
-    Row("post_send of a write of 8 bytes, known where it is posted", One("post_send 1 in place"), [62.0, 60.0]),
+    Row(
+        "post_send of a write of 8 bytes, known where it is posted",
+        One("post_send 1 in place"),
+        [62.0, 60.0],
+    ),
     Row("start_send, write_inline, ring", One("start_send 1"), [142.0, 124.0]),
     Row("each further write_inline of a batch", Further("start_send 1", "start_send 32", 31.0), [40.0, 40.0]),
     Row("post_send of a list of one", One("post_send 1"), [96.0, 92.0]),

@@ -19,6 +19,7 @@ use bareverbs_uapi::uverbs::types::QpCreateFlags;
 
 pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
+pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 
@@ -313,7 +314,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`RecvHalf::post_recv`].
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         let posted = unsafe { self.recv.post_recv(requests) };

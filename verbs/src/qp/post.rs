@@ -94,17 +94,17 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
         later: bool,
     ) -> Result<(), PostError> {
         let mut taken = Ok(());
-        let mut pushed = requests.len();
-        for (index, request) in requests.iter().enumerate() {
+        let mut pushed = 0;
+        loop {
             // SAFETY: the caller vouches for every request.
-            if unsafe { T::try_push::<P>(&mut self.queue, request) } {
-                continue;
-            }
+            pushed += unsafe { T::try_push_all::<P>(&mut self.queue, &requests[pushed..]) };
+            let Some(request) = requests.get(pushed) else { break };
             // SAFETY: the same promise.
             if let Err(reason) = unsafe { push_rare::<T, P>(&mut self.queue, self.state, request) } {
-                (taken, pushed) = (Err(PostError { accepted: index, reason }), index);
+                taken = Err(PostError { accepted: pushed, reason });
                 break;
             }
+            pushed += 1;
         }
         let handed_over = if later { self.queue.defer() } else { self.queue.ring() };
         handed_over.map_err(|error| doorbell_error(error, pushed))?;
@@ -239,7 +239,7 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     /// registered, and nobody may look at it or change it, not even through the region's own safe methods other than
     /// the copying ones.
     #[doc(alias = "ibv_post_recv")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let ([request], Some(queue)) = (requests, &mut self.queue)
             // SAFETY: the caller vouches for the request.
@@ -268,19 +268,8 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
             let reason = if self.queue.is_none() { PostReason::Shared } else { PostReason::State(state) };
             return if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) };
         };
-        for (index, request) in requests.iter().enumerate() {
-            // SAFETY: the caller vouches for every request.
-            if unsafe { queue.try_push(request) } {
-                continue;
-            }
-            // SAFETY: the same promise.
-            if let Err(refusal) = unsafe { queue.push(request) } {
-                queue.ring();
-                return Err(PostError { accepted: index, reason: refusal.into() });
-            }
-        }
-        queue.ring();
-        Ok(())
+        // SAFETY: the same promise.
+        unsafe { post_receives(&mut **queue, requests) }
     }
 
     /// Requests it holds; 0 where a shared queue takes its place.
@@ -288,6 +277,32 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     pub fn capacity(&self) -> u32 {
         self.queue.as_ref().map_or(0, |queue| queue.capacity())
     }
+}
+
+/// Posts any receives to a queue of one queue pair, or to a shared one.
+///
+/// # Safety
+///
+/// As for [`RecvHalf::post_recv`].
+pub(crate) unsafe fn post_receives(
+    queue: &mut impl RecvQueue,
+    requests: &[RecvRequest<'_>],
+) -> Result<(), PostError> {
+    let mut posted = Ok(());
+    let mut accepted = 0;
+    loop {
+        // SAFETY: the caller vouches for every request.
+        accepted += unsafe { queue.try_push_all(&requests[accepted..]) };
+        let Some(request) = requests.get(accepted) else { break };
+        // SAFETY: the same promise.
+        if let Err(refusal) = unsafe { queue.push(request) } {
+            posted = Err(PostError { accepted, reason: refusal.into() });
+            break;
+        }
+        accepted += 1;
+    }
+    queue.ring();
+    posted
 }
 
 /// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that and without

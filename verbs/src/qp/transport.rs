@@ -149,6 +149,30 @@ pub(super) mod private {
             false
         }
 
+        /// Pushes requests of the transport's own kind the short way, until one is not; tells how many.
+        ///
+        /// # Safety
+        ///
+        /// As for [`SendQueue::push`].
+        #[inline(always)]
+        unsafe fn try_push_all<P: Provider>(
+            queue: &mut P::Sq,
+            requests: &[SendRequest<'_, <Self as Transport>::Operation<'_, P>>],
+        ) -> usize
+        where
+            Self: Transport,
+        {
+            let mut rest = requests;
+            while let [request, more @ ..] = rest {
+                // SAFETY: the caller's promise is the same.
+                if !unsafe { Self::try_push::<P>(queue, request) } {
+                    break;
+                }
+                rest = more;
+            }
+            requests.len() - rest.len()
+        }
+
         /// Posts a request of the transport's own kind the short way, with the doorbell now or later, or not at all.
         ///
         /// # Safety
@@ -204,6 +228,12 @@ pub(super) mod private {
         unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> bool {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.try_push(request) }
+        }
+
+        #[inline(always)]
+        unsafe fn try_push_all<P: Provider>(queue: &mut P::Sq, requests: &[SendRequest<'_>]) -> usize {
+            // SAFETY: the caller's promise is the same.
+            unsafe { queue.try_push_all(requests) }
         }
 
         #[inline(always)]
