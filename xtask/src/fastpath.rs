@@ -17,8 +17,11 @@ use crate::{build, lab};
 
 /// The kernel that the check runs on.
 pub(crate) const KERNEL: &str = "7.2";
-/// What the check is called among the tests.
-pub(crate) const TITLE: &str = "fastpath::the_data_path_stays_below_its_ceilings";
+/// What the checks are called among the tests, and the card that they are of, if not of Soft-RoCE.
+pub(crate) const SUBJECTS: [(&str, Option<HcaPort>); 2] = [
+    ("fastpath::the_data_path_stays_below_its_ceilings", None),
+    ("fastpath::on_a_card_the_data_path_takes_a_third_of_the_c_librarys", Some(HcaPort::Ib)),
+];
 /// Where the guest sees the two programs.
 const GUEST_FOLDER: &str = "/lab/fastpath";
 /// How long each may take.
@@ -72,7 +75,7 @@ const RXE: [Row; 20] = [
     row("post_send of 32, doorbell and all, each", LIST, Some(LIST), At(230.0)),
     row("32 deferred one by one, flush, each", "32 deferred, 1 flush", None, At(230.0)),
     row("32 deferred one by one, flush_and_poll, each", "32 deferred, 1 flush_and_poll", None, At(230.0)),
-    row("poll_one that finds one", "poll_one", Some("poll_into 1"), At(40.0)),
+    row("poll_one that finds one: id, status, opcode, length", "poll_one", Some("poll_into 1"), At(40.0)),
     row("poll, next, that finds one", "poll, next", None, At(40.0)),
     row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), At(40.0)),
     row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, Ceiling::None),
@@ -92,7 +95,7 @@ const MLX5: [Row; 17] = [
     row("post_send of 32, doorbell and all, each", LIST, Some(LIST), Third),
     row("start_send, 32 times write_inline, ring, each", "start_send 32 in place", Some(LIST), Third),
     row("a request of a list of 32, without the doorbell", REQUEST, Some(REQUEST), Third),
-    row("poll_one that finds one", "poll_one", Some("poll_into 1"), Third),
+    row("poll_one that finds one: id, status, opcode, length", "poll_one", Some("poll_into 1"), Third),
     row("poll, next, that finds one", "poll, next", Some("poll_into 1"), Third),
     row("poll_into that finds one", "poll_into 1", Some("poll_into 1"), Third),
     row("poll_into with room for 32 that finds one", "poll_into 1 of 32", None, Ceiling::None),

@@ -101,7 +101,7 @@ impl Lab {
 
 /// Tests that bring guests of their own.
 enum Special {
-    FastPath,
+    FastPath(&'static str, Option<HcaPort>),
     Hosts(&'static str, two_hosts::Test),
     Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
@@ -161,7 +161,10 @@ impl<'a> Plan<'a> {
         }
         for special in stations.iter().flat_map(|station| &station.specials) {
             match special {
-                Special::FastPath => drop(build::fastpath()?),
+                Special::FastPath(.., port) => {
+                    build::fastpath()?;
+                    port.map(|_| build::card()).transpose()?;
+                }
                 Special::Cards(..) => drop(build::card()?),
                 Special::Hosts(..) => {}
             }
@@ -200,8 +203,9 @@ impl<'a> Plan<'a> {
         }
         let soft = device == Tested::Rxe;
         let wanted = |title: &str| soft && self.filter.is_none_or(|filter| title.contains(filter));
-        if name == fastpath::KERNEL && wanted(fastpath::TITLE) {
-            specials.push_back(Special::FastPath);
+        if name == fastpath::KERNEL {
+            let subjects = fastpath::SUBJECTS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(subjects.map(|(title, port)| Special::FastPath(title, port)));
         }
         if name == two_hosts::KERNEL {
             let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
@@ -348,11 +352,11 @@ impl<'b> Worker<'_, 'b> {
         let setup = self.setup(kernel);
         let begin = Instant::now();
         match special {
-            Special::FastPath => {
+            Special::FastPath(title, port) => {
                 let (figures, above) =
-                    fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers, None)?;
+                    fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers, port)?;
                 let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
-                self.report(name, fastpath::TITLE, outcome, &figures, begin);
+                self.report(name, title, outcome, &figures, begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Cards(port, extent, tests) => {
