@@ -52,7 +52,7 @@ mod x86_64 {
     }
 
     measured! {
-        nothing(_stage) -> () { () }
+        nothing(_stage) -> () {}
         post_write(stage, wr_id: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
             stage.post_write(wr_id, remote, bytes)
         }
