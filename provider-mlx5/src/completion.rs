@@ -1,176 +1,37 @@
 //! Completion queues.
 
-use std::marker::PhantomData;
+mod ring;
+mod strays;
+mod taken;
+
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{Completion, CompletionQueue};
 use bareverbs_provider::device::Refused;
-use bareverbs_provider::mapping::Mapping;
-use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use bareverbs_provider::work::WorkCompletion;
 
-use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
+pub(crate) use self::ring::Ring;
+use self::ring::{COUNT, OWNER, is_before};
+pub(crate) use self::strays::CqShared;
+use self::strays::Strays;
+pub use self::taken::Mlx5Completion;
+use self::taken::{Taken, outcome};
+use crate::cqe::{CQE, Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
 
-/// An entry that the device never wrote, and that is not its as long as it has not gone round the ring once.
-const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
-
-/// In an entry's last byte: whose it is.
-const OWNER: u8 = 1;
-
 /// In an entry's last byte: its sender asked for an event.
 const SOLICITED: u8 = 1 << 1;
-
-/// Entries are counted in so many bits.
-const COUNT: u32 = 0xff_ffff;
 
 /// What a queue is armed for: any completion, or a solicited one or a failure.
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
 const ARM_ANY: u32 = 0;
 #[doc(alias = "MLX5_CQ_DB_REQ_NOT_SOL")]
 const ARM_SOLICITED: u32 = 1 << 24;
-
-/// The ring that the device writes entries to.
-#[derive(Clone, Debug)]
-pub(crate) struct Ring {
-    memory: Arc<Mapping>,
-    /// The first entry's 64 bytes that count.
-    start: *const u8,
-    /// Log2 of the entries.
-    log: u32,
-    /// Log2 of the bytes of an entry.
-    shift: u32,
-}
-
-// SAFETY: the memory is kept by `memory` and belongs to no thread.
-unsafe impl Send for Ring {}
-// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring.
-unsafe impl Sync for Ring {}
-
-impl Ring {
-    /// A ring of `1 << log` entries of 64 or 128 bytes, none of them written.
-    pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
-        let fits = memory.len() >= cqe_size << log && 1 << log <= COUNT / 2;
-        assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
-        // SAFETY: within the first entry.
-        let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
-        let ring = Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros() };
-        for index in 0..ring.entries() {
-            // SAFETY: within the ring, which nobody else has.
-            unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
-        }
-        ring
-    }
-
-    pub(crate) fn entries(&self) -> u32 {
-        1 << self.log
-    }
-
-    #[cfg(feature = "test-utils")]
-    pub(crate) fn memory(&self) -> &Mapping {
-        &self.memory
-    }
-
-    /// Where the ring is for the device.
-    pub(crate) fn address(&self) -> u64 {
-        self.memory.as_ptr().as_ptr().expose_provenance() as u64
-    }
-
-    #[inline(always)]
-    fn at(&self, index: u32) -> *const u8 {
-        let index = index & (self.entries() - 1);
-        // SAFETY: the entry lies in the ring, which `new` checked.
-        unsafe { self.start.add((index as usize) << self.shift) }
-    }
-
-    #[inline(always)]
-    fn entry(&self, index: u32) -> Cqe<'_> {
-        // SAFETY: the entry lies in the ring, which is kept; entries are multiples of 64 from a page's start.
-        unsafe { Cqe::new(self.at(index)) }
-    }
-
-    /// Whether the device has written entry `index`, counted on, given its last byte.
-    #[inline(always)]
-    fn written(&self, index: u32, op_own: u8) -> bool {
-        (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
-    }
-
-    /// The first entry from `index` on that the device has not written.
-    fn first_unwritten(&self, index: u32) -> u32 {
-        let mut end = index;
-        while end.wrapping_sub(index) < self.entries() && self.written(end, self.entry(end).op_own()) {
-            end = end.wrapping_add(1);
-        }
-        end & COUNT
-    }
-}
-
-/// What a completion queue's poller, and the owners of queue pairs that complete there, share.
-#[derive(Debug)]
-pub(crate) struct CqShared {
-    cqn: u32,
-    doorbell: DoorbellRecord,
-    /// Where the entries are.
-    ring: Mutex<Ring>,
-    strays: Mutex<Strays>,
-    /// Whether there are strays.
-    has_strays: AtomicBool,
-}
-
-/// Queue pairs whose completions still to be polled are nobody's.
-#[derive(Debug, Default)]
-struct Strays {
-    /// Destroyed.
-    dead: Vec<Arc<Record>>,
-    /// Reset, when the device had written this many entries (24 bits).
-    reset: Vec<(Arc<Record>, Side, u32)>,
-    /// The queue is polled no more.
-    closed: bool,
-}
-
-impl CqShared {
-    pub(crate) fn tag(&self) -> u32 {
-        tag(self.cqn)
-    }
-
-    fn strays(&self) -> MutexGuard<'_, Strays> {
-        self.strays.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Keeps the record of a queue pair that was destroyed until its last completion has been polled.
-    pub(crate) fn bury(&self, record: &Arc<Record>) {
-        let mut strays = self.strays();
-        strays.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
-        if !strays.closed && !strays.dead.iter().any(|dead| Arc::ptr_eq(dead, record)) {
-            strays.dead.push(Arc::clone(record));
-            self.has_strays.store(true, Ordering::Release);
-        }
-    }
-
-    /// Makes the poller pass over what the device has written of a queue pair until now.
-    pub(crate) fn forget(&self, record: &Arc<Record>, side: Side) {
-        record.hide(side);
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = ring.first_unwritten(self.doorbell.get(Word::First));
-        let mut strays = self.strays();
-        strays.reset.retain(|(reset, which, _)| !(Arc::ptr_eq(reset, record) && *which == side));
-        if strays.closed {
-            record.show(side);
-        } else {
-            strays.reset.push((Arc::clone(record), side, until));
-            self.has_strays.store(true, Ordering::Release);
-        }
-    }
-}
-
-/// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
-fn is_before(index: u32, until: u32) -> bool {
-    until.wrapping_sub(index) << 8 != 0 && until.wrapping_sub(index) << 8 >> 31 == 0
-}
 
 /// A completion queue.
 #[derive(Debug)]
@@ -584,85 +445,6 @@ enum Short {
     Declined,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Taken {
-    entry: *const u8,
-    wr_id: u64,
-    status: WcStatus,
-    byte_len: u32,
-    opcode: CqeOpcode,
-    purpose: u32,
-}
-
-/// How a request ended, and its bytes.
-fn outcome(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
-    match opcode {
-        CqeOpcode::REQ => {
-            let length = match cqe.send_opcode() {
-                Ok(WcOpcode::RDMA_READ) => cqe.byte_count(),
-                Ok(WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD) => 8,
-                _ => 0,
-            };
-            (WcStatus::SUCCESS, length)
-        }
-        CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => (Syndrome(cqe.syndrome()).status(), 0),
-        _ => (WcStatus::SUCCESS, cqe.byte_count()),
-    }
-}
-
-impl Taken {
-    #[cold]
-    fn fault(entry: *const u8) -> Self {
-        let (status, opcode) = (WcStatus::GENERAL_ERR, CqeOpcode::INVALID);
-        Self { entry, wr_id: 0, status, byte_len: 0, opcode, purpose: 0 }
-    }
-
-    #[inline(always)]
-    fn plain(entry: *const u8, wr_id: u64, byte_len: u32, opcode: CqeOpcode) -> Self {
-        Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, purpose: 0 }
-    }
-
-    /// All there is to tell of a send of which there is no more to know than its id.
-    #[inline(always)]
-    fn plain_send(self) -> WorkCompletion {
-        // SAFETY: an entry of the ring that the caller's queue keeps.
-        let cqe = unsafe { Cqe::new(self.entry) };
-        WorkCompletion {
-            wr_id: self.wr_id,
-            status: WcStatus::SUCCESS,
-            opcode: cqe.plain_send_opcode(),
-            vendor_err: 0,
-            byte_len: 0,
-            imm_data: 0,
-            qp_num: cqe.qp_num(),
-            src_qp: 0,
-            wc_flags: WcFlags::empty(),
-            pkey_index: 0,
-            slid: 0,
-            sl: 0,
-            dlid_path_bits: 0,
-        }
-    }
-
-    #[inline(never)]
-    fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
-        // SAFETY: as above.
-        into.write(unsafe { self.completion() }.to_value());
-        true
-    }
-
-    /// # Safety
-    ///
-    /// The entry's ring must be kept for as long as `'a`.
-    #[inline(always)]
-    unsafe fn completion<'a>(self) -> Mlx5Completion<'a> {
-        let Self { entry, wr_id, status, byte_len, opcode, purpose } = self;
-        // SAFETY: an entry of the ring, which stays, by this function's contract.
-        let cqe = unsafe { Cqe::new(entry) };
-        Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData }
-    }
-}
-
 impl CompletionQueue for Mlx5Cq {
     type Completion<'a>
         = Mlx5Completion<'a>
@@ -740,161 +522,5 @@ impl Drop for Mlx5Cq {
         // Records that go with it end in this queue's own lists, so they are dropped outside of the lock.
         let strays = std::mem::replace(&mut *self.shared.strays(), closed);
         drop(strays);
-    }
-}
-
-/// A completion in its entry.
-///
-/// A device that says what can't be (an entry of a queue that there is not, an opcode without meaning) gets a completion
-/// of status [`WcStatus::GENERAL_ERR`] with the id 0; [`Mlx5Completion::entry`] shows what it said.
-#[derive(Debug)]
-pub struct Mlx5Completion<'a> {
-    cqe: Cqe<'a>,
-    wr_id: u64,
-    status: WcStatus,
-    byte_len: u32,
-    /// As it was when the entry was taken.
-    opcode: CqeOpcode,
-    /// What a UMR was used for.
-    purpose: u32,
-    _queue: PhantomData<&'a ()>,
-}
-
-impl<'a> Mlx5Completion<'a> {
-    /// The entry that the device wrote.
-    #[must_use]
-    pub fn entry(&self) -> Cqe<'a> {
-        self.cqe
-    }
-
-    #[inline]
-    fn is_error(&self) -> bool {
-        self.opcode.0 >= CqeOpcode::REQ_ERR.0
-    }
-
-    #[inline]
-    fn is_recv(&self) -> bool {
-        matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
-    }
-
-    /// Of the message; datagrams only.
-    fn pkey_index(&self) -> u16 {
-        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
-    }
-
-    fn flags(&self) -> WcFlags {
-        let mut flags = match self.opcode {
-            CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,
-            CqeOpcode::RESP_SEND_INV => WcFlags::WITH_INVALIDATE,
-            _ => WcFlags::empty(),
-        };
-        if self.is_recv() && !self.is_error() && self.cqe.flags_rqpn() >> 28 & 3 != 0 {
-            flags |= WcFlags::GRH;
-        }
-        flags
-    }
-}
-
-impl Completion for Mlx5Completion<'_> {
-    #[inline]
-    fn wr_id(&self) -> u64 {
-        self.wr_id
-    }
-
-    #[inline]
-    fn status(&self) -> WcStatus {
-        self.status
-    }
-
-    #[inline]
-    fn opcode(&self) -> WcOpcode {
-        match self.opcode {
-            CqeOpcode::REQ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
-            CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
-            _ if self.is_recv() => WcOpcode::RECV,
-            _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
-        }
-    }
-
-    #[inline]
-    fn byte_len(&self) -> u32 {
-        self.byte_len
-    }
-
-    #[inline]
-    fn qp_num(&self) -> u32 {
-        self.cqe.qp_num()
-    }
-
-    #[inline]
-    fn src_qp(&self) -> u32 {
-        if self.is_recv() { self.cqe.flags_rqpn() & 0xff_ffff } else { 0 }
-    }
-
-    #[inline]
-    fn imm_data(&self) -> Option<u32> {
-        matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
-            .then(|| self.cqe.imm_inval_pkey().to_be())
-    }
-
-    #[inline]
-    fn invalidated_rkey(&self) -> Option<u32> {
-        (self.opcode == CqeOpcode::RESP_SEND_INV).then(|| self.cqe.imm_inval_pkey())
-    }
-
-    #[inline]
-    fn vendor_err(&self) -> u32 {
-        if self.is_error() { self.cqe.vendor_syndrome().into() } else { 0 }
-    }
-
-    #[inline]
-    fn wc_flags(&self) -> WcFlags {
-        self.flags()
-    }
-
-    #[inline]
-    fn slid(&self) -> u16 {
-        if self.is_recv() { self.cqe.slid() } else { 0 }
-    }
-
-    #[inline]
-    fn sl(&self) -> u8 {
-        if self.is_recv() { (self.cqe.flags_rqpn() >> 24 & 0xf) as u8 } else { 0 }
-    }
-
-    #[inline]
-    fn dlid_path_bits(&self) -> u8 {
-        if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
-    }
-
-    #[inline(never)]
-    fn to_value(&self) -> WorkCompletion {
-        WorkCompletion {
-            wr_id: self.wr_id,
-            status: self.status(),
-            opcode: self.opcode(),
-            vendor_err: self.vendor_err(),
-            byte_len: self.byte_len(),
-            imm_data: self.imm_data().or(self.invalidated_rkey()).unwrap_or(0),
-            qp_num: self.qp_num(),
-            src_qp: self.src_qp(),
-            wc_flags: self.flags(),
-            slid: self.slid(),
-            sl: self.sl(),
-            pkey_index: self.pkey_index(),
-            dlid_path_bits: self.dlid_path_bits(),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_before;
-
-    #[test]
-    fn entries_are_compared_round_the_wrap_of_their_24_bits() {
-        assert!(is_before(4, 5) && !is_before(5, 5) && !is_before(6, 5));
-        assert!(is_before(0xff_ffff, 1) && !is_before(1, 0xff_ffff));
-        assert!(is_before(0x1ff_ffff, 0x200_0001));
     }
 }

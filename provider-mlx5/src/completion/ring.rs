@@ -1,0 +1,108 @@
+//! The ring that the device writes entries to.
+
+use std::sync::Arc;
+
+use bareverbs_provider::mapping::Mapping;
+
+use crate::cqe::{CQE, Cqe, CqeOpcode};
+
+/// An entry that the device never wrote, and that is not its as long as it has not gone round the ring once.
+const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
+
+/// In an entry's last byte: whose it is.
+pub(super) const OWNER: u8 = 1;
+
+/// Entries are counted in so many bits.
+pub(super) const COUNT: u32 = 0xff_ffff;
+
+/// The ring that the device writes entries to.
+#[derive(Clone, Debug)]
+pub(crate) struct Ring {
+    memory: Arc<Mapping>,
+    /// The first entry's 64 bytes that count.
+    pub(super) start: *const u8,
+    /// Log2 of the entries.
+    pub(super) log: u32,
+    /// Log2 of the bytes of an entry.
+    pub(super) shift: u32,
+}
+
+// SAFETY: the memory is kept by `memory` and belongs to no thread.
+unsafe impl Send for Ring {}
+// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// A ring of `1 << log` entries of 64 or 128 bytes, none of them written.
+    pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
+        let fits = memory.len() >= cqe_size << log && 1 << log <= COUNT / 2;
+        assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
+        // SAFETY: within the first entry.
+        let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
+        let ring = Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros() };
+        for index in 0..ring.entries() {
+            // SAFETY: within the ring, which nobody else has.
+            unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
+        }
+        ring
+    }
+
+    pub(crate) fn entries(&self) -> u32 {
+        1 << self.log
+    }
+
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.memory
+    }
+
+    /// Where the ring is for the device.
+    pub(crate) fn address(&self) -> u64 {
+        self.memory.as_ptr().as_ptr().expose_provenance() as u64
+    }
+
+    #[inline(always)]
+    pub(super) fn at(&self, index: u32) -> *const u8 {
+        let index = index & (self.entries() - 1);
+        // SAFETY: the entry lies in the ring, which `new` checked.
+        unsafe { self.start.add((index as usize) << self.shift) }
+    }
+
+    #[inline(always)]
+    pub(super) fn entry(&self, index: u32) -> Cqe<'_> {
+        // SAFETY: the entry lies in the ring, which is kept; entries are multiples of 64 from a page's start.
+        unsafe { Cqe::new(self.at(index)) }
+    }
+
+    /// Whether the device has written entry `index`, counted on, given its last byte.
+    #[inline(always)]
+    pub(super) fn written(&self, index: u32, op_own: u8) -> bool {
+        (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
+    }
+
+    /// The first entry from `index` on that the device has not written.
+    pub(super) fn first_unwritten(&self, index: u32) -> u32 {
+        let mut end = index;
+        while end.wrapping_sub(index) < self.entries() && self.written(end, self.entry(end).op_own()) {
+            end = end.wrapping_add(1);
+        }
+        end & COUNT
+    }
+}
+
+/// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
+pub(super) fn is_before(index: u32, until: u32) -> bool {
+    until.wrapping_sub(index) << 8 != 0 && until.wrapping_sub(index) << 8 >> 31 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_before;
+
+    #[test]
+    fn entries_are_compared_round_the_wrap_of_their_24_bits() {
+        assert!(is_before(4, 5) && !is_before(5, 5) && !is_before(6, 5));
+        assert!(is_before(0xff_ffff, 1) && !is_before(1, 0xff_ffff));
+        assert!(is_before(0x1ff_ffff, 0x200_0001));
+    }
+}

@@ -1,0 +1,233 @@
+//! What the completion of an entry tells.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use bareverbs_provider::contract::Completion;
+use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+
+use crate::cqe::{Cqe, CqeOpcode, Syndrome};
+
+/// An entry that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) entry: *const u8,
+    pub(super) wr_id: u64,
+    pub(super) status: WcStatus,
+    pub(super) byte_len: u32,
+    pub(super) opcode: CqeOpcode,
+    pub(super) purpose: u32,
+}
+
+/// How a request ended, and its bytes.
+pub(super) fn outcome(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
+    match opcode {
+        CqeOpcode::REQ => {
+            let length = match cqe.send_opcode() {
+                Ok(WcOpcode::RDMA_READ) => cqe.byte_count(),
+                Ok(WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD) => 8,
+                _ => 0,
+            };
+            (WcStatus::SUCCESS, length)
+        }
+        CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => (Syndrome(cqe.syndrome()).status(), 0),
+        _ => (WcStatus::SUCCESS, cqe.byte_count()),
+    }
+}
+
+impl Taken {
+    #[cold]
+    pub(super) fn fault(entry: *const u8) -> Self {
+        let (status, opcode) = (WcStatus::GENERAL_ERR, CqeOpcode::INVALID);
+        Self { entry, wr_id: 0, status, byte_len: 0, opcode, purpose: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn plain(entry: *const u8, wr_id: u64, byte_len: u32, opcode: CqeOpcode) -> Self {
+        Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, purpose: 0 }
+    }
+
+    /// All there is to tell of a send of which there is no more to know than its id.
+    #[inline(always)]
+    pub(super) fn plain_send(self) -> WorkCompletion {
+        // SAFETY: an entry of the ring that the caller's queue keeps.
+        let cqe = unsafe { Cqe::new(self.entry) };
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: WcStatus::SUCCESS,
+            opcode: cqe.plain_send_opcode(),
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: cqe.qp_num(),
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    #[inline(never)]
+    pub(super) fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        // SAFETY: as above.
+        into.write(unsafe { self.completion() }.to_value());
+        true
+    }
+
+    /// # Safety
+    ///
+    /// The entry's ring must be kept for as long as `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn completion<'a>(self) -> Mlx5Completion<'a> {
+        let Self { entry, wr_id, status, byte_len, opcode, purpose } = self;
+        // SAFETY: an entry of the ring, which stays, by this function's contract.
+        let cqe = unsafe { Cqe::new(entry) };
+        Mlx5Completion { cqe, wr_id, status, byte_len, opcode, purpose, _queue: PhantomData }
+    }
+}
+
+/// A completion in its entry.
+///
+/// A device that says what can't be (an entry of a queue that there is not, an opcode without meaning) gets a completion
+/// of status [`WcStatus::GENERAL_ERR`] with the id 0; [`Mlx5Completion::entry`] shows what it said.
+#[derive(Debug)]
+pub struct Mlx5Completion<'a> {
+    cqe: Cqe<'a>,
+    wr_id: u64,
+    status: WcStatus,
+    byte_len: u32,
+    /// As it was when the entry was taken.
+    opcode: CqeOpcode,
+    /// What a UMR was used for.
+    purpose: u32,
+    _queue: PhantomData<&'a ()>,
+}
+
+impl<'a> Mlx5Completion<'a> {
+    /// The entry that the device wrote.
+    #[must_use]
+    pub fn entry(&self) -> Cqe<'a> {
+        self.cqe
+    }
+
+    #[inline]
+    fn is_error(&self) -> bool {
+        self.opcode.0 >= CqeOpcode::REQ_ERR.0
+    }
+
+    #[inline]
+    fn is_recv(&self) -> bool {
+        matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
+    }
+
+    /// Of the message; datagrams only.
+    fn pkey_index(&self) -> u16 {
+        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
+    }
+
+    fn flags(&self) -> WcFlags {
+        let mut flags = match self.opcode {
+            CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,
+            CqeOpcode::RESP_SEND_INV => WcFlags::WITH_INVALIDATE,
+            _ => WcFlags::empty(),
+        };
+        if self.is_recv() && !self.is_error() && self.cqe.flags_rqpn() >> 28 & 3 != 0 {
+            flags |= WcFlags::GRH;
+        }
+        flags
+    }
+}
+
+impl Completion for Mlx5Completion<'_> {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    #[inline]
+    fn status(&self) -> WcStatus {
+        self.status
+    }
+
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        match self.opcode {
+            CqeOpcode::REQ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
+            CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
+            _ if self.is_recv() => WcOpcode::RECV,
+            _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.purpose)),
+        }
+    }
+
+    #[inline]
+    fn byte_len(&self) -> u32 {
+        self.byte_len
+    }
+
+    #[inline]
+    fn qp_num(&self) -> u32 {
+        self.cqe.qp_num()
+    }
+
+    #[inline]
+    fn src_qp(&self) -> u32 {
+        if self.is_recv() { self.cqe.flags_rqpn() & 0xff_ffff } else { 0 }
+    }
+
+    #[inline]
+    fn imm_data(&self) -> Option<u32> {
+        matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
+            .then(|| self.cqe.imm_inval_pkey().to_be())
+    }
+
+    #[inline]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        (self.opcode == CqeOpcode::RESP_SEND_INV).then(|| self.cqe.imm_inval_pkey())
+    }
+
+    #[inline]
+    fn vendor_err(&self) -> u32 {
+        if self.is_error() { self.cqe.vendor_syndrome().into() } else { 0 }
+    }
+
+    #[inline]
+    fn wc_flags(&self) -> WcFlags {
+        self.flags()
+    }
+
+    #[inline]
+    fn slid(&self) -> u16 {
+        if self.is_recv() { self.cqe.slid() } else { 0 }
+    }
+
+    #[inline]
+    fn sl(&self) -> u8 {
+        if self.is_recv() { (self.cqe.flags_rqpn() >> 24 & 0xf) as u8 } else { 0 }
+    }
+
+    #[inline]
+    fn dlid_path_bits(&self) -> u8 {
+        if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
+    }
+
+    #[inline(never)]
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_err: self.vendor_err(),
+            byte_len: self.byte_len(),
+            imm_data: self.imm_data().or(self.invalidated_rkey()).unwrap_or(0),
+            qp_num: self.qp_num(),
+            src_qp: self.src_qp(),
+            wc_flags: self.flags(),
+            slid: self.slid(),
+            sl: self.sl(),
+            pkey_index: self.pkey_index(),
+            dlid_path_bits: self.dlid_path_bits(),
+        }
+    }
+}
