@@ -48,6 +48,7 @@ mod srq;
 mod table;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod xrc;
 
 pub use completion::{Mlx5Completion, Mlx5Cq};
 pub use provider::Mlx5;

@@ -81,24 +81,27 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout for at least `cap`, if the device can hold it.
+    /// The layout for at least `cap`, if the device can hold it; with `no_receives`, without a receive ring.
     pub(crate) fn new(
         qp_type: QpType,
         cap: &QpCap,
-        has_srq: bool,
+        no_receives: bool,
         limits: Limits,
     ) -> Result<Self, CreateError> {
         let wrong = |problem, value| CreateError::Layout { queue: "queue pair", problem, value };
         // What stands before the data: the control segment and, of the operations, the longest.
         let head = match qp_type {
             QpType::UD => 4,
+            // The same behind the segment that names the peer's queue.
+            QpType::XRC_INI => 4,
             // An address and the numbers of an atomic.
             _ => 3,
         };
         let sge = cap.max_send_sge.max(1);
         let segments = u64::from(sge).max(wqe::inline_segments(cap.max_inline_data as usize) as u64) + head;
         // A window's bind is longer than that, and takes as many blocks as it needs.
-        let key_change = if qp_type == QpType::UD { 0 } else { 1 + wqe::BIND_SEGMENTS as u64 };
+        let binds = matches!(qp_type, QpType::RC | QpType::UC);
+        let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
         let bytes = (segments.max(key_change) * SEGMENT as u64).next_multiple_of(BLOCK as u64);
         if bytes > limits.send_bytes.into() {
             return Err(wrong("a send with as many elements or inline bytes is too long", bytes));
@@ -110,12 +113,12 @@ impl Layout {
         }
         let room = bytes / SEGMENT as u64 - head;
 
-        let recv_sge = if has_srq || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_sge.max(1) };
+        let recv_sge = if no_receives || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_sge.max(1) };
         let recv_bytes = (u64::from(recv_sge.max(1)) * SEGMENT as u64).next_power_of_two();
         if recv_bytes > limits.recv_bytes.into() {
             return Err(wrong("a receive with as many elements is too long", recv_bytes));
         }
-        let recv_slots = if has_srq || cap.max_recv_wr == 0 {
+        let recv_slots = if no_receives || cap.max_recv_wr == 0 {
             0
         } else {
             // The ring fills at least a block.
@@ -196,6 +199,13 @@ mod tests {
         let layout = Layout::new(QpType::UC, &cap(8, 1, 0), true, LIMITS).expect("small");
         assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
         assert_eq!(layout.told_recv_shift(), 0);
+    }
+
+    #[test]
+    fn over_xrc_the_peers_queue_has_room_before_the_operation() {
+        let layout = Layout::new(QpType::XRC_INI, &cap(8, 1, 12), true, LIMITS).expect("small");
+        // Control, queue, address and numbers fill a block; 12 bytes with their header are a segment of the next.
+        assert_eq!((layout.send_blocks, layout.sends, layout.inline), (16, 8, 60));
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
+use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
-    Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
+    Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::mapping::Mapping;
@@ -34,6 +34,7 @@ use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::{Mlx5Srq, SrqShared};
 use crate::table::{Receives, Record, Sends, Side, Source, Table};
 use crate::wqe::SEGMENT;
+use crate::xrc;
 
 /// Queue pairs of a context that get a register of their own, which is a page each; the others share one.
 const EXCLUSIVE_REGISTERS: u32 = 16;
@@ -240,10 +241,11 @@ impl Provider for Mlx5 {
 
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
-        if !matches!(request.qp_type, QpType::RC | QpType::UC | QpType::UD) {
+        if !matches!(request.qp_type, QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI) {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
-        let layout = Layout::new(request.qp_type, &request.cap, request.srq.is_some(), self.limits())?;
+        let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
+        let layout = Layout::new(request.qp_type, &request.cap, !receives, self.limits())?;
         let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
             Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
@@ -281,7 +283,7 @@ impl Provider for Mlx5 {
             max_message,
             signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
         };
-        let rq = request.srq.is_none().then(|| {
+        let rq = receives.then(|| {
             let (slots, shift) = (layout.recv_slots.max(1), layout.recv_shift - SEGMENT.trailing_zeros());
             Mlx5Rq::new(Arc::clone(&record), Arc::clone(&memory), slots, shift, layout.recv_sge)
         });
@@ -290,6 +292,10 @@ impl Provider for Mlx5 {
         record.show(Side::Send);
         record.show(Side::Recv);
         Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
+    }
+
+    fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
+        xrc::create_target(&self.file, request)
     }
 
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
@@ -302,17 +308,23 @@ impl Provider for Mlx5 {
         let slots = (slots as u32).next_power_of_two().max(2);
         let memory = Mapping::anonymous((slots as usize) << shift).map_err(refused("mmap"))?;
         let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let max_sge = (1 << shift) / SEGMENT as u32 - 1;
+        let address = memory.as_ptr().as_ptr().expose_provenance() as u64;
+        let db_addr = doorbell.address();
+        let mut queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
+        let record = match request.xrc {
+            Some(xrc) => Some(self.record_of_srq(known(&self.cqs, xrc.cq, "SrqCreate")?, &queue)?),
+            None => None,
+        };
         let driver = CreateSrqReq {
-            buf_addr: memory.as_ptr().as_ptr().expose_provenance() as u64,
-            db_addr: doorbell.address(),
-            uidx: u32::MAX >> 8,
+            buf_addr: address,
+            db_addr,
+            uidx: record.as_ref().map_or(u32::MAX >> 8, |record| record.id()),
             ..CreateSrqReq::zeroed()
         };
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let asked = SrqRequest { max_wr: slots - 1, ..*request };
-        let max_sge = (1 << shift) / SEGMENT as u32 - 1;
-        let queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
         // SAFETY: the memory has the size that the kernel computes from depth and width (`mlx5_ib_create_srq` of its
         // `srq.c`), and it and the record stay until the queue was destroyed.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
@@ -325,6 +337,9 @@ impl Provider for Mlx5 {
             self.limit_srq(made.handle, request.limit)?;
         }
         note(&self.srqs, made.handle, queue.shared());
+        if let Some(record) = record {
+            queue.list(record);
+        }
         Ok(CreatedSrq {
             handle: unfinished.finished(),
             max_wr: queue.capacity(),
@@ -377,6 +392,13 @@ impl Provider for Mlx5 {
 }
 
 impl Mlx5 {
+    /// What leads from completions of a shared receive queue, all of which come to `cq`, to the queue.
+    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<Arc<Record>, Refused> {
+        let source = Source::Shared(Arc::clone(queue.shared()));
+        Record::new(&self.table, [Arc::clone(&cq), cq], Sends::new(1), source)
+            .ok_or(Refused { method: "SrqCreate (user index)", errno: Errno::NOMEM })
+    }
+
     fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), Refused> {
         let request = ModifySrqReq {
             srq_handle: srq,

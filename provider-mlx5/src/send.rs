@@ -1,12 +1,14 @@
 //! The send queue.
 
+mod xrc;
+
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{DoorbellError, SendQueue};
 use bareverbs_provider::work::{
-    Datagram, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode,
+    Datagram, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode, XrcOperation,
 };
 use bareverbs_uapi::uverbs::types::QpType;
 
@@ -260,6 +262,64 @@ impl Mlx5Sq {
         Writer { start: self.start, mask: self.mask, block: self.next.block, segments: 1 }
     }
 
+    /// Writes what an operation needs in front of its data, and completes the head.
+    #[inline(always)]
+    fn operation(
+        &self,
+        writer: &mut Writer,
+        request: &SendRequest<'_>,
+        head: &mut Head,
+    ) -> Result<(), Refusal> {
+        match request.operation {
+            Operation::Send => {}
+            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
+            Operation::SendInv(rkey) => (head.opcode, head.imm) = (Opcode::SEND_INVAL, rkey.to_be()),
+            Operation::Write(remote) => {
+                head.opcode = Opcode::RDMA_WRITE;
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::WriteImm(remote, imm) => {
+                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm);
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::Read(remote) => {
+                registered(request.payload)?;
+                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::CmpSwp { remote, compare, swap } => {
+                result_of_atomic(request.payload, remote)?;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
+                writer.put(wqe::remote_address(remote));
+                writer.put(wqe::atomic(swap, compare));
+            }
+            Operation::FetchAdd { remote, add } => {
+                result_of_atomic(request.payload, remote)?;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
+                writer.put(wqe::remote_address(remote));
+                writer.put(wqe::atomic(add, 0));
+            }
+            Operation::LocalInv(rkey) => {
+                nothing(&request.operation, request.payload)?;
+                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
+                for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
+                    writer.put(*segment);
+                }
+            }
+            Operation::BindMw(bind) => {
+                nothing(&request.operation, request.payload)?;
+                (head.opcode, head.imm, head.purpose) =
+                    (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
+                let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
+                for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
+                    writer.put(*segment);
+                }
+            }
+            ref other => return Err(unsupported(other)),
+        }
+        Ok(())
+    }
+
     /// Writes the data behind what was written; returns their bytes.
     #[inline(always)]
     fn payload(&self, writer: &mut Writer, payload: Payload<'_>) -> Result<u64, Refusal> {
@@ -334,7 +394,7 @@ impl Mlx5Sq {
         };
         self.next = Position { block: block.wrapping_add(blocks), request: through, fence };
         // The short way knows nothing of fences.
-        if fence.is_empty() && self.limits.qp_type != QpType::UD {
+        if fence.is_empty() && matches!(self.limits.qp_type, QpType::RC | QpType::UC) {
             self.open();
         } else {
             self.until = through;
@@ -463,53 +523,7 @@ impl SendQueue for Mlx5Sq {
         let mut writer = self.writer();
         let mut head =
             Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
-        match request.operation {
-            Operation::Send => {}
-            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
-            Operation::SendInv(rkey) => (head.opcode, head.imm) = (Opcode::SEND_INVAL, rkey.to_be()),
-            Operation::Write(remote) => {
-                head.opcode = Opcode::RDMA_WRITE;
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::WriteImm(remote, imm) => {
-                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm);
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::Read(remote) => {
-                registered(request.payload)?;
-                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::CmpSwp { remote, compare, swap } => {
-                result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
-                writer.put(wqe::remote_address(remote));
-                writer.put(wqe::atomic(swap, compare));
-            }
-            Operation::FetchAdd { remote, add } => {
-                result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
-                writer.put(wqe::remote_address(remote));
-                writer.put(wqe::atomic(add, 0));
-            }
-            Operation::LocalInv(rkey) => {
-                nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
-                for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
-                    writer.put(*segment);
-                }
-            }
-            Operation::BindMw(bind) => {
-                nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) =
-                    (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
-                let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
-                for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
-                    writer.put(*segment);
-                }
-            }
-            ref other => return Err(unsupported(other)),
-        }
+        self.operation(&mut writer, request, &mut head)?;
         self.payload(&mut writer, request.payload)?;
         self.finish(&writer, &head);
         Ok(())
@@ -539,6 +553,10 @@ impl SendQueue for Mlx5Sq {
         let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
         self.finish(&writer, &head);
         Ok(())
+    }
+
+    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+        self.push_to_srq(request)
     }
 
     /// A write to the register can't be refused.

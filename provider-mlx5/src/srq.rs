@@ -13,6 +13,7 @@ use bareverbs_provider::work::{RecvRequest, Refusal};
 
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::recv::{check, write_elements};
+use crate::table::{Record, Side};
 use crate::wqe::{SEGMENT, Segment};
 
 /// The end of a list of slots.
@@ -87,6 +88,19 @@ pub struct Mlx5Srq {
     pushed: Vec<u32>,
     /// Receives that were published, counted on.
     posted: u32,
+    /// What completions name the queue by, where they are its own and not those of queue pairs.
+    own: Option<Listed>,
+}
+
+/// A record that is found as long as this is there.
+#[derive(Debug)]
+struct Listed(Arc<Record>);
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.0.hide(Side::Recv);
+        self.0.cq(Side::Recv).bury(&self.0);
+    }
 }
 
 impl Mlx5Srq {
@@ -110,7 +124,14 @@ impl Mlx5Srq {
             free: (1..slots).rev().collect(),
             pushed: Vec::with_capacity(slots as usize),
             posted: 0,
+            own: None,
         }
+    }
+
+    /// Makes `record`, which is of this queue, lead from completions to it.
+    pub(crate) fn list(&mut self, record: Arc<Record>) {
+        record.show(Side::Recv);
+        self.own = Some(Listed(record));
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared> {

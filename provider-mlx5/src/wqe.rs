@@ -151,6 +151,15 @@ pub const fn remote_address(remote: Remote) -> Segment {
     words((remote.addr >> 32) as u32, remote.addr as u32, remote.rkey, 0)
 }
 
+/// The shared receive queue, of the peer's XRC domain, that a request goes to: 24 bits. It stands behind the control
+/// segment of every request of an XRC queue pair.
+#[doc(alias = "mlx5_wqe_xrc_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn xrc(srq_num: u32) -> Segment {
+    words(srq_num, 0, 0, 0)
+}
+
 /// The numbers of an atomic: what is swapped in or added, and what a swap compares with.
 #[doc(alias = "mlx5_wqe_atomic_seg")]
 #[must_use]

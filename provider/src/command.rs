@@ -7,7 +7,7 @@
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::types::{CoreSupport, GidEntry, QpCap, QpCreateFlags, QueryPortRespEx};
+use bareverbs_uapi::uverbs::types::{CoreSupport, GidEntry, QpCap, QpCreateFlags, QpType, QueryPortRespEx};
 use bareverbs_uapi::uverbs::{
     AsyncEventAlloc, CqCreate, CqDestroy, GetContext, InfoHandles, ObjectClass, PdDestroy, QpCreate,
     QpDestroy, QueryGidEntry, QueryGidTable, QueryPort,
@@ -48,12 +48,14 @@ mod memory;
 mod region;
 mod resize;
 mod srq;
+mod xrc;
 
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
 pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
+pub use xrc::{close_xrcd, create_xrc_target, open_xrc_target, open_xrcd};
 
 /// What a new context can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -363,7 +365,9 @@ pub unsafe fn create_qp(
     call.make(QpCreate::HANDLE);
     call.handle(QpCreate::PD_HANDLE, request.pd);
     call.handle(QpCreate::SEND_CQ_HANDLE, request.send_cq);
-    call.handle(QpCreate::RECV_CQ_HANDLE, request.recv_cq);
+    if request.qp_type != QpType::XRC_INI {
+        call.handle(QpCreate::RECV_CQ_HANDLE, request.recv_cq);
+    }
     if let Some(srq) = request.srq {
         call.handle(QpCreate::SRQ_HANDLE, srq);
     }

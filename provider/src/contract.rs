@@ -9,9 +9,11 @@ use std::sync::Arc;
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 
-use crate::command::ContextInfo;
+use crate::command::{ContextInfo, QpHandle};
 use crate::device::{DeviceFile, Refused};
-use crate::work::{Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion};
+use crate::work::{
+    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
+};
 
 /// What a device does for whole packets and for the rate of sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +79,13 @@ pub trait Provider: Sized + Send + Sync + 'static {
 
     /// Makes a queue pair in the state RESET. Where it fails, nothing is left behind.
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
+
+    /// Makes a queue pair that receives for an XRC domain, in the state RESET. It has no queues: requests that come to it
+    /// take receives of the domain's shared receive queues.
+    fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "XRC queue pairs" })
+    }
 
     /// Makes a shared receive queue. Where it fails, nothing is left behind.
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
@@ -161,7 +170,7 @@ pub struct QpRequest {
     pub pd: u32,
     /// Handle of the queue for completions of sends.
     pub send_cq: u32,
-    /// Handle of the queue for completions of receives.
+    /// Handle of the queue for completions of receives; not used by those that only send (XRC).
     pub recv_cq: u32,
     /// Handle of its shared receive queue, in place of its own.
     pub srq: Option<u32>,
@@ -189,6 +198,24 @@ pub struct CreatedQp<P: Provider> {
     pub rq: Option<P::Rq>,
 }
 
+/// What a queue pair that receives for an XRC domain is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcTargetRequest {
+    /// Handle of the domain.
+    pub xrcd: u32,
+    /// Comes back in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// What makes a shared receive queue one of XRC.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcSrqRequest {
+    /// Handle of the XRC domain.
+    pub xrcd: u32,
+    /// Handle of the queue for its completions.
+    pub cq: u32,
+}
+
 /// What a shared receive queue is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct SrqRequest {
@@ -202,6 +229,8 @@ pub struct SrqRequest {
     pub limit: u32,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
+    /// Of an XRC domain, with completions of its own; otherwise it completes where its queue pairs do.
+    pub xrc: Option<XrcSrqRequest>,
 }
 
 /// A shared receive queue as made.
@@ -329,6 +358,17 @@ pub trait SendQueue: Send {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, Self::Ah>>,
     ) -> Result<(), Refusal>;
+
+    /// Writes a request to a shared receive queue of the peer's XRC domain into the next free slot, as
+    /// [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+        let _ = request;
+        Err(Refusal::Unsupported { operation: "a request over XRC" })
+    }
 
     /// Leaves what was pushed for the next [`SendQueue::ring`]: [`SendQueue::abort`] does not take it back any more.
     ///

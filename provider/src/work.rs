@@ -121,6 +121,16 @@ impl Operation {
     }
 }
 
+/// What a request does, and with which of the shared receive queues of the peer's XRC domain.
+#[doc(alias = "ibv_wr_set_xrc_srqn")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XrcOperation {
+    /// Number of the shared receive queue, 24 bits: receives are taken from it. Operations that take none ignore it.
+    pub remote_srq: u32,
+    /// What to do.
+    pub operation: Operation,
+}
+
 /// How a memory window is to be bound.
 #[doc(alias = "ibv_mw_bind_info")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -329,6 +339,12 @@ pub enum Refusal {
     QpNumber {
         /// The number.
         qp_num: u32,
+    },
+    /// A request to a shared receive queue whose number is none.
+    #[error("shared receive queue numbers have 24 bits, which {srq_num:#x} exceeds")]
+    SrqNumber {
+        /// The number.
+        srq_num: u32,
     },
     /// A flush of what is neither a range nor a region, or with no guarantee that there is.
     #[error("there is no flush of selectivity {level} and placement {placement:#x}")]

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::gid::choose;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Error, GidEntry,
-    LinkLayer, Pd, PortAttr, Result,
+    LinkLayer, Pd, PortAttr, Result, Xrcd, XrcdShare,
 };
 
 /// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
@@ -50,6 +50,8 @@ pub struct Capabilities {
     pub flush: bool,
     /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
     pub atomic_write: bool,
+    /// XRC domains: [`Context::open_xrcd`].
+    pub xrc: bool,
     /// Completion vectors.
     pub num_comp_vectors: u32,
 }
@@ -129,6 +131,7 @@ impl<P: Provider> Context<P> {
                 .device_cap_flags_ex
                 .intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
             atomic_write: attr.device_cap_flags_ex.contains(DeviceCapFlags::ATOMIC_WRITE),
+            xrc: attr.device_cap_flags_ex.contains(DeviceCapFlags::XRC),
             num_comp_vectors: provider.context_info().num_comp_vectors,
         };
         let session = Arc::new(Session {
@@ -317,6 +320,16 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<Pd<P>> {
         Pd::alloc(self)
+    }
+
+    /// Makes an XRC domain, or joins one that other processes share: [`Xrcd`] says what for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none; the kernel refuses, with `EAGAIN` where
+    /// [`XrcdShare::Join`] finds none, and `EINVAL` where [`XrcdShare::Create`] does.
+    #[doc(alias = "ibv_open_xrcd")]
+    pub fn open_xrcd(&self, share: XrcdShare<'_>) -> Result<Xrcd<P>> {
+        Xrcd::open(self, share)
     }
 
     /// Makes a completion channel.

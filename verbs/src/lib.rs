@@ -32,8 +32,8 @@
 //!
 //! # How things hang together
 //!
-//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Ah`] and [`Qp`]; [`Context`] → [`CompChannel`] and [`Cq`]. Handles own what they
-//! were made from, so they can be dropped in any order and nothing is given back too early. Queues have a single owner;
+//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Ah`] and [`Qp`]; [`Context`] → [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own
+//! what they were made from, so they can be dropped in any order and nothing is given back too early. Queues have a single owner;
 //! a queue pair's two [halves](Qp::split) can be used by two threads at once.
 //!
 //! Types carry the provider as a parameter whose default, [`AnyProvider`], picks the one that drives the device.
@@ -93,6 +93,7 @@ mod srq;
 pub mod tokio;
 mod values;
 mod wr_id;
+mod xrc;
 
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
@@ -100,7 +101,7 @@ pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellError, P
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{
     MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,
-    WorkCompletion,
+    WorkCompletion, XrcOperation,
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
@@ -127,8 +128,9 @@ pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
     AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
     QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,
-    UcOperation, UcRtrAttr, Ud, UdInitAttr,
+    UcOperation, UcRtrAttr, Ud, UdInitAttr, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};
 pub use wr_id::WrId;
+pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};

@@ -8,7 +8,7 @@ use bareverbs_provider::contract::Provider;
 use crate::context::Session;
 use crate::{
     Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Mw, MwType, Qp,
-    QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport,
+    QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -132,7 +132,7 @@ impl<P: Provider> Pd<P> {
     ///
     /// # Errors
     /// [`Error::Limit`] names the depth or width that is above the device's; [`Error::Invalid`] for queues of another
-    /// context; the kernel refuses.
+    /// context; [`Error::Unsupported`] for [XRC](crate::XrcSend) where the device has none; the kernel refuses.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
@@ -148,6 +148,16 @@ impl<P: Provider> Pd<P> {
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
         Srq::create(self, init)
+    }
+
+    /// Makes a shared receive queue of an XRC domain.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no receives, a limit above them, or a domain or completion queue of another context,
+    /// [`Error::Limit`] names the depth or width that is above the device's; the kernel refuses.
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
+        XrcSrq::create(self, init)
     }
 
     /// Makes an address handle.

@@ -3,14 +3,15 @@
 use std::sync::Arc;
 
 use bareverbs_mlx5::Mlx5;
-use bareverbs_provider::command::ContextInfo;
+use bareverbs_provider::command::{ContextInfo, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
     CreatedSrq, DoorbellError, Offloads, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
+    XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
-    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
 };
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::ModifyQpReq;
@@ -105,6 +106,10 @@ macro_rules! providers {
                 }
             }
 
+            fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
+                match self { $(Self::$variant(provider) => provider.create_xrc_target(request),)* }
+            }
+
             fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
@@ -182,6 +187,11 @@ macro_rules! providers {
                     })*
                     _ => Err(Refusal::ForeignAddress),
                 }
+            }
+
+            unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.push_xrc(request) },)* }
             }
 
             #[inline]

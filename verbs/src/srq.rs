@@ -4,12 +4,13 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest};
+use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest, XrcSrqRequest};
 use bareverbs_provider::device::Refused;
 use rustix::io::Errno;
 
+use crate::cq::CqShared;
 use crate::qp::post_receives;
-use crate::{AnyProvider, Context, Error, Pd, PostError, RecvRequest, Result};
+use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, RecvRequest, Result, Xrcd};
 
 /// What a shared receive queue is to be.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -82,23 +83,52 @@ pub(crate) struct SrqShared<P: Provider> {
     /// The queue's memory, left here by an owner who went before the last queue pair: receives in it are still good.
     orphan: Mutex<Option<P::Srq>>,
     destroyed: bool,
+    /// Of XRC: the domain, and the queue for its completions. The kernel's side of them is given back after its own.
+    _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
 
 impl<P: Provider> Srq<P> {
     pub(crate) fn create(pd: &Pd<P>, init: &SrqInit) -> Result<Self> {
+        Self::create_for(pd, init, None).map(|(srq, _)| srq)
+    }
+
+    /// A queue of an XRC domain, where there is one; with its number on the wire.
+    pub(crate) fn create_for(
+        pd: &Pd<P>,
+        init: &SrqInit,
+        xrc: Option<(&Xrcd<P>, &Cq<P>)>,
+    ) -> Result<(Self, u32)> {
         const VERB: &str = "create_srq";
         let limits = pd.context().limits();
         check_depth(VERB, init.max_wr, limits.max_srq_wr)?;
         Error::check_limit(VERB, "max_sge", init.max_sge.into(), limits.max_srq_sge.into())?;
         check_srq_limit(VERB, init.limit, init.max_wr)?;
         let SrqInit { max_wr, max_sge, limit, user_data } = *init;
-        let request = SrqRequest { pd: pd.domain().handle, max_wr, max_sge, limit, user_handle: user_data };
+        if let Some((xrcd, cq)) = xrc {
+            pd.context().check_own(VERB, "XRC domain", xrcd.context().file())?;
+            pd.context().check_own(VERB, "completion queue", cq.shared().context().file())?;
+        }
+        let request = SrqRequest {
+            pd: pd.domain().handle,
+            max_wr,
+            max_sge,
+            limit,
+            user_handle: user_data,
+            xrc: xrc.map(|(xrcd, cq)| XrcSrqRequest { xrcd: xrcd.handle(), cq: cq.shared().handle }),
+        };
         let created = pd.context().provider().create_srq(&request);
-        let CreatedSrq { handle, max_sge, queue, .. } = created.map_err(|reason| {
+        let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created.map_err(|reason| {
             Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
         })?;
-        let shared = SrqShared { pd: pd.clone(), handle, orphan: Mutex::new(None), destroyed: false };
-        Ok(Self { queue: ManuallyDrop::new(queue), max_sge, user_data, shared: Arc::new(shared) })
+        let shared = SrqShared {
+            pd: pd.clone(),
+            handle,
+            orphan: Mutex::new(None),
+            destroyed: false,
+            _xrc: xrc.map(|(xrcd, cq)| (xrcd.clone(), Arc::clone(cq.shared()))),
+        };
+        let srq = Self { queue: ManuallyDrop::new(queue), max_sge, user_data, shared: Arc::new(shared) };
+        Ok((srq, srq_num))
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared<P>> {

@@ -19,9 +19,11 @@ pub struct SrqHandle {
     pub max_wr: u32,
     /// Elements that each carries, by the kernel's word.
     pub max_sge: u32,
+    /// Its number on the wire, for one of XRC; 0 for others, whose number only some drivers tell.
+    pub srq_num: u32,
 }
 
-/// Makes a basic shared receive queue.
+/// Makes a shared receive queue.
 ///
 /// # Errors
 ///
@@ -36,11 +38,16 @@ pub unsafe fn create_srq(
     request: &SrqRequest,
     payload: DriverPayload<'_>,
 ) -> Result<SrqHandle, Refused> {
-    let (mut max_wr, mut max_sge) = (0, 0);
+    let (mut max_wr, mut max_sge, mut srq_num) = (0, 0, 0);
     let mut call = Call::<SrqCreate>::new(file.driver_id());
     call.make(SrqCreate::HANDLE);
     call.handle(SrqCreate::PD_HANDLE, request.pd);
-    call.constant(SrqCreate::TYPE, SrqType::BASIC);
+    call.constant(SrqCreate::TYPE, if request.xrc.is_some() { SrqType::XRC } else { SrqType::BASIC });
+    if let Some(xrc) = request.xrc {
+        call.handle(SrqCreate::XRCD_HANDLE, xrc.xrcd);
+        call.handle(SrqCreate::CQ_HANDLE, xrc.cq);
+        call.output(SrqCreate::RESP_SRQ_NUM, &mut srq_num);
+    }
     call.input(SrqCreate::USER_HANDLE, &request.user_handle);
     call.input(SrqCreate::MAX_WR, &request.max_wr);
     call.input(SrqCreate::MAX_SGE, &request.max_sge);
@@ -51,7 +58,7 @@ pub unsafe fn create_srq(
     // SAFETY: only the payload could name other memory, and the caller answers for that.
     unsafe { file.execute(&mut call) }?;
     let handle = call.made(SrqCreate::HANDLE);
-    Ok(SrqHandle { handle, max_wr, max_sge })
+    Ok(SrqHandle { handle, max_wr, max_sge, srq_num })
 }
 
 /// Gives a shared receive queue back; returns how many of its events were put into their stream.

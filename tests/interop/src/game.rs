@@ -98,7 +98,11 @@ impl Player<'_> {
     }
 }
 
-fn wait_until_listening(server: &mut Program, port: u16) {
+/// Waits until a server that was started listens on this TCP port, or has ended.
+///
+/// # Panics
+/// If it does neither for too long.
+pub fn wait_until_listening(server: &mut Program, port: u16) {
     let deadline = Instant::now() + LIMIT;
     while !server.has_ended() && !is_listening(port) {
         assert!(Instant::now() < deadline, "nobody listens on TCP port {port}");

@@ -141,6 +141,22 @@ pub fn unbindable() -> Need {
     })
 }
 
+/// For tests of extended reliable connections.
+///
+/// # Errors
+/// The device has no XRC domains.
+pub fn xrc() -> Need {
+    need(open().capabilities().xrc, || format!("{} has no XRC domains", name()))
+}
+
+/// For tests of what a device refuses that has no extended reliable connections.
+///
+/// # Errors
+/// The device has XRC domains.
+pub fn no_xrc() -> Need {
+    need(xrc().is_err(), || format!("{} has XRC domains", name()))
+}
+
 /// The other end of the wire that the lab puts Soft-RoCE on.
 pub const FAR: &str = "veth1";
 

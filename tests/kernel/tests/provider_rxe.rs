@@ -548,7 +548,8 @@ fn an_armed_queue_raises_one_event() {
 fn a_shared_queue_feeds_a_connection() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
-    let request = SrqRequest { pd: pair.host.pd, max_wr: 20, max_sge: 2, limit: 0, user_handle: 0 };
+    let request =
+        SrqRequest { pd: pair.host.pd, max_wr: 20, max_sge: 2, limit: 0, user_handle: 0, xrc: None };
     let mut srq = pair.host.rxe.create_srq(&request).unwrap();
     assert_eq!((srq.max_wr, srq.max_sge), (31, 2));
     pair.server = pair.host.qp(&pair.server_cq, Some(srq.handle), CAP);

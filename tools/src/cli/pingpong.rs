@@ -10,6 +10,15 @@ const MOST_QPS: u32 = 255;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Pingpong {
+    #[command(flatten)]
+    Turns(Turns),
+    /// Over extended reliable connections (XRC) of one server to several clients; speaks with ibv_xsrq_pingpong
+    Xsrq(XsrqPingpong),
+}
+
+/// The ping-pongs of one client.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Turns {
     /// Over a reliable connection; speaks with ibv_rc_pingpong
     Rc(RcPingpong),
     /// Over an unreliable connection; speaks with ibv_uc_pingpong
@@ -129,6 +138,49 @@ pub(crate) struct SrqPingpong {
     odp: bool,
 }
 
+/// The options of ibv_xsrq_pingpong.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct XsrqPingpong {
+    /// Server to connect to; without it, be the server and wait for all clients
+    pub(crate) host: Option<String>,
+    /// Listen on or connect to this TCP port
+    #[arg(short, long, default_value = "18515", value_parser = number::<u16>(0, 65535))]
+    pub(crate) port: u16,
+    /// Use this device (default: the first one found)
+    #[arg(short = 'd', long, value_name = "DEV")]
+    pub(crate) ib_dev: Option<String>,
+    /// Use this port of the device
+    #[arg(short = 'i', long, value_name = "PORT", default_value = "1", value_parser = number::<u8>(1, 255))]
+    pub(crate) ib_port: u8,
+    /// Bytes of a message
+    #[arg(short, long, default_value = "4096", value_parser = number::<u32>(1, u32::MAX))]
+    pub(crate) size: u32,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "SIZE", default_value = "1024", value_parser = mtu)]
+    pub(crate) mtu: Mtu,
+    /// Number of clients, for the server; a client counts as one
+    #[arg(short, long, value_name = "NUM", default_value = "1", value_parser = number::<u32>(1, 4096))]
+    pub(crate) clients: u32,
+    /// Messages to each client, and as many back
+    #[arg(short, long = "num_tests", value_name = "NUM", default_value = "5", value_parser = number::<u32>(1, i32::MAX as u32))]
+    pub(crate) num_tests: u32,
+    /// Service level
+    #[arg(short = 'l', long, default_value = "0", value_parser = number::<u8>(0, 15))]
+    pub(crate) sl: u8,
+    /// Sleep on completion events (default: poll)
+    #[arg(short, long)]
+    pub(crate) events: bool,
+    /// Register the memory for on-demand paging
+    #[arg(short = 'o', long)]
+    pub(crate) odp: bool,
+    /// Local GID index (default: on RoCE the best one, elsewhere none)
+    #[arg(short, long, value_name = "INDEX", allow_negative_numbers = true, value_parser = gid_index)]
+    pub(crate) gid_idx: Option<i32>,
+    /// Print JSON instead of lines
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Which ping-pong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -156,7 +208,7 @@ pub(crate) struct Plan<'a> {
     pub(crate) new_send: bool,
 }
 
-impl Pingpong {
+impl Turns {
     /// What is asked for.
     pub(crate) fn plan(&self) -> Plan<'_> {
         let connected =
@@ -228,10 +280,10 @@ mod tests {
     const KINDS: [(&str, Kind); 4] =
         [("rc", Kind::Rc), ("uc", Kind::Uc), ("ud", Kind::Ud), ("srq", Kind::Srq)];
 
-    fn parse(kind: &str, args: &[&str]) -> Result<Pingpong, clap::Error> {
+    fn parse(kind: &str, args: &[&str]) -> Result<Turns, clap::Error> {
         let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
         match Cli::try_parse_from(line)?.command {
-            Command::Pingpong(options) => Ok(options),
+            Command::Pingpong(Pingpong::Turns(options)) => Ok(options),
             other => panic!("parsed as {other:?}"),
         }
     }

@@ -19,12 +19,14 @@ use rustix::net::{
 };
 
 use super::record::{BadRecord, RECORD_LEN, Record};
+use super::xsrq::record::{XRC_RECORD_LEN, XrcRecord};
 use crate::stop::{Interrupted, Patience, Stop, Wake};
 
 /// How long the peer may take for each step of the exchange; a server waits for its client without limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 const DONE: &[u8; 5] = b"done\0";
+const END: &[u8; 4] = b"END\0";
 
 /// Why the exchange failed.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +57,8 @@ pub(crate) enum ExchangeError {
     OtherNumber { ours: usize, theirs: usize },
     #[error("the peer ended the exchange with \"{0}\" instead of \"done\\0\"")]
     NotDone(String),
+    #[error("the peer ended the game with \"{0}\" instead of \"END\\0\"")]
+    NotEnded(String),
     #[error("the exchange with the peer was cut short")]
     Interrupted(#[from] Interrupted),
 }
@@ -64,7 +68,11 @@ pub(crate) enum ExchangeError {
 pub(crate) enum What {
     OwnRecord,
     PeersRecords(usize),
+    OwnXrcRecord,
+    PeersXrcRecord,
     Done,
+    /// The same between players over XRC, who say it to each other.
+    End,
 }
 
 impl What {
@@ -72,7 +80,9 @@ impl What {
         match self {
             Self::OwnRecord => RECORD_LEN,
             Self::PeersRecords(count) => count * RECORD_LEN,
+            Self::OwnXrcRecord | Self::PeersXrcRecord => XRC_RECORD_LEN,
             Self::Done => DONE.len(),
+            Self::End => END.len(),
         }
     }
 }
@@ -80,10 +90,10 @@ impl What {
 impl std::fmt::Display for What {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::OwnRecord => f.write_str("the local address record"),
-            Self::PeersRecords(1) => f.write_str("its address record"),
+            Self::OwnRecord | Self::OwnXrcRecord => f.write_str("the local address record"),
+            Self::PeersRecords(1) | Self::PeersXrcRecord => f.write_str("its address record"),
             Self::PeersRecords(count) => write!(f, "its {count} address records"),
-            Self::Done => f.write_str("its closing word"),
+            Self::Done | Self::End => f.write_str("its closing word"),
         }
     }
 }
@@ -101,6 +111,11 @@ pub(crate) struct Server {
 impl Server {
     /// Listens for IPv6 and IPv4 clients, or for the latter only where the kernel has no IPv6.
     pub(crate) fn listen(port: u16) -> Result<Self, ExchangeError> {
+        Self::listen_for(port, 1)
+    }
+
+    /// The same with room for so many clients to wait.
+    pub(crate) fn listen_for(port: u16, clients: i32) -> Result<Self, ExchangeError> {
         let open = |address: SocketAddr| -> rustix::io::Result<OwnedFd> {
             let socket = socket_for(&address)?;
             sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -108,7 +123,7 @@ impl Server {
                 sockopt::set_ipv6_v6only(&socket, false)?;
             }
             bind(&socket, &address)?;
-            listen(&socket, 1)?;
+            listen(&socket, clients)?;
             Ok(socket)
         };
         open((Ipv6Addr::UNSPECIFIED, port).into())
@@ -120,8 +135,8 @@ impl Server {
             .map_err(|errno| ExchangeError::Listen { port, source: errno.into() })
     }
 
-    /// Waits for one client and listens no longer.
-    pub(crate) fn accept(self, stop: &Stop) -> Result<Peer<'_>, ExchangeError> {
+    /// Waits for a client.
+    pub(crate) fn accept<'s>(&self, stop: &'s Stop) -> Result<Peer<'s>, ExchangeError> {
         loop {
             match stop.wait(self.socket.as_fd(), PollFlags::IN, None).map_err(ExchangeError::Accept)? {
                 Wake::Stopped => return Err(Interrupted.into()),
@@ -213,6 +228,29 @@ impl<'s> Peer<'s> {
     pub(crate) fn receive_done(&self) -> Result<(), ExchangeError> {
         let bytes = self.receive(What::Done)?;
         if bytes == DONE { Ok(()) } else { Err(ExchangeError::NotDone(bytes.escape_ascii().to_string())) }
+    }
+
+    /// Writes the local record of a game over XRC.
+    pub(crate) fn send_xrc_record(&self, record: &XrcRecord) -> Result<(), ExchangeError> {
+        self.send(&record.encode(), What::OwnXrcRecord)
+    }
+
+    /// Reads the peer's.
+    pub(crate) fn receive_xrc_record(&self) -> Result<XrcRecord, ExchangeError> {
+        let bytes = self.receive(What::PeersXrcRecord)?;
+        let record = bytes.first_chunk().expect("as many bytes as a record has");
+        Ok(XrcRecord::decode(record)?)
+    }
+
+    /// Says that this side of a game over XRC has had all its messages.
+    pub(crate) fn send_end(&self) -> Result<(), ExchangeError> {
+        self.send(END, What::End)
+    }
+
+    /// Waits until the peer says the same.
+    pub(crate) fn receive_end(&self) -> Result<(), ExchangeError> {
+        let bytes = self.receive(What::End)?;
+        if bytes == END { Ok(()) } else { Err(ExchangeError::NotEnded(bytes.escape_ascii().to_string())) }
     }
 
     fn send(&self, bytes: &[u8], what: What) -> Result<(), ExchangeError> {

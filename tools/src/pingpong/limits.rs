@@ -2,13 +2,14 @@
 
 use bareverbs::{DeviceAttr, Mtu, PortAttr};
 
-use crate::cli::pingpong::{Kind, Plan};
+use crate::cli::pingpong::{Kind, Plan, XsrqPingpong};
 
 const ODP_SUPPORT: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
 const ODP_SEND: u32 = 1 << 0;
 const ODP_RECV: u32 = 1 << 1;
 const ODP_SRQ_RECV: u32 = 1 << 5;
+const XRC: u64 = 1 << 20;
 
 /// What a device and its port offer to a ping-pong.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct Offer {
     pub(crate) max_srq_wr: u32,
     pub(crate) odp_general: u64,
     pub(crate) odp_rc: u32,
+    pub(crate) odp_xrc: u32,
+    pub(crate) xrc: bool,
     pub(crate) timestamp_mask: u64,
     pub(crate) max_dm_size: u64,
 }
@@ -48,6 +51,8 @@ impl Offer {
             max_srq_wr: if attr.max_srq == 0 { 0 } else { attr.max_srq_wr },
             odp_general: attr.odp_general_caps.bits(),
             odp_rc: attr.rc_odp_caps.bits(),
+            odp_xrc: attr.xrc_odp_caps.bits(),
+            xrc: attr.device_cap_flags.bits() & XRC != 0,
             timestamp_mask: attr.completion_timestamp_mask,
             max_dm_size: attr.max_dm_size,
         }
@@ -68,11 +73,8 @@ impl Offer {
     fn too_much(&self, asked: &Plan<'_>) -> Option<String> {
         let port = self.port;
         let (size, depth) = (asked.size, asked.game.rx_depth);
-        if size > self.max_msg_sz {
-            let most = self.max_msg_sz;
-            return Some(format!(
-                "a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {most})"
-            ));
+        if let Some(objection) = self.too_long(size) {
+            return Some(objection);
         }
         if asked.kind == Kind::Ud && size > self.active_mtu.bytes() {
             let most = self.active_mtu;
@@ -80,11 +82,8 @@ impl Offer {
                 "a datagram of {size} bytes (-s) is longer than a packet of port {port} (active_mtu {most})"
             ));
         }
-        if let Some(mtu) = asked.mtu.filter(|mtu| *mtu > self.active_mtu) {
-            let most = self.active_mtu;
-            return Some(format!(
-                "a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {most})"
-            ));
+        if let Some(objection) = asked.mtu.and_then(|mtu| self.too_wide(mtu)) {
+            return Some(objection);
         }
         match (asked.kind, self.max_srq_wr) {
             (Kind::Srq, 0) => return Some("no shared receive queues (max_srq)".into()),
@@ -116,6 +115,47 @@ impl Offer {
             ));
         }
         None
+    }
+
+    fn too_long(&self, size: u32) -> Option<String> {
+        let (port, most) = (self.port, self.max_msg_sz);
+        (size > most).then(|| {
+            format!("a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {most})")
+        })
+    }
+
+    fn too_wide(&self, mtu: Mtu) -> Option<String> {
+        let (port, most) = (self.port, self.active_mtu);
+        (mtu > most)
+            .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {most})"))
+    }
+
+    /// The same for a game over extended reliable connections.
+    pub(crate) fn admit_xrc(&self, asked: &XsrqPingpong) -> Result<(), Unable> {
+        let objection = self.missing_xrc(asked).or_else(|| self.too_long(asked.size));
+        match objection.or_else(|| self.too_wide(asked.mtu)) {
+            None => Ok(()),
+            Some(what) => Err(Unable { device: self.device.clone(), what }),
+        }
+    }
+
+    fn missing_xrc(&self, asked: &XsrqPingpong) -> Option<String> {
+        const NEEDED: u32 = ODP_SEND | ODP_SRQ_RECV;
+        if !self.xrc {
+            return Some("no extended reliable connections (XRC), which xsrq needs".into());
+        }
+        if asked.odp && (self.odp_general & ODP_SUPPORT == 0 || self.odp_xrc & NEEDED != NEEDED) {
+            return Some(
+                "no on-demand paging for send and shared receive on XRC (xrc_odp_caps), which -o needs"
+                    .into(),
+            );
+        }
+        (asked.clients > self.max_srq_wr).then(|| {
+            let (clients, most) = (asked.clients, self.max_srq_wr);
+            format!(
+                "{clients} clients (-c) are more than a shared receive queue has receives (max_srq_wr {most})"
+            )
+        })
     }
 
     fn missing(&self, asked: &Plan<'_>) -> Option<String> {
@@ -158,6 +198,7 @@ impl Offer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::pingpong::Pingpong;
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
@@ -174,6 +215,8 @@ mod tests {
             max_srq_wr: 1_048_576,
             odp_general: ODP_SUPPORT,
             odp_rc: ODP_SEND | ODP_RECV,
+            odp_xrc: 0,
+            xrc: false,
             timestamp_mask: 0,
             max_dm_size: 0,
         }
@@ -185,7 +228,7 @@ mod tests {
 
     fn verdict_on(kind: &str, offer: &Offer, args: &[&str]) -> Result<(), String> {
         let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
-        let Command::Pingpong(asked) = Cli::try_parse_from(line).unwrap().command else {
+        let Command::Pingpong(Pingpong::Turns(asked)) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not a ping-pong")
         };
         offer.admit(&asked.plan()).map_err(|unable| unable.to_string())
@@ -243,6 +286,30 @@ mod tests {
             verdict_on("ud", &rxe(), &["-s", "1025"]).unwrap_err(),
             "rxe0: a datagram of 1025 bytes (-s) is longer than a packet of port 1 (active_mtu 1024)"
         );
+    }
+
+    #[test]
+    fn extended_connections_are_not_for_every_device() {
+        let verdict = |offer: &Offer, args: &[&str]| {
+            let line = ["bareverbs", "pingpong", "xsrq"].into_iter().chain(args.iter().copied());
+            let Command::Pingpong(Pingpong::Xsrq(asked)) = Cli::try_parse_from(line).unwrap().command else {
+                panic!("not a ping-pong over XRC")
+            };
+            offer.admit_xrc(&asked).map_err(|unable| unable.to_string())
+        };
+        let text = verdict(&rxe(), &[]).unwrap_err();
+        assert_eq!(text, "rxe0: no extended reliable connections (XRC), which xsrq needs");
+        let adapter = Offer { xrc: true, max_srq_wr: 100, ..rxe() };
+        verdict(&adapter, &["-c", "100"]).unwrap();
+        for (args, words) in [
+            (&["-c", "101"][..], "101 clients (-c) are more"),
+            (&["-o"], "no on-demand paging for send and shared receive on XRC (xrc_odp_caps)"),
+            (&["-s", "0x800001"], "longer than port 1 carries"),
+            (&["-m", "2048"], "above that of port 1"),
+        ] {
+            let text = verdict(&adapter, args).unwrap_err();
+            assert!(text.contains(words), "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! Ping-pong, on the wire the same as ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong and ibv_srq_pingpong.
+//! Ping-pong, on the wire the same as ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong and
+//! ibv_xsrq_pingpong.
 
+mod arrivals;
 mod check;
 mod exchange;
 mod limits;
@@ -10,6 +12,7 @@ mod record;
 mod report;
 mod run;
 mod status;
+mod xsrq;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{Context, Gid, LinkLayer, PortAttr};
@@ -21,7 +24,7 @@ use self::rally::Side;
 use self::record::Record;
 use self::report::{Addresses, Checked, Figures, Report, address_line};
 use self::run::Player;
-use crate::cli::pingpong::{Game, Kind, Pingpong, Plan};
+use crate::cli::pingpong::{Kind, Pingpong, Plan, Turns};
 use crate::devinfo::gid_type;
 use crate::stop::Stop;
 use crate::{devices, say};
@@ -37,6 +40,13 @@ enum Meeting<'a> {
 
 /// `bareverbs pingpong`.
 pub(crate) fn play(options: &Pingpong) -> Result<()> {
+    match options {
+        Pingpong::Turns(options) => take_turns(options),
+        Pingpong::Xsrq(options) => xsrq::play(options),
+    }
+}
+
+fn take_turns(options: &Turns) -> Result<()> {
     let plan = options.plan();
     match plan.kind {
         Kind::Rc | Kind::Srq => play_on::<Reliable>(plan),
@@ -56,7 +66,7 @@ fn play_on<Q: Queues>(plan: Plan<'_>) -> Result<()> {
     let attr = context.query_device()?;
     let port = context.query_port(game.ib_port.into())?;
     Offer::new(device.name(), &attr, game.ib_port, &port).admit(&plan)?;
-    let gid = choose_gid(game, &context, &port)?;
+    let gid = choose_gid(game.gid_idx, game.ib_port, &context, &port)?;
 
     let mut player = Player::<Q>::new(plan, &context, &port, gid, stop)?;
     // Listening before the first line is out lets whoever reads it start the client.
@@ -121,9 +131,14 @@ fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
 }
 
 /// The local GID and its index: the given one, or on RoCE, which needs one, the device's best.
-fn choose_gid(game: &Game, context: &Context, port: &PortAttr) -> Result<Option<(u32, Gid)>> {
-    let number = u32::from(game.ib_port);
-    match game.gid_idx.map(u32::try_from) {
+fn choose_gid(
+    index: Option<i32>,
+    ib_port: u8,
+    context: &Context,
+    port: &PortAttr,
+) -> Result<Option<(u32, Gid)>> {
+    let number = u32::from(ib_port);
+    match index.map(u32::try_from) {
         Some(Ok(index)) => {
             let entry = context.gid(number, index)?;
             Ok(Some((entry.index, entry.gid)))
@@ -149,6 +164,8 @@ fn serve<Q: Queues>(
     stop: &Stop,
 ) -> Result<Vec<Record>> {
     let peer = server.accept(stop)?;
+    // Nobody else shall come.
+    drop(server);
     let remote = peer.receive_records(player.local().len(), places)?;
     player.connect(&remote)?;
     peer.send_records(player.local(), places)?;

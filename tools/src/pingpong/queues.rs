@@ -12,10 +12,10 @@ use crate::cli::pingpong::{Kind, Plan};
 
 /// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE goes on forever
 /// (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
-const RETRIES: u8 = 6;
+pub(crate) const RETRIES: u8 = 6;
 /// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose machine stands
 /// still for half a second would count as gone.
-const TIMEOUT: u8 = 16;
+pub(crate) const TIMEOUT: u8 = 16;
 /// What the datagrams of ibv_ud_pingpong carry.
 const QKEY: u32 = 0x1111_1111;
 /// Routers that those may pass.
@@ -294,15 +294,14 @@ impl Queues for Datagrams {
 
 /// The way to a peer's port: by its GID if it has one, else by its LID.
 pub(crate) fn address(
-    plan: &Plan<'_>,
+    (port, sl): (u8, u8),
     sgid_index: Option<u32>,
     lid: u16,
     gid: Option<Gid>,
 ) -> Result<AhAttr> {
-    let port = plan.game.ib_port;
     let way = match (sgid_index, gid) {
         (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, u8::try_from(index)?) },
         _ => AhAttr::local(port, lid),
     };
-    Ok(AhAttr { sl: plan.game.sl, ..way })
+    Ok(AhAttr { sl, ..way })
 }

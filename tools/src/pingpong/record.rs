@@ -75,14 +75,14 @@ impl Record {
     }
 }
 
-fn write_hex(field: &mut [u8], mut value: u128) {
+pub(crate) fn write_hex(field: &mut [u8], mut value: u128) {
     for digit in field.iter_mut().rev() {
         *digit = b"0123456789abcdef"[(value & 0xf) as usize];
         value >>= 4;
     }
 }
 
-fn read_hex(bytes: &[u8; RECORD_LEN], field: Range<usize>) -> Result<u128, BadRecord> {
+pub(crate) fn read_hex(bytes: &[u8], field: Range<usize>) -> Result<u128, BadRecord> {
     field.into_iter().try_fold(0, |value, at| {
         let found = bytes[at];
         let digit = char::from(found).to_digit(16).ok_or(BadRecord::Digit { at, found })?;

@@ -2,34 +2,28 @@
 
 use std::net::Ipv6Addr;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Access, Arm, Buffer, CompChannel, Context, Cq, CqInit, Gid, LinkLayer, Mr, Mtu, Payload, PortAttr,
-    RecvRequest, WcStatus, WorkCompletion,
+    Access, Buffer, Context, Gid, LinkLayer, Mr, Mtu, Payload, PortAttr, RecvRequest, WcStatus,
+    WorkCompletion,
 };
-use rustix::event::PollFlags;
 
+use super::arrivals::Arrivals;
 use super::check::{Checker, FILL, Scheme};
-use super::lost::{Failure, Lost, PATIENCE, Progress};
+use super::lost::{Failure, Lost, Progress};
 use super::queues::{Queues, Route, address};
 use super::rally::{Due, RECV_ID, Rally, SEND_ID, Side};
 use super::record::Record;
 use crate::cli::pingpong::{Kind, Plan};
 use crate::say;
-use crate::stop::{Interrupted, Patience, Stop, Wake};
+use crate::stop::Stop;
 
 /// How long the peer's queue pair gets to answer the question whether it is still there: all retries, and more.
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long a failed queue pair gets to flush its receives.
 const FLUSH: Duration = Duration::from_secs(1);
-/// Looks at an empty completion queue between two looks at the clock and for a signal: few at first, then more.
-const SPINS: Range<u32> = 1 << 12..1 << 20;
-/// The completion queue's name in its events.
-const CQ_DATA: u64 = 1;
-
 /// `size` bytes, or an error where there is not so much memory.
 fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -38,13 +32,19 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A random number for the first packet, 24 bits.
+pub(crate) fn packet_number() -> Result<u32> {
+    let mut psn = [0; 4];
+    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty()).context("no random numbers")?;
+    Ok(u32::from_ne_bytes(psn) & 0xff_ffff)
+}
+
 /// One side of the table: its queue pairs with what they need.
 pub(crate) struct Player<'a, Q> {
     plan: Plan<'a>,
     side: Side,
     stop: &'a Stop,
-    cq: Cq,
-    channel: Option<CompChannel>,
+    arrivals: Arrivals<'a>,
     /// Before the memory, so that nothing is posted any more when that goes.
     queues: Q,
     memory: Mr<Buffer>,
@@ -135,7 +135,6 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let size = plan.size as usize;
         let depth = game.rx_depth;
         let fill = if plan.kind == Kind::Srq { 0 } else { FILL };
-        let channel = game.events.then(|| context.create_comp_channel()).transpose()?;
         let pd = context.alloc_pd()?;
 
         let layout = Layout::new(&plan, Q::HEADROOM);
@@ -150,21 +149,15 @@ impl<'a, Q: Queues> Player<'a, Q> {
             say::remark(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
         }
 
-        let cq = context.create_cq(&CqInit {
-            channel: channel.as_ref(),
-            user_data: CQ_DATA,
-            ..CqInit::new(depth + plan.num_qp)
-        })?;
-        let queues = Q::create(&plan, &pd, &cq)?;
+        let arrivals = Arrivals::new(context, depth + plan.num_qp, game.events, stop)?;
+        let queues = Q::create(&plan, &pd, &arrivals.cq)?;
         let inline = queues.max_inline() as usize >= size;
 
         let numbers = queues.qp_nums();
         let local = numbers.iter().map(|&qpn| {
-            let mut psn = [0; 4];
-            rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-                .context("no random numbers")?;
+            let psn = packet_number()?;
             let gid = gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into());
-            Ok(Record { lid: port.lid, qpn, psn: u32::from_ne_bytes(psn) & 0xff_ffff, gid })
+            Ok(Record { lid: port.lid, qpn, psn, gid })
         });
         let scheme = match plan.kind {
             Kind::Srq => Scheme::Alike,
@@ -178,8 +171,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
             plan,
             side,
             stop,
-            cq,
-            channel,
+            arrivals,
             queues,
             memory,
             layout,
@@ -193,9 +185,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
             received: vec![0; numbers.len()],
         };
         player.post_all_recvs()?;
-        if player.channel.is_some() {
-            player.cq.arm(Arm::Any)?;
-        }
+        player.arrivals.arm()?;
         Ok(player)
     }
 
@@ -218,6 +208,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
 
     /// Brings the queue pairs to RTS, towards the peer's.
     pub(crate) fn connect(&mut self, remote: &[Record]) -> Result<()> {
+        let game = self.plan.game;
         let routes = self.local.iter().zip(remote).map(|(local, remote)| {
             let gid = remote.has_gid().then(|| Gid(remote.gid.octets()));
             anyhow::ensure!(
@@ -225,7 +216,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
                 "the peer sent no GID, and without one RoCE has no way to it: give it a GID index (-g)"
             );
             Ok(Route {
-                address: address(&self.plan, self.gid_index, remote.lid, gid)?,
+                address: address((game.ib_port, game.sl), self.gid_index, remote.lid, gid)?,
                 mtu: self.plan.mtu.unwrap_or(Mtu::Mtu256),
                 remote_qpn: remote.qpn,
                 remote_psn: remote.psn,
@@ -244,59 +235,14 @@ impl<'a, Q: Queues> Player<'a, Q> {
             (0..queue_pairs).try_for_each(|place| self.post_send(place))?;
         }
         let start = Instant::now();
-        let mut events = 0;
         while !rally.is_over() {
-            let completion = match &self.channel {
-                None => self.spin(),
-                Some(_) => self.sleep(&mut events),
-            }?;
-            let Some(completion) = completion else {
+            let Some(completion) = self.arrivals.next()? else {
                 return Err(self.ask(&mut rally)?.into());
             };
             self.take(&mut rally, completion)?;
         }
         let time = start.elapsed();
-        Ok(Outcome { time, events: self.channel.is_some().then_some(events) })
-    }
-
-    /// Looks for a completion until there is one, or nothing for too long.
-    fn spin(&mut self) -> Result<Option<WorkCompletion>> {
-        let mut deadline = None;
-        let mut spins = SPINS.start;
-        loop {
-            self.stop.check()?;
-            for _ in 0..spins {
-                if let Some(completion) = self.cq.poll_one() {
-                    return Ok(Some(completion));
-                }
-            }
-            let now = Instant::now();
-            if now >= *deadline.get_or_insert(now + PATIENCE) {
-                return Ok(None);
-            }
-            spins = (2 * spins).min(SPINS.end);
-        }
-    }
-
-    /// Takes a completion, asleep until there is one, or nothing for too long.
-    fn sleep(&mut self, events: &mut u64) -> Result<Option<WorkCompletion>> {
-        loop {
-            self.stop.check()?;
-            if let Some(completion) = self.cq.poll_one() {
-                return Ok(Some(completion));
-            }
-            let channel = self.channel.as_ref().context("events without a completion channel")?;
-            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Patience::of(PATIENCE)))? {
-                Wake::Ready => {}
-                Wake::TimedOut => return Ok(None),
-                Wake::Stopped => return Err(Interrupted.into()),
-            }
-            if let Some(event) = channel.try_get_event()? {
-                anyhow::ensure!(event.user_data == CQ_DATA, "a completion event of an unknown queue");
-                *events += 1;
-                self.cq.arm(Arm::Any)?;
-            }
-        }
+        Ok(Outcome { time, events: self.arrivals.events() })
     }
 
     /// Counts a completion, checks what came, and does what is due.
@@ -365,7 +311,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
         }
         let deadline = Instant::now() + ANSWER;
         let answer = loop {
-            match self.cq.poll_one() {
+            match self.arrivals.cq.poll_one() {
                 Some(completion) => break Some((completion.status, completion.wr_id)),
                 None if Instant::now() >= deadline => break None,
                 None => self.stop.check()?,
@@ -392,7 +338,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let outstanding = rally.outstanding_sends() + receives;
         let deadline = Instant::now() + FLUSH;
         while taken < outstanding && Instant::now() < deadline {
-            let Some(WorkCompletion { status, wr_id, .. }) = self.cq.poll_one() else { continue };
+            let Some(WorkCompletion { status, wr_id, .. }) = self.arrivals.cq.poll_one() else { continue };
             taken += 1;
             if status == WcStatus::WR_FLUSH_ERR {
                 flushed += 1;
@@ -462,12 +408,13 @@ impl<'a, Q: Queues> Player<'a, Q> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::pingpong::Pingpong;
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
     fn layout(line: &[&str], headroom: usize) -> Layout {
         let line = ["bareverbs", "pingpong"].iter().chain(line);
-        let Command::Pingpong(options) = Cli::try_parse_from(line).unwrap().command else {
+        let Command::Pingpong(Pingpong::Turns(options)) = Cli::try_parse_from(line).unwrap().command else {
             panic!("not a ping-pong")
         };
         Layout::new(&options.plan(), headroom)

@@ -7,6 +7,7 @@ mod post;
 mod states;
 mod steps;
 mod transport;
+mod xrc;
 
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
@@ -15,13 +16,14 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedQp, Provider, QpRequest};
 use bareverbs_provider::device::Refused;
-use bareverbs_uapi::uverbs::types::QpCreateFlags;
+use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
 pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
+pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
 use crate::cq::CqShared;
 use crate::srq::SrqShared;
@@ -103,7 +105,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub(crate) fn create(pd: &Pd<P>, init: &QpInit<'_, P>) -> Result<Self> {
         const VERB: &str = "create_qp";
         let context = pd.context();
-        let (cap, limits) = (init.cap, context.limits());
+        let (mut cap, limits) = (init.cap, context.limits());
+        if T::QP_TYPE == QpType::XRC_INI {
+            if !context.capabilities().xrc {
+                return Err(Error::Unsupported { verb: VERB, what: "XRC queue pairs are" });
+            }
+            if init.srq.is_some() {
+                return Err(Error::invalid(
+                    VERB,
+                    "an XRC queue pair that sends receives nothing: leave `srq` out",
+                ));
+            }
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
         for (what, asked, max) in [
             ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
             ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),

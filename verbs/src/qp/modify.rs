@@ -25,9 +25,9 @@ const GRANTED_BY_QPS: Access = Access::LOCAL_WRITE
     .union(Access::ON_DEMAND)
     .union(OPTIONAL);
 
-const INIT: &str = "modify_qp RESET→INIT";
-const RTR: &str = "modify_qp INIT→RTR";
-const RTS: &str = "modify_qp RTR→RTS";
+pub(super) const INIT: &str = "modify_qp RESET→INIT";
+pub(super) const RTR: &str = "modify_qp INIT→RTR";
+pub(super) const RTS: &str = "modify_qp RTR→RTS";
 
 impl<T: Connected, P: Provider> Qp<T, P> {
     /// RESET → INIT: receives can be posted from here on.
@@ -36,14 +36,14 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights that only regions
     /// have; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
+        self.init_connection(attr)
+    }
+}
+
+impl<T: Transport, P: Provider> Qp<T, P> {
+    pub(super) fn init_connection(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
-        self.check_pkey(attr.port, attr.pkey_index)?;
-        let unknown = attr.access.difference(GRANTED_BY_QPS);
-        if !unknown.is_empty() {
-            let reason =
-                format!("access {unknown:?} is nothing that a queue pair can allow: leave it to regions");
-            return Err(Error::invalid(INIT, reason));
-        }
+        check_init(self.context(), attr)?;
         let (all, mask) = attr.into();
         self.change(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
@@ -53,27 +53,67 @@ impl<T: Connected, P: Provider> Qp<T, P> {
         })
     }
 
-    fn check_peer(&self, address: &AhAttr, path_mtu: Mtu, dest_qp_num: u32, rq_psn: u32) -> Result<()> {
+    pub(super) fn check_peer(
+        &self,
+        address: &AhAttr,
+        path_mtu: Mtu,
+        dest_qp_num: u32,
+        rq_psn: u32,
+    ) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
-        let port = self.context().port_for_qp(address.port)?;
-        self.context().check_way(RTR, address, &port)?;
-        if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
-            let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
-            return Err(Error::invalid(RTR, reason));
-        }
-        if path_mtu > port.active_mtu {
-            let active = port.active_mtu;
-            let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
-            return Err(Error::invalid(RTR, reason));
-        }
-        check_24_bits(RTR, "dest_qp_num", dest_qp_num)?;
-        check_24_bits(RTR, "rq_psn", rq_psn)
+        check_peer(self.context(), address, path_mtu, dest_qp_num, rq_psn)
     }
 
-    fn connect(&mut self, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
+    pub(super) fn connect(&mut self, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let address = attr.ah_attr;
         self.change(RTR, &attr, mask).map_err(|error| self.context().way_trouble(error, &address))
     }
+}
+
+pub(super) fn check_init<P: Provider>(context: &Context<P>, attr: &InitAttr) -> Result<()> {
+    check_pkey(context, attr.port, attr.pkey_index)?;
+    let unknown = attr.access.difference(GRANTED_BY_QPS);
+    if !unknown.is_empty() {
+        let reason =
+            format!("access {unknown:?} is nothing that a queue pair can allow: leave it to regions");
+        return Err(Error::invalid(INIT, reason));
+    }
+    Ok(())
+}
+
+pub(super) fn check_peer<P: Provider>(
+    context: &Context<P>,
+    address: &AhAttr,
+    path_mtu: Mtu,
+    dest_qp_num: u32,
+    rq_psn: u32,
+) -> Result<()> {
+    let port = context.port_for_qp(address.port)?;
+    context.check_way(RTR, address, &port)?;
+    if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
+        let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
+        return Err(Error::invalid(RTR, reason));
+    }
+    if path_mtu > port.active_mtu {
+        let active = port.active_mtu;
+        let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
+        return Err(Error::invalid(RTR, reason));
+    }
+    check_24_bits(RTR, "dest_qp_num", dest_qp_num)?;
+    check_24_bits(RTR, "rq_psn", rq_psn)
+}
+
+fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result<()> {
+    // Every port has the first key: no need to ask.
+    if index == 0 {
+        return context.check_port(port.into()).map(drop);
+    }
+    let length = context.port_for_qp(port)?.pkey_tbl_len;
+    if index < length {
+        return Ok(());
+    }
+    let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
+    Err(Error::invalid(INIT, reason))
 }
 
 impl<P: Provider> Qp<Rc, P> {
@@ -84,9 +124,7 @@ impl<P: Provider> Qp<Rc, P> {
     /// of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        check_most(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
-        let (asked, max) = (attr.max_dest_rd_atomic, self.context().limits().max_qp_rd_atom);
-        Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())?;
+        check_rtr(self.context(), attr)?;
         self.connect(attr.into())
     }
 
@@ -96,19 +134,7 @@ impl<P: Provider> Qp<Rc, P> {
     /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; [`Error::Limit`]; the kernel
     /// refuses.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
-        self.check_state(RTS, QpState::RTR)?;
-        check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
-        for (what, asked, max) in [
-            ("timeout", attr.timeout, 31),
-            ("retry_cnt", attr.retry_cnt, 7),
-            ("rnr_retry", attr.rnr_retry, 7),
-        ] {
-            check_most(RTS, what, asked, max)?;
-        }
-        let max = self.context().limits().max_qp_init_rd_atom;
-        Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
-        let (all, mask) = attr.into();
-        self.change(RTS, &all, mask)
+        self.start_requests(attr)
     }
 }
 
@@ -140,7 +166,7 @@ impl<P: Provider> Qp<Ud, P> {
     /// refuses.
     pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
-        self.check_pkey(attr.port, attr.pkey_index)?;
+        check_pkey(self.context(), attr.port, attr.pkey_index)?;
         let (all, mask) = attr.into();
         self.change(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
@@ -174,17 +200,20 @@ impl<P: Provider> Qp<Ud, P> {
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
-    fn check_pkey(&self, port: u8, index: u16) -> Result<()> {
-        // Every port has the first key: no need to ask.
-        if index == 0 {
-            return self.context().check_port(port.into()).map(drop);
+    pub(super) fn start_requests(&mut self, attr: &RtsAttr) -> Result<()> {
+        self.check_state(RTS, QpState::RTR)?;
+        check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
+        for (what, asked, max) in [
+            ("timeout", attr.timeout, 31),
+            ("retry_cnt", attr.retry_cnt, 7),
+            ("rnr_retry", attr.rnr_retry, 7),
+        ] {
+            check_most(RTS, what, asked, max)?;
         }
-        let length = self.context().port_for_qp(port)?.pkey_tbl_len;
-        if index < length {
-            return Ok(());
-        }
-        let reason = format!("P_Key index {index} is outside the table of {length} of port {port}");
-        Err(Error::invalid(INIT, reason))
+        let max = self.context().limits().max_qp_init_rd_atom;
+        Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
+        let (all, mask) = attr.into();
+        self.change(RTS, &all, mask)
     }
 
     fn start_sending(&mut self, sq_psn: u32) -> Result<()> {
@@ -276,6 +305,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 }
 
-fn check_most(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
+/// What a receiving end alone has.
+pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Result<()> {
+    check_most(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
+    let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
+    Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())
+}
+
+pub(super) fn check_most(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
     if asked <= max { Ok(()) } else { Err(Error::invalid(verb, format!("{what} {asked} is above {max}"))) }
 }

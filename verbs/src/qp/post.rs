@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
 use bareverbs_provider::contract::{DoorbellError, Provider, RecvQueue, SendQueue};
+use bareverbs_uapi::uverbs::types::QpType;
 
 use super::transport::UcOperation;
 use super::{Connected, Transport};
@@ -265,7 +266,11 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let state = self.state;
         let Some(queue) = self.queue.as_mut().filter(|_| state != QpState::RESET) else {
-            let reason = if self.queue.is_none() { PostReason::Shared } else { PostReason::State(state) };
+            let reason = match &self.queue {
+                Some(_) => PostReason::State(state),
+                None if T::QP_TYPE == QpType::XRC_INI => PostReason::SendsOnly,
+                None => PostReason::Shared,
+            };
             return if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) };
         };
         // SAFETY: the same promise.
@@ -508,6 +513,11 @@ pub enum PostReason {
     /// Receives go to the shared queue.
     #[error("the queue pair shares a receive queue: post to that one")]
     Shared,
+    /// The queue pair is one that sends.
+    #[error(
+        "an XRC queue pair that sends receives nothing: receives go to the shared queue of an XRC domain"
+    )]
+    SendsOnly,
     /// The kernel refused the doorbell.
     #[error("the doorbell was refused: {0}")]
     Doorbell(#[source] DoorbellError),

@@ -29,6 +29,8 @@ const PEERS_READS: QpAttrMask = QpAttrMask::MAX_DEST_RD_ATOMIC;
 /// kernel has them (`qp_state_table` of `core/verbs.c`), after table 91 of the InfiniBand specification.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
     let (reliable, datagrams) = (qp_type == QpType::RC, qp_type == QpType::UD);
+    // The sending end of a reliable connection has what is about its own requests.
+    let requests = reliable || qp_type == QpType::XRC_INI;
     let rnr_timer = if reliable { RNR_TIMER } else { NONE };
     let moving = if datagrams { CUR | QKEY } else { CUR | ACCESS | PATHS | rnr_timer };
     Some(match (from, to) {
@@ -45,7 +47,7 @@ fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
             (needed, QpAttrMask::ALT_PATH | ACCESS | PKEY)
         }
         (QpState::RTR, QpState::RTS) => {
-            (if reliable { SQ_PSN | RETRIES | OWN_READS } else { SQ_PSN }, moving)
+            (if requests { SQ_PSN | RETRIES | OWN_READS } else { SQ_PSN }, moving)
         }
         (QpState::RTS | QpState::SQD, QpState::RTS) => (NONE, moving),
         (QpState::RTS, QpState::SQD) => (NONE, NOTIFY),
@@ -53,8 +55,11 @@ fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
         (QpState::SQD, QpState::SQD) if reliable => {
             (NONE, PORT | AV | RETRIES | OWN_READS | PEERS_READS | ACCESS | PKEY | RNR_TIMER | PATHS)
         }
+        (QpState::SQD, QpState::SQD) if requests => {
+            (NONE, PORT | AV | RETRIES | OWN_READS | ACCESS | PKEY | PATHS)
+        }
         (QpState::SQD, QpState::SQD) => (NONE, AV | ACCESS | PKEY | PATHS),
-        (QpState::SQE, QpState::RTS) if !reliable => {
+        (QpState::SQE, QpState::RTS) if !requests => {
             (NONE, if datagrams { CUR | QKEY } else { CUR | ACCESS })
         }
         _ => return None,

@@ -80,7 +80,7 @@ impl Bench {
     }
 
     fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
-        let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0 };
+        let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0, xrc: None };
         refused(self.provider.create_srq(&request).map(|made| made.handle))
     }
 

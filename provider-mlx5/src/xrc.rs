@@ -1,0 +1,17 @@
+//! Extended reliable connections: the receiving ends, which have no queues.
+
+use bareverbs_provider::command::{self, DriverPayload, QpHandle};
+use bareverbs_provider::contract::{CreateError, XrcTargetRequest};
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp};
+use zerocopy::IntoBytes;
+
+/// Makes a queue pair that receives for an XRC domain. The driver wants its payload all the same, and a user index that
+/// no completion ever names.
+pub(crate) fn create_target(file: &DeviceFile, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
+    let driver = CreateQpReq::zeroed();
+    let mut response = CreateQpResp::zeroed();
+    let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+    // SAFETY: of such a queue pair the driver takes no addresses (`create_xrc_tgt_qp` of its `qp.c`).
+    Ok(unsafe { command::create_xrc_target(file, request, payload) }?)
+}

@@ -1,0 +1,126 @@
+//! Games of `bareverbs pingpong xsrq` with `ibv_xsrq_pingpong`, in both roles and mixed, and with itself.
+
+use std::process::Command;
+
+use bareverbs_interop_tests::game::{HOST, wait_until_listening};
+use bareverbs_interop_tests::program::{Finished, Program};
+use bareverbs_interop_tests::resources::leaving_nothing;
+use bareverbs_kernel_tests::{device, kernel_tests};
+use serde_json::Value;
+
+kernel_tests! {
+    extended_games_without_options_are_those_of_the_c_program if device::xrc,
+    a_server_plays_with_several_clients_over_all_their_connections if device::xrc,
+    extended_games_of_every_size_and_mtu if device::xrc,
+    either_side_of_an_extended_game_may_sleep if device::xrc,
+    an_extended_game_as_json if device::xrc,
+    an_extended_game_is_refused_where_it_cannot_be if device::no_xrc,
+}
+
+/// A program of either stack.
+fn program(ours: bool, options: &[&str]) -> Command {
+    let mut command = Command::new(if ours { "bareverbs" } else { "ibv_xsrq_pingpong" });
+    if ours {
+        command.args(["pingpong", "xsrq"]);
+    } else if !device::is_infiniband() {
+        command.args(["-g", &device::gid_index().to_string()]);
+    }
+    command.args(options);
+    command
+}
+
+/// Plays to the end: a server for as many clients as there are, each ours or not.
+fn play(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finished> {
+    let number = clients.len().to_string();
+    let mut server = Program::start(program(server, options).args(["-c", &number]));
+    wait_until_listening(&mut server, 18515);
+    let clients: Vec<_> =
+        clients.iter().map(|&ours| Program::start(program(ours, options).arg(HOST))).collect();
+    let finished: Vec<_> = std::iter::once(server).chain(clients).map(Program::finish).collect();
+    for side in &finished {
+        assert!(side.status.success(), "{finished:#?}");
+    }
+    finished
+}
+
+/// The addresses that a side printed, without whose they are.
+fn addresses(side: &Finished, whose: &str) -> Vec<String> {
+    let lines = side.stdout.lines().filter_map(|line| line.trim_start().strip_prefix(whose));
+    let mut lines: Vec<_> = lines.map(|line| line.trim_start_matches(": ").to_owned()).collect();
+    lines.sort();
+    lines
+}
+
+/// Both sides name the same addresses and nothing else went over the lines of the C program.
+fn expect_regular(sides: &[Finished]) {
+    let (server, clients) = sides.split_first().unwrap();
+    for side in sides {
+        let lines: Vec<_> = side.stdout.lines().collect();
+        assert_eq!(lines.last(), Some(&"success"), "{sides:#?}");
+        assert_eq!(lines.len() % 2, 1, "{sides:#?}");
+        assert!(lines.iter().all(|line| line.starts_with("   local: LID ")
+            || line.starts_with("  remote: LID ")
+            || *line == "success"));
+    }
+    let of_clients = |whose| {
+        let mut all: Vec<_> = clients.iter().flat_map(|side| addresses(side, whose)).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(addresses(server, "local"), of_clients("remote"), "{sides:#?}");
+    assert_eq!(addresses(server, "remote"), of_clients("local"), "{sides:#?}");
+}
+
+fn extended_games_without_options_are_those_of_the_c_program() {
+    leaving_nothing(|| {
+        for (server, client) in [(true, false), (false, true), (true, true)] {
+            expect_regular(&play(server, &[client], &[]));
+        }
+    });
+}
+
+fn a_server_plays_with_several_clients_over_all_their_connections() {
+    leaving_nothing(|| {
+        for (server, clients) in [
+            (true, &[true, true, true][..]),
+            (true, &[false, false]),
+            (false, &[true, true]),
+            (true, &[true, false, true]),
+        ] {
+            expect_regular(&play(server, clients, &["-n", "20", "-s", "64"]));
+        }
+    });
+}
+
+fn extended_games_of_every_size_and_mtu() {
+    for (server, client) in [(true, false), (false, true)] {
+        for size in ["1", "4097", "100000"] {
+            expect_regular(&play(server, &[client], &["-s", size, "-n", "3", "-m", "512", "-l", "3"]));
+        }
+    }
+    // More than the send queue has room for at a time.
+    expect_regular(&play(true, &[true], &["--num_tests=500", "--size=0x10"]));
+}
+
+fn either_side_of_an_extended_game_may_sleep() {
+    for (server, client) in [(true, false), (false, true), (true, true)] {
+        expect_regular(&play(server, &[client], &["-e", "-n", "20"]));
+    }
+}
+
+fn an_extended_game_as_json() {
+    let sides = play(true, &[true, true], &["--json", "-n", "7"]);
+    for (side, number) in sides.iter().zip([2, 1, 1]) {
+        let report: Value = serde_json::from_str(&side.stdout).unwrap();
+        assert_eq!(report["transport"], "xsrq");
+        assert_eq!(report["messages"], 7 * number);
+        assert_eq!(report["local"].as_array().unwrap().len(), number);
+    }
+}
+
+fn an_extended_game_is_refused_where_it_cannot_be() {
+    leaving_nothing(|| {
+        let refused = Program::start(&mut program(true, &[])).finish();
+        refused.expect_failure("no extended reliable connections (XRC), which xsrq needs");
+    });
+}
