@@ -88,7 +88,7 @@ impl Layout {
         no_receives: bool,
         limits: Limits,
     ) -> Result<Self, CreateError> {
-        let wrong = |problem, value| CreateError::Layout { queue: "queue pair", problem, value };
+        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
         // What stands before the data: the control segment and, of the operations, the longest.
         let head = match qp_type {
             QpType::UD => 4,
@@ -104,27 +104,34 @@ impl Layout {
         let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
         let bytes = (segments.max(key_change) * SEGMENT as u64).next_multiple_of(BLOCK as u64);
         if bytes > limits.send_bytes.into() {
-            return Err(wrong("a send with as many elements or inline bytes is too long", bytes));
+            let room = u64::from(limits.send_bytes).saturating_sub(head * SEGMENT as u64);
+            return Err(if wqe::inline_segments(cap.max_inline_data as usize) > sge as usize {
+                limit("max_inline_data", cap.max_inline_data, room.saturating_sub(4))
+            } else {
+                limit("max_send_sge", sge, room / SEGMENT as u64)
+            });
         }
         let blocks_each = bytes / BLOCK as u64;
         let blocks = (u64::from(cap.max_send_wr.max(1)) * blocks_each).next_power_of_two();
         if blocks > limits.send_blocks.into() {
-            return Err(wrong("the send queue would need too many blocks", blocks));
+            let most = u64::from(limits.send_blocks) / blocks_each;
+            return Err(limit("max_send_wr", cap.max_send_wr, most));
         }
         let room = bytes / SEGMENT as u64 - head;
 
         let recv_sge = if no_receives || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_sge.max(1) };
         let recv_bytes = (u64::from(recv_sge.max(1)) * SEGMENT as u64).next_power_of_two();
         if recv_bytes > limits.recv_bytes.into() {
-            return Err(wrong("a receive with as many elements is too long", recv_bytes));
+            return Err(limit("max_recv_sge", recv_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
         }
         let recv_slots = if no_receives || cap.max_recv_wr == 0 {
             0
         } else {
             // The ring fills at least a block.
             let slots = u64::from(cap.max_recv_wr).next_power_of_two().max(BLOCK as u64 / recv_bytes);
-            if cap.max_recv_wr > limits.receives.min(MAX_RECEIVES) {
-                return Err(wrong("the receive queue would be too deep", cap.max_recv_wr.into()));
+            let most = limits.receives.min(MAX_RECEIVES);
+            if cap.max_recv_wr > most {
+                return Err(limit("max_recv_wr", cap.max_recv_wr, most.into()));
             }
             slots as u32
         };
@@ -213,6 +220,9 @@ mod tests {
         assert!(Layout::new(QpType::RC, &cap(1, 62, 0), false, LIMITS).is_err());
         assert!(Layout::new(QpType::RC, &cap(1, 1, 977), false, LIMITS).is_err());
         assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), false, LIMITS).is_err());
+        let refused = Layout::new(QpType::UD, &cap(1, 1, 2000), false, LIMITS);
+        assert_eq!(refused, Err(CreateError::Limit { what: "max_inline_data", asked: 2000, max: 956 }));
+        assert!(Layout::new(QpType::UD, &cap(1, 1, 956), false, LIMITS).is_ok());
         assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), false, LIMITS).is_err());
     }
 

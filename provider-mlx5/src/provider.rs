@@ -90,8 +90,8 @@ impl Mlx5 {
         // One entry always stays free.
         let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
         if log > MAX_CQE_LOG {
-            let problem = "more entries than its counter can tell apart";
-            return Err(CreateError::Layout { queue: "completion queue", problem, value: entries.into() });
+            let max = (1 << MAX_CQE_LOG) - 1;
+            return Err(CreateError::Limit { what: "entries", asked: entries.into(), max });
         }
         let memory = Mapping::anonymous(CQE << log).map_err(refused("mmap"))?;
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
@@ -301,9 +301,13 @@ impl Provider for Mlx5 {
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         let shift = Mlx5Srq::shift(request.max_sge);
         let slots = u64::from(request.max_wr) + 1;
-        if slots > 1 << 16 || shift > 16 {
-            let (problem, value) = ("deeper or wider than the device counts", request.max_wr.into());
-            return Err(CreateError::Layout { queue: "shared receive queue", problem, value });
+        if slots > 1 << 16 {
+            let (asked, max) = (request.max_wr.into(), (1 << 16) - 1);
+            return Err(CreateError::Limit { what: "max_wr", asked, max });
+        }
+        if shift > 16 {
+            let (asked, max) = (request.max_sge.into(), (1 << 12) - 1);
+            return Err(CreateError::Limit { what: "max_sge", asked, max });
         }
         let slots = (slots as u32).next_power_of_two().max(2);
         let memory = Mapping::anonymous((slots as usize) << shift).map_err(refused("mmap"))?;

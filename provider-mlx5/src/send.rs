@@ -541,6 +541,9 @@ impl SendQueue for Mlx5Sq {
             return Err(self.full());
         }
         let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        if qp_num >> 24 != 0 {
+            return Err(Refusal::QpNumber { qp_num });
+        }
         let mut writer = self.writer();
         for segment in ah.vector.segments(qp_num, qkey) {
             writer.put(segment);

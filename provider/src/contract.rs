@@ -120,6 +120,16 @@ pub enum CreateError {
         /// The offending number.
         value: u64,
     },
+    /// It is beyond what the device can hold, which only the provider can tell.
+    #[error("{what} {asked} is above the device's limit of {max}")]
+    Limit {
+        /// What was asked for.
+        what: &'static str,
+        /// How much of it.
+        asked: u64,
+        /// How much there can be.
+        max: u64,
+    },
     /// The provider does not make such a thing.
     #[error("this provider does not support {what}")]
     Unsupported {

@@ -48,8 +48,8 @@ impl<P: Provider> Ah<P> {
         const VERB: &str = "create_ah";
         let context = pd.context();
         let port = context.query_port(attr.port.into())?;
-        context.check_way(VERB, attr, &port)?;
-        let request = AhRequest { pd: pd.domain().handle, attr: attr.to_handle() };
+        let way = context.check_way(VERB, attr, &port)?;
+        let request = AhRequest { pd: pd.domain().handle, attr: way.to_handle() };
         let CreatedAh { handle, ah } = context.provider().create_ah(&request).map_err(|reason| {
             let asked = attr.grh.map_or(format!("LID {}", attr.dlid), |grh| {
                 format!("{} from the GID at index {}", grh.dgid, grh.sgid_index)

@@ -381,9 +381,11 @@ impl<P: Provider> Context<P> {
         self.query_port(port.into())
     }
 
-    /// Fails where a port's peers are addressed by a global route only, and there is none, or where a field has more
+    /// The way as the kernel is told it: on InfiniBand with the own LID where it leads to an own GID and names none.
+    ///
+    /// Fails where what a port's peers are addressed by is missing, a global route or a LID, or where a field has more
     /// bits than a packet has for it.
-    pub(crate) fn check_way(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<()> {
+    pub(crate) fn check_way(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<AhAttr> {
         if address.sl > 15 {
             return Err(Error::invalid(verb, format!("service level {} is above 15", address.sl)));
         }
@@ -392,7 +394,7 @@ impl<P: Provider> Context<P> {
                 let reason = "RoCE reaches a peer by its GID only: give the address a global route";
                 return Err(Error::invalid(verb, reason));
             }
-            return Ok(());
+            return if address.dlid == 0 { Err(no_lid(verb)) } else { Ok(*address) };
         };
         if grh.flow_label > 0xf_ffff {
             let reason = format!("flow label {:#x} has more than 20 bits", grh.flow_label);
@@ -401,7 +403,15 @@ impl<P: Provider> Context<P> {
         if grh.dgid.is_zero() {
             return Err(Error::invalid(verb, "the peer's GID is zero, which is nobody's"));
         }
-        Ok(())
+        if address.dlid != 0 || port.link_layer != LinkLayer::INFINIBAND {
+            return Ok(*address);
+        }
+        let own = |entry: &GidEntry| entry.port == u32::from(address.port) && entry.gid == grh.dgid;
+        if self.gid_table()?.iter().any(own) {
+            Ok(AhAttr { dlid: port.lid, ..*address })
+        } else {
+            Err(no_lid(verb))
+        }
     }
 
     /// Says what the kernel's refusal of a way to a peer is about.
@@ -433,6 +443,11 @@ impl<P: Provider> Context<P> {
             _ => error,
         }
     }
+}
+
+fn no_lid(verb: &'static str) -> Error {
+    let reason = "InfiniBand reaches a peer by its LID: set `dlid` to what `query_port` tells at the peer";
+    Error::invalid(verb, reason)
 }
 
 /// The driver of an open device file without a context.

@@ -275,8 +275,11 @@ impl<P: Provider> Cq<P> {
     /// The kernel refuses.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self, what: Arm) -> Result<()> {
-        self.queue
-            .arm(what == Arm::Solicited)
+        const METHOD: &str = "InvokeWrite REQ_NOTIFY_CQ";
+        // Where that is no command but a store, it would be one to memory that a forked child does not have.
+        let home = self.shared.context.file().check_home();
+        home.map_err(|errno| Refused { method: METHOD, errno })
+            .and_then(|()| self.queue.arm(what == Arm::Solicited))
             .map_err(|refused| Error::refused("req_notify_cq", format!("{what:?}"), refused))
     }
 }

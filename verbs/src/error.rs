@@ -208,6 +208,7 @@ impl Error {
     pub(crate) fn create(verb: &'static str, asked: impl Into<String>, reason: CreateError) -> Self {
         match reason {
             CreateError::Refused(refused) => Self::refused(verb, asked, refused),
+            CreateError::Limit { what, asked, max } => Self::Limit { verb, what, asked, max },
             reason => Self::Provider { verb, asked: asked.into(), reason },
         }
     }

@@ -109,7 +109,7 @@ pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, AdviseMrAdvice as
 pub use bareverbs_uapi::verbs_values::{
     EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
 };
-pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
+pub use bareverbs_uapi::write::types::{DeviceCapFlags, PlacementType, SelectivityLevel, WcOpcode};
 pub use channel::{CompChannel, CompEvent};
 pub use context::{Capabilities, Context};
 pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};

@@ -72,6 +72,16 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("release/fastpath"))
 }
 
+/// Builds the program that posts what the card's recording is compared by.
+pub(crate) fn wqes() -> Result<PathBuf> {
+    let mut cargo = static_cargo("build");
+    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-wqes"]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the posting program could not be built");
+    }
+    Ok(target_folder().join(TARGET).join("debug/wqes"))
+}
+
 /// Builds the program whose instructions valgrind counts.
 pub(crate) fn counts() -> Result<PathBuf> {
     let mut cargo = cargo();

@@ -153,7 +153,7 @@ pub(crate) fn measure(
     std::fs::create_dir_all(&folder)?;
     let ours = build::fastpath()?;
     std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
-    compile(cache, peers, &folder.join("fastpath-c"))?;
+    compile(cache, peers, "tests/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
     let programs = build::guest_programs()?;
     let card = port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
     let subject = if card.is_some() { CARD } else { SOFT };
@@ -183,9 +183,9 @@ pub(crate) fn measure(
     table(&subject, &figures)
 }
 
-/// Compiles the C library's program against the library that the guest has.
-fn compile(cache: &Cache, peers: &Peers, to: &Path) -> Result<()> {
-    let source = build::workspace().join("tests/fastpath/c/fastpath.c");
+/// Compiles a program in C against the library that the guest has.
+pub(crate) fn compile(cache: &Cache, peers: &Peers, source: &str, to: &Path) -> Result<()> {
+    let source = build::workspace().join(source);
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(fetch_verbs_headers(cache, false)?);
     for folder in fetch_headers(cache, Series::RELEASED[Series::RELEASED.len() - 1], false)?.include {

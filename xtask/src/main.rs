@@ -14,6 +14,7 @@ mod soak;
 mod terminal;
 mod test;
 mod two_hosts;
+mod wqes;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,8 @@ enum Command {
     Fastpath(fastpath::Fastpath),
     /// Count what the mlx5 data path costs in instructions, on a card in the same process.
     Counts(counts::Counts),
+    /// Compare what a card fetches of our requests and of the C library's, field by field.
+    Wqes(wqes::Wqes),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
+        Command::Wqes(wqes) => wqes.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Lab(command) => lab::run(command),
     };

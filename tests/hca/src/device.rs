@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::control::Change;
-use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port};
+use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port, Recorder};
 use crate::fabric::{Addresses, Fabric, Mail, Mailbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
 use crate::memory::{CARD_SIZE, CARD_START, DmaMap, MapError};
@@ -166,6 +166,11 @@ impl Device {
         drop(guard);
         self.shared.fabric.readdress(self.shared.port, after);
         true
+    }
+
+    /// Tells `recorder` each work request from now on, as it was fetched.
+    pub(crate) fn record(&self, recorder: Recorder) {
+        self.shared.lock().engine.record(recorder);
     }
 
     /// How many objects of each kind the driver has made.

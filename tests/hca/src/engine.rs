@@ -16,6 +16,7 @@ pub mod packet;
 pub(crate) mod port;
 mod qp;
 mod queue_pairs;
+mod recorder;
 mod requester;
 mod responder;
 mod ring;
@@ -45,6 +46,8 @@ pub use packet::{Link, Packet};
 pub use port::Port;
 use qp::Qp;
 pub use qp::{Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
+use recorder::Recording;
+pub use recorder::{Queue, Recorder};
 use requester::Turn;
 pub use ring::Ring;
 pub use srq::SrqSetup;
@@ -126,6 +129,7 @@ impl Engine {
                 holding: Vec::new(),
                 counters: Box::new([Counters::default(); 256]),
                 now: 0,
+                recording: Recording::default(),
             },
             qps: Table::new(0x48, 1 << limits::LOG_QPS),
             rqs: Table::new(0x10, 1 << limits::LOG_RQS),
@@ -134,13 +138,19 @@ impl Engine {
         }
     }
 
-    /// Forgets every object; the memory map and the port stay.
+    /// Tells `recorder` each work request from now on, as it was fetched.
+    pub fn record(&mut self, recorder: Recorder) {
+        self.core.recording = Recording(Some(recorder));
+    }
+
+    /// Forgets every object; the memory map, the port and the recorder stay.
     pub fn reset(&mut self) {
+        let recording = std::mem::take(&mut self.core.recording);
         let memory = std::mem::take(&mut self.core.memory);
         let port = self.core.port.clone();
         let interrupts = std::mem::replace(&mut self.core.interrupts, Box::new(Silent));
         *self = Self::new(Port { gids: vec![None; port::GIDS], ..port }, interrupts);
-        self.core.memory = memory;
+        (self.core.memory, self.core.recording) = (memory, recording);
         self.core.memory.card_mut().clear();
     }
 

@@ -1,10 +1,13 @@
 //! Serves cards over vfio-user: one socket per card, all cards on one fabric.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bareverbs_hca::engine::{Queue, Recorder};
 use bareverbs_hca::{Control, Fabric, Faults, Link, Server, Setup};
 use clap::{Parser, ValueEnum};
 
@@ -47,6 +50,9 @@ struct Arguments {
     /// Record packets as RoCE v2 and frames as they are.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// Record work requests as they were fetched, a line for each: `send`, `receive` or `shared`, queue, place, bytes.
+    #[arg(long, value_name = "FILE")]
+    requests: Option<PathBuf>,
     /// A socket that takes wishes: `1 link down`, `1 link up`, `1 lid 7`, `1 prefix 0xfec0000000000000`, `1 objects`.
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
@@ -87,6 +93,9 @@ fn run(arguments: &Arguments) -> Result<()> {
         longest_delay: Duration::from_micros(arguments.longest_delay),
         seed: arguments.seed,
     };
+    // A card waits for no processor: where virtual ones spin for what it does, it would wait for them. What the user
+    // may not ask for is not given.
+    let _ = rustix::process::nice(-20);
     let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
     if let Some(path) = &arguments.listen {
         fabric.listen(path, link).with_context(|| format!("listening at {}", path.display()))?;
@@ -102,6 +111,12 @@ fn run(arguments: &Arguments) -> Result<()> {
         servers
             .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
     }
+    if let Some(path) = &arguments.requests {
+        let file = File::create(path).with_context(|| format!("recording to {}", path.display()))?;
+        for server in &servers {
+            server.record(request_lines(file.try_clone()?));
+        }
+    }
     let control =
         arguments.control.as_deref().map(Control::bind).transpose().context("making the control socket")?;
     println!("ready");
@@ -114,4 +129,21 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Writes a line for each work request.
+fn request_lines(mut file: File) -> Recorder {
+    Box::new(move |queue, place, bytes| {
+        let (kind, number) = match queue {
+            Queue::Send(number) => ("send", number),
+            Queue::Receive(number) => ("receive", number),
+            Queue::Shared(number) => ("shared", number),
+        };
+        let bytes: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        // One write for a line: nobody reads half of one.
+        let written = file.write_all(format!("{kind} {number:#x} {place:#x} {bytes}\n").as_bytes());
+        if let Err(error) = written {
+            eprintln!("bareverbs-hca: a work request was not recorded: {error}");
+        }
+    })
 }

@@ -15,7 +15,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
-use bareverbs::{Access, Context, CqInit, Device, DriverId, Gid, LinkLayer, Qp, QpInit, Rc};
+use bareverbs::{Access, Context, CqInit, Device, DeviceCapFlags, DriverId, Gid, LinkLayer, Qp, QpInit, Rc};
 
 /// What a test that can't run says.
 pub type Need = Result<(), String>;
@@ -120,6 +120,37 @@ pub fn is_soft_roce() -> bool {
 pub fn ethernet() -> Need {
     need(!is_infiniband(), || {
         "its port is of InfiniBand, and has neither an IP address nor a network interface".into()
+    })
+}
+
+/// For tests of multicast groups.
+///
+/// # Errors
+/// The port is of InfiniBand.
+pub fn groups() -> Need {
+    need(!is_infiniband(), || {
+        "its port is of InfiniBand, where a group has a LID that only a subnet administrator gives".into()
+    })
+}
+
+/// For tests of what becomes of datagrams over an address handle that they should not go over.
+///
+/// # Errors
+/// The device knows no handles.
+pub fn handles_in_requests() -> Need {
+    need(is_soft_roce(), || {
+        format!("a request to {} holds the address itself, and no handle that could be a wrong one", name())
+    })
+}
+
+/// For tests of shared receive queues that change their size.
+///
+/// # Errors
+/// The device has none.
+pub fn resizes_shared_queues() -> Need {
+    let flags = open().query_device().expect("the device's attributes").device_cap_flags;
+    need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || {
+        format!("{} does not resize shared receive queues", name())
     })
 }
 

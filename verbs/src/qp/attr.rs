@@ -104,7 +104,7 @@ pub struct Grh {
 pub struct AhAttr {
     /// The own port, counted from 1.
     pub port: u8,
-    /// The peer's LID; only InfiniBand has them.
+    /// The peer's LID; only InfiniBand has them, and needs them: 0 leads to an own GID only.
     pub dlid: u16,
     /// Service level, 0 to 15.
     pub sl: u8,
@@ -117,7 +117,9 @@ pub struct AhAttr {
 }
 
 impl AhAttr {
-    /// To `dgid` from the own GID at `sgid_index`, on the same link or subnet.
+    /// To `dgid` from the own GID at `sgid_index`, on the same link or subnet. InfiniBand wants the peer's LID besides,
+    /// as [`query_port`](crate::Context::query_port) tells it there, unless the GID is the port's own:
+    /// `AhAttr { dlid, ..AhAttr::global(port, dgid, sgid_index) }`.
     #[must_use]
     pub fn global(port: u8, dgid: Gid, sgid_index: u8) -> Self {
         let grh = Grh { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0 };

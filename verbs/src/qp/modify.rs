@@ -53,13 +53,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
+    /// The way to the peer as the kernel is told it.
+    /// The way to the peer as the kernel is told it.
     pub(super) fn check_peer(
         &self,
         address: &AhAttr,
         path_mtu: Mtu,
         dest_qp_num: u32,
         rq_psn: u32,
-    ) -> Result<()> {
+    ) -> Result<AhAttr> {
         self.check_state(RTR, QpState::INIT)?;
         check_peer(self.context(), address, path_mtu, dest_qp_num, rq_psn)
     }
@@ -87,20 +89,21 @@ pub(super) fn check_peer<P: Provider>(
     path_mtu: Mtu,
     dest_qp_num: u32,
     rq_psn: u32,
-) -> Result<()> {
+) -> Result<AhAttr> {
     let port = context.port_for_qp(address.port)?;
-    context.check_way(RTR, address, &port)?;
     if let Some(grh) = address.grh.filter(|grh| grh.dgid.is_multicast()) {
         let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
         return Err(Error::invalid(RTR, reason));
     }
+    let way = context.check_way(RTR, address, &port)?;
     if path_mtu > port.active_mtu {
         let active = port.active_mtu;
         let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
         return Err(Error::invalid(RTR, reason));
     }
     check_24_bits(RTR, "dest_qp_num", dest_qp_num)?;
-    check_24_bits(RTR, "rq_psn", rq_psn)
+    check_24_bits(RTR, "rq_psn", rq_psn)?;
+    Ok(way)
 }
 
 fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result<()> {
@@ -120,12 +123,12 @@ impl<P: Provider> Qp<Rc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
-    /// of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
+    /// for numbers out of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
-        self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(self.context(), attr)?;
-        self.connect(attr.into())
+        self.connect((&RtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on.
@@ -142,11 +145,11 @@ impl<P: Provider> Qp<Uc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
-    /// of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
+    /// for numbers out of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
-        self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        self.connect(attr.into())
+        let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        self.connect((&UcRtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.

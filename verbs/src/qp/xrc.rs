@@ -79,11 +79,11 @@ impl<P: Provider> Qp<XrcSend, P> {
     /// INIT → RTR: towards the [`XrcTarget`] `dest_qp_num`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
-    /// of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
+    /// for numbers out of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
-        self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        self.connect(attr.into())
+        let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        self.connect((&UcRtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on.
@@ -224,14 +224,15 @@ impl<P: Provider> XrcTarget<P> {
     /// INIT → RTR: what the [`XrcSend`] queue pair `dest_qp_num` sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE, towards a multicast group, for numbers out
-    /// of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
+    /// for numbers out of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
-        check_peer(self.xrcd.context(), &attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        check_rtr(self.xrcd.context(), attr)?;
-        let address = attr.address;
-        self.change(RTR, attr.into()).map_err(|error| self.xrcd.context().way_trouble(error, &address))
+        let context = self.xrcd.context();
+        let address = check_peer(context, &attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
+        check_rtr(context, attr)?;
+        self.change(RTR, (&RtrAttr { address, ..*attr }).into())
+            .map_err(|error| self.xrcd.context().way_trouble(error, &address))
     }
 
     /// RTR → RTS. It receives without that too.

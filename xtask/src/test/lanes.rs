@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use super::binaries::{GuestTest, guest_tests};
 use super::outcome::{Outcome, Table, judge};
 use crate::hca::{self, Bench, Extent};
-use crate::{build, fastpath, lab, two_hosts};
+use crate::{build, fastpath, lab, two_hosts, wqes};
 
 /// Kinds of cards to test.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
@@ -102,6 +102,7 @@ impl Lab {
 /// Tests that bring guests of their own.
 enum Special {
     FastPath(&'static str, Option<HcaPort>),
+    Wqes,
     Hosts(&'static str, two_hosts::Test),
     Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
@@ -165,6 +166,10 @@ impl<'a> Plan<'a> {
                     build::fastpath()?;
                     port.map(|_| build::card()).transpose()?;
                 }
+                Special::Wqes => {
+                    build::wqes()?;
+                    build::card()?;
+                }
                 Special::Cards(..) => drop(build::card()?),
                 Special::Hosts(..) => {}
             }
@@ -206,6 +211,9 @@ impl<'a> Plan<'a> {
         if name == fastpath::KERNEL {
             let subjects = fastpath::SUBJECTS.into_iter().filter(|(title, _)| wanted(title));
             specials.extend(subjects.map(|(title, port)| Special::FastPath(title, port)));
+        }
+        if name == wqes::KERNEL && wanted(wqes::TITLE) {
+            specials.push_back(Special::Wqes);
         }
         if name == two_hosts::KERNEL {
             let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
@@ -357,6 +365,12 @@ impl<'b> Worker<'_, 'b> {
                     fastpath::measure(setup.cache, setup.tools, kernel, &self.plan.lab.peers, port)?;
                 let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
                 self.report(name, title, outcome, &figures, begin);
+            }
+            Special::Wqes => {
+                let lab = self.plan.lab;
+                let report = wqes::check(&lab.cache, &lab.tools, kernel, &lab.peers)?;
+                let outcome = if report.unknown.is_empty() { Outcome::Passed } else { Outcome::Failed };
+                self.report(name, wqes::TITLE, outcome, &report.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Cards(port, extent, tests) => {

@@ -8,6 +8,7 @@ use super::eq::{Eq, EventKind, Interrupts};
 use super::mkey::Mkeys;
 use super::packet::{Link, Packet, Route};
 use super::port::Port;
+use super::recorder::Recording;
 use super::srq::{Srq, Taken};
 use super::table::Table;
 use crate::memory::DmaMap;
@@ -55,6 +56,7 @@ pub(crate) struct Core {
     pub(crate) holding: Vec<u32>,
     pub(crate) counters: Box<[Counters; 256]>,
     pub(crate) now: u64,
+    pub(crate) recording: Recording,
 }
 
 impl Core {
@@ -132,7 +134,7 @@ impl Core {
     /// Takes a receive work request off a shared receive queue.
     pub(crate) fn take_shared(&mut self, number: u32) -> Taken {
         let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return Taken::Fault };
-        let (taken, limit_crossed) = srq.take(&self.memory);
+        let (taken, limit_crossed) = srq.take(&self.memory, &mut self.recording);
         if let Taken::Fault = taken {
             srq.failed = true;
             self.srq_event(EventKind::SrqCatastrophic, number);

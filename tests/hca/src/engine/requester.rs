@@ -11,6 +11,7 @@ use super::cq::Syndrome;
 use super::eq::EventKind;
 use super::packet::{PSN_MASK, psn_distance};
 use super::qp::{Qp, QpAttributes, State};
+use super::recorder::Queue;
 use super::wqe::{self, Action, BLOCK, Fence, Segment, Work, units};
 pub(crate) use finish::flush;
 use finish::{catastrophe, fail};
@@ -313,6 +314,7 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
             _ => (Answer::None, 1),
         },
     };
+    core.recording.tell(Queue::Send(qp.number), index, &work.bytes);
     // One that claims more than was posted ends where the posted ones end.
     let blocks = work.blocks.min(available);
     requester.sent.push_back(Sent {

@@ -11,6 +11,7 @@ use super::eq::EventKind;
 use super::mkey::{self, Accessor, Refusal, access};
 use super::packet::{Acknowledge, PSN_MASK, Route};
 use super::qp::{Qp, QpAttributes, ReceiveQueue, State};
+use super::recorder::Queue;
 use super::srq::{Receive, Taken, scatter_list};
 
 pub(crate) use answer::turn;
@@ -123,6 +124,7 @@ fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> Taken
     if qp.setup.ring.read(&core.memory, index << log_stride, &mut wqe).is_err() {
         return Taken::Fault;
     }
+    core.recording.tell(Queue::Receive(qp.number), counter, &wqe);
     qp.responder.consumed = counter.wrapping_add(1);
     Taken::Receive(Receive { wqe_counter: counter, srq: None, sges: scatter_list(&wqe), placed: 0 })
 }

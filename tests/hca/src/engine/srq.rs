@@ -1,5 +1,6 @@
 //! Shared receive queues, and receive work requests in general.
 
+use super::recorder::{Queue, Recording};
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
 
@@ -90,8 +91,8 @@ impl Srq {
     }
 
     /// Takes the next work request, and whether the limit was just crossed.
-    pub(crate) fn take(&mut self, memory: &DmaMap) -> (Taken, bool) {
-        match self.next(memory) {
+    pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (Taken, bool) {
+        match self.next(memory, recording) {
             Ok(Some((receive, left))) => {
                 let crossed = self.limit != 0 && left < self.limit;
                 if crossed {
@@ -104,7 +105,11 @@ impl Srq {
         }
     }
 
-    fn next(&mut self, memory: &DmaMap) -> Result<Option<(Receive, u16)>, DmaFault> {
+    fn next(
+        &mut self,
+        memory: &DmaMap,
+        recording: &mut Recording,
+    ) -> Result<Option<(Receive, u16)>, DmaFault> {
         let posted = self.posted(memory)?;
         if posted == self.consumed {
             return Ok(None);
@@ -114,6 +119,7 @@ impl Srq {
         let stride = 1usize << self.setup.log_stride;
         let mut wqe = vec![0; stride];
         self.setup.ring.read(memory, u64::from(index) << self.setup.log_stride, &mut wqe)?;
+        recording.tell(Queue::Shared(self.number), index, &wqe);
         let sges = if self.setup.linked {
             self.head = u16::from_be_bytes([wqe[2], wqe[3]]);
             scatter_list(&wqe[16..])

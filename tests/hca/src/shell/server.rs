@@ -12,6 +12,7 @@ use super::pci::{self, Config};
 use super::protocol::{Errno, Fields, MAX_FDS, MAX_TRANSFER, Message, command, receive, reply};
 use crate::control::Change;
 use crate::device::{Device, Setup};
+use crate::engine::Recorder;
 use crate::fabric::Fabric;
 use crate::memory::{CARD_START, MapError};
 
@@ -66,6 +67,11 @@ impl Server {
     /// Something happens to the card's port; `false` if it can't happen to a port of this kind.
     pub fn change(&self, change: Change) -> bool {
         self.device.change(change)
+    }
+
+    /// Tells `recorder` each work request from now on, as it was fetched.
+    pub fn record(&self, recorder: Recorder) {
+        self.device.record(recorder);
     }
 
     /// How many objects of each kind the driver has on the card, as `qps 2 cqs 3 …`.

@@ -310,7 +310,8 @@ pub(crate) fn a_queue_pair_serves_no_more_reads_than_it_first_had_places_for() {
                         assert!(refused.to_string().starts_with(&format!("{RTR}: {start}")), "{refused}");
                         assert!(!possible, "{first} {next}: {refused}");
                     }
-                    Ok(()) => assert!(possible, "{first} {next}"),
+                    // Only Soft-RoCE keeps the places that it first had.
+                    Ok(()) => assert!(possible || !device::is_soft_roce(), "{first} {next}"),
                 }
                 side.qp.reset().unwrap();
             }

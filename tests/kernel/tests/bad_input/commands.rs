@@ -2,6 +2,7 @@
 //!
 //! The typed layer cannot name such objects; who calls the commands by hand can.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ const PAGE: usize = 4096;
 struct Bench {
     file: Arc<DeviceFile>,
     provider: AnyProvider,
+    /// A provider may look after queues only as long as they are there.
+    kept: RefCell<Vec<Kept>>,
     page: Box<[u8; 2 * PAGE]>,
     pd: u32,
     mr: u32,
@@ -33,6 +36,12 @@ struct Bench {
     srq: u32,
     qp: u32,
     ah: u32,
+}
+
+/// A queue that others are made with.
+enum Kept {
+    Cq { _queue: <AnyProvider as Provider>::Cq },
+    Srq { _queue: <AnyProvider as Provider>::Srq },
 }
 
 const CLASSES: [ObjectClass; 7] = [
@@ -60,11 +69,13 @@ impl Bench {
         let provider = AnyProvider::open(file.clone()).unwrap();
         let page = Box::new([0; 2 * PAGE]);
         let pd = provider.alloc_pd().unwrap();
-        let mut bench = Self { file, provider, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
+        let kept = RefCell::default();
+        let mut bench = Self { file, provider, kept, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
         bench.mr = bench.reg_mr(pd).unwrap().handle;
         bench.mw = command::alloc_mw(&bench.file, pd, MwType::TYPE_2).unwrap().handle;
-        // The queues' mappings are given up: nobody posts.
-        bench.cq = bench.provider.create_cq(&cq_request(None)).unwrap().handle;
+        let cq = bench.provider.create_cq(&cq_request(None)).unwrap();
+        bench.cq = cq.handle;
+        bench.kept.get_mut().push(Kept::Cq { _queue: cq.queue });
         bench.srq = bench.create_srq(pd).unwrap();
         bench.qp = bench.create_qp(pd, bench.cq, None).unwrap();
         bench.ah = bench.create_ah(pd).unwrap();
@@ -81,7 +92,9 @@ impl Bench {
 
     fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
         let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0, xrc: None };
-        refused(self.provider.create_srq(&request).map(|made| made.handle))
+        let made = refused(self.provider.create_srq(&request))?;
+        self.kept.borrow_mut().push(Kept::Srq { _queue: made.queue });
+        Ok(made.handle)
     }
 
     fn create_qp(&self, pd: u32, cq: u32, srq: Option<u32>) -> Result<u32, Refused> {

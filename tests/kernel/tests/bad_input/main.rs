@@ -92,7 +92,7 @@ kernel_tests! {
     a_region_does_not_move_to_another_context,
     a_shared_queue_of_another_domain_scatters_into_its_own_memory,
     a_window_is_bound_in_its_own_domain_to_what_it_may_open,
-    an_address_handle_of_another_domain_ends_the_request_with_an_error,
+    an_address_handle_of_another_domain_ends_the_request_with_an_error if device::handles_in_requests,
 
     memory_that_cannot_be_registered_is_refused_with_the_reason,
     memory_needs_no_alignment,
@@ -116,7 +116,7 @@ kernel_tests! {
     a_remote_key_is_good_for_its_region_while_that_exists,
     an_invalidation_of_no_key_and_a_bind_of_no_window_fail,
     a_send_that_invalidates_no_key_fails_at_the_peer,
-    where_no_read_may_be_outstanding_reads_and_atomics_are_refused,
+    where_no_read_may_be_outstanding_reads_and_atomics_are_refused if device::soft_roce,
     a_peer_that_serves_no_reads_refuses_them,
 
     every_message_may_have_no_bytes,
@@ -129,8 +129,8 @@ kernel_tests! {
     unreliable_messages_and_writes_of_no_bytes_arrive,
     an_unreliable_message_without_room_is_lost_or_told_and_writes_nothing_beyond,
 
-    what_is_no_group_is_neither_joined_nor_left,
-    a_group_takes_no_more_members_than_the_device_has_places_for,
+    what_is_no_group_is_neither_joined_nor_left if device::groups,
+    a_group_takes_no_more_members_than_the_device_has_places_for if device::groups,
     without_a_descriptor_nothing_is_opened_and_the_error_says_why,
 
     rights_that_cannot_be_given_are_refused_with_what_to_change,

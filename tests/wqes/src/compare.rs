@@ -1,0 +1,139 @@
+//! Ours beside the C library's.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use crate::fields::fields;
+use crate::record::{Entries, Facts, Queue};
+
+/// Fields, or the beginnings of their names, that may differ, and why. A card looks at none of them.
+pub const KNOWN: [(&str, &str); 4] = [
+    (
+        "inline.padding",
+        "behind inline data, up to the end of their segment, lies what was in the ring before; ours is that of \
+         other requests",
+    ),
+    (
+        "elements of no bytes",
+        "a card takes a length of 0 for two gigabytes, so we leave such elements out; the C library writes them into \
+         shared receive queues, though not elsewhere",
+    ),
+    (
+        "atomic.unused",
+        "a fetch and add compares with nothing; we write zero there, the C library leaves what was in the ring",
+    ),
+    (
+        "unchanged.",
+        "of a key's context only what the mask names changes; we write zeros elsewhere, the C library leaves what \
+         was in the ring",
+    ),
+];
+
+fn reason(field: &str) -> Option<&'static str> {
+    KNOWN.iter().find(|(known, _)| field.starts_with(known)).map(|(_, reason)| *reason)
+}
+
+/// What came of a comparison.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Entries that were compared.
+    pub entries: usize,
+    /// Their fields.
+    pub fields: usize,
+    /// How often each field differed for a known reason.
+    pub known: BTreeMap<String, usize>,
+    /// All other differences.
+    pub unknown: Vec<String>,
+}
+
+/// Sets both side by side.
+#[must_use]
+pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
+    let mut report = Report::default();
+    let none = Vec::new();
+    let queues: std::collections::BTreeSet<&Queue> = ours.0.keys().chain(theirs.0.keys()).collect();
+    for queue in queues {
+        let (mine, other) = (ours.0.get(queue).unwrap_or(&none), theirs.0.get(queue).unwrap_or(&none));
+        if mine.len() != other.len() {
+            report.unknown.push(format!(
+                "{queue:?}: {} entries of ours and {} of theirs",
+                mine.len(),
+                other.len()
+            ));
+        }
+        for (number, (mine, other)) in mine.iter().zip(other).enumerate() {
+            report.entries += 1;
+            let (mine, other) = (fields(queue, mine, ours.1), fields(queue, other, theirs.1));
+            let names =
+                |fields: &[(String, String)]| fields.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+            if names(&mine) != names(&other) {
+                report
+                    .unknown
+                    .push(format!("{queue:?} {number}: other fields\n  ours   {mine:?}\n  theirs {other:?}"));
+                continue;
+            }
+            for ((name, mine), (_, other)) in mine.iter().zip(&other) {
+                report.fields += 1;
+                if mine == other {
+                    continue;
+                }
+                if reason(name).is_some() {
+                    *report.known.entry(name.clone()).or_default() += 1;
+                } else {
+                    report.unknown.push(format!("{queue:?} {number}: {name} is {mine}, theirs {other}"));
+                }
+            }
+        }
+    }
+    report
+}
+
+impl Report {
+    /// For people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = format!("{} entries with {} fields compared\n", self.entries, self.fields);
+        for (field, count) in &self.known {
+            let reason = reason(field).unwrap_or_default();
+            let _ = writeln!(text, "{field} differs {count} times: {reason}");
+        }
+        // The first ones tell enough.
+        for difference in self.unknown.iter().take(20) {
+            let _ = writeln!(text, "DIFFERS: {difference}");
+        }
+        if self.unknown.len() > 20 {
+            let _ = writeln!(text, "and {} differences more", self.unknown.len() - 20);
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side(lkey: u32, entry: Vec<u8>) -> (Entries, Facts) {
+        let facts =
+            Facts::parse(&format!("qp rc 0x4c\nregion 0x1000 {lkey:#x} {lkey:#x}\nwindows 0x1300 0x1400\n"))
+                .unwrap();
+        (Entries::from([(Queue::Receive("rc".into()), vec![entry])]), facts)
+    }
+
+    fn entry(length: u8, lkey: u8) -> Vec<u8> {
+        vec![0, 0, 0, length, 0, 0, 0, lkey, 0, 0, 0, 0, 0, 0, 0x10, 0]
+    }
+
+    #[test]
+    fn keys_may_differ_and_lengths_may_not() {
+        let (mine, facts) = side(0x11, entry(64, 0x11));
+        let (other, others) = side(0x22, entry(64, 0x22));
+        let report = compare((&mine, &facts), (&other, &others));
+        assert_eq!((report.entries, report.fields, report.unknown.len()), (1, 4, 0), "{}", report.text());
+
+        let (other, others) = side(0x22, entry(65, 0x22));
+        let report = compare((&mine, &facts), (&other, &others));
+        assert_eq!(report.unknown, ["Receive(\"rc\") 0: data.byte_count is 64, theirs 65"]);
+        let report = compare((&mine, &facts), (&Entries::new(), &others));
+        assert_eq!(report.unknown.len(), 1);
+    }
+}

@@ -1,0 +1,308 @@
+//! Entries of queues as fields. What differs between programs by nature is named instead of numbered: the region by its
+//! name and places in it by their distance, queue pairs and windows likewise.
+
+use crate::record::{Facts, Queue};
+
+/// The name of a field, and what it holds.
+pub type Field = (String, String);
+
+const SEGMENT: usize = 16;
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    bytes.get(at..at + 4).map_or(0, |word| u32::from_be_bytes(word.try_into().expect("four bytes")))
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(word(bytes, at)) << 32 | u64::from(word(bytes, at + 4))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Fields of an entry, one after the other.
+struct Fields<'a> {
+    bytes: &'a [u8],
+    facts: &'a Facts,
+    at: usize,
+    told: Vec<Field>,
+    /// Elements of no bytes.
+    empty: usize,
+}
+
+impl Fields<'_> {
+    fn tell(&mut self, name: &str, value: impl Into<String>) {
+        self.told.push((name.to_owned(), value.into()));
+    }
+
+    /// Numbers in a row, each so many bytes wide.
+    fn numbers(&mut self, segment: &str, fields: &[(&str, usize)]) {
+        for (name, width) in fields {
+            let end = (self.at + width).min(self.bytes.len());
+            let value = hex(&self.bytes[self.at.min(end)..end]);
+            self.tell(&format!("{segment}.{name}"), value);
+            self.at += width;
+        }
+    }
+
+    fn word(&mut self) -> u32 {
+        self.at += 4;
+        word(self.bytes, self.at - 4)
+    }
+
+    fn long(&mut self) -> u64 {
+        self.at += 8;
+        long(self.bytes, self.at - 8)
+    }
+
+    fn address(&mut self, name: &str) {
+        let address = self.long();
+        let told = match address.wrapping_sub(self.facts.base) {
+            // A bind may name the end.
+            offset if offset <= u64::from(crate::request::REGION) => format!("region+{offset:#x}"),
+            _ => format!("{address:#x}"),
+        };
+        self.tell(name, told);
+    }
+
+    fn key(&mut self, name: &str) {
+        let key = self.word();
+        let told = self.named_key(key);
+        self.tell(name, told);
+    }
+
+    fn named_key(&self, key: u32) -> String {
+        let facts = self.facts;
+        if let Some(which) = facts.windows.iter().position(|window| window >> 8 == key >> 8) {
+            return format!("window {which}, {} later", (key as u8).wrapping_sub(facts.windows[which] as u8));
+        }
+        match key {
+            _ if key == facts.lkey && key == facts.rkey => "the region's".into(),
+            _ if key == facts.lkey => "the region's lkey".into(),
+            _ if key == facts.rkey => "the region's rkey".into(),
+            key => format!("{key:#x}"),
+        }
+    }
+
+    fn named_qp(&self, number: u32) -> String {
+        self.facts.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
+    }
+
+    /// A run of memory or the data themselves.
+    fn data(&mut self) {
+        let length = self.word();
+        if length == 0 {
+            self.empty += 1;
+            self.at += SEGMENT - 4;
+            return;
+        }
+        if length >> 31 == 0 {
+            self.tell("data.byte_count", format!("{length}"));
+            self.key("data.lkey");
+            self.address("data.addr");
+            return;
+        }
+        let length = (length & 0x7fff_ffff) as usize;
+        self.tell("inline.byte_count", format!("{length}"));
+        let end = (self.at + length).min(self.bytes.len());
+        self.tell("inline.data", hex(&self.bytes[self.at.min(end)..end]));
+        let padded = end.next_multiple_of(SEGMENT).min(self.bytes.len());
+        self.tell("inline.padding", hex(&self.bytes[end..padded]));
+        self.at = padded;
+    }
+
+    fn send(&mut self, datagram: bool) {
+        let (place, owner) = (self.word(), self.word());
+        self.tell("ctrl.opmod", format!("{:#x}", place >> 24));
+        self.tell("ctrl.wqe_index", format!("{}", place >> 8 & 0xffff));
+        self.tell("ctrl.opcode", format!("{:#x}", place as u8));
+        let qp = self.named_qp(owner >> 8);
+        self.tell("ctrl.qpn", qp);
+        self.tell("ctrl.ds", format!("{}", owner as u8));
+        self.numbers("ctrl", &[("signature", 1), ("reserved", 2), ("fm_ce_se", 1)]);
+        let opcode = place as u8;
+        match opcode {
+            0x01 | 0x25 => self.key("ctrl.imm"),
+            _ => self.numbers("ctrl", &[("imm", 4)]),
+        }
+        if opcode == 0x25 {
+            self.key_change();
+            return;
+        }
+        if datagram {
+            self.numbers("av", &[("qkey", 4), ("reserved0", 4)]);
+            let to = self.word();
+            let qp = self.named_qp(to & 0xff_ffff);
+            self.tell("av.dqp", format!("{:#x}, {qp}", to >> 24));
+            self.numbers(
+                "av",
+                &[
+                    ("stat_rate_sl", 1),
+                    ("fl_mlid", 1),
+                    ("rlid", 2),
+                    ("reserved1", 4),
+                    ("rmac", 6),
+                    ("tclass", 1),
+                    ("hop_limit", 1),
+                    ("grh_gid_fl", 4),
+                    ("rgid", 16),
+                ],
+            );
+        }
+        if matches!(opcode, 0x08..=0x12) && !matches!(opcode, 0x0a | 0x0b) {
+            self.address("raddr.addr");
+            self.key("raddr.rkey");
+            self.numbers("raddr", &[("reserved", 4)]);
+        }
+        match opcode {
+            0x11 => self.numbers("atomic", &[("swap", 8), ("compare", 8)]),
+            0x12 => self.numbers("atomic", &[("add", 8), ("unused", 8)]),
+            _ => {}
+        }
+        while self.at < self.bytes.len() {
+            self.data();
+        }
+    }
+
+    /// A change of a memory key: what is asked, the key's new context, and what lies under it.
+    fn key_change(&mut self) {
+        self.numbers(
+            "umr",
+            &[("flags", 1), ("reserved0", 3), ("klm_octowords", 2), ("translation_offset", 2)],
+        );
+        self.numbers("umr", &[("mkey_mask", 8), ("reserved1", 32)]);
+        // Without a range beneath it is an invalidation, of whose context little counts.
+        let bound = self.bytes.len() > 128;
+        let ranged = if bound { "mkey" } else { "unchanged" };
+        self.numbers("mkey", &[("free", 1)]);
+        self.numbers("unchanged", &[("reserved0", 1)]);
+        self.numbers(ranged, &[("access", 1)]);
+        self.numbers("unchanged", &[("sf", 1)]);
+        let user = self.word();
+        let qp = match user >> 8 {
+            0xff_ffff => "any".into(),
+            number => self.named_qp(number),
+        };
+        self.tell("mkey.qpn", qp);
+        if bound {
+            // The low byte is the key's own.
+            let window =
+                self.facts.windows.into_iter().find(|window| window >> 8 == word(self.bytes, 12) >> 8);
+            let later = (user as u8).wrapping_sub(window.unwrap_or_default() as u8);
+            self.tell("mkey.key", format!("{later} later"));
+        } else {
+            self.tell("mkey.key", format!("{:#x}", user as u8));
+        }
+        self.numbers("unchanged", &[("reserved1", 4), ("flags_pd", 4)]);
+        self.address(&format!("{ranged}.start_addr"));
+        self.numbers(ranged, &[("len", 8)]);
+        self.numbers(
+            "unchanged",
+            &[("bsf_octowords", 4), ("reserved2", 16), ("translations", 4), ("rest", 8)],
+        );
+        while self.at < self.bytes.len() {
+            self.numbers("klm", &[("byte_count", 4)]);
+            self.key("klm.mkey");
+            self.address("klm.addr");
+        }
+    }
+
+    /// Elements up to the one that ends the list, if one does.
+    fn receive(&mut self) {
+        const END: u32 = 0x100;
+        while self.at < self.bytes.len() {
+            if word(self.bytes, self.at) == 0 && word(self.bytes, self.at + 4) == END {
+                self.at += 8;
+                self.numbers("end", &[("addr", 8)]);
+                return;
+            }
+            self.data();
+        }
+    }
+}
+
+/// An entry's fields, in their order.
+#[must_use]
+pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
+    let mut fields = Fields { bytes, facts, at: 0, told: Vec::new(), empty: 0 };
+    match queue {
+        Queue::Send(name) => fields.send(name.starts_with("ud")),
+        Queue::Receive(_) => fields.receive(),
+        Queue::Shared => {
+            fields.numbers(
+                "next",
+                &[("reserved0", 2), ("next_wqe_index", 2), ("signature", 1), ("reserved1", 11)],
+            );
+            fields.receive();
+        }
+    }
+    let empty = fields.empty.to_string();
+    fields.tell("elements of no bytes", empty);
+    fields.told
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts::parse("qp rc 0x4c\nqp ud 0x4e\nregion 0x700000 0x11 0x11\nwindows 0x1300 0x1401\n").unwrap()
+    }
+
+    fn value(fields: &[Field], name: &str) -> String {
+        fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.clone()).unwrap_or_default()
+    }
+
+    #[test]
+    fn a_write_has_control_remote_address_and_data() {
+        let mut bytes = vec![0, 0, 7, 8, 0, 0, 0x4c, 3, 0, 0, 0, 8, 0, 0, 0, 0];
+        bytes.extend([0, 0, 0, 0, 0, 0x70, 0x80, 0, 0, 0, 0, 0x11, 0, 0, 0, 0]);
+        bytes.extend([0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 16]);
+        let fields = fields(&Queue::Send("rc".into()), &bytes, &facts());
+        for (name, expected) in [
+            ("ctrl.wqe_index", "7"),
+            ("ctrl.qpn", "rc"),
+            ("ctrl.fm_ce_se", "08"),
+            ("raddr.addr", "region+0x8000"),
+            ("raddr.rkey", "the region's"),
+            ("data.byte_count", "64"),
+            ("data.addr", "region+0x10"),
+        ] {
+            assert_eq!(value(&fields, name), expected, "{name} of {fields:?}");
+        }
+    }
+
+    #[test]
+    fn padding_is_no_part_of_inline_data() {
+        let mut bytes = vec![0, 0, 0, 10, 0, 0, 0x4c, 2, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend([0x80, 0, 0, 2, b'h', b'i', 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
+        let fields = fields(&Queue::Send("rc".into()), &bytes, &facts());
+        assert_eq!(
+            (value(&fields, "inline.data"), value(&fields, "inline.padding")),
+            ("6869".into(), "09".repeat(10))
+        );
+    }
+
+    #[test]
+    fn a_receive_ends_with_the_invalid_key() {
+        let mut bytes = vec![0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 0];
+        bytes.extend([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        bytes.extend([0xff; 32]);
+        let fields = fields(&Queue::Receive("rc".into()), &bytes, &facts());
+        assert_eq!(fields.len(), 5, "{fields:?}");
+        assert_eq!(fields[3], ("end.addr".into(), "0000000000000000".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_have_fields(bytes in vec(any::<u8>(), 0..300)) {
+            for queue in [Queue::Send("rc".into()), Queue::Send("ud".into()), Queue::Receive("rc".into()), Queue::Shared] {
+                let told = fields(&queue, &bytes, &facts());
+                prop_assert!(told.len() < 1000);
+            }
+        }
+    }
+}

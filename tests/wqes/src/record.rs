@@ -1,0 +1,115 @@
+//! What the card recorded, and what a program says of its queues.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+
+/// Which of a program's queues.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Queue {
+    /// Sends of the queue pair of this name.
+    Send(String),
+    /// Receives of the queue pair of this name.
+    Receive(String),
+    /// The shared receive queue: a program has one.
+    Shared,
+}
+
+/// What numbers of a program stand for, by which two programs can be compared.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Queue pairs by number.
+    pub queue_pairs: BTreeMap<u32, String>,
+    /// Where the table of GIDs has the one that was used.
+    pub gid_index: u32,
+    /// Where the region begins.
+    pub base: u64,
+    /// Its local key.
+    pub lkey: u32,
+    /// Its remote key.
+    pub rkey: u32,
+    /// Keys of the windows as made.
+    pub windows: [u32; 2],
+}
+
+fn number(word: &str) -> Result<u64> {
+    word.strip_prefix("0x")
+        .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+        .with_context(|| format!("`{word}` is no number"))
+}
+
+impl Facts {
+    /// From what a program prints: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`, `windows KEY KEY`.
+    ///
+    /// # Errors
+    /// It is anything else.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut facts = Self::default();
+        for line in text.lines() {
+            let small = |word: &str| Ok::<_, anyhow::Error>(u32::try_from(number(word)?)?);
+            match line.split_whitespace().collect::<Vec<_>>()[..] {
+                ["qp", name, word] => drop(facts.queue_pairs.insert(small(word)?, name.to_owned())),
+                ["gid", word] => facts.gid_index = small(word)?,
+                ["region", base, lkey, rkey] => {
+                    (facts.base, facts.lkey, facts.rkey) = (number(base)?, small(lkey)?, small(rkey)?);
+                }
+                ["windows", first, second] => facts.windows = [small(first)?, small(second)?],
+                _ => bail!("a program said `{line}`"),
+            }
+        }
+        Ok(facts)
+    }
+}
+
+/// The entries of each queue, in the order in which the card fetched them.
+pub type Entries = BTreeMap<Queue, Vec<Vec<u8>>>;
+
+/// Picks a program's entries out of a recording: lines of `send`, `receive` or `shared`, queue, place and bytes.
+///
+/// # Errors
+/// It is no recording.
+pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
+    let mut all = Entries::new();
+    for line in recording.lines() {
+        let [kind, queue, _place, bytes] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            bail!("the card recorded `{line}`");
+        };
+        let queue = u32::try_from(number(queue)?)?;
+        let name = facts.queue_pairs.get(&queue).cloned();
+        let queue = match (kind, name) {
+            ("send", Some(name)) => Queue::Send(name),
+            ("receive", Some(name)) => Queue::Receive(name),
+            ("shared", _) => Queue::Shared,
+            // The kernel's own.
+            _ => continue,
+        };
+        let bytes = (0..bytes.len() / 2)
+            .map(|at| u8::from_str_radix(bytes.get(2 * at..2 * at + 2).unwrap_or_default(), 16))
+            .collect::<Result<_, _>>()
+            .with_context(|| format!("the card recorded `{line}`"))?;
+        all.entry(queue).or_default().push(bytes);
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FACTS: &str = "qp rc 0x4c\nqp ud 0x4e\nregion 0x7f00 0x11 0x12\nwindows 0x1300 0x1401\n";
+
+    #[test]
+    fn only_what_a_program_has_made_counts() {
+        let facts = Facts::parse(FACTS).unwrap();
+        let recording = "send 0x4c 0x0 0a0b\nsend 0x7 0x0 ff\nshared 0x2 0x1 01\nreceive 0x4e 0x0 02\n";
+        let all = entries(recording, &facts).unwrap();
+        let expected = Entries::from([
+            (Queue::Send("rc".into()), vec![vec![10, 11]]),
+            (Queue::Receive("ud".into()), vec![vec![2]]),
+            (Queue::Shared, vec![vec![1]]),
+        ]);
+        assert_eq!(all, expected);
+        assert!(entries("send 0x4c 0x0 0g\n", &facts).is_err());
+        assert!(Facts::parse("anything else\n").is_err());
+    }
+}

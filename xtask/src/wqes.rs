@@ -1,0 +1,120 @@
+//! `cargo xtask wqes`: what a card fetches of our provider's requests and of the C library's, field by field.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Tools};
+use bareverbs_wqes::compare::{Report, compare};
+use bareverbs_wqes::record::{Facts, entries};
+use bareverbs_wqes::request::{Request, generate};
+use clap::Args;
+
+use crate::{build, fastpath, lab};
+
+/// The kernel that the check runs on.
+pub(crate) const KERNEL: &str = "7.2";
+/// What the check is called among the tests.
+pub(crate) const TITLE: &str = "wqes::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys";
+/// Where the guest sees the two programs and their list.
+const GUEST_FOLDER: &str = "/lab/wqes";
+/// How long each may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+#[derive(Args)]
+pub(crate) struct Wqes {
+    /// 6.1, 6.12, 7.2, rc or a folder.
+    #[arg(long, default_value = KERNEL)]
+    kernel: String,
+    /// The kind of the card's port: ib or roce.
+    #[arg(long, value_enum, default_value = "ib")]
+    hca: lab::Port,
+    /// Which of all sequences of requests.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many requests at least.
+    #[arg(long, default_value_t = 400)]
+    count: usize,
+}
+
+impl Wqes {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
+        let peers = Peers::fetch(&cache, false)?;
+        let requests = generate(self.seed, self.count);
+        let report = measure(&cache, &tools, &kernel, &peers, self.hca.into(), &requests)?;
+        print!("{}", report.text());
+        Ok(if report.unknown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// The check among the tests.
+pub(crate) fn check(cache: &Cache, tools: &Tools, kernel: &Kernel, peers: &Peers) -> Result<Report> {
+    measure(cache, tools, kernel, peers, HcaPort::Ib, &generate(1, 400))
+}
+
+/// Posts the requests by both in a guest of its own, and compares.
+fn measure(
+    cache: &Cache,
+    tools: &Tools,
+    kernel: &Kernel,
+    peers: &Peers,
+    port: HcaPort,
+    requests: &[Request],
+) -> Result<Report> {
+    let folder = build::target_folder().join("wqes");
+    fs::create_dir_all(&folder)?;
+    fs::copy(build::wqes()?, folder.join("wqes")).context("copying the posting program")?;
+    fastpath::compile(cache, peers, "tests/wqes/c/wqes.c", &folder.join("wqes-c"))?;
+    let lines: String = requests.iter().map(|request| request.line() + "\n").collect();
+    fs::write(folder.join("list"), lines)?;
+    let recording = folder.join("recording");
+    let programs = build::guest_programs()?;
+    let card = Hca::start(&build::card()?, port, 1, &[format!("--requests={}", recording.display())])?;
+    let setup = Setup {
+        cache,
+        tools,
+        kernel,
+        programs: &programs,
+        hosts: 1,
+        peers: Some(peers.root.clone()),
+        shares: vec![(folder, GUEST_FOLDER.to_owned())],
+        accelerator: Accelerator::Auto,
+        instruction_clock: false,
+        recording: None,
+        hca: Some(&card),
+    };
+    let mut guests = Guests::boot(&setup)?;
+    let ours = run(&mut guests, &["wqes", "mlx5_0"])?;
+    let until = recorded(&recording)?.len();
+    let theirs = run(&mut guests, &["wqes-c", "mlx5_0", &ours.gid_index.to_string()])?;
+    guests.shut_down()?;
+    let all = recorded(&recording)?;
+    let (first, second) = all.split_at(until);
+    let (mine, other) = (entries(first, &ours)?, entries(second, &theirs)?);
+    let report = compare((&mine, &ours), (&other, &theirs));
+    let receives = requests.iter().filter(|request| request.receive.is_some()).count();
+    let expected = requests.len() + receives;
+    ensure!(report.entries == expected, "{} of {expected} entries were fetched", report.entries);
+    Ok(report)
+}
+
+fn recorded(path: &Path) -> Result<String> {
+    fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
+}
+
+fn run(guests: &mut Guests, command: &[&str]) -> Result<Facts> {
+    let mut argv: Vec<_> = command.iter().map(|word| (*word).to_owned()).collect();
+    argv[0] = format!("{GUEST_FOLDER}/{}", command[0]);
+    argv.insert(2, format!("{GUEST_FOLDER}/list"));
+    let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+    let (told, wrong) =
+        (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
+    let well = !finished.timed_out && finished.status == 0;
+    ensure!(well, "{} failed with status {}:\n{told}{wrong}", command[0], finished.status);
+    Facts::parse(&told)
+}
