@@ -179,6 +179,37 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         }
     }
 
+    /// Whether the request that was published last has failed: then the queue pair is in the error state.
+    #[inline]
+    fn has_failed(&self) -> bool {
+        let wqe = self.ring.last_published().as_ptr().cast::<SendWqe>();
+        // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing the word.
+        unsafe { (&raw const (*wqe).status).read_volatile() != WcStatus::SUCCESS.0 }
+    }
+
+    /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's requester finds a request at
+    /// its own index, which goes on by one with every doorbell, however many are flushed; at the end of the queue it does
+    /// nothing (`rxe_requester` of `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is
+    /// that is N - k behind. The first doorbell takes it from where it may stand one ahead of the end, and after that no
+    /// single request reaches it.
+    #[cold]
+    fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
+        // Where this one is refused, so is the next.
+        let _ = self.doorbell.ring();
+        let first = self.ring.publish_next();
+        self.doorbell.ring().map_err(|errno| self.refused(first, errno))?;
+        while self.ring.pending() > 0 {
+            self.ring.publish_next();
+            if let Err(errno) = self.doorbell.ring() {
+                self.ring.publish();
+                self.deferred = self.ring.position();
+                return Err(DoorbellError::Posted(Refused { method: DOORBELL, errno }));
+            }
+        }
+        self.deferred = self.ring.position();
+        Ok(())
+    }
+
     #[cold]
     fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
         let refused = Refused { method: DOORBELL, errno };
@@ -647,6 +678,9 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     fn ring(&mut self) -> Result<(), DoorbellError> {
         if self.ring.pending() == 0 {
             return Ok(());
+        }
+        if self.has_failed() {
+            return self.ring_one_by_one();
         }
         let batch = self.ring.publish();
         self.deferred = self.ring.position();

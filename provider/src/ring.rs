@@ -216,6 +216,24 @@ impl Producer {
         batch
     }
 
+    /// Tells the other side of the first filled slot that it has not been told of, where there is one.
+    pub fn publish_next(&mut self) -> Published {
+        let count = self.pending().min(1);
+        let batch = Published { from: self.published, count };
+        self.published = (self.published + count) & self.ring.mask;
+        // SAFETY: valid by the contract of `new`.
+        unsafe { publish_own_index(self.ring.producer.as_ptr(), self.published) };
+        batch
+    }
+
+    /// The slot that was published last; in a new ring, one that never was. The other side may be writing it, as in
+    /// [`Producer::slots`].
+    #[inline]
+    #[must_use]
+    pub fn last_published(&self) -> NonNull<u8> {
+        self.ring.slot(self.published.wrapping_sub(1) & self.ring.mask)
+    }
+
     /// Withdraws the batch that was published last.
     ///
     /// This is sound at any time, but means something only while the other side is known not to have looked at the

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Access, Operation, Payload, Sge, WcStatus};
+use bareverbs::{Access, Operation, Payload, Pd, Sge, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan as PairPlan, domain, open, pair, region, request};
 use bareverbs_kernel_tests::resources::{held, settles_at};
 use fastrand::Rng;
@@ -118,16 +118,9 @@ impl Tally {
 pub fn quirks() -> Result<Quirks> {
     let pd = domain();
     let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
-    let (mut a, _b) = pair(&pd, PairPlan::default());
-    let nobodys = [Sge { lkey: 0xdead_be00, ..memory.sge(..8)? }];
-    a.send(&[request(1, Operation::Send, Payload::Sges(&nobodys))])?;
-    let told = a.completions(1)[0].status;
-    let flushes_the_failed = told == WcStatus::WR_FLUSH_ERR;
-    let bad_lkey = if flushes_the_failed { a.qp.failure().context("it knows why")?.status } else { told };
-    ensure!(
-        matches!(bad_lkey, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR),
-        "a send from nobody's memory ended with {bad_lkey:?}"
-    );
+    let own = memory.sge(..8)?;
+    let nobodys = fails_by_itself(&pd, Sge { lkey: 0xdead_be00, ..own })?;
+    let beyond = fails_by_itself(&pd, Sge { length: 65, ..own })?;
     let (mut a, mut b) = pair(&pd, PairPlan::default());
     b.recv_into(0, 1, &[memory.sge(..4)?]);
     a.send(&[request(1, Operation::Send, Payload::Inline(&[&[1; 8]]))])?;
@@ -136,5 +129,27 @@ pub fn quirks() -> Result<Quirks> {
         too_short == Quirks::NONE.too_short || too_short == (WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
         "a message that is too long ended with {too_short:?}"
     );
-    Ok(Quirks { flushes_the_failed, bad_lkey, too_short })
+    let flushes_the_failed = nobodys.flushed;
+    Ok(Quirks { flushes_the_failed, bad_lkey: nobodys.status, beyond: beyond.status, too_short })
+}
+
+/// How a send fails that its own side refuses.
+struct Failure {
+    /// As the queue pair knows it.
+    status: WcStatus,
+    /// Whether its completion says that it was flushed.
+    flushed: bool,
+}
+
+fn fails_by_itself(pd: &Pd, from: Sge) -> Result<Failure> {
+    let (mut a, _b) = pair(pd, PairPlan::default());
+    a.send(&[request(1, Operation::Send, Payload::Sges(&[from]))])?;
+    let told = a.completions(1)[0].status;
+    let flushed = told == WcStatus::WR_FLUSH_ERR;
+    let status = if flushed { a.qp.failure().context("it knows why")?.status } else { told };
+    ensure!(
+        matches!(status, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR),
+        "a send from {from:?} ended with {status:?}"
+    );
+    Ok(Failure { status, flushed })
 }

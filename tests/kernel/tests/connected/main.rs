@@ -21,6 +21,7 @@ use states::*;
 kernel_tests! {
     a_drained_queue_ends_what_it_began_and_keeps_the_rest_until_it_is_resumed,
     a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after,
+    a_queue_pair_in_error_flushes_sends_however_many_are_posted_at_a_time,
     a_queue_pair_tells_each_of_its_states,
     a_queue_pair_that_was_reset_starts_anew_wherever_its_rings_stood,
     a_queue_pair_that_was_reset_with_sends_under_way_sends_only_what_is_posted_after,

@@ -3,10 +3,12 @@
 use std::time::Instant;
 
 use bareverbs::{
-    Access, AsyncEvent, CqInit, EventType, Operation, Payload, Qp, QpInit, QpState, Rc, SendFlags,
-    SendRequest, WcOpcode, WcStatus,
+    Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, Qp, QpCap, QpInit, QpState, Rc,
+    Refusal, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side};
+use bareverbs_kernel_tests::loopback::{
+    ALL_REMOTE, PATIENCE, Plan, Side, domain, pair, region, request, side,
+};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep, event, recv};
@@ -71,6 +73,36 @@ pub(crate) fn a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after(
         a.qp.set_error().unwrap();
         assert_eq!(a.ends(1), [(103, WcStatus::WR_FLUSH_ERR)]);
     });
+}
+
+pub(crate) fn a_queue_pair_in_error_flushes_sends_however_many_are_posted_at_a_time() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cap = QpCap { max_send_wr: 3, ..QpCap::default() };
+        let (mut a, _b) = pair(&pd, Plan { cap, ..Plan::default() });
+        a.qp.set_error().unwrap();
+        let send = |wr_id| request(wr_id, Operation::Send, Payload::Sges(&[]));
+        let capacity = u64::from(a.qp.split().0.capacity());
+        let mut next = 0;
+        for count in (1..=capacity).rev().chain(1..=capacity).chain([capacity; 4]).chain([2; 8]) {
+            let batch: Vec<_> = (next..next + count).map(send).collect();
+            post_when_there_is_room(&mut a, &batch);
+            let flushed: Vec<_> = (next..next + count).map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR)).collect();
+            assert_eq!(a.ends(count as usize), flushed);
+            next += count;
+        }
+    });
+}
+
+/// Of a request that it flushes, Soft-RoCE from Linux 6.4 on tells before it gives the slot back (`flush_send_queue` of
+/// `rxe_comp.c`).
+fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
+    let begin = Instant::now();
+    while let Err(error) = side.send(requests) {
+        assert!(matches!(error.reason, PostReason::Queue(Refusal::QueueFull { .. })), "{error}");
+        assert!(begin.elapsed() < PATIENCE, "the slots of flushed requests are not given back: {error}");
+        requests = &requests[error.accepted..];
+    }
 }
 
 pub(crate) fn a_queue_pair_tells_each_of_its_states() {

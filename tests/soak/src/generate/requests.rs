@@ -139,7 +139,7 @@ impl Generator {
         let room = qp.receive_room();
         // One more than there is room for, where it is known for how many there is.
         let rests = qp.rests(round) && model.peer(id).is_none_or(|peer| model.qp(peer).rests(round));
-        let too_many = qp.plan.kind != Kind::Ud && rests && self.once_in(30);
+        let too_many = qp.plan.kind != Kind::Ud && rests && qp.idle.is_empty() && self.once_in(30);
         let count = if too_many { room + 1 } else { self.rng.usize(1..=6).min(room) };
         if model.load(qp.plan.recv_cq) + count > model.cqs[&qp.plan.recv_cq] {
             return None;

@@ -161,7 +161,6 @@ impl Model {
             expected.pop_front();
         }
         let Some(expect) = expected.pop_front() else {
-            // The kernel looks at receives of a queue pair in ERR when it is told to, or when a packet comes to it.
             if receive && seen.status == WcStatus::WR_FLUSH_ERR && qp.idle.first() == Some(&seen.wr_id) {
                 qp.idle.remove(0);
                 return Ok(());

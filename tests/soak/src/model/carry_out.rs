@@ -68,16 +68,21 @@ impl Model {
 
     /// To ERR: everything posted is flushed.
     pub(super) fn fall(&mut self, id: Id) {
-        let round = self.round;
+        self.flush_sends(id);
         let qp = self.qp_mut(id);
         qp.state = State::Error;
+        let idle = std::mem::take(&mut qp.idle).into_iter();
+        let receives = std::mem::take(&mut qp.receives).into_iter().map(|receive| receive.wr_id);
+        qp.receives_expected.extend(receives.chain(idle).map(Expect::flushed));
+    }
+
+    fn flush_sends(&mut self, id: Id) {
+        let round = self.round;
+        let qp = self.qp_mut(id);
         qp.sealed = round;
         for request in std::mem::take(&mut qp.waiting) {
             qp.sends_expected.push_back(Expect::flushed(request.wr_id));
         }
-        let idle = std::mem::take(&mut qp.idle).into_iter();
-        let receives = std::mem::take(&mut qp.receives).into_iter().map(|receive| receive.wr_id);
-        qp.receives_expected.extend(receives.chain(idle).map(Expect::flushed));
     }
 
     fn claim_request(&mut self, id: Id, request: &Request) {
@@ -109,7 +114,7 @@ impl Model {
     fn carry_out(&mut self, id: Id) {
         while let Some(request) = self.qp(id).waiting.front().cloned() {
             if self.qp(id).state == State::Error {
-                return self.fall(id);
+                return self.flush_sends(id);
             }
             let step = self.step(id, &request);
             let quirks = self.quirks;
@@ -164,7 +169,9 @@ impl Model {
                 Action::Send(_) | Action::SendInv(_) | Action::Write(..) | Action::Datagram(..),
             ) => {
                 if !self.usable(pd, pieces, false) {
-                    return local(self.quirks.bad_lkey);
+                    let known = |piece: &Piece| piece.mr.is_some_and(|mr| self.mrs.contains_key(&mr));
+                    let quirks = self.quirks;
+                    return local(if pieces.iter().all(known) { quirks.beyond } else { quirks.bad_lkey });
                 }
                 self.gather(pieces)
             }

@@ -33,6 +33,9 @@ pub struct Quirks {
     /// How a send from memory that it must not read fails. The specification says a local protection error, the kernel
     /// a local operation error, since a failed look-up of the key is `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
     pub bad_lkey: WcStatus,
+    /// How a send from beyond the end of a region fails: from Linux 6.4 on like one by a key that nobody has
+    /// (`mr_check_range` of `rxe_mr.c`).
+    pub beyond: WcStatus,
     /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
     /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
@@ -43,6 +46,7 @@ impl Quirks {
     pub const NONE: Self = Self {
         flushes_the_failed: false,
         bad_lkey: WcStatus::LOC_PROT_ERR,
+        beyond: WcStatus::LOC_PROT_ERR,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
     };
 }
@@ -86,8 +90,9 @@ pub struct Qp {
     pub receives: VecDeque<Receive>,
     /// Whether it was told to go to ERR: then receives that are posted there are flushed.
     told: bool,
-    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when it is told to go to ERR.
-    idle: Vec<u64>,
+    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when it is told to go to ERR,
+    /// and may do so before, for a packet or, from Linux 6.4 on, a send.
+    pub idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
     receives_expected: VecDeque<Expect>,
     crashed: Crashed,

@@ -395,3 +395,35 @@ fn generators_leave_nothing_out() {
         assert!(sorts.contains(sort), "no {sort} among {sorts:?}");
     }
 }
+
+#[test]
+fn receives_of_a_queue_pair_that_fell_by_itself_come_in_order_when_it_is_told_to_flush_and_perhaps_before() {
+    for early in 0..=2 {
+        let mut model = pair(Quirks::NONE);
+        let wrong = Target { key: Key::Nobody, mr: 20, offset: 0 };
+        let write = send(1, Action::Write(wrong, None), Payload::Inline(vec![9; 4]));
+        model.apply(&Op::PostSend(10, vec![write]));
+        see(&mut model, 10, false);
+        model.settle().unwrap();
+        model.apply(&Op::PostRecv(11, vec![receive(2, 0..1), receive(3, 1..2)]));
+        model.apply(&Op::PostSend(11, vec![message(4, b"")]));
+        assert_eq!(see(&mut model, 11, false), [(4, FLUSHED)]);
+        let flushed = |number: u64| Seen {
+            qp: 11,
+            wr_id: RECEIVE | number,
+            status: FLUSHED,
+            opcode: WcOpcode::SEND,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            sender: None,
+            failure: None,
+        };
+        (2..2 + early).for_each(|number| model.observe(&flushed(number)).unwrap());
+        assert!(model.observe(&flushed(4)).is_err(), "there is no such receive");
+        model.settle().unwrap();
+        model.apply(&Op::End(11, End::Error));
+        let left: Vec<_> = (2 + early..4).map(|number| (number, FLUSHED)).collect();
+        assert_eq!(see(&mut model, 11, true), left);
+    }
+}

@@ -1,12 +1,16 @@
 //! Requests as the kernel takes them.
 
+use std::thread;
+use std::time::Instant;
+
 use anyhow::{Result, bail, ensure};
 use bareverbs::{
     Datagram, MwBind, Operation, Payload as Bytes, PlacementType, PostError, PostReason, RecvRequest,
     Refusal, Remote, SelectivityLevel, SendFlags, SendRequest, Sge, UcOperation, inc_rkey,
 };
 
-use super::{AnyQp, QKEYS, World, any};
+use super::{AnyQp, PATIENCE, QKEYS, World, any};
+use crate::model::State;
 use crate::op::{Action, Id, Key, Op, Payload, Piece, Receive, Request, Target};
 
 /// A key that nobody has: its index is beyond those of all objects.
@@ -34,10 +38,31 @@ impl World {
             Ok(()) => {
                 ensure!(taken == asked, "all {asked} requests were taken, but there is room for {taken}")
             }
-            Err(PostError { accepted, reason: PostReason::Queue(Refusal::QueueFull { .. }) }) => {
-                ensure!(accepted == taken, "{accepted} requests were taken, but there is room for {taken}");
-            }
+            Err(PostError { accepted, reason: PostReason::Queue(Refusal::QueueFull { .. }) }) => match op {
+                Op::PostSend(id, requests)
+                    if accepted < taken && self.model.qp(*id).state == State::Error =>
+                {
+                    self.post_when_there_is_room(*id, &requests[accepted..taken])?;
+                }
+                _ => ensure!(
+                    accepted == taken,
+                    "{accepted} requests were taken, but there is room for {taken}"
+                ),
+            },
             Err(error) => bail!("{error}"),
+        }
+        Ok(())
+    }
+
+    /// Posts to a queue pair that flushes: from Linux 6.4 on, Soft-RoCE tells of a flushed request before it gives the slot
+    /// back (`flush_send_queue` of `rxe_comp.c`).
+    fn post_when_there_is_room(&mut self, id: Id, mut requests: &[Request]) -> Result<()> {
+        let begin = Instant::now();
+        while let Err(error) = self.post_sends(id, requests)? {
+            let full = matches!(error.reason, PostReason::Queue(Refusal::QueueFull { .. }));
+            ensure!(full && begin.elapsed() < PATIENCE, "no room where flushed requests were: {error}");
+            requests = &requests[error.accepted..];
+            thread::yield_now();
         }
         Ok(())
     }

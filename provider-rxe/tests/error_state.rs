@@ -1,0 +1,102 @@
+//! A send queue in the error state, against the requester of kernels before 6.4 on plain memory.
+
+use std::mem::offset_of;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::{DoorbellError, SendQueue};
+use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest};
+use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
+use bareverbs_rxe::{Doorbell, RxeSq, SendLimits};
+use bareverbs_uapi::rxe::SendWqe;
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::WcStatus;
+use proptest::prelude::*;
+
+/// In the error state, the requester looks at its own index: at the end of the queue it does nothing, elsewhere it goes on
+/// by one and wakes the completer, which flushes the whole queue.
+struct Requester {
+    memory: PlainMemory,
+    completer: KernelConsumer,
+    index: u32,
+    slots: u32,
+    flushed: std::sync::mpsc::Sender<u64>,
+}
+
+impl Doorbell for Requester {
+    fn ring(&mut self) -> Result<(), Errno> {
+        // SAFETY: the word lies in the memory.
+        if self.index == unsafe { self.memory.producer().read_volatile() } {
+            return Ok(());
+        }
+        self.index = (self.index + 1) % self.slots;
+        let mut taken = 0;
+        while let Some(bytes) = self.completer.take() {
+            self.flushed.send(u64::from_ne_bytes(bytes[..8].try_into().unwrap())).unwrap();
+            taken += 1;
+        }
+        // SAFETY: as above.
+        let end = unsafe { self.memory.producer().read_volatile() };
+        for back in 1..=taken {
+            let status = WcStatus::WR_FLUSH_ERR.0.to_ne_bytes();
+            self.memory.put(end.wrapping_sub(back) % self.slots, offset_of!(SendWqe, status), &status);
+        }
+        Ok(())
+    }
+}
+
+fn send(wr_id: u64) -> SendRequest<'static> {
+    SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::empty(), payload: Payload::Sges(&[]) }
+}
+
+fn queue<D: Doorbell>(memory: PlainMemory, depth: u32, doorbell: D) -> RxeSq<D, PlainMemory> {
+    RxeSq::new(memory, depth, SendLimits::new(QpType::RC, 1, 0).unwrap(), doorbell).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn everything_posted_in_the_error_state_is_flushed(
+        log2_slots in 1..6u32,
+        batches in prop::collection::vec(1..40u32, 1..80),
+    ) {
+        let slots = 1 << log2_slots;
+        let memory = PlainMemory::new(slots - 1, 208 + 16);
+        let (flushed, seen) = std::sync::mpsc::channel();
+        let completer = KernelConsumer::new(memory.clone());
+        let doorbell = Requester { memory: memory.clone(), completer, index: 0, slots, flushed };
+        let mut queue = queue(memory, slots - 1, doorbell);
+        let mut next = 0;
+        for batch in batches {
+            let begin = next;
+            for _ in 0..batch.min(slots - 1) {
+                // SAFETY: no kernel carries the request out.
+                unsafe { queue.push(&send(next)) }.unwrap();
+                next += 1;
+            }
+            queue.ring().unwrap();
+            prop_assert_eq!(seen.try_iter().collect::<Vec<_>>(), (begin..next).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn a_doorbell_that_is_refused_takes_all_requests_back_though_the_one_before_them_failed() {
+    let memory = PlainMemory::new(7, 208 + 16);
+    let doorbell = CountingDoorbell::default();
+    let mut queue = queue(memory.clone(), 7, doorbell.clone());
+    let mut kernel = KernelConsumer::new(memory.clone());
+    // SAFETY: no kernel carries the requests out.
+    unsafe { queue.push(&send(1)) }.unwrap();
+    queue.ring().unwrap();
+    assert!(kernel.take().is_some());
+    memory.put(0, offset_of!(SendWqe, status), &WcStatus::WR_FLUSH_ERR.0.to_ne_bytes());
+    // SAFETY: as above.
+    unsafe { (queue.push(&send(2)).unwrap(), queue.push(&send(3)).unwrap()) };
+    doorbell.answer(Err(Errno::INVAL));
+    assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(_))));
+    assert!(kernel.take().is_none(), "both are taken back");
+    doorbell.answer(Ok(()));
+    // SAFETY: as above.
+    unsafe { queue.push(&send(4)) }.unwrap();
+    queue.ring().unwrap();
+    assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(4));
+}
