@@ -129,8 +129,13 @@ pub fn quirks() -> Result<Quirks> {
         too_short == Quirks::NONE.too_short || too_short == (WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
         "a message that is too long ended with {too_short:?}"
     );
-    let flushes_the_failed = nobodys.flushed;
-    Ok(Quirks { flushes_the_failed, bad_lkey: nobodys.status, beyond: beyond.status, too_short })
+    Ok(Quirks {
+        flushes_the_failed: nobodys.flushed,
+        bad_lkey: nobodys.status,
+        beyond: beyond.status,
+        harmed_by_resets: !nobodys.flushed,
+        too_short,
+    })
 }
 
 /// How a send fails that its own side refuses.

@@ -237,11 +237,11 @@ impl World {
                     min_rnr_timer: 1,
                     ..RtrAttr::new(self.way, peer)
                 };
-                // Soft-RoCE loses count of reads and atomics that it sent twice, and a fence then waits for ever: nothing is
-                // sent twice but what waits for a receive, and behind that the generator puts neither.
+                // Without a timer: nothing gets lost, and the kernel's may strike where nothing is late (`retransmit_timer` of
+                // `rxe_comp.c`). A read with a fence that is sent again waits for itself for ever (`rxe_wqe_is_fenced`).
                 let rts = RtsAttr {
                     sq_psn,
-                    timeout: 21,
+                    timeout: 0,
                     retry_cnt: 7,
                     rnr_retry: if connection.impatient { 0 } else { 7 },
                     max_rd_atomic: 4,

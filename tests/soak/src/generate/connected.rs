@@ -32,6 +32,9 @@ impl Generator {
             }
         }
         list.blocked = !qp.waiting.is_empty();
+        // What waited is sent again. If it has a fence, the kernel would hold it back for reads that went after it, and these
+        // wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all that are under way.
+        let again = list.blocked || qp.waited == model.round;
         list.may_fail = qp.rests(model.round) && there.rests(model.round);
         for i in 0..most {
             let last = i + 1 == most;
@@ -41,7 +44,7 @@ impl Generator {
                 }
                 0..=8 => self.push_message(model, list, peer),
                 9..=12 => self.push_write(model, list, peer),
-                _ if list.blocked || qp.plan.kind == Kind::Uc => None,
+                _ if again || list.blocked || qp.plan.kind == Kind::Uc => None,
                 13..=15 => self.push_read(model, list, peer),
                 16 | 17 => self.push_atomic(model, list, peer),
                 _ if list.failed => None,

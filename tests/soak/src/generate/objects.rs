@@ -206,7 +206,10 @@ impl Generator {
             (fit(qp) && fit(model.qp(b)) && (qp.busy == model.round)).then_some((*a, b))
         });
         let (a, b) = self.pick(pairs)?;
-        let end = self.ending(model, &[a, b]);
+        let end = match self.ending(model, &[a, b]) {
+            End::Reset if model.quirks.harmed_by_resets => End::Error,
+            end => end,
+        };
         Some(Op::Crash(a, b, end))
     }
 }

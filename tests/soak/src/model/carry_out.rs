@@ -61,6 +61,11 @@ impl Model {
             self.claim_pieces(&receive.pieces, true, id, receive.wr_id);
         }
         if let Some(peer) = self.peer(id) {
+            let round = self.round;
+            let there = self.qp_mut(peer);
+            if !there.waiting.is_empty() {
+                there.waited = round;
+            }
             self.carry_out(peer);
         }
         taken
@@ -93,6 +98,7 @@ impl Model {
         let (target, len, write) = match request.action {
             Action::Write(target, _) => (target, request.payload.len(), true),
             Action::Read(target) => (target, request.payload.len(), false),
+            Action::Flush(target, len) => (target, len, false),
             Action::CmpSwp(target, ..) | Action::FetchAdd(target, _) | Action::AtomicWrite(target, _) => {
                 (target, 8, true)
             }
@@ -117,11 +123,14 @@ impl Model {
                 return self.flush_sends(id);
             }
             let step = self.step(id, &request);
-            let quirks = self.quirks;
+            let (quirks, round) = (self.quirks, self.round);
             let qp = self.qp_mut(id);
             let silent = !request.signalled && !qp.plan.signal_all;
             match step {
-                Step::Waits => return,
+                Step::Waits => {
+                    qp.waited = round;
+                    return;
+                }
                 Step::Done => {
                     qp.waiting.pop_front();
                     let expect = Expect { silent, ..Expect::sent(&request) };

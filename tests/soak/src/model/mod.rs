@@ -36,6 +36,11 @@ pub struct Quirks {
     /// How a send from beyond the end of a region fails: from Linux 6.4 on like one by a key that nobody has
     /// (`mr_check_range` of `rxe_mr.c`).
     pub beyond: WcStatus,
+    /// Whether a reset in the midst of traffic does the kernel harm: before Linux 6.4, which also flushes no request that
+    /// failed by itself, it does not wait for a responder that another queue pair's packet has started, and both give back
+    /// the same reference (`rxe_qp_reset` of `rxe_qp.c`, `cleanup` of `rxe_resp.c`). What then becomes of the queue pair can't
+    /// be foretold, so such resets are left out.
+    pub harmed_by_resets: bool,
     /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
     /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
@@ -47,6 +52,7 @@ impl Quirks {
         flushes_the_failed: false,
         bad_lkey: WcStatus::LOC_PROT_ERR,
         beyond: WcStatus::LOC_PROT_ERR,
+        harmed_by_resets: false,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
     };
 }
@@ -101,6 +107,8 @@ pub struct Qp {
     last_shared: u64,
     /// The round in which sends were last posted.
     pub busy: u64,
+    /// The round in which a send last waited.
+    pub waited: u64,
     /// The round in which nothing more may be posted.
     pub sealed: u64,
     /// Whether a message was lost for want of a receive: who knows when it arrives, so that no receive may be posted.
@@ -357,6 +365,7 @@ impl Qp {
             flushing: [false; 2],
             last_shared: 0,
             busy: 0,
+            waited: 0,
             sealed: 0,
             spoiled: false,
             rebound: 0,

@@ -427,3 +427,27 @@ fn receives_of_a_queue_pair_that_fell_by_itself_come_in_order_when_it_is_told_to
         assert_eq!(see(&mut model, 11, true), left);
     }
 }
+
+/// Soft-RoCE sends what waited again, and holds it back where it has a fence and reads behind it are under way.
+#[test]
+fn a_send_that_waited_is_known_until_the_round_ends() {
+    let mut model = pair(Quirks::NONE);
+    model.apply(&Op::PostSend(10, vec![message(1, b"")]));
+    assert_eq!(model.qp(10).waited, model.round);
+    model.settle().unwrap();
+    assert!(model.qp(10).waited < model.round);
+    model.apply(&Op::PostRecv(11, vec![receive(1, 0..1)]));
+    assert!(model.qp(10).waiting.is_empty());
+    assert_eq!(model.qp(10).waited, model.round, "it is sent again only now");
+}
+
+#[test]
+fn a_region_is_in_use_by_a_flush_until_the_round_ends() {
+    let mut model = pair(Quirks::NONE);
+    let target = Target { key: Key::Region, mr: 20, offset: 8 };
+    model.apply(&Op::PostSend(10, vec![send(1, Action::Flush(target, 30), Payload::Pieces(vec![]))]));
+    assert_eq!(model.mrs[&20].claims.len(), 1);
+    see(&mut model, 10, false);
+    model.settle().unwrap();
+    assert!(model.mrs[&20].claims.is_empty());
+}
