@@ -192,7 +192,11 @@ impl Drop for Device {
 
 fn addresses(engine: &Engine) -> Addresses {
     let port = engine.port();
-    Addresses { lid: port.lid, gids: port.gid_addresses(), mac: port.mac }
+    let gids = match port.link {
+        Link::InfiniBand => vec![port.own_gid()],
+        Link::Ethernet => port.gid_addresses(),
+    };
+    Addresses { lid: port.lid, gids, mac: port.mac }
 }
 
 fn log(index: u8, now: u64, outcome: &Result<crate::firmware::Outcome, crate::memory::DmaFault>) {

@@ -3,6 +3,7 @@
 mod faults;
 mod late;
 mod pcap;
+pub(crate) mod subnet;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -269,6 +270,20 @@ impl Fabric {
         // Runs of packets for the same port take its lock once.
         let mut batch = packets.drain(..).peekable();
         while let Some(packet) = batch.next() {
+            if link == Link::InfiniBand && packet.route.destination_lid == subnet::LID {
+                // Every fabric of a tree has one, for its own ports.
+                let lid_of = |gid: &[u8; 16]| {
+                    let addresses = plugs.iter().map(|plug| &plug.addresses);
+                    addresses
+                        .filter(|addresses| addresses.gids.contains(gid))
+                        .map(|addresses| addresses.lid)
+                        .next()
+                };
+                if let (Origin::Port(from), Some(answer)) = (origin, subnet::answer(&packet, lid_of)) {
+                    deliver(&plugs[from].mailbox, std::iter::once(answer));
+                }
+                continue;
+            }
             if packet.route.is_multicast() {
                 for plug in plugs.iter() {
                     deliver(&plug.mailbox, std::iter::once(packet.clone()));

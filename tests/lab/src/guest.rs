@@ -508,6 +508,9 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     wanted.extend(["crc32_generic", "af_packet"].into_iter().filter(|name| modules.has(name)));
     wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
     wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
+    if setup.hca.is_some_and(|cards| cards.port == crate::HcaPort::Ib) {
+        wanted.extend(["ib_ipoib"].into_iter().filter(|name| modules.has(name)));
+    }
     wanted
 }
 

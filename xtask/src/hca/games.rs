@@ -1,7 +1,6 @@
 //! The C programs against each other.
 
 use anyhow::{Result, ensure};
-use bareverbs_lab::HcaPort;
 
 use super::Bench;
 use crate::pyverbs;
@@ -28,9 +27,10 @@ const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex",
 
 /// The connection manager's, which need an address that the RDMA device has.
 const CM_SERVER: &str = "rping -s -C 10 -v >/tmp/server 2>&1 || { cat /tmp/server; exit 1; }";
-const CM_CLIENT: &str = "try rping -c -a 10.1.0.1 -C 10 -v";
+const CM_CLIENT: &str = "try rping -c -a $net.1 -C 10 -v";
 
-/// Bytes through the netdevs; the card cuts them into frames and sums them up.
+/// Bytes through the netdevs. With Ethernet, the card cuts them into frames and sums them up; with InfiniBand, they are
+/// datagrams of IPoIB.
 const TCP_SERVER: &str = r#"timeout 60 python3 -c '
 import socket
 connection, _ = socket.create_server(("0.0.0.0", 7777)).accept()
@@ -39,26 +39,20 @@ while chunk := connection.recv(65536):
     assert chunk == bytes(i % 251 for i in range(count, count + len(chunk))) if count < 200000 else True
     count += len(chunk)
 assert count == 4000000, count'"#;
-const TCP_CLIENT: &str = r#"ping -q -c 2 10.1.0.1 || exit 1
+const TCP_CLIENT: &str = r#"try ping -q -c 2 $net.1 || exit 1
 try timeout 60 python3 -c '
 import socket
-socket.create_connection(("10.1.0.1", 7777)).sendall(bytes(i % 251 for i in range(4000000)))'"#;
+socket.create_connection(("'$net'.1", 7777)).sendall(bytes(i % 251 for i in range(4000000)))'"#;
 
 pub(super) fn within(bench: &mut Bench<'_>) -> Result<()> {
     bench.script(0, &format!("({SERVERS}) & server=$!\n{CLIENTS}\nwait $server"))?;
-    if bench.port == HcaPort::Roce {
-        bench.script(0, &format!("({CM_SERVER}) & server=$!\n{CM_CLIENT} && wait $server"))?;
-    }
-    Ok(())
+    bench.script(0, &format!("({CM_SERVER}) & server=$!\n{CM_CLIENT} && wait $server")).map(drop)
 }
 
 pub(super) fn between(bench: &mut Bench<'_>) -> Result<()> {
     bench.scripts(SERVERS, CLIENTS)?;
-    if bench.port == HcaPort::Roce {
-        bench.scripts(TCP_SERVER, TCP_CLIENT)?;
-        bench.scripts(CM_SERVER, CM_CLIENT)?;
-    }
-    Ok(())
+    bench.scripts(TCP_SERVER, TCP_CLIENT)?;
+    bench.scripts(CM_SERVER, CM_CLIENT)
 }
 
 pub(super) fn no_complaints(bench: &mut Bench<'_>) -> Result<()> {

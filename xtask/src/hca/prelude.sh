@@ -1,6 +1,9 @@
 port=/sys/class/infiniband/mlx5_0/ports/1
 pci=$(basename "$(readlink -f /sys/class/infiniband/mlx5_0/device)")
 driver=/sys/bus/pci/drivers/mlx5_core
+# The addresses that the RDMA device has: its own netdev's, or IPoIB's.
+net=10.2.0
+[ "$PORT" = ib ] || net=10.1.0
 
 # Sets the options by which the programs find the GID of 10.1.0.N.
 find_gid() {

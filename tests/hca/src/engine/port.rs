@@ -13,6 +13,17 @@ pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 /// The subnet prefix that ports are born with.
 const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
 
+/// The GUID of a fabric's first port, and how far those of the others are apart.
+const FIRST_GUID: u64 = 0x0002_c903_00fa_4e00;
+const GUIDS_APART: u64 = 1 << 8;
+
+/// The LID of the InfiniBand port with this GUID, if one can have it.
+pub(crate) fn lid_of(guid: u64) -> Option<u16> {
+    let from_first = guid.checked_sub(FIRST_GUID)?;
+    let index = u8::try_from(from_first / GUIDS_APART).ok()?;
+    (from_first % GUIDS_APART == 0).then_some(u16::from(index) + 1)
+}
+
 /// A GID of an Ethernet port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gid {
@@ -51,7 +62,7 @@ impl Port {
         Self {
             link,
             lid: if link == Link::InfiniBand { u16::from(index) + 1 } else { 0 },
-            guid: 0x0002_c903_00fa_4e00 + (u64::from(index) << 8),
+            guid: FIRST_GUID + u64::from(index) * GUIDS_APART,
             prefix: LINK_LOCAL,
             mac: [0x00, 0x02, 0xc9, 0xfa, 0x4e, index],
             up: true,

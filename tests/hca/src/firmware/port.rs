@@ -7,7 +7,9 @@ use super::layout::port::{
 use super::registers::NODE_DESCRIPTION;
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::Engine;
+use crate::engine::packet::Link;
 use crate::engine::port::PKEYS;
+use crate::fabric::subnet;
 
 const GIDS: u32 = 8;
 const ALL: u32 = 0xffff;
@@ -50,7 +52,7 @@ impl Firmware {
             .set(HcaVportContext::CAP_MASK1, self.port.capabilities)
             .set(HcaVportContext::CAP_MASK1_FIELD_SELECT, u32::MAX)
             .set(HcaVportContext::LID, port.lid)
-            .set(HcaVportContext::SM_LID, port.lid)
+            .set(HcaVportContext::SM_LID, if port.link == Link::InfiniBand { subnet::LID } else { 0 })
             .set(HcaVportContext::SUBNET_TIMEOUT, 18u8)
             .set(HcaVportContext::QKEY_VIOLATION_COUNTER, port.qkey_violations)
             .set(HcaVportContext::PKEY_VIOLATION_COUNTER, port.pkey_violations);

@@ -12,6 +12,9 @@ use crate::netlink::{Netlink, Rdma, Route};
 use crate::port::Sender;
 use crate::{capture, netlink};
 
+/// IP over the card's InfiniBand port.
+const IPOIB: &str = "ib0";
+
 /// Brings up `lo`, the link, its address and `rxe0`, and waits until rxe is ready to use.
 pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     // Without this, link-local addresses are unusable for the first second.
@@ -42,7 +45,13 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
         capture::start(netlink::index(&device)?, sender)?;
     }
     if job.hca.is_some() {
-        return wait_until_usable("mlx5_0", None);
+        wait_until_usable("mlx5_0", None)?;
+        // Kernels without IPoIB have none.
+        if netlink::index(IPOIB).is_ok() {
+            route.set_up(IPOIB)?;
+            route.add_address(IPOIB, Ipv4Addr::new(10, 2, 0, job.host), 24)?;
+        }
+        return Ok(());
     }
     let mut rdma: Netlink<Rdma> = Netlink::open()?;
     rdma.add_link("rxe0", "rxe", &device)?;

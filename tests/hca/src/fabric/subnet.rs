@@ -1,0 +1,267 @@
+//! The subnet administrator of an InfiniBand fabric, as far as IPoIB and the connection manager ask it: ways to a port, and
+//! multicast groups.
+//!
+//! It keeps nothing: the LIDs of the fabric's own ports are known, those of others follow from their GUIDs, and a group's from
+//! its GID. So every fabric of a tree answers its own ports, and all answer alike. Records are laid out as the InfiniBand specification says (volume 1, chapter 15).
+
+use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
+use crate::engine::port::{DEFAULT_PKEY, lid_of};
+
+/// Where it is: the last LID that is nobody's and no group's.
+pub(crate) const LID: u16 = 0xbfff;
+
+/// The queue pair that management goes through, and its key.
+const MANAGEMENT: u32 = 1;
+const MANAGEMENT_KEY: u32 = 0x8001_0000;
+
+/// Bytes of a management datagram, and where its parts are.
+const MAD: usize = 256;
+const CLASS: usize = 1;
+const CLASS_VERSION: usize = 2;
+const METHOD: usize = 3;
+const STATUS: usize = 4;
+const ATTRIBUTE: usize = 16;
+/// The header of long transfers, which there are none of.
+const TRANSFER: std::ops::Range<usize> = 24..36;
+/// How far records are apart, in words of 8 bytes.
+const RECORD_WORDS: usize = 44;
+const COMPONENTS: usize = 48;
+const RECORD: usize = 56;
+
+const SUBNET_ADMINISTRATION: u8 = 3;
+const GET: u8 = 0x01;
+const SET: u8 = 0x02;
+const DELETE: u8 = 0x15;
+const RESPONSE: u8 = 0x80;
+const CLASS_PORT_INFO: u16 = 0x01;
+const PATH_RECORD: u16 = 0x35;
+const MEMBER_RECORD: u16 = 0x38;
+const UNSUPPORTED: u16 = 0x000c;
+const NO_RECORDS: u16 = 0x0300;
+
+/// `exactly` and a value, as records have them.
+const fn exactly(value: u8) -> u8 {
+    2 << 6 | value
+}
+
+/// 4,096 bytes, of paths; 2,048 of groups; 10 Gb/s; about a second.
+const PATH_MTU: u8 = exactly(5);
+const GROUP_MTU: u8 = exactly(4);
+const RATE: u8 = exactly(3);
+const LIFE_TIME: u8 = exactly(18);
+
+/// What it answers; nothing to what is no request to it. `known` is asked for the LIDs of ports by their GIDs first.
+pub(super) fn answer(packet: &Packet, known: impl Fn(&[u8; 16]) -> Option<u16>) -> Option<Packet> {
+    let request: &[u8; MAD] = packet.payload.as_slice().try_into().ok()?;
+    let sender = packet.headers.datagram?;
+    let meant = packet.destination == MANAGEMENT && sender.qkey == MANAGEMENT_KEY;
+    if !meant || request[CLASS] != SUBNET_ADMINISTRATION || request[METHOD] & RESPONSE != 0 {
+        return None;
+    }
+    let reply = reply(request, packet.route.source_lid, known);
+    let route = Route { source_lid: LID, destination_lid: packet.route.source_lid, ..packet.route };
+    let datagram = Datagram { qkey: MANAGEMENT_KEY, source_qp: MANAGEMENT };
+    Some(Packet {
+        // Management goes without a global header here.
+        route: Route { global: None, ..route },
+        transport: Transport::Ud,
+        operation: Operation::SendOnly,
+        solicited: true,
+        ack_request: false,
+        pkey: packet.pkey,
+        destination: sender.source_qp,
+        psn: packet.psn,
+        headers: Headers { datagram: Some(datagram), ..Headers::default() },
+        payload: reply.into(),
+    })
+}
+
+fn reply(request: &[u8; MAD], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16>) -> [u8; MAD] {
+    let mut reply = *request;
+    let (method, attribute) = (request[METHOD], get16(request, ATTRIBUTE));
+    reply[METHOD] = if method == DELETE { DELETE | RESPONSE } else { GET | RESPONSE };
+    reply[TRANSFER].fill(0);
+    let status = match (method, attribute) {
+        (GET, CLASS_PORT_INFO) => {
+            reply[RECORD..].fill(0);
+            reply[RECORD] = 1;
+            reply[RECORD + 1] = request[CLASS_VERSION];
+            reply[RECORD + 7] = LIFE_TIME & 0x1f;
+            Ok(9)
+        }
+        (GET, PATH_RECORD) => path(&mut reply[RECORD..], from, known).map(|()| 8),
+        (SET | DELETE, MEMBER_RECORD) => {
+            let components = u64::from_be_bytes(std::array::from_fn(|at| request[COMPONENTS + at]));
+            member(&mut reply[RECORD..], components).map(|()| 7)
+        }
+        _ => Err(UNSUPPORTED),
+    };
+    put16(&mut reply, STATUS, status.err().unwrap_or(0));
+    put16(&mut reply, RECORD_WORDS, status.unwrap_or(0));
+    reply
+}
+
+/// Completes the record of the way to a port or group.
+fn path(record: &mut [u8], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16>) -> Result<(), u16> {
+    const DESTINATION: usize = 8;
+    let gid: [u8; 16] = std::array::from_fn(|at| record[DESTINATION + at]);
+    let lid = if gid[0] == 0xff { Some(group_lid(&gid)) } else { known(&gid).or_else(|| lid_of(guid(&gid))) };
+    put16(record, 40, lid.ok_or(NO_RECORDS)?);
+    put16(record, 42, from);
+    record[44..49].fill(0);
+    // One way, that leads back as well.
+    record[49] = 0x81;
+    put16(record, 50, DEFAULT_PKEY);
+    record[52..54].fill(0);
+    record[54..58].copy_from_slice(&[PATH_MTU, RATE, LIFE_TIME, 0]);
+    Ok(())
+}
+
+/// Completes the record of a member of a group, whose creator may have chosen some of it.
+fn member(record: &mut [u8], components: u64) -> Result<(), u16> {
+    const QKEY: u64 = 1 << 2;
+    const TRAFFIC_CLASS: u64 = 1 << 6;
+    const PKEY: u64 = 1 << 7;
+    /// What IPoIB's groups have.
+    const USUAL_QKEY: u32 = 0x0b1b;
+    let gid: [u8; 16] = std::array::from_fn(|at| record[at]);
+    if gid[0] != 0xff {
+        return Err(NO_RECORDS);
+    }
+    if components & QKEY == 0 {
+        record[32..36].copy_from_slice(&USUAL_QKEY.to_be_bytes());
+    }
+    put16(record, 36, group_lid(&gid));
+    record[38] = GROUP_MTU;
+    if components & TRAFFIC_CLASS == 0 {
+        record[39] = 0;
+    }
+    if components & PKEY == 0 {
+        put16(record, 40, DEFAULT_PKEY);
+    }
+    record[42..48].copy_from_slice(&[RATE, LIFE_TIME, 0, 0, 0, 0]);
+    record[48] = gid[1] << 4 | record[48] & 0xf;
+    Ok(())
+}
+
+/// Groups have the LIDs from 0xc000 to 0xfffe. Two may share one: members look at the GID.
+fn group_lid(gid: &[u8; 16]) -> u16 {
+    let sum = gid.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)));
+    0xc000 + (sum % 0x3fff) as u16
+}
+
+fn guid(gid: &[u8; 16]) -> u64 {
+    u64::from_be_bytes(std::array::from_fn(|at| gid[8 + at]))
+}
+
+fn get16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn put16(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::engine::packet::Link;
+    use crate::engine::port::Port;
+
+    fn request(method: u8, attribute: u16) -> [u8; MAD] {
+        let mut mad = [0; MAD];
+        mad[..4].copy_from_slice(&[1, SUBNET_ADMINISTRATION, 2, method]);
+        put16(&mut mad, ATTRIBUTE, attribute);
+        mad
+    }
+
+    fn packet(payload: Vec<u8>) -> Packet {
+        Packet {
+            route: Route { source_lid: 3, destination_lid: LID, ..Route::default() },
+            transport: Transport::Ud,
+            operation: Operation::SendOnly,
+            solicited: false,
+            ack_request: false,
+            pkey: DEFAULT_PKEY,
+            destination: MANAGEMENT,
+            psn: 7,
+            headers: Headers {
+                datagram: Some(Datagram { qkey: MANAGEMENT_KEY, source_qp: MANAGEMENT }),
+                ..Headers::default()
+            },
+            payload,
+        }
+    }
+
+    #[test]
+    fn the_way_to_a_port_ends_at_its_lid() {
+        for index in [0, 1, 200] {
+            let port = Port::new(Link::InfiniBand, index);
+            let mut mad = request(GET, PATH_RECORD);
+            mad[RECORD + 8..RECORD + 24].copy_from_slice(&port.own_gid());
+            let answer = answer(&packet(mad.to_vec()), |_| None).expect("an answer");
+            assert_eq!((answer.route.destination_lid, answer.destination), (3, MANAGEMENT));
+            assert_eq!((get16(&answer.payload, STATUS), answer.payload[METHOD]), (0, 0x81));
+            assert_eq!(get16(&answer.payload, RECORD + 40), port.lid);
+            assert_eq!(get16(&answer.payload, RECORD + 42), 3);
+        }
+    }
+
+    #[test]
+    fn a_port_that_was_given_another_lid_is_found_there() {
+        let port = Port::new(Link::InfiniBand, 0);
+        let mut mad = request(GET, PATH_RECORD);
+        mad[RECORD + 8..RECORD + 24].copy_from_slice(&port.own_gid());
+        let known = |gid: &[u8; 16]| (*gid == port.own_gid()).then_some(77);
+        let answer = answer(&packet(mad.to_vec()), known).expect("an answer");
+        assert_eq!(get16(&answer.payload, RECORD + 40), 77);
+    }
+
+    #[test]
+    fn there_is_no_way_to_a_stranger() {
+        let answer = answer(&packet(request(GET, PATH_RECORD).to_vec()), |_| None).expect("an answer");
+        assert_eq!(get16(&answer.payload, STATUS), NO_RECORDS);
+    }
+
+    #[test]
+    fn a_group_has_one_lid_for_all_that_join_and_leave_it() {
+        let lids = [SET, DELETE].map(|method| {
+            let mut mad = request(method, MEMBER_RECORD);
+            mad[RECORD..RECORD + 4].copy_from_slice(&[0xff, 0x12, 0x40, 0x1b]);
+            let answer = answer(&packet(mad.to_vec()), |_| None).expect("an answer");
+            assert_eq!(
+                (get16(&answer.payload, STATUS), answer.payload[METHOD]),
+                (0, { if method == SET { 0x81 } else { 0x95 } })
+            );
+            get16(&answer.payload, RECORD + 36)
+        });
+        assert!(lids[0] == lids[1] && (0xc000..0xffff).contains(&lids[0]));
+    }
+
+    #[test]
+    fn other_questions_are_refused() {
+        for (method, attribute) in [(GET, 0x31), (SET, PATH_RECORD), (0x12, PATH_RECORD)] {
+            let answer = answer(&packet(request(method, attribute).to_vec()), |_| None).expect("an answer");
+            assert_eq!(get16(&answer.payload, STATUS), UNSUPPORTED);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_sent_there_brings_it_down(
+            mut payload in prop_oneof![prop::collection::vec(any::<u8>(), MAD), prop::collection::vec(any::<u8>(), 0..300)],
+            plausible in any::<bool>(), attribute in prop_oneof![Just(PATH_RECORD), Just(MEMBER_RECORD), any::<u16>()],
+        ) {
+            if plausible && payload.len() == MAD {
+                payload[CLASS] = SUBNET_ADMINISTRATION;
+                put16(&mut payload, ATTRIBUTE, attribute);
+            }
+            let fits = payload.len() == MAD;
+            if let Some(answer) = answer(&packet(payload), |_| None) {
+                prop_assert!(fits && answer.payload.len() == MAD && answer.payload[METHOD] & RESPONSE != 0);
+            }
+        }
+    }
+}
