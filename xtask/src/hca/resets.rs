@@ -104,10 +104,11 @@ impl Bench<'_> {
         let guests = self.guests()?;
         let mut output = String::new();
         while guests.is_running(host) && !output.contains(sign) {
-            guests.step(deadline, &mut |_, _, bytes| {
+            let step = guests.step(deadline, &mut |_, _, bytes| {
                 output += &String::from_utf8_lossy(bytes);
                 Ok(())
-            })?;
+            });
+            step.with_context(|| format!("host {} has not printed `{sign}`, but:\n{output}", host + 1))?;
         }
         ensure!(output.contains(sign), "host {} printed no `{sign}`:\n{output}", host + 1);
         Ok(())
