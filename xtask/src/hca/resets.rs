@@ -32,12 +32,14 @@ pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
     if bench.port == HcaPort::Ib {
         bench.wish("1 lid 77")?;
         bench.hear(0, "LID_CHANGE")?;
-        bench.wish("1 prefix 0xfec0000000000000")?;
-        bench.hear(0, "GID_CHANGE")?;
     }
     bench.stop(0)?;
-    let seen = bench.script(0, "ready && cat $port/lid $port/gids/0")?;
+    let mut seen = bench.script(0, "ready && cat $port/lid")?;
     if bench.port == HcaPort::Ib {
+        // The kernel's cache swallows the event of an InfiniBand port's GID (`ib_cache_event_task` in its core/cache.c).
+        bench.wish("1 prefix 0xfec0000000000000")?;
+        let wait = "for n in $(seq 200); do grep fec0: $port/gids/0 && break; sleep 0.05; done";
+        seen += &bench.script(0, wait)?;
         ensure!(seen.contains("0x4d") && seen.contains("fec0:"), "the port shows {seen}");
         bench.wish("1 lid 1")?;
         bench.wish("1 prefix 0xfe80000000000000")?;
