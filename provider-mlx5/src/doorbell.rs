@@ -24,7 +24,7 @@ const RECORD: usize = 64;
 /// Records of a page.
 const RECORDS: usize = PAGE / RECORD;
 
-const PAGE: usize = 4096;
+pub(crate) const PAGE: usize = 4096;
 
 /// Which word of a doorbell record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

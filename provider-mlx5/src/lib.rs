@@ -38,7 +38,9 @@ pub mod doorbell;
 pub mod wqe;
 
 mod address;
+mod clock;
 mod completion;
+mod dm;
 mod pair;
 mod provider;
 mod recv;

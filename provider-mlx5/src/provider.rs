@@ -8,9 +8,10 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
-    Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest, XrcTargetRequest,
+    DmRequest, Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
@@ -25,8 +26,10 @@ use bareverbs_uapi::write::structs::ModifySrqReq;
 use zerocopy::IntoBytes;
 
 use crate::address::{self, Link};
+use crate::clock::Clock;
 use crate::completion::{CqShared, Mlx5Cq, Ring};
 use crate::cqe::CQE;
+use crate::dm;
 use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
@@ -56,6 +59,7 @@ pub struct Mlx5 {
     exclusive: AtomicU32,
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
+    clock: Clock,
 }
 
 fn refused(method: &'static str) -> impl FnOnce(Errno) -> Refused {
@@ -173,6 +177,7 @@ impl Provider for Mlx5 {
             exclusive: AtomicU32::new(EXCLUSIVE_REGISTERS),
             cqs: Mutex::default(),
             srqs: Mutex::default(),
+            clock: Clock::default(),
         })
     }
 
@@ -194,6 +199,14 @@ impl Provider for Mlx5 {
             qp_rate_limit_max: told.packet_pacing_caps.qp_rate_limit_max,
             rate_limit_supported_qpts: told.packet_pacing_caps.supported_qpts,
         })
+    }
+
+    fn read_clock(&self) -> Result<u64, CreateError> {
+        self.clock.read(&self.file, &self.told)
+    }
+
+    fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
+        dm::alloc(&self.file, request)
     }
 
     fn alloc_pd(&self) -> Result<u32, Refused> {

@@ -11,6 +11,7 @@ use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 
 use crate::command::{ContextInfo, QpHandle};
 use crate::device::{DeviceFile, Refused};
+use crate::dm::DeviceMemory;
 use crate::work::{
     Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
 };
@@ -59,6 +60,17 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// What only the driver tells of its device. Those that tell nothing have nothing of the kind.
     fn offloads(&self) -> Result<Offloads, Refused> {
         Ok(Offloads::default())
+    }
+
+    /// What the device's clock shows, in its own ticks.
+    fn read_clock(&self) -> Result<u64, CreateError> {
+        Err(CreateError::Unsupported { what: "reading the device's clock" })
+    }
+
+    /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails, nothing is left behind.
+    fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "memory on the device" })
     }
 
     /// Makes a protection domain; returns the kernel's handle.
@@ -264,6 +276,15 @@ pub enum SrqChange {
     Limit(u32),
     /// It holds at least so many receives.
     MaxWr(u32),
+}
+
+/// What memory on the device is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmRequest {
+    /// Bytes.
+    pub len: u64,
+    /// Logarithm to base 2 of the alignment of its first byte on the device.
+    pub log_align: u32,
 }
 
 /// What an address handle is to be.
@@ -587,6 +608,10 @@ pub trait Completion {
     fn sl(&self) -> u8;
     /// Low bits of the LID that the message came to.
     fn dlid_path_bits(&self) -> u8;
+    /// When it was made, in ticks of the device's clock ([`Provider::read_clock`]), where the device tells.
+    fn timestamp(&self) -> Option<u64> {
+        None
+    }
     /// All fields at once.
     fn to_value(&self) -> WorkCompletion;
 }

@@ -19,6 +19,7 @@ pub mod barrier;
 pub mod command;
 pub mod contract;
 pub mod device;
+pub mod dm;
 pub mod mapping;
 pub mod process;
 pub mod ring;

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use crate::gid::choose;
 use crate::{
-    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Error, GidEntry,
-    LinkLayer, Pd, PortAttr, Result, Xrcd, XrcdShare,
+    AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, Error,
+    GidEntry, LinkLayer, Pd, PortAttr, Result, Xrcd, XrcdShare,
 };
 
 /// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
@@ -40,9 +40,9 @@ pub struct Capabilities {
     pub odp_implicit: bool,
     /// Advice about regions on demand, such as [`Mr::prefetch`](crate::Mr::prefetch).
     pub advise_mr: bool,
-    /// Times in completions.
+    /// Times in completions, and the clock that they are of: [`CqInit::timestamps`], [`Context::raw_clock`].
     pub completion_timestamps: bool,
-    /// Memory on the device itself.
+    /// Memory on the device itself: [`Context::alloc_dm`].
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
     pub memory_windows: bool,
@@ -332,6 +332,47 @@ impl<P: Provider> Context<P> {
         Xrcd::open(self, share)
     }
 
+    /// What the device's clock shows now, in ticks: the clock of [`Completion::timestamp`](crate::Completion::timestamp).
+    /// [`DeviceAttr::hca_core_clock`] says how many thousand ticks a second has, and
+    /// [`DeviceAttr::completion_timestamp_mask`] which bits count before it begins anew. Looking takes no system call
+    /// after the first time.
+    ///
+    /// ```no_run
+    /// # fn measure(context: &bareverbs::Context) -> bareverbs::Result<()> {
+    /// let khz = context.query_device()?.hca_core_clock;
+    /// let before = context.raw_clock()?;
+    /// let ticks = context.raw_clock()? - before;
+    /// println!("looking takes {} ns", ticks * 1_000_000 / khz);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has no such clock; [`Error::Provider`] where the kernel does not show it;
+    /// the kernel refuses to map it.
+    #[doc(alias = "ibv_query_rt_values_ex")]
+    pub fn raw_clock(&self) -> Result<u64> {
+        const VERB: &str = "query_rt_values";
+        if !self.capabilities().completion_timestamps {
+            return Err(Error::Unsupported { verb: VERB, what: "looks at the device's clock are" });
+        }
+        // A page of the device that a forked child does not have.
+        self.file()
+            .check_home()
+            .map_err(|errno| Error::refused(VERB, "the device's clock", Refused { method: "mmap", errno }))?;
+        self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device's clock", reason))
+    }
+
+    /// Takes memory on the device: [`Dm`] says what for.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for no bytes, [`Error::Limit`] for more than
+    /// [`DeviceAttr::max_dm_size`]; the kernel refuses, as where not so much is left.
+    #[doc(alias = "ibv_alloc_dm")]
+    pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
+        Dm::alloc(self, init)
+    }
+
     /// Makes a completion channel.
     ///
     /// # Errors
@@ -345,7 +386,8 @@ impl<P: Provider> Context<P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] for no entries, a vector that there is not, or a channel of another context, [`Error::Limit`]
-    /// for more entries than the device's `max_cqe`; the kernel refuses.
+    /// for more entries than the device's `max_cqe`, [`Error::Unsupported`] for timestamps where the device has none; the
+    /// kernel refuses.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {

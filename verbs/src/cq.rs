@@ -19,6 +19,25 @@ pub struct CqInit<'a> {
     pub channel: Option<&'a CompChannel>,
     /// Which of the device's completion vectors raises them.
     pub vector: u32,
+    /// Whether completions are to tell when they were made, by
+    /// [`Completion::timestamp`](crate::Completion::timestamp); those of requests that failed do not.
+    ///
+    /// ```no_run
+    /// # fn when(context: &bareverbs::Context) -> bareverbs::Result<()> {
+    /// use bareverbs::{Completion, CqInit};
+    ///
+    /// let mut cq = context.create_cq(&CqInit { timestamps: true, ..CqInit::new(16) })?;
+    /// let now = context.raw_clock()?;
+    /// let mut completions = cq.poll();
+    /// while let Some(completion) = completions.next() {
+    ///     if let Some(then) = completion.timestamp() {
+    ///         println!("{} was done {} ticks ago", completion.wr_id(), now - then);
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub timestamps: bool,
     /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq) events.
     pub user_data: u64,
 }
@@ -80,6 +99,12 @@ impl<P: Provider> Cq<P> {
         const VERB: &str = "create_cq";
         if init.entries == 0 {
             return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
+        }
+        if init.timestamps && !context.capabilities().completion_timestamps {
+            return Err(Error::Unsupported {
+                verb: VERB,
+                what: "completions that tell when they were made are",
+            });
         }
         let limits = context.limits();
         Error::check_limit(VERB, "entries", init.entries.into(), limits.max_cqe.into())?;

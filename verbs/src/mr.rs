@@ -212,14 +212,7 @@ impl<M> Mr<M> {
     /// # Errors
     /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        let (start, len) = self.range("sge", range)?;
-        let length = u32::try_from(len).map_err(|_| {
-            Error::invalid(
-                "sge",
-                format!("an element of {len} bytes is longer than the possible {}", u32::MAX),
-            )
-        })?;
-        Ok(Sge { addr: self.addr().wrapping_add(start as u64), length, lkey: self.lkey() })
+        element(self.addr(), self.range("sge", range)?, self.lkey())
     }
 
     /// The byte at `offset`, as peers name it.
@@ -292,28 +285,44 @@ impl<M> Mr<M> {
     }
 
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
-        let start = match range.start_bound() {
-            Bound::Included(start) => Some(*start),
-            Bound::Excluded(start) => start.checked_add(1),
-            Bound::Unbounded => Some(0),
-        };
-        let end = match range.end_bound() {
-            Bound::Included(end) => end.checked_add(1),
-            Bound::Excluded(end) => Some(*end),
-            Bound::Unbounded => Some(self.len),
-        };
-        match (start, end) {
-            (Some(start), Some(end)) if start <= end && end <= self.len => Ok((start, end - start)),
-            _ => {
-                let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
-                let (start, end) = (bound(start), bound(end));
-                Err(Error::invalid(
-                    what,
-                    format!("bytes {start}..{end} are not all in a region of {}", self.len),
-                ))
-            }
+        check_range(what, range, self.len)
+    }
+}
+
+/// Where a range of `len` bytes starts, and its own length.
+pub(crate) fn check_range(
+    what: &'static str,
+    range: impl RangeBounds<usize>,
+    len: usize,
+) -> Result<(usize, usize)> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => Some(*start),
+        Bound::Excluded(start) => start.checked_add(1),
+        Bound::Unbounded => Some(0),
+    };
+    let end = match range.end_bound() {
+        Bound::Included(end) => end.checked_add(1),
+        Bound::Excluded(end) => Some(*end),
+        Bound::Unbounded => Some(len),
+    };
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end - start)),
+        _ => {
+            let bound = |bound: Option<usize>| bound.map_or_else(String::new, |bound| bound.to_string());
+            let (start, end) = (bound(start), bound(end));
+            let reason = format!("bytes {start}..{end} are not all in a region of {len}");
+            Err(Error::invalid(what, reason))
         }
     }
+}
+
+/// An element over a checked range of a region that starts at `addr`.
+pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
+    let length = u32::try_from(len).map_err(|_| {
+        let reason = format!("an element of {len} bytes is longer than the possible {}", u32::MAX);
+        Error::invalid("sge", reason)
+    })?;
+    Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey })
 }
 
 /// What lets a peer write a region's bytes without this process's doing.

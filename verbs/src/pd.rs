@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -7,8 +8,8 @@ use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Error, LocalAccess, MemoryOwner, Mr, Mw, MwType, Qp,
-    QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq, XrcSrqInit,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, Error, LocalAccess, MemoryOwner, Mr, Mw,
+    MwType, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -116,6 +117,16 @@ impl<P: Provider> Pd<P> {
     ) -> Result<Mr<RawMemory>> {
         // SAFETY: the caller answers for the range.
         unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
+    }
+
+    /// Registers part of memory on the device, `..` for all. Operations and peers name its first byte by the address 0.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no bytes, a range beyond the memory, or memory of another context; the kernel refuses, as
+    /// for rights that the device does not give there.
+    #[doc(alias = "ibv_reg_dm_mr")]
+    pub fn register_dm(&self, dm: &Dm, range: impl RangeBounds<usize>, access: Access) -> Result<DmMr> {
+        DmMr::register(&self.domain, dm, range, access)
     }
 
     /// Makes a memory window, bound to nothing.

@@ -6,10 +6,11 @@ use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::command::{ContextInfo, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DoorbellError, Offloads, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
-    XrcTargetRequest,
+    CreatedSrq, DmRequest, DoorbellError, Offloads, Provider, QpRequest, RecvQueue, SendQueue, SrqChange,
+    SrqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::work::{
     Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
 };
@@ -72,6 +73,14 @@ macro_rules! providers {
 
             fn offloads(&self) -> Result<Offloads, Refused> {
                 match self { $(Self::$variant(provider) => provider.offloads(),)* }
+            }
+
+            fn read_clock(&self) -> Result<u64, CreateError> {
+                match self { $(Self::$variant(provider) => provider.read_clock(),)* }
+            }
+
+            fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
+                match self { $(Self::$variant(provider) => provider.alloc_dm(request),)* }
             }
 
             fn alloc_pd(&self) -> Result<u32, Refused> {
@@ -290,6 +299,7 @@ macro_rules! providers {
             providers!(@field $($variant)*: slid -> u16);
             providers!(@field $($variant)*: sl -> u8);
             providers!(@field $($variant)*: dlid_path_bits -> u8);
+            providers!(@field $($variant)*: timestamp -> Option<u64>);
             providers!(@field $($variant)*: to_value -> WorkCompletion);
         }
     };

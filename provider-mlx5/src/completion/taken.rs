@@ -212,6 +212,12 @@ impl Completion for Mlx5Completion<'_> {
         if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
     }
 
+    /// Of a failure the device tells no time.
+    #[inline]
+    fn timestamp(&self) -> Option<u64> {
+        (!self.is_error()).then(|| self.cqe.timestamp())
+    }
+
     #[inline(never)]
     fn to_value(&self) -> WorkCompletion {
         WorkCompletion {

@@ -22,6 +22,8 @@ kernel_tests! {
     another_tcp_port_and_long_names,
     a_deep_and_a_shallow_receive_queue,
     on_demand_paging_where_the_kernel_has_it,
+    completion_timestamps if device::timestamps,
+    device_memory if device::device_memory,
 }
 
 /// Iterations where the test is about something else.
@@ -195,4 +197,45 @@ fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
         play_all(&["-o", "-P", "-n", "20", "-s", "1024", "-c"], 1024, 20);
     });
     Ok(bareverbs_kernel_tests::Completion::Completed)
+}
+
+fn completion_timestamps() {
+    const STARTS: [&str; 3] = ["Max", "Min", "Average"];
+    let options = &["-t", "-n", "50"][..];
+    leaving_nothing(|| {
+        for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+            let mut game = play(server, client);
+            for side in [&mut game.server, &mut game.client] {
+                let all: Vec<_> = side.stdout.lines().map(str::to_owned).collect();
+                let (gaps, rest): (Vec<_>, Vec<_>) =
+                    all.into_iter().partition(|line| line.contains(" receive completion clock cycles = "));
+                let values = STARTS.map(|start| {
+                    let line = gaps.iter().find(|line| line.starts_with(start));
+                    let (_, value) = line.unwrap_or_else(|| panic!("{side:#?}")).split_once(" = ").unwrap();
+                    value.parse::<f64>().unwrap()
+                });
+                let [most, least, average] = values;
+                assert!(0.0 < least && least <= average && average <= most, "{side:#?}");
+                side.stdout = rest.join("\n") + "\n";
+            }
+            game.expect_regular(4096, 50);
+        }
+        // One message, and so no gap.
+        let single = &["-t", "-n", "1", "-e"][..];
+        play(Ours(single), Ours(single)).expect_regular(4096, 1);
+    });
+}
+
+fn device_memory() {
+    leaving_nothing(|| {
+        for size in ["4", "64", "4096", "20000"] {
+            play_all(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
+        }
+        let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
+        play(Ours(checked), Ours(checked)).expect_regular(777, 10);
+        // One side's memory is its own affair.
+        play(Ours(checked), Theirs(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
+        play(Theirs(&["-n", "10", "-s", "777"]), Ours(&["-j", "-n", "10", "-s", "777"]))
+            .expect_regular(777, 10);
+    });
 }

@@ -188,6 +188,38 @@ pub fn no_xrc() -> Need {
     need(xrc().is_err(), || format!("{} has XRC domains", name()))
 }
 
+/// For tests of completion timestamps, and of the clock that they are of.
+///
+/// # Errors
+/// The device has none.
+pub fn timestamps() -> Need {
+    need(open().capabilities().completion_timestamps, || format!("{} has no completion timestamps", name()))
+}
+
+/// For tests of what a device refuses that has no completion timestamps.
+///
+/// # Errors
+/// The device has some.
+pub fn no_timestamps() -> Need {
+    need(timestamps().is_err(), || format!("{} has completion timestamps", name()))
+}
+
+/// For tests of memory on the device.
+///
+/// # Errors
+/// The device has none.
+pub fn device_memory() -> Need {
+    need(open().capabilities().device_memory, || format!("{} has no device memory", name()))
+}
+
+/// For tests of what a device refuses that has no memory of its own.
+///
+/// # Errors
+/// The device has some.
+pub fn no_device_memory() -> Need {
+    need(device_memory().is_err(), || format!("{} has device memory", name()))
+}
+
 /// The other end of the wire that the lab puts Soft-RoCE on.
 pub const FAR: &str = "veth1";
 

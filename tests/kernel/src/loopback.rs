@@ -120,8 +120,10 @@ impl Side {
 
     /// What RTR sets towards the queue pair `peer` of the same port.
     pub fn towards(&self, peer: u32) -> RtrAttr {
-        let gid = self.qp.pd().context().default_gid(1).expect("the port has an address");
-        let address = AhAttr::global(1, gid.gid, gid.index as u8);
+        let context = self.qp.pd().context();
+        let gid = context.default_gid(1).expect("the port has an address");
+        let dlid = context.query_port(1).expect("the first port").lid;
+        let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) };
         RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..RtrAttr::new(address, peer) }
     }
 

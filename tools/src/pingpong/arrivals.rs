@@ -1,12 +1,11 @@
 //! Waiting for completions: by looking, or asleep until an event.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
-use std::ops::Range;
-
 use anyhow::{Context as _, Result};
-use bareverbs::{Arm, CompChannel, Context, Cq, CqInit, WorkCompletion};
+use bareverbs::{Arm, CompChannel, Completion, Context, Cq, CqInit, WorkCompletion};
 use rustix::event::PollFlags;
 
 use super::lost::PATIENCE;
@@ -16,6 +15,18 @@ use crate::stop::{Interrupted, Patience, Stop, Wake};
 const SPINS: Range<u32> = 1 << 12..1 << 20;
 /// The completion queue's name in its events.
 const CQ_DATA: u64 = 1;
+
+/// How completions come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    /// By events.
+    pub(crate) asleep: bool,
+    /// With their times.
+    pub(crate) timestamps: bool,
+}
+
+/// A completion, and its time where it tells that.
+pub(crate) type Arrival = (WorkCompletion, Option<u64>);
 
 /// A completion queue and how it is waited on.
 pub(crate) struct Arrivals<'a> {
@@ -28,9 +39,11 @@ pub(crate) struct Arrivals<'a> {
 
 impl<'a> Arrivals<'a> {
     /// A queue with so many entries.
-    pub(crate) fn new(context: &Context, entries: u32, asleep: bool, stop: &'a Stop) -> Result<Self> {
+    pub(crate) fn new(context: &Context, entries: u32, manner: Manner, stop: &'a Stop) -> Result<Self> {
+        let Manner { asleep, timestamps } = manner;
         let channel = asleep.then(|| context.create_comp_channel()).transpose()?;
-        let init = CqInit { channel: channel.as_ref(), user_data: CQ_DATA, ..CqInit::new(entries) };
+        let init =
+            CqInit { channel: channel.as_ref(), timestamps, user_data: CQ_DATA, ..CqInit::new(entries) };
         Ok(Self { cq: context.create_cq(&init)?, channel, stop, events: 0 })
     }
 
@@ -48,7 +61,7 @@ impl<'a> Arrivals<'a> {
     }
 
     /// The next completion, or nothing where none came for too long.
-    pub(crate) fn next(&mut self) -> Result<Option<WorkCompletion>> {
+    pub(crate) fn next(&mut self) -> Result<Option<Arrival>> {
         match self.channel {
             None => self.spin(),
             Some(_) => self.sleep(),
@@ -56,14 +69,14 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Looks for a completion until there is one, or nothing for too long.
-    fn spin(&mut self) -> Result<Option<WorkCompletion>> {
+    fn spin(&mut self) -> Result<Option<Arrival>> {
         let mut deadline = None;
         let mut spins = SPINS.start;
         loop {
             self.stop.check()?;
             for _ in 0..spins {
-                if let Some(completion) = self.cq.poll_one() {
-                    return Ok(Some(completion));
+                if let Some(arrival) = look(&mut self.cq) {
+                    return Ok(Some(arrival));
                 }
             }
             let now = Instant::now();
@@ -75,11 +88,11 @@ impl<'a> Arrivals<'a> {
     }
 
     /// Takes a completion, asleep until there is one, or nothing for too long.
-    fn sleep(&mut self) -> Result<Option<WorkCompletion>> {
+    fn sleep(&mut self) -> Result<Option<Arrival>> {
         loop {
             self.stop.check()?;
-            if let Some(completion) = self.cq.poll_one() {
-                return Ok(Some(completion));
+            if let Some(arrival) = look(&mut self.cq) {
+                return Ok(Some(arrival));
             }
             let channel = self.channel.as_ref().context("events without a completion channel")?;
             match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Patience::of(PATIENCE)))? {
@@ -94,4 +107,10 @@ impl<'a> Arrivals<'a> {
             }
         }
     }
+}
+
+fn look(cq: &mut Cq) -> Option<Arrival> {
+    let mut completions = cq.poll();
+    let completion = completions.next()?;
+    Some((completion.to_value(), completion.timestamp()))
 }

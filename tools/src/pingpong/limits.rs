@@ -179,17 +179,11 @@ impl Offer {
                 _ => "bareverbs has no implicit on-demand regions yet, which -O needs".into(),
             });
         }
-        if asked.ts {
-            return Some(match self.timestamp_mask {
-                0 => "no completion timestamps (completion_timestamp_mask), which -t needs".into(),
-                _ => "bareverbs does not read completion timestamps yet, which -t needs".into(),
-            });
+        if asked.ts && self.timestamp_mask == 0 {
+            return Some("no completion timestamps (completion_timestamp_mask), which -t needs".into());
         }
-        if asked.dm {
-            return Some(match self.max_dm_size {
-                0 => "no device memory (max_dm_size), which -j needs".into(),
-                _ => "bareverbs does not allocate device memory yet, which -j needs".into(),
-            });
+        if asked.dm && self.max_dm_size == 0 {
+            return Some("no device memory (max_dm_size), which -j needs".into());
         }
         None
     }

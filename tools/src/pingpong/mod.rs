@@ -4,8 +4,10 @@
 mod arrivals;
 mod check;
 mod exchange;
+mod gaps;
 mod limits;
 mod lost;
+mod memory;
 mod queues;
 mod rally;
 mod record;
@@ -104,6 +106,7 @@ fn play_on<Q: Queues>(plan: Plan<'_>) -> Result<()> {
         inline: player.inline(),
         events: outcome.events,
         figures: Figures::new(plan.size, game.iters, outcome.time),
+        timestamps: outcome.gaps,
         check: player
             .checker()
             .map(|checker| Checked { messages: checker.checked(), data: checker.source() }),
@@ -112,6 +115,9 @@ fn play_on<Q: Queues>(plan: Plan<'_>) -> Result<()> {
         say::line(&serde_json::to_string_pretty(&report)?)?;
     } else {
         say::line(&report.lines().join("\n"))?;
+        if let Some(gaps) = &report.timestamps {
+            say::line(&gaps.lines().join("\n"))?;
+        }
         if let Some(line) = report.check_line() {
             say::remark(&line);
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::check::Source;
+use super::gaps::GapFigures;
 use super::rally::Side;
 use super::record::Record;
 use crate::cli::pingpong::Kind;
@@ -27,6 +28,8 @@ pub(crate) struct Report {
     pub(crate) events: Option<u64>,
     #[serde(flatten)]
     pub(crate) figures: Figures,
+    /// Times between messages received; absent without `-t`, and with a single message.
+    pub(crate) timestamps: Option<GapFigures>,
     pub(crate) check: Option<Checked>,
 }
 
@@ -136,6 +139,7 @@ mod tests {
             inline: false,
             events: None,
             figures: Figures::new(4096, 1000, Duration::from_micros(14_040)),
+            timestamps: None,
             check: Some(Checked { messages: 1000, data: Some(Source::Echo) }),
         }
     }

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Access, Buffer, Context, Gid, LinkLayer, Mr, Mtu, Payload, PortAttr, RecvRequest, WcStatus,
-    WorkCompletion,
+    Access, Context, Gid, LinkLayer, Mtu, Payload, PortAttr, RecvRequest, WcStatus, WorkCompletion,
 };
 
-use super::arrivals::Arrivals;
+use super::arrivals::{Arrival, Arrivals, Manner};
 use super::check::{Checker, FILL, Scheme};
+use super::gaps::{GapFigures, Gaps};
 use super::lost::{Failure, Lost, Progress};
+use super::memory::Memory;
 use super::queues::{Queues, Route, address};
 use super::rally::{Due, RECV_ID, Rally, SEND_ID, Side};
 use super::record::Record;
@@ -47,7 +48,7 @@ pub(crate) struct Player<'a, Q> {
     arrivals: Arrivals<'a>,
     /// Before the memory, so that nothing is posted any more when that goes.
     queues: Q,
-    memory: Mr<Buffer>,
+    memory: Memory,
     layout: Layout,
     /// Whether messages go into the queue by value.
     inline: bool,
@@ -60,12 +61,15 @@ pub(crate) struct Player<'a, Q> {
     /// Messages posted and received, by queue pair.
     posted: Vec<u64>,
     received: Vec<u64>,
+    /// Times between messages received, where that was asked for.
+    gaps: Option<Gaps>,
 }
 
 /// What a run measured.
 pub(crate) struct Outcome {
     pub(crate) time: Duration,
     pub(crate) events: Option<u64>,
+    pub(crate) gaps: Option<GapFigures>,
 }
 
 /// Where in the memory messages are sent from and received to.
@@ -134,24 +138,32 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let side = if game.host.is_some() { Side::Client } else { Side::Server };
         let size = plan.size as usize;
         let depth = game.rx_depth;
+        let gaps = match plan.ts {
+            true => Some(Gaps::new(context.query_device()?.completion_timestamp_mask)),
+            false => None,
+        };
         let fill = if plan.kind == Kind::Srq { 0 } else { FILL };
         let pd = context.alloc_pd()?;
 
         let layout = Layout::new(&plan, Q::HEADROOM);
-        let mut buffer = Buffer::zeroed(layout.bytes().context("more memory than there can be")?)?;
-        buffer.fill(fill);
+        let bytes = layout.bytes().context("more memory than there can be")?;
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::ON_DEMAND, plan.odp);
-        let memory = pd.register(buffer, access)?;
+        let memory = match plan.dm {
+            true => Memory::device(&pd, bytes, fill)?,
+            false => Memory::host(&pd, bytes, fill, access)?,
+        };
         if plan.prefetch
-            && let Err(error) = memory.prefetch(..)
+            && let Err(error) = memory.prefetch()
         {
             say::remark(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
         }
 
-        let arrivals = Arrivals::new(context, depth + plan.num_qp, game.events, stop)?;
+        let manner = Manner { asleep: game.events, timestamps: plan.ts };
+        let arrivals = Arrivals::new(context, depth + plan.num_qp, manner, stop)?;
         let queues = Q::create(&plan, &pd, &arrivals.cq)?;
-        let inline = queues.max_inline() as usize >= size;
+        // What is on the device goes from there.
+        let inline = queues.max_inline() as usize >= size && !plan.dm;
 
         let numbers = queues.qp_nums();
         let local = numbers.iter().map(|&qpn| {
@@ -183,6 +195,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
             local: local.collect::<Result<_>>()?,
             posted: vec![0; numbers.len()],
             received: vec![0; numbers.len()],
+            gaps,
         };
         player.post_all_recvs()?;
         player.arrivals.arm()?;
@@ -236,17 +249,18 @@ impl<'a, Q: Queues> Player<'a, Q> {
         }
         let start = Instant::now();
         while !rally.is_over() {
-            let Some(completion) = self.arrivals.next()? else {
+            let Some(arrival) = self.arrivals.next()? else {
                 return Err(self.ask(&mut rally)?.into());
             };
-            self.take(&mut rally, completion)?;
+            self.take(&mut rally, arrival)?;
         }
         let time = start.elapsed();
-        Ok(Outcome { time, events: self.arrivals.events() })
+        let gaps = self.gaps.and_then(|gaps| gaps.figures());
+        Ok(Outcome { time, events: self.arrivals.events(), gaps })
     }
 
     /// Counts a completion, checks what came, and does what is due.
-    fn take(&mut self, rally: &mut Rally, completion: WorkCompletion) -> Result<()> {
+    fn take(&mut self, rally: &mut Rally, (completion, time): Arrival) -> Result<()> {
         let WorkCompletion { wr_id, status, byte_len, qp_num, .. } = completion;
         if status != WcStatus::SUCCESS {
             let (cause, progress) = self.give_up(rally, Some((status, wr_id)));
@@ -261,6 +275,9 @@ impl<'a, Q: Queues> Player<'a, Q> {
             RECV_ID => {
                 self.check(place, slot, byte_len)?;
                 self.received[place] += 1;
+                if let (Some(gaps), Some(time)) = (&mut self.gaps, time) {
+                    gaps.note(time);
+                }
                 rally.on_recv(place)
             }
             other => anyhow::bail!("a completion for unknown wr_id {other}"),

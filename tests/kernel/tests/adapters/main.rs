@@ -1,8 +1,12 @@
 //! What adapters have beyond Soft-RoCE, through the public API; and that it is refused in so many words elsewhere.
 
+mod clocks;
+mod device_memory;
 mod xrc;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
+use clocks::*;
+use device_memory::*;
 use xrc::*;
 
 kernel_tests! {
@@ -16,4 +20,14 @@ kernel_tests! {
     an_extended_domain_goes_after_all_that_is_in_it if device::xrc,
     extended_objects_of_another_context_are_refused if device::xrc,
     without_extended_connections_their_verbs_say_so if device::no_xrc,
+    completions_tell_when_they_were_made if device::timestamps,
+    the_clock_runs_at_the_rate_that_the_device_tells if device::timestamps,
+    a_failed_request_tells_no_time if device::timestamps,
+    without_a_clock_its_verbs_say_so if device::no_timestamps,
+    device_memory_is_copied_to_and_from if device::device_memory,
+    peers_reach_device_memory_with_every_operation if device::device_memory,
+    device_memory_is_checked_before_it_is_touched if device::device_memory,
+    device_memory_stays_until_its_last_region_goes if device::device_memory,
+    device_memory_runs_out_and_comes_back if device::device_memory,
+    without_device_memory_its_verbs_say_so if device::no_device_memory,
 }

@@ -14,7 +14,7 @@ use bareverbs::{
 
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;
-use crate::pingpong::arrivals::Arrivals;
+use crate::pingpong::arrivals::{Arrivals, Manner};
 use crate::pingpong::lost::PATIENCE;
 use crate::pingpong::queues::{RETRIES, TIMEOUT, address};
 use crate::pingpong::rally::{RECV_ID, SEND_ID, Side};
@@ -79,7 +79,8 @@ impl<'a> Player<'a> {
         let xrcd = context.open_xrcd(share)?;
         let entries = clients.checked_mul(depth(clients)).and_then(|sends| sends.checked_add(clients));
         let entries = entries.context("more clients than there can be")?;
-        let arrivals = Arrivals::new(context, entries, options.events, stop)?;
+        let manner = Manner { asleep: options.events, timestamps: false };
+        let arrivals = Arrivals::new(context, entries, manner, stop)?;
         let init = XrcSrqInit { srq: SrqInit::new(clients), xrcd: &xrcd, cq: &arrivals.cq };
         let srq = pd.create_xrc_srq(&init)?;
         let links = (0..clients).map(|_| Link::new(options, &pd, &xrcd, &arrivals));
@@ -181,7 +182,7 @@ impl<'a> Player<'a> {
             self.send_due()?;
         }
         while self.received < total || self.sent < total {
-            let Some(completion) = self.arrivals.next()? else {
+            let Some((completion, _)) = self.arrivals.next()? else {
                 let (sent, received) = (self.sent, self.received);
                 anyhow::bail!(
                     "nothing completed for {} s: {sent} of {total} messages were sent and {received} received",

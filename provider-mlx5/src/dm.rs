@@ -1,0 +1,40 @@
+//! Memory on the device.
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{CreateError, DmRequest};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::dm::DeviceMemory;
+use bareverbs_provider::mapping::Protection;
+use bareverbs_provider::unfinished::Unfinished;
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::mlx5::{MmapCommand, attributes};
+use bareverbs_uapi::uverbs::DmAlloc;
+
+use crate::clock::offset_of;
+use crate::doorbell::PAGE;
+
+/// Takes memory that queues and regions can use (`MEMIC`), and maps it.
+pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
+    let (mut start, mut page) = (0, 0);
+    let mut call = Call::<DmAlloc>::new(file.driver_id());
+    call.make(DmAlloc::HANDLE);
+    call.input(DmAlloc::LENGTH, &request.len);
+    call.input(DmAlloc::ALIGNMENT, &request.log_align);
+    call.output(attributes::DmAlloc::RESP_START_OFFSET, &mut start);
+    call.output(attributes::DmAlloc::RESP_PAGE_INDEX, &mut page);
+    // SAFETY: the method writes nothing but its attributes.
+    unsafe { file.execute(&mut call) }?;
+    let destroy = |file: &DeviceFile, handle| {
+        let _ = command::free_dm(file, handle);
+    };
+    let unfinished = Unfinished::new(file, call.made(DmAlloc::HANDLE), destroy);
+    let len = usize::try_from(request.len).map_err(|_| Refused { method: "mmap", errno: Errno::NOMEM })?;
+    // It starts in its first page, wherever that is.
+    let within = start as usize % PAGE;
+    let whole = (within + len).next_multiple_of(PAGE);
+    let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
+    let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
+    let memory = DeviceMemory::new(mapping, within, len).ok_or(wrong)?;
+    Ok((unfinished.finished(), memory))
+}

@@ -1,0 +1,236 @@
+//! Memory on the device.
+
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{DmRequest, Provider};
+use bareverbs_provider::dm::{DeviceMemory, WORD};
+
+use crate::context::Session;
+use crate::mr::{check_range, element};
+use crate::pd::Domain;
+use crate::{Access, Context, Error, Remote, Result, Sge};
+
+/// What memory on the device is to be.
+#[doc(alias = "ibv_alloc_dm_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmInit {
+    /// Bytes, at least 1.
+    pub len: usize,
+    /// Logarithm to base 2 of the alignment of its first byte on the device.
+    pub log_align: u32,
+}
+
+impl DmInit {
+    /// `len` bytes, however they lie.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        Self { len, log_align: 0 }
+    }
+}
+
+/// Memory on the device itself, which operations reach without the bus between device and machine.
+///
+/// The program reaches it over that bus, by copies of whole words of 4 bytes. To operations and peers it is a
+/// [region](DmMr) like others, whose addresses start at 0.
+///
+/// ```no_run
+/// use bareverbs::{Access, Device, DmInit};
+///
+/// let pd = Device::find("mlx5_0")?.open()?.alloc_pd()?;
+/// let mut dm = pd.context().alloc_dm(&DmInit::new(256))?;
+/// let region = pd.register_dm(&dm, .., Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
+/// dm.write(0, &7u64.to_ne_bytes())?;
+/// println!("peers count at {:?}", region.remote(0)?);
+/// # Ok::<(), bareverbs::Error>(())
+/// ```
+///
+/// Its regions keep it alive on the device.
+#[doc(alias = "ibv_dm")]
+pub struct Dm {
+    memory: DeviceMemory,
+    shared: Arc<DmShared>,
+}
+
+/// The kernel's object.
+struct DmShared {
+    session: Arc<Session>,
+    handle: u32,
+    freed: bool,
+}
+
+impl Dm {
+    pub(crate) fn alloc<P: Provider>(context: &Context<P>, init: &DmInit) -> Result<Self> {
+        const VERB: &str = "alloc_dm";
+        if !context.capabilities().device_memory {
+            return Err(Error::Unsupported { verb: VERB, what: "allocations of memory on the device are" });
+        }
+        let DmInit { len, log_align } = *init;
+        if len == 0 {
+            return Err(Error::invalid(VERB, "memory on the device must have at least 1 byte"));
+        }
+        let session = Arc::clone(context.session());
+        Error::check_limit(VERB, "len", len as u64, session.told.max_dm_size)?;
+        let request = DmRequest { len: len as u64, log_align };
+        let made = context.provider().alloc_dm(&request);
+        let (handle, memory) = made.map_err(|reason| {
+            Error::create(VERB, format!("{len} bytes, aligned to 2^{log_align}"), reason).or_hint(|errno| {
+                (errno == rustix::io::Errno::NOMEM).then(|| "less may be left on the device".to_owned())
+            })
+        })?;
+        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, freed: false }) })
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "it has at least 1 byte")]
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Copies bytes out, from `offset` on. Words that are being written meanwhile come out old or new.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that reaches beyond the memory; the kernel's `ESTALE` in a forked child.
+    #[doc(alias = "ibv_memcpy_from_dm")]
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
+        const VERB: &str = "memcpy_from_dm";
+        check_range(VERB, offset..offset.saturating_add(into.len()), self.len())?;
+        self.shared.check_home(VERB)?;
+        self.memory.read(offset, into);
+        Ok(())
+    }
+
+    /// Copies bytes in, from `offset` on: whole words, since devices take no others.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where that reaches beyond the memory, or where `offset` or the number of bytes is no multiple of
+    /// 4; the kernel's `ESTALE` in a forked child.
+    #[doc(alias = "ibv_memcpy_to_dm")]
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
+        const VERB: &str = "memcpy_to_dm";
+        check_range(VERB, offset..offset.saturating_add(from.len()), self.len())?;
+        if !offset.is_multiple_of(WORD) || !from.len().is_multiple_of(WORD) {
+            let reason = format!("{} bytes at {offset}: both must be multiples of {WORD}", from.len());
+            return Err(Error::invalid(VERB, reason));
+        }
+        self.shared.check_home(VERB)?;
+        self.memory.write(offset, from);
+        Ok(())
+    }
+
+    /// Gives it back. Dropping does the same in silence, and waits for the regions.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where regions of it are left, with the last of which it goes; the kernel refuses.
+    #[doc(alias = "ibv_free_dm")]
+    pub fn free(self) -> Result<()> {
+        const VERB: &str = "free_dm";
+        let Self { memory, shared } = self;
+        drop(memory);
+        let Some(mut shared) = Arc::into_inner(shared) else {
+            return Err(Error::invalid(VERB, "regions of it are left: drop them first"));
+        };
+        shared.freed = true;
+        command::free_dm(&shared.session.file, shared.handle)
+            .map_err(|refused| Error::refused(VERB, "memory on the device", refused))
+    }
+}
+
+impl DmShared {
+    fn check_home(&self, verb: &'static str) -> Result<()> {
+        self.session.file.check_home().map_err(|errno| {
+            let refused = bareverbs_provider::device::Refused { method: "mmap", errno };
+            Error::refused(verb, "memory on the device", refused)
+        })
+    }
+}
+
+impl Drop for DmShared {
+    fn drop(&mut self) {
+        if !self.freed {
+            // It fails only where a region that could not be given back is of it; closing the file frees both.
+            let _ = command::free_dm(&self.session.file, self.handle);
+        }
+    }
+}
+
+/// Registered memory on the device, by [`Pd::register_dm`](crate::Pd::register_dm).
+pub struct DmMr {
+    domain: Arc<Domain>,
+    _dm: Arc<DmShared>,
+    handle: u32,
+    lkey: u32,
+    rkey: u32,
+    len: usize,
+}
+
+impl DmMr {
+    pub(crate) fn register(
+        domain: &Arc<Domain>,
+        dm: &Dm,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<Self> {
+        const VERB: &str = "reg_dm_mr";
+        let (start, len) = check_range(VERB, range, dm.len())?;
+        if len == 0 {
+            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+        }
+        if !Arc::ptr_eq(&domain.session, &dm.shared.session) {
+            let reason = "the memory belongs to another context: take it in the one that uses it";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let (access, range) = (access | Access::ZERO_BASED, (start as u64, len as u64));
+        let made = command::reg_dm_mr(&domain.session.file, domain.handle, dm.shared.handle, range, access)
+            .map_err(|refused| {
+            Error::refused(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
+        })?;
+        let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
+        Ok(Self { domain, _dm, handle: made.handle, lkey: made.lkey, rkey: made.rkey, len })
+    }
+
+    /// The key by which this process's operations name it.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key by which peers name it.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A scatter/gather element over a range of it, `..` for all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
+        element(0, check_range("sge", range, self.len)?, self.lkey)
+    }
+
+    /// The byte at `offset`, as peers name it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the region has no such byte.
+    pub fn remote(&self, offset: usize) -> Result<Remote> {
+        check_range("remote", offset..offset.saturating_add(1), self.len)?;
+        Ok(Remote { addr: offset as u64, rkey: self.rkey })
+    }
+}
+
+impl Drop for DmMr {
+    fn drop(&mut self) {
+        // Where the kernel does not let go, closing the file does.
+        let _ = command::dereg_mr(&self.domain.session.file, self.handle);
+    }
+}
