@@ -228,9 +228,12 @@ fn completion_timestamps() {
 
 fn device_memory() {
     leaving_nothing(|| {
-        for size in ["4", "64", "4096", "20000"] {
+        for size in ["4096", "20000"] {
             play_all(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
         }
+        // Not with the C program: that of rdma-core 65 copies messages that fit inline from the address 0, and falls.
+        let short = Ours(&["-j", "-n", "20", "-s", "4"]);
+        play(short, short).expect_regular(4, 20);
         let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
         play(Ours(checked), Ours(checked)).expect_regular(777, 10);
         // One side's memory is its own affair.
