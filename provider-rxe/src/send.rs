@@ -187,6 +187,17 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         unsafe { (&raw const (*wqe).status).read_volatile() != WcStatus::SUCCESS.0 }
     }
 
+    /// Publishes all that was pushed or left, with one doorbell.
+    #[inline]
+    fn ring_once(&mut self) -> Result<(), DoorbellError> {
+        let batch = self.ring.publish();
+        self.deferred = self.ring.position();
+        match self.doorbell.ring() {
+            Ok(()) => Ok(()),
+            Err(errno) => Err(self.refused(batch, errno)),
+        }
+    }
+
     /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's requester finds a request at
     /// its own index, which goes on by one with every doorbell, however many are flushed; at the end of the queue it does
     /// nothing (`rxe_requester` of `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is
@@ -480,6 +491,20 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         written
     }
 
+    /// In the error state, the long way rings.
+    #[inline(always)]
+    unsafe fn try_post(
+        &mut self,
+        request: &SendRequest<'_>,
+        later: bool,
+    ) -> Option<Result<(), DoorbellError>> {
+        // SAFETY: the caller's promise is the same.
+        if !later && self.has_failed() || !unsafe { self.try_push(request) } {
+            return None;
+        }
+        Some(if later { self.defer() } else { self.ring_once() })
+    }
+
     unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
@@ -679,15 +704,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         if self.ring.pending() == 0 {
             return Ok(());
         }
-        if self.has_failed() {
-            return self.ring_one_by_one();
-        }
-        let batch = self.ring.publish();
-        self.deferred = self.ring.position();
-        match self.doorbell.ring() {
-            Ok(()) => Ok(()),
-            Err(errno) => Err(self.refused(batch, errno)),
-        }
+        if self.has_failed() { self.ring_one_by_one() } else { self.ring_once() }
     }
 
     #[inline]
