@@ -235,7 +235,9 @@ impl Error {
 pub fn explain(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "done",
-        WcStatus::LOC_LEN_ERR => "the message is longer than the receive's buffers or than a message may be",
+        WcStatus::LOC_LEN_ERR => {
+            "the message is too long for the receive's buffers, or longer than a message may be"
+        }
         WcStatus::LOC_QP_OP_ERR => {
             "this queue pair cannot carry out the request, as with a local key of another protection domain, or a receive \
              too short for the message"

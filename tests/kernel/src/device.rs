@@ -17,6 +17,8 @@ use std::sync::{Once, OnceLock};
 
 use bareverbs::{Access, Context, CqInit, Device, DeviceCapFlags, DriverId, Gid, LinkLayer, Qp, QpInit, Rc};
 
+use crate::loopback::{Plan, domain, pair};
+
 /// What a test that can't run says.
 pub type Need = Result<(), String>;
 
@@ -152,6 +154,40 @@ pub fn resizes_shared_queues() -> Need {
     need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || {
         format!("{} does not resize shared receive queues", name())
     })
+}
+
+/// For tests of what may not be done with windows and the regions beneath.
+///
+/// # Errors
+/// A bind is a change of a memory key there, which the device carries out as it is told, and no driver knows of.
+pub fn checks_windows() -> Need {
+    need(is_soft_roce(), || {
+        format!("a bind on {} is a change of a memory key, carried out as it is told", name())
+    })
+}
+
+/// For tests of send queues that are drained.
+///
+/// # Errors
+/// The driver refuses that step of the state machine.
+pub fn drains() -> Need {
+    let (mut a, _b) = pair(&domain(), Plan::default());
+    let refused = a.qp.drain().err();
+    need(refused.is_none(), || format!("{} drains no send queue: {refused:?}", name()))
+}
+
+/// For tests of sends that wait for their doorbell.
+///
+/// # Errors
+/// A doorbell costs the device so little that sends are not deferred.
+pub fn defers() -> Need {
+    need(is_soft_roce(), || format!("{} is told of every request at once, as that is no system call", name()))
+}
+
+/// What a query in INIT tells of a queue pair's rights. ConnectX has no place for local ones, and none for those of reads
+/// and atomics until it is to serve some (`mlx5_ib`'s `qp.c`).
+pub fn told_rights(rights: Access) -> Access {
+    if is_soft_roce() { rights } else { rights & Access::REMOTE_WRITE }
 }
 
 /// For tests of Soft-RoCE's provider, and of what RDMA netlink can do with its devices alone.

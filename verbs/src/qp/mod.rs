@@ -210,7 +210,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let told =
             command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
                 .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
-        let attr = QpAttr::from_kernel(&told);
+        let mut attr = QpAttr::from_kernel(&told);
+        if attr.cap.max_send_wr == 0 {
+            // Where users lay out their queues themselves, as on ConnectX, the kernel does not tell what they hold.
+            attr.cap = self.cap();
+        }
         Ok((attr, QpInitAttr { cap: attr.cap, signal_all: told.sq_sig_all != 0 }))
     }
 

@@ -227,7 +227,7 @@ fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, R
         let refused = answer.expect_err(verb);
         // A kernel without a command says so before it looks at the handle.
         let wrong = [Errno::NOENT, Errno::INVAL, Errno::BADF];
-        let lacking = verb == "rereg_mr" && refused.errno == Errno::OPNOTSUPP;
+        let lacking = ["rereg_mr", "req_notify_cq"].contains(&verb) && refused.errno == Errno::OPNOTSUPP;
         assert!(wrong.contains(&refused.errno) || lacking, "{verb} of {class:?} {handle:#x}: {refused}");
         assert!(refused.to_string().contains("was refused by the kernel: "), "{refused}");
     }
@@ -281,10 +281,12 @@ pub(crate) fn an_object_in_use_is_not_given_back() {
             assert!(refused.to_string().ends_with("(another object still uses it)"), "{refused}");
         }
         let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
-        command::attach_mcast(&bench.file, bench.qp, group, 0).unwrap();
+        // A group of InfiniBand has a LID.
+        let lid = if device::is_infiniband() { 0xc000 } else { 0 };
+        command::attach_mcast(&bench.file, bench.qp, group, lid).unwrap();
         let refused = bench.destroy(ObjectClass::QP, bench.qp).unwrap_err();
         assert_eq!(refused.errno, Errno::BUSY);
-        command::detach_mcast(&bench.file, bench.qp, group, 0).unwrap();
+        command::detach_mcast(&bench.file, bench.qp, group, lid).unwrap();
         bench.destroy(ObjectClass::QP, srq_user).unwrap();
         bench.clear();
     });
@@ -375,12 +377,10 @@ pub(crate) fn queries_answer_whatever_room_there_is() {
         let bench = Bench::new();
         let file = &bench.file;
         let filled = command::query_gid_table(file, &mut vec![GidEntry::zeroed(); 100_000]).unwrap();
-        assert!(filled >= 2);
+        assert!(filled >= 1);
         assert_eq!(command::query_gid_table(file, &mut []).unwrap_err().errno, Errno::INVAL);
-        assert_eq!(
-            command::query_gid_table(file, &mut [GidEntry::zeroed()]).unwrap_err().errno,
-            Errno::INVAL
-        );
+        let mut fewer = vec![GidEntry::zeroed(); filled - 1];
+        assert_eq!(command::query_gid_table(file, &mut fewer).unwrap_err().errno, Errno::INVAL);
         assert_eq!(command::info_handles(file, ObjectClass::PD, &mut vec![0; 1 << 20]).unwrap(), 1);
         for class in [ObjectClass(0x0fff), ObjectClass(u16::MAX)] {
             assert!(command::info_handles(file, class, &mut [0; 8]).is_err(), "{class:?}");

@@ -6,6 +6,7 @@ use bareverbs::{
     Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, Qp, QpCap, QpInit, QpState, Rc,
     Refusal, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, PATIENCE, Plan, Side, domain, pair, region, request, side,
 };
@@ -119,7 +120,7 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
         told(&a.qp, QpState::RESET);
         let (rtr, rts) = (a.towards(b.qp.qp_num()), a.sending());
         a.qp.init(&bareverbs::InitAttr { access: ALL_REMOTE, ..bareverbs::InitAttr::new(1) }).unwrap();
-        assert_eq!(told(&a.qp, QpState::INIT).access, ALL_REMOTE);
+        assert_eq!(told(&a.qp, QpState::INIT).access, device::told_rights(ALL_REMOTE));
         a.qp.ready_to_receive(&rtr).unwrap();
         let attr = told(&a.qp, QpState::RTR);
         assert_eq!(
@@ -132,8 +133,10 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
             (attr.timeout, attr.retry_cnt, attr.rnr_retry),
             (rts.timeout, rts.retry_cnt, rts.rnr_retry)
         );
-        a.qp.drain().unwrap();
-        told(&a.qp, QpState::SQD);
+        if device::drains().is_ok() {
+            a.qp.drain().unwrap();
+            told(&a.qp, QpState::SQD);
+        }
         a.qp.set_error().unwrap();
         told(&a.qp, QpState::ERR);
         a.qp.reset().unwrap();
@@ -234,8 +237,8 @@ pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
             target.read(0, &mut found).unwrap();
             assert_eq!(u64::from_ne_bytes(found), written);
 
-            // And one by one, as room comes back without any completion.
-            let run = rounds % 7 * capacity;
+            // And one by one, as room comes back without any completion where the device says how far it is.
+            let run = if device::is_soft_roce() { rounds % 7 * capacity } else { capacity - 1 };
             let begin = Instant::now();
             for _ in 0..run {
                 let bytes = (written + 1).to_ne_bytes();

@@ -8,6 +8,7 @@ use bareverbs::{
     Access, Arm, CqInit, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, WcStatus,
     WorkCompletion,
 };
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use nix::libc;
@@ -17,6 +18,11 @@ use crate::tracer::{Call, between_marks, calls_of, mark};
 fn deep() -> Plan {
     let cap = QpCap { max_send_wr: 128, max_recv_wr: 128, ..Plan::default().cap };
     Plan { cap, ..Plan::default() }
+}
+
+/// What a doorbell takes.
+fn doorbell() -> &'static [i64] {
+    if device::is_soft_roce() { &[libc::SYS_ioctl] } else { &[] }
 }
 
 fn numbers(calls: &[Call]) -> Vec<i64> {
@@ -52,8 +58,8 @@ pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
     });
     let [list, polling, batch] = between_marks(&calls)[..] else { panic!("three parts") };
     for posted in [list, batch] {
-        assert_eq!(numbers(posted), [libc::SYS_ioctl], "{posted:?}");
-        assert!(posted[0].is_on_the_device(), "{posted:?}");
+        assert_eq!(numbers(posted), doorbell(), "{posted:?}");
+        assert!(posted.iter().all(Call::is_on_the_device), "{posted:?}");
     }
     assert_eq!(polling, []);
 }
@@ -79,7 +85,7 @@ pub(crate) fn deferring_is_no_system_call_and_the_flush_is_one() {
     });
     let [deferring, flush, nothing] = between_marks(&calls)[..] else { panic!("three parts") };
     assert_eq!((deferring, nothing), (&[][..], &[][..]));
-    assert_eq!(numbers(flush), [libc::SYS_ioctl]);
+    assert_eq!(numbers(flush), doorbell());
 }
 
 pub(crate) fn posting_receives_and_polling_are_no_system_call() {
@@ -112,7 +118,7 @@ pub(crate) fn posting_receives_and_polling_are_no_system_call() {
     let [receiving, sending, polling] = between_marks(&calls)[..] else { panic!("three parts") };
     assert_eq!((receiving, polling), (&[][..], &[][..]));
     // The tracer does see what is there to be seen.
-    assert_eq!(numbers(sending), [libc::SYS_ioctl]);
+    assert_eq!(numbers(sending), doorbell());
 }
 
 pub(crate) fn arming_is_one_system_call_and_an_event_needs_no_acknowledgement() {
@@ -134,7 +140,7 @@ pub(crate) fn arming_is_one_system_call_and_an_event_needs_no_acknowledgement() 
         mark();
     });
     let [arming, _, dropping] = between_marks(&calls)[..] else { panic!("three parts") };
-    assert_eq!(numbers(arming), [libc::SYS_ioctl]);
+    assert_eq!(numbers(arming), doorbell());
     // The kernel is told to destroy it, and its ring is unmapped.
     assert!(dropping.iter().all(|call| [libc::SYS_ioctl, libc::SYS_munmap].contains(&call.number)));
 }
@@ -154,7 +160,7 @@ const BY_FILE: [i64; 8] = [
 fn only_by_ioctl(calls: &[Call]) {
     let on_device: Vec<_> = calls.iter().filter(|call| call.is_on_the_device()).collect();
     let ioctls = on_device.iter().filter(|call| call.number == libc::SYS_ioctl).count();
-    assert!(ioctls > 20, "a set-up takes more than {ioctls} calls");
+    assert!(ioctls > 15, "a set-up takes more than {ioctls} calls");
     let by_file: Vec<_> = on_device.iter().filter(|call| BY_FILE.contains(&call.number)).collect();
     assert!(by_file.is_empty(), "{by_file:?}");
 }
@@ -202,7 +208,8 @@ pub(crate) fn the_tool_never_writes_or_reads_the_device_file() {
 }
 
 /// What a ping-pong of one message may take from `exec` to exit: as a client, and as a server, which listens too.
-const PING_PONG: [usize; 2] = [80, 80];
+/// What the queues take that their users lay out themselves comes to a few more.
+const PING_PONG: [usize; 2] = [90, 90];
 
 /// The calls of a program that `exec`s, without those before it.
 fn of_the_program(calls: &[Call]) -> &[Call] {

@@ -5,6 +5,7 @@ use bareverbs::{
     QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Transport, Uc, UcRtrAttr, Ud,
     UdInitAttr,
 };
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::rounds::correspondents;
@@ -71,7 +72,7 @@ pub(crate) fn each_transport_is_brought_up_as_the_kernel_says() {
         let mut rc = make::<Rc>(&pd, CAP, false).unwrap();
         rc.init(&init).unwrap();
         assert_eq!(state(&rc), QpState::INIT);
-        assert_eq!(rc.query().unwrap().0.access, ALL_REMOTE);
+        assert_eq!(rc.query().unwrap().0.access, device::told_rights(ALL_REMOTE));
         rc.ready_to_receive(&RtrAttr { rq_psn: 0x45, ..RtrAttr::new(here, 0x123) }).unwrap();
         rc.ready_to_send(&RtsAttr { sq_psn: 0x67, ..RtsAttr::default() }).unwrap();
         assert_eq!(state(&rc), QpState::RTS);
