@@ -126,19 +126,22 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
 pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
-        let closed = region(&pd, &[0; 64], Access::empty());
-        let foreign = region(&pd.context().alloc_pd().unwrap(), &[0; 64], Access::LOCAL_WRITE);
-        let freed = region(&pd, &[0; 64], Access::LOCAL_WRITE).sge(..).unwrap();
-        let good = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let closed = region(&pd, &[0; 256], Access::empty());
+        let foreign = region(&pd.context().alloc_pd().unwrap(), &[0; 256], Access::LOCAL_WRITE);
+        let freed = region(&pd, &[0; 256], Access::LOCAL_WRITE).sge(..).unwrap();
+        let good = region(&pd, &[0; 256], Access::LOCAL_WRITE);
+        // Longer than what a device may bring within a completion, for which it needs no key.
+        let from = region(&pd, &[1; 200], Access::empty());
+        let payload = [from.sge(..).unwrap()];
         for (what, sge) in [
             ("not writable", closed.sge(..).unwrap()),
             ("another domain's", foreign.sge(..).unwrap()),
             ("a freed region's", freed),
-            ("beyond the region", Sge { length: 65, ..good.sge(60..).unwrap() }),
+            ("beyond the region", Sge { length: 200, ..good.sge(100..).unwrap() }),
         ] {
             let mut scene = Scene::new(&pd, Plan::default());
             scene.b.recv(&[RecvRequest { wr_id: 10, sges: &[sge] }]).unwrap();
-            let status = scene.fails(hello(1), REFUSED_BY_PEER);
+            let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
             let end = scene.b.ends(1)[0];
             assert!(end.0 == 10 && end.1 != WcStatus::SUCCESS, "{what}: {end:?}, {status:?}");
             scene.comes_back();
