@@ -416,7 +416,10 @@ impl Cq {
         }
         let marker = Completion::new(CqeOpcode::Resize, 0, 0, 0);
         if self.outstanding() < self.size() {
+            // It is no completion, so who waits for one goes on waiting.
+            let waiting = std::mem::replace(&mut self.armed, Armed::No);
             self.post(memory, now, &marker);
+            self.armed = waiting;
         }
         self.setup.ring = ring;
         self.setup.log_size = log_size;
