@@ -125,14 +125,20 @@ pub fn ethernet() -> Need {
     })
 }
 
-/// For tests of multicast groups.
+/// For tests of multicast groups that are known by their GIDs alone.
 ///
 /// # Errors
 /// The port is of InfiniBand.
 pub fn groups() -> Need {
-    need(!is_infiniband(), || {
-        "its port is of InfiniBand, where a group has a LID that only a subnet administrator gives".into()
-    })
+    need(!is_infiniband(), || "its port is of InfiniBand, where a group has a LID too".into())
+}
+
+/// For tests of what only InfiniBand has.
+///
+/// # Errors
+/// The port is of another kind.
+pub fn infiniband() -> Need {
+    need(is_infiniband(), || "its port is not of InfiniBand".into())
 }
 
 /// For tests of what becomes of datagrams over an address handle that they should not go over.

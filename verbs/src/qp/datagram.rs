@@ -73,6 +73,8 @@ impl<P: Provider> Qp<Ud, P> {
     /// Joins a multicast group: what is sent to it comes to this queue pair too, if it was sent with its queue key.
     /// Joining a group once more changes nothing. Groups are left when the queue pair is dropped.
     ///
+    /// On InfiniBand a group has a LID too: [`Qp::attach_mcast_at`].
+    ///
     /// On RoCE the group's GID is an IPv6 multicast address, or an IPv4 one in mapped form. The device takes part in the
     /// group on its network interface; where routers or switches forward groups to members only, somebody has to tell
     /// them by IGMP or MLD, for instance by joining the same group with an ordinary UDP socket.
@@ -97,20 +99,43 @@ impl<P: Provider> Qp<Ud, P> {
     /// [`Error::Invalid`] where the GID is no group's; the kernel refuses, as beyond the device's number of groups.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&mut self, group: Gid) -> Result<()> {
+        self.attach(group, 0)
+    }
+
+    /// Joins a multicast group of an InfiniBand subnet: receives what is sent to `group` and its LID, which the subnet
+    /// administrator gives to those who join there. Otherwise the same as [`Qp::attach_mcast`]; who sends to the group
+    /// names the LID as well, as [`AhAttr::dlid`](crate::AhAttr::dlid).
+    ///
+    /// # Errors
+    /// As for [`Qp::attach_mcast`]; [`Error::Invalid`] also for a LID that is no group's: those are 0xc000 to 0xfffe.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_mcast_at(&mut self, group: Gid, lid: u16) -> Result<()> {
+        if !(0xc000..0xffff).contains(&lid) {
+            return Err(Error::invalid("attach_mcast", format!("the LID {lid:#x} is no group's (0xc000 to 0xfffe)")));
+        }
+        self.attach(group, lid)
+    }
+
+    fn attach(&mut self, group: Gid, lid: u16) -> Result<()> {
         const VERB: &str = "attach_mcast";
         if !group.is_multicast() {
             return Err(Error::invalid(VERB, format!("{group} is no multicast address")));
         }
-        if self.groups.contains(&group) {
+        if self.groups.contains(&(group, lid)) {
             return Ok(());
         }
-        command::attach_mcast(self.pd.context().file(), self.handle, group.0, 0).map_err(|refused| {
-            Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
-                (errno == Errno::NOMEM)
-                    .then(|| "the device may have no more groups, or the group no more members".to_owned())
+        command::attach_mcast(self.pd.context().file(), self.handle, group.0, lid).map_err(|refused| {
+            Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| match errno {
+                Errno::NOMEM => {
+                    Some("the device may have no more groups, or the group no more members".to_owned())
+                }
+                Errno::INVAL if lid == 0 => {
+                    Some("on InfiniBand a group has a LID: name it (`attach_mcast_at`)".to_owned())
+                }
+                _ => None,
             })
         })?;
-        self.groups.push(group);
+        self.groups.push((group, lid));
         Ok(())
     }
 
@@ -121,11 +146,11 @@ impl<P: Provider> Qp<Ud, P> {
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, group: Gid) -> Result<()> {
         const VERB: &str = "detach_mcast";
-        let Some(place) = self.groups.iter().position(|joined| *joined == group) else {
+        let Some(place) = self.groups.iter().position(|(joined, _)| *joined == group) else {
             let reason = format!("QP {:#x} is not in the group {group}", self.qp_num);
             return Err(Error::invalid(VERB, reason));
         };
-        command::detach_mcast(self.pd.context().file(), self.handle, group.0, 0)
+        command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].1)
             .map_err(|refused| Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
         self.groups.swap_remove(place);
         Ok(())

@@ -96,8 +96,8 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     _cqs: [Arc<CqShared<P>>; 2],
     /// The same holds for it.
     _srq: Option<Arc<SrqShared<P>>>,
-    /// Multicast groups that it is in.
-    groups: Vec<Gid>,
+    /// Multicast groups that it is in, with their LIDs where they have one.
+    groups: Vec<(Gid, u16)>,
     destroyed: bool,
 }
 
@@ -233,8 +233,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
-        for group in self.groups.drain(..) {
-            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, 0);
+        for (group, lid) in self.groups.drain(..) {
+            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid);
         }
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
         let told = command::destroy_qp(self.pd.context().file(), self.handle)?;

@@ -32,7 +32,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         const VERB: &str = "modify_qp RTS→SQD";
         self.check_state(VERB, QpState::RTS)?;
         let attr = QpAttr { qp_state: QpState::SQD, en_sqd_async_notify: true, ..QpAttr::default() };
-        self.change(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY)
+        self.change(VERB, &attr, QpAttrMask::STATE | QpAttrMask::EN_SQD_ASYNC_NOTIFY).map_err(|error| {
+            error.or_hint(|errno| {
+                (errno == Errno::INVAL).then(|| {
+                    "the queue pair may have failed, or the driver know no such state, as ConnectX's does not".into()
+                })
+            })
+        })
     }
 
     /// SQD → RTS: the sends that waited are carried out.

@@ -22,6 +22,18 @@ fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
     Some((v4, v6))
 }
 
+/// What the groups' LID is on InfiniBand. The card's switch carries a group's messages to all ports, and those go by the GID.
+const LID: u16 = 0xc007;
+
+fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
+    if device::is_infiniband() { member.attach_mcast_at(group, LID) } else { member.attach_mcast(group) }
+}
+
+fn way(group: Gid, own: &GidEntry) -> AhAttr {
+    let dlid = if device::is_infiniband() { LID } else { 0 };
+    AhAttr { dlid, ..AhAttr::global(1, group, own.index as u8) }
+}
+
 fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {
     let mut batch = qp.start_send();
     batch.send_to_inline(77, to, text, SendFlags::SIGNALED).unwrap();
@@ -33,12 +45,12 @@ fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
     let _member = membership(host);
     let mut from_cq = host.cq();
     let mut from = host.datagrams(&from_cq, QKEY);
-    let ah = host.pd.create_ah(&AhAttr::global(1, group, own.index as u8)).unwrap();
+    let ah = host.pd.create_ah(&way(group, &own)).unwrap();
     let mut cqs = [host.cq(), host.cq()];
     let memory = [host.memory(4096), host.memory(4096)];
     let mut members = [host.datagrams(&cqs[0], QKEY), host.datagrams(&cqs[1], QKEY)];
     for (member, memory) in members.iter_mut().zip(&memory) {
-        member.attach_mcast(group).unwrap();
+        join(member, group).unwrap();
         receive(member, 1, memory);
     }
     send(&mut from, Datagram::new(&ah, MULTICAST_QP, QKEY), b"to all");
@@ -73,13 +85,13 @@ pub(crate) fn who_left_a_group_gets_nothing_from_it() {
         let memory = [host.memory(4096), host.memory(4096)];
         let group = Gid::from(GROUP);
         for (member, memory) in [(&mut stays, &memory[0]), (&mut leaves, &memory[1])] {
-            member.attach_mcast(group).unwrap();
-            member.attach_mcast(group).expect("once more changes nothing");
+            join(member, group).unwrap();
+            join(member, group).expect("once more changes nothing");
             receive(member, 1, memory);
         }
         leaves.detach_mcast(group).unwrap();
         assert!(matches!(leaves.detach_mcast(group), Err(Error::Invalid { .. })));
-        let ah = host.pd.create_ah(&AhAttr::global(1, group, host.gid().index as u8)).unwrap();
+        let ah = host.pd.create_ah(&way(group, &host.gid())).unwrap();
         send(&mut from, Datagram::new(&ah, MULTICAST_QP, QKEY), b"to those who stay");
         assert_eq!(done(&mut from_cq).wr_id, 77);
         assert_eq!(done(&mut stays_cq).wr_id, 1);
@@ -100,8 +112,20 @@ pub(crate) fn a_queue_pair_in_a_group_can_be_dropped() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
-        qp.attach_mcast(GROUP.into()).unwrap();
-        qp.attach_mcast(GROUP6.into()).unwrap();
+        join(&mut qp, GROUP.into()).unwrap();
+        join(&mut qp, GROUP6.into()).unwrap();
         drop(qp);
+    });
+}
+
+pub(crate) fn a_group_of_infiniband_has_a_lid_of_groups() {
+    on_device(|host| {
+        let cq = host.cq();
+        let mut qp = host.datagrams(&cq, QKEY);
+        for lid in [0, 1, 0xbfff, 0xffff] {
+            assert!(matches!(qp.attach_mcast_at(GROUP6.into(), lid), Err(Error::Invalid { .. })));
+        }
+        let refused = qp.attach_mcast(GROUP6.into()).unwrap_err().to_string();
+        assert!(refused.contains("a group has a LID"), "{refused}");
     });
 }
