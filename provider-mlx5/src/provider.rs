@@ -16,9 +16,9 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
-    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, CommandsWithPayload, CqFlags, CreateAhResp,
-    CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps, QpFlags,
-    QueryDeviceResp, ResizeCqReq,
+    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask, CommandsWithPayload, CqFlags,
+    CreateAhResp, CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps,
+    QpFlags, QueryDeviceResp, ResizeCqReq,
 };
 use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{LinkLayer, SrqAttrMask};
@@ -203,6 +203,13 @@ impl Provider for Mlx5 {
 
     fn read_clock(&self) -> Result<u64, CreateError> {
         self.clock.read(&self.file, &self.told)
+    }
+
+    fn null_key(&self) -> Option<u32> {
+        self.told
+            .comp_mask
+            .contains(AllocUcontextRespMask::DUMP_FILL_MKEY)
+            .then_some(self.told.dump_fill_mkey)
     }
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {

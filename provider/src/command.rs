@@ -45,6 +45,7 @@ macro_rules! add_payload {
 
 mod address;
 mod dm;
+mod dmabuf;
 mod memory;
 mod region;
 mod resize;
@@ -53,6 +54,7 @@ mod xrc;
 
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
+pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
 pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};

@@ -67,6 +67,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "reading the device's clock" })
     }
 
+    /// A local key whose reads and writes go nowhere; none where the device has no such key.
+    fn null_key(&self) -> Option<u32> {
+        None
+    }
+
     /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails, nothing is left behind.
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         let _ = request;

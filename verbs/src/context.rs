@@ -50,6 +50,8 @@ pub struct Capabilities {
     pub flush: bool,
     /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
     pub atomic_write: bool,
+    /// A region that is nowhere: [`Pd::null_mr`](crate::Pd::null_mr).
+    pub null_mr: bool,
     /// XRC domains: [`Context::open_xrcd`].
     pub xrc: bool,
     /// Completion vectors.
@@ -131,6 +133,7 @@ impl<P: Provider> Context<P> {
                 .device_cap_flags_ex
                 .intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
             atomic_write: attr.device_cap_flags_ex.contains(DeviceCapFlags::ATOMIC_WRITE),
+            null_mr: provider.null_key().is_some(),
             xrc: attr.device_cap_flags_ex.contains(DeviceCapFlags::XRC),
             num_comp_vectors: provider.context_info().num_comp_vectors,
         };

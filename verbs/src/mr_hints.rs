@@ -146,6 +146,7 @@ mod tests {
         memory_windows: false,
         flush: false,
         atomic_write: false,
+        null_mr: false,
         xrc: false,
         num_comp_vectors: 1,
     };

@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use std::ops::RangeBounds;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -8,8 +9,9 @@ use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, Error, LocalAccess, MemoryOwner, Mr, Mw,
-    MwType, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq, XrcSrqInit,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, LocalAccess, MemoryOwner,
+    Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq,
+    XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -91,6 +93,60 @@ impl<P: Provider> Pd<P> {
         access: LocalAccess,
     ) -> Result<Mr<Borrowed<'a>>> {
         Mr::register_borrowed(&self.domain, memory, access)
+    }
+
+    /// The region that is nowhere: what operations read there is thrown away or undefined, what they write there is gone.
+    /// An element over it skips part of a message.
+    ///
+    /// ```no_run
+    /// # fn second_half(pd: &bareverbs::Pd, buffer: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
+    /// // Of messages of 128 bytes, only the last 64 are kept.
+    /// let sges = [pd.null_mr()?.sge(64), buffer.sge(..64)?];
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none.
+    #[doc(alias = "ibv_alloc_null_mr")]
+    pub fn null_mr(&self) -> Result<NullMr> {
+        let lkey = self.context.provider().null_key();
+        let lkey =
+            lkey.ok_or(Error::Unsupported { verb: "alloc_null_mr", what: "regions that are nowhere are" })?;
+        Ok(NullMr { lkey })
+    }
+
+    /// Registers `len` bytes of a dma-buf, from `offset` on: memory that another driver exports, such as that of a
+    /// graphics card. Operations and peers name its first byte by `iova`, whose place in its page must be that of
+    /// `offset`.
+    ///
+    /// ```no_run
+    /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
+    /// use std::os::fd::AsFd;
+    ///
+    /// use bareverbs::Access;
+    ///
+    /// let region = pd.register_dmabuf(buffer.as_fd(), 0, 1 << 20, 0, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    /// println!("peers read it at {:?}", region.remote(0)?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// The region keeps the dma-buf; the descriptor may be closed.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for no bytes or a range beyond the address space, [`Error::Unsupported`] where the device does
+    /// not reach such memory; the kernel refuses, as for a descriptor that is no dma-buf.
+    #[doc(alias = "ibv_reg_dmabuf_mr")]
+    pub fn register_dmabuf(
+        &self,
+        buffer: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<DmabufMr> {
+        DmabufMr::register(&self.domain, buffer, (offset, len), iova, access)
     }
 
     /// Registers the address range of `len` bytes from `addr`, known to operations and peers as starting at `iova`,

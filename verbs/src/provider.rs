@@ -79,6 +79,10 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.read_clock(),)* }
             }
 
+            fn null_key(&self) -> Option<u32> {
+                match self { $(Self::$variant(provider) => provider.null_key(),)* }
+            }
+
             fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
                 match self { $(Self::$variant(provider) => provider.alloc_dm(request),)* }
             }

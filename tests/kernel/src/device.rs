@@ -262,6 +262,14 @@ pub fn no_device_memory() -> Need {
     need(device_memory().is_err(), || format!("{} has device memory", name()))
 }
 
+/// For tests of the region that is nowhere.
+///
+/// # Errors
+/// The device has none.
+pub fn null_mr() -> Need {
+    need(open().capabilities().null_mr, || format!("{} has no region that is nowhere", name()))
+}
+
 /// The other end of the wire that the lab puts Soft-RoCE on.
 pub const FAR: &str = "veth1";
 

@@ -2,11 +2,13 @@
 
 mod clocks;
 mod device_memory;
+mod foreign_memory;
 mod xrc;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use clocks::*;
 use device_memory::*;
+use foreign_memory::*;
 use xrc::*;
 
 kernel_tests! {
@@ -30,4 +32,8 @@ kernel_tests! {
     device_memory_stays_until_its_last_region_goes if device::device_memory,
     device_memory_runs_out_and_comes_back if device::device_memory,
     without_device_memory_its_verbs_say_so if device::no_device_memory,
+    what_goes_nowhere_leaves_the_rest_of_a_message if device::null_mr,
+    soft_roce_has_no_region_that_is_nowhere if device::soft_roce,
+    peers_reach_a_dma_buf,
+    a_dma_buf_is_checked_before_it_is_registered,
 }

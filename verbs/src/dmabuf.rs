@@ -1,0 +1,124 @@
+//! Regions over what is no memory of this process: other drivers' buffers, and nothing at all.
+
+use std::ops::RangeBounds;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, DmabufMrRequest};
+use rustix::io::Errno;
+
+use crate::mr::{check_range, element};
+use crate::pd::Domain;
+use crate::{Access, Error, Remote, Result, Sge};
+
+/// The region that is nowhere; see [`Pd::null_mr`](crate::Pd::null_mr).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NullMr {
+    pub(crate) lkey: u32,
+}
+
+impl NullMr {
+    /// The key by which this process's operations name it.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// A scatter/gather element over `length` bytes of nowhere.
+    #[must_use]
+    pub fn sge(&self, length: u32) -> Sge {
+        Sge { addr: 0, length, lkey: self.lkey }
+    }
+}
+
+/// A registered part of a dma-buf; see [`Pd::register_dmabuf`](crate::Pd::register_dmabuf).
+pub struct DmabufMr {
+    domain: Arc<Domain>,
+    handle: u32,
+    lkey: u32,
+    rkey: u32,
+    iova: u64,
+    len: usize,
+}
+
+impl DmabufMr {
+    pub(crate) fn register(
+        domain: &Arc<Domain>,
+        buffer: BorrowedFd<'_>,
+        (offset, len): (u64, usize),
+        iova: u64,
+        access: Access,
+    ) -> Result<Self> {
+        const VERB: &str = "reg_dmabuf_mr";
+        let length = len as u64;
+        if len == 0 {
+            return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
+        }
+        if offset.checked_add(length).is_none() || iova.checked_add(length - 1).is_none() {
+            let reason =
+                format!("{len} bytes at {offset:#x} (known as {iova:#x}) reach beyond the address space");
+            return Err(Error::invalid(VERB, reason));
+        }
+        let fd = buffer.as_raw_fd() as u32;
+        let request = DmabufMrRequest { pd: domain.handle, fd, offset, length, iova, access };
+        let made = command::reg_dmabuf_mr(&domain.session.file, &request).map_err(|refused| {
+            if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
+                return Error::Unsupported { verb: VERB, what: "regions of dma-bufs are" };
+            }
+            let asked = format!("{len} bytes at {offset:#x}, known as {iova:#x}, access {access:?}");
+            Error::refused(VERB, asked, refused).or_hint(|errno| match errno {
+                Errno::INVAL => Some(
+                    "the range may be beyond the dma-buf, the address's place in its page another than the offset's, or \
+                     the descriptor no dma-buf"
+                        .into(),
+                ),
+                _ => None,
+            })
+        })?;
+        let domain = Arc::clone(domain);
+        Ok(Self { domain, handle: made.handle, lkey: made.lkey, rkey: made.rkey, iova, len })
+    }
+
+    /// The key by which this process's operations name it.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.lkey
+    }
+
+    /// The key by which peers name it.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A scatter/gather element over a range of it, `..` for all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
+        element(self.iova, check_range("sge", range, self.len)?, self.lkey)
+    }
+
+    /// The byte at `offset`, as peers name it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where the region has no such byte.
+    pub fn remote(&self, offset: usize) -> Result<Remote> {
+        check_range("remote", offset..offset.saturating_add(1), self.len)?;
+        Ok(Remote { addr: self.iova.wrapping_add(offset as u64), rkey: self.rkey })
+    }
+}
+
+impl Drop for DmabufMr {
+    fn drop(&mut self) {
+        // Where the kernel does not let go, closing the file does; the device keeps the dma-buf until then.
+        let _ = command::dereg_mr(&self.domain.session.file, self.handle);
+    }
+}
