@@ -134,6 +134,9 @@ impl<P: Provider> Pd<P> {
     ///
     /// The region keeps the dma-buf; the descriptor may be closed.
     ///
+    /// No device has been seen to do this yet: ConnectX's driver wants memory on demand for it, which the software
+    /// ConnectX that this is tested on has not.
+    ///
     /// # Errors
     /// [`Error::Invalid`] for no bytes or a range beyond the address space, [`Error::Unsupported`] where the device does
     /// not reach such memory; the kernel refuses, as for a descriptor that is no dma-buf.

@@ -17,6 +17,12 @@ pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=
 /// Our tool's name.
 const TOOL: &str = "bareverbs";
 
+/// Does on this thread, and in what it starts, what may take the processors that others leave.
+pub(crate) fn modestly<T>(work: impl FnOnce() -> T) -> T {
+    let _ = rustix::process::nice(19);
+    work()
+}
+
 /// The workspace's root folder.
 pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")

@@ -64,14 +64,17 @@ impl Counts {
     }
 }
 
+/// The table, and what is above its ceiling.
+pub(crate) type Counted = (String, Vec<&'static str>);
+
 /// Whether instructions can be counted here.
 pub(crate) fn possible() -> bool {
     cfg!(target_arch = "x86_64")
         && Command::new(VALGRIND).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Counts; the table, and what is above its ceiling.
-pub(crate) fn measure() -> Result<(String, Vec<&'static str>)> {
+/// Counts.
+pub(crate) fn measure() -> Result<Counted> {
     ensure!(possible(), "counting takes x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
     let program = build::counts()?;
     let folder = build::target_folder().join("counts");
@@ -114,7 +117,7 @@ fn dump(text: &str) -> Option<(String, f64)> {
     Some((name.to_owned(), instructions / samples.parse::<f64>().ok()?))
 }
 
-fn table(figures: &BTreeMap<String, f64>) -> Result<(String, Vec<&'static str>)> {
+fn table(figures: &BTreeMap<String, f64>) -> Result<Counted> {
     let width = ROWS.iter().map(|Row(what, ..)| what.len()).max().unwrap_or(0);
     let mut text =
         format!("{:width$}  AnyProvider      Mlx5  ceilings\n", "instructions, the mean of many runs");

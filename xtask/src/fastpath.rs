@@ -17,8 +17,10 @@ use crate::{build, lab};
 
 /// The kernel that the check runs on.
 pub(crate) const KERNEL: &str = "7.2";
-/// What the checks are called among the tests, and the card that they are of, if not of Soft-RoCE.
-pub(crate) const SUBJECTS: [(&str, Option<HcaPort>); 2] = [
+/// What a check is called among the tests, and the card that it is of, if not of Soft-RoCE.
+pub(crate) type Check = (&'static str, Option<HcaPort>);
+
+pub(crate) const CHECKS: [Check; 2] = [
     ("fastpath::the_data_path_stays_below_its_ceilings", None),
     ("fastpath::on_a_card_the_data_path_takes_a_third_of_the_c_librarys", Some(HcaPort::Ib)),
 ];
@@ -149,14 +151,14 @@ pub(crate) fn measure(
     peers: &Peers,
     port: Option<HcaPort>,
 ) -> Result<(String, Vec<&'static str>)> {
-    let folder = build::target_folder().join("fastpath");
+    let subject = if port.is_some() { CARD } else { SOFT };
+    let folder = build::target_folder().join("fastpath").join(subject.device);
     std::fs::create_dir_all(&folder)?;
     let ours = build::fastpath()?;
     std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
     compile(cache, peers, "tests/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
     let programs = build::guest_programs()?;
     let card = port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
-    let subject = if card.is_some() { CARD } else { SOFT };
     let setup = Setup {
         cache,
         tools,

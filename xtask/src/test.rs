@@ -48,12 +48,22 @@ impl Test {
         if self.filter.is_none() {
             heading("Tests without a kernel");
             plain_tests(&mut totals)?;
-            instructions(&mut totals)?;
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
         let plan = Plan::new(&lab, &self.devices, self.filter.as_deref())?;
-        let table = plan.run(self.accel, self.jobs.map_or_else(side_by_side, NonZero::get))?;
+        let jobs = self.jobs.map_or_else(side_by_side, NonZero::get);
+        let (table, counted) = std::thread::scope(|scope| {
+            // Instructions are as many however long they take.
+            let counting = (self.filter.is_none() && counts::possible())
+                .then(|| scope.spawn(|| build::modestly(counts::measure)));
+            let table = plan.run(self.accel, jobs);
+            (table, counting.map(|counting| counting.join().expect("counting does not panic")))
+        });
+        let table = table?;
+        if self.filter.is_none() {
+            instructions(counted, &mut totals)?;
+        }
         table.print();
         totals.add(&table);
         println!("\n{} passed, {} failed, {} skipped", totals.passed, totals.failed, totals.skipped);
@@ -67,15 +77,15 @@ fn side_by_side() -> usize {
     std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).clamp(1, 4))
 }
 
-/// Counts the instructions of the data path, where there is something to count with.
-fn instructions(totals: &mut Totals) -> Result<()> {
+/// Tells what the instructions of the data path came to, where there was something to count with.
+fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -> Result<()> {
     heading("Instructions of the data path");
-    if !counts::possible() {
+    let Some(counted) = counted else {
         println!("skipped: {}: there is no valgrind here", counts::TITLE);
         totals.skipped += 1;
         return Ok(());
-    }
-    let (table, over) = counts::measure()?;
+    };
+    let (table, over) = counted?;
     print!("{table}");
     *(if over.is_empty() { &mut totals.passed } else { &mut totals.failed }) += 1;
     Ok(())

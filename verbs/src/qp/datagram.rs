@@ -111,7 +111,10 @@ impl<P: Provider> Qp<Ud, P> {
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast_at(&mut self, group: Gid, lid: u16) -> Result<()> {
         if !(0xc000..0xffff).contains(&lid) {
-            return Err(Error::invalid("attach_mcast", format!("the LID {lid:#x} is no group's (0xc000 to 0xfffe)")));
+            return Err(Error::invalid(
+                "attach_mcast",
+                format!("the LID {lid:#x} is no group's (0xc000 to 0xfffe)"),
+            ));
         }
         self.attach(group, lid)
     }
@@ -125,14 +128,16 @@ impl<P: Provider> Qp<Ud, P> {
             return Ok(());
         }
         command::attach_mcast(self.pd.context().file(), self.handle, group.0, lid).map_err(|refused| {
-            Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| match errno {
-                Errno::NOMEM => {
-                    Some("the device may have no more groups, or the group no more members".to_owned())
+            Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
+                match errno {
+                    Errno::NOMEM => {
+                        Some("the device may have no more groups, or the group no more members".to_owned())
+                    }
+                    Errno::INVAL if lid == 0 => {
+                        Some("on InfiniBand a group has a LID: name it (`attach_mcast_at`)".to_owned())
+                    }
+                    _ => None,
                 }
-                Errno::INVAL if lid == 0 => {
-                    Some("on InfiniBand a group has a LID: name it (`attach_mcast_at`)".to_owned())
-                }
-                _ => None,
             })
         })?;
         self.groups.push((group, lid));

@@ -19,6 +19,7 @@ layout! {
         LOG_MAX_MRW_SZ: 0x109, 7,
         LOG_MAX_KLM_LIST_SIZE: 0x11a, 6,
         UMR_EXTENDED_TRANSLATION_OFFSET: 0x118, 1,
+        DUMP_FILL_MKEY: 0xf8, 1,
         NULL_MKEY: 0x119, 1,
         TERMINATE_SCATTER_LIST_MKEY: 0xf6, 1,
         LOG_MAX_RA_REQ_QP: 0x14a, 6,

@@ -113,6 +113,7 @@ layout! {
 layout! {
     /// QUERY_SPECIAL_CONTEXTS's answer (`mlx5_ifc_query_special_contexts_out_bits`).
     QuerySpecialContextsOut: 0x20 {
+        DUMP_FILL_MKEY: 0x40, 32,
         RESD_LKEY: 0x60, 32,
         NULL_MKEY: 0x80, 32,
         TERMINATE_SCATTER_LIST_MKEY: 0xa0, 32,
