@@ -328,10 +328,15 @@ impl Mlx5Cq {
     fn take_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
         match self.take_short() {
             Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
-                into.write(taken.plain_send());
+                // SAFETY: this queue keeps the ring.
+                into.write(unsafe { taken.plain_send() });
                 true
             }
-            Short::Taken(taken) => taken.write_all_fields(into),
+            Short::Taken(taken) => {
+                // SAFETY: as above.
+                unsafe { taken.write_all_fields(into) };
+                true
+            }
             Short::Nothing => false,
             Short::Declined => self.take_rare_into(into),
         }
@@ -352,7 +357,12 @@ impl Mlx5Cq {
 
     #[inline(never)]
     fn take_rare_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
-        self.find_next().is_some_and(|taken| taken.write_all_fields(into))
+        let taken = self.find_next();
+        if let Some(taken) = taken {
+            // SAFETY: this queue keeps the ring.
+            unsafe { taken.write_all_fields(into) };
+        }
+        taken.is_some()
     }
 
     /// The same for any entry. What it finds is left in `rare`: where it is returned, the short way's result has to lie
@@ -467,7 +477,8 @@ impl CompletionQueue for Mlx5Cq {
     fn next_value(&mut self) -> Option<WorkCompletion> {
         match self.take_short() {
             Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
-                let value = taken.plain_send();
+                // SAFETY: this queue keeps the ring.
+                let value = unsafe { taken.plain_send() };
                 self.release();
                 Some(value)
             }

@@ -48,9 +48,13 @@ impl Taken {
     }
 
     /// All there is to tell of a send of which there is no more to know than its id.
+    ///
+    /// # Safety
+    ///
+    /// The entry's ring must be there.
     #[inline(always)]
-    pub(super) fn plain_send(self) -> WorkCompletion {
-        // SAFETY: an entry of the ring that the caller's queue keeps.
+    pub(super) unsafe fn plain_send(self) -> WorkCompletion {
+        // SAFETY: an entry of a ring, by this function's contract.
         let cqe = unsafe { Cqe::new(self.entry) };
         WorkCompletion {
             wr_id: self.wr_id,
@@ -69,11 +73,15 @@ impl Taken {
         }
     }
 
+    /// Writes all there is to tell of any completion.
+    ///
+    /// # Safety
+    ///
+    /// The entry's ring must be there.
     #[inline(never)]
-    pub(super) fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
-        // SAFETY: as above.
+    pub(super) unsafe fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) {
+        // SAFETY: an entry of a ring, by this function's contract.
         into.write(unsafe { self.completion() }.to_value());
-        true
     }
 
     /// # Safety
