@@ -119,27 +119,26 @@ impl Table {
 ///
 /// It says what the table says, to a poller that has the record already.
 #[derive(Debug)]
-pub(crate) struct Name(AtomicU32);
+pub(crate) struct Name(AtomicU64);
 
-/// What no entry says: numbers have 24 bits. A device that does say it completes requests of a hidden queue, whose ring
-/// and ids are still there.
-const HIDDEN: u32 = u32::MAX;
+/// What no entry can say, not even that of a device that lies.
+const HIDDEN: u64 = u64::MAX;
 
 impl Name {
     /// Whether the queue is that of an entry.
     #[inline(always)]
     pub(crate) fn is(&self, cqe: &Cqe<'_>) -> bool {
-        self.0.load(Ordering::Acquire) == cqe.raw_srqn_uidx()
+        self.0.load(Ordering::Acquire) == u64::from(cqe.raw_srqn_uidx())
     }
 
     fn set(&self, id: Option<u32>) {
-        self.0.store(id.map_or(HIDDEN, u32::to_be), Ordering::Release);
+        self.0.store(id.map_or(HIDDEN, |id| u64::from(id.to_be())), Ordering::Release);
     }
 }
 
 impl Default for Name {
     fn default() -> Self {
-        Self(AtomicU32::new(HIDDEN))
+        Self(AtomicU64::new(HIDDEN))
     }
 }
 

@@ -148,8 +148,9 @@ impl Scene {
             _ => Payload::Sges(&sges),
         };
         let request = SendRequest { wr_id: id, operation, flags: SendFlags::SIGNALED, payload };
+        // The short way first, as everybody does.
         // SAFETY: there is no device that would touch the memory.
-        let _ = unsafe { qp.sq.push(&request) };
+        let _ = unsafe { qp.sq.try_push(&request) || qp.sq.push(&request).is_ok() };
         if lies.byte() & 3 == 0 { qp.sq.abort() } else { qp.sq.ring().expect("doorbells are not refused") }
     }
 
@@ -158,8 +159,12 @@ impl Scene {
         let request = RecvRequest { wr_id: id, sges: &sges };
         let Some(qp) = self.qps.get_mut(at) else { return };
         match &mut qp.rq {
-            // SAFETY: as in `send`.
-            Some(rq) => drop(unsafe { rq.push(&request) }.map(|()| rq.ring())),
+            Some(rq) => {
+                // SAFETY: as in `send`.
+                if unsafe { rq.try_push(&request) || rq.push(&request).is_ok() } {
+                    rq.ring();
+                }
+            }
             // SAFETY: as in `send`.
             None => drop(unsafe { self.srq.push(&request) }.map(|()| self.srq.ring())),
         }
@@ -225,8 +230,33 @@ impl Scene {
 
 #[cfg(test)]
 mod tests {
+    use bareverbs_provider::work::WcStatus;
     use proptest::collection::vec;
     use proptest::prelude::*;
+
+    use super::*;
+    use crate::cqe::CqeOpcode;
+
+    #[test]
+    fn an_entry_of_no_queue_is_told_as_a_failure() {
+        for opcode in [CqeOpcode::REQ, CqeOpcode::RESP_SEND] {
+            for number in [0, 77, 0x00ff_ffff, u32::MAX] {
+                let mut scene = Scene::new();
+                let mut entry = [0u8; CQE];
+                entry[32..36].copy_from_slice(&number.to_be_bytes());
+                entry[63] = opcode.0 << 4;
+                let Cq { queue, ring, .. } = &mut scene.cqs[0];
+                // SAFETY: within the ring, which is only read otherwise, by this thread.
+                unsafe { ring.start.as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
+                let told = queue.next().expect("an entry").to_value();
+                assert_eq!(
+                    (told.status, told.wr_id),
+                    (WcStatus::GENERAL_ERR, 0),
+                    "{opcode:?} of {number:#x}"
+                );
+            }
+        }
+    }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
