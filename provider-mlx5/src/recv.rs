@@ -24,9 +24,11 @@ pub struct Mlx5Rq {
     head: u32,
     /// Where the short way ends: a receive of this number goes the long way.
     until: u32,
-    /// As long as the short way is open: the next slot and its id, and bytes from a slot to the next.
+    /// As long as the short way is open: the next slot, and from where the ids are found by the receive's number, which
+    /// is no place of its own.
     next: *mut Segment,
-    next_id: *const AtomicU64,
+    ids_from: *const AtomicU64,
+    /// Bytes from a slot to the next.
     stride: usize,
     /// In the doorbell record: how far the queue has been filled.
     filled: RecordWord,
@@ -63,7 +65,7 @@ impl Mlx5Rq {
             head: 0,
             until: 0,
             next: start,
-            next_id: wr_ids.as_ptr(),
+            ids_from: wr_ids.as_ptr(),
             stride: SEGMENT << shift,
             filled: memory.record().word(Word::First),
             start,
@@ -108,7 +110,8 @@ impl Mlx5Rq {
             self.until = self.head.wrapping_add(room.min(to_end));
         }
         self.next = self.slot(self.head);
-        self.next_id = self.id(self.head);
+        let (head, at) = (self.head as usize, (self.head & self.mask) as usize);
+        self.ids_from = self.wr_ids.as_ptr().wrapping_add(at).wrapping_sub(head);
     }
 
     /// Writes the end of a list behind the first element of every slot, none of which the device may have.
@@ -120,6 +123,34 @@ impl Mlx5Rq {
             }
         }
         self.ends = true;
+    }
+
+    /// Writes a receive of one element, as `write` does, or declines it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`]. `write` gets a slot that is free, and must write a segment there.
+    #[inline(always)]
+    unsafe fn push_short(
+        &mut self,
+        request: &RecvRequest<'_>,
+        write: impl FnOnce(*mut Segment, &Sge),
+    ) -> bool {
+        let [sge] = request.sges else { return false };
+        let head = self.head;
+        // The device takes an element of no bytes for one of 2^31.
+        if head == self.until || (sge.length as i32) <= 0 {
+            return false;
+        }
+        write(self.next, sge);
+        // SAFETY: the slot is free, and its id with it: `open` left both here, and the room that it found, up to the end
+        // of the ring at most, is not used up. The record keeps the ids as long as this queue keeps the record.
+        unsafe {
+            (*self.ids_from.wrapping_add(head as usize)).store(request.wr_id, Ordering::Relaxed);
+            self.next = self.next.byte_add(self.stride);
+        }
+        self.head = head.wrapping_add(1);
+        true
     }
 
     /// Whether no slot is free; asks the poller only where it seems so.
@@ -177,22 +208,18 @@ impl RecvQueue for Mlx5Rq {
     /// One element.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
-        let [sge] = request.sges else { return false };
-        let head = self.head;
-        // The device takes an element of no bytes for one of 2^31.
-        if head == self.until || (sge.length as i32) <= 0 {
-            return false;
-        }
-        // SAFETY: the slot is free, and its id with it: `open` left both here, and the room that it found, up to the end
-        // of the ring at most, is not used up. The record keeps the ids as long as this queue keeps the record.
-        unsafe {
-            self.next.write(element(sge));
-            (*self.next_id).store(request.wr_id, Ordering::Relaxed);
-            self.next = self.next.byte_add(self.stride);
-            self.next_id = self.next_id.add(1);
-        }
-        self.head = head.wrapping_add(1);
-        true
+        // SAFETY: the caller's promise; there is room for a segment.
+        unsafe { self.push_short(request, |slot, sge| wqe::write_data(slot, sge)) }
+    }
+
+    #[inline(always)]
+    unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
+        // Elements of a list lie in memory, from which two words are read at once.
+        // SAFETY: the caller's promise; there is room for a segment.
+        let push = |request: &&RecvRequest<'_>| unsafe {
+            self.push_short(request, |slot, sge| slot.write(element(sge)))
+        };
+        requests.iter().take_while(push).count()
     }
 
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {

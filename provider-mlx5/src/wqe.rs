@@ -176,6 +176,22 @@ pub const fn data(sge: Sge) -> Segment {
     words(sge.length & !INLINE, sge.lkey, (sge.addr >> 32) as u32, sge.addr as u32)
 }
 
+/// Writes the same word by word: where the element's fields are in registers, they need not be brought together.
+///
+/// # Safety
+///
+/// There must be room for a segment at `to`, aligned to 8.
+#[inline(always)]
+pub(crate) unsafe fn write_data(to: *mut Segment, sge: &Sge) {
+    let words = to.cast::<u32>();
+    // SAFETY: this function's contract.
+    unsafe {
+        words.write(sge.length.to_be());
+        words.add(1).write(sge.lkey.to_be());
+        words.add(2).cast::<u64>().write(sge.addr.to_be());
+    }
+}
+
 /// What stands behind a receive's last run of memory, if it has fewer than its slot has room for.
 #[must_use]
 #[inline(always)]

@@ -79,5 +79,5 @@ fn post_recv<P: Over>(bencher: Bencher<'_, '_>) {
                 stage.drain();
             }
         })
-        .bench_local_values(|()| assert!(stage.borrow_mut().post_recv(1, black_box(&sge))));
+        .bench_local_values(|()| stage.borrow_mut().post_recv(1, black_box(&sge)));
 }

@@ -13,29 +13,45 @@ const DUMP_STATS_AT: u64 = TOOL + 3;
 
 static TOGGLE: [u64; 6] = [TOGGLE_COLLECT, 0, 0, 0, 0, 0];
 
-#[inline(always)]
-fn request(code_and_arguments: &[u64; 6]) {
-    // SAFETY: the rotations add up to none, and the exchange is one of a register with itself. Valgrind reads what `rax`
-    // points to and writes `rdx`.
-    unsafe {
+/// The request that `rax` points to. The rotations add up to none, and the exchange is one of a register with itself;
+/// valgrind reads what `rax` points to and writes `rdx`.
+macro_rules! request {
+    ($($before:literal,)* ; $($operands:tt)*) => {
         asm!(
+            $($before,)*
+            "xor edx, edx",
             "rol rdi, 3",
             "rol rdi, 13",
             "rol rdi, 61",
             "rol rdi, 51",
             "xchg rbx, rbx",
-            in("rax") code_and_arguments.as_ptr(),
-            inout("rdx") 0u64 => _,
-        );
-    }
+            $($operands)*
+            out("rdx") _,
+        )
+    };
 }
 
-/// Has the instructions of `work` counted, and a few of the marks' own, which are always as many.
+/// Has what follows counted, or no longer.
+///
+/// Callgrind counts a run of instructions without jumps when the next begins, and so not the one that ends in a request:
+/// the jump sets that apart from what stands before it. The jump itself is counted.
+#[inline(always)]
+fn toggle() {
+    // SAFETY: the jump goes to the next instruction; for the rest see `request`.
+    unsafe { request!("jmp 2f", "2:", "lea rax, [rip + {toggle}]", ; toggle = sym TOGGLE, out("rax") _,) }
+}
+
+fn request(code_and_arguments: &[u64; 6]) {
+    // SAFETY: see `request`.
+    unsafe { request!(; in("rax") code_and_arguments.as_ptr(),) }
+}
+
+/// Has the instructions of `work` counted, and one of the marks' own.
 #[inline(always)]
 pub fn counted<R>(work: impl FnOnce() -> R) -> R {
-    request(&TOGGLE);
+    toggle();
     let result = work();
-    request(&TOGGLE);
+    toggle();
     result
 }
 

@@ -137,9 +137,10 @@ impl<P: Over> Stage<P> {
 
     /// Posts a receive.
     #[inline(always)]
-    pub fn post_recv(&mut self, wr_id: u64, sge: &Sge) -> bool {
+    pub fn post_recv(&mut self, wr_id: u64, sge: &Sge) {
         // SAFETY: the region outlives the card, and nobody looks at it meanwhile.
-        unsafe { self.recv.post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }.is_ok()
+        unsafe { self.recv.post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }
+            .expect("room")
     }
 
     /// Posts a list of receives.

@@ -249,9 +249,12 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
             return Ok(());
         }
         match requests {
-            // From a copy, as sends are.
-            // SAFETY: the same promise.
-            [request] => unsafe { self.post_list(&[*request]) },
+            // From a copy, as sends are, and its element too.
+            [RecvRequest { wr_id, sges: [sge] }] => {
+                let (wr_id, sge) = (*wr_id, *sge);
+                // SAFETY: the same promise.
+                unsafe { self.post_list(&[RecvRequest { wr_id, sges: &[sge] }]) }
+            }
             // SAFETY: the same promise.
             _ => unsafe { self.post_list(requests) },
         }
