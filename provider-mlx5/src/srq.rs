@@ -1,7 +1,7 @@
 //! Shared receive queues.
 //!
 //! The device takes receives in the order of a list: each slot names the one after it. Slots come back in any order,
-//! from the pollers of several completion queues, so the owner chains them anew as they do.
+//! from the pollers of several completion queues, and their owner hangs them on to the end of the list.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -13,8 +13,9 @@ use bareverbs_provider::work::{RecvRequest, Refusal};
 
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::recv::{check, write_elements};
+use crate::short::element;
 use crate::table::{Record, Side};
-use crate::wqe::{SEGMENT, Segment};
+use crate::wqe::{self, SEGMENT, Segment};
 
 /// The end of a list of slots.
 const NONE: u32 = u32::MAX;
@@ -32,7 +33,7 @@ struct Slot {
     wr_id: AtomicU64,
     /// Whether the device has it, as far as anybody knows.
     posted: AtomicBool,
-    /// The slot that came back before.
+    /// The slot behind it in the list, or among those that came back the one that did so before.
     next: AtomicU32,
 }
 
@@ -80,12 +81,13 @@ pub struct Mlx5Srq {
     /// Log2 of the bytes of a slot.
     shift: u32,
     max_sge: u32,
-    /// The slot that the next receive goes to.
+    /// The slot that the next receive goes to, unless the list ends there.
     head: u32,
-    /// Slots that are free, behind `head`; the last to be used first.
-    free: Vec<u32>,
-    /// Slots of receives that were pushed and not published, in order.
-    pushed: Vec<u32>,
+    /// The end of the list.
+    tail: u32,
+    /// Where the receives begin that are not published, and how many they are.
+    first: u32,
+    pushed: u32,
     /// Receives that were published, counted on.
     posted: u32,
     /// What completions name the queue by, where they are its own and not those of queue pairs.
@@ -114,18 +116,21 @@ impl Mlx5Srq {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "a number of slots");
         assert!(memory.len() >= (slots as usize) << shift, "room for the slots");
         assert!((max_sge as usize + 1) * SEGMENT <= 1 << shift, "room for the elements");
-        Self {
+        let mut queue = Self {
             shared: Arc::new(SrqShared::new(slots)),
             record,
             memory,
             shift,
             max_sge,
             head: 0,
-            free: (1..slots).rev().collect(),
-            pushed: Vec::with_capacity(slots as usize),
+            tail: 0,
+            first: 0,
+            pushed: 0,
             posted: 0,
             own: None,
-        }
+        };
+        (1..slots).for_each(|index| queue.append(index));
+        queue
     }
 
     /// Makes `record`, which is of this queue, lead from completions to it.
@@ -144,13 +149,65 @@ impl Mlx5Srq {
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
-    /// Takes the slots that came back.
+    /// Hangs a slot that is free on to the list.
+    fn append(&mut self, index: u32) {
+        // SAFETY: the end of the list was never published, and so is not read by the device.
+        unsafe { self.slot(self.tail).write(wqe::link(index)) };
+        self.shared.slots[self.tail as usize].next.store(index, Ordering::Relaxed);
+        self.tail = index;
+    }
+
+    /// Hangs the slots on to the list that came back.
     fn collect(&mut self) {
         let mut index = self.shared.returned.swap(NONE, Ordering::Acquire);
         while let Some(slot) = self.shared.slots.get(index as usize) {
-            self.free.push(index);
-            index = slot.next.load(Ordering::Relaxed);
+            let before = slot.next.load(Ordering::Relaxed);
+            self.append(index);
+            index = before;
         }
+    }
+
+    /// Takes the slot at the head, which is not the end of the list, for the receive `wr_id`; returns where up to `max_sge`
+    /// elements go. The device does not look at them before they are published.
+    #[inline(always)]
+    fn take(&mut self, wr_id: u64) -> *mut Segment {
+        let elements = self.slot(self.head).wrapping_add(1);
+        let slot = &self.shared.slots[self.head as usize];
+        slot.wr_id.store(wr_id, Ordering::Relaxed);
+        self.head = slot.next.load(Ordering::Relaxed);
+        elements
+    }
+
+    /// Writes a receive of one element, or declines it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn push_short(&mut self, request: &RecvRequest<'_>) -> bool {
+        let [sge] = request.sges else { return false };
+        // The device takes an element of no bytes for one of 2^31.
+        if (sge.length as i32) <= 0 || self.head == self.tail || self.max_sge == 0 {
+            return false;
+        }
+        let elements = self.take(request.wr_id);
+        // SAFETY: there is room for one element, and for an end where there is for more.
+        unsafe {
+            elements.write(element(sge));
+            if self.max_sge > 1 {
+                elements.add(1).write(wqe::end_of_list());
+            }
+        }
+        true
+    }
+
+    /// Publishes `count` receives more, whose slots are known as posted.
+    #[inline(always)]
+    fn publish(&mut self, count: u32) {
+        self.first = self.head;
+        self.posted = self.posted.wrapping_add(count);
+        barrier::before_device_reads();
+        self.record.set(Word::First, self.posted & 0xffff);
     }
 }
 
@@ -159,48 +216,136 @@ impl RecvQueue for Mlx5Srq {
         self.shared.slots.len() as u32 - 1
     }
 
+    /// One element.
+    #[inline(always)]
+    unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the caller's promise is the same.
+        let written = unsafe { self.push_short(request) };
+        self.pushed += u32::from(written);
+        written
+    }
+
+    #[inline(always)]
+    unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
+        let slot = self.head;
+        // SAFETY: the caller's promise is the same.
+        if self.pushed != 0 || !unsafe { self.push_short(request) } {
+            return false;
+        }
+        self.shared.slots[slot as usize].posted.store(true, Ordering::Release);
+        self.publish(1);
+        true
+    }
+
     unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
         check(request, self.max_sge)?;
-        if self.free.is_empty() {
+        if self.head == self.tail {
             self.collect();
         }
-        let Some(next) = self.free.pop() else {
+        if self.head == self.tail {
             return Err(Refusal::QueueFull { capacity: self.capacity() });
-        };
-        let slot = self.slot(self.head);
-        // SAFETY: the slot is free: the device reads it only when it was published; it has room for the link and the
-        // elements. The link is the big-endian word of 2 bytes at 2.
-        unsafe {
-            slot.write([(u64::from(next) << 32).to_be(), 0]);
-            write_elements(slot.add(1), request, self.max_sge);
         }
-        let entry = &self.shared.slots[self.head as usize];
-        entry.wr_id.store(request.wr_id, Ordering::Relaxed);
-        self.pushed.push(self.head);
-        self.head = next;
+        // SAFETY: there is room for the elements.
+        unsafe { write_elements(self.take(request.wr_id), request, self.max_sge) };
+        self.pushed += 1;
         Ok(())
     }
 
     fn ring(&mut self) {
-        if self.pushed.is_empty() {
-            return;
+        let mut index = self.first;
+        while index != self.head {
+            let slot = &self.shared.slots[index as usize];
+            index = slot.next.load(Ordering::Relaxed);
+            slot.posted.store(true, Ordering::Release);
         }
-        self.posted = self.posted.wrapping_add(self.pushed.len() as u32);
-        for index in self.pushed.drain(..) {
-            self.shared.slots[index as usize].posted.store(true, Ordering::Release);
-        }
-        barrier::before_device_reads();
-        self.record.set(Word::First, self.posted & 0xffff);
+        let pushed = std::mem::take(&mut self.pushed);
+        self.publish(pushed);
     }
 
     fn abort(&mut self) {
-        // The slot that would have been next is free again, and so on back to the first.
-        while let Some(index) = self.pushed.pop() {
-            self.free.push(self.head);
-            self.head = index;
-        }
+        self.head = self.first;
+        self.pushed = 0;
     }
 
     /// A shared queue is not reset with its queue pairs.
     fn reset(&mut self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use bareverbs_provider::work::Sge;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::{Plain, PlainSrq};
+
+    /// A device that takes what is published, in the order of the list.
+    struct Device {
+        srq: PlainSrq,
+        /// The slot that the next receive will be in.
+        next: u16,
+        published: u16,
+        /// What it has: slots and ids.
+        taken: Vec<(u16, u64)>,
+    }
+
+    impl Device {
+        fn fetch(&mut self, ids: &mut Vec<u64>) {
+            self.published = self.published.wrapping_add(ids.len() as u16);
+            assert_eq!(self.srq.queue.record.get(Word::First), u32::from(self.published));
+            for id in ids.drain(..) {
+                self.taken.push((self.next, id));
+                // SAFETY: a slot of the queue, whose memory it keeps.
+                let [link, _] = unsafe { self.srq.queue.slot(self.next.into()).read() };
+                self.next = (u64::from_be(link) >> 32) as u16;
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_slot_is_free_or_pushed_or_posted_and_the_list_never_closes(
+            steps in vec((0u8..8, any::<prop::sample::Index>()), 0..200),
+        ) {
+            let context = Plain::new(4).expect("memory");
+            let srq = context.srq(7, 2).expect("memory");
+            let capacity = srq.queue.capacity() as usize;
+            let mut device = Device { srq, next: 0, published: 0, taken: Vec::new() };
+            let mut pushed = Vec::new();
+            let sges = [Sge { addr: 64, length: 8, lkey: 1 }; 2];
+            for (id, (step, which)) in (1..).zip(steps) {
+                let queue = &mut device.srq.queue;
+                let room = pushed.len() + device.taken.len() < capacity;
+                let request = RecvRequest { wr_id: id, sges: &sges[..1 + usize::from(step & 1)] };
+                match step {
+                    // SAFETY: there is no device that would touch the memory.
+                    0 | 1 => match unsafe { queue.try_push(&request) || queue.push(&request).is_ok() } {
+                        true => pushed.push(id),
+                        false => prop_assert!(!room),
+                    },
+                    // SAFETY: as above.
+                    2 | 3 => if unsafe { queue.try_post(&request) } {
+                        prop_assert!(room && pushed.is_empty());
+                        device.fetch(&mut vec![id]);
+                    },
+                    4 => {
+                        queue.ring();
+                        device.fetch(&mut pushed);
+                    }
+                    5 => {
+                        queue.abort();
+                        pushed.clear();
+                    }
+                    _ if device.taken.is_empty() => {}
+                    _ => {
+                        let (slot, id) = device.taken.swap_remove(which.index(device.taken.len()));
+                        prop_assert_eq!(device.srq.queue.shared.complete(slot), id);
+                        // A device that says so twice is not believed.
+                        device.srq.queue.shared.complete(slot);
+                    }
+                }
+            }
+        }
+    }
 }

@@ -192,6 +192,14 @@ pub(crate) unsafe fn write_data(to: *mut Segment, sge: &Sge) {
     }
 }
 
+/// What a slot of a shared receive queue begins with: the slot after it in the list, the big-endian word of 2 bytes at 2.
+#[doc(alias = "mlx5_wqe_srq_next_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn link(next: u32) -> Segment {
+    [((next as u64) << 32).to_be(), 0]
+}
+
 /// What stands behind a receive's last run of memory, if it has fewer than its slot has room for.
 #[must_use]
 #[inline(always)]

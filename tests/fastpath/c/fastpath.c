@@ -173,5 +173,25 @@ int main(int argc, char **argv) {
         must(!refused, "ibv_post_recv");
     }
     line("post_recv 32", 4, BATCH);
+
+    struct ibv_srq_init_attr shared = {.attr = {.max_wr = 255, .max_sge = 1}};
+    struct ibv_srq *srq = ibv_create_srq(pd, &shared);
+    must(srq != NULL, "shared receive queue");
+    receives[0].next = NULL;
+    for (int i = 0; i < RECEIVES; i++) {
+        uint64_t begin = now();
+        int refused = ibv_post_srq_recv(srq, receives, &bad_receive);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_post_srq_recv");
+    }
+    line("srq post_recv 1", RECEIVES, 1);
+    receives[0].next = &receives[1];
+    for (int i = 0; i < 4; i++) {
+        uint64_t begin = now();
+        int refused = ibv_post_srq_recv(srq, receives, &bad_receive);
+        samples[i] = now() - begin;
+        must(!refused, "ibv_post_srq_recv");
+    }
+    line("srq post_recv 32", 4, BATCH);
     return 0;
 }
