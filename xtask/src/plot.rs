@@ -32,36 +32,111 @@ impl Table {
     }
 }
 
-/// Draws one picture above the other.
-pub(crate) fn draw(table: &Table, file: &Path) -> Result<()> {
-    let root = SVGBackend::new(file, (800, 360 * table.sorts.len() as u32)).into_drawing_area();
-    draw_on(table, &root).map_err(|error| anyhow!("{error}"))
+/// Pixels of one chart.
+const SIZE: (u32, u32) = (880, 380);
+/// Of pixels at the right, room for what stands at the ends of the curves.
+const ENDS: u32 = 150;
+/// What a line goes through: the median of so many steps around each.
+const WINDOW: usize = 9;
+const FONT: &str = "sans-serif";
+const INK: RGBColor = RGBColor(40, 40, 40);
+const FAINT: RGBColor = RGBColor(225, 225, 225);
+/// Of making and of freeing; they differ to every eye.
+const COLOURS: [RGBColor; 2] = [RGBColor(0, 95, 160), RGBColor(200, 80, 0)];
+
+/// Draws one chart above the other, and above them the words `origin` about where the figures come from.
+pub(crate) fn draw(table: &Table, origin: &str, file: &Path) -> Result<()> {
+    let height = 40 + SIZE.1 * table.sorts.len() as u32;
+    let root = SVGBackend::new(file, (SIZE.0, height)).into_drawing_area();
+    draw_on(table, origin, &root).map_err(|error| anyhow!("{error}"))
 }
 
 fn draw_on<B: DrawingBackend>(
     table: &Table,
+    origin: &str,
     root: &DrawingArea<B, plotters::coord::Shift>,
 ) -> Result<(), DrawingAreaErrorKind<B::ErrorType>> {
     root.fill(&WHITE)?;
-    for (area, (sort, curves)) in root.split_evenly((table.sorts.len(), 1)).iter().zip(&table.sorts) {
-        let largest =
-            |coordinate: fn(&(f64, f64)) -> f64| curves.iter().flatten().map(coordinate).fold(0.0, f64::max);
+    let (top, charts) = root.split_vertically(40);
+    top.draw_text(origin, &(FONT, 14).into_text_style(root).color(&INK.mix(0.7)), (20, 16))?;
+    for (area, (sort, curves)) in charts.split_evenly((table.sorts.len(), 1)).iter().zip(&table.sorts) {
+        let (one, many) = names(sort);
+        let middles = curves.each_ref().map(smooth);
+        // A step that something else got in the way of may lie outside.
+        let top = 1.6 * middles.iter().flatten().map(|point| point.1).fold(0.0, f64::max);
+        let right = curves.iter().flatten().map(|point| point.0).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(area)
-            .caption(format!("Microseconds for one {sort}, by how many there are"), ("sans-serif", 18))
+            .caption(format!("What one {one} costs"), (FONT, 19, &INK))
             .margin(16)
-            .x_label_area_size(32)
-            .y_label_area_size(56)
-            .build_cartesian_2d(0.0..largest(|point| point.0), 0.0..1.2 * largest(|point| point.1))?;
-        chart.configure_mesh().light_line_style(TRANSPARENT).draw()?;
-        for (curve, name, colour) in [(&curves[0], "to make", BLUE), (&curves[1], "to free", RED)] {
-            chart
-                .draw_series(LineSeries::new(curve.iter().copied(), colour))?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], colour));
+            .margin_right(ENDS)
+            .x_label_area_size(46)
+            .y_label_area_size(64)
+            .build_cartesian_2d(0.0..right, 0.0..top)?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
+            .bold_line_style(FAINT)
+            .axis_style(INK)
+            .label_style((FONT, 13, &INK))
+            .axis_desc_style((FONT, 14, &INK))
+            .x_labels(11)
+            .y_labels(6)
+            .x_label_formatter(&|held| thousands(*held))
+            .y_label_formatter(&|time| thousands(*time))
+            .x_desc(format!("{many} there are"))
+            .y_desc("microseconds")
+            .draw()?;
+        for (((curve, middle), colour), what) in
+            curves.iter().zip(&middles).zip(COLOURS).zip(["make", "free"])
+        {
+            let inside = curve.iter().filter(|point| point.1 <= top);
+            chart.draw_series(inside.map(|point| Circle::new(*point, 2, colour.mix(0.3).filled())))?;
+            chart.draw_series(LineSeries::new(middle.iter().copied(), colour.stroke_width(2)))?;
+            if let Some(&end) = middle.last() {
+                let text = format!("to {what} one: {} µs", thousands(end.1));
+                let style = (FONT, 14).into_text_style(area).color(&colour);
+                let (x, y) = chart.backend_coord(&end);
+                let (left, above) = area.get_base_pixel();
+                area.draw_text(&text, &style, (x - left + 8, y - above - 7))?;
+            }
         }
-        chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
     }
     root.present()
+}
+
+/// What a sort of objects is called: one, and several.
+fn names(sort: &str) -> (&str, &str) {
+    match sort {
+        "MR" => ("memory region", "memory regions"),
+        "QP" => ("queue pair", "queue pairs"),
+        other => (other, other),
+    }
+}
+
+/// The median of the steps around each.
+fn smooth(curve: &Curve) -> Curve {
+    let around = |i: usize| {
+        let last = curve.len().min(i + WINDOW / 2 + 1);
+        let mut times: Vec<_> =
+            curve[i.saturating_sub(WINDOW / 2)..last].iter().map(|point| point.1).collect();
+        times.sort_unstable_by(f64::total_cmp);
+        times[times.len() / 2]
+    };
+    curve.iter().enumerate().map(|(i, point)| (point.0, around(i))).collect()
+}
+
+/// A number to the nearest whole one, with commas.
+fn thousands(number: f64) -> String {
+    let digits = format!("{number:.0}");
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
 }
 
 #[cfg(test)]
@@ -83,12 +158,27 @@ mod tests {
     }
 
     #[test]
+    fn a_hiccup_is_no_line() {
+        let curve = (1..=20).map(|i| (f64::from(i), if i == 7 { 900.0 } else { 5.0 })).collect();
+        assert!(smooth(&curve).iter().all(|point| point.1 == 5.0));
+    }
+
+    #[test]
+    fn numbers_are_grouped() {
+        assert_eq!([0.4, 999.0, 1000.0, 1_234_567.8].map(thousands), ["0", "999", "1,000", "1,234,568"]);
+    }
+
+    #[test]
     fn curves_become_a_picture() {
         let mut picture = String::new();
         let root = SVGBackend::with_string(&mut picture, (400, 400)).into_drawing_area();
-        draw_on(&Table::parse(TABLE).unwrap(), &root).unwrap();
+        draw_on(&Table::parse(TABLE).unwrap(), "On Linux 7.2", &root).unwrap();
         drop(root);
         assert!(picture.starts_with("<svg"), "{picture}");
-        assert!(picture.contains("Microseconds for one MR") && picture.contains("polyline"), "{picture}");
+        for part in
+            ["On Linux 7.2", "What one memory region costs", "to free one: 11 µs", "microseconds", "polyline"]
+        {
+            assert!(picture.contains(part), "{part}: {picture}");
+        }
     }
 }

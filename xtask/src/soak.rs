@@ -94,10 +94,24 @@ impl Soak {
         let output = self.in_guest(argv, limit)?;
         if let Some(What::Objects { plot: Some(file), .. }) = &self.what {
             let table = plot::Table::parse(&output).context("the guest printed no table")?;
-            plot::draw(&table, file).with_context(|| format!("drawing {}", file.display()))?;
+            plot::draw(&table, &self.origin(), file)
+                .with_context(|| format!("drawing {}", file.display()))?;
             println!("drawn in {}", file.display());
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Where figures come from, in words.
+    fn origin(&self) -> String {
+        let device = match self.hca {
+            Some(_) => "The software ConnectX",
+            None => "Soft-RoCE",
+        };
+        let clock = if self.icount { "; guest time counts instructions, 1,000 to a microsecond" } else { "" };
+        format!(
+            "{device} on Linux {}, one process{clock}. A dot is the median of a step, a line that of nine dots.",
+            self.kernel
+        )
     }
 
     /// Runs a command in a fresh guest to its end and answers what it printed.

@@ -12,7 +12,7 @@ use fastrand::Rng;
 use crate::generate::{Abilities, Generator};
 use crate::model::Quirks;
 use crate::op::Op;
-use crate::world::{Tally, World};
+use crate::world::{PATIENCE, Tally, World};
 
 /// Verbs of a world.
 const OPS: usize = 400;
@@ -97,7 +97,11 @@ fn world(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
             format!("world {number}, verb {place}, after\n{}", lines.join("\n"))
         })?;
     }
-    Ok(world.tally)
+    let (tally, begin) = (world.tally, Instant::now());
+    world.destroy()?;
+    let took = begin.elapsed();
+    ensure!(took < PATIENCE, "the objects that were left of world {number} took {took:.1?} to be destroyed");
+    Ok(tally)
 }
 
 impl Tally {
@@ -134,6 +138,7 @@ pub fn quirks() -> Result<Quirks> {
         bad_lkey: nobodys.status,
         beyond: beyond.status,
         harmed_by_resets: !nobodys.flushed,
+        outlived_by_answers: !nobodys.flushed,
         too_short,
     })
 }

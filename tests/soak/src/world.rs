@@ -16,7 +16,7 @@ use crate::model::{Model, Quirks, Region};
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, RECEIVE, Seen};
 
 /// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// The key of datagrams, and one that is none.
 const QKEYS: [u32; 2] = [0x1234_5678, 0x0bad_0bad];
 /// Pieces of a receive of a shared queue.
@@ -104,6 +104,14 @@ impl World {
     /// Anything was not as the model says.
     pub fn run(&mut self, op: &Op) -> Result<()> {
         self.tally.ops += 1;
+        let begin = Instant::now();
+        self.carry_out(op)?;
+        ensure!(begin.elapsed() < PATIENCE, "it took {:.1?}", begin.elapsed());
+        // No completion queue is ever left to fill up.
+        self.look()
+    }
+
+    fn carry_out(&mut self, op: &Op) -> Result<()> {
         match op {
             Op::PostRecv(..) | Op::PostSrq(..) | Op::PostSend(..) => self.post(op)?,
             Op::Crash(a, b, end) => {
@@ -122,8 +130,16 @@ impl World {
                 self.forget_the_gone();
             }
         }
-        // No completion queue is ever left to fill up.
-        self.look()
+        Ok(())
+    }
+
+    /// Destroys all that there is, whatever it does.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn destroy(mut self) -> Result<()> {
+        let up: Vec<Id> = self.qps.keys().copied().filter(|qp| self.model.falls_first(*qp)).collect();
+        up.into_iter().try_for_each(|qp| self.end(qp, End::Error))
     }
 
     fn change(&mut self, op: &Op) -> Result<()> {

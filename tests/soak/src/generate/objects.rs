@@ -157,7 +157,7 @@ impl Generator {
     fn ending(&mut self, model: &Model, of: &[Id]) -> End {
         let free = !of.iter().any(|qp| Self::holds_windows(model, *qp));
         match self.rng.u32(..4) {
-            0 if free => End::Destroy,
+            0 if free && !of.iter().any(|qp| model.falls_first(*qp)) => End::Destroy,
             1 | 2 => End::Reset,
             _ => End::Error,
         }

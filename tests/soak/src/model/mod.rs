@@ -22,7 +22,7 @@ use bareverbs::{Access, WcStatus};
 pub use accept::Expect;
 pub use memory::{Claim, Region};
 
-use crate::op::{Connection, End, Id, Op, QpPlan, Receive, Request};
+use crate::op::{Connection, End, Id, Kind, Op, QpPlan, Receive, Request};
 
 /// What Soft-RoCE does otherwise than the specification says, as found out by trials before the first world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +41,11 @@ pub struct Quirks {
     /// the same reference (`rxe_qp_reset` of `rxe_qp.c`, `cleanup` of `rxe_resp.c`). What then becomes of the queue pair can't
     /// be foretold, so such resets are left out.
     pub harmed_by_resets: bool,
+    /// Whether the destruction of a queue pair may wait 50 seconds in vain that reliable sends are under way of, or wait for
+    /// their receive: before Linux 6.4 at least, which also flushes no request that failed by itself, an answer that comes
+    /// in the midst of a retry is looked at with the next one only, and none finds a queue pair that is being destroyed
+    /// (`rxe_completer` of `rxe_comp.c`). What is told to go to ERR first has nothing left of that.
+    pub outlived_by_answers: bool,
     /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
     /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
@@ -53,6 +58,7 @@ impl Quirks {
         bad_lkey: WcStatus::LOC_PROT_ERR,
         beyond: WcStatus::LOC_PROT_ERR,
         harmed_by_resets: false,
+        outlived_by_answers: false,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
     };
 }
@@ -188,6 +194,13 @@ impl Model {
 
     pub(crate) fn qp_mut(&mut self, id: Id) -> &mut Qp {
         self.qps.get_mut(&id).expect("the queue pair exists")
+    }
+
+    /// Whether a queue pair must go to ERR before it is destroyed.
+    #[must_use]
+    pub fn falls_first(&self, id: Id) -> bool {
+        let qp = self.qp(id);
+        self.quirks.outlived_by_answers && qp.plan.kind == Kind::Rc && qp.state == State::Up
     }
 
     /// The queue pair at the other end, while it is one.

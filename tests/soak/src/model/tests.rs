@@ -317,32 +317,22 @@ fn a_changed_byte_is_noticed() {
     assert!(region.compare(&found).unwrap_err().contains("byte 99"));
 }
 
-/// Every verb and every way to fail is among what generators make.
-#[test]
-fn generators_leave_nothing_out() {
-    let mut sorts = std::collections::BTreeSet::new();
+/// Generators at work, as though all came out as predicted: shows each verb, with the model before it, and then how what is
+/// due in it has ended.
+fn generate(quirks: Quirks, mut verb: impl FnMut(&Model, &Op), mut ended: impl FnMut(WcStatus)) {
     for seed in 0..60 {
         let mut generator = Generator::new(seed, Abilities { flush: true, atomic_write: true });
-        let mut model = Model::new(Quirks::NONE);
+        let mut model = Model::new(quirks);
         for _ in 0..400 {
             let op = generator.next(&model);
-            let text = format!("{op:?}");
-            sorts.insert(text.split(['(', ' ']).next().unwrap().to_owned());
+            verb(&model, &op);
             model.apply(&op);
             match &op {
                 Op::Crash(a, b, end) => model.crashed([*a, *b], *end),
-                Op::PostSend(_, requests) => {
-                    for request in requests {
-                        let text = format!("{:?}", request.action);
-                        sorts.insert(text.split('(').next().unwrap().to_owned());
-                    }
-                }
                 Op::Settle => {
                     let ids: Vec<_> = model.qps.keys().copied().collect();
                     for (id, receive) in ids.into_iter().flat_map(|id| [(id, false), (id, true)]) {
-                        for (_, status) in see(&mut model, id, receive) {
-                            sorts.insert(format!("{status:?}"));
-                        }
+                        see(&mut model, id, receive).into_iter().for_each(|(_, status)| ended(status));
                     }
                     model.settle().unwrap();
                 }
@@ -350,6 +340,48 @@ fn generators_leave_nothing_out() {
             }
         }
     }
+}
+
+/// What a verb or an action is called.
+fn name(of: &impl std::fmt::Debug) -> String {
+    let text = format!("{of:?}");
+    text.split(['(', ' ']).next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn queue_pairs_at_work_are_not_taken_away_where_that_does_harm() {
+    let harm = |quirks| {
+        let (mut destroyed, mut reset) = (0, 0);
+        let count = |model: &Model, op: &Op| {
+            let at_work = |id: &Id| model.qp(*id).plan.kind == Kind::Rc && model.qp(*id).state == State::Up;
+            match op {
+                Op::End(id, End::Destroy) | Op::Crash(id, _, End::Destroy) if at_work(id) => destroyed += 1,
+                Op::Crash(_, _, End::Reset) => reset += 1,
+                _ => {}
+            }
+        };
+        generate(quirks, count, |_| ());
+        (destroyed > 0, reset > 0)
+    };
+    assert_eq!(harm(Quirks::NONE), (true, true));
+    assert_eq!(harm(Quirks { outlived_by_answers: true, ..Quirks::NONE }), (false, true));
+    assert_eq!(harm(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
+}
+
+/// Every verb and every way to fail is among what generators make.
+#[test]
+fn generators_leave_nothing_out() {
+    let (mut sorts, mut ends) = (BTreeSet::new(), BTreeSet::new());
+    let verb = |_: &Model, op: &Op| {
+        sorts.insert(name(op));
+        if let Op::PostSend(_, requests) = op {
+            sorts.extend(requests.iter().map(|request| name(&request.action)));
+        }
+    };
+    generate(Quirks::NONE, verb, |status| {
+        ends.insert(format!("{status:?}"));
+    });
+    sorts.extend(ends);
     for sort in [
         "AllocPd",
         "DeallocPd",
