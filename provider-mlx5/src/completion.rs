@@ -1,6 +1,7 @@
 //! Completion queues.
 
 mod ring;
+mod runs;
 mod strays;
 mod taken;
 
@@ -16,6 +17,8 @@ use bareverbs_provider::work::WorkCompletion;
 
 pub(crate) use self::ring::Ring;
 use self::ring::{COUNT, OWNER, is_before};
+pub(crate) use self::runs::Minis;
+use self::runs::is_title;
 pub(crate) use self::strays::CqShared;
 use self::strays::Strays;
 pub use self::taken::Mlx5Completion;
@@ -179,6 +182,23 @@ impl Mlx5Cq {
         }
     }
 
+    /// Writes out the runs that are in the ring; returns the first entry that the device has not written.
+    fn expand_all(&mut self) -> u32 {
+        let mut end = self.consumer;
+        while end.wrapping_sub(self.consumer) < self.ring.entries() {
+            let op_own = self.ring.entry(end).op_own();
+            if !self.ring.written(end, op_own) {
+                break;
+            }
+            barrier::after_device_wrote();
+            if is_title(op_own) {
+                self.ring.expand(end);
+            }
+            end = end.wrapping_add(1);
+        }
+        end & COUNT
+    }
+
     pub(crate) fn shared(&self) -> &Arc<CqShared> {
         &self.shared
     }
@@ -194,6 +214,8 @@ impl Mlx5Cq {
     /// The device marks the end of the old ring with an entry of its own, which counts.
     pub(crate) fn follow(&mut self, ring: Ring) {
         assert_eq!(ring.shift, self.ring.shift, "entries keep their size");
+        let ring = ring.compressed(self.ring.minis);
+        self.expand_all();
         let mut index = self.consumer;
         for _ in 0..self.ring.entries() {
             let entry = self.ring.entry(index);
@@ -388,7 +410,13 @@ impl Mlx5Cq {
                 return None;
             }
             barrier::after_device_wrote();
+            if is_title(op_own) && self.ring.expand(self.consumer) {
+                continue;
+            }
             self.advance();
+            if is_title(op_own) {
+                return Some(Taken::fault(entry));
+            }
             if let Armed::Solicited(_) = self.armed {
                 self.settle(self.consumer);
             }
@@ -515,7 +543,8 @@ impl CompletionQueue for Mlx5Cq {
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
         // An event that is raised from here on makes this arming late, but then it is still to be read.
-        self.settle(self.ring.first_unwritten(self.consumer));
+        let end = self.expand_all();
+        self.settle(end);
         let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
         let command = (self.events & 3) << 28 | what | self.consumer;
         self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };

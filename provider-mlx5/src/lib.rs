@@ -14,7 +14,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 1)?);
 //! let mlx5 = Mlx5::open(file)?;
-//! let mut cq = mlx5.create_cq(&CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0 })?;
+//! let request = CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false };
+//! let mut cq = mlx5.create_cq(&request)?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());
 //! # Ok(())

@@ -27,7 +27,7 @@ use zerocopy::IntoBytes;
 
 use crate::address::{self, Link};
 use crate::clock::Clock;
-use crate::completion::{CqShared, Mlx5Cq, Ring};
+use crate::completion::{CqShared, Minis, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 use crate::dm;
 use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
@@ -99,6 +99,15 @@ impl Mlx5 {
         }
         let memory = Mapping::anonymous(CQE << log).map_err(refused("mmap"))?;
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
+    }
+
+    /// What the driver tells of the device.
+    fn query_driver(&self) -> Result<QueryDeviceResp, Refused> {
+        let mut told = QueryDeviceResp::zeroed();
+        let payload = DriverPayload { input: &[], output: told.as_mut_bytes() };
+        // SAFETY: the response holds no addresses, and has its full size.
+        unsafe { command::query_driver(&self.file, payload) }?;
+        Ok(told)
     }
 
     /// A register of one's own while there are some, and the shared one otherwise.
@@ -186,11 +195,9 @@ impl Provider for Mlx5 {
     }
 
     fn offloads(&self) -> Result<Offloads, Refused> {
-        let mut told = QueryDeviceResp::zeroed();
-        let payload = DriverPayload { input: &[], output: told.as_mut_bytes() };
-        // SAFETY: the response holds no addresses, and has its full size.
-        unsafe { command::query_driver(&self.file, payload) }?;
+        let told = self.query_driver()?;
         Ok(Offloads {
+            compressed_completions: Minis::best(told.cqe_comp_caps.supported_format).is_some(),
             max_tso: told.tso_caps.max_tso,
             tso_supported_qpts: told.tso_caps.supported_qpts,
             rx_hash_fields_mask: told.rss_caps.rx_hash_fields_mask.bits(),
@@ -225,11 +232,20 @@ impl Provider for Mlx5 {
 
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
         let (ring, entries) = self.ring(request.entries)?;
+        let minis = if request.compressed {
+            let told = self.query_driver()?.cqe_comp_caps.supported_format;
+            Some(Minis::best(told).ok_or(CreateError::Unsupported { what: "compressed completions" })?)
+        } else {
+            None
+        };
+        let ring = ring.compressed(minis.map(|(minis, _)| minis));
         let doorbell = self.records.take().map_err(refused("mmap"))?;
         let driver = CreateCqReq {
             buf_addr: ring.address(),
             db_addr: doorbell.address(),
             cqe_size: CQE as u32,
+            cqe_comp_en: minis.is_some().into(),
+            cqe_comp_res_format: minis.map_or(0, |(_, format)| format.bits() as u8),
             flags: CqFlags::UAR_PAGE_INDEX,
             // The kernel takes the index as wide as this.
             uar_page_index: self.uar.page_id() as u16,

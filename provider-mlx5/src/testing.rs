@@ -12,9 +12,10 @@ use std::sync::Arc;
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::completion::{Mlx5Cq, Ring};
+use crate::completion::{Minis, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory};
@@ -159,6 +160,16 @@ impl PlainCq<'_> {
     #[must_use]
     pub fn ring(&self) -> Place {
         self.ring.place()
+    }
+
+    /// The same, for a device that compresses runs of completions in this format.
+    ///
+    /// # Panics
+    /// If there is no such format.
+    #[must_use]
+    pub fn compressed(self, format: CqeCompressionFormats) -> Self {
+        let (minis, _) = Minis::best(format).expect("a format");
+        Self { ring: self.ring.compressed(Some(minis)), ..self }
     }
 
     /// Where its doorbell record is.

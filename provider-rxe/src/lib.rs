@@ -15,7 +15,8 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
 //! let rxe = Rxe::open(file)?;
-//! let mut cq = rxe.create_cq(&CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0 })?;
+//! let request = CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false };
+//! let mut cq = rxe.create_cq(&request)?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());
 //! # Ok(())

@@ -74,6 +74,9 @@ impl Provider for Rxe {
     }
 
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+        if request.compressed {
+            return Err(CreateError::Unsupported { what: "compressed completions" });
+        }
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.

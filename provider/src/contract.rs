@@ -33,6 +33,8 @@ pub struct Offloads {
     pub qp_rate_limit_max: u32,
     /// Transports whose sends can be held to a rate.
     pub rate_limit_supported_qpts: u32,
+    /// Whether the device can compress completions ([`CqRequest::compressed`]).
+    pub compressed_completions: bool,
 }
 
 /// A kind of device, opened.
@@ -178,6 +180,8 @@ pub struct CqRequest {
     pub channel: Option<RawFd>,
     /// Which of the device's completion vectors raises them.
     pub vector: u32,
+    /// Whether the device may compress runs of completions that are alike.
+    pub compressed: bool,
 }
 
 /// A completion queue as made.

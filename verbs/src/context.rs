@@ -42,6 +42,8 @@ pub struct Capabilities {
     pub advise_mr: bool,
     /// Times in completions, and the clock that they are of: [`CqInit::timestamps`], [`Context::raw_clock`].
     pub completion_timestamps: bool,
+    /// Compressed runs of completions: [`CqInit::compressed`](crate::CqInit::compressed).
+    pub compressed_completions: bool,
     /// Memory on the device itself: [`Context::alloc_dm`].
     pub device_memory: bool,
     /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
@@ -127,6 +129,7 @@ impl<P: Provider> Context<P> {
             // There is no way to ask without a region; the drivers that page on demand are those that take advice.
             advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
             completion_timestamps: attr.timestamp_mask != 0,
+            compressed_completions: provider.offloads().map_err(refused)?.compressed_completions,
             device_memory: attr.max_dm_size != 0,
             memory_windows: attr.device_cap_flags_ex.contains(DeviceCapFlags::MEM_WINDOW),
             flush: attr

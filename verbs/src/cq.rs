@@ -38,6 +38,11 @@ pub struct CqInit<'a> {
     /// # }
     /// ```
     pub timestamps: bool,
+    /// Whether the device may compress runs of completions that are alike, which spares it traffic on its bus. What
+    /// completions tell stays the same, but for their [times](Self::timestamps), which may be those of the run; and they may
+    /// come a little later, for the device waits whether a run goes on.
+    #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
+    pub compressed: bool,
     /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq) events.
     pub user_data: u64,
 }
@@ -106,6 +111,9 @@ impl<P: Provider> Cq<P> {
                 what: "completions that tell when they were made are",
             });
         }
+        if init.compressed && !context.capabilities().compressed_completions {
+            return Err(Error::Unsupported { verb: VERB, what: "compressed completions are" });
+        }
         let limits = context.limits();
         Error::check_limit(VERB, "entries", init.entries.into(), limits.max_cqe.into())?;
         let vectors = context.capabilities().num_comp_vectors;
@@ -122,6 +130,7 @@ impl<P: Provider> Cq<P> {
             user_handle: init.user_data,
             channel: init.channel.map(CompChannel::raw_fd),
             vector: init.vector,
+            compressed: init.compressed,
         };
         let CreatedCq { handle, queue, .. } = context
             .provider()

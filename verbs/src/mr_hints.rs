@@ -142,6 +142,7 @@ mod tests {
         odp_implicit: false,
         advise_mr: false,
         completion_timestamps: false,
+        compressed_completions: false,
         device_memory: false,
         memory_windows: false,
         flush: false,

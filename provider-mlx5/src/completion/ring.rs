@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::mapping::Mapping;
 
+use super::runs::Minis;
 use crate::cqe::{CQE, Cqe, CqeOpcode};
 
 /// An entry that the device never wrote, and that is not its as long as it has not gone round the ring once.
@@ -25,11 +26,14 @@ pub(crate) struct Ring {
     pub(super) log: u32,
     /// Log2 of the bytes of an entry.
     pub(super) shift: u32,
+    /// How runs are compressed, where the device may do so.
+    pub(super) minis: Option<Minis>,
 }
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
 unsafe impl Send for Ring {}
-// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring.
+// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring, and for
+// runs, which the poller writes out in whole words.
 unsafe impl Sync for Ring {}
 
 impl Ring {
@@ -39,12 +43,18 @@ impl Ring {
         assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
         // SAFETY: within the first entry.
         let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
-        let ring = Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros() };
+        let ring =
+            Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros(), minis: None };
         for index in 0..ring.entries() {
             // SAFETY: within the ring, which nobody else has.
             unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
         }
         ring
+    }
+
+    /// The same ring, where the device may compress runs so, or not at all.
+    pub(crate) fn compressed(self, minis: Option<Minis>) -> Self {
+        Self { minis, ..self }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -80,14 +90,15 @@ impl Ring {
         (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
     }
 
-    /// The first entry from `index` on that the device has not written.
-    pub(super) fn first_unwritten(&self, index: u32) -> u32 {
-        let mut end = index;
-        while end.wrapping_sub(index) < self.entries() && self.written(end, self.entry(end).op_own()) {
-            end = end.wrapping_add(1);
-        }
-        end & COUNT
+    /// The lowest bit of the last byte of entry `index`, counted on, once it is written.
+    pub(super) fn owner(&self, index: u32) -> u8 {
+        (index >> self.log & 1) as u8
     }
+}
+
+/// A number of entries in the bits that they are counted in.
+pub(super) fn counted(entries: u32) -> u32 {
+    entries & COUNT
 }
 
 /// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.

@@ -2,12 +2,13 @@
 //!
 //! Queues are made, used, reset, resized and destroyed, and what takes the device's place writes any bytes into their
 //! completion rings: entries of queues that there are not, opcodes without meaning, counters out of range, an owner bit
-//! that flips too early. A byte string says what happens in which order, so that property tests and fuzzing share it.
+//! that flips too early, runs without an end. A byte string says what happens in which order, so that property tests and fuzzing share it.
 
 use std::collections::HashSet;
 
 use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
+use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use super::{Place, Plain, resize};
@@ -77,8 +78,10 @@ pub fn hear(lies: &[u8]) {
 impl Scene {
     fn new() -> Self {
         let context = Plain::new(16).expect("memory");
+        // The second one's device may compress.
         let cq = |number| {
             let parts = context.cq(LOG, CQE).expect("memory");
+            let parts = if number == 1 { parts } else { parts.compressed(CqeCompressionFormats::all()) };
             let ring = parts.ring();
             Cq { ring, log: LOG, queue: parts.finish(number) }
         };
@@ -191,6 +194,10 @@ impl Scene {
             entry[61] &= 7;
         }
         entry[63] = lies.byte();
+        // Runs that there is room for, and some that there is not.
+        if entry[63] >> 2 & 3 == 3 && lies.byte() & 3 != 0 {
+            entry[44..48].copy_from_slice(&u32::from(lies.byte() % 12).to_be_bytes());
+        }
         let slot = lies.one_of(1 << cq.log);
         // SAFETY: within the ring, which is only read otherwise, by this thread.
         unsafe {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 
 use bareverbs_hca::engine::packet::Transport;
-use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup};
+use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup};
 use bareverbs_hca::{Link, PlainCard};
 use bareverbs_mlx5::testing::{Place, Plain, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
@@ -13,6 +13,7 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::work::{
     Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
 };
+use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 /// The protection domain of everything.
@@ -105,7 +106,25 @@ impl Bench {
     }
 
     pub(crate) fn cq(&mut self, log: u32, cqe_size: usize) -> Cq {
+        self.cq_of(log, cqe_size, None)
+    }
+
+    /// A completion queue whose runs the card compresses, of 64-byte entries.
+    pub(crate) fn compressed_cq(&mut self, log: u32, format: CqeCompressionFormats) -> Cq {
+        self.cq_of(log, 64, Some(format))
+    }
+
+    fn cq_of(&mut self, log: u32, cqe_size: usize, format: Option<CqeCompressionFormats>) -> Cq {
         let parts = self.context.cq(log, cqe_size).expect("memory");
+        let parts = match format {
+            Some(format) => parts.compressed(format),
+            None => parts,
+        };
+        let compression = format.map(|format| match format {
+            CqeCompressionFormats::HASH => MiniFormat::Hash,
+            CqeCompressionFormats::CSUM => MiniFormat::Checksum,
+            _ => MiniFormat::ChecksumAndIndex,
+        });
         let (ring, doorbell) = (parts.ring(), parts.doorbell());
         let setup = CqSetup {
             ring: PlainCard::ring_at(ring.address(), cqe_size << log),
@@ -113,6 +132,7 @@ impl Bench {
             wide: cqe_size == 128,
             eq: PlainCard::EVENTS,
             doorbell,
+            compression,
             ..CqSetup::default()
         };
         let number = self.card.engine().create_cq(setup).expect("a completion queue");

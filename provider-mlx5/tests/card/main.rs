@@ -2,6 +2,7 @@
 //! written apart from the provider and that the kernel's own driver and the C library run on.
 
 mod bench;
+mod compressed;
 mod connected;
 mod datagrams;
 mod events;

@@ -246,6 +246,22 @@ pub fn no_timestamps() -> Need {
     need(timestamps().is_err(), || format!("{} has completion timestamps", name()))
 }
 
+/// For tests of compressed completions.
+///
+/// # Errors
+/// The device compresses none.
+pub fn compression() -> Need {
+    need(open().capabilities().compressed_completions, || format!("{} compresses no completions", name()))
+}
+
+/// For tests of what a device refuses that compresses no completions.
+///
+/// # Errors
+/// The device compresses some.
+pub fn no_compression() -> Need {
+    need(compression().is_err(), || format!("{} compresses completions", name()))
+}
+
 /// For tests of memory on the device.
 ///
 /// # Errors

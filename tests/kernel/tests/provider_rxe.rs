@@ -115,7 +115,9 @@ impl Host {
     }
 
     fn cq(&self, entries: u32) -> CreatedCq<Rxe> {
-        self.rxe.create_cq(&CqRequest { entries, user_handle: 0, channel: None, vector: 0 }).unwrap()
+        self.rxe
+            .create_cq(&CqRequest { entries, user_handle: 0, channel: None, vector: 0, compressed: false })
+            .unwrap()
     }
 
     fn qp(&self, cq: &CreatedCq<Rxe>, srq: Option<u32>, cap: QpCap) -> CreatedQp<Rxe> {
@@ -527,8 +529,13 @@ fn a_queue_pair_works_again_after_reset() {
 fn an_armed_queue_raises_one_event() {
     let mut pair = Pair::unconnected(CAP);
     let channel = command::create_comp_channel(&pair.host.file).unwrap();
-    let request =
-        CqRequest { entries: 10, user_handle: 0x1234, channel: Some(channel.as_raw_fd()), vector: 0 };
+    let request = CqRequest {
+        entries: 10,
+        user_handle: 0x1234,
+        channel: Some(channel.as_raw_fd()),
+        vector: 0,
+        compressed: false,
+    };
     pair.server_cq = pair.host.rxe.create_cq(&request).unwrap();
     pair.server = pair.host.qp(&pair.server_cq, None, CAP);
     pair.host.connect(&pair.client, &pair.server);
@@ -601,7 +608,7 @@ fn destroyed_objects_leave_no_handles() {
     assert_eq!(classes.map(|class| count(&pair.host, class)), [2, 2, 1, 1]);
 
     // Depths that the device does not have are refused, and leave nothing.
-    let request = CqRequest { entries: 1 << 31, user_handle: 0, channel: None, vector: 0 };
+    let request = CqRequest { entries: 1 << 31, user_handle: 0, channel: None, vector: 0, compressed: false };
     assert!(pair.host.rxe.create_cq(&request).is_err());
     assert_eq!(count(&pair.host, ObjectClass::CQ), 2);
 

@@ -1,12 +1,14 @@
 //! What adapters have beyond Soft-RoCE, through the public API; and that it is refused in so many words elsewhere.
 
 mod clocks;
+mod compression;
 mod device_memory;
 mod foreign_memory;
 mod xrc;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use clocks::*;
+use compression::*;
 use device_memory::*;
 use foreign_memory::*;
 use xrc::*;
@@ -26,6 +28,8 @@ kernel_tests! {
     the_clock_runs_at_the_rate_that_the_device_tells if device::timestamps,
     a_failed_request_tells_no_time if device::timestamps,
     without_a_clock_its_verbs_say_so if device::no_timestamps,
+    compressed_completions_tell_what_the_others_tell if device::compression,
+    without_compression_its_verbs_say_so if device::no_compression,
     device_memory_is_copied_to_and_from if device::device_memory,
     peers_reach_device_memory_with_every_operation if device::device_memory,
     device_memory_is_checked_before_it_is_touched if device::device_memory,

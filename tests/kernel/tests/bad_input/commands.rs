@@ -60,7 +60,7 @@ fn driver() -> u32 {
 }
 
 fn cq_request(channel: Option<RawFd>) -> CqRequest {
-    CqRequest { entries: 16, user_handle: 0, channel, vector: 0 }
+    CqRequest { entries: 16, user_handle: 0, channel, vector: 0, compressed: false }
 }
 
 impl Bench {
