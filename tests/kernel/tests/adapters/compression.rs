@@ -12,7 +12,9 @@ pub(crate) fn compressed_completions_tell_what_the_others_tell() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit { compressed: true, ..CqInit::new(64) }).unwrap();
-        let (mut a, mut b) = (side(&pd, Plan::default()), Side::on(&pd, Plan::default(), cq));
+        let mut plan = Plan::default();
+        (plan.cap.max_send_wr, plan.cap.max_recv_wr) = (BATCH as u32, BATCH as u32);
+        let (mut a, mut b) = (side(&pd, plan), Side::on(&pd, plan, cq));
         a.connect(b.qp.qp_num());
         b.connect(a.qp.qp_num());
         let memory = region(&pd, &[0; 128], Access::LOCAL_WRITE);
