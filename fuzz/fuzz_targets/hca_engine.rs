@@ -126,7 +126,7 @@ impl Driver {
         for kind in [KeyKind::Pages, KeyKind::Ranges, KeyKind::EqualRanges] {
             keys.push(card.engine().reserve_key(PD, kind, 64).ok()?);
         }
-        keys.extend([0x200, 0x100, 0x10_0000]);
+        keys.extend([0x200, 0x300, 0x100, 0x10_0000]);
         Some(Self { card, memory, mapped: true, cq, qps, keys, posted: [0; 8] })
     }
 
@@ -242,7 +242,7 @@ impl Driver {
             State::SendQueueDrained,
             State::Error,
         ];
-        match input.byte() % 10 {
+        match input.byte() % 11 {
             0 if self.mapped => {
                 self.card.revoke(&self.memory);
                 self.mapped = false;
@@ -263,6 +263,12 @@ impl Driver {
             6 => {
                 let at = usize::from(input.byte()) * 8;
                 self.card.store(at % PAGE, &input.bytes(8));
+            }
+            // An answer to a page fault, right or wrong.
+            7 => {
+                let (token, kind) = (u32::from(input.byte() & 7) + 1, input.byte() & 7);
+                let queue = [qp, token, u32::from(input.byte())][usize::from(input.byte()) % 3];
+                let _ = self.card.engine().resume(token, kind, queue, input.byte() & 1 != 0);
             }
             _ => {
                 let state = states[usize::from(input.byte()) % states.len()];

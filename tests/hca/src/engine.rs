@@ -13,6 +13,7 @@ mod layout;
 pub(crate) mod mkey;
 mod objects;
 pub mod packet;
+pub(crate) mod paging;
 pub(crate) mod port;
 mod qp;
 mod queue_pairs;
@@ -103,6 +104,7 @@ pub(crate) mod limits {
     pub(crate) const LOG_CQS: u8 = 16;
     pub(crate) const LOG_SRQS: u8 = 16;
     pub(crate) const LOG_MKEYS: u8 = 20;
+    pub(crate) const LOG_FAULTS: u8 = 16;
     pub(crate) const EQS: usize = 63;
     pub(crate) const LOG_RQS: u8 = 12;
     pub(crate) const GROUPS: usize = 256;
@@ -116,6 +118,7 @@ impl Engine {
             core: Core {
                 memory: DmaMap::new(),
                 mkeys: Table::new(0x1800, 1 << limits::LOG_MKEYS),
+                faults: Table::new(1, 1 << limits::LOG_FAULTS),
                 eqs: Table::new(1, limits::EQS),
                 cqs: Table::new(0x400, 1 << limits::LOG_CQS),
                 srqs: Table::new(1, 1 << limits::LOG_SRQS),

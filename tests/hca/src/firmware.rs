@@ -318,6 +318,7 @@ impl Firmware {
             CREATE_MKEY => self.create_mkey(engine, request, reply),
             QUERY_MKEY => self.query_mkey(engine, request, reply),
             DESTROY_MKEY => self.destroy_mkey(engine, request),
+            PAGE_FAULT_RESUME => self.resume_page_fault(engine, request),
 
             ALLOC_MEMIC => self.alloc_memic(engine, request, reply),
             DEALLOC_MEMIC => self.dealloc_memic(engine, request),

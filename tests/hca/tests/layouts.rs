@@ -147,6 +147,7 @@ fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Opti
          typedef unsigned long long u64, __be64;\n\
          #define BIT(n) (1ul << (n))\n#define BIT_ULL(n) (1ull << (n))\n\
          #define DECLARE_FLEX_ARRAY(type, name) struct { struct {} empty_##name; type name[]; }\n\
+         #define __packed __attribute__((packed))\n\
          #define struct_group(name, ...) struct { __VA_ARGS__ }\n\
          #include <linux/mlx5/mlx5_ifc.h>\nint printf(const char *, ...);\n",
     );

@@ -175,7 +175,8 @@ impl Machine<'_> {
 }
 
 fn command_basics(add: &mut impl FnMut(&str, String)) {
-    add("cpu", "max".into());
+    // Four levels of page tables, as almost all machines have; a fifth makes each walk of TCG longer.
+    add("cpu", "max,la57=off".into());
     add("m", "2G".into());
     add("display", "none".into());
     add("vga", "none".into());

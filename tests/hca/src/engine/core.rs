@@ -7,6 +7,7 @@ use super::cq::{Completion, Cq, Outcome};
 use super::eq::{Eq, EventKind, Interrupts};
 use super::mkey::Mkeys;
 use super::packet::{Link, Packet, Route};
+use super::paging::Faults;
 use super::port::Port;
 use super::recorder::Recording;
 use super::srq::{Srq, Taken};
@@ -38,6 +39,7 @@ pub(crate) struct Counters {
 pub(crate) struct Core {
     pub(crate) memory: DmaMap,
     pub(crate) mkeys: Mkeys,
+    pub(crate) faults: Faults,
     pub(crate) eqs: Table<Eq>,
     pub(crate) cqs: Table<Cq>,
     pub(crate) srqs: Table<Srq>,
@@ -112,11 +114,12 @@ impl Core {
         eq.post(&self.memory, &*self.interrupts, EventKind::Completion, 0, &data);
     }
 
-    /// Sends an asynchronous event to the first event queue that wants its kind.
-    pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) {
-        if let Some(eq) = self.eqs.iter_mut().find(|eq| eq.wants(kind)) {
-            eq.post(&self.memory, &*self.interrupts, kind, sub_kind, data);
-        }
+    /// Sends an asynchronous event to the first event queue that wants its kind; whether there is one with room.
+    pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) -> bool {
+        self.eqs
+            .iter_mut()
+            .find(|eq| eq.wants(kind))
+            .is_some_and(|eq| eq.post(&self.memory, &*self.interrupts, kind, sub_kind, data))
     }
 
     /// An event about a queue pair.

@@ -5,7 +5,7 @@ use super::cq::{CqeOpcode, Syndrome};
 use super::packet::{Network, Packet};
 use super::qp::{Management, Qp, Service};
 use super::responder::{
-    Misplaced, enter_error, place, receive_accessor, report, report_failure, take_receive,
+    Misplaced, enter_error, place, receive_accessor, report, report_failure, take_receive, wait_for_receive,
 };
 use super::srq::Taken;
 
@@ -32,8 +32,10 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let who = receive_accessor(qp, core, receive.srq);
     let failure = match place(core, who, &mut receive, &bytes) {
         Ok(()) => None,
+        // The datagram is lost, its receive is not.
+        Err(Misplaced::Absent) if wait_for_receive(qp, core, &receive, bytes.len()) => return,
         Err(Misplaced::TooLong) => Some(Syndrome::LocalLength),
-        Err(Misplaced::Protection) => Some(Syndrome::LocalProtection),
+        Err(Misplaced::Protection | Misplaced::Absent) => Some(Syndrome::LocalProtection),
     };
     if let Some(syndrome) = failure {
         report_failure(qp, core, &receive, syndrome);

@@ -38,6 +38,7 @@ pub enum EventKind {
     WqCatastrophic = 0x05,
     PortChange = 0x09,
     Command = 0x0a,
+    PageFault = 0x0c,
     InvalidRequest = 0x10,
     AccessError = 0x11,
     SrqCatastrophic = 0x12,
@@ -64,7 +65,7 @@ impl Eq {
         self.setup.events[kind as usize / 64] >> (kind as usize % 64) & 1 != 0
     }
 
-    /// Writes an entry and raises the interrupt if the queue is armed.
+    /// Writes an entry and raises the interrupt if the queue is armed; `false` if there was no room.
     pub(crate) fn post(
         &mut self,
         memory: &DmaMap,
@@ -72,11 +73,11 @@ impl Eq {
         kind: EventKind,
         sub_kind: u8,
         data: &[u8; 28],
-    ) {
+    ) -> bool {
         let size = 1u32 << self.setup.log_size;
         if self.producer.wrapping_sub(self.consumer) & COUNTER_MASK >= size {
             self.overrun = true;
-            return;
+            return false;
         }
         let mut entry = [0; EQE_SIZE as usize];
         entry[1] = kind as u8;
@@ -86,12 +87,13 @@ impl Eq {
         let slot = u64::from(self.producer & (size - 1));
         if self.setup.ring.publish(memory, slot * EQE_SIZE, &entry).is_err() {
             self.overrun = true;
-            return;
+            return false;
         }
         self.producer = self.producer.wrapping_add(1) & COUNTER_MASK;
         if std::mem::take(&mut self.armed) {
             interrupts.raise(self.setup.vector);
         }
+        true
     }
 
     /// The driver has read up to `consumer`, and perhaps wants an interrupt for what follows.

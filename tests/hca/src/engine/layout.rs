@@ -1,6 +1,29 @@
 //! Where fields lie in the structures that the card's data path shares with drivers: bytes from the structure's start, all numbers big-endian.
 //! `tests/layouts.rs` compares every one with the kernel's headers.
 
+/// What an event says of a page fault (`struct mlx5_eqe_page_fault`); before it, how many bytes are done.
+pub(crate) mod page_fault {
+    /// `wqe.wqe_index`
+    pub(crate) const WQE_INDEX: usize = 6;
+    /// `wqe.packet_length`
+    pub(crate) const WQE_PACKET_LENGTH: usize = 10;
+    /// `wqe.token`
+    pub(crate) const TOKEN: usize = 12;
+    /// `wqe.pftype_wq`
+    pub(crate) const PFTYPE_WQ: usize = 24;
+    /// `rdma.r_key`
+    pub(crate) const R_KEY: usize = 4;
+    /// `rdma.packet_length`
+    pub(crate) const RDMA_PACKET_LENGTH: usize = 10;
+    /// `rdma.rdma_op_len`
+    pub(crate) const RDMA_OP_LEN: usize = 12;
+    /// `rdma.rdma_va`
+    pub(crate) const RDMA_VA: usize = 16;
+    /// `rdma.pftype_token`
+    pub(crate) const PFTYPE_TOKEN: usize = 24;
+    pub(crate) const SIZE: usize = 28;
+}
+
 /// A work request's first segment (`struct mlx5_wqe_ctrl_seg`).
 pub(crate) mod control {
     pub(crate) const OPMOD_IDX_OPCODE: usize = 0;

@@ -216,7 +216,9 @@ impl Engine {
         if self.qps.iter().any(|qp| matches!(qp.setup.receive, ReceiveQueue::Shared(srq) if srq == number)) {
             return Err(Refused::Busy);
         }
-        self.core.srqs.remove(number).map(drop).ok_or(Refused::Missing)
+        self.core.srqs.remove(number).ok_or(Refused::Missing)?;
+        self.forget_faults_of_srq(number);
+        Ok(())
     }
 
     /// Wants an event when fewer than `limit` work requests are left.

@@ -37,6 +37,7 @@ impl Engine {
     /// Destroys a queue pair, with whatever it was doing.
     pub fn destroy_qp(&mut self, number: u32) -> Result<(), Refused> {
         self.qps.remove(number).ok_or(Refused::Missing)?;
+        self.forget_faults_of_qp(number);
         for members in self.groups.values_mut() {
             members.retain(|member| *member != number);
         }

@@ -10,6 +10,7 @@ use super::core::Core;
 use super::cq::Syndrome;
 use super::eq::EventKind;
 use super::packet::{PSN_MASK, psn_distance};
+use super::paging::Lacking;
 use super::qp::{Qp, QpAttributes, State};
 use super::recorder::Queue;
 use super::wqe::{self, Action, BLOCK, Fence, Segment, Work, units};
@@ -90,6 +91,18 @@ pub(crate) struct Requester {
     blocked: bool,
     /// The driver was told that the draining queue is empty.
     pub(crate) drained: bool,
+    /// Nothing is sent until the driver has brought in a page.
+    fault: Option<Waiting>,
+}
+
+/// A page fault without an answer.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    token: u32,
+    /// The work request whose list lacks the page.
+    wqe: u16,
+    /// An answer of the peer was dropped meanwhile and must be asked for again.
+    again: bool,
 }
 
 impl Requester {
@@ -117,6 +130,11 @@ impl Requester {
     fn refill(&mut self, attributes: &QpAttributes) {
         self.retries = attributes.retry_count;
         self.rnr_retries = attributes.rnr_retry;
+    }
+
+    /// Whether nothing is sent for now: the peer wants to be left alone, or a page lacks.
+    fn paused(&self) -> bool {
+        self.rnr_until.is_some() || self.fault.is_some()
     }
 
     fn outstanding(&self) -> i32 {
@@ -176,7 +194,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         }
     }
     for _ in 0..budget {
-        if qp.state != State::ReadyToSend || qp.requester.rnr_until.is_some() {
+        if qp.state != State::ReadyToSend || qp.requester.paused() {
             return Turn::Idle;
         }
         if reliable(qp) && qp.requester.outstanding() >= WINDOW {
@@ -194,7 +212,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
 /// Draining: what has begun is brought to its end, nothing else begins.
 fn finish_begun(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
     for _ in 0..budget {
-        let waits = qp.requester.rnr_until.is_some() || reliable(qp) && qp.requester.outstanding() >= WINDOW;
+        let waits = qp.requester.paused() || reliable(qp) && qp.requester.outstanding() >= WINDOW;
         if qp.state != State::SendQueueDrained || waits || qp.requester.cursor.0 >= qp.requester.sent.len() {
             break;
         }
@@ -205,7 +223,7 @@ fn finish_begun(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn
         qp.requester.drained = true;
         core.qp_event(EventKind::SendQueueDrained, qp.number);
     }
-    if begun && qp.requester.rnr_until.is_none() && qp.requester.outstanding() < WINDOW {
+    if begun && !qp.requester.paused() && qp.requester.outstanding() < WINDOW {
         Turn::More
     } else {
         Turn::Idle
@@ -364,10 +382,41 @@ pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
     }
     if qp.requester.deadline.is_some_and(|deadline| deadline <= now) {
         qp.requester.deadline = None;
+        if qp.requester.fault.is_some() {
+            return;
+        }
         let set = qp.attributes.counters;
         core.count(set, |counters| &mut counters.timeouts);
         qp.requester.recovering = None;
         answer::retry(qp, core);
+    }
+}
+
+/// Waits for a page of a work request's list; if nobody hears that it lacks, the work request fails.
+fn wait_for_page(
+    qp: &mut Qp,
+    core: &mut Core,
+    which: usize,
+    (kind, committed, packet): (u8, u32, usize),
+    again: bool,
+) {
+    let Some(sent) = qp.requester.sent.get(which) else { return };
+    let wqe = sent.wqe;
+    let lacking = Lacking::List { kind, queue: qp.number, index: wqe };
+    match core.page_fault(qp.number, lacking, committed, packet) {
+        Some(token) => qp.requester.fault = Some(Waiting { token, wqe, again }),
+        None => fail(qp, core, which, Syndrome::LocalProtection),
+    }
+}
+
+/// Goes on after a page fault, or fails the work request.
+pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
+    let Some(fault) = qp.requester.fault.take_if(|fault| fault.token == token) else { return };
+    let lacking = qp.requester.sent.iter().position(|sent| sent.wqe == fault.wqe && !sent.done);
+    if let Some(which) = lacking.filter(|_| failed) {
+        fail(qp, core, which, Syndrome::LocalProtection);
+    } else if fault.again {
+        answer::ask_again(qp);
     }
 }
 

@@ -9,7 +9,8 @@ use super::core::Core;
 use super::cq::{Completion, CqeOpcode, Syndrome};
 use super::eq::EventKind;
 use super::mkey::{self, Accessor, Refusal, access};
-use super::packet::{Acknowledge, PSN_MASK, Route};
+use super::packet::{Acknowledge, PSN_MASK, Route, Transport, syndrome};
+use super::paging::{Lacking, kind};
 use super::qp::{Qp, QpAttributes, ReceiveQueue, State};
 use super::recorder::Queue;
 use super::srq::{Receive, Taken, scatter_list};
@@ -53,6 +54,24 @@ struct Remembered {
     messages: u32,
 }
 
+/// A page fault without an answer.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    token: u32,
+    what: What,
+}
+
+/// What lacks a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum What {
+    /// The receive that a message is for.
+    Receive,
+    /// Memory that the peer wants to change.
+    Target,
+    /// Memory that the peer reads; the answer waits, and those behind it.
+    Answer,
+}
+
 /// State of the receiving side.
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
@@ -70,6 +89,10 @@ pub(crate) struct Responder {
     pending: VecDeque<Pending>,
     /// An acknowledgement is due.
     pub(super) owes_ack: bool,
+    /// The peer is to come back later, and is told so after the answers that wait.
+    owes_delay: bool,
+    /// A page fault without an answer.
+    fault: Option<Waiting>,
     /// Where answers go.
     back: Option<Route>,
     /// Receive work requests used.
@@ -131,6 +154,8 @@ fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> Taken
 
 /// Why data could not be placed.
 pub(crate) enum Misplaced {
+    /// A page lacks; nothing was placed.
+    Absent,
     /// The scatter list is shorter than the message.
     TooLong,
     /// The scatter list isn't writable.
@@ -151,12 +176,11 @@ pub(crate) fn place(
     receive: &mut Receive,
     bytes: &[u8],
 ) -> Result<(), Misplaced> {
-    let (mut skip, mut bytes) = (receive.placed, bytes);
+    let (mut skip, mut bytes, length) = (receive.placed, bytes, bytes.len() as u32);
     let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
-    if u64::from(receive.placed) + bytes.len() as u64 > capacity {
+    if u64::from(receive.placed) + u64::from(length) > capacity {
         return Err(Misplaced::TooLong);
     }
-    receive.placed += bytes.len() as u32;
     for sge in &receive.sges {
         if bytes.is_empty() {
             break;
@@ -167,12 +191,90 @@ pub(crate) fn place(
         }
         let (now, rest) = bytes.split_at(((sge.length - skip) as usize).min(bytes.len()));
         let address = sge.address.checked_add(u64::from(skip)).ok_or(Misplaced::Protection)?;
-        mkey::write(&core.mkeys, &core.memory, who, (sge.key, address), access::LOCAL_WRITE, now)
-            .map_err(|_: Refusal| Misplaced::Protection)?;
+        mkey::write(&core.mkeys, &core.memory, who, (sge.key, address), access::LOCAL_WRITE, now).map_err(
+            |refusal| match refusal {
+                Refusal::Absent => Misplaced::Absent,
+                _ => Misplaced::Protection,
+            },
+        )?;
         bytes = rest;
         skip = 0;
     }
+    receive.placed += length;
     Ok(())
+}
+
+/// Waits for a page; `false` if nobody hears that it lacks. While one is waited for, others are not asked for.
+fn wait_for_page(
+    qp: &mut Qp,
+    core: &mut Core,
+    what: What,
+    lacking: Lacking,
+    (committed, packet): (u32, usize),
+) -> bool {
+    if qp.responder.fault.is_none() {
+        let token = core.page_fault(qp.number, lacking, committed, packet);
+        qp.responder.fault = token.map(|token| Waiting { token, what });
+    }
+    qp.responder.fault.is_some()
+}
+
+/// Keeps a receive for when its message comes again, and waits for the page that it lacks; `false`, and the receive is not kept, if
+/// nobody hears of it.
+pub(crate) fn wait_for_receive(qp: &mut Qp, core: &mut Core, receive: &Receive, packet: usize) -> bool {
+    let (kind, queue) = match receive.srq {
+        Some(srq) => (kind::SHARED_RECEIVE, srq),
+        None => (kind::RECEIVE, qp.number),
+    };
+    let lacking = Lacking::List { kind, queue, index: receive.wqe_counter };
+    let heard = wait_for_page(qp, core, What::Receive, lacking, (receive.placed, packet));
+    if heard {
+        let kept = Some(receive.clone());
+        if receive.placed == 0 {
+            qp.responder.spare = kept;
+        } else {
+            qp.responder.message = kept.map(Message::Send);
+        }
+    }
+    heard
+}
+
+/// Goes on after a page fault, or fails what lacked the page.
+pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
+    let Some(fault) = qp.responder.fault.take_if(|fault| fault.token == token) else { return };
+    if !failed {
+        return;
+    }
+    let reliable = qp.setup.service.transport().is_some_and(Transport::reliable);
+    match fault.what {
+        What::Receive => {
+            let receive = match qp.responder.message.take() {
+                Some(Message::Send(receive)) => Some(receive),
+                other => {
+                    qp.responder.message = other;
+                    qp.responder.spare.take()
+                }
+            };
+            if let Some(receive) = receive {
+                report_failure(qp, core, &receive, Syndrome::LocalProtection);
+            }
+            if reliable {
+                answer::send_code(qp, core, qp.responder.expected_psn, syndrome::NAK_OPERATION);
+            }
+            enter_error(qp, core);
+        }
+        // A peer that isn't told of failures doesn't cause any.
+        What::Target | What::Answer if !reliable => {}
+        What::Target | What::Answer => {
+            let psn = match qp.responder.pending.front() {
+                Some(Pending::Read(read)) if fault.what == What::Answer => read.psn,
+                _ => qp.responder.expected_psn,
+            };
+            answer::send_code(qp, core, psn, syndrome::NAK_ACCESS);
+            enter_error(qp, core);
+            core.qp_event(EventKind::AccessError, qp.number);
+        }
+    }
 }
 
 /// Who owns the scatter list of a receive work request.
@@ -214,7 +316,7 @@ pub(crate) fn report_failure(qp: &Qp, core: &mut Core, receive: &Receive, syndro
 /// Reports all receives as flushed, now and as long as the queue pair stays in error.
 pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     qp.responder.pending.clear();
-    qp.responder.owes_ack = false;
+    (qp.responder.owes_ack, qp.responder.owes_delay, qp.responder.fault) = (false, false, None);
     if let Some(Message::Send(receive)) = qp.responder.message.take() {
         report_failure(qp, core, &receive, Syndrome::Flushed);
     }

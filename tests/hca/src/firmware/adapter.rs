@@ -24,7 +24,7 @@ impl Firmware {
     pub(super) fn query_special_contexts(&self, reply: &mut Reply<'_>) -> Result<()> {
         reply
             .view::<QuerySpecialContextsOut>()?
-            .set(QuerySpecialContextsOut::DUMP_FILL_MKEY, mkey::NULL_KEY)
+            .set(QuerySpecialContextsOut::DUMP_FILL_MKEY, mkey::FILL_KEY)
             .set(QuerySpecialContextsOut::RESD_LKEY, mkey::RESERVED_KEY)
             .set(QuerySpecialContextsOut::NULL_MKEY, mkey::NULL_KEY)
             .set(QuerySpecialContextsOut::TERMINATE_SCATTER_LIST_MKEY, mkey::TERMINATE_KEY);

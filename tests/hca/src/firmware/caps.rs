@@ -2,7 +2,8 @@
 
 use super::bits::ViewMut;
 use super::layout::caps::{
-    AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, RoceCap,
+    AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap, OdpSchemeCap,
+    OdpServiceCap, RoceCap,
 };
 use crate::engine::{LONGEST_RUN, Link, limits};
 use crate::memory::{CARD_SIZE, CARD_START};
@@ -31,8 +32,7 @@ pub(super) fn block(link: Link, of: u16) -> Option<Vec<u8>> {
         (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link),
         (kind::DEVICE_MEMORY, _) => device_memory(&mut ViewMut::new(&mut bytes)?),
         (kind::ATOMIC, _) => atomic(&mut ViewMut::new(&mut bytes)?),
-        // There, and empty: nothing on demand.
-        (kind::ODP, _) => {}
+        (kind::ODP, _) => on_demand(&mut ViewMut::new(&mut bytes)?),
         (kind::ETHERNET, Link::Ethernet) => ethernet(&mut ViewMut::new(&mut bytes)?),
         (kind::ROCE, Link::Ethernet) => roce(&mut ViewMut::new(&mut bytes)?),
         (kind::FLOW, Link::Ethernet) => flow(&mut ViewMut::new(&mut bytes)?),
@@ -84,6 +84,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::CQ_OI, 1u8)
         .set(HcaCap::CQ_RESIZE, 1u8)
         .set(HcaCap::CQ_MODERATION, 1u8)
+        .set(HcaCap::PG, 1u8)
         .set(HcaCap::CQE_COMPRESSION, 1u8)
         .set(HcaCap::MINI_CQE_RESP_STRIDE_INDEX, 1u8)
         .set(HcaCap::CQE_COMPRESSION_TIMEOUT, 1u8)
@@ -151,6 +152,21 @@ fn atomic(cap: &mut ViewMut<'_, AtomicCaps>) {
         .set(AtomicCaps::ATOMIC_SIZE_QP, EIGHT_BYTES)
         .set(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, 1u8)
         .set(AtomicCaps::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, 1u8);
+}
+
+fn on_demand(cap: &mut ViewMut<'_, OdpCap>) {
+    let mut transports = cap.part(OdpCap::TRANSPORT_PAGE_FAULT_SCHEME_CAP);
+    for transport in [OdpSchemeCap::RC_ODP_CAPS, OdpSchemeCap::XRC_ODP_CAPS] {
+        transports
+            .part(transport)
+            .set(OdpServiceCap::SEND, 1u8)
+            .set(OdpServiceCap::RECEIVE, 1u8)
+            .set(OdpServiceCap::WRITE, 1u8)
+            .set(OdpServiceCap::READ, 1u8)
+            .set(OdpServiceCap::ATOMIC, 1u8)
+            .set(OdpServiceCap::SRQ_RECEIVE, 1u8);
+    }
+    transports.part(OdpSchemeCap::UD_ODP_CAPS).set(OdpServiceCap::SEND, 1u8);
 }
 
 fn ethernet(cap: &mut ViewMut<'_, EthernetCap>) {

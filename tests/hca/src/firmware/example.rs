@@ -3,11 +3,12 @@
 use super::bits::{Field, Layout, ViewMut};
 use super::layout::command::{
     CreateCqIn, CreateEqIn, CreateFlowGroupIn, CreateFlowTableIn, CreateMkeyIn, CreateQpIn, CreateXrcSrqIn,
-    FlowContext, RoceAddrLayout, SetFlowTableRootIn, SetFteIn,
+    FlowContext, PageFaultResumeIn, RoceAddrLayout, SetFlowTableRootIn, SetFteIn, TransPageFaultInfo,
 };
 use super::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc, Rmpc, Rqc, Sqc, Wq, XrcSrqc};
 use super::opcode::*;
 use super::resources::FIRST_UAR;
+use crate::engine::paging::kind;
 
 /// What makes a card ready.
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
@@ -107,6 +108,17 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
         QUERY_CQ => name(&mut input, CQ),
         QUERY_EQ => name(&mut input, EQ),
         QUERY_MKEY => name(&mut input, KEY),
+        PAGE_FAULT_RESUME => fill::<PageFaultResumeIn>(&mut input, |view| {
+            let mut fault = view.part(PageFaultResumeIn::PAGE_FAULT_INFO);
+            set(
+                &mut fault,
+                &[
+                    (TransPageFaultInfo::PAGE_FAULT_TYPE, kind::RECEIVE.into()),
+                    (TransPageFaultInfo::WQ_NUMBER, QP.into()),
+                    (TransPageFaultInfo::FAULT_TOKEN, 1),
+                ],
+            );
+        }),
         QUERY_XRC_SRQ | ARM_XRC_SRQ => name(&mut input, SRQ),
         QUERY_RMP => name(&mut input, SRQ + 1),
         _ => {}

@@ -1,15 +1,17 @@
 //! Commands about memory keys.
 
 use super::bits::Layout;
-use super::layout::command::CreateMkeyIn;
+use super::layout::command::{CreateMkeyIn, PageFaultResumeIn, TransPageFaultInfo};
 use super::layout::object::Mkc;
 use super::queues::PAGES;
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::Engine;
-use crate::engine::mkey::{Context, Mkey};
+use crate::engine::mkey::{Context, Mkey, Mode, present};
 
 /// A key has at most as many translation entries as a region of 64 GiB in 4 KiB pages needs.
 const MOST_ENTRIES: u32 = 1 << 23;
+/// Where QUERY_MKEY's answer shows the translation, as far as there is room.
+const TRANSLATION: usize = 0x110;
 
 impl Firmware {
     pub(super) fn create_mkey(
@@ -40,6 +42,10 @@ impl Firmware {
             if key.capacity > MOST_ENTRIES || !key.translate_from(0, list) {
                 return Err(Status::BadParameter);
             }
+            if key.mode == Mode::Pages && !input.flag(CreateMkeyIn::PG_ACCESS) {
+                // Without this, the list says nothing of which pages are there: all are.
+                key.translation.iter_mut().for_each(|entry| *entry |= present::WHOLLY);
+            }
         }
         let index = engine.create_mkey(key)?;
         self.keys.insert(index, *context);
@@ -65,7 +71,26 @@ impl Firmware {
             .set(Mkc::START_ADDR, key.start)
             .set(Mkc::LEN, key.length)
             .set(Mkc::LOG_PAGE_SIZE, key.log_page);
+        // A driver that resolves a page fault looks here for the keys that a window leads to.
+        for (index, word) in key.translation.iter().enumerate() {
+            let at = TRANSLATION + 8 * index;
+            if at + 8 > reply.length() {
+                break;
+            }
+            reply.put(at, &word.to_be_bytes());
+        }
         Ok(())
+    }
+
+    /// The driver's answer to a page fault.
+    pub(super) fn resume_page_fault(&self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+        let fault = request.view::<PageFaultResumeIn>()?.part(PageFaultResumeIn::PAGE_FAULT_INFO);
+        Ok(engine.resume(
+            fault.get32(TransPageFaultInfo::FAULT_TOKEN),
+            fault.get8(TransPageFaultInfo::PAGE_FAULT_TYPE),
+            fault.get32(TransPageFaultInfo::WQ_NUMBER),
+            fault.flag(TransPageFaultInfo::ERROR),
+        )?)
     }
 
     pub(super) fn destroy_mkey(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {

@@ -4,9 +4,10 @@ use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, psn_distance, syndrome};
+use crate::engine::paging::kind;
 use crate::engine::qp::{Qp, State};
 use crate::engine::requester::finish::{fail, retire};
-use crate::engine::requester::{Answer, ack_timeout};
+use crate::engine::requester::{Answer, ack_timeout, wait_for_page};
 use crate::engine::wqe::Segment;
 
 /// Takes a response packet.
@@ -89,6 +90,12 @@ fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
         retire(qp, core);
         recover(qp, core);
     }
+}
+
+/// Asks again, at once, for what was dropped while a page lacked.
+pub(super) fn ask_again(qp: &mut Qp) {
+    qp.requester.recovering = None;
+    rewind(qp);
 }
 
 /// Sets the cursor to the oldest packet that isn't acknowledged.
@@ -193,6 +200,10 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     if !qp.requester.sent[which].awaits_data() {
         return;
     }
+    if let Some(fault) = &mut qp.requester.fault {
+        fault.again = true;
+        return;
+    }
     let first_psn = qp.requester.sent[which].first_psn;
     if which > 0 && !settle_until(qp, first_psn.wrapping_sub(1) & PSN_MASK) {
         recover(qp, core);
@@ -233,8 +244,16 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let inline = sent.signaled && sent.packets == 1 && sent.length <= u32::from(qp.setup.inline_answers);
     if inline {
         sent.kept = bytes.into();
-    } else if scatter(core, accessor, places, offset, &bytes).is_err() {
-        fail(qp, core, which, Syndrome::LocalProtection);
+    } else if let Err(refusal) = scatter(core, accessor, places, offset, &bytes) {
+        if let (Answer::Read { received, .. }, mkey::Refusal::Absent) = (&mut sent.answer, refusal) {
+            *received -= 1;
+        }
+        if refusal == mkey::Refusal::Absent {
+            qp.requester.deadline = None;
+            wait_for_page(qp, core, which, (kind::READ_OR_ATOMIC, offset as u32, bytes.len()), true);
+        } else {
+            fail(qp, core, which, Syndrome::LocalProtection);
+        }
         return;
     }
     sent.done = last;

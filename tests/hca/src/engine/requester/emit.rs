@@ -4,9 +4,10 @@ use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
 use crate::engine::mkey::{self, Refusal, access};
 use crate::engine::packet::{Atomic, Datagram, Headers, Operation, PSN_MASK, Packet, Remote, Transport};
+use crate::engine::paging::kind;
 use crate::engine::qp::{Management, Qp, Service};
 use crate::engine::requester::finish::{fail, retire};
-use crate::engine::requester::{Answer, ack_timeout, load};
+use crate::engine::requester::{Answer, ack_timeout, load, wait_for_page};
 use crate::engine::wqe::{Action, Segment, Work};
 use crate::engine::{ethernet, umr};
 
@@ -17,6 +18,10 @@ const ACK_EVERY: u32 = 32;
 pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
     let (which, packet) = qp.requester.cursor;
     let Some(sent) = qp.requester.sent.get(which) else { return };
+    if sent.failure.is_some() {
+        qp.requester.cursor_passed();
+        return;
+    }
     let index = sent.wqe;
     if qp.requester.loaded != Some(index) && !matches!(load(qp, core, log_size, index), Ok(Ok(()))) {
         // It was fine when it was first read: the driver has changed it under way.
@@ -29,20 +34,31 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
             Ok(true)
         }
         Action::Umr => {
-            let result = umr::execute(core, qp.accessor(), &qp.requester.work).map(|()| true);
+            let result = umr::execute(core, qp.accessor(), &qp.requester.work);
             qp.requester.cursor_passed();
-            result
+            result.map(|()| true).map_err(Halt::Failed)
         }
-        Action::Frame { segment, checksum } => ethernet::send(qp, core, segment, checksum).map(|()| true),
-        Action::Read => read_request(qp, core, which, packet).map(|()| false),
-        Action::Atomic { .. } => atomic_request(qp, core, which).map(|()| false),
+        Action::Frame { segment, checksum } => {
+            ethernet::send(qp, core, segment, checksum).map(|()| true).map_err(Halt::Failed)
+        }
+        Action::Read => {
+            read_request(qp, core, which, packet);
+            Ok(false)
+        }
+        Action::Atomic { .. } => {
+            atomic_request(qp, core, which);
+            Ok(false)
+        }
         Action::Send { .. } if matches!(qp.setup.service, Service::Datagram(_)) => {
             datagram(qp, core).map(|()| true)
         }
         Action::Send { .. } | Action::Write { .. } => message(qp, core, which, packet),
     };
     match result {
-        Err(syndrome) => fail(qp, core, which, syndrome),
+        Err(Halt::Failed(syndrome)) => fail(qp, core, which, syndrome),
+        Err(Halt::Absent { committed, packet }) => {
+            wait_for_page(qp, core, which, (kind::SEND_OR_WRITE, committed, packet), false);
+        }
         Ok(done) => {
             if let Some(sent) = qp.requester.sent.get_mut(which)
                 && done
@@ -51,6 +67,25 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
                 sent.done = true;
             }
             retire(qp, core);
+        }
+    }
+}
+
+/// Why a packet isn't sent.
+enum Halt {
+    Failed(Syndrome),
+    /// A page lacks for it, after so many bytes of the message.
+    Absent {
+        committed: u32,
+        packet: usize,
+    },
+}
+
+impl Halt {
+    fn of(refusal: Refusal, offset: u64, packet: usize) -> Self {
+        match refusal {
+            Refusal::Absent => Self::Absent { committed: offset as u32, packet },
+            refusal => Self::Failed(refusal.into()),
         }
     }
 }
@@ -123,7 +158,7 @@ fn start_timer(qp: &mut Qp, core: &Core) {
 }
 
 /// One packet of a SEND or WRITE; whether it was the last.
-fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<bool, Syndrome> {
+fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<bool, Halt> {
     use Operation::{
         SendFirst, SendLast, SendLastImmediate, SendLastInvalidate, SendMiddle, SendOnly, SendOnlyImmediate,
         SendOnlyInvalidate, WriteFirst, WriteLast, WriteLastImmediate, WriteMiddle, WriteOnly,
@@ -134,7 +169,7 @@ fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<boo
     let offset = u64::from(index) * u64::from(qp.attributes.mtu);
     let size = (u64::from(length) - offset.min(u64::from(length))).min(u64::from(qp.attributes.mtu));
     let mut payload = vec![0; size as usize];
-    gather(core, qp, offset, &mut payload)?;
+    gather(core, qp, offset, &mut payload).map_err(|refusal| Halt::of(refusal, offset, payload.len()))?;
 
     let (first, last) = (index == 0, index + 1 >= packets);
     let work = &qp.requester.work;
@@ -187,8 +222,8 @@ fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<boo
     Ok(last)
 }
 
-fn read_request(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<(), Syndrome> {
-    let Some(sent) = qp.requester.sent.get(which) else { return Ok(()) };
+fn read_request(qp: &mut Qp, core: &mut Core, which: usize, index: u32) {
+    let Some(sent) = qp.requester.sent.get(which) else { return };
     let skip = index.saturating_mul(qp.attributes.mtu).min(sent.length);
     let (address, key) = qp.requester.work.remote;
     let remote = Remote { address: address.wrapping_add(u64::from(skip)), key, length: sent.length - skip };
@@ -199,13 +234,12 @@ fn read_request(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Resul
     core.outgoing.push(packet);
     start_timer(qp, core);
     qp.requester.cursor = (which + 1, 0);
-    Ok(())
 }
 
-fn atomic_request(qp: &mut Qp, core: &mut Core, which: usize) -> Result<(), Syndrome> {
-    let Some(sent) = qp.requester.sent.get(which) else { return Ok(()) };
+fn atomic_request(qp: &mut Qp, core: &mut Core, which: usize) {
+    let Some(sent) = qp.requester.sent.get(which) else { return };
     let work = &qp.requester.work;
-    let Action::Atomic { add, masks } = work.action else { return Ok(()) };
+    let Action::Atomic { add, masks } = work.action else { return };
     let operation = match (masks, add) {
         (Some(_), _) => Operation::MaskedAtomic,
         (None, true) => Operation::FetchAdd,
@@ -219,15 +253,14 @@ fn atomic_request(qp: &mut Qp, core: &mut Core, which: usize) -> Result<(), Synd
     core.outgoing.push(packet);
     start_timer(qp, core);
     qp.requester.cursor = (which + 1, 0);
-    Ok(())
 }
 
-fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), Syndrome> {
+fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), Halt> {
     /// A Q_Key with this bit in a work request means the queue pair's own.
     const CONTROLLED: u32 = 0x8000_0000;
     let work = &qp.requester.work;
     let mut payload = vec![0; work.length as usize];
-    gather(core, qp, 0, &mut payload)?;
+    gather(core, qp, 0, &mut payload).map_err(|refusal| Halt::of(refusal, 0, payload.len()))?;
     let address = &work.address;
     let qkey = if address.qkey & CONTROLLED != 0 { qp.attributes.qkey } else { address.qkey };
     let source_qp = match qp.setup.service {
@@ -244,7 +277,7 @@ fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), Syndrome> {
     };
     let psn = qp.requester.next_psn.wrapping_sub(1) & PSN_MASK;
     // Without a GID of ours under that index nobody could be told who sent it.
-    let route = core.port.route(address).ok_or(Syndrome::LocalQpOperation)?;
+    let route = core.port.route(address).ok_or(Halt::Failed(Syndrome::LocalQpOperation))?;
     let (destination, solicited) = (address.qp, work.solicited);
     let mut packet = packet(qp, operation, psn, headers, payload);
     (packet.route, packet.destination, packet.solicited) = (route, destination, solicited);

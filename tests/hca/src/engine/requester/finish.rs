@@ -64,6 +64,7 @@ pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     let Some(log_size) = qp.setup.log_send_size else { return };
     let requester = &mut qp.requester;
     (requester.deadline, requester.rnr_until, requester.loaded) = (None, None, None);
+    requester.fault = None;
     requester.blocked = true;
     while let Some(mut sent) = qp.requester.sent.pop_front() {
         if !sent.done {

@@ -1,9 +1,10 @@
 //! Answers of the responder: acknowledgements, refusals, data.
 
-use super::{Pending, ReadAnswer, Remembered, acknowledge};
+use super::{Pending, ReadAnswer, Remembered, What, acknowledge, wait_for_page};
 use crate::engine::core::Core;
-use crate::engine::mkey::{self, access};
+use crate::engine::mkey::{self, Refusal, access};
 use crate::engine::packet::{Headers, Operation, PSN_MASK, Packet, Transport, syndrome};
+use crate::engine::paging::Lacking;
 use crate::engine::qp::Qp;
 use crate::engine::requester::Turn;
 
@@ -29,6 +30,12 @@ pub(super) fn send_code(qp: &Qp, core: &mut Core, psn: u32, code: u8) {
     respond(qp, core, Operation::Acknowledge, psn, headers, Vec::new());
 }
 
+/// Asks the peer to send again later.
+fn send_delay(qp: &Qp, core: &mut Core) {
+    let code = syndrome::RNR | qp.attributes.min_rnr_timer & 0x1f;
+    send_code(qp, core, qp.responder.expected_psn, code);
+}
+
 /// Sends the result of an atomic.
 pub(super) fn send_original(qp: &Qp, core: &mut Core, remembered: Remembered) {
     let mut acknowledge = acknowledge(syndrome::ACK, &qp.responder);
@@ -40,6 +47,9 @@ pub(super) fn send_original(qp: &Qp, core: &mut Core, remembered: Remembered) {
 
 /// Sends up to `budget` packets of answers, and the acknowledgement that is due after them.
 pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
+    if qp.responder.fault.is_some_and(|fault| fault.what == What::Answer) {
+        return Turn::Idle;
+    }
     for _ in 0..budget {
         let read = match qp.responder.pending.front_mut() {
             None => break,
@@ -58,22 +68,30 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
             (false, false) => Operation::ReadResponseMiddle,
             (false, true) => Operation::ReadResponseLast,
         };
-        let ReadAnswer { who, psn, address, key, .. } = *read;
-        read.psn = psn.wrapping_add(1) & PSN_MASK;
-        read.address = address.wrapping_add(u64::from(size));
-        read.left -= size;
-        read.first = false;
-        if last {
-            qp.responder.pending.pop_front();
-        }
+        let ReadAnswer { who, psn, address, key, left, .. } = *read;
         let mut payload = vec![0; size as usize];
-        if mkey::read(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_READ, &mut payload)
-            .is_err()
-        {
+        let found =
+            mkey::read(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_READ, &mut payload);
+        if found == Err(Refusal::Absent) {
+            let lacking = Lacking::Remote { key, address, length: left, written: false };
+            if wait_for_page(qp, core, What::Answer, lacking, (0, payload.len())) {
+                return Turn::Idle;
+            }
+        }
+        if found.is_err() {
             // The key went away, or its memory did, after the request was accepted.
             send_code(qp, core, psn, syndrome::NAK_ACCESS);
             super::enter_error(qp, core);
             return Turn::Idle;
+        }
+        if let Some(Pending::Read(read)) = qp.responder.pending.front_mut() {
+            read.psn = psn.wrapping_add(1) & PSN_MASK;
+            read.address = address.wrapping_add(u64::from(size));
+            read.left -= size;
+            read.first = false;
+        }
+        if last {
+            qp.responder.pending.pop_front();
         }
         let acknowledge = operation.has_acknowledge().then(|| acknowledge(syndrome::ACK, &qp.responder));
         respond(qp, core, operation, psn, Headers { acknowledge, ..Headers::default() }, payload);
@@ -81,7 +99,9 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     if !qp.responder.pending.is_empty() {
         return Turn::More;
     }
-    if std::mem::take(&mut qp.responder.owes_ack) {
+    if std::mem::take(&mut qp.responder.owes_delay) {
+        send_delay(qp, core);
+    } else if std::mem::take(&mut qp.responder.owes_ack) {
         let psn = qp.responder.expected_psn.wrapping_sub(1) & PSN_MASK;
         send_code(qp, core, psn, syndrome::ACK);
     }

@@ -2,21 +2,22 @@
 
 use super::answer::{send_code, send_original};
 use super::{
-    Message, Misplaced, Pending, ReadAnswer, Remembered, keep, place, receive_accessor, report,
-    report_failure, take_receive,
+    Message, Misplaced, Pending, ReadAnswer, Remembered, What, keep, place, receive_accessor, report,
+    report_failure, take_receive, wait_for_page, wait_for_receive,
 };
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
-use crate::engine::mkey::{self, Accessor, Place, access};
+use crate::engine::mkey::{self, Accessor, Place, Refusal, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
+use crate::engine::paging::Lacking;
 use crate::engine::qp::{Qp, State};
 use crate::engine::requester::MAX_MESSAGE;
 use crate::engine::srq::Taken;
 
 /// Why a request isn't carried out.
 enum Refused {
-    /// No receive work request.
+    /// No receive work request, or a page lacks.
     NotReady,
     /// The request makes no sense here.
     Invalid,
@@ -62,11 +63,13 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
     }
     let (psn, acknowledge) = (packet.psn, packet.ack_request);
     match execute(qp, core, packet) {
-        Ok(()) => qp.responder.owes_ack |= acknowledge,
+        Ok(()) => {
+            qp.responder.owes_ack |= acknowledge;
+            qp.responder.owes_delay = false;
+        }
         Err(Refused::NotReady) => {
             qp.responder.owes_ack = false;
-            let code = syndrome::RNR | qp.attributes.min_rnr_timer & 0x1f;
-            send_code(qp, core, psn, code);
+            qp.responder.owes_delay = true;
         }
         Err(refused) => {
             let (code, event) = match refused {
@@ -216,8 +219,11 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
             finish(qp, core, &receive, opcode, &packet, if inline { &packet.payload } else { &[] });
             return Ok(());
         }
+        Err(Misplaced::Absent) if wait_for_receive(qp, core, &receive, packet.payload.len()) => {
+            return Err(Refused::NotReady);
+        }
         Err(Misplaced::TooLong) => (Syndrome::LocalLength, Refused::Invalid),
-        Err(Misplaced::Protection) => (Syndrome::LocalProtection, Refused::Operation),
+        Err(Misplaced::Protection | Misplaced::Absent) => (Syndrome::LocalProtection, Refused::Operation),
     };
     report_failure(qp, core, &receive, syndrome);
     qp.state = State::Error;
@@ -300,9 +306,24 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     } else {
         None
     };
-    if size > 0 {
-        mkey::write(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_WRITE, &packet.payload)
-            .map_err(|_| Refused::Access)?;
+    if size > 0
+        && let Err(refusal) =
+            mkey::write(&core.mkeys, &core.memory, who, (key, address), access::REMOTE_WRITE, &packet.payload)
+    {
+        let committed = length - left;
+        let start = address.wrapping_sub(u64::from(committed));
+        let lacking = Lacking::Remote { key, address: start, length, written: true };
+        let progress = (committed, packet.payload.len());
+        if refusal != Refusal::Absent || !wait_for_page(qp, core, What::Target, lacking, progress) {
+            return Err(Refused::Access);
+        }
+        if receive.is_some() {
+            qp.responder.spare = receive;
+        }
+        if !packet.operation.is_first() {
+            qp.responder.message = Some(Message::Write { address, key, left, length });
+        }
+        return Err(Refused::NotReady);
     }
     advance(qp, 1);
     if !last {
@@ -361,11 +382,15 @@ fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> 
     }
     let who = remote_accessor(qp, core, packet);
     let mut place = None;
-    mkey::walk(&core.mkeys, who, atomic.key, atomic.address, 8, access::ATOMIC, &mut |piece| {
+    let found = mkey::walk(&core.mkeys, who, atomic.key, atomic.address, 8, access::ATOMIC, &mut |piece| {
         place = Some(piece);
         Ok(())
-    })
-    .map_err(|_| Refused::Access)?;
+    });
+    if let Err(refusal) = found {
+        let lacking = Lacking::Remote { key: atomic.key, address: atomic.address, length: 8, written: true };
+        let waits = refusal == Refusal::Absent && wait_for_page(qp, core, What::Target, lacking, (0, 8));
+        return Err(if waits { Refused::NotReady } else { Refused::Access });
+    }
     let change = |old: u64| atomic.apply(packet.operation, u64::from_le(old)).to_le();
     let original = match place {
         Some((Place::Guest(address), 8)) => core.memory.update_u64(address, change),

@@ -15,6 +15,8 @@ const START: u64 = 1 << 6;
 const RIGHTS: u64 = 0x1f << 17;
 const FREE: u64 = 1 << 29;
 const INLINE: u8 = 0x80;
+/// A page that may be read and written.
+const PRESENT: u64 = 3;
 
 /// An update of a key: its context, and translation entries.
 fn update(mask: u64, free: bool, start: u64, length: u64, translation: &[u64]) -> Vec<u8> {
@@ -38,7 +40,7 @@ fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     let key = pair.engine.reserve_key(PD, kind, 8).unwrap();
     let inner = u64::from(pair.key);
     let translation = match kind {
-        KeyKind::Pages => vec![TO, TO + 0x1000, 0, 0],
+        KeyKind::Pages => vec![TO | PRESENT, TO + 0x1000 | PRESENT, 0, 0],
         KeyKind::Ranges => vec![0x1000 << 32 | inner, TO, 0x1000 << 32 | inner, TO + 0x1000],
         KeyKind::EqualRanges => vec![inner, TO, inner, TO + 0x1000],
     };

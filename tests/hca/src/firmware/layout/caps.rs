@@ -42,6 +42,7 @@ layout! {
         CQ_OI: 0x220, 1,
         CQ_RESIZE: 0x221, 1,
         CQ_MODERATION: 0x222, 1,
+        PG: 0x227, 1,
         BLOCK_LB_MC: 0x228, 1,
         IMAICL: 0x231, 1,
         QKV: 0x236, 1,
@@ -85,6 +86,34 @@ layout! {
         CQE_COMPRESSION_MAX_NUM: 0x5d0, 16,
         MAX_QP_CNT: 0x186, 10,
         OUT_OF_SEQ_CNT: 0x180, 1,
+    }
+}
+
+layout! {
+    /// On-demand paging (`mlx5_ifc_odp_cap_bits`).
+    OdpCap: 0x100 {
+        TRANSPORT_PAGE_FAULT_SCHEME_CAP: 0x0 => OdpSchemeCap,
+    }
+}
+
+layout! {
+    /// What may lack pages when page faults are told by transport (`mlx5_ifc_odp_scheme_cap_bits`).
+    OdpSchemeCap: 0x40 {
+        RC_ODP_CAPS: 0x80 => OdpServiceCap,
+        UD_ODP_CAPS: 0xc0 => OdpServiceCap,
+        XRC_ODP_CAPS: 0xe0 => OdpServiceCap,
+    }
+}
+
+layout! {
+    /// And of one transport (`mlx5_ifc_odp_per_transport_service_cap_bits`).
+    OdpServiceCap: 0x4 {
+        SEND: 0x0, 1,
+        RECEIVE: 0x1, 1,
+        WRITE: 0x2, 1,
+        READ: 0x3, 1,
+        ATOMIC: 0x4, 1,
+        SRQ_RECEIVE: 0x5, 1,
     }
 }
 

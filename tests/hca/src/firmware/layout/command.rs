@@ -57,8 +57,26 @@ layout! {
 layout! {
     /// CREATE_MKEY (`mlx5_ifc_create_mkey_in_bits`).
     CreateMkeyIn: 0x110 {
+        PG_ACCESS: 0x60, 1,
         MEMORY_KEY_MKEY_ENTRY: 0x80 => Mkc,
         TRANSLATIONS_OCTWORD_ACTUAL_SIZE: 0x300, 32,
+    }
+}
+
+layout! {
+    /// PAGE_FAULT_RESUME (`mlx5_ifc_page_fault_resume_in_bits`).
+    PageFaultResumeIn: 0x10 {
+        PAGE_FAULT_INFO: 0x40 => TransPageFaultInfo,
+    }
+}
+
+layout! {
+    /// Which page fault is answered, and how (`mlx5_ifc_trans_page_fault_info_bits`).
+    TransPageFaultInfo: 0x8 {
+        ERROR: 0x0, 1,
+        PAGE_FAULT_TYPE: 0x5, 3,
+        WQ_NUMBER: 0x8, 24,
+        FAULT_TOKEN: 0x28, 24,
     }
 }
 

@@ -1,0 +1,88 @@
+//! What keys let through.
+
+use super::*;
+
+const WHO: Accessor = Accessor { pd: 1, qp: 9, reserved_key: false, any_pd: false };
+
+fn key(mode: Mode, start: u64, length: u64, translation: Vec<u64>) -> Mkey {
+    Mkey {
+        variant: 7,
+        free: false,
+        mode,
+        access: access::LOCAL_READ,
+        pd: 1,
+        qp: ANY_QP,
+        start,
+        length,
+        unbounded: false,
+        log_page: 12,
+        remote_invalidate: false,
+        umr: true,
+        capacity: 64,
+        translation,
+    }
+}
+
+fn pieces(keys: &Mkeys, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, Refusal> {
+    let mut pieces = Vec::new();
+    walk(keys, WHO, key, address, length, access::LOCAL_READ, &mut |piece| {
+        pieces.push(piece);
+        Ok(())
+    })?;
+    Ok(pieces)
+}
+
+fn with(mkeys: Vec<Mkey>) -> Mkeys {
+    let mut keys = Table::new(1, 16);
+    for mkey in mkeys {
+        keys.insert_with(|_| mkey);
+    }
+    keys
+}
+
+#[test]
+fn pages_count_from_the_page_of_the_start() {
+    let keys = with(vec![key(Mode::Pages, 0x1234_5800, 0x1000, vec![0xa003, 0xb003])]);
+    assert_eq!(
+        pieces(&keys, 0x107, 0x1234_5800, 0x1000),
+        Ok(vec![(Place::Guest(0xa800), 0x800), (Place::Guest(0xb000), 0x800)])
+    );
+}
+
+#[test]
+fn ranges_of_other_keys_are_followed() {
+    let inner = key(Mode::Physical, 0, u64::MAX, vec![]);
+    let list = key(Mode::Ranges, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
+    let keys = with(vec![inner, list]);
+    assert_eq!(
+        pieces(&keys, 0x207, 0x108, 0x10),
+        Ok(vec![(Place::Guest(0x5008), 8), (Place::Guest(0x9000), 8)])
+    );
+    assert_eq!(pieces(&keys, 0x207, 0x108, 0x29), Err(Refusal::Bounds));
+}
+
+#[test]
+fn a_key_that_leads_to_itself_ends_in_a_refusal() {
+    let keys = with(vec![key(Mode::Ranges, 0, 0x1000, vec![0x1000 << 32 | 0x107, 0])]);
+    assert_eq!(pieces(&keys, 0x107, 0, 8), Err(Refusal::Bounds));
+}
+
+#[test]
+fn refusals_name_their_reason() {
+    let keys = with(vec![key(Mode::Physical, 0x1000, 0x1000, vec![])]);
+    assert_eq!(pieces(&keys, 0x108, 0x1000, 1), Err(Refusal::Key));
+    assert_eq!(pieces(&keys, 0x207, 0x1000, 1), Err(Refusal::Key));
+    assert_eq!(pieces(&keys, 0x107, 0xfff, 1), Err(Refusal::Bounds));
+    assert_eq!(pieces(&keys, 0x107, 0x1fff, 2), Err(Refusal::Bounds));
+    assert_eq!(pieces(&keys, 0x107, u64::MAX, 2), Err(Refusal::Bounds));
+    assert_eq!(check(&keys, WHO, 0x107, 0x1000, 1, access::ATOMIC), Err(Refusal::Rights));
+    assert_eq!(check(&keys, Accessor { pd: 2, ..WHO }, 0x107, 0x1000, 1, 0), Err(Refusal::Domain));
+}
+
+#[test]
+fn a_translation_beyond_the_keys_size_is_refused() {
+    let mut mkey = key(Mode::Pages, 0, 0x1000, vec![]);
+    assert!(!mkey.translate_from(64 * 16 - 8, &[0; 16]));
+    assert!(mkey.translate_from(64 * 16 - 16, &[0; 16]));
+    assert!(!mkey.translate_from(u64::MAX - 7, &[0; 16]));
+}

@@ -1,0 +1,187 @@
+//! The way through keys to memory.
+
+use super::{
+    Accessor, FILL_KEY, FLAGS, MAX_DEPTH, Mkey, Mkeys, Mode, NULL_KEY, Piece, Place, RESERVED_KEY, Refusal,
+    access, present,
+};
+use crate::memory::DmaMap;
+
+/// Visits the guest memory behind a range of a key, in order.
+pub(crate) fn walk(
+    keys: &Mkeys,
+    who: Accessor,
+    key: u32,
+    address: u64,
+    length: u64,
+    rights: u8,
+    visit: &mut dyn FnMut(Piece) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    if who.reserved_key && key == RESERVED_KEY {
+        return visit((Place::Guest(address), length as usize));
+    }
+    if key == FILL_KEY {
+        return visit((Place::Nowhere, length as usize));
+    }
+    let mkey = find(keys, key)?;
+    if !who.may_use(mkey) {
+        return Err(Refusal::Domain);
+    }
+    if rights & !mkey.access != 0 {
+        return Err(Refusal::Rights);
+    }
+    let needs = if rights & access::CHANGES != 0 { present::TO_WRITE } else { present::TO_READ };
+    Walk { keys, needs, visit }.descend(mkey, address, length, 0)
+}
+
+/// Checks key, domain, rights and bounds without touching memory.
+pub(crate) fn check(
+    keys: &Mkeys,
+    who: Accessor,
+    key: u32,
+    address: u64,
+    length: u64,
+    rights: u8,
+) -> Result<(), Refusal> {
+    if who.reserved_key && key == RESERVED_KEY || key == FILL_KEY {
+        return Ok(());
+    }
+    let mkey = find(keys, key)?;
+    if !who.may_use(mkey) {
+        return Err(Refusal::Domain);
+    }
+    if rights & !mkey.access != 0 {
+        return Err(Refusal::Rights);
+    }
+    if mkey.covers(address, length) { Ok(()) } else { Err(Refusal::Bounds) }
+}
+
+pub(crate) fn find(keys: &Mkeys, key: u32) -> Result<&Mkey, Refusal> {
+    keys.get(key >> 8).filter(|mkey| u32::from(mkey.variant) == key & 0xff && !mkey.free).ok_or(Refusal::Key)
+}
+
+/// A walk through a key and those that it leads to.
+struct Walk<'a> {
+    keys: &'a Mkeys,
+    /// The bits of [`present`] that a page must have.
+    needs: u64,
+    visit: &'a mut dyn FnMut(Piece) -> Result<(), Refusal>,
+}
+
+impl Walk<'_> {
+    fn descend(&mut self, mkey: &Mkey, address: u64, length: u64, depth: u8) -> Result<(), Refusal> {
+        if !mkey.covers(address, length) {
+            return Err(Refusal::Bounds);
+        }
+        match mkey.mode {
+            Mode::Physical => (self.visit)((Place::Guest(address), length as usize)),
+            Mode::OnCard => (self.visit)((Place::Card(mkey.start.wrapping_add(address)), length as usize)),
+            Mode::Pages => in_blocks(mkey, address, length, |index, inside, now| {
+                let entry = mkey.entry(index)?;
+                if entry & self.needs == 0 {
+                    return Err(Refusal::Absent);
+                }
+                (self.visit)((Place::Guest((entry & !FLAGS).wrapping_add(inside)), now as usize))
+            }),
+            Mode::Ranges | Mode::EqualRanges if depth >= MAX_DEPTH => Err(Refusal::Bounds),
+            Mode::Ranges => {
+                let (mut skip, mut left) = (address - mkey.start, length);
+                let mut entries = mkey.translation.chunks_exact(2);
+                while left > 0 {
+                    let entry = entries.next().ok_or(Refusal::Bounds)?;
+                    let (size, key) = (entry[0] >> 32, entry[0] as u32);
+                    if skip >= size {
+                        skip -= size;
+                        continue;
+                    }
+                    let now = left.min(size - skip);
+                    self.inner(key, entry[1].wrapping_add(skip), now, depth)?;
+                    left -= now;
+                    skip = 0;
+                }
+                Ok(())
+            }
+            Mode::EqualRanges => in_blocks(mkey, address, length, |index, inside, now| {
+                let entry = mkey.translation.get(2 * index..2 * index + 2).ok_or(Refusal::Bounds)?;
+                self.inner(entry[0] as u32, entry[1].wrapping_add(inside), now, depth)
+            }),
+        }
+    }
+
+    fn inner(&mut self, key: u32, address: u64, length: u64, depth: u8) -> Result<(), Refusal> {
+        match key {
+            FILL_KEY => (self.visit)((Place::Nowhere, length as usize)),
+            NULL_KEY => Err(Refusal::Absent),
+            key => self.descend(find(self.keys, key)?, address, length, depth + 1),
+        }
+    }
+}
+
+/// Cuts a range at the key's page size; the first page is the one that `start` lies in.
+fn in_blocks(
+    mkey: &Mkey,
+    address: u64,
+    length: u64,
+    mut block: impl FnMut(usize, u64, u64) -> Result<(), Refusal>,
+) -> Result<(), Refusal> {
+    let shift = u32::from(mkey.log_page);
+    let size = 1u64.checked_shl(shift).ok_or(Refusal::Bounds)?;
+    let base = mkey.start & !(size - 1);
+    let (mut offset, mut left) = (address.checked_sub(base).ok_or(Refusal::Bounds)?, length);
+    while left > 0 {
+        let inside = offset & (size - 1);
+        let now = left.min(size - inside);
+        block((offset >> shift) as usize, inside, now)?;
+        offset += now;
+        left -= now;
+    }
+    Ok(())
+}
+
+/// Reads through a key.
+pub(crate) fn read(
+    keys: &Mkeys,
+    memory: &DmaMap,
+    who: Accessor,
+    (key, address): (u32, u64),
+    rights: u8,
+    to: &mut [u8],
+) -> Result<(), Refusal> {
+    // Nobody is asked for a key to nothing.
+    if to.is_empty() {
+        return Ok(());
+    }
+    let mut at = 0;
+    let length = to.len() as u64;
+    walk(keys, who, key, address, length, rights, &mut |(place, size)| {
+        let part = to.get_mut(at..at + size).ok_or(Refusal::Bounds)?;
+        match place {
+            Place::Guest(guest) => memory.read(guest, part)?,
+            Place::Card(offset) => memory.card().read(offset, part)?,
+            Place::Nowhere => part.fill(0),
+        }
+        at += size;
+        Ok(())
+    })
+}
+
+/// Writes through a key.
+pub(crate) fn write(
+    keys: &Mkeys,
+    memory: &DmaMap,
+    who: Accessor,
+    (key, address): (u32, u64),
+    rights: u8,
+    from: &[u8],
+) -> Result<(), Refusal> {
+    let mut at = 0;
+    walk(keys, who, key, address, from.len() as u64, rights, &mut |(place, size)| {
+        let part = from.get(at..at + size).ok_or(Refusal::Bounds)?;
+        match place {
+            Place::Guest(guest) => memory.write(guest, part)?,
+            Place::Card(offset) => memory.card().write(offset, part)?,
+            Place::Nowhere => {}
+        }
+        at += size;
+        Ok(())
+    })
+}
