@@ -36,7 +36,7 @@ pub struct Capabilities {
     /// (`__rxe_odp_mr_copy` of `rxe_odp.c`): there, only packets that begin a page move the right bytes. Atomics and
     /// flushes are right anywhere.
     pub odp: bool,
-    /// On demand regions over the whole address space.
+    /// Regions on demand over the whole address space: [`Pd::implicit_mr`](crate::Pd::implicit_mr).
     pub odp_implicit: bool,
     /// Advice about regions on demand, such as [`Mr::prefetch`](crate::Mr::prefetch).
     pub advise_mr: bool,

@@ -123,7 +123,7 @@ pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{LocalAccess, Mr, MrInfo, RegisterError};
+pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, RegisterError};
 pub use mw::{Mw, inc_rkey};
 pub use pd::Pd;
 pub use provider::AnyProvider;

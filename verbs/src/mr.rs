@@ -2,6 +2,7 @@
 
 mod advice;
 mod changes;
+mod implicit;
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -17,6 +18,7 @@ use crate::pd::Domain;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
 pub use bareverbs_provider::command::MrInfo;
+pub use implicit::ImplicitMr;
 
 const VERB: &str = "reg_mr";
 
@@ -47,14 +49,22 @@ unsafe impl<M: Send> Send for Mr<M> {}
 // SAFETY: shared references only read the bytes.
 unsafe impl<M: Sync> Sync for Mr<M> {}
 
-/// The kernel's object.
+/// Keys and what is behind them.
 struct Registration {
     domain: Arc<Domain>,
-    handle: u32,
+    object: Object,
     lkey: u32,
     rkey: u32,
     iova: u64,
     access: Access,
+}
+
+/// The kernel's object.
+enum Object {
+    /// Its handle.
+    Own(u32),
+    /// That of a region over all memory, which goes with the last of its parts.
+    Whole(Arc<implicit::Whole>),
 }
 
 impl Registration {
@@ -88,7 +98,7 @@ impl Registration {
         })?;
         Ok(Self {
             domain: Arc::clone(domain),
-            handle: made.handle,
+            object: Object::Own(made.handle),
             lkey: made.lkey,
             rkey: made.rkey,
             iova,
@@ -96,8 +106,16 @@ impl Registration {
         })
     }
 
+    fn handle(&self) -> u32 {
+        match &self.object {
+            Object::Own(handle) => *handle,
+            Object::Whole(whole) => whole.handle(),
+        }
+    }
+
     fn end(&self) -> Result<()> {
-        command::dereg_mr(&self.domain.session.file, self.handle).map_err(|refused| {
+        let Object::Own(handle) = self.object else { return Ok(()) };
+        command::dereg_mr(&self.domain.session.file, handle).map_err(|refused| {
             Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
                     "a memory window is still bound to it: invalidate or drop the window first".into()

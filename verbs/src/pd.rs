@@ -9,9 +9,9 @@ use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, LocalAccess, MemoryOwner,
-    Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit, Transport, XrcSrq,
-    XrcSrqInit,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, LocalAccess,
+    MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit,
+    Transport, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -93,6 +93,31 @@ impl<P: Provider> Pd<P> {
         access: LocalAccess,
     ) -> Result<Mr<Borrowed<'a>>> {
         Mr::register_borrowed(&self.domain, memory, access)
+    }
+
+    /// Registers all of the process's memory, on demand, for this process's own operations.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has no such regions
+    /// ([`Capabilities::odp_implicit`](crate::Capabilities::odp_implicit)); the kernel refuses.
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn implicit_mr(&self, access: LocalAccess) -> Result<ImplicitMr> {
+        ImplicitMr::local(&self.domain, access)
+    }
+
+    /// Registers all of the process's memory, on demand, with any rights.
+    ///
+    /// # Errors
+    /// As for [`Pd::implicit_mr`].
+    ///
+    /// # Safety
+    ///
+    /// As far as `access` allows, peers who learn the key may read and write whatever the process has in its memory, at
+    /// any moment until the region and its parts are dropped: who gives the key away answers for what they do.
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn implicit_mr_for_peers(&self, access: Access) -> Result<ImplicitMr> {
+        // SAFETY: the caller answers for all memory.
+        unsafe { ImplicitMr::register(&self.domain, access) }
     }
 
     /// The region that is nowhere: what operations read there is thrown away or undefined, what they write there is gone.

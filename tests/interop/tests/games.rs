@@ -186,7 +186,8 @@ fn a_deep_and_a_shallow_receive_queue() {
 
 fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
     let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
-    if !String::from_utf8_lossy(&report.stdout).contains("ODP_SUPPORT") {
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    if !report.contains("ODP_SUPPORT") {
         return skip("this kernel's Soft-RoCE has no on-demand paging");
     }
     leaving_nothing(|| {
@@ -195,6 +196,13 @@ fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
         // Soft-RoCE of 7.2 copies to and from memory on demand as if every packet stood at the start of a page
         // (rxe_odp.c, __rxe_odp_mr_copy), so only messages of one packet keep their data.
         play_all(&["-o", "-P", "-n", "20", "-s", "1024", "-c"], 1024, 20);
+        if !device::is_soft_roce() {
+            play_all(&["-o", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
+        }
+        if report.contains("ODP_SUPPORT_IMPLICIT") {
+            play_all(&["-O", "-n", "20"], 4096, 20);
+            play_all(&["-O", "-P", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
+        }
     });
     Ok(bareverbs_kernel_tests::Completion::Completed)
 }

@@ -173,11 +173,8 @@ impl Offer {
                 ));
             }
         }
-        if asked.iodp {
-            return Some(match self.odp_general & ODP_IMPLICIT {
-                0 => "no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs".into(),
-                _ => "bareverbs has no implicit on-demand regions yet, which -O needs".into(),
-            });
+        if asked.iodp && self.odp_general & ODP_IMPLICIT == 0 {
+            return Some("no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs".into());
         }
         if asked.ts && self.timestamp_mask == 0 {
             return Some("no completion timestamps (completion_timestamp_mask), which -t needs".into());
@@ -257,6 +254,8 @@ mod tests {
         let send_only = Offer { odp_rc: ODP_SEND, ..rxe() };
         assert!(verdict(&send_only, &["-o"]).unwrap_err().contains("for both send and receive on RC"));
         verdict(&none, &[]).unwrap();
+        let implicit = Offer { odp_general: ODP_SUPPORT | ODP_IMPLICIT, ..rxe() };
+        verdict(&implicit, &["-O", "-P"]).unwrap();
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use anyhow::Result;
-use bareverbs::{Access, Buffer, Dm, DmInit, DmMr, Mr, Pd, Sge};
+use bareverbs::{Access, Buffer, Dm, DmInit, DmMr, LocalAccess, Mr, Pd, Sge};
 
 /// Registered memory.
 pub(crate) enum Memory {
@@ -20,6 +20,13 @@ impl Memory {
         let mut buffer = Buffer::zeroed(len)?;
         buffer.fill(fill);
         Ok(Self::Host(pd.register(buffer, access)?))
+    }
+
+    /// Memory of the host, in a region over all of it.
+    pub(crate) fn everywhere(pd: &Pd, len: usize, fill: u8) -> Result<Self> {
+        let mut buffer = Buffer::zeroed(len)?;
+        buffer.fill(fill);
+        Ok(Self::Host(pd.implicit_mr(LocalAccess::ReadWrite)?.part(buffer)?))
     }
 
     /// Memory of the device.

@@ -149,9 +149,10 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let bytes = layout.bytes().context("more memory than there can be")?;
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::ON_DEMAND, plan.odp);
-        let memory = match plan.dm {
-            true => Memory::device(&pd, bytes, fill)?,
-            false => Memory::host(&pd, bytes, fill, access)?,
+        let memory = match plan {
+            Plan { dm: true, .. } => Memory::device(&pd, bytes, fill)?,
+            Plan { iodp: true, .. } => Memory::everywhere(&pd, bytes, fill)?,
+            _ => Memory::host(&pd, bytes, fill, access)?,
         };
         if plan.prefetch
             && let Err(error) = memory.prefetch()

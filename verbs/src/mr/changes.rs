@@ -6,7 +6,7 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::contract::Provider;
 use rustix::io::Errno;
 
-use super::Mr;
+use super::{Mr, Object};
 use crate::pd::Domain;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
@@ -19,7 +19,7 @@ impl<M> Mr<M> {
     /// The kernel refuses.
     pub fn query(&self) -> Result<MrInfo> {
         let registration = &self.registration;
-        command::query_mr(&registration.domain.session.file, registration.handle)
+        command::query_mr(&registration.domain.session.file, registration.handle())
             .map_err(|refused| Error::refused("query_mr", format!("lkey {:#x}", registration.lkey), refused))
     }
 
@@ -32,10 +32,14 @@ impl<M> Mr<M> {
             let reason = "the protection domain belongs to another context than the region";
             return Err(Error::invalid(VERB, reason));
         }
+        let Object::Own(handle) = registration.object else {
+            let reason = "it is part of a region over all memory, and has that region's rights and domain";
+            return Err(Error::invalid(VERB, reason));
+        };
         let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&registration.domain.session.file);
         // SAFETY: the caller answers for the range.
-        let answer = unsafe { command::rereg_mr(&file, registration.handle, &change) };
+        let answer = unsafe { command::rereg_mr(&file, handle, &change) };
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
             Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "such changes of memory regions are" },
             _ => Error::refused(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(

@@ -8,5 +8,6 @@ mod hostile;
 mod keys;
 mod limits;
 mod order;
+mod paging;
 mod strictness;
 mod transfers;

@@ -1,5 +1,6 @@
 //! Regions on demand, whose pages are taken away again and again.
 
+mod everything;
 mod operations;
 mod prefetch;
 
@@ -8,6 +9,7 @@ use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::rounds::Player;
 use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
+use everything::*;
 use nix::sys::mman::{MmapAdvise, madvise};
 use operations::*;
 use prefetch::*;
@@ -21,6 +23,10 @@ kernel_tests! {
     an_atomic_write_reaches_a_region_on_demand,
     a_region_on_demand_is_flushed,
     a_region_on_demand_is_written_wherever_in_its_pages,
+
+    one_region_covers_all_memory,
+    peers_reach_all_memory_through_one_region,
+    parts_of_a_region_over_all_memory_keep_its_rights_and_their_bytes,
 
     pages_are_prefetched_with_and_without_waiting,
     only_pages_that_are_there_are_prefetched_without_faults,

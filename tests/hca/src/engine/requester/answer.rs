@@ -92,9 +92,9 @@ fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
     }
 }
 
-/// Asks again, at once, for what was dropped while a page lacked.
+/// Asks again, at once, for what was dropped while a page lacked. What the peer still says of that loss is known.
 pub(super) fn ask_again(qp: &mut Qp) {
-    qp.requester.recovering = None;
+    qp.requester.recovering = Some(qp.requester.oldest_psn);
     rewind(qp);
 }
 
@@ -116,6 +116,10 @@ fn rewind(qp: &mut Qp) {
 
 /// Follows a complaint or a gap, once for each loss: the packets under way when it happened all tell of it.
 fn recover(qp: &mut Qp, core: &mut Core) {
+    if let Some(fault) = &mut qp.requester.fault {
+        fault.again = true;
+        return;
+    }
     let oldest = qp.requester.oldest_psn;
     if qp.requester.recovering.replace(oldest) != Some(oldest) {
         retry(qp, core);

@@ -31,7 +31,7 @@ pub(super) fn send_code(qp: &Qp, core: &mut Core, psn: u32, code: u8) {
 }
 
 /// Asks the peer to send again later.
-fn send_delay(qp: &Qp, core: &mut Core) {
+pub(super) fn send_delay(qp: &Qp, core: &mut Core) {
     let code = syndrome::RNR | qp.attributes.min_rnr_timer & 0x1f;
     send_code(qp, core, qp.responder.expected_psn, code);
 }

@@ -1,6 +1,6 @@
 //! Requests of a connected peer, packet by packet.
 
-use super::answer::{send_code, send_original};
+use super::answer::{send_code, send_delay, send_original};
 use super::{
     Message, Misplaced, Pending, ReadAnswer, Remembered, What, keep, place, receive_accessor, report,
     report_failure, take_receive, wait_for_page, wait_for_receive,
@@ -69,7 +69,13 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
         }
         Err(Refused::NotReady) => {
             qp.responder.owes_ack = false;
-            qp.responder.owes_delay = true;
+            // What comes behind it is dropped without a word until it comes again.
+            qp.responder.complained = true;
+            if qp.responder.pending.is_empty() {
+                send_delay(qp, core);
+            } else {
+                qp.responder.owes_delay = true;
+            }
         }
         Err(refused) => {
             let (code, event) = match refused {

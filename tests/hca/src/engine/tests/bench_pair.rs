@@ -219,8 +219,13 @@ impl Pair {
     }
 
     pub(crate) fn post_receive(&mut self, side: usize, address: u64, length: u32) {
+        self.post_receive_with(side, self.key, address, length);
+    }
+
+    /// Posts a receive into the memory of another key.
+    pub(crate) fn post_receive_with(&mut self, side: usize, key: u32, address: u64, length: u32) {
         let slot = u64::from(self.received[side]) % SLOTS;
-        let wqe = data(self.key, address, length);
+        let wqe = data(key, address, length);
         self.write(self.rings[side] + slot * 16, &wqe);
         self.received[side] = self.received[side].wrapping_add(1);
         let counter = u32::from(self.received[side]);
@@ -228,7 +233,12 @@ impl Pair {
     }
 
     /// Works until nothing happens any more, moving packets through `wire`.
-    pub(crate) fn settle(&mut self, mut wire: impl FnMut(Vec<Packet>) -> Vec<Packet>) {
+    pub(crate) fn settle(&mut self, wire: impl FnMut(Vec<Packet>) -> Vec<Packet>) {
+        self.settle_over(u64::MAX, wire);
+    }
+
+    /// Works until nothing happens any more before this time.
+    pub(crate) fn settle_over(&mut self, end: u64, mut wire: impl FnMut(Vec<Packet>) -> Vec<Packet>) {
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
         for _ in 0..20_000 {
             self.engine.set_time(self.now);
@@ -243,8 +253,12 @@ impl Pair {
             // Queue pairs in error look for receives for ever.
             let quiet = self.qps.iter().any(|qp| self.engine.qp_attributes(*qp).unwrap().0 == State::Error);
             match self.engine.next_deadline() {
-                Some(deadline) if !quiet => self.now = self.now.max(deadline),
-                _ => return,
+                Some(deadline) if !quiet && deadline <= end => self.now = self.now.max(deadline),
+                _ if end == u64::MAX => return,
+                _ => {
+                    self.now = self.now.max(end);
+                    return;
+                }
             }
         }
         panic!("the engine never comes to rest");
@@ -260,6 +274,11 @@ impl Pair {
     pub(crate) fn events(&mut self) -> Vec<u8> {
         let count = self.engine.eq_producer(1).unwrap();
         (0..u64::from(count)).map(|slot| self.read(EQ_RING + slot * 64 + 1, 1)[0]).collect()
+    }
+
+    /// An entry of the event queue.
+    pub(crate) fn event(&mut self, slot: usize) -> Vec<u8> {
+        self.read(EQ_RING + slot as u64 * 64, 64)
     }
 
     /// Posts a work request with these flags of its control segment.

@@ -1,0 +1,90 @@
+//! Regions over all memory.
+
+use bareverbs::{
+    Access, Buffer, Error, ImplicitMr, LocalAccess, Operation, Payload, Pd, RecvRequest, WcStatus,
+};
+use bareverbs_kernel_tests::Outcome;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, pair, request};
+
+use super::{PAGE, ROUNDS, on_demand, passed, skip, take_pages_away};
+
+/// Runs `test` where the device has such regions; elsewhere they are refused in so many words.
+fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
+    on_demand(|pd| {
+        if !pd.context().capabilities().odp_implicit {
+            let refused = pd.implicit_mr(LocalAccess::Read).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+            return skip("the device has no regions over all memory");
+        }
+        test(pd);
+        passed()
+    })
+}
+
+fn reachable(pd: &Pd) -> ImplicitMr {
+    // SAFETY: the peers are this test's own, and reach what it gives them.
+    unsafe { pd.implicit_mr_for_peers(ALL_REMOTE) }.unwrap()
+}
+
+pub(crate) fn one_region_covers_all_memory() -> Outcome {
+    implicit(|pd| {
+        let everything = pd.implicit_mr(LocalAccess::ReadWrite).unwrap();
+        let (mut a, mut b) = pair(pd, Plan::patient());
+        for round in 0..ROUNDS {
+            // Memory that wasn't there when the region was made, and pages that aren't there when they are needed.
+            let len = PAGE * (1 + round % 3);
+            let mut text = Buffer::zeroed(len).unwrap();
+            text.fill(round as u8 + 1);
+            let ours = everything.part(text).unwrap();
+            let theirs = everything.part(Buffer::zeroed(len).unwrap()).unwrap();
+            assert_eq!((ours.lkey(), theirs.lkey()), (everything.lkey(), everything.lkey()));
+            take_pages_away(&theirs);
+            b.recv(&[RecvRequest { wr_id: 1, sges: &[theirs.sge(..).unwrap()] }]).unwrap();
+            a.send(&[request(2, Operation::Send, Payload::Sges(&[ours.sge(..).unwrap()]))]).unwrap();
+            assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
+            assert_eq!(contents(&theirs), vec![round as u8 + 1; len]);
+        }
+    })
+}
+
+pub(crate) fn peers_reach_all_memory_through_one_region() -> Outcome {
+    implicit(|pd| {
+        let everything = reachable(pd);
+        let (mut a, b) = pair(pd, Plan::patient());
+        let mut ours = everything.part(vec![0; 3 * PAGE]).unwrap();
+        let theirs = everything.part(Buffer::zeroed(3 * PAGE).unwrap()).unwrap();
+        for round in 1..=ROUNDS as u8 {
+            ours.write(0, &vec![round; 3 * PAGE]).unwrap();
+            take_pages_away(&theirs);
+            let there = everything.remote(theirs.as_ptr());
+            assert_eq!(there, theirs.remote(0).unwrap());
+            let whole = [ours.sge(..).unwrap()];
+            a.send(&[request(1, Operation::Write(there), Payload::Sges(&whole))]).unwrap();
+            assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
+            assert_eq!(contents(&theirs), vec![round; 3 * PAGE]);
+            take_pages_away(&theirs);
+            a.send(&[request(2, Operation::Read(there), Payload::Sges(&whole))]).unwrap();
+            assert_eq!(a.ends(1), [(2, WcStatus::SUCCESS)]);
+            assert_eq!(contents(&ours), vec![0; 3 * PAGE], "what was taken away reads as zeros");
+        }
+        drop(b);
+    })
+}
+
+pub(crate) fn parts_of_a_region_over_all_memory_keep_its_rights_and_their_bytes() -> Outcome {
+    implicit(|pd| {
+        let everything = pd.implicit_mr(LocalAccess::Read).unwrap();
+        assert!(everything.access().contains(Access::ON_DEMAND));
+        let mut part = everything.part(vec![7; 100]).unwrap();
+        let refused = everything.part(Vec::new()).unwrap_err();
+        assert_eq!((matches!(refused.error, Error::Invalid { .. }), refused.memory), (true, Vec::new()));
+        let refused = part.set_access(Access::LOCAL_WRITE).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        let element = everything.sge(part.as_ptr(), 100);
+        assert_eq!(element, part.sge(..).unwrap());
+        // The region stays as long as its last part.
+        drop(everything);
+        part.prefetch(..).unwrap();
+        assert_eq!(part.into_inner().unwrap(), [7; 100]);
+    })
+}
