@@ -40,7 +40,7 @@ fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     let key = pair.engine.reserve_key(PD, kind, 8).unwrap();
     let inner = u64::from(pair.key);
     let translation = match kind {
-        KeyKind::Pages => vec![TO | PRESENT, TO + 0x1000 | PRESENT, 0, 0],
+        KeyKind::Pages => vec![TO | PRESENT, (TO + 0x1000) | PRESENT, 0, 0],
         KeyKind::Ranges => vec![0x1000 << 32 | inner, TO, 0x1000 << 32 | inner, TO + 0x1000],
         KeyKind::EqualRanges => vec![inner, TO, inner, TO + 0x1000],
     };

@@ -66,7 +66,7 @@ fn fill(pair: &mut Pair, key: u32, entries: &[u64]) {
 
 /// All four pages, with these bits.
 fn bring_in(pair: &mut Pair, key: u32, bits: u64) {
-    fill(pair, key, &[0, 1, 2, 3].map(|page| PAGE + page * SIZE | bits));
+    fill(pair, key, &[0, 1, 2, 3].map(|page| (PAGE + page * SIZE) | bits));
 }
 
 /// The faults that were told, oldest first.
@@ -223,7 +223,7 @@ fn an_operation_waits_for_its_pages_and_ends_as_if_they_had_been_there() {
 fn a_message_goes_on_where_its_pages_end() {
     for operation in [Operation::Send, Operation::Receive, Operation::Write, Operation::ReadInto] {
         let (mut pair, key) = pair();
-        fill(&mut pair, key, &[PAGE | READ | WRITE, PAGE + SIZE | READ | WRITE, 0, 0]);
+        fill(&mut pair, key, &[PAGE | READ | WRITE, (PAGE + SIZE) | READ | WRITE, 0, 0]);
         post(&mut pair, operation, key);
         wait(&mut pair);
         let [fault] = faults(&mut pair)[..] else { panic!("{operation:?}: {:?}", faults(&mut pair)) };
@@ -406,7 +406,7 @@ proptest! {
         }
         let (mut told, mut lost) = (0, lost.into_iter());
         for (pages, time) in moves {
-            let entries = [0u64, 1, 2, 3].map(|page| if pages >> page & 1 == 1 { PAGE + page * SIZE | 3 } else { 0 });
+            let entries = [0u64, 1, 2, 3].map(|page| if pages >> page & 1 == 1 { (PAGE + page * SIZE) | 3 } else { 0 });
             fill(&mut pair, key, &entries);
             for fault in faults(&mut pair).split_off(told) {
                 told += 1;
