@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{Completion, CompletionQueue};
 use bareverbs_provider::device::Refused;
-use bareverbs_provider::work::WorkCompletion;
+use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
 pub(crate) use self::ring::Ring;
 use self::ring::{COUNT, OWNER, is_before};
@@ -22,7 +22,7 @@ use self::runs::is_title;
 pub(crate) use self::strays::CqShared;
 use self::strays::Strays;
 pub use self::taken::Mlx5Completion;
-use self::taken::{Taken, outcome};
+use self::taken::{Taken, deliver, outcome};
 use crate::cqe::{CQE, Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
@@ -441,6 +441,12 @@ impl Mlx5Cq {
             }
             let Some(record) = found else { return Some(Taken::fault(entry)) };
             let counter = cqe.wqe_counter();
+            let kept = match (side, &record.source) {
+                (Side::Recv, Source::Own(receives)) => receives.kept(),
+                _ => None,
+            };
+            // SAFETY: whoever posted the receive vouches for its memory until it is complete.
+            let arrived = unsafe { deliver(&cqe, opcode, kept) };
             let (wr_id, purpose) = match (side, &record.source) {
                 (Side::Send, _) => record.sends.complete(counter),
                 (Side::Recv, Source::Own(receives)) => (receives.complete(counter), 0),
@@ -448,8 +454,8 @@ impl Mlx5Cq {
             };
             let sends = NonNull::from(&record.sends);
             let receives = match &record.source {
-                Source::Own(receives) => Some(NonNull::from(receives)),
-                Source::Shared(_) => None,
+                Source::Own(receives) if kept.is_none() => Some(NonNull::from(receives)),
+                _ => None,
             };
             if !matches!(self.armed, Armed::Solicited(_)) {
                 match side {
@@ -458,6 +464,7 @@ impl Mlx5Cq {
                 }
             }
             let (status, byte_len) = outcome(&cqe, opcode);
+            let status = if arrived { status } else { WcStatus::GENERAL_ERR };
             return Some(Taken { entry, wr_id, status, byte_len, opcode, purpose });
         }
         None

@@ -42,6 +42,7 @@ mod address;
 mod clock;
 mod completion;
 mod dm;
+mod kept;
 mod pair;
 mod provider;
 mod recv;

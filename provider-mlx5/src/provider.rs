@@ -281,10 +281,24 @@ impl Provider for Mlx5 {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
+        let mut flags = QpFlags::UAR_PAGE_INDEX;
+        if request.scatter_to_cqe {
+            let signals_all = request.flags.contains(QpCreateFlags::SQ_SIG_ALL);
+            // Where all sends are signalled, what they read would come in completions too.
+            if !receives || signals_all || !matches!(request.qp_type, QpType::RC | QpType::UC) {
+                let what = "messages in completions for other than connected queue pairs with receives of their own and \
+                            sends signalled one by one";
+                return Err(CreateError::Unsupported { what });
+            }
+            flags |= QpFlags::SCATTER_CQE;
+        }
         let layout = Layout::new(request.qp_type, &request.cap, !receives, self.limits())?;
         let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
             Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
+            None if request.scatter_to_cqe => {
+                Source::Own(Receives::keeping(layout.recv_slots, layout.recv_sge))
+            }
             None => Source::Own(Receives::new(layout.recv_slots)),
         };
         let max_message = self.max_message(request.qp_type)?;
@@ -299,7 +313,7 @@ impl Provider for Mlx5 {
             sq_wqe_count: layout.send_blocks,
             rq_wqe_count: layout.recv_slots,
             rq_wqe_shift: layout.told_recv_shift(),
-            flags: QpFlags::UAR_PAGE_INDEX,
+            flags,
             uidx: record.id(),
             bfreg_index: register.page_id(),
             ..CreateQpReq::zeroed()

@@ -36,6 +36,8 @@ pub struct Mlx5Rq {
     start: *mut Segment,
     mask: u32,
     max_sge: u32,
+    /// Whether completions may carry messages: all receives go the long way, which keeps where these go.
+    keeps: bool,
     /// Whether every slot has the end of a list behind its first element, as the short way leaves it.
     ends: bool,
     /// The record's ids, as many as slots.
@@ -61,7 +63,9 @@ impl Mlx5Rq {
         assert!(receives.wr_ids().len() == slots as usize, "an id for each slot");
         let start = memory.ring((slots as usize * SEGMENT) << shift).cast().as_ptr();
         let wr_ids = NonNull::from(receives.wr_ids()).cast();
+        let keeps = receives.kept().is_some();
         let mut queue = Self {
+            keeps,
             head: 0,
             until: 0,
             next: start,
@@ -104,7 +108,7 @@ impl Mlx5Rq {
     /// one element.
     fn open(&mut self) {
         self.until = self.head;
-        if self.ends {
+        if self.ends && !self.keeps {
             let room = self.done.wrapping_add(self.mask + 1).wrapping_sub(self.head);
             let to_end = self.mask + 1 - (self.head & self.mask);
             self.until = self.head.wrapping_add(room.min(to_end));
@@ -230,6 +234,9 @@ impl RecvQueue for Mlx5Rq {
         // SAFETY: the slot lies in the ring, and the device has done with it.
         unsafe { write_elements(self.slot(self.head), request, self.max_sge) };
         self.id(self.head).store(request.wr_id, Ordering::Relaxed);
+        if let Some(kept) = self.receives().and_then(Receives::kept) {
+            kept.keep(self.head as usize, request.sges);
+        }
         self.head = self.head.wrapping_add(1);
         // What follows a first element may be another one now.
         self.ends &= request.sges.len() < 2;

@@ -25,6 +25,7 @@ use bareverbs_provider::mapping::Mapping;
 
 use crate::completion::CqShared;
 use crate::cqe::Cqe;
+use crate::kept::Kept;
 use crate::srq::SrqShared;
 
 /// Which half of a queue pair.
@@ -253,6 +254,8 @@ pub(crate) struct Receives {
     mask: u32,
     /// By slot; a power of 2 of them.
     wr_ids: Box<[AtomicU64]>,
+    /// Where completions may carry messages: where these go.
+    kept: Option<Kept>,
 }
 
 impl Receives {
@@ -261,7 +264,18 @@ impl Receives {
         let slots = slots.max(1);
         assert!(slots.is_power_of_two(), "a ring of receives");
         let wr_ids = (0..slots).map(|_| AtomicU64::new(0)).collect();
-        Self { name: Name::default(), done: AtomicU32::new(0), mask: slots - 1, wr_ids }
+        Self { name: Name::default(), done: AtomicU32::new(0), mask: slots - 1, wr_ids, kept: None }
+    }
+
+    /// The same for completions that may carry messages, which the poller brings to the receives' elements.
+    pub(crate) fn keeping(slots: u32, max_sge: u32) -> Self {
+        let slots = slots.max(1);
+        Self { kept: Some(Kept::new(slots, max_sge)), ..Self::new(slots) }
+    }
+
+    /// Where messages that completions carry go.
+    pub(crate) fn kept(&self) -> Option<&Kept> {
+        self.kept.as_ref()
     }
 
     /// The ids, of which there are as many as slots.
@@ -286,6 +300,7 @@ impl Receives {
 
     pub(crate) fn reset(&self) {
         self.done.store(0, Ordering::Release);
+        self.kept.iter().for_each(Kept::forget);
     }
 }
 

@@ -94,12 +94,38 @@ impl Plain {
         recv_cq: &Mlx5Cq,
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
+        self.qp_of(qp_type, cap, send_cq, recv_cq, srq, |slots, _| Receives::new(slots))
+    }
+
+    /// The same, with receives whose messages completions may carry.
+    ///
+    /// # Errors
+    /// As for [`Plain::qp`].
+    pub fn scattering_qp(
+        &self,
+        qp_type: QpType,
+        cap: &QpCap,
+        send_cq: &Mlx5Cq,
+        recv_cq: &Mlx5Cq,
+    ) -> Result<PlainQp, CreateError> {
+        self.qp_of(qp_type, cap, send_cq, recv_cq, None, Receives::keeping)
+    }
+
+    fn qp_of(
+        &self,
+        qp_type: QpType,
+        cap: &QpCap,
+        send_cq: &Mlx5Cq,
+        recv_cq: &Mlx5Cq,
+        srq: Option<&Mlx5Srq>,
+        receives: impl FnOnce(u32, u32) -> Receives,
+    ) -> Result<PlainQp, CreateError> {
         let limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
         let layout = Layout::new(qp_type, cap, srq.is_some(), limits)?;
         let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
-            None => Source::Own(Receives::new(layout.recv_slots)),
+            None => Source::Own(receives(layout.recv_slots, layout.recv_sge)),
         };
         let cqs = [Arc::clone(send_cq.shared()), Arc::clone(recv_cq.shared())];
         let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)

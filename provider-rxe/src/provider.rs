@@ -106,6 +106,9 @@ impl Provider for Rxe {
         let mut request = *request;
         // Kernels that check the element in work against the width refuse inline data on a queue of width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);
+        if request.scatter_to_cqe {
+            return Err(CreateError::Unsupported { what: "messages in completions" });
+        }
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }

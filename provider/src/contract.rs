@@ -211,6 +211,9 @@ pub struct QpRequest {
     pub cap: QpCap,
     /// Creation flags, such as signalling every request.
     pub flags: QpCreateFlags,
+    /// Whether completions of receives may carry short messages, which polling brings to memory. Then the addresses of
+    /// receives must be those by which this process reaches the memory.
+    pub scatter_to_cqe: bool,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
 }

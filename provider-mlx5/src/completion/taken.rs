@@ -7,6 +7,7 @@ use bareverbs_provider::contract::Completion;
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::cqe::{Cqe, CqeOpcode, Syndrome};
+use crate::kept::Kept;
 
 /// An entry that was taken.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,26 @@ pub(super) fn outcome(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
         CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => (Syndrome(cqe.syndrome()).status(), 0),
         _ => (WcStatus::SUCCESS, cqe.byte_count()),
     }
+}
+
+/// Bytes of the longest message that an entry of 64 bytes carries, in its first half.
+#[doc(alias = "MLX5_INLINE_SCATTER_32")]
+const CARRIED: usize = 32;
+/// In an entry's last byte: whether it carries a message, and where.
+const CARRIES: u8 = 3 << 2;
+
+/// Brings the message that an entry carries, if it does, to where the receive's are `kept`; whether there was such a place
+/// and it had room.
+///
+/// # Safety
+///
+/// As for [`Kept::scatter`].
+pub(super) unsafe fn deliver(cqe: &Cqe<'_>, opcode: CqeOpcode, kept: Option<&Kept>) -> bool {
+    let carries = cqe.op_own() & CARRIES != 0 && opcode.0 < CqeOpcode::REQ_ERR.0;
+    let Some(kept) = kept else { return !carries };
+    let length = if carries { CARRIED.min(cqe.byte_count() as usize) } else { 0 };
+    // SAFETY: this function's contract.
+    unsafe { kept.scatter(cqe.wqe_counter().into(), &cqe.bytes()[..length]) }
 }
 
 impl Taken {

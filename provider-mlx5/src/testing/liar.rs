@@ -52,6 +52,8 @@ struct Qp {
 
 struct Scene {
     qps: Vec<Qp>,
+    /// Where receives go: what entries carry is written there.
+    landing: Box<[u8; 64]>,
     srq: Mlx5Srq,
     cqs: [Cq; 2],
     context: Plain,
@@ -87,9 +89,12 @@ impl Scene {
         };
         let cqs = [cq(1), cq(2)];
         let srq = context.srq(7, 2).expect("memory").queue;
-        let mut scene = Self { qps: Vec::new(), srq, cqs, context, ids: HashSet::from([0]), next_id: 1 };
+        let landing = Box::new([0; 64]);
+        let mut scene =
+            Self { qps: Vec::new(), landing, srq, cqs, context, ids: HashSet::from([0]), next_id: 1 };
         scene.add_qp(0);
         scene.add_qp(1);
+        scene.add_qp(8);
         scene
     }
 
@@ -101,7 +106,12 @@ impl Scene {
         let recv = usize::from(kind >> 1 & 1);
         let (send_cq, recv_cq) = (&self.cqs[0].queue, &self.cqs[recv].queue);
         // Numbers of those that were destroyed come back when a completion queue was found empty.
-        let Ok(parts) = self.context.qp(QpType::RC, &cap, send_cq, recv_cq, srq) else { return };
+        let parts = if kind & 9 == 8 {
+            self.context.scattering_qp(QpType::RC, &cap, send_cq, recv_cq)
+        } else {
+            self.context.qp(QpType::RC, &cap, send_cq, recv_cq, srq)
+        };
+        let Ok(parts) = parts else { return };
         let id = parts.user_index();
         let (sq, rq, _) = parts.finish(0x40 + id, kind & 4 != 0).expect("memory");
         self.qps.push(Qp { sq, rq, id });
@@ -158,7 +168,8 @@ impl Scene {
     }
 
     fn recv(&mut self, at: usize, id: u64) {
-        let sges = [Sge { addr: 0, length: 8, lkey: 1 }];
+        let addr = self.landing.as_mut_ptr().expose_provenance() as u64;
+        let sges = [Sge { addr, length: 8, lkey: 1 }];
         let request = RecvRequest { wr_id: id, sges: &sges };
         let Some(qp) = self.qps.get_mut(at) else { return };
         match &mut qp.rq {

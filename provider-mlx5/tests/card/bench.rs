@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use bareverbs_hca::engine::packet::Transport;
 use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup};
 use bareverbs_hca::{Link, PlainCard};
-use bareverbs_mlx5::testing::{Place, Plain, page_of, resize};
+use bareverbs_mlx5::testing::{Place, Plain, PlainQp, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::mapping::Mapping;
@@ -171,6 +171,24 @@ impl Bench {
     ) -> Pair {
         let queue = srq.map(|(queue, _)| queue);
         let parts = self.context.qp(qp_type, cap, &send_cq.queue, &recv_cq.queue, queue).expect("a layout");
+        self.finish(parts, qp_type, (send_cq, recv_cq), srq, blue_flame, 0)
+    }
+
+    /// A queue pair whose receives' completions carry messages of up to 32 bytes.
+    pub(crate) fn scattering_qp(&mut self, qp_type: QpType, cap: &QpCap, cq: &Cq) -> Pair {
+        let parts = self.context.scattering_qp(qp_type, cap, &cq.queue, &cq.queue).expect("a layout");
+        self.finish(parts, qp_type, (cq, cq), None, false, 32)
+    }
+
+    fn finish(
+        &mut self,
+        parts: PlainQp,
+        qp_type: QpType,
+        (send_cq, recv_cq): (&Cq, &Cq),
+        srq: Option<(&Mlx5Srq, u32)>,
+        blue_flame: bool,
+        inline_receives: u8,
+    ) -> Pair {
         let (slots, shift) = parts.receives();
         let (send_offset, blocks) = parts.sends();
         let receive = match srq {
@@ -194,6 +212,7 @@ impl Bench {
             doorbell,
             send_cq: send_cq.number,
             receive_cq: recv_cq.number,
+            inline_receives,
             ..QpSetup::default()
         };
         let number = self.card.engine().create_qp(setup, Default::default()).expect("a queue pair");

@@ -8,5 +8,6 @@ mod datagrams;
 mod events;
 mod lifetime;
 mod mixed;
+mod scattered;
 mod shared;
 mod windows;

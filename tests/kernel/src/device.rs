@@ -246,6 +246,17 @@ pub fn no_timestamps() -> Need {
     need(timestamps().is_err(), || format!("{} has completion timestamps", name()))
 }
 
+/// For tests of messages that come in their completions.
+///
+/// # Errors
+/// The device, or its provider, does not do that.
+pub fn scatter() -> Need {
+    let pd = open().alloc_pd().map_err(|error| error.to_string())?;
+    let cq = pd.context().create_cq(&CqInit::new(1)).map_err(|error| error.to_string())?;
+    let made = pd.create_qp::<Rc>(&QpInit { scatter_to_cqe: true, ..QpInit::new(&cq, &cq) });
+    need(made.is_ok(), || format!("completions of {} carry no messages", name()))
+}
+
 /// For tests of compressed completions.
 ///
 /// # Errors

@@ -26,6 +26,8 @@ pub struct Plan {
     pub timeout: u8,
     /// What the peer may do.
     pub access: Access,
+    /// Whether completions may carry messages.
+    pub scatter: bool,
 }
 
 impl Plan {
@@ -39,7 +41,7 @@ impl Default for Plan {
     /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to acknowledge.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
-        Self { cap, rnr_retry: 1, timeout: 14, access: ALL_REMOTE }
+        Self { cap, rnr_retry: 1, timeout: 14, access: ALL_REMOTE, scatter: false }
     }
 }
 
@@ -113,8 +115,8 @@ pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
 impl Side {
     /// A side in RESET with this completion queue.
     pub fn on(pd: &Pd, plan: Plan, cq: Cq) -> Self {
-        let qp =
-            pd.create_qp::<Rc>(&QpInit { cap: plan.cap, ..QpInit::new(&cq, &cq) }).expect("a queue pair");
+        let init = QpInit { cap: plan.cap, scatter_to_cqe: plan.scatter, ..QpInit::new(&cq, &cq) };
+        let qp = pd.create_qp::<Rc>(&init).expect("a queue pair");
         Self { qp, cq, plan }
     }
 

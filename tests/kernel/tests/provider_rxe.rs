@@ -129,6 +129,7 @@ impl Host {
             qp_type: QpType::RC,
             cap,
             flags: QpCreateFlags::empty(),
+            scatter_to_cqe: false,
             user_handle: 0,
         };
         self.rxe.create_qp(&request).unwrap()

@@ -44,6 +44,15 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub cap: QpCap,
     /// Whether every send makes a completion, asked for or not.
     pub signal_all: bool,
+    /// Whether the device may put messages of up to 32 bytes into their completions instead of writing them to memory
+    /// (inline scatter), which spares it a transfer. Polling brings them where they belong, so nothing else
+    /// changes, except that receives of such a queue pair must name memory by the addresses that this process reaches it
+    /// by: a region [registered](Pd::register_raw) at another one will not do.
+    ///
+    /// Adapters only, and reliable and unreliable connections with receives of their own and without
+    /// [`signal_all`](Self::signal_all).
+    #[doc(alias = "MLX5_QP_FLAG_SCATTER_CQE")]
+    pub scatter_to_cqe: bool,
     /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with completions goes into the
     /// requests' numbers: see [`WrId`](crate::WrId).
     pub user_data: u64,
@@ -53,7 +62,15 @@ impl<'a, P: Provider> QpInit<'a, P> {
     /// A queue pair with [`QpCap::default`], whose sends make completions when asked to.
     #[must_use]
     pub fn new(send_cq: &'a Cq<P>, recv_cq: &'a Cq<P>) -> Self {
-        Self { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: false, user_data: 0 }
+        Self {
+            send_cq,
+            recv_cq,
+            srq: None,
+            cap: QpCap::default(),
+            signal_all: false,
+            scatter_to_cqe: false,
+            user_data: 0,
+        }
     }
 }
 
@@ -139,6 +156,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             qp_type: T::QP_TYPE,
             cap: cap.into(),
             flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
+            scatter_to_cqe: init.scatter_to_cqe,
             user_handle: init.user_data,
         };
         let CreatedQp { handle, qp_num, cap, sq, rq } =

@@ -238,7 +238,8 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     ///
     /// Until a request is complete, or the queue pair is dropped, the memory that its elements name must stay
     /// registered, and nobody may look at it or change it, not even through the region's own safe methods other than
-    /// the copying ones.
+    /// the copying ones. Where completions carry messages ([`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe)), the
+    /// elements' addresses must be those of this process.
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {

@@ -4,6 +4,7 @@ mod clocks;
 mod compression;
 mod device_memory;
 mod foreign_memory;
+mod scatter;
 mod xrc;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
@@ -11,6 +12,7 @@ use clocks::*;
 use compression::*;
 use device_memory::*;
 use foreign_memory::*;
+use scatter::*;
 use xrc::*;
 
 kernel_tests! {
@@ -30,6 +32,8 @@ kernel_tests! {
     without_a_clock_its_verbs_say_so if device::no_timestamps,
     compressed_completions_tell_what_the_others_tell if device::compression,
     without_compression_its_verbs_say_so if device::no_compression,
+    messages_in_completions_reach_their_memory if device::scatter,
+    messages_in_completions_are_refused_where_they_cannot_be,
     device_memory_is_copied_to_and_from if device::device_memory,
     peers_reach_device_memory_with_every_operation if device::device_memory,
     device_memory_is_checked_before_it_is_touched if device::device_memory,

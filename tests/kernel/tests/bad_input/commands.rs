@@ -101,7 +101,17 @@ impl Bench {
         let cap =
             QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (qp_type, flags) = (QpType::UD, QpCreateFlags::empty());
-        let request = QpRequest { pd, send_cq: cq, recv_cq: cq, srq, qp_type, cap, flags, user_handle: 0 };
+        let request = QpRequest {
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq,
+            qp_type,
+            cap,
+            flags,
+            scatter_to_cqe: false,
+            user_handle: 0,
+        };
         refused(self.provider.create_qp(&request).map(|made| made.handle))
     }
 
