@@ -77,7 +77,7 @@ impl Generator {
 
     pub(super) fn deregister(&mut self, model: &Model) -> Option<Op> {
         // The kernel keeps a region that a window is bound to.
-        let bound = |mr: Id| model.mws.values().any(|mw| mw.bound.is_some_and(|(region, ..)| region == mr));
+        let bound = |mr: Id| model.mws.values().any(|mw| mw.holds(mr, model.round));
         let free = model.mrs.iter().filter(|(mr, region)| region.claims.is_empty() && !bound(**mr));
         self.pick(free.map(|(mr, _)| *mr)).map(Op::Deregister)
     }

@@ -388,7 +388,7 @@ impl Model {
             return Step::Fails { status: WcStatus::MW_BIND_ERR, before_sending: true };
         }
         let window = self.mws.get_mut(&mw).expect("the window exists");
-        window.bound = Some((mr, access, id));
+        window.left = window.bound.replace((mr, access, id)).map(|(region, ..)| region);
         window.touched = round;
         Step::Done
     }
@@ -396,7 +396,7 @@ impl Model {
     fn unbind(&mut self, mw: Id) {
         let round = self.round;
         let window = self.mws.get_mut(&mw).expect("the window exists");
-        window.bound = None;
+        window.left = window.bound.take().map(|(region, ..)| region);
         window.touched = round;
     }
 }

@@ -145,8 +145,18 @@ pub struct Window {
     pub type_2: bool,
     /// The region, the rights and the queue pair that bound it.
     pub bound: Option<(Id, Access, Id)>,
+    /// The region that it was bound to before it was last bound or invalidated, which may still be under way.
+    pub left: Option<Id>,
     /// The round in which it was last bound, invalidated or used.
     pub touched: u64,
+}
+
+impl Window {
+    /// Whether it may be bound to a region, whatever is under way in this round.
+    #[must_use]
+    pub fn holds(&self, mr: Id, round: u64) -> bool {
+        self.bound.is_some_and(|(region, ..)| region == mr) || self.touched == round && self.left == Some(mr)
+    }
 }
 
 /// All objects, and what must come of them.
@@ -253,7 +263,7 @@ impl Model {
                 self.mrs.remove(mr);
             }
             Op::AllocMw(mw, pd, type_2) => {
-                let made = Window { pd: *pd, type_2: *type_2, bound: None, touched: self.round };
+                let made = Window { pd: *pd, type_2: *type_2, bound: None, left: None, touched: self.round };
                 self.mws.insert(*mw, made);
             }
             Op::DeallocMw(mw) => {

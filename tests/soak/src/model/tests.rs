@@ -483,3 +483,25 @@ fn a_region_is_in_use_by_a_flush_until_the_round_ends() {
     model.settle().unwrap();
     assert!(model.mrs[&20].claims.is_empty());
 }
+
+#[test]
+fn a_region_that_a_window_leaves_is_held_until_the_round_ends() {
+    let mut model = pair(Quirks::NONE);
+    let bindable = ALL | Access::MW_BIND;
+    for op in
+        [Op::Register(21, 1, 10, bindable), Op::Register(22, 1, 10, bindable), Op::AllocMw(30, 1, false)]
+    {
+        model.apply(&op);
+    }
+    let held = |model: &Model| [21, 22].map(|mr| model.mws[&30].holds(mr, model.round));
+    let mut bind = |wr_id, mr| {
+        let request = send(wr_id, Action::Bind(30, mr, Access::REMOTE_READ), Payload::Pieces(Vec::new()));
+        model.apply(&Op::PostSend(10, vec![request]));
+        let during = held(&model);
+        assert_eq!(see(&mut model, 10, false), [(wr_id, GOOD)]);
+        model.settle().unwrap();
+        (during, held(&model))
+    };
+    assert_eq!(bind(1, 21), ([true, false], [true, false]));
+    assert_eq!(bind(2, 22), ([true, true], [false, true]));
+}
