@@ -1,5 +1,7 @@
 //! Completion queues.
 
+mod armed;
+mod moved;
 mod ring;
 mod runs;
 mod strays;
@@ -8,13 +10,14 @@ mod taken;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{Completion, CompletionQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
+use self::armed::Armed;
 pub(crate) use self::ring::Ring;
 use self::ring::{COUNT, OWNER, is_before};
 pub(crate) use self::runs::Minis;
@@ -23,18 +26,9 @@ pub(crate) use self::strays::CqShared;
 use self::strays::Strays;
 pub use self::taken::Mlx5Completion;
 use self::taken::{Taken, deliver, outcome};
-use crate::cqe::{CQE, Cqe, CqeOpcode};
+use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
-
-/// In an entry's last byte: its sender asked for an event.
-const SOLICITED: u8 = 1 << 1;
-
-/// What a queue is armed for: any completion, or a solicited one or a failure.
-#[doc(alias = "MLX5_CQ_DB_REQ_NOT")]
-const ARM_ANY: u32 = 0;
-#[doc(alias = "MLX5_CQ_DB_REQ_NOT_SOL")]
-const ARM_SOLICITED: u32 = 1 << 24;
 
 /// A completion queue.
 #[derive(Debug)]
@@ -74,16 +68,6 @@ pub struct Mlx5Cq {
 // SAFETY: the memory behind the pointers is kept by `ring`, `shared` and `nobody` and as the module `table` says, and
 // belongs to no thread.
 unsafe impl Send for Mlx5Cq {}
-
-/// What the device was last told to raise an event for, as long as it is not known to have done so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Armed {
-    Not,
-    /// Any entry from this one on.
-    Any(u32),
-    /// An entry from this one on that is solicited or a failure.
-    Solicited(u32),
-}
 
 impl Mlx5Cq {
     pub(crate) fn new(
@@ -163,42 +147,6 @@ impl Mlx5Cq {
         self.recent_receives = NonNull::from(&self.nobody.1);
     }
 
-    /// Counts the event that it was armed for if one of the entries before `end`, all of them written and still in the
-    /// ring, has raised it.
-    fn settle(&mut self, end: u32) {
-        let raised = match self.armed {
-            Armed::Not => false,
-            Armed::Any(first) => first != end,
-            Armed::Solicited(first) => (0..end.wrapping_sub(first) & COUNT).any(|count| {
-                let op_own = self.ring.entry(first.wrapping_add(count)).op_own();
-                op_own & SOLICITED != 0 || op_own >> 4 >= CqeOpcode::REQ_ERR.0
-            }),
-        };
-        if raised {
-            self.events = self.events.wrapping_add(1);
-            self.armed = Armed::Not;
-        } else if let Armed::Solicited(first) = &mut self.armed {
-            *first = end;
-        }
-    }
-
-    /// Writes out the runs that are in the ring; returns the first entry that the device has not written.
-    fn expand_all(&mut self) -> u32 {
-        let mut end = self.consumer;
-        while end.wrapping_sub(self.consumer) < self.ring.entries() {
-            let op_own = self.ring.entry(end).op_own();
-            if !self.ring.written(end, op_own) {
-                break;
-            }
-            barrier::after_device_wrote();
-            if is_title(op_own) {
-                self.ring.expand(end);
-            }
-            end = end.wrapping_add(1);
-        }
-        end & COUNT
-    }
-
     pub(crate) fn shared(&self) -> &Arc<CqShared> {
         &self.shared
     }
@@ -207,41 +155,6 @@ impl Mlx5Cq {
     #[must_use]
     pub fn peek(&self) -> Cqe<'_> {
         self.ring.entry(self.consumer)
-    }
-
-    /// Goes on in `ring`, which the kernel has told the device of; what was left in the old one is moved there.
-    ///
-    /// The device marks the end of the old ring with an entry of its own, which counts.
-    pub(crate) fn follow(&mut self, ring: Ring) {
-        assert_eq!(ring.shift, self.ring.shift, "entries keep their size");
-        let ring = ring.compressed(self.ring.minis);
-        self.expand_all();
-        let mut index = self.consumer;
-        for _ in 0..self.ring.entries() {
-            let entry = self.ring.entry(index);
-            let op_own = entry.op_own();
-            if !self.ring.written(index, op_own) || entry.opcode() == CqeOpcode::RESIZE {
-                break;
-            }
-            barrier::after_device_wrote();
-            // The mark takes one number, so what was left comes one later.
-            let to = index.wrapping_add(1);
-            let from_start = 1usize << self.ring.shift;
-            let owner = (to >> ring.log & 1) as u8;
-            // SAFETY: both entries lie in their rings and have the same size; the device has written the old one, and
-            // writes the new one only when it has come round.
-            unsafe {
-                let whole = from_start - CQE;
-                let (from, into) = (self.ring.at(index).sub(whole), ring.at(to).cast_mut().sub(whole));
-                into.copy_from_nonoverlapping(from, from_start);
-                into.add(from_start - 1).write(op_own & !OWNER | owner);
-            }
-            index = to;
-        }
-        self.consumer = self.consumer.wrapping_add(1);
-        *self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner) = ring.clone();
-        self.ring = ring;
-        self.look_up();
     }
 
     /// The queue that an entry is of, if it is one of this completion queue's.
@@ -549,16 +462,7 @@ impl CompletionQueue for Mlx5Cq {
     }
 
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
-        // An event that is raised from here on makes this arming late, but then it is still to be read.
-        let end = self.expand_all();
-        self.settle(end);
-        let what = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
-        let command = (self.events & 3) << 28 | what | self.consumer;
-        self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
-        // Where only some entries raise the event, each must be looked at.
-        self.forget_recent();
-        self.shared.doorbell.set(Word::Second, command);
-        self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));
+        self.ask_for_event(solicited_only);
         Ok(())
     }
 }
