@@ -43,6 +43,7 @@ mod clock;
 mod completion;
 mod dm;
 mod kept;
+mod import;
 mod pair;
 mod provider;
 mod recv;

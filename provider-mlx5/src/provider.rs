@@ -29,7 +29,6 @@ use crate::address::{self, Link};
 use crate::clock::Clock;
 use crate::completion::{CqShared, Minis, Mlx5Cq, Ring};
 use crate::cqe::CQE;
-use crate::dm;
 use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
@@ -37,7 +36,7 @@ use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::{Mlx5Srq, SrqShared};
 use crate::table::{Receives, Record, Sends, Side, Source, Table};
 use crate::wqe::SEGMENT;
-use crate::xrc;
+use crate::{dm, import, xrc};
 
 /// Queue pairs of a context that get a register of their own, which is a page each; the others share one.
 const EXCLUSIVE_REGISTERS: u32 = 16;
@@ -60,6 +59,7 @@ pub struct Mlx5 {
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
     clock: Clock,
+    is_shareable: bool,
 }
 
 fn refused(method: &'static str) -> impl FnOnce(Errno) -> Refused {
@@ -84,6 +84,34 @@ fn known<T>(
 }
 
 impl Mlx5 {
+    fn new(
+        file: Arc<DeviceFile>,
+        info: ContextInfo,
+        told: AllocUcontextResp,
+        is_shareable: bool,
+    ) -> Result<Self, Refused> {
+        if told.cqe_version != 1 {
+            // Completions of the first version name no user's number.
+            return Err(Refused { method: "GetContext (completions of version 1)", errno: Errno::OPNOTSUPP });
+        }
+        let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
+        let queues = told.qp_tab_size.clamp(1 << 12, 1 << 20);
+        let table = Arc::new(Table::new(queues).map_err(refused("mmap"))?);
+        Ok(Self {
+            file,
+            info,
+            told,
+            table,
+            records: DoorbellRecords::default(),
+            uar,
+            exclusive: AtomicU32::new(EXCLUSIVE_REGISTERS),
+            cqs: Mutex::default(),
+            srqs: Mutex::default(),
+            clock: Clock::default(),
+            is_shareable,
+        })
+    }
+
     /// What the driver said of the device when it was opened.
     #[must_use]
     pub fn told(&self) -> &AllocUcontextResp {
@@ -169,25 +197,26 @@ impl Provider for Mlx5 {
         let payload = DriverPayload { input: request.as_bytes(), output: told.as_mut_bytes() };
         // SAFETY: the request holds no addresses, and the response has its full size.
         let info = unsafe { command::get_context(&file, payload) }?;
-        if told.cqe_version != 1 {
-            // Completions of the first version name no user's number.
-            return Err(Refused { method: "GetContext (completions of version 1)", errno: Errno::OPNOTSUPP });
-        }
-        let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
-        let queues = told.qp_tab_size.clamp(1 << 12, 1 << 20);
-        let table = Arc::new(Table::new(queues).map_err(refused("mmap"))?);
-        Ok(Self {
-            file,
-            info,
-            told,
-            table,
-            records: DoorbellRecords::default(),
-            uar,
-            exclusive: AtomicU32::new(EXCLUSIVE_REGISTERS),
-            cqs: Mutex::default(),
-            srqs: Mutex::default(),
-            clock: Clock::default(),
-        })
+        let is_shareable = import::query_context(&file).is_ok();
+        Self::new(file, info, told, is_shareable)
+    }
+
+    fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
+        let (info, told) = import::query_context(&file)?;
+        Ok(Self::new(file, info, told, true)?)
+    }
+
+    fn is_shareable(&self) -> bool {
+        self.is_shareable
+    }
+
+    fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
+        import::query_pd(&self.file, handle)?;
+        Ok(())
+    }
+
+    fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
+        dm::import(&self.file, handle)
     }
 
     fn context_info(&self) -> ContextInfo {

@@ -43,6 +43,15 @@ macro_rules! add_payload {
     };
 }
 
+/// Names the stream for the events of what a call makes, where it is not the context's first one.
+macro_rules! add_events {
+    ($call:ident, $file:ident, $attribute:expr) => {
+        if let Some(stream) = $file.events() {
+            $call.descriptor($attribute, std::os::fd::AsRawFd::as_raw_fd(&stream));
+        }
+    };
+}
+
 mod address;
 mod dm;
 mod dmabuf;
@@ -301,6 +310,7 @@ pub unsafe fn create_cq(
     }
     call.input(CqCreate::COMP_VECTOR, &request.vector);
     call.output(CqCreate::RESP_CQE, &mut entries);
+    add_events!(call, file, CqCreate::EVENT_FD);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
     unsafe { file.execute(&mut call) }?;
@@ -381,6 +391,7 @@ pub unsafe fn create_qp(
     if request.flags != QpCreateFlags::empty() {
         call.flags(QpCreate::FLAGS, request.flags);
     }
+    add_events!(call, file, QpCreate::EVENT_FD);
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
     add_payload!(call, payload);

@@ -56,6 +56,29 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// Takes over a device file that has no context yet, and gets it one.
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused>;
 
+    /// Takes over a device file whose context another process made, and uses as well.
+    fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
+        let _ = file;
+        Err(CreateError::Unsupported { what: "contexts of other processes" })
+    }
+
+    /// Whether other processes can take over the context with [`Provider::import`].
+    fn is_shareable(&self) -> bool {
+        false
+    }
+
+    /// Looks whether the context has a protection domain with this handle, made by whomever.
+    fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
+        let _ = handle;
+        Err(CreateError::Unsupported { what: "domains of other processes" })
+    }
+
+    /// Maps memory on the device that was taken, by whomever, under this handle.
+    fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
+        let _ = handle;
+        Err(CreateError::Unsupported { what: "memory on the device that another process took" })
+    }
+
     /// What the context can do.
     fn context_info(&self) -> ContextInfo;
 

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use bareverbs_uapi::ioctl::VERBS_IOCTL;
 use bareverbs_uapi::method::{Call, Method};
@@ -90,6 +91,7 @@ pub struct DeviceFile {
     fd: OwnedFd,
     driver_id: u32,
     home: Home,
+    events: OnceLock<OwnedFd>,
 }
 
 impl DeviceFile {
@@ -118,7 +120,25 @@ impl DeviceFile {
     /// What `mmap` and `madvise` report, as where there is no memory.
     pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, Refused> {
         let home = Home::here().map_err(|errno| Refused { method: "madvise", errno })?;
-        Ok(Self { fd, driver_id, home })
+        Ok(Self { fd, driver_id, home, events: OnceLock::new() })
+    }
+
+    /// Has the asynchronous events of objects that are made from here on sent to `stream`, not to the context's first
+    /// stream, which in a context that another process made is that one's. Only the first call has an effect.
+    pub fn send_events_to(&self, stream: OwnedFd) {
+        let _ = self.events.set(stream);
+    }
+
+    /// What [`DeviceFile::send_events_to`] was told.
+    #[must_use]
+    pub fn events(&self) -> Option<BorrowedFd<'_>> {
+        self.events.get().map(AsFd::as_fd)
+    }
+
+    /// Gives the descriptor back.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
     }
 
     /// Fails with `ESTALE` in a process that was forked from the one that opened the file.

@@ -1,16 +1,20 @@
 //! An open device.
 
+mod capabilities;
+mod opening;
+
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::types::{DriverId, GidEntry as KernelGidEntry};
-use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass, QueryPortSpeed};
+use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
+use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, QueryDeviceResp};
-use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 use rustix::io::Errno;
+
+pub use capabilities::Capabilities;
 
 use crate::gid::choose;
 use crate::{
@@ -23,42 +27,6 @@ const MAX_GID_ENTRIES: u32 = (u16::MAX as usize / size_of::<KernelGidEntry>()) a
 
 /// The most handles of one class that [`Context::object_count`] counts, for the same reason.
 const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
-
-/// What the kernel and the device can do, found out when the device was opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Capabilities {
-    /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
-    pub port_speed: bool,
-    /// Memory regions on demand, whose pages are not pinned: [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
-    ///
-    /// The Soft-RoCE of 7.2 forgets where in its page an address lies when it copies to or from such a region
-    /// (`__rxe_odp_mr_copy` of `rxe_odp.c`): there, only packets that begin a page move the right bytes. Atomics and
-    /// flushes are right anywhere.
-    pub odp: bool,
-    /// Regions on demand over the whole address space: [`Pd::implicit_mr`](crate::Pd::implicit_mr).
-    pub odp_implicit: bool,
-    /// Advice about regions on demand, such as [`Mr::prefetch`](crate::Mr::prefetch).
-    pub advise_mr: bool,
-    /// Times in completions, and the clock that they are of: [`CqInit::timestamps`], [`Context::raw_clock`].
-    pub completion_timestamps: bool,
-    /// Compressed runs of completions: [`CqInit::compressed`](crate::CqInit::compressed).
-    pub compressed_completions: bool,
-    /// Memory on the device itself: [`Context::alloc_dm`].
-    pub device_memory: bool,
-    /// Memory windows: [`Pd::alloc_mw`](crate::Pd::alloc_mw).
-    pub memory_windows: bool,
-    /// Flushes of remote memory: [`Operation::Flush`](crate::Operation::Flush).
-    pub flush: bool,
-    /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
-    pub atomic_write: bool,
-    /// A region that is nowhere: [`Pd::null_mr`](crate::Pd::null_mr).
-    pub null_mr: bool,
-    /// XRC domains: [`Context::open_xrcd`].
-    pub xrc: bool,
-    /// Completion vectors.
-    pub num_comp_vectors: u32,
-}
 
 /// An open device: where everything else is made.
 ///
@@ -98,59 +66,6 @@ impl<P: Provider> Clone for Context<P> {
 }
 
 impl<P: Provider> Context<P> {
-    pub(crate) fn open(device: &Device) -> Result<Self> {
-        const VERB: &str = "open_device";
-        let path =
-            device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
-        let open_file = |driver: DriverId| {
-            DeviceFile::open(path, driver.0).map_err(|refused| Error::Open {
-                device: device.name().to_owned(),
-                path: path.to_owned(),
-                errno: refused.errno,
-            })
-        };
-        let driver = match device.driver_id() {
-            Some(driver) => Some(driver),
-            None => probe_driver(&open_file(DriverId::UNKNOWN)?),
-        };
-        let Some(driver) = driver.filter(|driver| P::drives(driver.0)) else {
-            return Err(Error::UnsupportedDriver { device: device.name().to_owned(), driver });
-        };
-        let file = Arc::new(open_file(driver)?);
-        let refused = |refused: Refused| Error::refused(VERB, device.name(), refused);
-        let provider = P::open(Arc::clone(&file)).map_err(refused)?;
-        let events = AsyncEvents::create(&file)?;
-        let attr = command::query_device_ex(&file).map_err(refused)?;
-        let odp = attr.odp_caps.general_caps;
-        let capabilities = Capabilities {
-            port_speed: query_port_speed(&file, 1).is_ok(),
-            odp: odp.contains(OdpGeneralCaps::SUPPORT),
-            odp_implicit: odp.contains(OdpGeneralCaps::SUPPORT_IMPLICIT),
-            // There is no way to ask without a region; the drivers that page on demand are those that take advice.
-            advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
-            completion_timestamps: attr.timestamp_mask != 0,
-            compressed_completions: provider.offloads().map_err(refused)?.compressed_completions,
-            device_memory: attr.max_dm_size != 0,
-            memory_windows: attr.device_cap_flags_ex.contains(DeviceCapFlags::MEM_WINDOW),
-            flush: attr
-                .device_cap_flags_ex
-                .intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
-            atomic_write: attr.device_cap_flags_ex.contains(DeviceCapFlags::ATOMIC_WRITE),
-            null_mr: provider.null_key().is_some(),
-            xrc: attr.device_cap_flags_ex.contains(DeviceCapFlags::XRC),
-            num_comp_vectors: provider.context_info().num_comp_vectors,
-        };
-        let session = Arc::new(Session {
-            file,
-            device: device.clone(),
-            capabilities,
-            reg_mr: RegMrMethod::default(),
-            told: attr,
-            events,
-        });
-        Ok(Self { inner: Arc::new(Inner { session, provider }) })
-    }
-
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.inner.session
     }
@@ -496,24 +411,6 @@ impl<P: Provider> Context<P> {
 fn no_lid(verb: &'static str) -> Error {
     let reason = "InfiniBand reaches a peer by its LID: set `dlid` to what `query_port` tells at the peer";
     Error::invalid(verb, reason)
-}
-
-/// The driver of an open device file without a context.
-///
-/// RDMA netlink tells the driver; without it, the kernel is asked with every known number in turn. The number is
-/// checked before anything else of a call (`ib_uverbs_cmd_verbs` of `core/uverbs_ioctl.c`) and a wrong one gives
-/// `EINVAL`; counting objects of a class needs no context, changes nothing, and is answered well with the right one.
-fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
-    let mut known: Vec<u64> = DriverId::INFO.values.iter().map(|value| value.value).collect();
-    known.dedup();
-    known.into_iter().map(|number| DriverId(number as u32)).find(|driver| {
-        let mut total = 0;
-        let mut call = Call::<InfoHandles>::new(driver.0);
-        call.constant(InfoHandles::OBJECT_ID, ObjectClass::PD);
-        call.output(InfoHandles::TOTAL_HANDLES, &mut total);
-        // SAFETY: the method writes nothing but its attributes.
-        unsafe { file.execute(&mut call) }.is_ok()
-    })
 }
 
 fn query_port_speed(file: &DeviceFile, port: u32) -> Result<u64, Refused> {

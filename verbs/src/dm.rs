@@ -8,6 +8,7 @@ use bareverbs_provider::contract::{DmRequest, Provider};
 use bareverbs_provider::dm::{DeviceMemory, WORD};
 
 use crate::context::Session;
+use crate::import;
 use crate::mr::{check_range, element};
 use crate::pd::Domain;
 use crate::{Access, Context, Error, Remote, Result, Sge};
@@ -57,7 +58,8 @@ pub struct Dm {
 struct DmShared {
     session: Arc<Session>,
     handle: u32,
-    freed: bool,
+    /// It is given back, or another process's.
+    gone: bool,
 }
 
 impl Dm {
@@ -79,7 +81,22 @@ impl Dm {
                 (errno == rustix::io::Errno::NOMEM).then(|| "less may be left on the device".to_owned())
             })
         })?;
-        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, freed: false }) })
+        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, gone: false }) })
+    }
+
+    pub(crate) fn import<P: Provider>(context: &Context<P>, handle: u32) -> Result<Self> {
+        let memory = context
+            .provider()
+            .import_dm(handle)
+            .map_err(|reason| import::error("import_dm", handle, reason))?;
+        let session = Arc::clone(context.session());
+        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, gone: true }) })
+    }
+
+    /// The kernel's handle of it, by which other processes [import](Context::import_dm) it.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.shared.handle
     }
 
     /// Bytes.
@@ -120,7 +137,8 @@ impl Dm {
         Ok(())
     }
 
-    /// Gives it back. Dropping does the same in silence, and waits for the regions.
+    /// Gives it back, unless it is [another process's](Context::import_dm). Dropping does the same in silence, and waits for
+    /// the regions.
     ///
     /// # Errors
     /// [`Error::Invalid`] where regions of it are left, with the last of which it goes; the kernel refuses.
@@ -132,7 +150,9 @@ impl Dm {
         let Some(mut shared) = Arc::into_inner(shared) else {
             return Err(Error::invalid(VERB, "regions of it are left: drop them first"));
         };
-        shared.freed = true;
+        if std::mem::replace(&mut shared.gone, true) {
+            return Ok(());
+        }
         command::free_dm(&shared.session.file, shared.handle)
             .map_err(|refused| Error::refused(VERB, "memory on the device", refused))
     }
@@ -149,7 +169,7 @@ impl DmShared {
 
 impl Drop for DmShared {
     fn drop(&mut self) {
-        if !self.freed {
+        if !self.gone {
             // It fails only where a region that could not be given back is of it; closing the file frees both.
             let _ = command::free_dm(&self.session.file, self.handle);
         }

@@ -54,7 +54,8 @@
 //! - Registered memory is copied for it when it is forked, as all private memory is, pages that are pinned at once (since
 //!   Linux 5.12; [`SystemInfo::copy_on_fork`](netlink::SystemInfo::copy_on_fork) tells). So parent and device go on
 //!   sharing their pages, and the child can read what was there, and write it, without either noticing.
-//! - It may open the device anew and use what it makes then, `exec`, or exit.
+//! - It may open the device anew and use what it makes then, `exec`, or exit. Where the device can do it, it may also take
+//!   over its parent's context by a descriptor that the parent has sent: [`Context::import`].
 //!
 //! A program that goes into the background by forking should open the device afterwards.
 //!
@@ -78,6 +79,7 @@ mod ethernet;
 mod event_fd;
 mod events;
 mod gid;
+mod import;
 mod memory;
 mod mr;
 mod mr_hints;
@@ -122,6 +124,7 @@ pub use error::{Error, KernelRefusal, Result, explain};
 pub use ethernet::{EthernetAddress, MacAddress};
 pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
+pub use import::ImportedMr;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
 pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, RegisterError};
 pub use mw::{Mw, inc_rkey};

@@ -188,6 +188,12 @@ impl<M> Mr<M> {
         Self { registration: ManuallyDrop::new(registration), memory, start, len }
     }
 
+    /// The kernel's handle of it, by which other processes [import](crate::Pd::import_mr) it.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.registration.handle
+    }
+
     /// The key by which this process's operations name it.
     #[must_use]
     pub fn lkey(&self) -> u32 {

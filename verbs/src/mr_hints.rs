@@ -149,6 +149,7 @@ mod tests {
         atomic_write: false,
         null_mr: false,
         xrc: false,
+        import: false,
         num_comp_vectors: 1,
     };
 

@@ -8,8 +8,9 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
 
 use crate::context::Session;
+use crate::import;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, LocalAccess,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr, LocalAccess,
     MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit,
     Transport, XrcSrq, XrcSrqInit,
 };
@@ -27,11 +28,17 @@ pub struct Pd<P: Provider = AnyProvider> {
 pub(crate) struct Domain {
     pub(crate) session: Arc<Session>,
     pub(crate) handle: u32,
+    /// Another process's, which gives it back.
+    imported: bool,
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // It fails only where an object that could not be given back is in it; closing the file frees both.
+        if self.imported {
+            return;
+        }
+        // It fails only where an object is in it that could not be given back, or that another process made; closing the
+        // file frees both.
         let _ = command::dealloc_pd(&self.session.file, self.handle);
     }
 }
@@ -48,8 +55,35 @@ impl<P: Provider> Pd<P> {
             .provider()
             .alloc_pd()
             .map_err(|refused| Error::refused("alloc_pd", context.device().name(), refused))?;
-        let domain = Domain { session: Arc::clone(context.session()), handle };
-        Ok(Self { context: context.clone(), domain: Arc::new(domain) })
+        Ok(Self::new(context, handle, false))
+    }
+
+    pub(crate) fn import(context: &Context<P>, handle: u32) -> Result<Self> {
+        context.provider().import_pd(handle).map_err(|reason| import::error("import_pd", handle, reason))?;
+        Ok(Self::new(context, handle, true))
+    }
+
+    fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
+        let domain = Domain { session: Arc::clone(context.session()), handle, imported };
+        Self { context: context.clone(), domain: Arc::new(domain) }
+    }
+
+    /// The kernel's handle of it, by which other processes [import](Context::import_pd) it.
+    #[must_use]
+    pub fn handle(&self) -> u32 {
+        self.domain.handle
+    }
+
+    /// Uses a region that another process registered in the context, which stays that one's. `handle` is that of
+    /// [`Mr::handle`] there.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT` where the context has no
+    /// such region.
+    #[doc(alias = "ibv_import_mr")]
+    #[doc(alias = "ibv_unimport_mr")]
+    pub fn import_mr(&self, handle: u32) -> Result<ImportedMr> {
+        ImportedMr::import(&self.domain, handle)
     }
 
     /// The context it belongs to.

@@ -67,6 +67,25 @@ macro_rules! providers {
                 Err(Refused { method: "open", errno: Errno::OPNOTSUPP })
             }
 
+            fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
+                $(if <$provider>::drives(file.driver_id()) {
+                    return <$provider>::import(file).map(Self::$variant);
+                })*
+                Err(Refused { method: "import", errno: Errno::OPNOTSUPP }.into())
+            }
+
+            fn is_shareable(&self) -> bool {
+                match self { $(Self::$variant(provider) => provider.is_shareable(),)* }
+            }
+
+            fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
+                match self { $(Self::$variant(provider) => provider.import_pd(handle),)* }
+            }
+
+            fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
+                match self { $(Self::$variant(provider) => provider.import_dm(handle),)* }
+            }
+
             fn context_info(&self) -> ContextInfo {
                 match self { $(Self::$variant(provider) => provider.context_info(),)* }
             }

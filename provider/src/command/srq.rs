@@ -52,6 +52,7 @@ pub unsafe fn create_srq(
     call.input(SrqCreate::MAX_WR, &request.max_wr);
     call.input(SrqCreate::MAX_SGE, &request.max_sge);
     call.input(SrqCreate::LIMIT, &request.limit);
+    add_events!(call, file, SrqCreate::EVENT_FD);
     call.output(SrqCreate::RESP_MAX_WR, &mut max_wr);
     call.output(SrqCreate::RESP_MAX_SGE, &mut max_sge);
     add_payload!(call, payload);

@@ -66,6 +66,7 @@ pub unsafe fn create_xrc_target(
     let none = QpCap::zeroed();
     call.input_struct(QpCreate::CAP, &none);
     call.constant(QpCreate::TYPE, QpType::XRC_TGT);
+    add_events!(call, file, QpCreate::EVENT_FD);
     call.output_struct(QpCreate::RESP_CAP, &mut cap);
     call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
     add_payload!(call, payload);

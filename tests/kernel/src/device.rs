@@ -297,6 +297,22 @@ pub fn null_mr() -> Need {
     need(open().capabilities().null_mr, || format!("{} has no region that is nowhere", name()))
 }
 
+/// For tests of contexts that several processes use.
+///
+/// # Errors
+/// The driver's contexts are for one.
+pub fn import() -> Need {
+    need(open().capabilities().import, || format!("{} has contexts for one process only", name()))
+}
+
+/// For tests of what a device refuses whose contexts are for one process.
+///
+/// # Errors
+/// They are for several.
+pub fn no_import() -> Need {
+    need(import().is_err(), || format!("{} has contexts that several processes can use", name()))
+}
+
 /// The other end of the wire that the lab puts Soft-RoCE on.
 pub const FAR: &str = "veth1";
 

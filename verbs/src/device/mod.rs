@@ -6,11 +6,13 @@
 mod sysfs;
 
 use std::fs;
+use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use bareverbs_uapi::nldev::NodeType;
 use bareverbs_uapi::uverbs::types::DriverId;
+use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
@@ -55,6 +57,8 @@ pub struct Device {
 #[derive(Clone, Debug)]
 struct Uverbs {
     path: PathBuf,
+    /// Major and minor number.
+    number: (u32, u32),
     driver_id: Option<DriverId>,
 }
 
@@ -98,6 +102,7 @@ impl Device {
             port_count: info.port_count,
             uverbs: uverbs.map(|found| Uverbs {
                 path: node(Path::new(NODES), &found.name, found.number),
+                number: found.number,
                 driver_id: found.driver_id,
             }),
             found_by: FoundBy::Netlink,
@@ -125,6 +130,17 @@ impl Device {
     /// There is none.
     pub fn first() -> Result<Self> {
         devices()?.into_iter().next().ok_or(Error::NoDevice)
+    }
+
+    /// The device that an open device file is of.
+    pub(crate) fn behind(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
+        let found = rustix::fs::fstat(file)
+            .map_err(|errno| Error::system("looking at what the descriptor is of", errno))?;
+        let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+        let number = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+        let is_it = |device: &Self| device.uverbs.as_ref().is_some_and(|uverbs| uverbs.number == number);
+        let device = if is_device { devices()?.into_iter().find(is_it) } else { None };
+        device.ok_or_else(|| Error::invalid(verb, "the descriptor is of no RDMA device's file"))
     }
 
     /// Its name, such as `rxe0`.

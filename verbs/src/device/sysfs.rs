@@ -44,7 +44,7 @@ fn uverbs_devices(root: &Path) -> Vec<(String, Uverbs)> {
         .filter_map(|name| {
             let folder = class.join(&name);
             let number = device_number(&line(&folder.join("dev")))?;
-            let uverbs = Uverbs { path: node(Path::new(NODES), &name, number), driver_id: None };
+            let uverbs = Uverbs { path: node(Path::new(NODES), &name, number), number, driver_id: None };
             Some((line(&folder.join("ibdev")), uverbs))
         })
         .collect()

@@ -5,6 +5,7 @@ mod compression;
 mod device_memory;
 mod foreign_memory;
 mod scatter;
+mod imported;
 mod xrc;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
@@ -13,6 +14,7 @@ use compression::*;
 use device_memory::*;
 use foreign_memory::*;
 use scatter::*;
+use imported::*;
 use xrc::*;
 
 kernel_tests! {
@@ -42,6 +44,13 @@ kernel_tests! {
     without_device_memory_its_verbs_say_so if device::no_device_memory,
     what_goes_nowhere_leaves_the_rest_of_a_message if device::null_mr,
     soft_roce_has_no_region_that_is_nowhere if device::soft_roce,
+    another_process_uses_a_domain_and_a_region_that_it_imported if device::import,
+    events_come_to_the_process_whose_object_they_are_of if device::import,
+    another_process_uses_device_memory_that_it_imported if device::import,
+    what_a_process_left_behind_goes_with_the_context if device::import,
+    handles_of_nothing_are_refused if device::import,
+    what_is_no_open_device_is_not_imported if device::import,
+    without_sharing_imports_say_so if device::no_import,
     peers_reach_a_dma_buf,
     a_dma_buf_is_checked_before_it_is_registered,
 }
