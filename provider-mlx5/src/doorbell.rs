@@ -270,7 +270,7 @@ const MAX_HALF: usize = 512;
 /// A register that a send queue rings, as [`SendRegister::Shared`] or with BlueFlame.
 #[derive(Debug)]
 pub enum SendRegister {
-    /// One that several queues ring, by writes of 8 bytes.
+    /// One that several queues may ring, by writes of 8 bytes.
     Shared(Arc<Uar>),
     /// One that no other queue uses.
     Exclusive(BlueFlame),
@@ -283,6 +283,16 @@ impl SendRegister {
         match self {
             Self::Shared(uar) => uar.page_id,
             Self::Exclusive(register) => register.uar.page_id,
+        }
+    }
+
+    /// Whether no other queue rings it.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        match self {
+            // One for all is the context's too.
+            Self::Shared(uar) => Arc::strong_count(uar) == 1,
+            Self::Exclusive(_) => true,
         }
     }
 

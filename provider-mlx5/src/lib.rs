@@ -28,6 +28,9 @@
 //! is told. [`Mlx5Completion::entry`] shows the entry behind a completion, [`Mlx5Sq::block`] a block of a send queue; both can
 //! be printed ([`wqe::Shown`]), as `bareverbs dump` does.
 //!
+//! [`Mlx5Sq::push_built`] takes a request that was built by hand. The example `hand_built_wqe` of the crate `bareverbs`
+//! posts two of them on a queue pair that was brought up in the ordinary way.
+//!
 //! # Who may touch what
 //!
 //! A send queue, a receive queue and a completion queue have an owner each, who may be three threads. What they share is
@@ -42,8 +45,8 @@ mod address;
 mod clock;
 mod completion;
 mod dm;
-mod kept;
 mod import;
+mod kept;
 mod pair;
 mod provider;
 mod recv;
@@ -58,5 +61,5 @@ mod xrc;
 pub use completion::{Mlx5Completion, Mlx5Cq};
 pub use provider::Mlx5;
 pub use recv::Mlx5Rq;
-pub use send::{Mlx5Ah, Mlx5Sq};
+pub use send::{Built, Mlx5Ah, Mlx5Sq};
 pub use srq::Mlx5Srq;

@@ -7,7 +7,7 @@ use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::doorbell::DoorbellRecord;
+use crate::doorbell::{DoorbellRecord, PAGE};
 use crate::table::{Record, Side};
 use crate::wqe::{self, BLOCK, SEGMENT};
 
@@ -78,6 +78,8 @@ pub(crate) struct Layout {
     pub(crate) send_sge: u32,
     /// Bytes inline.
     pub(crate) inline: u32,
+    /// Bytes of which the send ring starts at a multiple.
+    send_align: usize,
 }
 
 impl Layout {
@@ -94,6 +96,8 @@ impl Layout {
             QpType::UD => 4,
             // The same behind the segment that names the peer's queue.
             QpType::XRC_INI => 4,
+            // Of frames: their flags, and a header.
+            QpType::RAW_PACKET => 3,
             // An address and the numbers of an atomic.
             _ => 3,
         };
@@ -143,6 +147,8 @@ impl Layout {
             sends: (blocks / blocks_each) as u32,
             send_sge: sge,
             inline: (room * SEGMENT as u64 - 4) as u32,
+            // The kernel registers the two rings of raw packets each for itself.
+            send_align: if qp_type == QpType::RAW_PACKET { PAGE } else { BLOCK },
         })
     }
 
@@ -154,7 +160,7 @@ impl Layout {
 
     /// Where the send ring starts.
     pub(crate) fn send_offset(&self) -> usize {
-        (self.recv_slots as usize) << self.recv_shift
+        ((self.recv_slots as usize) << self.recv_shift).next_multiple_of(self.send_align)
     }
 
     /// Bytes of both rings.

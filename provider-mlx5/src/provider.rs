@@ -8,7 +8,8 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
-    DmRequest, Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest, XrcTargetRequest,
+    DmRequest, DoorbellChoice, Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
+    XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
@@ -17,8 +18,8 @@ use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
     AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask, CommandsWithPayload, CqFlags,
-    CreateAhResp, CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp, LibCaps,
-    QpFlags, QueryDeviceResp, ResizeCqReq,
+    CreateAhResp, CreateCqReq, CreateCqResp, CreateQpReq, CreateQpResp, CreateSrqReq, CreateSrqResp,
+    InlineMode, LibCaps, QpFlags, QueryDeviceResp, ResizeCqReq,
 };
 use bareverbs_uapi::uverbs::types::{DriverId, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{LinkLayer, SrqAttrMask};
@@ -32,7 +33,7 @@ use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
-use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::send::{FRAME_HEADER, Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::{Mlx5Srq, SrqShared};
 use crate::table::{Receives, Record, Sends, Side, Source, Table};
 use crate::wqe::SEGMENT;
@@ -138,8 +139,27 @@ impl Mlx5 {
         Ok(told)
     }
 
+    fn register(&self, choice: DoorbellChoice) -> Result<SendRegister, CreateError> {
+        match choice {
+            DoorbellChoice::Any => Ok(self.some_register()),
+            DoorbellChoice::Shared => Ok(SendRegister::Shared(Arc::clone(&self.uar))),
+            DoorbellChoice::Own => {
+                let combined = match Uar::alloc(&self.file, UarType::BF) {
+                    Ok(uar) => BlueFlame::new(uar, self.told.bf_reg_size).ok(),
+                    Err(Refused { errno: Errno::OPNOTSUPP, .. }) => None,
+                    Err(refused) => return Err(refused.into()),
+                };
+                Ok(match combined {
+                    Some(register) => SendRegister::Exclusive(register),
+                    // This machine doesn't combine writes: requests can't be copied, but it is its own.
+                    None => SendRegister::Shared(Arc::new(Uar::alloc(&self.file, UarType::NC)?)),
+                })
+            }
+        }
+    }
+
     /// A register of one's own while there are some, and the shared one otherwise.
-    fn register(&self) -> SendRegister {
+    fn some_register(&self) -> SendRegister {
         let shared = || SendRegister::Shared(Arc::clone(&self.uar));
         let take = |left: u32| left.checked_sub(1);
         if self.exclusive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
@@ -248,6 +268,11 @@ impl Provider for Mlx5 {
             .then_some(self.told.dump_fill_mkey)
     }
 
+    fn has_raw_packets(&self) -> bool {
+        // On Ethernet the driver tells how much of a frame's headers a request must hold itself.
+        matches!(self.told.eth_min_inline, InlineMode::NONE | InlineMode::L2)
+    }
+
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         dm::alloc(&self.file, request)
     }
@@ -306,7 +331,12 @@ impl Provider for Mlx5 {
 
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
-        if !matches!(request.qp_type, QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI) {
+        let known_type = match request.qp_type {
+            QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
+            QpType::RAW_PACKET => self.has_raw_packets(),
+            _ => false,
+        };
+        if !known_type {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
         let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
@@ -335,9 +365,12 @@ impl Provider for Mlx5 {
             .ok_or(Refused { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
         let rings = Mapping::anonymous(layout.bytes()).map_err(refused("mmap"))?;
         let doorbell = self.records.take().map_err(refused("mmap"))?;
-        let register = self.register();
+        let register = self.register(request.doorbell)?;
+        let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
+        let is_raw = request.qp_type == QpType::RAW_PACKET;
         let driver = CreateQpReq {
-            buf_addr: rings.as_ptr().as_ptr().expose_provenance() as u64,
+            buf_addr: start,
+            sq_buf_addr: if is_raw { start + layout.send_offset() as u64 } else { 0 },
             db_addr: doorbell.address(),
             sq_wqe_count: layout.send_blocks,
             rq_wqe_count: layout.recv_slots,
@@ -360,6 +393,7 @@ impl Provider for Mlx5 {
             max_sge: layout.send_sge,
             max_inline: layout.inline,
             max_message,
+            frame_header: if self.told.eth_min_inline == InlineMode::NONE { 0 } else { FRAME_HEADER },
             signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
         };
         let rq = receives.then(|| {

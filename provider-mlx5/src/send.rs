@@ -1,5 +1,7 @@
 //! The send queue.
 
+mod built;
+mod raw;
 mod xrc;
 
 use std::ptr::NonNull;
@@ -8,7 +10,7 @@ use std::sync::Arc;
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{DoorbellError, SendQueue};
 use bareverbs_provider::work::{
-    Datagram, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode, XrcOperation,
+    Datagram, Frame, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode, XrcOperation,
 };
 use bareverbs_uapi::uverbs::types::QpType;
 
@@ -23,6 +25,9 @@ use crate::wqe::{
 /// Bytes of the longest run of memory that a segment can name, and of the longest message on the wire.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
+pub use built::Built;
+pub(crate) use raw::FRAME_HEADER;
+
 /// What sends may be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
@@ -35,6 +40,8 @@ pub(crate) struct SendLimits {
     pub(crate) max_message: u64,
     /// Whether every request makes a completion.
     pub(crate) signal_all: bool,
+    /// Bytes of a frame that a request must hold itself.
+    pub(crate) frame_header: usize,
 }
 
 /// An address handle: what is the same for all datagrams to a port.
@@ -560,6 +567,14 @@ impl SendQueue for Mlx5Sq {
 
     unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
         self.push_to_srq(request)
+    }
+
+    fn owns_doorbell(&self) -> bool {
+        self.register.is_own()
+    }
+
+    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+        self.push_whole_frame(request)
     }
 
     /// A write to the register can't be refused.

@@ -311,6 +311,7 @@ impl PlainQp {
             max_sge: self.layout.send_sge,
             max_inline: self.layout.inline,
             max_message: if self.qp_type == QpType::UD { 4096 } else { 1 << 30 },
+            frame_header: 0,
             signal_all: false,
         };
         let (page, register) = if blue_flame {

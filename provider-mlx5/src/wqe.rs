@@ -160,6 +160,16 @@ pub const fn xrc(srq_num: u32) -> Segment {
     words(srq_num, 0, 0, 0)
 }
 
+/// What stands behind the control segment of a whole frame, the first `header` bytes of which begin in the last two of this
+/// segment. With `checksums`, the device fills in those of the outer IP header and of the header behind it.
+#[doc(alias = "mlx5_wqe_eth_seg")]
+#[must_use]
+#[inline(always)]
+pub const fn ethernet(checksums: bool, header: u16) -> Segment {
+    // MLX5_ETH_WQE_L3_CSUM and MLX5_ETH_WQE_L4_CSUM.
+    words(0, if checksums { 0xc0 << 24 } else { 0 }, 0, (header as u32) << 16)
+}
+
 /// The numbers of an atomic: what is swapped in or added, and what a swap compares with.
 #[doc(alias = "mlx5_wqe_atomic_seg")]
 #[must_use]

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::contract::{
-    AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpRequest,
-    SendQueue, SrqChange, SrqRequest,
+    AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DoorbellChoice, Provider,
+    QpRequest, SendQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
@@ -103,6 +103,9 @@ impl Provider for Rxe {
     }
 
     fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        if request.doorbell == DoorbellChoice::Own {
+            return Err(CreateError::Unsupported { what: "doorbells of one queue pair's own" });
+        }
         let mut request = *request;
         // Kernels that check the element in work against the width refuse inline data on a queue of width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);

@@ -55,6 +55,7 @@ macro_rules! add_events {
 mod address;
 mod dm;
 mod dmabuf;
+mod flow;
 mod memory;
 mod region;
 mod resize;
@@ -64,6 +65,7 @@ mod xrc;
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
 pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
+pub use flow::{create_flow, destroy_flow};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
 pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};

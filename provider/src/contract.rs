@@ -13,7 +13,8 @@ use crate::command::{ContextInfo, QpHandle};
 use crate::device::{DeviceFile, Refused};
 use crate::dm::DeviceMemory;
 use crate::work::{
-    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
+    Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    XrcOperation,
 };
 
 /// What a device does for whole packets and for the rate of sends.
@@ -95,6 +96,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// A local key whose reads and writes go nowhere; none where the device has no such key.
     fn null_key(&self) -> Option<u32> {
         None
+    }
+
+    /// Whether it makes queue pairs whose messages are whole frames.
+    fn has_raw_packets(&self) -> bool {
+        false
     }
 
     /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails, nothing is left behind.
@@ -239,6 +245,22 @@ pub struct QpRequest {
     pub scatter_to_cqe: bool,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
+    /// What its doorbell is to be.
+    pub doorbell: DoorbellChoice,
+}
+
+/// By what a queue pair's sends are announced to the device. See [`SendQueue::owns_doorbell`].
+#[doc(alias = "ibv_alloc_td")]
+#[doc(alias = "ibv_alloc_parent_domain")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DoorbellChoice {
+    /// The provider's choice: its own for the first queue pairs of a context, say, and a shared one for later ones.
+    #[default]
+    Any,
+    /// One that queue pairs share, so that none is used up.
+    Shared,
+    /// Its own, or none at all is made.
+    Own,
 }
 
 /// A queue pair as made.
@@ -434,6 +456,22 @@ pub trait SendQueue: Send {
     unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
         let _ = request;
         Err(Refusal::Unsupported { operation: "a request over XRC" })
+    }
+
+    /// Writes a whole frame into the next free slot, as [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+        let _ = request;
+        Err(Refusal::Unsupported { operation: "a frame" })
+    }
+
+    /// Whether no other queue rings the doorbell that this one does. A device may be faster then: requests are copied to it
+    /// with the doorbell. By default not.
+    fn owns_doorbell(&self) -> bool {
+        false
     }
 
     /// Leaves what was pushed for the next [`SendQueue::ring`]: [`SendQueue::abort`] does not take it back any more.

@@ -131,6 +131,18 @@ pub struct XrcOperation {
     pub operation: Operation,
 }
 
+/// A whole Ethernet frame, from the address of its receiver to the end of its payload, as the bytes of a request: the
+/// device puts the check sequence behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The first bytes of the frame, before those of the payload: at most 18, the length of an Ethernet header with a
+    /// VLAN tag. They are copied when posted. Some devices want to have all 18 there, unless the payload is inline.
+    pub header: &'a [u8],
+    /// The device fills in the checksums of the frame's IP header and of the TCP or UDP header behind it.
+    #[doc(alias = "IBV_SEND_IP_CSUM")]
+    pub checksums: bool,
+}
+
 /// How a memory window is to be bound.
 #[doc(alias = "ibv_mw_bind_info")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -101,10 +101,10 @@ mod xrc;
 
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
-pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellError, Provider};
+pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellChoice, DoorbellError, Provider};
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{
-    MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,
+    Frame, MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,
     WorkCompletion, XrcOperation,
 };
 pub use bareverbs_uapi::nldev::NodeType;
@@ -133,9 +133,10 @@ pub use provider::AnyProvider;
 #[cfg(feature = "test-utils")]
 pub use provider::{AnyCq, AnyRq, AnySq};
 pub use qp::{
-    AhAttr, Batch, Connected, Datagram, GRH_BYTES, Grh, InitAttr, MULTICAST_QP, PostError, PostReason, Qp,
-    QpAttr, QpCap, QpInit, QpInitAttr, Rc, RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc,
-    UcOperation, UcRtrAttr, Ud, UdInitAttr, XrcSend, XrcTarget, XrcTargetRtsAttr,
+    AhAttr, Batch, Connected, Datagram, EthernetMatch, FlowId, FlowRule, GRH_BYTES, Grh, InitAttr, Ipv4Match,
+    MULTICAST_QP, PortMatch, PostError, PostReason, Qp, QpAttr, QpCap, QpInit, QpInitAttr, RawPacket, Rc,
+    RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
+    UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};

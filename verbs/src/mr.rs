@@ -191,7 +191,7 @@ impl<M> Mr<M> {
     /// The kernel's handle of it, by which other processes [import](crate::Pd::import_mr) it.
     #[must_use]
     pub fn handle(&self) -> u32 {
-        self.registration.handle
+        self.registration.handle()
     }
 
     /// The key by which this process's operations name it.

@@ -10,9 +10,9 @@ use bareverbs_provider::contract::Provider;
 use crate::context::Session;
 use crate::import;
 use crate::{
-    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr, LocalAccess,
-    MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq, SrqInit,
-    Transport, XrcSrq, XrcSrqInit,
+    Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
+    LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq,
+    SrqInit, Transport, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.

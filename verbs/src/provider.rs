@@ -12,7 +12,8 @@ use bareverbs_provider::contract::{
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::work::{
-    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion, XrcOperation,
+    Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    XrcOperation,
 };
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::ModifyQpReq;
@@ -100,6 +101,10 @@ macro_rules! providers {
 
             fn null_key(&self) -> Option<u32> {
                 match self { $(Self::$variant(provider) => provider.null_key(),)* }
+            }
+
+            fn has_raw_packets(&self) -> bool {
+                match self { $(Self::$variant(provider) => provider.has_raw_packets(),)* }
             }
 
             fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
@@ -224,6 +229,15 @@ macro_rules! providers {
             unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push_xrc(request) },)* }
+            }
+
+            fn owns_doorbell(&self) -> bool {
+                match self { $(Self::$variant(queue) => queue.owns_doorbell(),)* }
+            }
+
+            unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.push_frame(request) },)* }
             }
 
             #[inline]

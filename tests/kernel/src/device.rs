@@ -204,6 +204,14 @@ pub fn soft_roce() -> Need {
     need(is_soft_roce(), || format!("{} is no device of Soft-RoCE", name()))
 }
 
+/// For tests of the ConnectX's provider.
+///
+/// # Errors
+/// Another driver's device.
+pub fn connectx() -> Need {
+    need(device().driver_id() == Some(DriverId::MLX5), || format!("{} is no ConnectX", name()))
+}
+
 /// For tests that take the device from its driver.
 ///
 /// # Errors
@@ -311,6 +319,22 @@ pub fn import() -> Need {
 /// They are for several.
 pub fn no_import() -> Need {
     need(import().is_err(), || format!("{} has contexts that several processes can use", name()))
+}
+
+/// For tests of whole frames.
+///
+/// # Errors
+/// The device has no queue pairs for them.
+pub fn raw_packets() -> Need {
+    need(open().capabilities().raw_packets, || format!("{} has no queue pairs of raw packets", name()))
+}
+
+/// For tests of what a device refuses that has no queue pairs of whole frames.
+///
+/// # Errors
+/// It has some.
+pub fn no_raw_packets() -> Need {
+    need(raw_packets().is_err(), || format!("{} has queue pairs of raw packets", name()))
 }
 
 /// The other end of the wire that the lab puts Soft-RoCE on.

@@ -102,6 +102,7 @@ pub fn request(wr_id: u64, operation: Operation, payload: Payload<'_>) -> SendRe
 }
 
 /// Polls until `count` completions are there.
+#[track_caller]
 pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
     let begin = Instant::now();
     let mut taken = Vec::new();

@@ -11,8 +11,8 @@ use bareverbs_kernel_tests::kernel_tests;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
 use bareverbs_provider::contract::{
-    Completion as _, CompletionQueue, CqRequest, CreatedCq, CreatedQp, DoorbellError, Provider, QpRequest,
-    RecvQueue, SendQueue, SrqRequest,
+    Completion as _, CompletionQueue, CqRequest, CreatedCq, CreatedQp, DoorbellChoice, DoorbellError,
+    Provider, QpRequest, RecvQueue, SendQueue, SrqRequest,
 };
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::work::{
@@ -131,6 +131,7 @@ impl Host {
             flags: QpCreateFlags::empty(),
             scatter_to_cqe: false,
             user_handle: 0,
+            doorbell: DoorbellChoice::Any,
         };
         self.rxe.create_qp(&request).unwrap()
     }

@@ -7,7 +7,7 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 
 use super::query_port_speed;
 #[cfg(doc)]
-use crate::{Context, CqInit};
+use crate::{Context, CqInit, RawPacket};
 
 /// What the kernel and the device can do, found out when the device was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub struct Capabilities {
     pub atomic_write: bool,
     /// A region that is nowhere: [`Pd::null_mr`](crate::Pd::null_mr).
     pub null_mr: bool,
+    /// Queue pairs of whole Ethernet frames: [`RawPacket`].
+    pub raw_packets: bool,
     /// XRC domains: [`Context::open_xrcd`].
     pub xrc: bool,
     /// Other processes can use the context and what is in it: [`Context::import`].
@@ -49,7 +51,11 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Those of an open device, of which the kernel said `attr`.
-    pub(super) fn of<P: Provider>(file: &DeviceFile, provider: &P, attr: &ExQueryDeviceResp) -> Result<Self, Refused> {
+    pub(super) fn of<P: Provider>(
+        file: &DeviceFile,
+        provider: &P,
+        attr: &ExQueryDeviceResp,
+    ) -> Result<Self, Refused> {
         let odp = attr.odp_caps.general_caps;
         let has = |flags| attr.device_cap_flags_ex.intersects(flags);
         Ok(Self {
@@ -65,6 +71,7 @@ impl Capabilities {
             flush: has(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
             atomic_write: has(DeviceCapFlags::ATOMIC_WRITE),
             null_mr: provider.null_key().is_some(),
+            raw_packets: provider.has_raw_packets(),
             xrc: has(DeviceCapFlags::XRC),
             import: provider.is_shareable(),
             num_comp_vectors: provider.context_info().num_comp_vectors,

@@ -4,6 +4,7 @@ mod attr;
 mod datagram;
 mod modify;
 mod post;
+mod raw;
 mod states;
 mod steps;
 mod transport;
@@ -14,7 +15,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CreatedQp, Provider, QpRequest};
+use bareverbs_provider::contract::{CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
@@ -22,6 +23,7 @@ pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAtt
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
+pub use raw::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, RawPacket, UpperMatch};
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
@@ -56,6 +58,12 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with completions goes into the
     /// requests' numbers: see [`WrId`](crate::WrId).
     pub user_data: u64,
+    /// By what its sends are announced to the device. On ConnectX a doorbell of its own is a page of the device, into which,
+    /// where the machine can do it, single requests are copied whole (*BlueFlame*): the device need not fetch them. On such
+    /// machines the first 16 queue pairs of a context get one; a program with more of them says here which are to have one.
+    ///
+    /// C's thread domains serve the same end. They also spare locks, which queues of single owners have none of.
+    pub doorbell: DoorbellChoice,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
@@ -70,6 +78,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             signal_all: false,
             scatter_to_cqe: false,
             user_data: 0,
+            doorbell: DoorbellChoice::Any,
         }
     }
 }
@@ -115,6 +124,8 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     _srq: Option<Arc<SrqShared<P>>>,
     /// Multicast groups that it is in, with their LIDs where they have one.
     groups: Vec<(Gid, u16)>,
+    /// Flows that bring it packets.
+    flows: Vec<u32>,
     destroyed: bool,
 }
 
@@ -134,6 +145,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 ));
             }
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
+        if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
+            return Err(Error::Unsupported { verb: VERB, what: "queue pairs of raw packets are" });
         }
         for (what, asked, max) in [
             ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
@@ -158,10 +172,17 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
             scatter_to_cqe: init.scatter_to_cqe,
             user_handle: init.user_data,
+            doorbell: init.doorbell,
         };
         let CreatedQp { handle, qp_num, cap, sq, rq } =
             context.provider().create_qp(&request).map_err(|reason| {
+                if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {
+                    return Error::Unsupported { verb: VERB, what: "doorbells of one queue pair's own are" };
+                }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
+                    if errno == rustix::io::Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
+                        return Some("raw packets are for those with the privilege CAP_NET_RAW".into());
+                    }
                     (errno == rustix::io::Errno::INVAL && cap.max_inline_data > 0).then(|| {
                         format!(
                             "the device may not carry {} bytes inline: ask for fewer",
@@ -185,6 +206,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
             groups: Vec::new(),
+            flows: Vec::new(),
             destroyed: false,
         })
     }
@@ -211,6 +233,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[must_use]
     pub fn user_data(&self) -> u64 {
         self.user_data
+    }
+
+    /// Whether no other queue pair rings the doorbell that it does; see [`QpInit::doorbell`].
+    #[must_use]
+    pub fn owns_doorbell(&self) -> bool {
+        self.send.queue.owns_doorbell()
     }
 
     /// The protection domain that it belongs to.
@@ -253,6 +281,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         // The kernel keeps a queue pair that is in a group.
         for (group, lid) in self.groups.drain(..) {
             let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid);
+        }
+        // Nor does it let go of one that a flow leads to.
+        for flow in self.flows.drain(..) {
+            let _ = command::destroy_flow(self.pd.context().file(), flow);
         }
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
         let told = command::destroy_qp(self.pd.context().file(), self.handle)?;

@@ -356,6 +356,18 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
         Ok(())
     }
 
+    /// The provider's own queue, for requests that it has no word for, such as those that are
+    /// [built by hand](bareverbs_mlx5::Mlx5Sq::push_built). What is pushed there goes with the batch, but is not counted in
+    /// [`Batch::len`].
+    ///
+    /// # Safety
+    ///
+    /// The queue pair must be in RTS, SQD or ERR. The queue must stay this queue pair's: it may not be exchanged for another
+    /// one, nor reset.
+    pub unsafe fn provider_queue(&mut self) -> &mut P::Sq {
+        self.queue
+    }
+
     /// How many requests it holds.
     #[must_use]
     pub fn len(&self) -> usize {

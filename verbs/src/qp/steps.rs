@@ -28,6 +28,16 @@ const PEERS_READS: QpAttrMask = QpAttrMask::MAX_DEST_RD_ATOMIC;
 /// Attributes that the step needs, and those that it takes beside them; nothing where there is no such step. As the
 /// kernel has them (`qp_state_table` of `core/verbs.c`), after table 91 of the InfiniBand specification.
 fn attributes(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
+    if qp_type == QpType::RAW_PACKET {
+        let is_step = match (from, to) {
+            (_, QpState::RESET) => true,
+            (QpState::RESET, QpState::ERR) => false,
+            (QpState::RESET, QpState::INIT) => return Some((PORT, NONE)),
+            (_, QpState::ERR) => true,
+            _ => matches!((from, to), (QpState::INIT, QpState::RTR) | (QpState::RTR, QpState::RTS)),
+        };
+        return is_step.then_some((NONE, NONE));
+    }
     let (reliable, datagrams) = (qp_type == QpType::RC, qp_type == QpType::UD);
     // The sending end of a reliable connection has what is about its own requests.
     let requests = reliable || qp_type == QpType::XRC_INI;

@@ -3,18 +3,25 @@
 mod clocks;
 mod compression;
 mod device_memory;
+mod doorbells;
 mod foreign_memory;
-mod scatter;
 mod imported;
+mod raw_packets;
+mod scatter;
 mod xrc;
+
+#[path = "../../../../verbs/examples/hand_built_wqe.rs"]
+mod hand_built_wqe;
 
 use bareverbs_kernel_tests::{device, kernel_tests};
 use clocks::*;
 use compression::*;
 use device_memory::*;
+use doorbells::*;
 use foreign_memory::*;
-use scatter::*;
 use imported::*;
+use raw_packets::*;
+use scatter::*;
 use xrc::*;
 
 kernel_tests! {
@@ -51,6 +58,17 @@ kernel_tests! {
     handles_of_nothing_are_refused if device::import,
     what_is_no_open_device_is_not_imported if device::import,
     without_sharing_imports_say_so if device::no_import,
+    a_frame_comes_to_the_queue_pair_that_a_flow_leads_it_to if device::raw_packets,
+    flows_tell_frames_apart_by_their_headers if device::raw_packets,
+    the_device_fills_in_checksums if device::raw_packets,
+    queues_of_frames_wrap_and_start_anew if device::raw_packets,
+    flows_are_checked if device::raw_packets,
+    raw_packets_are_for_the_privileged if device::raw_packets,
+    without_raw_packets_their_verbs_say_so if device::no_raw_packets,
+    the_example_of_requests_built_by_hand_runs if device::connectx,
+    a_queue_pair_has_the_doorbell_that_it_was_to_have if device::connectx,
+    queue_pairs_work_with_either_doorbell if device::connectx,
+    without_doorbells_of_ones_own_asking_for_one_says_so if device::soft_roce,
     peers_reach_a_dma_buf,
     a_dma_buf_is_checked_before_it_is_registered,
 }

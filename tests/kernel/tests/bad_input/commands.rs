@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
-use bareverbs_provider::contract::{AhRequest, CqRequest, Provider, QpRequest, SrqRequest};
+use bareverbs_provider::contract::{AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, SrqRequest};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
@@ -111,6 +111,7 @@ impl Bench {
             flags,
             scatter_to_cqe: false,
             user_handle: 0,
+            doorbell: DoorbellChoice::Any,
         };
         refused(self.provider.create_qp(&request).map(|made| made.handle))
     }

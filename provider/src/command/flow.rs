@@ -1,0 +1,39 @@
+//! Which packets a queue pair of raw packets receives.
+
+use bareverbs_uapi::write;
+use bareverbs_uapi::write::structs::{CreateFlowReq, CreateFlowResp, DestroyFlowReq, FlowAttr};
+use zerocopy::IntoBytes;
+
+use crate::device::{DeviceFile, Refused};
+
+/// Has the packets that match come to the queue pair `qp`; returns the flow's handle. `specs` are `flow.num_of_specs`
+/// specifications one behind the other, the bytes of which it counts itself.
+///
+/// # Errors
+///
+/// The kernel's refusal: `EPERM` without the privilege `CAP_NET_RAW`, `EINVAL` for a specification that the device does not
+/// match.
+#[doc(alias = "ibv_create_flow")]
+pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> Result<u32, Refused> {
+    let flow_attr = FlowAttr { size: specs.len() as u16, ..flow };
+    let head = CreateFlowReq { qp_handle: qp, flow_attr, ..CreateFlowReq::zeroed() };
+    let request = [head.as_bytes(), specs].concat();
+    let mut response = CreateFlowResp::zeroed();
+    let mut call =
+        write::invoke_bytes::<write::ex::CreateFlow>(file.driver_id(), &request, response.as_mut_bytes());
+    // SAFETY: the command reads and writes nothing but its structs.
+    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ex::CreateFlow", ..refused })?;
+    Ok(response.flow_handle)
+}
+
+/// Gives a flow back.
+///
+/// # Errors
+///
+/// The kernel's refusal.
+#[doc(alias = "ibv_destroy_flow")]
+pub fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+    let request = DestroyFlowReq { flow_handle: handle, ..DestroyFlowReq::zeroed() };
+    // SAFETY: the command reads nothing but its struct.
+    unsafe { file.invoke::<write::ex::DestroyFlow>(&request, &mut ()) }
+}
