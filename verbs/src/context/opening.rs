@@ -135,16 +135,16 @@ impl Context {
     /// ```no_run
     /// use std::os::fd::OwnedFd;
     ///
-    /// use bareverbs::{Context, Remote, Sge};
+    /// use bareverbs::{Context, Sge};
     ///
-    /// # fn received() -> (OwnedFd, u32, u32) { unimplemented!() }
     /// // The other process has sent the descriptor, `pd.handle()` and `mr.handle()`.
-    /// let (fd, pd, mr) = received();
+    /// # fn take_over(fd: OwnedFd, pd: u32, mr: u32) -> bareverbs::Result<()> {
     /// let pd = Context::import(fd)?.import_pd(pd)?;
     /// let mr = pd.import_mr(mr)?;
     /// // A queue pair of this process, whose operations reach the other's memory.
     /// let element: Sge = mr.sge(..64)?;
-    /// # Ok::<(), bareverbs::Error>(())
+    /// # Ok(())
+    /// # }
     /// ```
     ///
     /// Everything made here is this process's own: its events come to [`Context::async_events`] here, and its memory
