@@ -256,7 +256,13 @@ impl RecvQueue for Mlx5Rq {
     fn abort(&mut self) {
         // The record says how many were published, by their low 16 bits; there are never as many pushed.
         let published = self.memory.record().get(Word::First) as u16;
-        self.head = self.head.wrapping_sub((self.head as u16).wrapping_sub(published).into());
+        let pushed = (self.head as u16).wrapping_sub(published).into();
+        let first = self.head.wrapping_sub(pushed);
+        if let Some(kept) = self.receives().and_then(Receives::kept) {
+            // Nobody vouches for their memory any more.
+            (0..pushed).for_each(|count| kept.keep(first.wrapping_add(count) as usize, &[]));
+        }
+        self.head = first;
         self.until = self.head;
     }
 

@@ -276,6 +276,27 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_entry_that_carries_a_message_writes_to_posted_receives_only() {
+        let mut scene = Scene::new();
+        let at = scene.qps.len() - 1;
+        let id = scene.qps[at].id;
+        let sges = [Sge { addr: scene.landing.as_mut_ptr().expose_provenance() as u64, length: 8, lkey: 1 }];
+        let rq = scene.qps[at].rq.as_mut().expect("receives");
+        // SAFETY: the memory lives as long as the scene.
+        unsafe { rq.push(&RecvRequest { wr_id: 7, sges: &sges }) }.expect("room");
+        rq.abort();
+        let mut entry = [9u8; CQE];
+        entry[32..36].copy_from_slice(&id.to_be_bytes());
+        entry[44..48].copy_from_slice(&8u32.to_be_bytes());
+        entry[60..].copy_from_slice(&[0, 0, 0, CqeOpcode::RESP_SEND.0 << 4 | 1 << 2]);
+        let Cq { queue, ring, .. } = &mut scene.cqs[0];
+        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        unsafe { ring.start.as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
+        assert_eq!(queue.next().map(|told| told.status()), Some(WcStatus::GENERAL_ERR));
+        assert_eq!(*scene.landing, [0; 64]);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
 
