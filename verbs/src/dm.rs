@@ -1,6 +1,6 @@
 //! Memory on the device.
 
-use std::ops::RangeBounds;
+use std::ops::{Deref, RangeBounds};
 use std::sync::Arc;
 
 use bareverbs_provider::command;
@@ -9,9 +9,9 @@ use bareverbs_provider::dm::{DeviceMemory, WORD};
 
 use crate::context::Session;
 use crate::import;
-use crate::mr::{check_range, element};
+use crate::mr::check_range;
 use crate::pd::Domain;
-use crate::{Access, Context, Error, Remote, Result, Sge};
+use crate::{Access, Context, Error, MrKeys, Result};
 
 /// What memory on the device is to be.
 #[doc(alias = "ibv_alloc_dm_attr")]
@@ -181,9 +181,7 @@ pub struct DmMr {
     domain: Arc<Domain>,
     _dm: Arc<DmShared>,
     handle: u32,
-    lkey: u32,
-    rkey: u32,
-    len: usize,
+    keys: MrKeys,
 }
 
 impl DmMr {
@@ -208,43 +206,17 @@ impl DmMr {
             Error::refused(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
         })?;
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
-        Ok(Self { domain, _dm, handle: made.handle, lkey: made.lkey, rkey: made.rkey, len })
+        // Peers count its bytes from the region's first one, as operations do.
+        let keys = MrKeys::new((made.lkey, made.rkey), 0, len);
+        Ok(Self { domain, _dm, handle: made.handle, keys })
     }
+}
 
-    /// The key by which this process's operations name it.
-    #[must_use]
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
+impl Deref for DmMr {
+    type Target = MrKeys;
 
-    /// The key by which peers name it.
-    #[must_use]
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
-
-    /// Bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// A scatter/gather element over a range of it, `..` for all.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
-    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element(0, check_range("sge", range, self.len)?, self.lkey)
-    }
-
-    /// The byte at `offset`, as peers name it.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the region has no such byte.
-    pub fn remote(&self, offset: usize) -> Result<Remote> {
-        check_range("remote", offset..offset.saturating_add(1), self.len)?;
-        Ok(Remote { addr: offset as u64, rkey: self.rkey })
+    fn deref(&self) -> &MrKeys {
+        &self.keys
     }
 }
 

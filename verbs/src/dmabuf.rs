@@ -1,15 +1,14 @@
 //! Regions over what is no memory of this process: other drivers' buffers, and nothing at all.
 
-use std::ops::RangeBounds;
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
-use crate::mr::{check_range, element};
 use crate::pd::Domain;
-use crate::{Access, Error, Remote, Result, Sge};
+use crate::{Access, Error, MrKeys, Result, Sge};
 
 /// The region that is nowhere; see [`Pd::null_mr`](crate::Pd::null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +34,7 @@ impl NullMr {
 pub struct DmabufMr {
     domain: Arc<Domain>,
     handle: u32,
-    lkey: u32,
-    rkey: u32,
-    iova: u64,
-    len: usize,
+    keys: MrKeys,
 }
 
 impl DmabufMr {
@@ -75,44 +71,16 @@ impl DmabufMr {
                 _ => None,
             })
         })?;
-        let domain = Arc::clone(domain);
-        Ok(Self { domain, handle: made.handle, lkey: made.lkey, rkey: made.rkey, iova, len })
+        let keys = MrKeys::new((made.lkey, made.rkey), iova, len);
+        Ok(Self { domain: Arc::clone(domain), handle: made.handle, keys })
     }
+}
 
-    /// The key by which this process's operations name it.
-    #[must_use]
-    pub fn lkey(&self) -> u32 {
-        self.lkey
-    }
+impl Deref for DmabufMr {
+    type Target = MrKeys;
 
-    /// The key by which peers name it.
-    #[must_use]
-    pub fn rkey(&self) -> u32 {
-        self.rkey
-    }
-
-    /// Bytes.
-    #[must_use]
-    #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// A scatter/gather element over a range of it, `..` for all.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
-    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element(self.iova, check_range("sge", range, self.len)?, self.lkey)
-    }
-
-    /// The byte at `offset`, as peers name it.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] where the region has no such byte.
-    pub fn remote(&self, offset: usize) -> Result<Remote> {
-        check_range("remote", offset..offset.saturating_add(1), self.len)?;
-        Ok(Remote { addr: self.iova.wrapping_add(offset as u64), rkey: self.rkey })
+    fn deref(&self) -> &MrKeys {
+        &self.keys
     }
 }
 

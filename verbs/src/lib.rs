@@ -126,7 +126,7 @@ pub use events::{AsyncEvent, AsyncEvents};
 pub use gid::{Gid, GidEntry};
 pub use import::ImportedMr;
 pub use memory::{Borrowed, Buffer, MemoryOwner, RawMemory};
-pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, RegisterError};
+pub use mr::{ImplicitMr, LocalAccess, Mr, MrInfo, MrKeys, RegisterError};
 pub use mw::{Mw, inc_rkey};
 pub use pd::Pd;
 pub use provider::AnyProvider;

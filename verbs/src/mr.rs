@@ -3,6 +3,7 @@
 mod advice;
 mod changes;
 mod implicit;
+mod named;
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -19,6 +20,7 @@ use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge
 
 pub use bareverbs_provider::command::MrInfo;
 pub use implicit::ImplicitMr;
+pub use named::MrKeys;
 
 const VERB: &str = "reg_mr";
 
