@@ -1,6 +1,9 @@
 //! The send queue.
 
-use std::mem::offset_of;
+mod limits;
+mod refusals;
+mod slot;
+
 use std::ops::Range;
 
 use bareverbs_provider::Errno;
@@ -9,107 +12,25 @@ use bareverbs_provider::device::Refused;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::{Position, Producer, Published};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
-use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, RdmaWr, SendWqe, Sge, UdWr};
-use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe, UdWr};
 use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
-use bareverbs_uapi::write::types::{DeviceCapFlags, PlacementType, SelectivityLevel, WrOpcode};
+use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WrOpcode};
 
+pub use self::limits::SendLimits;
+pub(crate) use self::refusals::{MAX_MESSAGE, too_long, too_many_sges};
+use self::refusals::{no_payload, too_long_inline, unsupported, wrong_atomic};
+pub(crate) use self::slot::write_sges;
+use self::slot::{Common, DATA, kernel_flags, write_common, write_inline, write_rdma, write_short};
 use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{QueueMemory, locate};
-use crate::reads::{Reads, bits};
-
-/// The largest message of the wire protocol.
-pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+use crate::reads::Reads;
 
 /// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;
 
-/// Where a request's elements or inline bytes start in its slot.
-const DATA: usize = size_of::<SendWqe>();
-
-const _: () = assert!(size_of::<work::Sge>() == size_of::<Sge>());
-
 /// What a refused doorbell is called.
 const DOORBELL: &str = "PostSend (doorbell)";
-
-/// What a request of a send queue may be.
-#[derive(Clone, Copy, Debug)]
-pub struct SendLimits {
-    /// Elements.
-    pub max_sge: u32,
-    /// Bytes of inline data.
-    pub max_inline: u32,
-    /// One bit per opcode of the kernel's `ib_wr_opcode` that connections have.
-    operations: u32,
-    /// Bytes of the largest datagram; none where the queue pair sends no datagrams.
-    max_datagram: Option<u32>,
-}
-
-/// Bytes of the largest packet that any port carries.
-const MAX_MTU: u32 = 4096;
-
-impl SendLimits {
-    /// The limits of a queue pair of type `qp_type`, if this provider makes such.
-    #[must_use]
-    pub fn new(qp_type: QpType, max_sge: u32, max_inline: u32) -> Option<Self> {
-        // The kernel allows unreliable connections a send with invalidate, and then finds no packet for it
-        // (`next_opcode_uc` in its `rxe_req.c`).
-        const UC: u32 = bits(&[
-            WrOpcode::SEND,
-            WrOpcode::SEND_WITH_IMM,
-            WrOpcode::RDMA_WRITE,
-            WrOpcode::RDMA_WRITE_WITH_IMM,
-            WrOpcode::BIND_MW,
-        ]);
-        const RC: u32 = UC
-            | bits(&[
-                WrOpcode::SEND_WITH_INV,
-                WrOpcode::RDMA_READ,
-                WrOpcode::ATOMIC_CMP_AND_SWP,
-                WrOpcode::ATOMIC_FETCH_AND_ADD,
-                WrOpcode::LOCAL_INV,
-            ]);
-        let (operations, max_datagram) = match qp_type {
-            QpType::RC => (RC, None),
-            QpType::UC => (UC, None),
-            QpType::UD => (0, Some(MAX_MTU)),
-            _ => return None,
-        };
-        Some(Self { max_sge, max_inline, operations, max_datagram })
-    }
-
-    /// The same with datagrams of at most `mtu` bytes, the port's active MTU. Of a longer one the kernel would send
-    /// nothing, and report success (`rxe_requester` in its `rxe_req.c`).
-    #[must_use]
-    pub fn with_mtu(mut self, mtu: u32) -> Self {
-        self.max_datagram = self.max_datagram.map(|_| mtu);
-        self
-    }
-
-    /// The same with what the device says that its reliable connections can do beyond that: flushes and atomic
-    /// writes.
-    #[must_use]
-    pub fn with_capabilities(mut self, capabilities: DeviceCapFlags) -> Self {
-        if self.operations & 1 << WrOpcode::RDMA_READ.0 == 0 {
-            return self;
-        }
-        if capabilities.intersects(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT) {
-            self.operations |= 1 << WrOpcode::FLUSH.0;
-        }
-        if capabilities.contains(DeviceCapFlags::ATOMIC_WRITE) {
-            self.operations |= 1 << WrOpcode::ATOMIC_WRITE.0;
-        }
-        self
-    }
-
-    /// Bytes of the largest request. Even one without elements has room for the value of an atomic write.
-    fn element(&self) -> usize {
-        let data =
-            (self.max_sge as usize).saturating_mul(size_of::<Sge>()).max(self.max_inline as usize).max(8);
-        DATA.saturating_add(data)
-    }
-}
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
@@ -239,174 +160,6 @@ const SHORT_INLINE: Range<usize> = 8..17;
 
 /// Operations of the short way, as in [`SendLimits`].
 const SHORT_OPERATIONS: u32 = 1 << WrOpcode::SEND.0 | 1 << WrOpcode::RDMA_WRITE.0;
-
-/// Copies elements behind a request; returns the sum of their bytes.
-///
-/// # Safety
-///
-/// There must be room for them at `to`, aligned to 8.
-#[inline(always)]
-pub(crate) unsafe fn write_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
-    match sges {
-        [sge] => {
-            // SAFETY: within the room that the caller promises.
-            unsafe { to.write(*sge) };
-            u64::from(sge.length)
-        }
-        // SAFETY: the same promise.
-        _ => unsafe { write_several_sges(to, sges) },
-    }
-}
-
-/// Kept out of line, so that the common request costs neither its loop nor the registers for it.
-#[inline(never)]
-unsafe fn write_several_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
-    let mut length = 0;
-    for (i, sge) in sges.iter().enumerate() {
-        // SAFETY: within the room that the caller of `write_sges` promises.
-        unsafe { to.add(i).write(*sge) };
-        length += u64::from(sge.length);
-    }
-    length
-}
-
-/// Copies inline data behind a request; returns their bytes, or nothing where they are more than `max`.
-///
-/// # Safety
-///
-/// There must be room for `max` bytes at `to`, and none of it may overlap the data.
-#[inline(always)]
-unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
-    match parts {
-        [part] if part.len() > max as usize => None,
-        [part] => {
-            // SAFETY: within the room that the caller promises.
-            unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-            Some(part.len() as u32)
-        }
-        // SAFETY: the same promise.
-        _ => unsafe { write_several_inline(to, parts, max) },
-    }
-}
-
-/// Kept out of line like [`write_several_sges`].
-#[inline(never)]
-unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option<u32> {
-    let mut length = 0;
-    for part in parts {
-        if part.len() > max as usize - length {
-            return None;
-        }
-        // SAFETY: within the room that the caller of `write_inline` promises.
-        unsafe { to.add(length).copy_from_nonoverlapping(part.as_ptr(), part.len()) };
-        length += part.len();
-    }
-    Some(length as u32)
-}
-
-/// Where a request goes in the peer's memory.
-///
-/// # Safety
-///
-/// There must be room at `to`, aligned to 8.
-#[inline(always)]
-unsafe fn write_rdma(to: *mut RdmaWr, remote: Remote) {
-    // With the zero beside it, the key is one store.
-    let key: u64 = zerocopy::transmute!([remote.rkey, 0]);
-    // SAFETY: as this function's contract says; the key lies at a multiple of 8.
-    unsafe {
-        (&raw mut (*to).remote_addr).write(remote.addr);
-        (&raw mut (*to).rkey).cast::<u64>().write(key);
-    }
-}
-
-const _: () = assert!(offset_of!(RdmaWr, rkey) == 8 && offset_of!(RdmaWr, reserved) == 12);
-
-/// What is the same in every request.
-struct Common {
-    wr_id: u64,
-    opcode: WrOpcode,
-    flags: SendFlags,
-    /// Left as it was where the operation has none.
-    key_or_imm: Option<u32>,
-    iova: u64,
-    length: u32,
-    num_sge: u32,
-}
-
-/// Writes it into a slot.
-///
-/// # Safety
-///
-/// There must be room for a `SendWqe` at `wqe`, aligned to 8.
-#[inline(always)]
-unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
-    // SAFETY: as this function's contract says.
-    unsafe {
-        (&raw mut (*wqe).wr.wr_id).write(common.wr_id);
-        (&raw mut (*wqe).wr.reserved).write(0);
-        (&raw mut (*wqe).wr.opcode).write(common.opcode);
-        (&raw mut (*wqe).wr.send_flags).write(common.flags);
-        if let Some(key_or_imm) = common.key_or_imm {
-            (&raw mut (*wqe).wr.ex).write(key_or_imm);
-        }
-        (&raw mut (*wqe).status).write(0);
-        (&raw mut (*wqe).state).write(0);
-        (&raw mut (*wqe).iova).write(common.iova);
-        (&raw mut (*wqe).ssn).write(0);
-        (&raw mut (*wqe).has_rd_atomic).write(0);
-        (&raw mut (*wqe).dma.length).write(common.length);
-        (&raw mut (*wqe).dma.resid).write(common.length);
-        (&raw mut (*wqe).dma.cur_sge).write(0);
-        (&raw mut (*wqe).dma.num_sge).write(common.num_sge);
-        (&raw mut (*wqe).dma.sge_offset).write(0);
-        (&raw mut (*wqe).dma.reserved).write(0);
-    }
-}
-
-/// Writes a send or a write, whose data are written, into a slot; returns `false` for other operations.
-///
-/// # Safety
-///
-/// As for [`write_common`].
-#[inline(always)]
-unsafe fn write_short(
-    wqe: *mut SendWqe,
-    request: &SendRequest<'_>,
-    length: u32,
-    num_sge: u32,
-    inline: SendFlags,
-) -> bool {
-    let flags = kernel_flags(request.flags, inline);
-    let common = |opcode, iova| Common {
-        wr_id: request.wr_id,
-        opcode,
-        flags,
-        key_or_imm: None,
-        iova,
-        length,
-        num_sge,
-    };
-    // SAFETY: as this function's contract says; every form fits into `wr`, whose alignment is 8.
-    unsafe {
-        if let Operation::Write(remote) = request.operation {
-            write_rdma((&raw mut (*wqe).wr.wr).cast(), remote);
-            write_common(wqe, &common(WrOpcode::RDMA_WRITE, remote.addr));
-            true
-        } else if let Operation::Send = request.operation {
-            write_common(wqe, &common(WrOpcode::SEND, 0));
-            true
-        } else {
-            false
-        }
-    }
-}
-
-/// Of the caller's flags only those that the API knows: INLINE is for the queue to say.
-#[inline(always)]
-fn kernel_flags(flags: work::SendFlags, inline: SendFlags) -> SendFlags {
-    SendFlags::from_bits_retain((flags & work::SendFlags::all()).bits()) | inline
-}
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// Copies elements or inline data behind a request; returns their bytes, the number of elements and the flag.
@@ -758,44 +511,4 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     fn resume(&mut self) -> Result<(), Refused> {
         self.doorbell.ring().map_err(|errno| Refused { method: DOORBELL, errno })
     }
-}
-
-#[cold]
-pub(crate) fn too_many_sges(sges: &[work::Sge], max: u32) -> Refusal {
-    Refusal::TooManySges { given: sges.len(), max: max as usize }
-}
-
-#[cold]
-pub(crate) fn too_long(given: u64) -> Refusal {
-    Refusal::MessageTooLong { given, max: MAX_MESSAGE }
-}
-
-#[cold]
-fn too_long_inline(parts: &[&[u8]], max: u32) -> Refusal {
-    let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-    Refusal::InlineTooLong { given, max: max as usize }
-}
-
-#[cold]
-fn wrong_atomic(inline: SendFlags, length: u32, remote: Remote) -> Refusal {
-    if !inline.is_empty() {
-        Refusal::InlineResult
-    } else if length != 8 {
-        Refusal::AtomicResult { given: length.into() }
-    } else {
-        Refusal::AtomicAddress { addr: remote.addr }
-    }
-}
-
-#[inline(always)]
-fn no_payload(operation: &Operation, length: u32, num_sge: u32, inline: SendFlags) -> Result<(), Refusal> {
-    if length == 0 && num_sge == 0 && inline.is_empty() {
-        return Ok(());
-    }
-    Err(Refusal::UnexpectedPayload { operation: operation.name() })
-}
-
-#[cold]
-fn unsupported(operation: &Operation) -> Refusal {
-    Refusal::Unsupported { operation: operation.name() }
 }
