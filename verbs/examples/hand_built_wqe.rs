@@ -66,7 +66,7 @@ fn create(pd: &Pd<Mlx5>, cq: &Cq<Mlx5>) -> bareverbs::Result<Qp<Rc, Mlx5>> {
 }
 
 /// Towards the queue pair `peer` of the same port.
-fn connect(qp: &mut Qp<Rc, Mlx5>, peer: u32) -> bareverbs::Result<()> {
+pub(crate) fn connect(qp: &mut Qp<Rc, Mlx5>, peer: u32) -> bareverbs::Result<()> {
     let context = qp.pd().context();
     let gid = context.default_gid(1)?;
     let dlid = context.query_port(1)?.lid;

@@ -302,6 +302,16 @@ impl<P: Provider> Cq<P> {
         self.queue.next_values(into)
     }
 
+    /// The provider's own queue, for what verbs have no word for: on a ConnectX, to
+    /// [look at an entry](bareverbs_mlx5::Mlx5Cq::peek) as it lies there, before it is taken.
+    ///
+    /// # Safety
+    ///
+    /// The queue must stay this completion queue's: it may not be exchanged for another one.
+    pub unsafe fn provider_queue(&mut self) -> &mut P::Cq {
+        &mut self.queue
+    }
+
     /// Asks for one event on the channel when the next completion arrives. Poll once more after this and before
     /// waiting: what arrived earlier raises none.
     ///

@@ -2,9 +2,15 @@
 
 use std::time::Instant;
 
-use bareverbs::{Access, Completion, CqInit, Error, Operation, Payload, RecvRequest, Sge, WcStatus};
+use bareverbs::{
+    Access, Completion, CqInit, Error, Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge, WcStatus,
+};
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_mlx5::Mlx5;
+
+use crate::hand_built_wqe;
 
 pub(crate) fn compressed_completions_tell_what_the_others_tell() {
     const ROUNDS: u64 = 20;
@@ -47,6 +53,56 @@ pub(crate) fn compressed_completions_tell_what_the_others_tell() {
                     next += 1;
                 }
             }
+        }
+    });
+}
+
+pub(crate) fn what_arrives_together_lies_there_as_one_run() {
+    const RECEIVES: u32 = 8;
+    // In an entry's last byte.
+    const FORMAT: u8 = 3 << 2;
+    nothing_leaks(|| {
+        let context = device::device().open_as::<Mlx5>().unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let mut sent = context.create_cq(&CqInit::new(RECEIVES)).unwrap();
+        let mut received = context.create_cq(&CqInit { compressed: true, ..CqInit::new(RECEIVES) }).unwrap();
+        let cap = QpCap { max_send_wr: RECEIVES, max_recv_wr: RECEIVES, ..QpInit::new(&sent, &received).cap };
+        let create = || pd.create_qp::<Rc>(&QpInit { cap, ..QpInit::new(&sent, &received) }).unwrap();
+        let (mut a, mut b) = (create(), create());
+        hand_built_wqe::connect(&mut a, b.qp_num()).unwrap();
+        hand_built_wqe::connect(&mut b, a.qp_num()).unwrap();
+        let begin = Instant::now();
+        // Whether they arrive together is up to the device's and the machine's pace.
+        loop {
+            let receives: Vec<_> =
+                (0..RECEIVES).map(|id| RecvRequest { wr_id: id.into(), sges: &[] }).collect();
+            // SAFETY: messages without bytes need no memory.
+            unsafe { b.post_recv(&receives) }.unwrap();
+            let sends: Vec<_> = (0..RECEIVES)
+                .map(|id| request(id.into(), Operation::Send, Payload::Inline(&[b""])))
+                .collect();
+            // SAFETY: the same.
+            unsafe { a.post_send(&sends) }.unwrap();
+            let mut left = RECEIVES;
+            while left > 0 {
+                assert!(begin.elapsed() < PATIENCE, "{left} sends without a completion");
+                left -= sent.poll_one().map_or(0, |_| 1);
+            }
+            // SAFETY: it is only looked at.
+            let first = unsafe { received.provider_queue() }.peek();
+            let (format, length) = (first.op_own() & FORMAT, first.byte_count());
+            let mut next = 0;
+            while next < u64::from(RECEIVES) {
+                assert!(begin.elapsed() < PATIENCE, "no completion of receive {next}");
+                if let Some(done) = received.poll_one() {
+                    assert_eq!((done.wr_id, done.status, done.byte_len), (next, WcStatus::SUCCESS, 0));
+                    next += 1;
+                }
+            }
+            if format == FORMAT && length == RECEIVES {
+                break;
+            }
+            assert!(begin.elapsed() < PATIENCE, "{RECEIVES} receives never became one run");
         }
     });
 }

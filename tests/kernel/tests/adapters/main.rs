@@ -40,6 +40,7 @@ kernel_tests! {
     a_failed_request_tells_no_time if device::timestamps,
     without_a_clock_its_verbs_say_so if device::no_timestamps,
     compressed_completions_tell_what_the_others_tell if device::compression,
+    what_arrives_together_lies_there_as_one_run if device::compression,
     without_compression_its_verbs_say_so if device::no_compression,
     messages_in_completions_reach_their_memory if device::scatter,
     messages_in_completions_are_refused_where_they_cannot_be,
