@@ -13,7 +13,7 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::{Position, Producer, Published};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe, UdWr};
-use bareverbs_uapi::verbs_values::{SendFlags, WcStatus};
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WrOpcode};
 
@@ -44,6 +44,8 @@ pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
     short_inline: usize,
     /// Where an abort goes back to: requests before it are published or deferred.
     deferred: Position,
+    /// Whether it was brought to the error state. There, the short way stays closed.
+    in_error: bool,
     doorbell: D,
     /// Keeps the ring in place.
     _memory: M,
@@ -76,6 +78,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             short_sge: false,
             short_inline: 0,
             deferred,
+            in_error: false,
             doorbell,
             _memory: memory,
         })
@@ -83,12 +86,19 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
     /// Opens the short way, as far as the limits go, once a request was written the long way.
     fn shorten(&mut self) {
+        if self.in_error {
+            return;
+        }
         let SendLimits { max_sge, max_inline, operations, .. } = self.limits;
         if operations & SHORT_OPERATIONS == SHORT_OPERATIONS {
             let longest = SHORT_INLINE.end.min(max_inline as usize + 1);
             self.short_sge = max_sge > 0;
             self.short_inline = longest.saturating_sub(SHORT_INLINE.start);
         }
+    }
+
+    fn close_short_way(&mut self) {
+        (self.short_sge, self.short_inline) = (false, 0);
     }
 
     #[cold]
@@ -122,8 +132,9 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's requester finds a request at
     /// its own index, which goes on by one with every doorbell, however many are flushed; at the end of the queue it does
     /// nothing (`rxe_requester` of `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is
-    /// that is N - k behind. The first doorbell takes it from where it may stand one ahead of the end, and after that no
-    /// single request reaches it.
+    /// that is N - k behind, which it may be though the last request succeeded: retries take it back, and answers may end
+    /// them before it is where it was. The first doorbell takes it from where it may stand one ahead of the end, and after
+    /// that no single request reaches it.
     #[cold]
     fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
         // Where this one is refused, so is the next.
@@ -457,7 +468,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         if self.ring.pending() == 0 {
             return Ok(());
         }
-        if self.has_failed() { self.ring_one_by_one() } else { self.ring_once() }
+        if self.in_error || self.has_failed() { self.ring_one_by_one() } else { self.ring_once() }
     }
 
     #[inline]
@@ -489,7 +500,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     fn reset(&mut self) {
         self.ring.resync();
         self.deferred = self.ring.position();
-        (self.short_sge, self.short_inline) = (false, 0);
+        self.close_short_way();
     }
 
     fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
@@ -505,6 +516,12 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
 
     fn changed(&mut self, change: &ModifyQpReq) {
         self.reads.changed(change, &mut self.limits.operations);
+        if change.attr_mask.contains(QpAttrMask::STATE) {
+            self.in_error = change.qp_state == QpState::ERR;
+            if self.in_error {
+                self.close_short_way();
+            }
+        }
     }
 
     /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).

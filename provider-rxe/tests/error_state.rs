@@ -9,7 +9,8 @@ use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
 use bareverbs_rxe::{Doorbell, RxeSq, SendLimits};
 use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::uverbs::types::QpType;
-use bareverbs_uapi::verbs_values::WcStatus;
+use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, WcStatus};
+use bareverbs_uapi::write::structs::ModifyQpReq;
 use proptest::prelude::*;
 
 /// In the error state, the requester looks at its own index: at the end of the queue it does nothing, elsewhere it goes on
@@ -44,6 +45,10 @@ impl Doorbell for Requester {
     }
 }
 
+fn to_error() -> ModifyQpReq {
+    ModifyQpReq { attr_mask: QpAttrMask::STATE, qp_state: QpState::ERR, ..ModifyQpReq::zeroed() }
+}
+
 fn send(wr_id: u64) -> SendRequest<'static> {
     SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::empty(), payload: Payload::Sges(&[]) }
 }
@@ -56,14 +61,20 @@ proptest! {
     #[test]
     fn everything_posted_in_the_error_state_is_flushed(
         log2_slots in 1..6u32,
+        behind in prop::option::of(any::<u32>()),
         batches in prop::collection::vec(1..40u32, 1..80),
     ) {
         let slots = 1 << log2_slots;
         let memory = PlainMemory::new(slots - 1, 208 + 16);
         let (flushed, seen) = std::sync::mpsc::channel();
         let completer = KernelConsumer::new(memory.clone());
-        let doorbell = Requester { memory: memory.clone(), completer, index: 0, slots, flushed };
+        let index = behind.unwrap_or(0) % slots;
+        let doorbell = Requester { memory: memory.clone(), completer, index, slots, flushed };
         let mut queue = queue(memory, slots - 1, doorbell);
+        // All that was posted before has succeeded, but the requester was sending it once more.
+        if behind.is_some() {
+            queue.changed(&to_error());
+        }
         let mut next = 0;
         for batch in batches {
             let begin = next;
