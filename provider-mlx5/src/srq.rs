@@ -116,20 +116,20 @@ impl Mlx5Srq {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "a number of slots");
         assert!(memory.len() >= (slots as usize) << shift, "room for the slots");
         assert!((max_sge as usize + 1) * SEGMENT <= 1 << shift, "room for the elements");
-        let mut queue = Self {
+        let queue = Self {
             shared: Arc::new(SrqShared::new(slots)),
             record,
             memory,
             shift,
             max_sge,
             head: 0,
-            tail: 0,
+            tail: slots - 1,
             first: 0,
             pushed: 0,
             posted: 0,
             own: None,
         };
-        (1..slots).for_each(|index| queue.append(index));
+        (1..slots).for_each(|next| queue.follow(next - 1, next));
         queue
     }
 
@@ -149,21 +149,27 @@ impl Mlx5Srq {
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
-    /// Hangs a slot that is free on to the list.
-    fn append(&mut self, index: u32) {
-        // SAFETY: the end of the list was never published, and so is not read by the device.
-        unsafe { self.slot(self.tail).write(wqe::link(index)) };
-        self.shared.slots[self.tail as usize].next.store(index, Ordering::Relaxed);
-        self.tail = index;
+    /// Puts a slot behind another one, which the device does not read: it was never published, or came back.
+    fn follow(&self, index: u32, next: u32) {
+        // SAFETY: the slot is not the device's, as this function is told.
+        unsafe { self.slot(index).write(wqe::link(next)) };
+        self.shared.slots[index as usize].next.store(next, Ordering::Relaxed);
     }
 
-    /// Hangs the slots on to the list that came back.
+    /// Hangs the slots on to the list that came back, in the order in which they did.
     fn collect(&mut self) {
-        let mut index = self.shared.returned.swap(NONE, Ordering::Acquire);
+        let last = self.shared.returned.swap(NONE, Ordering::Acquire);
+        let (mut first, mut index) = (NONE, last);
         while let Some(slot) = self.shared.slots.get(index as usize) {
             let before = slot.next.load(Ordering::Relaxed);
-            self.append(index);
-            index = before;
+            if first != NONE {
+                self.follow(index, first);
+            }
+            (first, index) = (index, before);
+        }
+        if first != NONE {
+            self.follow(self.tail, first);
+            self.tail = last;
         }
     }
 
@@ -301,6 +307,26 @@ mod tests {
                 self.next = (u64::from_be(link) >> 32) as u16;
             }
         }
+    }
+
+    #[test]
+    fn slots_are_used_again_in_the_order_in_which_they_came_back() {
+        let context = Plain::new(4).expect("memory");
+        let srq = context.srq(3, 1).expect("memory");
+        let mut device = Device { srq, next: 0, published: 0, taken: Vec::new() };
+        let post = |device: &mut Device, id| {
+            // SAFETY: there is no device that would touch the memory.
+            unsafe { device.srq.queue.push(&RecvRequest { wr_id: id, sges: &[] }) }.expect("room");
+            device.srq.queue.ring();
+            device.fetch(&mut vec![id]);
+        };
+        (0..3).for_each(|id| post(&mut device, id));
+        for slot in [1, 0, 2] {
+            device.srq.queue.shared.complete(slot);
+        }
+        (3..6).for_each(|id| post(&mut device, id));
+        let slots: Vec<_> = device.taken.iter().map(|(slot, _)| *slot).collect();
+        assert_eq!(slots, [0, 1, 2, 3, 1, 0]);
     }
 
     proptest! {
