@@ -83,10 +83,12 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout for at least `cap`, if the device can hold it; with `no_receives`, without a receive ring.
+    /// The layout for at least `cap`, and large sends with headers of at most so many bytes, if the device can hold it; with
+    /// `no_receives`, without a receive ring.
     pub(crate) fn new(
         qp_type: QpType,
         cap: &QpCap,
+        tso_header: u16,
         no_receives: bool,
         limits: Limits,
     ) -> Result<Self, CreateError> {
@@ -106,7 +108,8 @@ impl Layout {
         // A window's bind is longer than that, and takes as many blocks as it needs.
         let binds = matches!(qp_type, QpType::RC | QpType::UC);
         let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
-        let bytes = (segments.max(key_change) * SEGMENT as u64).next_multiple_of(BLOCK as u64);
+        let whole_blocks = |segments: u64| (segments * SEGMENT as u64).next_multiple_of(BLOCK as u64);
+        let bytes = whole_blocks(segments.max(key_change));
         if bytes > limits.send_bytes.into() {
             let room = u64::from(limits.send_bytes).saturating_sub(head * SEGMENT as u64);
             return Err(if wqe::inline_segments(cap.max_inline_data as usize) > sge as usize {
@@ -115,6 +118,18 @@ impl Layout {
                 limit("max_send_sge", sge, room / SEGMENT as u64)
             });
         }
+        // A large send's header takes the room that it needs, before as many elements as other sends may have.
+        let before_header = 1 + u64::from(sge);
+        let large = match tso_header {
+            0 => 0,
+            header => whole_blocks(before_header + wqe::header_segments(header.into()) as u64),
+        };
+        if large > limits.send_bytes.into() || tso_header > wqe::MAX_HEADER {
+            let used = before_header * SEGMENT as u64 + wqe::HEADER_START as u64;
+            let room = u64::from(limits.send_bytes).saturating_sub(used);
+            return Err(limit("max_tso_header", tso_header.into(), room.min(wqe::MAX_HEADER.into())));
+        }
+        let bytes = bytes.max(large);
         let blocks_each = bytes / BLOCK as u64;
         let blocks = (u64::from(cap.max_send_wr.max(1)) * blocks_each).next_power_of_two();
         if blocks > limits.send_blocks.into() {
@@ -195,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_bind_of_a_window_fits_wherever_windows_can_be_bound() {
-        let layout = Layout::new(QpType::RC, &cap(100, 1, 0), false, LIMITS).expect("small");
+        let layout = Layout::new(QpType::RC, &cap(100, 1, 0), 0, false, LIMITS).expect("small");
         assert_eq!((layout.send_blocks, layout.sends), (512, 170));
         assert_eq!(layout.inline, 9 * 16 - 4);
     }
@@ -203,33 +218,45 @@ mod tests {
     #[test]
     fn a_receive_ring_fills_at_least_a_block() {
         let small = QpCap { max_recv_wr: 1, ..cap(1, 1, 0) };
-        let layout = Layout::new(QpType::RC, &small, false, LIMITS).expect("small");
+        let layout = Layout::new(QpType::RC, &small, 0, false, LIMITS).expect("small");
         assert_eq!((layout.recv_slots, layout.send_offset()), (4, 64));
     }
 
     #[test]
     fn with_a_shared_queue_there_is_no_receive_ring() {
-        let layout = Layout::new(QpType::UC, &cap(8, 1, 0), true, LIMITS).expect("small");
+        let layout = Layout::new(QpType::UC, &cap(8, 1, 0), 0, true, LIMITS).expect("small");
         assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
         assert_eq!(layout.told_recv_shift(), 0);
     }
 
     #[test]
     fn over_xrc_the_peers_queue_has_room_before_the_operation() {
-        let layout = Layout::new(QpType::XRC_INI, &cap(8, 1, 12), true, LIMITS).expect("small");
+        let layout = Layout::new(QpType::XRC_INI, &cap(8, 1, 12), 0, true, LIMITS).expect("small");
         // Control, queue, address and numbers fill a block; 12 bytes with their header are a segment of the next.
         assert_eq!((layout.send_blocks, layout.sends, layout.inline), (16, 8, 60));
     }
 
     #[test]
+    fn a_large_send_has_room_for_its_header_and_all_elements() {
+        let plain = Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), 0, true, LIMITS).expect("small");
+        let large = |header| Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), header, true, LIMITS);
+        assert_eq!(large(18), Ok(plain), "what every frame has room for");
+        // Control, 5 for 54 bytes and 2 elements fill two blocks exactly.
+        assert_eq!(large(54).map(|layout| (layout.send_blocks, layout.sends)), Ok((16, 8)));
+        assert_eq!(large(67).map(|layout| (layout.send_blocks, layout.sends)), Ok((32, 10)));
+        let refused = CreateError::Limit { what: "max_tso_header", asked: 963, max: 962 };
+        assert_eq!((large(962).map(|layout| layout.sends), large(963)), (Ok(8), Err(refused)));
+    }
+
+    #[test]
     fn what_is_longer_than_the_device_can_hold_is_refused() {
-        assert!(Layout::new(QpType::RC, &cap(1, 62, 0), false, LIMITS).is_err());
-        assert!(Layout::new(QpType::RC, &cap(1, 1, 977), false, LIMITS).is_err());
-        assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), false, LIMITS).is_err());
-        let refused = Layout::new(QpType::UD, &cap(1, 1, 2000), false, LIMITS);
+        assert!(Layout::new(QpType::RC, &cap(1, 62, 0), 0, false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, 977), 0, false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), 0, false, LIMITS).is_err());
+        let refused = Layout::new(QpType::UD, &cap(1, 1, 2000), 0, false, LIMITS);
         assert_eq!(refused, Err(CreateError::Limit { what: "max_inline_data", asked: 2000, max: 956 }));
-        assert!(Layout::new(QpType::UD, &cap(1, 1, 956), false, LIMITS).is_ok());
-        assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), false, LIMITS).is_err());
+        assert!(Layout::new(QpType::UD, &cap(1, 1, 956), 0, false, LIMITS).is_ok());
+        assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), 0, false, LIMITS).is_err());
     }
 
     proptest! {
@@ -242,7 +269,7 @@ mod tests {
                 max_send_wr: wr, max_recv_wr: recv, max_send_sge: sge, max_recv_sge: recv_sge, max_inline_data: inline,
             };
             let qp_type = if ud { QpType::UD } else { QpType::RC };
-            if let Ok(layout) = Layout::new(qp_type, &cap, false, LIMITS) {
+            if let Ok(layout) = Layout::new(qp_type, &cap, 0, false, LIMITS) {
                 let has = layout.cap();
                 prop_assert!(has.max_send_wr >= wr && has.max_recv_wr >= recv);
                 prop_assert!(has.max_send_sge >= sge && has.max_inline_data >= inline);

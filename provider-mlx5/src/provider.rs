@@ -186,6 +186,18 @@ impl Mlx5 {
         })
     }
 
+    /// Most bytes of a large send; none where the queue pair is to have none.
+    fn max_tso(&self, request: &QpRequest) -> Result<u64, CreateError> {
+        if request.max_tso_header == 0 {
+            return Ok(0);
+        }
+        let told = self.query_driver()?.tso_caps;
+        if told.max_tso == 0 || told.supported_qpts >> request.qp_type.0 & 1 == 0 {
+            return Err(CreateError::Unsupported { what: "large sends of such queue pairs" });
+        }
+        Ok(told.max_tso.into())
+    }
+
     fn limits(&self) -> Limits {
         Limits {
             send_bytes: self.told.max_sq_desc_sz.into(),
@@ -351,7 +363,9 @@ impl Provider for Mlx5 {
             }
             flags |= QpFlags::SCATTER_CQE;
         }
-        let layout = Layout::new(request.qp_type, &request.cap, !receives, self.limits())?;
+        let max_tso = self.max_tso(request)?;
+        let layout =
+            Layout::new(request.qp_type, &request.cap, request.max_tso_header, !receives, self.limits())?;
         let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
             Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
@@ -394,6 +408,8 @@ impl Provider for Mlx5 {
             max_inline: layout.inline,
             max_message,
             frame_header: if self.told.eth_min_inline == InlineMode::NONE { 0 } else { FRAME_HEADER },
+            tso_header: request.max_tso_header.into(),
+            max_tso,
             signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
         };
         let rq = receives.then(|| {

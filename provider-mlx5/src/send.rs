@@ -42,6 +42,10 @@ pub(crate) struct SendLimits {
     pub(crate) signal_all: bool,
     /// Bytes of a frame that a request must hold itself.
     pub(crate) frame_header: usize,
+    /// Bytes of the longest header of a large send; 0 where there are none.
+    pub(crate) tso_header: usize,
+    /// Most bytes of a large send behind its header.
+    pub(crate) max_tso: u64,
 }
 
 /// An address handle: what is the same for all datagrams to a port.

@@ -94,7 +94,15 @@ impl Plain {
         recv_cq: &Mlx5Cq,
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
-        self.qp_of(qp_type, cap, send_cq, recv_cq, srq, |slots, _| Receives::new(slots))
+        self.qp_of(qp_type, cap, 0, [send_cq, recv_cq], srq, |slots, _| Receives::new(slots))
+    }
+
+    /// The same for whole frames, of which those that a device cuts have headers of at most so many bytes.
+    ///
+    /// # Errors
+    /// As for [`Plain::qp`].
+    pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
+        self.qp_of(QpType::RAW_PACKET, cap, tso_header, [cq, cq], None, |slots, _| Receives::new(slots))
     }
 
     /// The same, with receives whose messages completions may carry.
@@ -108,26 +116,26 @@ impl Plain {
         send_cq: &Mlx5Cq,
         recv_cq: &Mlx5Cq,
     ) -> Result<PlainQp, CreateError> {
-        self.qp_of(qp_type, cap, send_cq, recv_cq, None, Receives::keeping)
+        self.qp_of(qp_type, cap, 0, [send_cq, recv_cq], None, Receives::keeping)
     }
 
     fn qp_of(
         &self,
         qp_type: QpType,
         cap: &QpCap,
-        send_cq: &Mlx5Cq,
-        recv_cq: &Mlx5Cq,
+        tso_header: u16,
+        cqs: [&Mlx5Cq; 2],
         srq: Option<&Mlx5Srq>,
         receives: impl FnOnce(u32, u32) -> Receives,
     ) -> Result<PlainQp, CreateError> {
         let limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
-        let layout = Layout::new(qp_type, cap, srq.is_some(), limits)?;
+        let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), limits)?;
         let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
             None => Source::Own(receives(layout.recv_slots, layout.recv_sge)),
         };
-        let cqs = [Arc::clone(send_cq.shared()), Arc::clone(recv_cq.shared())];
+        let cqs = cqs.map(|cq| Arc::clone(cq.shared()));
         let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
             .ok_or_else(|| refused(Errno::NOMEM))?;
         let rings = Mapping::anonymous(layout.bytes()).map_err(refused)?;
@@ -137,6 +145,7 @@ impl Plain {
         Ok(PlainQp {
             qp_type,
             layout,
+            tso_header,
             has_srq: srq.is_some(),
             record,
             memory,
@@ -251,6 +260,7 @@ pub struct PlainSrq {
 pub struct PlainQp {
     qp_type: QpType,
     layout: Layout,
+    tso_header: u16,
     has_srq: bool,
     record: Arc<Record>,
     memory: Arc<PairMemory>,
@@ -312,6 +322,8 @@ impl PlainQp {
             max_inline: self.layout.inline,
             max_message: if self.qp_type == QpType::UD { 4096 } else { 1 << 30 },
             frame_header: 0,
+            tso_header: self.tso_header.into(),
+            max_tso: 1 << 16,
             signal_all: false,
         };
         let (page, register) = if blue_flame {

@@ -161,13 +161,31 @@ pub const fn xrc(srq_num: u32) -> Segment {
 }
 
 /// What stands behind the control segment of a whole frame, the first `header` bytes of which begin in the last two of this
-/// segment. With `checksums`, the device fills in those of the outer IP header and of the header behind it.
+/// segment. With `checksums`, the device fills in those of the outer IP header and of the header behind it. `mss` is 0, or for
+/// [`Opcode::TSO`] the most bytes of a segment.
 #[doc(alias = "mlx5_wqe_eth_seg")]
 #[must_use]
 #[inline(always)]
-pub const fn ethernet(checksums: bool, header: u16) -> Segment {
+pub const fn ethernet(checksums: bool, mss: u16, header: u16) -> Segment {
     // MLX5_ETH_WQE_L3_CSUM and MLX5_ETH_WQE_L4_CSUM.
-    words(0, if checksums { 0xc0 << 24 } else { 0 }, 0, (header as u32) << 16)
+    let flags = if checksums { 0xc0 << 24 } else { 0 };
+    words(0, flags | mss as u32, 0, (header as u32) << 16)
+}
+
+/// Bytes of the longest header that an Ethernet segment can tell the length of.
+pub const MAX_HEADER: u16 = 0x3ff;
+
+/// Most bytes of a segment of a large send that an Ethernet segment can tell.
+pub const MAX_MSS: u16 = 0x3fff;
+
+/// Where in an Ethernet segment the header begins.
+pub(crate) const HEADER_START: usize = SEGMENT - 2;
+
+/// Segments that an Ethernet segment takes with a header of `length` bytes that begins in it.
+#[must_use]
+#[inline(always)]
+pub const fn header_segments(length: usize) -> usize {
+    (HEADER_START + length).div_ceil(SEGMENT)
 }
 
 /// The numbers of an atomic: what is swapped in or added, and what a swap compares with.
@@ -409,6 +427,13 @@ mod tests {
         assert_eq!(first, [0x11, 0x11, 0x11, 0x11, 0, 0, 0, 0, 0x80, 0, 0, 0x2a, 0x11, 0x22, 0x33, 0x44]);
         assert_eq!(second, [0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0x40, 0x10, 0, 9]);
         assert_eq!(&third, b"0123456789abcdef");
+    }
+
+    #[test]
+    fn an_ethernet_segment_has_flags_and_segment_size_in_its_second_word() {
+        let segment = bytes(ethernet(true, 0x0578, 54));
+        assert_eq!(segment, [0, 0, 0, 0, 0xc0, 0, 5, 0x78, 0, 0, 0, 0, 0, 54, 0, 0]);
+        assert_eq!(bytes(ethernet(false, 0, 18))[..13], [0; 13]);
     }
 
     #[test]

@@ -112,6 +112,9 @@ impl Provider for Rxe {
         if request.scatter_to_cqe {
             return Err(CreateError::Unsupported { what: "messages in completions" });
         }
+        if request.max_tso_header > 0 {
+            return Err(CreateError::Unsupported { what: "large sends" });
+        }
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }

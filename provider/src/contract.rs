@@ -238,6 +238,8 @@ pub struct QpRequest {
     pub qp_type: QpType,
     /// Depths and widths that it must have.
     pub cap: QpCap,
+    /// Bytes of the longest header of a large send; 0 where there are to be none.
+    pub max_tso_header: u16,
     /// Creation flags, such as signalling every request.
     pub flags: QpCreateFlags,
     /// Whether completions of receives may carry short messages, which polling brings to memory. Then the addresses of

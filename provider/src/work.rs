@@ -137,10 +137,20 @@ pub struct XrcOperation {
 pub struct Frame<'a> {
     /// The first bytes of the frame, before those of the payload: at most 18, the length of an Ethernet header with a
     /// VLAN tag. They are copied when posted. Some devices want to have all 18 there, unless the payload is inline.
+    ///
+    /// With [`mss`](Self::mss): the whole headers, from that of Ethernet to the end of that of TCP.
     pub header: &'a [u8],
     /// The device fills in the checksums of the frame's IP header and of the TCP or UDP header behind it.
     #[doc(alias = "IBV_SEND_IP_CSUM")]
     pub checksums: bool,
+    /// Makes it a large send (TCP segmentation offload): the device cuts the payload into frames with at most so many bytes
+    /// of it, 1 to 16383, and puts the header before each, with lengths, sequence number, identification and flags as
+    /// TCP over IPv4 or IPv6 has them there. The frames have no more than the port's MTU only if this is chosen so.
+    ///
+    /// For queue pairs made with room for such headers (`max_tso_header`); the payload may have as many bytes as the
+    /// device's `max_tso` says.
+    #[doc(alias = "IBV_WR_TSO")]
+    pub mss: Option<u16>,
 }
 
 /// How a memory window is to be bound.
@@ -293,6 +303,24 @@ pub enum Refusal {
         given: usize,
         /// Bytes that fit.
         max: usize,
+    },
+    /// A large send whose header is no Ethernet header, or is longer than the queue pair was made for.
+    #[error(
+        "a header of {given} bytes, but that of a large send has 14 to {max}, as the queue pair's `max_tso_header` says"
+    )]
+    TsoHeader {
+        /// Bytes given.
+        given: usize,
+        /// Bytes that fit.
+        max: usize,
+    },
+    /// A large send in segments of a length that there is not.
+    #[error("segments of {given} bytes, but a large send is cut into segments of 1 to {max}")]
+    SegmentSize {
+        /// Bytes asked for.
+        given: u16,
+        /// Most bytes of a segment.
+        max: u16,
     },
     /// A read or an atomic with inline data.
     #[error("a read or an atomic needs registered memory for its result, not inline data")]

@@ -92,6 +92,13 @@ impl fmt::Display for Shown<'_> {
             writeln!(f, "    key       {:02x?}", rest(at))?;
             return Ok(());
         }
+        if opcode == Opcode::TSO && at < end {
+            let (flags, header) = (word(rest(at), 4), word(rest(at), 12) >> 16 & 0x3ff);
+            let checksums = if flags >> 30 == 0 { "" } else { ", checksums" };
+            writeln!(f, "    ethernet  header of {header} bytes, segments of {}{checksums}", flags & 0x3fff)?;
+            // The header begins in the segment's last two bytes.
+            at += (14 + header as usize).div_ceil(SEGMENT).max(1) * SEGMENT;
+        }
         // The vector of a datagram begins with its Q_Key and, behind reserved bytes, a queue pair marked as extended.
         let is_send = matches!(opcode, Opcode::SEND | Opcode::SEND_IMM);
         if is_send && rest(at).len() >= 3 * SEGMENT && word(rest(at), 4) == 0 && word(rest(at), 8) >> 31 == 1
@@ -181,6 +188,19 @@ mod tests {
         let text = shown(&[control.segment(), a, b, c, inline]);
         assert!(text.contains("datagram  to QP 0x77, qkey 0x1111, path 0x05001234\n"), "{text}");
         assert!(text.ends_with("    inline    2 bytes: hi\n"), "{text}");
+    }
+
+    #[test]
+    fn a_large_send_names_its_header_and_its_segments() {
+        let flags = ControlFlags::empty();
+        let control = Control { opcode: Opcode::TSO, index: 0, qp_num: 1, segments: 7, flags, imm: 0 };
+        let header = [wqe::ethernet(true, 1400, 54), [0; 2], [0; 2], [0; 2], [0; 2]];
+        let memory = wqe::data(Sge { addr: 0x7f00, length: 9000, lkey: 0x88 });
+        let text = shown(&[&[control.segment()][..], &header, &[memory]].concat());
+        let lines = "0: TSO of QP 0x1, 7 segments\n    \
+                     ethernet  header of 54 bytes, segments of 1400, checksums\n    \
+                     data      9000 bytes at 0x7f00, lkey 0x88\n";
+        assert_eq!(text, lines);
     }
 
     proptest! {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 
 use bareverbs_hca::engine::packet::Transport;
-use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup};
+use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup, State};
 use bareverbs_hca::{Link, PlainCard};
 use bareverbs_mlx5::testing::{Place, Plain, PlainQp, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
@@ -180,6 +180,15 @@ impl Bench {
         self.finish(parts, qp_type, (cq, cq), None, false, 32)
     }
 
+    /// A send queue of whole frames, ready, with large sends whose headers have at most so many bytes.
+    pub(crate) fn frames(&mut self, cap: &QpCap, tso_header: u16, cq: &Cq) -> Pair {
+        let parts = self.context.qp_of_frames(cap, tso_header, &cq.queue).expect("a layout");
+        let pair = self.finish(parts, QpType::RAW_PACKET, (cq, cq), None, false, 0);
+        let ready = self.card.engine().move_qp(pair.number, State::ReadyToSend, Default::default());
+        ready.expect("a step of send queues");
+        pair
+    }
+
     fn finish(
         &mut self,
         parts: PlainQp,
@@ -193,11 +202,14 @@ impl Bench {
         let (send_offset, blocks) = parts.sends();
         let receive = match srq {
             Some((_, number)) => ReceiveQueue::Shared(number),
+            // Whole frames come to queues of other objects.
+            None if qp_type == QpType::RAW_PACKET => ReceiveQueue::None,
             None => ReceiveQueue::Own { log_size: slots.trailing_zeros() as u8, log_stride: shift as u8 },
         };
         let service = match qp_type {
             QpType::RC => Service::Connected(Transport::Rc),
             QpType::UC => Service::Connected(Transport::Uc),
+            QpType::RAW_PACKET => Service::Ethernet,
             _ => Service::Datagram(None),
         };
         let (rings, doorbell) = (parts.rings(), parts.doorbell());

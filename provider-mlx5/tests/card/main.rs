@@ -6,6 +6,7 @@ mod compressed;
 mod connected;
 mod datagrams;
 mod events;
+mod frames;
 mod lifetime;
 mod mixed;
 mod scattered;

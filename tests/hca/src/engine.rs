@@ -107,6 +107,7 @@ pub(crate) mod limits {
     pub(crate) const LOG_FAULTS: u8 = 16;
     pub(crate) const EQS: usize = 63;
     pub(crate) const LOG_RQS: u8 = 12;
+    pub(crate) use super::ethernet::LOG_LARGE_SEND;
     pub(crate) const GROUPS: usize = 256;
     pub(crate) const QPS_PER_GROUP: usize = 64;
 }

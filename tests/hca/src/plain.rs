@@ -134,6 +134,7 @@ pub struct PlainCard {
     now: u64,
     interrupts: Arc<AtomicU32>,
     packets: Vec<Packet>,
+    /// What was sent into the void.
     frames: Vec<Vec<u8>>,
 }
 
@@ -217,6 +218,11 @@ impl PlainCard {
         self.interrupts.load(Ordering::Relaxed)
     }
 
+    /// The frames that left since this was last asked.
+    pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.frames)
+    }
+
     /// Nanoseconds of the card's clock.
     pub fn now(&self) -> u64 {
         self.now
@@ -259,7 +265,6 @@ impl PlainCard {
             let more = self.engine.run(self.now);
             self.engine.take_outgoing(&mut self.packets, &mut self.frames);
             if !more && self.packets.is_empty() {
-                self.frames.clear();
                 return;
             }
             for packet in self.packets.drain(..) {

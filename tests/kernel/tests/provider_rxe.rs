@@ -128,6 +128,7 @@ impl Host {
             srq,
             qp_type: QpType::RC,
             cap,
+            max_tso_header: 0,
             flags: QpCreateFlags::empty(),
             scatter_to_cqe: false,
             user_handle: 0,

@@ -44,6 +44,13 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub srq: Option<&'a Srq<P>>,
     /// Depths and widths.
     pub cap: QpCap,
+    /// Bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)), 14 or more; 0 where there are to be
+    /// none. Queue pairs of [`RawPacket`] only, where the device cuts frames
+    /// ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
+    ///
+    /// Large datagrams of IPoIB, which C has as `IBV_QP_CREATE_IPOIB_UD_LSO`, are kept by kernels for themselves.
+    #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
+    pub max_tso_header: u16,
     /// Whether every send makes a completion, asked for or not.
     pub signal_all: bool,
     /// Whether the device may put messages of up to 32 bytes into their completions instead of writing them to memory
@@ -75,6 +82,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             recv_cq,
             srq: None,
             cap: QpCap::default(),
+            max_tso_header: 0,
             signal_all: false,
             scatter_to_cqe: false,
             user_data: 0,
@@ -169,6 +177,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             srq: init.srq.map(|srq| srq.shared().handle),
             qp_type: T::QP_TYPE,
             cap: cap.into(),
+            max_tso_header: init.max_tso_header,
             flags: if init.signal_all { QpCreateFlags::SQ_SIG_ALL } else { QpCreateFlags::empty() },
             scatter_to_cqe: init.scatter_to_cqe,
             user_handle: init.user_data,

@@ -48,6 +48,22 @@ use crate::{
 ///
 /// Longer frames are gathered from registered memory, with their first bytes in [`Frame::header`].
 ///
+/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header) there are large sends: the headers of a segment of TCP, and
+/// a payload that the device cuts into as many segments as it takes.
+///
+/// ```no_run
+/// # use bareverbs::{Qp, RawPacket, PostError, Sge};
+/// # fn example(qp: &mut Qp<RawPacket>, headers: &[u8], payload: Sge) -> Result<(), PostError> {
+/// use bareverbs::{Frame, Payload, SendFlags, SendRequest};
+///
+/// // Headers of Ethernet, IPv4 and TCP without options: 54 bytes, for frames of 1,500 behind that of Ethernet.
+/// let operation = Frame { header: headers, checksums: true, mss: Some(1460) };
+/// let payload = Payload::Sges(&[payload]);
+/// // SAFETY: the caller keeps the payload as it is until the request is complete.
+/// unsafe { qp.post_send(&[SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload }]) }
+/// # }
+/// ```
+///
 /// A frame has no peer, and no operation but to be sent:
 ///
 /// ```compile_fail,E0308

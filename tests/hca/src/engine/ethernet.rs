@@ -7,12 +7,17 @@ use super::qp::Qp;
 use super::requester::gather;
 use super::ring::Ring;
 use super::srq::scatter_list;
+use super::wqe;
 use crate::fabric::wire::ones_sum;
 
 /// The shortest frame, without its check sequence.
 const SHORTEST: usize = 60;
 /// The longest.
 const LONGEST: u64 = 65_536 + 14;
+/// Most bytes of a large send behind its headers.
+const LARGEST: u64 = 1 << LOG_LARGE_SEND;
+/// The same, as a power of two.
+pub(crate) const LOG_LARGE_SEND: u8 = 16;
 const HEADER: usize = 14;
 const L4_CHECKSUM: u8 = 1 << 7;
 
@@ -60,24 +65,25 @@ impl Rq {
 }
 
 /// Sends the frame of a work request, cut into segments if it asks for that.
-pub(crate) fn send(qp: &mut Qp, core: &mut Core, segment: u16, checksum: u8) -> Result<(), Syndrome> {
-    let work = &qp.requester.work;
-    if work.length > LONGEST || work.length < HEADER as u64 {
+pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), Syndrome> {
+    let length = qp.requester.work.length;
+    let longest = if how.segment.is_some() { u64::from(how.header) + LARGEST } else { LONGEST };
+    if length > longest || length < HEADER as u64 {
         return Err(Syndrome::LocalLength);
     }
-    let mut frame = vec![0; work.length as usize];
+    let mut frame = vec![0; length as usize];
     gather(core, qp, 0, &mut frame)?;
-    let headers = headers_length(&frame);
     let before = core.frames.len();
-    match (segment, headers) {
-        (0, _) => core.frames.push(finish(frame, checksum)),
-        (size, Some(headers)) => {
+    match how.segment {
+        None => core.frames.push(finish(frame, how.checksum)),
+        Some(size) => {
+            // Only TCP is cut, as on the card, and what goes before each segment stands in the request, no more, no less.
+            let headers = headers_length(&frame).filter(|headers| *headers == usize::from(how.header));
+            let headers = headers.ok_or(Syndrome::LocalQpOperation)?;
             for frame in cut(&frame, headers, usize::from(size)) {
                 core.frames.push(finish(frame, L4_CHECKSUM));
             }
         }
-        // Only TCP is cut, as on the card.
-        (_, None) => return Err(Syndrome::LocalQpOperation),
     }
     core.senders.resize(core.senders.len() + core.frames.len() - before, qp.number);
     qp.requester.cursor_passed();
@@ -112,7 +118,8 @@ fn cut(frame: &[u8], headers: usize, size: usize) -> Vec<Vec<u8>> {
     let count = payload.len().div_ceil(size).max(1);
     let sequence = u32::from_be_bytes(frame[transport + 4..transport + 8].try_into().unwrap_or_default());
     let mut frames = Vec::with_capacity(count);
-    for (index, part) in payload.chunks(size).enumerate() {
+    for index in 0..count {
+        let part = &payload[index * size..payload.len().min((index + 1) * size)];
         let mut piece = frame[..headers].to_vec();
         let at = (index * size) as u32;
         piece[transport + 4..transport + 8].copy_from_slice(&sequence.wrapping_add(at).to_be_bytes());
@@ -267,6 +274,12 @@ mod tests {
         }
         assert_eq!(pieces[0][HEADER + 33] & 0x08, 0);
         assert_ne!(pieces[2][HEADER + 33] & 0x08, 0);
+    }
+
+    #[test]
+    fn headers_alone_are_one_frame() {
+        let frame = tcp_frame(0);
+        assert_eq!(cut(&frame, headers_length(&frame).unwrap(), 1000).len(), 1);
     }
 
     #[test]

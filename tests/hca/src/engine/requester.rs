@@ -319,7 +319,7 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     let places = || work.segments.clone().into_boxed_slice();
     let (answer, packets) = match work.action {
         _ if failure.is_some() => (Answer::None, 0),
-        Action::Nop | Action::Umr | Action::Frame { .. } => (Answer::None, 0),
+        Action::Nop | Action::Umr | Action::Frame(_) => (Answer::None, 0),
         Action::Read => {
             (Answer::Read { places: places(), received: 0 }, packets_of(work.length, qp.attributes.mtu))
         }

@@ -34,7 +34,17 @@ pub(crate) enum Action {
     Write { immediate: bool },
     Read,
     Atomic { add: bool, masks: Option<Masks> },
-    Frame { segment: u16, checksum: u8 },
+    Frame(Frame),
+}
+
+/// How a frame is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) checksum: u8,
+    /// Bytes that stand in the request's Ethernet segment.
+    pub(crate) header: u16,
+    /// Most bytes of payload behind the header, where it is cut into several.
+    pub(crate) segment: Option<u16>,
 }
 
 /// What a work request waits for before it begins (`MLX5_FENCE_MODE_*` in `include/linux/mlx5/qp.h`).
@@ -274,10 +284,18 @@ impl Work {
     /// An Ethernet segment: flags, and headers that stand in the request itself.
     fn parse_frame(&mut self) -> Result<(), Malformed> {
         const AT: usize = control::SIZE;
+        /// What 14 bits can tell.
+        const LARGEST_SEGMENT: u16 = 0x3fff;
         let bytes = self.slice(AT, ethernet::SIZE)?;
         let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let (checksum, segment) = (bytes[ethernet::CS_FLAGS], short(ethernet::MSS));
-        let inline = usize::from(short(ethernet::INLINE_SIZE) & 0x3ff);
+        let segment = match (self.opcode, segment) {
+            (opcode::LARGE_SEND, 1..=LARGEST_SEGMENT) => Some(segment),
+            (opcode::SEND, 0) => None,
+            _ => return Err(Malformed),
+        };
+        let header = short(ethernet::INLINE_SIZE) & 0x3ff;
+        let inline = usize::from(header);
         if inline > 0 {
             let at = AT + ethernet::INLINE_START;
             self.slice(at, inline)?;
@@ -285,8 +303,7 @@ impl Work {
             self.length += inline as u64;
         }
         let after = AT + ethernet::SIZE + inline.saturating_sub(2).next_multiple_of(16);
-        let segment = if self.opcode == opcode::LARGE_SEND { segment.max(1) } else { 0 };
-        self.action = Action::Frame { segment, checksum };
+        self.action = Action::Frame(Frame { checksum, header, segment });
         self.parse_segments(after)
     }
 
@@ -392,6 +409,17 @@ mod tests {
         assert!(parse(RC, &bytes).is_ok());
         bytes[48..52].copy_from_slice(&4u32.to_be_bytes());
         assert!(parse(RC, &bytes).is_err());
+    }
+
+    #[test]
+    fn only_large_sends_have_a_segment_size() {
+        let with = |opcode, size: u16| {
+            let mut bytes = control(opcode, 2);
+            bytes[22..24].copy_from_slice(&size.to_be_bytes());
+            parse(Service::Ethernet, &bytes).is_ok()
+        };
+        assert!(with(opcode::SEND, 0) && with(opcode::LARGE_SEND, 1) && with(opcode::LARGE_SEND, 0x3fff));
+        assert!(!with(opcode::SEND, 1) && !with(opcode::LARGE_SEND, 0) && !with(opcode::LARGE_SEND, 0x4000));
     }
 
     #[test]

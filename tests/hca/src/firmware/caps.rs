@@ -172,7 +172,7 @@ fn on_demand(cap: &mut ViewMut<'_, OdpCap>) {
 fn ethernet(cap: &mut ViewMut<'_, EthernetCap>) {
     cap.set(EthernetCap::CSUM_CAP, 1u8)
         .set(EthernetCap::VLAN_CAP, 1u8)
-        .set(EthernetCap::MAX_LSO_CAP, 16u8)
+        .set(EthernetCap::MAX_LSO_CAP, limits::LOG_LARGE_SEND)
         .set(EthernetCap::RSS_IND_TBL_CAP, 7u8)
         .set(EthernetCap::SELF_LB_EN_MODIFIABLE, 1u8)
         .set(EthernetCap::WQE_INLINE_MODE, 1u8);

@@ -6,6 +6,7 @@ mod device_memory;
 mod doorbells;
 mod foreign_memory;
 mod imported;
+mod large_sends;
 mod raw_packets;
 mod scatter;
 mod xrc;
@@ -20,6 +21,7 @@ use device_memory::*;
 use doorbells::*;
 use foreign_memory::*;
 use imported::*;
+use large_sends::*;
 use raw_packets::*;
 use scatter::*;
 use xrc::*;
@@ -64,6 +66,9 @@ kernel_tests! {
     the_device_fills_in_checksums if device::raw_packets,
     queues_of_frames_wrap_and_start_anew if device::raw_packets,
     flows_are_checked if device::raw_packets,
+    a_large_send_arrives_as_the_frames_of_a_stream if device::raw_packets,
+    large_sends_are_checked if device::raw_packets,
+    large_sends_are_refused_where_they_cannot_be,
     raw_packets_are_for_the_privileged if device::raw_packets,
     without_raw_packets_their_verbs_say_so if device::no_raw_packets,
     the_example_of_requests_built_by_hand_runs if device::connectx,

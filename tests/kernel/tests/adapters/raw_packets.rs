@@ -14,14 +14,14 @@ use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use rustix::io::Errno;
 
-const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
+pub(crate) const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
 /// Of a group: other addresses than the port's own lead out to the wire.
-const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
+pub(crate) const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
 
 /// The type of frames of experiments (IEEE 802).
 const EXPERIMENT: u16 = 0x88b5;
 
-const IPV4: u16 = 0x0800;
+pub(crate) const IPV4: u16 = 0x0800;
 
 /// Bytes of a receive.
 const ROOM: usize = 256;
@@ -32,17 +32,23 @@ fn frame(to: MacAddress, ether_type: u16, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-struct Side {
-    qp: Qp<RawPacket>,
-    cq: Cq,
+pub(crate) struct Side {
+    pub(crate) qp: Qp<RawPacket>,
+    pub(crate) cq: Cq,
     memory: Mr<Buffer>,
 }
 
 impl Side {
     fn new(pd: &Pd) -> Self {
+        Self::cutting(pd, 0)
+    }
+
+    /// One that has large sends, with headers of at most so many bytes.
+    pub(crate) fn cutting(pd: &Pd, max_tso_header: u16) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let cap = QpCap { max_inline_data: 128, max_send_sge: 3, ..QpCap::default() };
-        let mut qp = pd.create_qp::<RawPacket>(&QpInit { cap, ..QpInit::new(&cq, &cq) }).unwrap();
+        let init = QpInit { cap, max_tso_header, ..QpInit::new(&cq, &cq) };
+        let mut qp = pd.create_qp::<RawPacket>(&init).unwrap();
         assert_eq!(qp.state(), QpState::RESET);
         qp.init(1).unwrap();
         qp.ready_to_receive().unwrap();
@@ -50,7 +56,7 @@ impl Side {
         Self { qp, cq, memory: region(pd, &[0; 4 * ROOM], Access::LOCAL_WRITE) }
     }
 
-    fn receive(&mut self, wr_id: u64) {
+    pub(crate) fn receive(&mut self, wr_id: u64) {
         let start = wr_id as usize % 4 * ROOM;
         let sges = [self.memory.sge(start..start + ROOM).unwrap()];
         // SAFETY: looked at by copying, after the completion.
@@ -59,7 +65,7 @@ impl Side {
 
     /// The bytes of the next frame.
     #[track_caller]
-    fn next(&mut self) -> Vec<u8> {
+    pub(crate) fn next(&mut self) -> Vec<u8> {
         let done: WorkCompletion = take(&mut self.cq, 1)[0];
         assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RECV), "{done:?}");
         let start = done.wr_id as usize % 4 * ROOM;
@@ -91,7 +97,7 @@ fn sides() -> (Side, Side) {
     (Side::new(&domain()), Side::new(&domain()))
 }
 
-fn to_bob() -> FlowRule {
+pub(crate) fn to_bob() -> FlowRule {
     FlowRule::new(1, EthernetMatch { to: Some(BOB), ..EthernetMatch::default() })
 }
 
@@ -229,7 +235,7 @@ pub(crate) fn flows_are_checked() {
         let mut batch = side.qp.start_send();
         let refused = batch.send_frame_inline(1, &[0; 2000], SendFlags::empty()).unwrap_err();
         assert!(refused.to_string().contains("2000"), "{refused}");
-        let operation = Frame { header: &[0; 19], checksums: false };
+        let operation = Frame { header: &[0; 19], ..Frame::default() };
         let (flags, payload) = (SendFlags::empty(), Payload::Sges(&[]));
         // SAFETY: no elements.
         let refused =

@@ -108,6 +108,7 @@ impl Bench {
             srq,
             qp_type,
             cap,
+            max_tso_header: 0,
             flags,
             scatter_to_cqe: false,
             user_handle: 0,

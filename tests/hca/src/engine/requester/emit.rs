@@ -38,9 +38,7 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
             qp.requester.cursor_passed();
             result.map(|()| true).map_err(Halt::Failed)
         }
-        Action::Frame { segment, checksum } => {
-            ethernet::send(qp, core, segment, checksum).map(|()| true).map_err(Halt::Failed)
-        }
+        Action::Frame(frame) => ethernet::send(qp, core, frame).map(|()| true).map_err(Halt::Failed),
         Action::Read => {
             read_request(qp, core, which, packet);
             Ok(false)
