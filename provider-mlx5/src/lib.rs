@@ -8,13 +8,15 @@
 //! use std::sync::Arc;
 //!
 //! use bareverbs_mlx5::Mlx5;
-//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider};
+//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider, QueueMemory};
 //! use bareverbs_provider::device::DeviceFile;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 1)?);
 //! let mlx5 = Mlx5::open(file)?;
-//! let request = CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false };
+//! let memory = QueueMemory::Ordinary;
+//! let request =
+//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
 //! let mut cq = mlx5.create_cq(&request)?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());

@@ -8,12 +8,12 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq,
-    DmRequest, DoorbellChoice, Offloads, Provider, QpRequest, RecvQueue, SrqChange, SrqRequest,
+    DmRequest, DoorbellChoice, Offloads, Provider, QpRequest, QueueMemory, RecvQueue, SrqChange, SrqRequest,
     XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
-use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
 use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
@@ -84,6 +84,17 @@ fn known<T>(
     map.get(&handle).and_then(Weak::upgrade).ok_or(Refused { method, errno: Errno::NOENT })
 }
 
+/// Memory for a queue of so many bytes.
+fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
+    match memory {
+        QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(refused("mmap"))?),
+        QueueMemory::HugePages => Mapping::huge(bytes).map_err(|errno| match errno {
+            Errno::NOMEM => CreateError::NoHugePages { pages: bytes.div_ceil(HUGE_PAGE) as u64 },
+            errno => refused("mmap (huge pages)")(errno).into(),
+        }),
+    }
+}
+
 impl Mlx5 {
     fn new(
         file: Arc<DeviceFile>,
@@ -119,14 +130,14 @@ impl Mlx5 {
         &self.told
     }
 
-    fn ring(&self, entries: u32) -> Result<(Ring, u32), CreateError> {
+    fn ring(&self, entries: u32, memory: QueueMemory) -> Result<(Ring, u32), CreateError> {
         // One entry always stays free.
         let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
         if log > MAX_CQE_LOG {
             let max = (1 << MAX_CQE_LOG) - 1;
             return Err(CreateError::Limit { what: "entries", asked: entries.into(), max });
         }
-        let memory = Mapping::anonymous(CQE << log).map_err(refused("mmap"))?;
+        let memory = queue_memory(CQE << log, memory)?;
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
     }
 
@@ -297,7 +308,7 @@ impl Provider for Mlx5 {
     }
 
     fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
-        let (ring, entries) = self.ring(request.entries)?;
+        let (ring, entries) = self.ring(request.entries, request.memory)?;
         let minis = if request.compressed {
             let told = self.query_driver()?.cqe_comp_caps.supported_format;
             Some(Minis::best(told).ok_or(CreateError::Unsupported { what: "compressed completions" })?)
@@ -328,7 +339,7 @@ impl Provider for Mlx5 {
     }
 
     fn resize_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
-        let (ring, entries) = self.ring(entries)?;
+        let (ring, entries) = self.ring(entries, queue.memory())?;
         if entries == queue.capacity() {
             return Ok(entries);
         }
@@ -377,7 +388,7 @@ impl Provider for Mlx5 {
         let max_message = self.max_message(request.qp_type)?;
         let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
             .ok_or(Refused { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
-        let rings = Mapping::anonymous(layout.bytes()).map_err(refused("mmap"))?;
+        let rings = queue_memory(layout.bytes(), request.memory)?;
         let doorbell = self.records.take().map_err(refused("mmap"))?;
         let register = self.register(request.doorbell)?;
         let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
@@ -439,7 +450,7 @@ impl Provider for Mlx5 {
             return Err(CreateError::Limit { what: "max_sge", asked, max });
         }
         let slots = (slots as u32).next_power_of_two().max(2);
-        let memory = Mapping::anonymous((slots as usize) << shift).map_err(refused("mmap"))?;
+        let memory = queue_memory((slots as usize) << shift, request.memory)?;
         let doorbell = self.records.take().map_err(refused("mmap"))?;
         let max_sge = (1 << shift) / SEGMENT as u32 - 1;
         let address = memory.as_ptr().as_ptr().expose_provenance() as u64;

@@ -8,14 +8,16 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider};
+//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider, QueueMemory};
 //! use bareverbs_provider::device::DeviceFile;
 //! use bareverbs_rxe::Rxe;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", 14)?);
 //! let rxe = Rxe::open(file)?;
-//! let request = CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false };
+//! let memory = QueueMemory::Ordinary;
+//! let request =
+//!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
 //! let mut cq = rxe.create_cq(&request)?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());

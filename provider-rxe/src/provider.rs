@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::contract::{
     AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DoorbellChoice, Provider,
-    QpRequest, SendQueue, SrqChange, SrqRequest,
+    QpRequest, QueueMemory, SendQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
@@ -46,6 +46,14 @@ impl Rxe {
     }
 }
 
+/// Looks whether queues may lie where the kernel puts them.
+fn in_memory_of_the_kernel(memory: QueueMemory) -> Result<(), CreateError> {
+    match memory {
+        QueueMemory::Ordinary => Ok(()),
+        QueueMemory::HugePages => Err(CreateError::Unsupported { what: "queues in huge pages" }),
+    }
+}
+
 impl Provider for Rxe {
     type Cq = RxeCq;
     type Sq = RxeSq;
@@ -77,6 +85,7 @@ impl Provider for Rxe {
         if request.compressed {
             return Err(CreateError::Unsupported { what: "compressed completions" });
         }
+        in_memory_of_the_kernel(request.memory)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
@@ -115,6 +124,7 @@ impl Provider for Rxe {
         if request.max_tso_header > 0 {
             return Err(CreateError::Unsupported { what: "large sends" });
         }
+        in_memory_of_the_kernel(request.memory)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
@@ -155,6 +165,7 @@ impl Provider for Rxe {
     }
 
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        in_memory_of_the_kernel(request.memory)?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.

@@ -178,6 +178,15 @@ pub enum CreateError {
         /// How much there can be.
         max: u64,
     },
+    /// There are not enough huge pages for its memory.
+    #[error(
+        "there are no {pages} huge pages of 2 MiB free for its memory: have the kernel set some aside, as with \
+         `sysctl vm.nr_hugepages=64`, or make it in ordinary pages"
+    )]
+    NoHugePages {
+        /// How many it takes.
+        pages: u64,
+    },
     /// The provider does not make such a thing.
     #[error("this provider does not support {what}")]
     Unsupported {
@@ -198,6 +207,20 @@ pub enum DoorbellError {
     Posted(#[source] Refused),
 }
 
+/// What pages the memory of a queue lies in.
+#[doc(alias = "MLX_QP_ALLOC_TYPE")]
+#[doc(alias = "MLX_CQ_ALLOC_TYPE")]
+#[doc(alias = "MLX_SRQ_ALLOC_TYPE")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueMemory {
+    /// Those of the process.
+    #[default]
+    Ordinary,
+    /// Huge pages of 2 MiB, of which it takes at least one for itself. A device and a processor find their way in few of
+    /// them faster than in many ordinary ones. The kernel has to have some set aside (`vm.nr_hugepages`).
+    HugePages,
+}
+
 /// What a completion queue is to be.
 #[derive(Clone, Copy, Debug)]
 pub struct CqRequest {
@@ -211,6 +234,8 @@ pub struct CqRequest {
     pub vector: u32,
     /// Whether the device may compress runs of completions that are alike.
     pub compressed: bool,
+    /// What its memory lies in, also after a resize.
+    pub memory: QueueMemory,
 }
 
 /// A completion queue as made.
@@ -249,6 +274,8 @@ pub struct QpRequest {
     pub user_handle: u64,
     /// What its doorbell is to be.
     pub doorbell: DoorbellChoice,
+    /// What the memory of its queues lies in.
+    pub memory: QueueMemory,
 }
 
 /// By what a queue pair's sends are announced to the device. See [`SendQueue::owns_doorbell`].
@@ -310,6 +337,8 @@ pub struct SrqRequest {
     pub limit: u32,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
+    /// What its memory lies in.
+    pub memory: QueueMemory,
     /// Of an XRC domain, with completions of its own; otherwise it completes where its queue pairs do.
     pub xrc: Option<XrcSrqRequest>,
 }

@@ -29,6 +29,9 @@ impl Protection {
     }
 }
 
+/// Bytes of a huge page.
+pub const HUGE_PAGE: usize = 2 << 20;
+
 /// Shared memory, unmapped when dropped.
 ///
 /// A forked child does not have it: what it did there would be done to its parent's queues. It is stopped by `SIGSEGV`
@@ -41,6 +44,7 @@ pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     home: Home,
+    is_huge: bool,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
@@ -61,7 +65,8 @@ impl Mapping {
         let start = unsafe {
             mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
         }?;
-        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home }.kept_from_children()
+        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: false }
+            .kept_from_children()
     }
 
     /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
@@ -74,7 +79,24 @@ impl Mapping {
         let protection = Protection::ReadWrite.flags();
         // SAFETY: as in `new`.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home }.kept_from_children()
+        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: false }
+            .kept_from_children()
+    }
+
+    /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are set aside at once.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` and `madvise` report: `ENOMEM` where not so many huge pages are free, `EINVAL` too for a length of 0 and
+    /// on kernels without huge pages of this size.
+    pub fn huge(len: usize) -> Result<Self, Errno> {
+        let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
+        let (home, protection) = (Home::here()?, Protection::ReadWrite.flags());
+        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
+        // SAFETY: as in `new`.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: true }
+            .kept_from_children()
     }
 
     fn kept_from_children(self) -> Result<Self, Errno> {
@@ -87,6 +109,12 @@ impl Mapping {
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
+    }
+
+    /// Whether it lies in huge pages.
+    #[must_use]
+    pub fn is_huge(&self) -> bool {
+        self.is_huge
     }
 
     /// Bytes.

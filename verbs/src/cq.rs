@@ -8,7 +8,7 @@ use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreatedCq, Provid
 use bareverbs_provider::device::Refused;
 use bareverbs_uapi::write::structs::DestroyCqResp;
 
-use crate::{AnyProvider, CompChannel, Context, Error, Result, WorkCompletion};
+use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
 
 /// What a completion queue is to be.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,6 +43,8 @@ pub struct CqInit<'a> {
     /// come a little later, for the device waits whether a run goes on.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
     pub compressed: bool,
+    /// What pages its memory lies in, also after a [resize](Cq::resize). ConnectX only: elsewhere the kernel chooses.
+    pub memory: QueueMemory,
     /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq) events.
     pub user_data: u64,
 }
@@ -131,6 +133,7 @@ impl<P: Provider> Cq<P> {
             channel: init.channel.map(CompChannel::raw_fd),
             vector: init.vector,
             compressed: init.compressed,
+            memory: init.memory,
         };
         let CreatedCq { handle, queue, .. } = context
             .provider()

@@ -101,7 +101,9 @@ mod xrc;
 
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
-pub use bareverbs_provider::contract::{Completion, CreateError, DoorbellChoice, DoorbellError, Provider};
+pub use bareverbs_provider::contract::{
+    Completion, CreateError, DoorbellChoice, DoorbellError, Provider, QueueMemory,
+};
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{
     Frame, MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::cq::CqShared;
 use crate::qp::post_receives;
-use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, RecvRequest, Result, Xrcd};
+use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
 /// What a shared receive queue is to be.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -22,6 +22,8 @@ pub struct SrqInit {
     pub max_sge: u32,
     /// As in [`Srq::set_limit`].
     pub limit: u32,
+    /// What pages its memory lies in. ConnectX only: elsewhere the kernel chooses.
+    pub memory: QueueMemory,
     /// Comes back in asynchronous events.
     pub user_data: u64,
 }
@@ -30,7 +32,7 @@ impl SrqInit {
     /// A queue for `max_wr` receives of one element each, without limit.
     #[must_use]
     pub fn new(max_wr: u32) -> Self {
-        Self { max_wr, max_sge: 1, limit: 0, user_data: 0 }
+        Self { max_wr, max_sge: 1, limit: 0, memory: QueueMemory::Ordinary, user_data: 0 }
     }
 }
 
@@ -103,7 +105,7 @@ impl<P: Provider> Srq<P> {
         check_depth(VERB, init.max_wr, limits.max_srq_wr)?;
         Error::check_limit(VERB, "max_sge", init.max_sge.into(), limits.max_srq_sge.into())?;
         check_srq_limit(VERB, init.limit, init.max_wr)?;
-        let SrqInit { max_wr, max_sge, limit, user_data } = *init;
+        let SrqInit { max_wr, max_sge, limit, memory, user_data } = *init;
         if let Some((xrcd, cq)) = xrc {
             pd.context().check_own(VERB, "XRC domain", xrcd.context().file())?;
             pd.context().check_own(VERB, "completion queue", cq.shared().context().file())?;
@@ -113,6 +115,7 @@ impl<P: Provider> Srq<P> {
             max_wr,
             max_sge,
             limit,
+            memory,
             user_handle: user_data,
             xrc: xrc.map(|(xrcd, cq)| XrcSrqRequest { xrcd: xrcd.handle(), cq: cq.shared().handle }),
         };

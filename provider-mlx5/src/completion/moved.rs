@@ -3,12 +3,18 @@
 use std::sync::PoisonError;
 
 use bareverbs_provider::barrier;
+use bareverbs_provider::contract::QueueMemory;
 
 use super::Mlx5Cq;
 use super::ring::{OWNER, Ring};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {
+    /// What the ring lies in.
+    pub(crate) fn memory(&self) -> QueueMemory {
+        if self.ring.memory().is_huge() { QueueMemory::HugePages } else { QueueMemory::Ordinary }
+    }
+
     /// Goes on in `ring`, which the kernel has told the device of; what was left in the old one is moved there.
     ///
     /// The device marks the end of the old ring with an entry of its own, which counts.

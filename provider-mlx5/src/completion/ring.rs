@@ -61,7 +61,6 @@ impl Ring {
         1 << self.log
     }
 
-    #[cfg(feature = "test-utils")]
     pub(crate) fn memory(&self) -> &Mapping {
         &self.memory
     }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::{
     Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Operation, Payload, Pd, PostError, Qp, QpAttr,
-    QpAttrMask, QpCap, QpInit, QpState, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge,
-    WcStatus, WorkCompletion,
+    QpAttrMask, QpCap, QpInit, QpState, QueueMemory, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
+    SendRequest, Sge, WcStatus, WorkCompletion,
 };
 
 /// How long anything in these tests may take.
@@ -28,6 +28,8 @@ pub struct Plan {
     pub access: Access,
     /// Whether completions may carry messages.
     pub scatter: bool,
+    /// What its rings lie in.
+    pub memory: QueueMemory,
 }
 
 impl Plan {
@@ -41,7 +43,14 @@ impl Default for Plan {
     /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to acknowledge.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
-        Self { cap, rnr_retry: 1, timeout: 14, access: ALL_REMOTE, scatter: false }
+        Self {
+            cap,
+            rnr_retry: 1,
+            timeout: 14,
+            access: ALL_REMOTE,
+            scatter: false,
+            memory: QueueMemory::Ordinary,
+        }
     }
 }
 
@@ -116,7 +125,8 @@ pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
 impl Side {
     /// A side in RESET with this completion queue.
     pub fn on(pd: &Pd, plan: Plan, cq: Cq) -> Self {
-        let init = QpInit { cap: plan.cap, scatter_to_cqe: plan.scatter, ..QpInit::new(&cq, &cq) };
+        let Plan { cap, scatter, memory, .. } = plan;
+        let init = QpInit { cap, scatter_to_cqe: scatter, memory, ..QpInit::new(&cq, &cq) };
         let qp = pd.create_qp::<Rc>(&init).expect("a queue pair");
         Self { qp, cq, plan }
     }

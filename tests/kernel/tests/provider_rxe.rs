@@ -12,7 +12,7 @@ use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
 use bareverbs_provider::contract::{
     Completion as _, CompletionQueue, CqRequest, CreatedCq, CreatedQp, DoorbellChoice, DoorbellError,
-    Provider, QpRequest, RecvQueue, SendQueue, SrqRequest,
+    Provider, QpRequest, QueueMemory, RecvQueue, SendQueue, SrqRequest,
 };
 use bareverbs_provider::device::DeviceFile;
 use bareverbs_provider::work::{
@@ -116,7 +116,14 @@ impl Host {
 
     fn cq(&self, entries: u32) -> CreatedCq<Rxe> {
         self.rxe
-            .create_cq(&CqRequest { entries, user_handle: 0, channel: None, vector: 0, compressed: false })
+            .create_cq(&CqRequest {
+                entries,
+                user_handle: 0,
+                channel: None,
+                vector: 0,
+                compressed: false,
+                memory: QueueMemory::Ordinary,
+            })
             .unwrap()
     }
 
@@ -133,6 +140,7 @@ impl Host {
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
+            memory: QueueMemory::Ordinary,
         };
         self.rxe.create_qp(&request).unwrap()
     }
@@ -538,6 +546,7 @@ fn an_armed_queue_raises_one_event() {
         channel: Some(channel.as_raw_fd()),
         vector: 0,
         compressed: false,
+        memory: QueueMemory::Ordinary,
     };
     pair.server_cq = pair.host.rxe.create_cq(&request).unwrap();
     pair.server = pair.host.qp(&pair.server_cq, None, CAP);
@@ -558,8 +567,15 @@ fn an_armed_queue_raises_one_event() {
 fn a_shared_queue_feeds_a_connection() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
-    let request =
-        SrqRequest { pd: pair.host.pd, max_wr: 20, max_sge: 2, limit: 0, user_handle: 0, xrc: None };
+    let request = SrqRequest {
+        pd: pair.host.pd,
+        max_wr: 20,
+        max_sge: 2,
+        limit: 0,
+        memory: QueueMemory::Ordinary,
+        user_handle: 0,
+        xrc: None,
+    };
     let mut srq = pair.host.rxe.create_srq(&request).unwrap();
     assert_eq!((srq.max_wr, srq.max_sge), (31, 2));
     pair.server = pair.host.qp(&pair.server_cq, Some(srq.handle), CAP);
@@ -611,7 +627,14 @@ fn destroyed_objects_leave_no_handles() {
     assert_eq!(classes.map(|class| count(&pair.host, class)), [2, 2, 1, 1]);
 
     // Depths that the device does not have are refused, and leave nothing.
-    let request = CqRequest { entries: 1 << 31, user_handle: 0, channel: None, vector: 0, compressed: false };
+    let request = CqRequest {
+        entries: 1 << 31,
+        user_handle: 0,
+        channel: None,
+        vector: 0,
+        compressed: false,
+        memory: QueueMemory::Ordinary,
+    };
     assert!(pair.host.rxe.create_cq(&request).is_err());
     assert_eq!(count(&pair.host, ObjectClass::CQ), 2);
 

@@ -30,7 +30,8 @@ pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 use crate::cq::CqShared;
 use crate::srq::SrqShared;
 use crate::{
-    AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, RecvRequest, Result, SendRequest, Srq,
+    AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
+    SendRequest, Srq,
 };
 
 /// What a queue pair is to be.
@@ -71,6 +72,8 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     ///
     /// C's thread domains serve the same end. They also spare locks, which queues of single owners have none of.
     pub doorbell: DoorbellChoice,
+    /// What pages the memory of its queues lies in. ConnectX only: elsewhere the kernel chooses.
+    pub memory: QueueMemory,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
@@ -87,6 +90,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
             scatter_to_cqe: false,
             user_data: 0,
             doorbell: DoorbellChoice::Any,
+            memory: QueueMemory::Ordinary,
         }
     }
 }
@@ -182,6 +186,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             scatter_to_cqe: init.scatter_to_cqe,
             user_handle: init.user_data,
             doorbell: init.doorbell,
+            memory: init.memory,
         };
         let CreatedQp { handle, qp_num, cap, sq, rq } =
             context.provider().create_qp(&request).map_err(|reason| {

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Hca, HcaPort, Peers, Series};
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, Peers, Series};
 
 use super::{End, Lab, suite};
 use crate::build;
@@ -21,6 +22,9 @@ The tests of rdma-core's suite that the card's driver or library skips, and the 
 `cargo xtask pyverbs --card ib` and `--card roce` run the suite and fail if it ends otherwise than this page says;
 `--record` writes the page.
 ";
+
+/// Sets huge pages aside, of which some tests take up to four.
+const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc/sys/vm/nr_hugepages";
 
 /// Skipped tests by kind of port, each with its reason.
 type Skips = BTreeMap<String, BTreeMap<String, String>>;
@@ -37,6 +41,9 @@ pub(super) fn run(peers: &Peers, port: HcaPort, record: bool, accelerator: Accel
     let cards = Hca::start(&build::card()?, port, 1, &[])?;
     heading(&format!("pyverbs on a card, {name}, kernel {}", kernel.version));
     let mut guests = lab.boot(&kernel, Some(&cards))?;
+    let argv = ["sh", "-c", HUGE_PAGES].map(str::to_owned).into();
+    let set_aside = guests.run(0, Exec { argv, ..Exec::default() }, Duration::from_secs(60))?;
+    ensure!(set_aside.status == 0, "the guest has no room for huge pages");
     let ends = suite::run(&mut guests, "mlx5_0", &[])?;
     for warning in guests.shut_down()? {
         println!("{warning}");

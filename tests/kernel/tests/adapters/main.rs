@@ -5,6 +5,7 @@ mod compression;
 mod device_memory;
 mod doorbells;
 mod foreign_memory;
+mod huge_pages;
 mod imported;
 mod large_sends;
 mod raw_packets;
@@ -20,6 +21,7 @@ use compression::*;
 use device_memory::*;
 use doorbells::*;
 use foreign_memory::*;
+use huge_pages::*;
 use imported::*;
 use large_sends::*;
 use raw_packets::*;
@@ -69,6 +71,9 @@ kernel_tests! {
     a_large_send_arrives_as_the_frames_of_a_stream if device::raw_packets,
     large_sends_are_checked if device::raw_packets,
     large_sends_are_refused_where_they_cannot_be,
+    queues_in_huge_pages_carry_messages if huge_pages,
+    without_huge_pages_the_error_tells_how_to_get_some if huge_pages,
+    queues_of_the_kernels_own_lie_in_no_huge_pages if device::soft_roce,
     raw_packets_are_for_the_privileged if device::raw_packets,
     without_raw_packets_their_verbs_say_so if device::no_raw_packets,
     the_example_of_requests_built_by_hand_runs if device::connectx,

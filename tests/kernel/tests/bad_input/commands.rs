@@ -12,7 +12,9 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
-use bareverbs_provider::contract::{AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, SrqRequest};
+use bareverbs_provider::contract::{
+    AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, QueueMemory, SrqRequest,
+};
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
@@ -60,7 +62,14 @@ fn driver() -> u32 {
 }
 
 fn cq_request(channel: Option<RawFd>) -> CqRequest {
-    CqRequest { entries: 16, user_handle: 0, channel, vector: 0, compressed: false }
+    CqRequest {
+        entries: 16,
+        user_handle: 0,
+        channel,
+        vector: 0,
+        compressed: false,
+        memory: QueueMemory::Ordinary,
+    }
 }
 
 impl Bench {
@@ -91,7 +100,15 @@ impl Bench {
     }
 
     fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
-        let request = SrqRequest { pd, max_wr: 16, max_sge: 1, limit: 0, user_handle: 0, xrc: None };
+        let request = SrqRequest {
+            pd,
+            max_wr: 16,
+            max_sge: 1,
+            limit: 0,
+            memory: QueueMemory::Ordinary,
+            user_handle: 0,
+            xrc: None,
+        };
         let made = refused(self.provider.create_srq(&request))?;
         self.kept.borrow_mut().push(Kept::Srq { _queue: made.queue });
         Ok(made.handle)
@@ -113,6 +130,7 @@ impl Bench {
             scatter_to_cqe: false,
             user_handle: 0,
             doorbell: DoorbellChoice::Any,
+            memory: QueueMemory::Ordinary,
         };
         refused(self.provider.create_qp(&request).map(|made| made.handle))
     }
