@@ -117,7 +117,8 @@ pub struct Qp {
     pub waited: u64,
     /// The round in which nothing more may be posted.
     pub sealed: u64,
-    /// Whether a message was lost for want of a receive: who knows when it arrives, so that no receive may be posted.
+    /// Whether a message was lost for want of a receive, or is on its way from a peer that was taken away while it waited
+    /// for one: who knows when it arrives, so that no receive may be posted.
     pub spoiled: bool,
     /// The round in which it last bound or invalidated a window, or had one invalidated.
     pub rebound: u64,
@@ -280,14 +281,7 @@ impl Model {
                 }
             }
             Op::Raise(qp) => self.qp_mut(*qp).state = State::Up,
-            Op::End(qp, End::Error) => {
-                self.fall(*qp);
-                self.qp_mut(*qp).told = true;
-            }
-            Op::End(qp, End::Reset) => self.reset(*qp),
-            Op::End(qp, End::Destroy) => {
-                self.qps.remove(qp);
-            }
+            Op::End(qp, end) => self.end(*qp, *end),
             Op::Crash(a, b, end) => self.crash([*a, *b], *end),
             Op::PostRecv(qp, receives) => return self.post_receives(*qp, receives),
             Op::PostSrq(srq, receives) => {
@@ -303,6 +297,23 @@ impl Model {
             Op::Settle => {}
         }
         0
+    }
+
+    fn end(&mut self, id: Id, end: End) {
+        let peer = self.peer(id).filter(|_| !self.qp(id).waiting.is_empty());
+        if let Some(peer) = peer {
+            self.qp_mut(peer).spoiled = true;
+        }
+        match end {
+            End::Error => {
+                self.fall(id);
+                self.qp_mut(id).told = true;
+            }
+            End::Reset => self.reset(id),
+            End::Destroy => {
+                self.qps.remove(&id);
+            }
+        }
     }
 
     fn reset(&mut self, id: Id) {

@@ -78,6 +78,20 @@ fn a_message_waits_for_its_receive_and_those_behind_it_wait_with_it() {
 }
 
 #[test]
+fn a_message_that_waited_may_come_though_its_sender_is_gone() {
+    for end in [End::Error, End::Reset, End::Destroy] {
+        let mut model = pair(Quirks::NONE);
+        model.apply(&Op::End(10, end));
+        assert!(!model.qp(11).spoiled, "nothing waited");
+        let mut model = pair(Quirks::NONE);
+        model.apply(&Op::PostSend(10, vec![message(1, b"one")]));
+        model.settle().unwrap();
+        model.apply(&Op::End(10, end));
+        assert!(model.qp(11).spoiled);
+    }
+}
+
+#[test]
 fn a_failure_at_the_peer_brings_both_down_and_flushes_all_that_is_posted() {
     let mut model = pair(Quirks::NONE);
     model.apply(&Op::PostRecv(10, vec![receive(5, 0..1)]));
