@@ -168,19 +168,19 @@ impl Mlx5Cq {
     #[cold]
     fn stray(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> Stray {
         let mut strays = self.shared.strays();
-        if let Some(dead) = strays.dead.iter().find(|record| record.id() == id) {
+        let dead = strays.dead.iter().find(|record| record.is_named(id, side, cqe));
+        let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
+        else {
+            let Some(dead) = dead else { return Stray::Unknown };
             if side == Side::Recv {
                 // Its slot in a shared queue goes back.
                 dead.complete_recv(cqe.wqe_counter());
             }
             return Stray::Nobodys;
-        }
-        let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
-        else {
-            return Stray::Unknown;
         };
         let (record, _, until) = &strays.reset[at];
         if is_before(self.consumer.wrapping_sub(1), *until) {
+            let record = dead.unwrap_or(record);
             if side == Side::Recv && matches!(record.source, Source::Shared(_)) {
                 record.complete_recv(cqe.wqe_counter());
             }
@@ -334,7 +334,6 @@ impl Mlx5Cq {
                 self.settle(self.consumer);
             }
             let opcode = CqeOpcode(op_own >> 4);
-            let id = cqe.srqn_uidx() & 0xff_ffff;
             let side = match opcode {
                 CqeOpcode::REQ | CqeOpcode::REQ_ERR => Side::Send,
                 CqeOpcode::RESP_WR_IMM
@@ -344,6 +343,7 @@ impl Mlx5Cq {
                 | CqeOpcode::RESP_ERR => Side::Recv,
                 _ => return Some(Taken::fault(entry)),
             };
+            let id = self.table.id(&cqe, side);
             let mut found = self.find(id, side);
             if found.is_none() {
                 match self.stray(id, side, &cqe) {

@@ -35,7 +35,7 @@ use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
 use crate::send::{FRAME_HEADER, Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::{Mlx5Srq, SrqShared};
-use crate::table::{Receives, Record, Sends, Side, Source, Table};
+use crate::table::{NO_USER_INDEX, Receives, Record, Sends, Source, Table};
 use crate::wqe::SEGMENT;
 use crate::{dm, import, xrc};
 
@@ -102,13 +102,15 @@ impl Mlx5 {
         told: AllocUcontextResp,
         is_shareable: bool,
     ) -> Result<Self, Refused> {
-        if told.cqe_version != 1 {
-            // Completions of the first version name no user's number.
-            return Err(Refused { method: "GetContext (completions of version 1)", errno: Errno::OPNOTSUPP });
+        if told.cqe_version > 1 {
+            return Err(Refused {
+                method: "GetContext (completions of a later version)",
+                errno: Errno::OPNOTSUPP,
+            });
         }
         let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
         let queues = told.qp_tab_size.clamp(1 << 12, 1 << 20);
-        let table = Arc::new(Table::new(queues).map_err(refused("mmap"))?);
+        let table = Arc::new(Table::new(queues, told.cqe_version).map_err(refused("mmap"))?);
         Ok(Self {
             file,
             info,
@@ -293,7 +295,8 @@ impl Provider for Mlx5 {
 
     fn has_raw_packets(&self) -> bool {
         // On Ethernet the driver tells how much of a frame's headers a request must hold itself.
-        matches!(self.told.eth_min_inline, InlineMode::NONE | InlineMode::L2)
+        // With completions of version 0 it makes no such queue pairs.
+        self.told.cqe_version > 0 && matches!(self.told.eth_min_inline, InlineMode::NONE | InlineMode::L2)
     }
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
@@ -401,7 +404,7 @@ impl Provider for Mlx5 {
             rq_wqe_count: layout.recv_slots,
             rq_wqe_shift: layout.told_recv_shift(),
             flags,
-            uidx: record.id(),
+            uidx: record.user_index(),
             bfreg_index: register.page_id(),
             ..CreateQpReq::zeroed()
         };
@@ -429,13 +432,16 @@ impl Provider for Mlx5 {
         });
         let place = (layout.send_offset(), layout.send_blocks);
         let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits);
-        record.show(Side::Send);
-        record.show(Side::Recv);
+        let srq_num = match &record.source {
+            Source::Shared(srq) => srq.number(),
+            Source::Own(_) => 0,
+        };
+        record.begin(made.qp_num, srq_num);
         Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
     }
 
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
-        xrc::create_target(&self.file, request)
+        xrc::create_target(&self.file, self.told.cqe_version, request)
     }
 
     fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
@@ -463,7 +469,7 @@ impl Provider for Mlx5 {
         let driver = CreateSrqReq {
             buf_addr: address,
             db_addr,
-            uidx: record.as_ref().map_or(u32::MAX >> 8, |record| record.id()),
+            uidx: record.as_ref().map_or(NO_USER_INDEX, |record| record.user_index()),
             ..CreateSrqReq::zeroed()
         };
         let mut response = CreateSrqResp::zeroed();
@@ -480,6 +486,7 @@ impl Provider for Mlx5 {
             // The driver takes none when it makes the queue.
             self.limit_srq(made.handle, request.limit)?;
         }
+        queue.shared().set_number(response.srqn);
         note(&self.srqs, made.handle, queue.shared());
         if let Some(record) = record {
             queue.list(record);

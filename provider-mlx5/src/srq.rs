@@ -26,6 +26,8 @@ pub(crate) struct SrqShared {
     slots: Box<[Slot]>,
     /// The slot that came back last.
     returned: AtomicU32,
+    /// Its number on the wire, when the device has given it one.
+    number: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -41,7 +43,20 @@ impl SrqShared {
     fn new(slots: u32) -> Self {
         let slot =
             |_| Slot { wr_id: AtomicU64::new(0), posted: AtomicBool::new(false), next: AtomicU32::new(NONE) };
-        Self { slots: (0..slots).map(slot).collect(), returned: AtomicU32::new(NONE) }
+        Self {
+            slots: (0..slots).map(slot).collect(),
+            returned: AtomicU32::new(NONE),
+            number: AtomicU32::new(0),
+        }
+    }
+
+    /// Its number on the wire; 0 before the device has given it one.
+    pub(crate) fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_number(&self, number: u32) {
+        self.number.store(number, Ordering::Relaxed);
     }
 
     /// Takes note that a receive is complete; returns its id.
@@ -135,7 +150,7 @@ impl Mlx5Srq {
 
     /// Makes `record`, which is of this queue, lead from completions to it.
     pub(crate) fn list(&mut self, record: Arc<Record>) {
-        record.show(Side::Recv);
+        record.begin_srq(self.shared.number());
         self.own = Some(Listed(record));
     }
 

@@ -16,6 +16,8 @@
 //! For the same reason a poller may keep the record that it found last: it stays until the poller itself drops its dead,
 //! and forgets it then. The record's [`Name`] tells whether it is still to be found.
 
+mod numbers;
+
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,6 +25,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bareverbs_provider::Errno;
 use bareverbs_provider::mapping::Mapping;
 
+use self::numbers::{Numbers, Wire};
 use crate::completion::CqShared;
 use crate::cqe::Cqe;
 use crate::kept::Kept;
@@ -35,6 +38,10 @@ pub(crate) enum Side {
     Send = 0,
     Recv = 1,
 }
+
+/// In place of a user's number: completions shall name no such, as in version 0.
+#[doc(alias = "MLX5_IB_DEFAULT_UIDX")]
+pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 
 /// In an entry's owner: there is one.
 const LIVE: u32 = 1 << 31;
@@ -75,6 +82,8 @@ pub(crate) struct Table {
     entries: Mapping,
     len: u32,
     ids: Mutex<Ids>,
+    /// Where completions name queues by their numbers on the wire.
+    numbers: Option<Numbers>,
 }
 
 #[derive(Debug)]
@@ -86,11 +95,21 @@ struct Ids {
 }
 
 impl Table {
-    /// For numbers below `len`. Memory is used for those that are given.
-    pub(crate) fn new(len: u32) -> Result<Self, Errno> {
+    /// For numbers below `len` and completions of this version, 0 or 1. Memory is used for those that are given.
+    pub(crate) fn new(len: u32, cqe_version: u8) -> Result<Self, Errno> {
         let entries = Mapping::anonymous(len.max(2) as usize * size_of::<Entry>())?;
+        let numbers = if cqe_version == 0 { Some(Numbers::new()?) } else { None };
         // 0 is no number: firmware has been seen to use it for queues of the kernel.
-        Ok(Self { entries, len, ids: Mutex::new(Ids { next: 1, free: Vec::new() }) })
+        Ok(Self { entries, len, ids: Mutex::new(Ids { next: 1, free: Vec::new() }), numbers })
+    }
+
+    /// The number of the queue that an entry is of.
+    #[inline(always)]
+    pub(crate) fn id(&self, cqe: &Cqe<'_>, side: Side) -> u32 {
+        match &self.numbers {
+            None => cqe.srqn_uidx() & 0xff_ffff,
+            Some(numbers) => numbers.id(cqe, side),
+        }
     }
 
     #[inline(always)]
@@ -321,6 +340,7 @@ pub(crate) struct Record {
     cqs: [Arc<CqShared>; 2],
     pub(crate) sends: Sends,
     pub(crate) source: Source,
+    wire: Wire,
 }
 
 impl Record {
@@ -332,12 +352,18 @@ impl Record {
         source: Source,
     ) -> Option<Arc<Self>> {
         let id = table.take()?;
-        Some(Arc::new(Self { id, table: Arc::clone(table), cqs, sends, source }))
+        Some(Arc::new(Self { id, table: Arc::clone(table), cqs, sends, source, wire: Wire::default() }))
     }
 
     /// Its number.
     pub(crate) fn id(&self) -> u32 {
         self.id
+    }
+
+    /// What the device is told that completions shall name it by: its number, or, where they name queues by other numbers, that
+    /// they shall.
+    pub(crate) fn user_index(&self) -> u32 {
+        if self.table.numbers.is_none() { self.id } else { NO_USER_INDEX }
     }
 
     pub(crate) fn cq(&self, side: Side) -> &Arc<CqShared> {
@@ -363,6 +389,8 @@ impl Record {
     }
 
     fn set_name(&self, side: Side, id: Option<u32>) {
+        // What names a queue by other numbers goes the long way.
+        let id = id.filter(|_| self.table.numbers.is_none());
         match (side, &self.source) {
             (Side::Send, _) => self.sends.name.set(id),
             (Side::Recv, Source::Own(receives)) => receives.name.set(id),
@@ -384,6 +412,7 @@ impl Drop for Record {
     fn drop(&mut self) {
         self.hide(Side::Send);
         self.hide(Side::Recv);
+        self.end();
         self.table.ids.lock().unwrap_or_else(PoisonError::into_inner).free.push(self.id);
     }
 }

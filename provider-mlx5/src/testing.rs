@@ -22,7 +22,7 @@ use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
 use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
-use crate::table::{Receives, Record, Sends, Side, Source, Table};
+use crate::table::{Receives, Record, Sends, Source, Table};
 use crate::wqe::{AddressVector, SEGMENT};
 
 /// Bytes of a register for BlueFlame.
@@ -63,7 +63,15 @@ impl Plain {
     /// # Errors
     /// There is no memory.
     pub fn new(queues: u32) -> Result<Self, Errno> {
-        let table = Arc::new(Table::new(queues)?);
+        Self::with_version(queues, 1)
+    }
+
+    /// The same for a device whose completions are of this version: 0, where they name queues by their numbers on the wire, or 1.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn with_version(queues: u32, cqe_version: u8) -> Result<Self, Errno> {
+        let table = Arc::new(Table::new(queues, cqe_version)?);
         Ok(Self { table, records: DoorbellRecords::default(), uar: Arc::new(Uar::plain()?) })
     }
 
@@ -255,6 +263,13 @@ pub struct PlainSrq {
     pub queue: Mlx5Srq,
 }
 
+impl PlainSrq {
+    /// Tells the queue the device's number for it.
+    pub fn number(&self, number: u32) {
+        self.queue.shared().set_number(number);
+    }
+}
+
 /// A queue pair to be.
 #[derive(Debug)]
 pub struct PlainQp {
@@ -284,7 +299,7 @@ impl PlainQp {
     /// Its number in completions.
     #[must_use]
     pub fn user_index(&self) -> u32 {
-        self.record.id()
+        self.record.user_index()
     }
 
     /// Slots of the receive ring, none where it has none, and log2 of their bytes.
@@ -339,8 +354,11 @@ impl PlainQp {
         });
         let place = (self.layout.send_offset(), self.layout.send_blocks);
         let sq = Mlx5Sq::new(Arc::clone(&self.record), self.memory, register, place, qp_num, limits);
-        self.record.show(Side::Send);
-        self.record.show(Side::Recv);
+        let srq_num = match &self.record.source {
+            Source::Shared(srq) => srq.number(),
+            Source::Own(_) => 0,
+        };
+        self.record.begin(qp_num, srq_num);
         Ok((sq, rq, page))
     }
 }

@@ -3,6 +3,7 @@
 
 mod games;
 mod resets;
+mod variants;
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ pub(crate) enum Extent {
 }
 
 /// All of them in their order, by name.
-const TESTS: [(&str, Test, Extent); 10] = [
+const TESTS: [(&str, Test, Extent); 11] = [
     ("games_within_a_host", games::within, Extent::Short),
     ("games_between_hosts", games::between, Extent::Kernel),
     ("the_kernels_have_nothing_to_complain_of", games::no_complaints, Extent::Short),
@@ -45,6 +46,7 @@ const TESTS: [(&str, Test, Extent); 10] = [
     ("unbound_and_bound_under_traffic", resets::unbind, Extent::Kernel),
     ("reloaded_by_devlink_under_traffic", resets::reload, Extent::Kernel),
     ("reset_under_the_driver", resets::function_reset, Extent::Kernel),
+    ("completions_that_name_queues_by_the_cards_numbers", variants::by_number, Extent::Kernel),
     ("a_killed_guest_comes_back", resets::killed_guest, Extent::All),
     ("cards_are_replaced", resets::replaced_cards, Extent::All),
 ];

@@ -57,8 +57,13 @@ pub(crate) fn cap(max_send_wr: u32, max_inline_data: u32) -> QpCap {
 
 impl Bench {
     pub(crate) fn new() -> Self {
+        Self::of_version(1)
+    }
+
+    /// A bench whose completions are of this version, 0 or 1.
+    pub(crate) fn of_version(cqe_version: u8) -> Self {
         let card = PlainCard::new(Link::InfiniBand).expect("a card");
-        let context = Plain::new(1 << 10).expect("memory");
+        let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
         let uars = vec![context.uar()];
         let mut bench = Self { card, lent: HashSet::new(), uars, context, region, key: 0 };
@@ -156,6 +161,7 @@ impl Bench {
             linked: true,
         };
         let number = self.card.engine().create_srq(setup, 0).expect("a shared receive queue");
+        parts.number(number);
         self.lend(parts.ring);
         self.lend(page_of(parts.doorbell));
         (parts.queue, number)

@@ -4,11 +4,15 @@ use bareverbs_provider::contract::{CompletionQueue, SendQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use crate::bench::{Bench, cap, poll, push, request, send};
+use crate::bench::{Bench, cap, poll, push, recv, request, send};
 
 #[test]
 fn completions_of_a_destroyed_queue_pair_are_nobodys() {
-    let mut bench = Bench::new();
+    [0, 1].into_iter().for_each(after_destruction);
+}
+
+fn after_destruction(cqe_version: u8) {
+    let mut bench = Bench::of_version(cqe_version);
     let (mut left, right, mut cq) = bench.connected(QpType::RC, &cap(8, 0));
     let local = [bench.sge(0, 8)];
     send(&mut left.sq, &request(1, Operation::Write(bench.remote(0x1000)), &local));
@@ -30,7 +34,11 @@ fn completions_of_a_destroyed_queue_pair_are_nobodys() {
 
 #[test]
 fn completions_from_before_a_reset_are_passed_over_and_later_ones_are_not() {
-    let mut bench = Bench::new();
+    [0, 1].into_iter().for_each(after_resets);
+}
+
+fn after_resets(cqe_version: u8) {
+    let mut bench = Bench::of_version(cqe_version);
     let (mut left, mut right, mut cq) = bench.connected(QpType::RC, &cap(8, 0));
     let local = [bench.sge(0, 8)];
     for round in 0..3 {
@@ -92,5 +100,54 @@ fn what_was_there_is_found_after_a_resize_once_and_in_order() {
         bench.run();
         let ids: Vec<_> = poll(&mut cq).iter().map(|wc| wc.wr_id).collect();
         assert_eq!(ids, (first..next).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_number_given_anew_has_no_completions_of_the_queue_pair_that_had_it() {
+    for cqe_version in [0, 1] {
+        let mut bench = Bench::of_version(cqe_version);
+        let (mut srq, srq_number) = bench.srq(3);
+        let mut cq = bench.cq(6, 64);
+        let into = [bench.sge(0x1000, 64)];
+        let local = [bench.sge(0, 8)];
+        // One that has sent and received, and was destroyed before anybody looked.
+        let receiver = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), Some((&srq, srq_number)), false);
+        let number = receiver.number;
+        let mut sender = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        bench.card.connect(sender.number, number).expect("a connection");
+        (0..3).for_each(|wr_id| recv(&mut srq, wr_id, &into));
+        send(&mut sender.sq, &request(10, Operation::Send, &local));
+        bench.run();
+        bench.destroy(receiver);
+        bench.destroy(sender);
+        // Numbers rest for a while before they come back.
+        let mut others = Vec::new();
+        let mut next = loop {
+            let next = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+            if next.number == number {
+                break next;
+            }
+            others.push(next);
+            if others.len() == 70 {
+                others.drain(..).for_each(|other| bench.destroy(other));
+            }
+        };
+        let peer = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        bench.card.connect(next.number, peer.number).expect("a connection");
+        send(&mut next.sq, &request(20, Operation::Write(bench.remote(0x1000)), &local));
+        bench.run();
+        let done: Vec<_> = poll(&mut cq).iter().map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(done, [(20, WcStatus::SUCCESS)], "version {cqe_version}");
+        // The receive of the dead has come back to the shared queue, and no more than that.
+        recv(&mut srq, 5, &into);
+        // SAFETY: the elements are of the bench's region.
+        let full = unsafe {
+            bareverbs_provider::contract::RecvQueue::push(
+                &mut srq,
+                &bareverbs_provider::work::RecvRequest { wr_id: 0, sges: &into },
+            )
+        };
+        assert!(full.is_err());
     }
 }

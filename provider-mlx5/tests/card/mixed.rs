@@ -60,8 +60,9 @@ proptest! {
             ),
             1..40,
         ),
+        cqe_version in 0u8..=1,
     ) {
-        let mut bench = Bench::new();
+        let mut bench = Bench::of_version(cqe_version);
         let (mut left, mut right, mut cq) = bench.connected(QpType::RC, &cap(6, 120));
         let mut wr_id = 0u64;
         for (steps, fate) in batches {

@@ -8,7 +8,12 @@ use crate::bench::{Bench, cap, poll, recv, request, send};
 
 #[test]
 fn receives_go_to_whoever_gets_a_message_and_come_back_when_polled() {
-    let mut bench = Bench::new();
+    for cqe_version in [0, 1] {
+        go_and_come_back(Bench::of_version(cqe_version));
+    }
+}
+
+fn go_and_come_back(mut bench: Bench) {
     let (mut srq, number) = bench.srq(3);
     let mut cq = bench.cq(6, 64);
     let mut senders = Vec::new();

@@ -34,6 +34,8 @@ pub struct Setup {
     pub link: Link,
     /// Which of the fabric's devices it is, from 0; LID, GUID and MAC follow from it.
     pub index: u8,
+    /// The version of its completions: 1, or 0, where they name queues by their numbers and not by the user's.
+    pub cqe_version: u8,
     /// Whether commands are logged to standard error.
     pub verbose: bool,
 }
@@ -67,7 +69,7 @@ impl Device {
         let engine = Engine::new(Port::new(setup.link, setup.index), interrupts);
         let mailbox = Arc::<Mailbox>::default();
         let port = fabric.plug(addresses(&engine), mailbox.clone());
-        let card = Mutex::new(Card { engine, firmware: Firmware::new(setup.link) });
+        let card = Mutex::new(Card { engine, firmware: Firmware::of_version(setup.link, setup.cqe_version) });
         let shared =
             Arc::new(Shared { setup, card, mailbox, fabric: fabric.clone(), port, start: Instant::now() });
         let worker = shared.clone();
@@ -131,7 +133,7 @@ impl Device {
     pub(crate) fn reset(&self) {
         let mut guard = self.shared.lock();
         guard.engine.reset();
-        guard.firmware = Firmware::new(self.shared.setup.link);
+        guard.firmware = Firmware::of_version(self.shared.setup.link, self.shared.setup.cqe_version);
         let after = addresses(&guard.engine);
         drop(guard);
         self.shared.fabric.readdress(self.shared.port, after);

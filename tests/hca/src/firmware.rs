@@ -26,7 +26,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use crate::engine::{Engine, Link, Refused};
+use crate::engine::{Engine, Link, NO_USER_INDEX, Refused};
 use bits::{Layout, View, ViewMut};
 use lifecycle::Lifecycle;
 pub(crate) use queue::{Delivery, LOG_SLOTS, LOG_STRIDE, Outcome, execute_slot};
@@ -157,6 +157,8 @@ impl Reply<'_> {
 /// The state of the firmware.
 pub(crate) struct Firmware {
     link: Link,
+    /// The version of completions, 0 or 1.
+    cqe_version: u8,
     lifecycle: Lifecycle,
     /// Guest pages lent to the card.
     pages: Vec<u64>,
@@ -175,9 +177,24 @@ pub(crate) struct Firmware {
 }
 
 impl Firmware {
+    /// The user's index that a context tells, or what stands for none: where completions have none, the field is reserved.
+    fn user_index(&self, told: u32) -> Result<u32> {
+        match (self.cqe_version, told) {
+            (0, 0) => Ok(NO_USER_INDEX),
+            (0, _) => Err(Status::BadParameter),
+            _ => Ok(told),
+        }
+    }
+
     pub(crate) fn new(link: Link) -> Self {
+        Self::of_version(link, 1)
+    }
+
+    /// The firmware of a card whose completions are of a version, 0 or 1.
+    pub(crate) fn of_version(link: Link, cqe_version: u8) -> Self {
         Self {
             link,
+            cqe_version,
             lifecycle: Lifecycle::default(),
             pages: Vec::new(),
             resources: Resources::default(),

@@ -65,6 +65,9 @@ struct Arguments {
     /// The first card's place among all that are joined; LIDs, GUIDs and MACs follow from it.
     #[arg(long, default_value_t = 0)]
     first: u8,
+    /// The version of completions: 1, or 0, where they name queues by the card's numbers.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=1))]
+    cqe_version: u8,
     /// A socket for each card.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
@@ -107,7 +110,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     for (index, path) in arguments.sockets.iter().enumerate() {
         let index = u8::try_from(index).ok().and_then(|index| index.checked_add(arguments.first));
         let index = index.context("a fabric has at most 256 cards")?;
-        let setup = Setup { link, index, verbose: arguments.verbose };
+        let setup = Setup { link, index, cqe_version: arguments.cqe_version, verbose: arguments.verbose };
         servers
             .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
     }

@@ -34,7 +34,7 @@ fn card() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let path = std::env::temp_dir().join(format!("bareverbs-hca-test-{}-{number}", std::process::id()));
-    let setup = Setup { link: Link::InfiniBand, index: 0, verbose: false };
+    let setup = Setup { link: Link::InfiniBand, index: 0, cqe_version: 1, verbose: false };
     let server = Server::bind(&path, setup, &Fabric::new()).unwrap();
     std::thread::spawn(move || server.serve());
     path

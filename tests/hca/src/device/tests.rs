@@ -43,7 +43,7 @@ struct Host {
 
 impl Host {
     fn new(index: u8, fabric: &Arc<Fabric>) -> Self {
-        let setup = Setup { link: Link::InfiniBand, index, verbose: false };
+        let setup = Setup { link: Link::InfiniBand, index, cqe_version: 1, verbose: false };
         let device = Device::new(setup, fabric, Box::new(Nobody)).unwrap();
         let data = Arc::new(OwnMemory::new(LENGTH).unwrap());
         device.remap(|memory| memory.map_zeroed(QUEUES, 0x10_0000)).unwrap();

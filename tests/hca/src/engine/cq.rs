@@ -79,14 +79,19 @@ impl Syndrome {
     }
 }
 
+/// In place of a user's index: completions are of version 0, which names queues by their numbers.
+pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
+
 /// A completion, before it is an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion<'a> {
     pub(crate) opcode: CqeOpcode,
     pub(crate) syndrome: Option<Syndrome>,
     pub(crate) qp: u32,
-    /// The user's index of the QP or SRQ.
+    /// The user's index of the QP or SRQ; [`NO_USER_INDEX`] for an entry of version 0.
     pub(crate) user_index: u32,
+    /// The shared queue that a receive came from; 0 for none. It is told in entries of version 0.
+    pub(crate) srq: u32,
     /// Opcode of the send work request.
     pub(crate) send_opcode: u8,
     pub(crate) wqe_counter: u16,
@@ -109,6 +114,7 @@ impl Completion<'_> {
             syndrome: None,
             qp,
             user_index,
+            srq: 0,
             send_opcode: 0,
             wqe_counter,
             byte_count: 0,
@@ -125,7 +131,8 @@ impl Completion<'_> {
     fn encode(&self, now: u64) -> [u8; 64] {
         let mut entry = [0; field::SIZE];
         let mut put = |at: usize, bytes: &[u8]| entry[at..at + bytes.len()].copy_from_slice(bytes);
-        put(field::SRQN, &self.user_index.to_be_bytes());
+        let queue = if self.user_index == NO_USER_INDEX { self.srq } else { self.user_index };
+        put(field::SRQN, &queue.to_be_bytes());
         match self.syndrome {
             Some(syndrome) => {
                 put(error_cqe::VENDOR_ERR_SYND, &[syndrome.vendor()]);

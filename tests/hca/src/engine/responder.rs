@@ -304,6 +304,7 @@ pub(crate) fn report<'a>(
     let (cq, user_index) = completion_target(qp, core, receive.srq);
     let mut completion = Completion::new(opcode, qp.number, user_index, receive.wqe_counter);
     completion.byte_count = receive.placed;
+    completion.srq = receive.srq.unwrap_or(0);
     fill(&mut completion);
     core.complete(cq, &completion);
 }

@@ -26,10 +26,10 @@ mod kind {
 }
 
 /// The capability block of a type; `None` for one that this card doesn't have.
-pub(super) fn block(link: Link, of: u16) -> Option<Vec<u8>> {
+pub(super) fn block(link: Link, cqe_version: u8, of: u16) -> Option<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
     match (of, link) {
-        (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link),
+        (kind::GENERAL, _) => general(&mut ViewMut::new(&mut bytes)?, link, cqe_version),
         (kind::DEVICE_MEMORY, _) => device_memory(&mut ViewMut::new(&mut bytes)?),
         (kind::ATOMIC, _) => atomic(&mut ViewMut::new(&mut bytes)?),
         (kind::ODP, _) => on_demand(&mut ViewMut::new(&mut bytes)?),
@@ -41,7 +41,7 @@ pub(super) fn block(link: Link, of: u16) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
+fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
     cap.set(HcaCap::LOG_MAX_QP, limits::LOG_QPS)
         .set(HcaCap::LOG_MAX_QP_SZ, 15u8)
         .set(HcaCap::LOG_MAX_SRQ, limits::LOG_SRQS)
@@ -78,7 +78,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link) {
         .set(HcaCap::DEVICE_FREQUENCY_MHZ, TIMER_KHZ / 1000)
         .set(HcaCap::NUM_PORTS, PORTS)
         .set(HcaCap::LOCAL_CA_ACK_DELAY, 15u8)
-        .set(HcaCap::CQE_VERSION, 1u8)
+        .set(HcaCap::CQE_VERSION, cqe_version)
         .set(HcaCap::SCTR_DATA_CQE, 1u8)
         .set(HcaCap::DEVICE_MEMORY, 1u8)
         .set(HcaCap::CQ_OI, 1u8)

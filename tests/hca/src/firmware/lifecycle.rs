@@ -52,7 +52,7 @@ impl Firmware {
 
     pub(super) fn disable(&mut self, engine: &mut Engine) -> Result<()> {
         engine.reset();
-        *self = Self::new(self.link);
+        *self = Self::of_version(self.link, self.cqe_version);
         Ok(())
     }
 
@@ -65,7 +65,8 @@ impl Firmware {
     pub(super) fn teardown(&mut self, engine: &mut Engine) -> Result<()> {
         engine.reset();
         let pages = std::mem::take(&mut self.pages);
-        *self = Self { lifecycle: Lifecycle::Enabled, pages, ..Self::new(self.link) };
+        *self =
+            Self { lifecycle: Lifecycle::Enabled, pages, ..Self::of_version(self.link, self.cqe_version) };
         Ok(())
     }
 
@@ -119,7 +120,8 @@ impl Firmware {
 
     pub(super) fn query_hca_cap(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
         request.bytes(0, 16)?;
-        let block = caps::block(self.link, request.modifier() >> 1).ok_or(Status::BadParameter)?;
+        let block =
+            caps::block(self.link, self.cqe_version, request.modifier() >> 1).ok_or(Status::BadParameter)?;
         if reply.length() < 16 {
             return Err(Status::BadOutputLength);
         }
@@ -130,6 +132,8 @@ impl Firmware {
     /// What a driver sets are limits of its own below the maximum; the model keeps to the maximum.
     pub(super) fn set_hca_cap(&self, request: Request<'_>) -> Result<()> {
         request.bytes(0, 16)?;
-        caps::block(self.link, request.modifier() >> 1).map(drop).ok_or(Status::BadParameter)
+        caps::block(self.link, self.cqe_version, request.modifier() >> 1)
+            .map(drop)
+            .ok_or(Status::BadParameter)
     }
 }

@@ -207,7 +207,7 @@ impl Firmware {
             doorbell: wq.get(Wq::DBR_ADDR),
             pd,
             cq: context.get32(Rqc::CQN),
-            user_index: context.get32(Rqc::USER_INDEX),
+            user_index: self.user_index(context.get32(Rqc::USER_INDEX))?,
         };
         let number = engine.create_rq(setup)?;
         let state = context.get8(Rqc::STATE);
@@ -269,7 +269,7 @@ impl Firmware {
         let setup = QpSetup {
             service: Service::Ethernet,
             pd,
-            user_index: context.get32(Sqc::USER_INDEX),
+            user_index: self.user_index(context.get32(Sqc::USER_INDEX))?,
             ring: ring(request, &wq)?,
             send_offset: 0,
             log_send_size: Some(wq.get8(Wq::LOG_WQ_SZ)),

@@ -92,7 +92,7 @@ impl Firmware {
         let setup = QpSetup {
             service,
             pd,
-            user_index: view.get32(Qpc::USER_INDEX),
+            user_index: self.user_index(view.get32(Qpc::USER_INDEX))?,
             ring: srqs::ring(
                 request.pages(PAGES)?,
                 view.get32(Qpc::LOG_PAGE_SIZE),

@@ -62,7 +62,7 @@ impl Firmware {
             log_stride,
             doorbell: view.get(XrcSrqc::DB_RECORD_ADDR_H) << 32 | view.get(XrcSrqc::DB_RECORD_ADDR_L) << 2,
             pd,
-            user_index: view.get32(XrcSrqc::USER_INDEX),
+            user_index: self.user_index(view.get32(XrcSrqc::USER_INDEX))?,
             cq: Some(view.get32(XrcSrqc::CQN)),
             xrcd: Some(xrcd),
             linked: true,

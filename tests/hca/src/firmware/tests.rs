@@ -2,10 +2,12 @@
 
 use proptest::prelude::*;
 
+use super::bits::View;
+use super::layout::caps::HcaCap;
 use super::opcode::*;
-use super::{Firmware, Status};
+use super::{Firmware, Status, caps};
 use crate::CommandCard;
-use crate::engine::{Engine, Interrupts, Link, Port};
+use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port};
 
 struct Nobody;
 
@@ -214,6 +216,18 @@ fn known_opcode() -> impl Strategy<Value = u16> {
     ]
 }
 
+#[test]
+fn a_card_whose_completions_name_no_users_numbers_says_so_and_takes_none() {
+    for (version, taken) in [(0, Err(Status::BadParameter)), (1, Ok(5))] {
+        let block = caps::block(Link::InfiniBand, version, 0).unwrap();
+        let told = View::<HcaCap>::new(&block).unwrap().get8(HcaCap::CQE_VERSION);
+        assert_eq!(told, version);
+        let firmware = Firmware::of_version(Link::InfiniBand, version);
+        assert_eq!(firmware.user_index(5), taken);
+    }
+    assert_eq!(Firmware::of_version(Link::InfiniBand, 0).user_index(0), Ok(NO_USER_INDEX));
+}
+
 proptest! {
     #[test]
     fn examples_with_some_bytes_changed_are_answered_and_what_they_made_can_be_torn_down(
@@ -239,6 +253,8 @@ proptest! {
             card.store(uar, offset, &bytes);
             card.run(time as u64 * 1000);
         }
+        // Among the lies may have been that the card shall be disabled.
+        card.command(&command(ENABLE_HCA, 0, &[]), &mut [0; 16]);
         prop_assert_eq!(card.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
         prop_assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"));
     }
