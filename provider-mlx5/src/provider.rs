@@ -33,7 +33,7 @@ use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecords, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory};
 use crate::recv::Mlx5Rq;
-use crate::send::{FRAME_HEADER, Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::send::{FIRST_VERSION, FRAME_HEADER, Mlx5Ah, Mlx5Sq, Options, SendLimits};
 use crate::srq::{Mlx5Srq, SrqShared};
 use crate::table::{NO_USER_INDEX, Receives, Record, Sends, Source, Table};
 use crate::wqe::SEGMENT;
@@ -293,6 +293,10 @@ impl Provider for Mlx5 {
             .then_some(self.told.dump_fill_mkey)
     }
 
+    fn has_ece(&self) -> bool {
+        self.told.comp_mask.contains(AllocUcontextRespMask::ECE)
+    }
+
     fn has_raw_packets(&self) -> bool {
         // On Ethernet the driver tells how much of a frame's headers a request must hold itself.
         // With completions of version 0 it makes no such queue pairs.
@@ -406,6 +410,7 @@ impl Provider for Mlx5 {
             flags,
             uidx: record.user_index(),
             bfreg_index: register.page_id(),
+            ece_options: if self.has_ece() { FIRST_VERSION } else { 0 },
             ..CreateQpReq::zeroed()
         };
         let mut response = CreateQpResp::zeroed();
@@ -431,7 +436,8 @@ impl Provider for Mlx5 {
             Mlx5Rq::new(Arc::clone(&record), Arc::clone(&memory), slots, shift, layout.recv_sge)
         });
         let place = (layout.send_offset(), layout.send_blocks);
-        let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits);
+        let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits)
+            .with_options(self.has_ece().then(|| Options::new(response.ece_options)));
         let srq_num = match &record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,

@@ -1,6 +1,7 @@
 //! The send queue.
 
 mod built;
+mod ece;
 mod raw;
 mod xrc;
 
@@ -8,11 +9,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::{DoorbellError, SendQueue};
+use bareverbs_provider::contract::{DoorbellError, Ece, SendQueue};
+use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::work::{
     Datagram, Frame, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode, XrcOperation,
 };
 use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::write::structs::ModifyQpReq;
 
 use crate::doorbell::{RecordWord, SendRegister, Word};
 use crate::pair::PairMemory;
@@ -26,6 +29,7 @@ use crate::wqe::{
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
 pub use built::Built;
+pub(crate) use ece::{FIRST_VERSION, Options};
 pub(crate) use raw::FRAME_HEADER;
 
 /// What sends may be.
@@ -95,6 +99,8 @@ pub struct Mlx5Sq {
     /// In the doorbell record: how far the queue has been filled.
     filled: RecordWord,
     templates: Templates,
+    /// What the queue pair has beyond the standard, where the device has such things.
+    options: Option<Options>,
 }
 
 /// How far a queue has been filled.
@@ -205,6 +211,7 @@ impl Mlx5Sq {
             published_fence: ControlFlags::empty(),
             last: 0,
             done: 0,
+            options: None,
         }
     }
 
@@ -575,6 +582,18 @@ impl SendQueue for Mlx5Sq {
 
     fn owns_doorbell(&self) -> bool {
         self.register.is_own()
+    }
+
+    fn ece(&self) -> Option<Ece> {
+        self.told_ece()
+    }
+
+    fn ask_ece(&mut self, options: u32) {
+        self.ask_options(options);
+    }
+
+    fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+        self.change_with_options(file, change)
     }
 
     unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {

@@ -14,6 +14,7 @@ use bareverbs_uapi::uverbs::{
 };
 use bareverbs_uapi::verbs_values::QpAttrMask;
 use bareverbs_uapi::write;
+use bareverbs_uapi::write::WriteCommand;
 use bareverbs_uapi::write::structs::{
     AllocPdReq, AllocPdResp, CreateCompChannelReq, CreateCompChannelResp, DestroyCqResp, DestroyQpResp,
     ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp, QueryQpReq, QueryQpResp,
@@ -428,6 +429,27 @@ pub fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refus
 pub fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
+}
+
+/// The same with a payload of the driver's.
+///
+/// # Errors
+///
+/// As for [`modify_qp`].
+///
+/// # Safety
+///
+/// Addresses in the driver's payload must be as the driver requires.
+pub unsafe fn modify_qp_with(
+    file: &DeviceFile,
+    request: &ModifyQpReq,
+    payload: DriverPayload<'_>,
+) -> Result<(), Refused> {
+    let mut call = write::invoke_unanswered::<write::ModifyQp>(file.driver_id(), request);
+    add_payload!(call, payload);
+    // SAFETY: only the payload could name other memory, and the caller answers for that.
+    unsafe { file.execute(&mut call) }
+        .map_err(|refused| Refused { method: write::ModifyQp::INFO.rust, ..refused })
 }
 
 /// Reads a queue pair's attributes; all of them, whatever `mask` says, on most drivers.

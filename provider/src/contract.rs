@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 
-use crate::command::{ContextInfo, QpHandle};
+use crate::command::{self, ContextInfo, QpHandle};
 use crate::device::{DeviceFile, Refused};
 use crate::dm::DeviceMemory;
 use crate::work::{
@@ -96,6 +96,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// A local key whose reads and writes go nowhere; none where the device has no such key.
     fn null_key(&self) -> Option<u32> {
         None
+    }
+
+    /// Whether its queue pairs have options beyond the standard: [`SendQueue::ece`].
+    fn has_ece(&self) -> bool {
+        false
     }
 
     /// Whether it makes queue pairs whose messages are whole frames.
@@ -290,6 +295,16 @@ pub enum DoorbellChoice {
     Shared,
     /// Its own, or none at all is made.
     Own,
+}
+
+/// What both ends of a connection agree on beyond the standard (enhanced connection establishment).
+#[doc(alias = "ibv_ece")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// Whose options they are, as PCI numbers vendors: those of another vendor mean nothing.
+    pub vendor_id: u32,
+    /// The options, which the vendor's devices alone can read; 0 for none.
+    pub options: u32,
 }
 
 /// A queue pair as made.
@@ -548,6 +563,26 @@ pub trait SendQueue: Send {
     /// what was posted. By default not.
     fn resets_twice(&self) -> bool {
         false
+    }
+
+    /// What the queue pair has beyond the standard, as the device last told; none where there is no such thing. Options that
+    /// were [asked for](SendQueue::ask_ece) and not yet answered count as none.
+    fn ece(&self) -> Option<Ece> {
+        None
+    }
+
+    /// Has the next change of the queue pair ask for these of the vendor's options. Does nothing where there is no such thing.
+    fn ask_ece(&mut self, options: u32) {
+        let _ = options;
+    }
+
+    /// Asks the kernel for a change of the queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+        command::modify_qp(file, change)
     }
 
     /// Takes note of a change that the kernel has made to the queue pair.

@@ -136,9 +136,9 @@ told_by_the_kernel! {
         rx_hash_fields_mask: u64 = 0;
         /// How that is chosen.
         rx_hash_function: u8 = 0;
-        /// Lowest rate that sends can be held to, in kbit/s.
+        /// Lowest rate that sends can be held to ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)), in kbit/s.
         qp_rate_limit_min: u32 = 0;
-        /// Highest such rate in kbit/s.
+        /// Highest such rate in kbit/s; 0 where there is none. No device that this was tested with has any.
         qp_rate_limit_max: u32 = 0;
         /// Transports whose sends can be held to a rate, 1 shifted by the queue pair type's number.
         rate_limit_supported_qpts: u32 = 0;

@@ -102,7 +102,7 @@ mod xrc;
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::contract::{
-    Completion, CreateError, DoorbellChoice, DoorbellError, Provider, QueueMemory,
+    Completion, CreateError, DoorbellChoice, DoorbellError, Ece, Provider, QueueMemory,
 };
 pub use bareverbs_provider::device::Refused;
 pub use bareverbs_provider::work::{

@@ -148,6 +148,7 @@ mod tests {
         flush: false,
         atomic_write: false,
         null_mr: false,
+        ece: false,
         raw_packets: false,
         xrc: false,
         import: false,

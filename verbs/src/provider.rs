@@ -6,8 +6,8 @@ use bareverbs_mlx5::Mlx5;
 use bareverbs_provider::command::{ContextInfo, QpHandle};
 use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DmRequest, DoorbellError, Offloads, Provider, QpRequest, RecvQueue, SendQueue, SrqChange,
-    SrqRequest, XrcTargetRequest,
+    CreatedSrq, DmRequest, DoorbellError, Ece, Offloads, Provider, QpRequest, RecvQueue, SendQueue,
+    SrqChange, SrqRequest, XrcTargetRequest,
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
@@ -101,6 +101,10 @@ macro_rules! providers {
 
             fn null_key(&self) -> Option<u32> {
                 match self { $(Self::$variant(provider) => provider.null_key(),)* }
+            }
+
+            fn has_ece(&self) -> bool {
+                match self { $(Self::$variant(provider) => provider.has_ece(),)* }
             }
 
             fn has_raw_packets(&self) -> bool {
@@ -274,6 +278,18 @@ macro_rules! providers {
 
             fn resets_twice(&self) -> bool {
                 match self { $(Self::$variant(queue) => queue.resets_twice(),)* }
+            }
+
+            fn ece(&self) -> Option<Ece> {
+                match self { $(Self::$variant(queue) => queue.ece(),)* }
+            }
+
+            fn ask_ece(&mut self, options: u32) {
+                match self { $(Self::$variant(queue) => queue.ask_ece(options),)* }
+            }
+
+            fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+                match self { $(Self::$variant(queue) => queue.change(file, change),)* }
             }
 
             fn changed(&mut self, change: &ModifyQpReq) {

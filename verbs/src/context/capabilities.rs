@@ -39,6 +39,9 @@ pub struct Capabilities {
     pub atomic_write: bool,
     /// A region that is nowhere: [`Pd::null_mr`](crate::Pd::null_mr).
     pub null_mr: bool,
+    /// Options of a connection beyond the standard: [`Qp::query_ece`](crate::Qp::query_ece). Ends that only receive over XRC
+    /// have none.
+    pub ece: bool,
     /// Queue pairs of whole Ethernet frames: [`RawPacket`].
     pub raw_packets: bool,
     /// XRC domains: [`Context::open_xrcd`].
@@ -71,6 +74,7 @@ impl Capabilities {
             flush: has(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
             atomic_write: has(DeviceCapFlags::ATOMIC_WRITE),
             null_mr: provider.null_key().is_some(),
+            ece: provider.has_ece(),
             raw_packets: provider.has_raw_packets(),
             xrc: has(DeviceCapFlags::XRC),
             import: provider.is_shareable(),

@@ -2,6 +2,7 @@
 
 mod attr;
 mod datagram;
+mod ece;
 mod modify;
 mod post;
 mod raw;

@@ -1,6 +1,5 @@
 //! Bringing a queue pair from state to state.
 
-use bareverbs_provider::command;
 use bareverbs_provider::contract::{Provider, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_uapi::write;
@@ -287,10 +286,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         Ok(())
     }
 
-    fn ask_kernel(&self, request: &ExModifyQp) -> Result<(), Refused> {
-        let file = self.context().file();
+    fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
+        let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            return command::modify_qp(file, &request.base);
+            return self.send.queue.change(file, &request.base);
         }
         // SAFETY: the command reads and writes nothing but its structs.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }

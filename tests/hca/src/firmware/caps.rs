@@ -79,6 +79,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
         .set(HcaCap::NUM_PORTS, PORTS)
         .set(HcaCap::LOCAL_CA_ACK_DELAY, 15u8)
         .set(HcaCap::CQE_VERSION, cqe_version)
+        .set(HcaCap::ECE_SUPPORT, 1u8)
         .set(HcaCap::SCTR_DATA_CQE, 1u8)
         .set(HcaCap::DEVICE_MEMORY, 1u8)
         .set(HcaCap::CQ_OI, 1u8)

@@ -1,7 +1,7 @@
 //! Commands that make, show and destroy queue pairs, and multicast groups.
 
 use super::bits::{Layout, View};
-use super::layout::command::{CreateQpIn, QueryQpOut};
+use super::layout::command::{CreateQpIn, CreateQpOut, QueryQpOut};
 use super::layout::object::{AddressPath, Qpc};
 use super::queues::PAGES;
 use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
@@ -33,6 +33,13 @@ fn service(kind: u8) -> Result<Service> {
         0xc => Service::KeyUpdates,
         _ => return Err(Status::BadParameter),
     })
+}
+
+/// What the card keeps of the options that a connection is to have beyond the standard: it knows their first version, and
+/// none of the options.
+pub(super) fn kept_ece(asked: u32) -> u32 {
+    const FIRST_VERSION: u32 = 1 << 28;
+    if asked >> 28 == 1 { FIRST_VERSION } else { 0 }
 }
 
 /// How long answers are that go into completions (`MLX5_REQ_SCAT_DATA*_CQE` in mlx5_ib).
@@ -110,6 +117,8 @@ impl Firmware {
             inline_answers: inline_answers(view.get8(Qpc::CS_REQ))?,
             inline_receives: inline_receives(view.get8(Qpc::CS_RES))?,
         };
+        let ece = kept_ece(request.view::<CreateQpIn>()?.get32(CreateQpIn::ECE));
+        reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         let number = engine.create_qp(setup, QpAttributes::default())?;
         self.qps.insert(number, Known { context: view.raw().to_vec(), uar });
         reply.object(number)

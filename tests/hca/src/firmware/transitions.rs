@@ -1,10 +1,10 @@
 //! Transitions of queue pairs: which are legal, and which attributes each may change.
 
 use super::bits::{Field, View, ViewMut};
-use super::layout::command::CreateQpIn;
+use super::layout::command::{CreateQpIn, CreateQpOut};
 use super::layout::object::{AddressPath, Qpc};
-use super::qps::address;
-use super::{Firmware, Request, Result, Status, opcode};
+use super::qps::{address, kept_ece};
+use super::{Firmware, Reply, Request, Result, Status, opcode};
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Bits of the optional parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
@@ -32,6 +32,8 @@ struct Transition {
     to: State,
     required: u32,
     wires: bool,
+    /// Whether it can change what a connection has beyond the standard.
+    tells_options: bool,
     sequence: Sequence,
 }
 
@@ -45,7 +47,15 @@ enum Sequence {
 fn transition(code: u16) -> Result<Transition> {
     use opcode::*;
     use optional::*;
-    let plain = |from, to| Transition { from, to, required: 0, wires: false, sequence: Sequence::Keep };
+    let tells_options = matches!(code, RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP);
+    let plain = |from, to| Transition {
+        from,
+        to,
+        required: 0,
+        wires: false,
+        tells_options,
+        sequence: Sequence::Keep,
+    };
     Ok(match code {
         RST2INIT_QP => Transition {
             required: REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC | PKEY | QKEY | COUNTERS,
@@ -94,7 +104,12 @@ fn transition(code: u16) -> Result<Transition> {
 }
 
 impl Firmware {
-    pub(super) fn move_qp(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
+    pub(super) fn move_qp(
+        &mut self,
+        engine: &mut Engine,
+        request: Request<'_>,
+        reply: &mut Reply<'_>,
+    ) -> Result<()> {
         let transition = transition(request.opcode())?;
         let number = request.object()?;
         let (state, attributes) = engine.qp_attributes(number)?;
@@ -116,6 +131,11 @@ impl Firmware {
         let attributes = self.changed(engine, service, attributes, &given, changes, transition.sequence)?;
         if transition.wires {
             self.rewire(engine, number, &given)?;
+        }
+        // Of other transitions the field is reserved.
+        if transition.tells_options {
+            let ece = kept_ece(input.get32(CreateQpIn::ECE));
+            reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         }
         engine.move_qp(number, transition.to, attributes)?;
         self.remember(number, &given, changes, transition.sequence);

@@ -8,6 +8,7 @@ mod foreign_memory;
 mod huge_pages;
 mod imported;
 mod large_sends;
+mod options;
 mod raw_packets;
 mod scatter;
 mod xrc;
@@ -24,6 +25,7 @@ use foreign_memory::*;
 use huge_pages::*;
 use imported::*;
 use large_sends::*;
+use options::*;
 use raw_packets::*;
 use scatter::*;
 use xrc::*;
@@ -74,6 +76,10 @@ kernel_tests! {
     queues_in_huge_pages_carry_messages if huge_pages,
     without_huge_pages_the_error_tells_how_to_get_some if huge_pages,
     queues_of_the_kernels_own_lie_in_no_huge_pages if device::soft_roce,
+    both_ends_of_a_connection_agree_on_its_options if options,
+    options_of_another_vendor_are_refused if options,
+    without_options_their_verbs_say_so if no_options,
+    a_rate_is_refused_where_sends_are_held_to_none if no_rates,
     raw_packets_are_for_the_privileged if device::raw_packets,
     without_raw_packets_their_verbs_say_so if device::no_raw_packets,
     the_example_of_requests_built_by_hand_runs if device::connectx,

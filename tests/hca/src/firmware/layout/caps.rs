@@ -35,6 +35,7 @@ layout! {
         LOG_MAX_MSG: 0x1c3, 5,
         MAX_TC: 0x1cc, 4,
         CQE_VERSION: 0x1fc, 4,
+        ECE_SUPPORT: 0xa3, 1,
         SCTR_DATA_CQE: 0x215, 1,
         ETH_NET_OFFLOADS: 0x21c, 1,
         ROCE: 0x21d, 1,

@@ -84,7 +84,15 @@ layout! {
     /// CREATE_QP and every QP transition (`mlx5_ifc_create_qp_in_bits`).
     CreateQpIn: 0x110 {
         OPT_PARAM_MASK: 0x80, 32,
+        ECE: 0xa0, 32,
         QPC: 0xc0 => Qpc,
+    }
+}
+
+layout! {
+    /// The answer of CREATE_QP and every QP transition (`mlx5_ifc_create_qp_out_bits`).
+    CreateQpOut: 0x10 {
+        ECE: 0x60, 32,
     }
 }
 
