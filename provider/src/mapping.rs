@@ -137,3 +137,14 @@ impl Drop for Mapping {
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_huge_pages_and_more_than_can_be_are_refused() {
+        assert_eq!(Mapping::huge(0).map(drop), Err(Errno::INVAL));
+        assert_eq!(Mapping::huge(usize::MAX).map(drop), Err(Errno::NOMEM));
+    }
+}

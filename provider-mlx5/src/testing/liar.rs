@@ -20,6 +20,8 @@ use crate::srq::Mlx5Srq;
 
 /// Log2 of the entries of a completion queue, at first.
 const LOG: u32 = 3;
+/// The shared receive queue's number.
+const SRQ: u32 = 5;
 /// Steps after which the rest of the bytes is not heard.
 const STEPS: usize = 400;
 
@@ -47,7 +49,9 @@ struct Cq {
 struct Qp {
     sq: Mlx5Sq,
     rq: Option<Mlx5Rq>,
+    /// What completions of version 1 name it by, and what those of version 0 do.
     id: u32,
+    number: u32,
 }
 
 struct Scene {
@@ -57,6 +61,7 @@ struct Scene {
     srq: Mlx5Srq,
     cqs: [Cq; 2],
     context: Plain,
+    cqe_version: u8,
     /// Of every request that was posted.
     ids: HashSet<u64>,
     next_id: u64,
@@ -67,19 +72,21 @@ struct Scene {
 /// # Panics
 /// If a lie was believed: polling did not end, or named a request that was never posted.
 pub fn hear(lies: &[u8]) {
-    let mut lies = Lies(lies);
-    let mut scene = Scene::new();
-    for _ in 0..STEPS {
-        if lies.0.is_empty() {
-            break;
+    for cqe_version in [0, 1] {
+        let mut lies = Lies(lies);
+        let mut scene = Scene::of_version(cqe_version);
+        for _ in 0..STEPS {
+            if lies.0.is_empty() {
+                break;
+            }
+            scene.step(&mut lies);
         }
-        scene.step(&mut lies);
     }
 }
 
 impl Scene {
-    fn new() -> Self {
-        let context = Plain::new(16).expect("memory");
+    fn of_version(cqe_version: u8) -> Self {
+        let context = Plain::with_version(16, cqe_version).expect("memory");
         // The second one's device may compress.
         let cq = |number| {
             let parts = context.cq(LOG, CQE).expect("memory");
@@ -88,10 +95,20 @@ impl Scene {
             Cq { ring, log: LOG, queue: parts.finish(number) }
         };
         let cqs = [cq(1), cq(2)];
-        let srq = context.srq(7, 2).expect("memory").queue;
+        let srq = context.srq(7, 2).expect("memory");
+        srq.number(SRQ);
+        let srq = srq.queue;
         let landing = Box::new([0; 64]);
-        let mut scene =
-            Self { qps: Vec::new(), landing, srq, cqs, context, ids: HashSet::from([0]), next_id: 1 };
+        let mut scene = Self {
+            qps: Vec::new(),
+            landing,
+            srq,
+            cqs,
+            context,
+            cqe_version,
+            ids: HashSet::from([0]),
+            next_id: 1,
+        };
         scene.add_qp(0);
         scene.add_qp(1);
         scene.add_qp(8);
@@ -113,8 +130,11 @@ impl Scene {
         };
         let Ok(parts) = parts else { return };
         let id = parts.user_index();
-        let (sq, rq, _) = parts.finish(0x40 + id, kind & 4 != 0).expect("memory");
-        self.qps.push(Qp { sq, rq, id });
+        // The lowest that is free: one that was given before, if any was.
+        let number =
+            (0x40..).find(|number| self.qps.iter().all(|qp| qp.number != *number)).expect("a number");
+        let (sq, rq, _) = parts.finish(number, kind & 4 != 0).expect("memory");
+        self.qps.push(Qp { sq, rq, id, number });
     }
 
     fn id(&mut self) -> u64 {
@@ -191,13 +211,20 @@ impl Scene {
         for byte in &mut entry[17..48] {
             *byte = lies.byte();
         }
-        let id = match lies.one_of(4) {
-            0 => u32::from_be_bytes([lies.byte(), lies.byte(), lies.byte(), lies.byte()]),
-            which => self.qps.get(which % self.qps.len().max(1)).map_or(0, |qp| qp.id),
+        let which = lies.one_of(4);
+        let named = if which == 0 { None } else { self.qps.get(which % self.qps.len().max(1)) };
+        let queue = match named {
+            None => u32::from_be_bytes([lies.byte(), lies.byte(), lies.byte(), lies.byte()]),
+            Some(qp) if self.cqe_version == 1 => qp.id,
+            Some(Qp { rq: Some(_), .. }) => 0,
+            Some(_) => SRQ,
         };
-        entry[32..36].copy_from_slice(&id.to_be_bytes());
+        entry[32..36].copy_from_slice(&queue.to_be_bytes());
         for byte in &mut entry[54..63] {
             *byte = lies.byte();
+        }
+        if let Some(qp) = named {
+            entry[57..60].copy_from_slice(&qp.number.to_be_bytes()[1..]);
         }
         // Most counters are of requests that could be there.
         if lies.byte() & 3 != 0 {
@@ -259,7 +286,7 @@ mod tests {
     fn an_entry_of_no_queue_is_told_as_a_failure() {
         for opcode in [CqeOpcode::REQ, CqeOpcode::RESP_SEND] {
             for number in [0, 77, 0x00ff_ffff, u32::MAX] {
-                let mut scene = Scene::new();
+                let mut scene = Scene::of_version(1);
                 let mut entry = [0u8; CQE];
                 entry[32..36].copy_from_slice(&number.to_be_bytes());
                 entry[63] = opcode.0 << 4;
@@ -278,7 +305,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_carries_a_message_writes_to_posted_receives_only() {
-        let mut scene = Scene::new();
+        let mut scene = Scene::of_version(1);
         let at = scene.qps.len() - 1;
         let id = scene.qps[at].id;
         let sges = [Sge { addr: scene.landing.as_mut_ptr().expose_provenance() as u64, length: 8, lkey: 1 }];
