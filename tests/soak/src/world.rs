@@ -123,6 +123,13 @@ impl World {
                 self.forget_the_gone();
             }
             Op::Settle => self.settle()?,
+            Op::End(_, End::Reset | End::Destroy) => {
+                self.change(op)?;
+                // What it flushed until then is there, and nothing comes after it.
+                self.look()?;
+                self.model.apply(op);
+                self.forget_the_gone();
+            }
             _ => {
                 self.change(op)?;
                 self.model.apply(op);
