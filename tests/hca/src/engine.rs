@@ -41,7 +41,7 @@ pub(crate) use cq::{Moderation, NO_USER_INDEX};
 pub use doorbell::Doorbell;
 pub use eq::{EqSetup, EventKind, Interrupts};
 use ethernet::Rq;
-pub use ethernet::RqSetup;
+pub use ethernet::{RqSetup, RqState};
 pub use objects::KeyKind;
 pub use packet::{Link, Packet};
 pub use port::Port;

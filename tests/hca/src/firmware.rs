@@ -17,8 +17,11 @@ mod queue;
 mod queues;
 mod registers;
 mod resources;
+mod rqs;
+mod rss;
 mod srqs;
 mod steering;
+mod tirs;
 mod transitions;
 
 #[cfg(test)]
@@ -384,15 +387,21 @@ impl Firmware {
 
             CREATE_RQ => self.create_rq(engine, request, reply),
             MODIFY_RQ => self.modify_rq(engine, request),
-            QUERY_RQ => self.query_rq(request, reply),
+            QUERY_RQ => self.query_rq(engine, request, reply),
             DESTROY_RQ => self.destroy_rq(engine, request),
             CREATE_SQ => self.create_sq(engine, request, reply),
             MODIFY_SQ => self.modify_sq(engine, request),
             QUERY_SQ => self.query_sq(engine, request, reply),
             DESTROY_SQ => self.destroy_sq(engine, request),
-            CREATE_TIS | CREATE_TIR | CREATE_RQT => self.create_transport_object(code, request, reply),
-            MODIFY_TIS | MODIFY_TIR | MODIFY_RQT => self.modify_transport_object(code, request),
-            DESTROY_TIS | DESTROY_TIR | DESTROY_RQT => self.destroy_transport_object(code, request),
+            CREATE_TIS => self.create_tis(request, reply),
+            MODIFY_TIS => self.modify_tis(request),
+            DESTROY_TIS => self.destroy_tis(request),
+            CREATE_TIR => self.create_tir(request, reply),
+            MODIFY_TIR => self.modify_tir(request),
+            DESTROY_TIR => self.destroy_tir(request),
+            CREATE_RQT => self.create_rqt(request, reply),
+            MODIFY_RQT => self.modify_rqt(request),
+            DESTROY_RQT => self.destroy_rqt(request),
 
             SET_FLOW_TABLE_ROOT => self.steering.set_root(request),
             CREATE_FLOW_TABLE => self.steering.create_table(request, reply),

@@ -102,6 +102,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) flags_rqpn: u32,
     /// Ones' complement sum of a frame's payload.
     pub(crate) checksum: u16,
+    /// The VLAN tag that was taken out of a frame.
+    pub(crate) vlan: Option<u16>,
     pub(crate) solicited: bool,
     /// A message that the entry carries itself, at most 32 bytes, or 64 in a wide entry.
     pub(crate) inline: &'a [u8],
@@ -122,6 +124,7 @@ impl Completion<'_> {
             source_lid: 0,
             flags_rqpn: 0,
             checksum: 0,
+            vlan: None,
             solicited: false,
             inline: &[],
         }
@@ -145,6 +148,12 @@ impl Completion<'_> {
                 put(field::IMMEDIATE, &self.immediate.to_be_bytes());
                 put(field::BYTE_CNT, &self.byte_count.to_be_bytes());
                 put(field::TIMESTAMP_H, &now.to_be_bytes());
+                if let Some(vlan) = self.vlan {
+                    /// `cqe_has_vlan` of the kernel's `device.h`.
+                    const HAS_VLAN: u8 = 1 << 0;
+                    put(field::L4_L3_HDR_TYPE, &[HAS_VLAN]);
+                    put(field::VLAN_INFO, &vlan.to_be_bytes());
+                }
             }
         }
         let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qp & 0xff_ffff;

@@ -40,27 +40,71 @@ pub struct RqSetup {
     pub cq: u32,
     /// The user's index in completions.
     pub user_index: u32,
+    /// Whether what is posted when it fails is reported.
+    pub flushes: bool,
+    /// Whether the outer VLAN tag of a frame goes into its completion.
+    pub strips_vlan: bool,
+}
+
+/// State of a queue that receives frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RqState {
+    /// It begins anew.
+    Reset,
+    /// It takes frames.
+    Ready,
+    /// It takes none until it was reset.
+    Error,
 }
 
 /// A receive queue of the netdev.
 pub(crate) struct Rq {
     pub(crate) number: u32,
     pub(crate) setup: RqSetup,
-    pub(crate) ready: bool,
+    pub(crate) state: RqState,
     consumed: u16,
 }
 
 impl Rq {
     pub(crate) fn new(number: u32, setup: RqSetup) -> Self {
-        Self { number, setup, ready: false, consumed: 0 }
+        Self { number, setup, state: RqState::Reset, consumed: 0 }
     }
 
-    /// Makes the queue ready or stops it; after a stop it begins anew.
-    pub(crate) fn set_ready(&mut self, ready: bool) {
-        self.ready = ready;
-        if !ready {
-            self.consumed = 0;
+    /// Brings the queue to a state.
+    pub(crate) fn enter(&mut self, core: &mut Core, state: RqState) {
+        self.state = state;
+        match state {
+            RqState::Reset => self.consumed = 0,
+            RqState::Ready => {}
+            RqState::Error => self.flush(core),
         }
+    }
+
+    /// Reports what is posted, where it is to be reported.
+    fn flush(&mut self, core: &mut Core) {
+        let Ok(posted) = core.memory.read_be32(self.setup.doorbell) else { return };
+        let left = (posted as u16).wrapping_sub(self.consumed);
+        if self.setup.flushes && u32::from(left) <= 1 << self.setup.log_size {
+            for _ in 0..left {
+                self.fail_next(core, Syndrome::Flushed);
+            }
+        }
+    }
+
+    /// Reports the next work request as failed.
+    fn fail_next(&mut self, core: &mut Core, syndrome: Syndrome) {
+        let counter = self.consumed;
+        self.consumed = counter.wrapping_add(1);
+        self.fail(core, counter, syndrome);
+    }
+
+    fn fail(&self, core: &mut Core, counter: u16, syndrome: Syndrome) {
+        let (number, index) = (self.number, self.setup.user_index);
+        let completion = Completion {
+            syndrome: Some(syndrome),
+            ..Completion::new(CqeOpcode::ResponderError, number, index, counter)
+        };
+        core.complete(self.setup.cq, &completion);
     }
 }
 
@@ -186,6 +230,12 @@ fn fill_checksum(frame: &mut [u8]) {
     frame[place..place + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
+/// Takes the outer VLAN tag out of a frame, if it has one.
+fn without_tag(frame: &[u8]) -> Option<(u16, Vec<u8>)> {
+    let [0x81, 0x00, high, low] = *frame.get(12..16)? else { return None };
+    Some((u16::from_be_bytes([high, low]), [&frame[..12], &frame[16..]].concat()))
+}
+
 /// Puts a frame into a receive queue; `false` if there was no room.
 pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
     let Ok(posted) = core.memory.read_be32(rq.setup.doorbell) else { return false };
@@ -199,6 +249,11 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         return false;
     }
     rq.consumed = counter.wrapping_add(1);
+    let stripped = if rq.setup.strips_vlan { without_tag(frame) } else { None };
+    let (vlan, frame) = match &stripped {
+        Some((tag, frame)) => (Some(*tag), &frame[..]),
+        None => (None, frame),
+    };
     let sges = scatter_list(if rq.setup.linked { &wqe[16..] } else { &wqe });
     let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_key: true, any_pd: false };
     let mut left = frame;
@@ -206,17 +261,21 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         let (now, rest) = left.split_at((sge.length as usize).min(left.len()));
         let place = (sge.key, sge.address);
         if mkey::write(&core.mkeys, &core.memory, who, place, access::LOCAL_WRITE, now).is_err() {
+            rq.fail(core, counter, Syndrome::LocalProtection);
+            rq.enter(core, RqState::Error);
             return false;
         }
         left = rest;
     }
-    let failed = !left.is_empty();
-    let opcode = if failed { CqeOpcode::ResponderError } else { CqeOpcode::Receive };
+    if !left.is_empty() {
+        rq.fail(core, counter, Syndrome::LocalLength);
+        return true;
+    }
     let completion = Completion {
-        syndrome: failed.then_some(Syndrome::LocalLength),
         byte_count: frame.len() as u32,
         checksum: ones_sum(frame.get(HEADER..).unwrap_or_default()),
-        ..Completion::new(opcode, rq.number, rq.setup.user_index, counter)
+        vlan,
+        ..Completion::new(CqeOpcode::Receive, rq.number, rq.setup.user_index, counter)
     };
     core.complete(rq.setup.cq, &completion);
     true
@@ -280,6 +339,14 @@ mod tests {
     fn headers_alone_are_one_frame() {
         let frame = tcp_frame(0);
         assert_eq!(cut(&frame, headers_length(&frame).unwrap(), 1000).len(), 1);
+    }
+
+    #[test]
+    fn only_a_tagged_frame_loses_its_tag() {
+        let frame = [&[7; 12][..], &[0x81, 0, 0x21, 0x23], &[8, 0], &[9; 50]].concat();
+        assert_eq!(without_tag(&frame), Some((0x2123, [&[7; 12][..], &[8, 0], &[9; 50]].concat())));
+        assert_eq!(without_tag(&tcp_frame(0)), None);
+        assert_eq!(without_tag(&frame[..15]), None);
     }
 
     #[test]

@@ -108,6 +108,8 @@ pub(crate) mod cqe {
     pub(crate) const CHECK_SUM: usize = 20;
     pub(crate) const SLID: usize = 22;
     pub(crate) const FLAGS_RQPN: usize = 24;
+    pub(crate) const L4_L3_HDR_TYPE: usize = 29;
+    pub(crate) const VLAN_INFO: usize = 30;
     pub(crate) const SRQN: usize = 32;
     pub(crate) const IMMEDIATE: usize = 36;
     pub(crate) const BYTE_CNT: usize = 44;

@@ -4,7 +4,7 @@
 use super::core::Counters;
 use super::cq::{self, CqSetup, Moderation};
 use super::eq::{self, EqSetup, EventKind};
-use super::ethernet::{self, Rq, RqSetup};
+use super::ethernet::{self, Rq, RqSetup, RqState};
 use super::mkey::{self, Mkey};
 use super::srq::{self, SrqSetup};
 use super::{Engine, ReceiveQueue, Refused, Ring};
@@ -247,9 +247,19 @@ impl Engine {
         self.rqs.insert_with(|number| Rq::new(number, setup)).ok_or(Refused::Full)
     }
 
-    /// Starts or stops a receive queue for frames.
-    pub fn set_rq_ready(&mut self, number: u32, ready: bool) -> Result<(), Refused> {
-        self.rqs.get_mut(number).map(|rq| rq.set_ready(ready)).ok_or(Refused::Missing)
+    /// Brings a receive queue for frames to a state.
+    pub fn move_rq(&mut self, number: u32, state: RqState) -> Result<(), Refused> {
+        self.rqs.get_mut(number).map(|rq| rq.enter(&mut self.core, state)).ok_or(Refused::Missing)
+    }
+
+    /// The state of a receive queue for frames.
+    pub(crate) fn rq_state(&self, number: u32) -> Result<RqState, Refused> {
+        self.rqs.get(number).map(|rq| rq.state).ok_or(Refused::Missing)
+    }
+
+    /// Whether VLAN tags of frames go into their completions from now on.
+    pub(crate) fn strip_vlan(&mut self, number: u32, strips: bool) -> Result<(), Refused> {
+        self.rqs.get_mut(number).map(|rq| rq.setup.strips_vlan = strips).ok_or(Refused::Missing)
     }
 
     /// Destroys a receive queue for frames.
@@ -259,13 +269,13 @@ impl Engine {
 
     /// Whether a receive queue exists and takes frames.
     pub(crate) fn rq_ready(&self, number: u32) -> bool {
-        self.rqs.get(number).is_some_and(|rq| rq.ready)
+        self.rq_state(number) == Ok(RqState::Ready)
     }
 
     /// Puts a frame into a receive queue.
     pub fn receive_frame(&mut self, rq: u32, frame: &[u8]) -> bool {
         match self.rqs.get_mut(rq) {
-            Some(rq) if rq.ready => ethernet::receive(rq, &mut self.core, frame),
+            Some(rq) if rq.state == RqState::Ready => ethernet::receive(rq, &mut self.core, frame),
             _ => false,
         }
     }

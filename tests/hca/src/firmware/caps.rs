@@ -5,6 +5,7 @@ use super::layout::caps::{
     AtomicCaps, DeviceMemoryCap, EthernetCap, FlowTableCap, HcaCap, NicFlowCap, OdpCap, OdpSchemeCap,
     OdpServiceCap, RoceCap,
 };
+use super::tirs::LOG_RQT_SIZE;
 use crate::engine::{LONGEST_RUN, Link, limits};
 use crate::memory::{CARD_SIZE, CARD_START};
 
@@ -116,7 +117,7 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
                 .set(HcaCap::LOG_MAX_TIR, 12u8)
                 .set(HcaCap::LOG_MAX_TIS, 8u8)
                 .set(HcaCap::LOG_MAX_RQT, 10u8)
-                .set(HcaCap::LOG_MAX_RQT_SIZE, 9u8)
+                .set(HcaCap::LOG_MAX_RQT_SIZE, LOG_RQT_SIZE)
                 .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, 12u8)
                 .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, 4u8)
                 .set(HcaCap::LOG_MAX_STRIDE_SZ_SQ, 12u8)

@@ -1,66 +1,38 @@
-//! Commands of an Ethernet port: its context, its GID table, and the netdev's queues.
+//! Commands of an Ethernet port: its context, its GID table, and the queues that send its frames.
 
 use std::collections::BTreeMap;
 
 use super::bits::View;
-use super::layout::command::{
-    CreateRqIn, CreateSqIn, CreateTirIn, ModifyRqIn, ModifySqIn, RoceAddrLayout, Rqtc, SetRoceAddressIn,
-    Tirc, Tisc,
-};
-use super::layout::object::{Rqc, Sqc, Wq};
+use super::layout::command::{CreateSqIn, ModifySqIn, RoceAddrLayout, SetRoceAddressIn, Tisc};
+use super::layout::object::{Sqc, Wq};
 use super::layout::port::{ModifyNicVportContextIn, NicVportContext, QueryNicVportContextOut};
-use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
+use super::tirs::{Rqt, Tir};
+use super::{Firmware, Reply, Request, Result, Status, srqs};
 use crate::engine::port::{GIDS, Gid};
 use crate::engine::table::Table;
-use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, RqSetup, Service, State};
+use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// Where contexts and page lists begin in commands about work queues.
-const CONTEXT: usize = 0x20;
+pub(super) const CONTEXT: usize = 0x20;
 const PAGES: usize = 0x110;
 const MTU: u16 = 9978;
 
 /// States of RQ and SQ objects.
-mod state {
-    pub(super) const RESET: u8 = 0;
-    pub(super) const READY: u8 = 1;
-    pub(super) const ERROR: u8 = 3;
-}
-
-/// Where frames of a TIR go.
-#[derive(Clone, Debug)]
-pub(super) enum Dispatch {
-    Direct(u32),
-    Table(u32),
-}
-
-/// A TIR.
-#[derive(Clone, Debug)]
-pub(super) struct Tir {
-    pub(super) dispatch: Dispatch,
-    domain: u32,
-    /// Which frames of its own transport domain come back to it.
-    takes_own: u8,
-}
-
-impl Tir {
-    /// Whether a frame reaches it that came from the wire, or from a send queue of the same port.
-    pub(super) fn takes(&self, from: Option<u32>, frame: &[u8]) -> bool {
-        const UNICAST: u8 = 1 << 0;
-        const MULTICAST: u8 = 1 << 1;
-        let multicast = frame.first().is_some_and(|first| first & 1 != 0);
-        let wanted = if multicast { MULTICAST } else { UNICAST };
-        from.is_none_or(|domain| domain != self.domain || self.takes_own & wanted != 0)
-    }
+pub(super) mod state {
+    pub(in crate::firmware) const RESET: u8 = 0;
+    pub(in crate::firmware) const READY: u8 = 1;
+    pub(in crate::firmware) const ERROR: u8 = 3;
 }
 
 /// The netdev's objects.
 pub(super) struct Nic {
     roce: bool,
     mtu: u16,
-    rqs: BTreeMap<u32, (Vec<u8>, u8)>,
+    /// The contexts of receive queues.
+    pub(super) rqs: BTreeMap<u32, Vec<u8>>,
     sqs: BTreeMap<u32, (Vec<u8>, u8, u32)>,
     pub(super) tirs: Table<Tir>,
-    pub(super) rqts: Table<Vec<u32>>,
+    pub(super) rqts: Table<Rqt>,
     /// Their transport domains.
     tises: Table<u32>,
 }
@@ -180,74 +152,6 @@ impl Firmware {
         Ok(())
     }
 
-    pub(super) fn create_rq(
-        &mut self,
-        engine: &mut Engine,
-        request: Request<'_>,
-        reply: &mut Reply<'_>,
-    ) -> Result<()> {
-        request.view::<CreateRqIn>()?;
-        let context = request.view_at::<Rqc>(CONTEXT)?;
-        // Pools and hairpins are not among the capabilities.
-        if context.get8(Rqc::MEM_RQ_TYPE) != 0 || context.flag(Rqc::HAIRPIN) {
-            return Err(Status::BadParameter);
-        }
-        let wq = context.part(Rqc::WQ);
-        let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
-        let pd = wq.get32(Wq::PD);
-        // The driver's queue for dropped frames has no buffers, and no domain.
-        if pd != 0 {
-            self.resources.require_pd(pd)?;
-        }
-        let setup = RqSetup {
-            ring: ring(request, &wq)?,
-            log_size,
-            log_stride,
-            linked: srqs::is_linked(wq.get8(Wq::WQ_TYPE))?,
-            doorbell: wq.get(Wq::DBR_ADDR),
-            pd,
-            cq: context.get32(Rqc::CQN),
-            user_index: self.user_index(context.get32(Rqc::USER_INDEX))?,
-        };
-        let number = engine.create_rq(setup)?;
-        let state = context.get8(Rqc::STATE);
-        engine.set_rq_ready(number, state == state::READY)?;
-        self.nic.rqs.insert(number, (context.raw().to_vec(), state));
-        reply.object(number)
-    }
-
-    pub(super) fn modify_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
-        let view = request.view::<ModifyRqIn>()?;
-        let number = view.get32(ModifyRqIn::RQN);
-        let wanted = request.view_at::<Rqc>(CONTEXT)?.get8(Rqc::STATE);
-        let (_, state) = self.nic.rqs.get_mut(&number).ok_or(Status::BadResource)?;
-        if view.get8(ModifyRqIn::RQ_STATE) != *state || !legal(*state, wanted) {
-            return Err(Status::BadResourceState);
-        }
-        engine.set_rq_ready(number, wanted == state::READY)?;
-        *state = wanted;
-        Ok(())
-    }
-
-    pub(super) fn query_rq(&self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
-        let (context, state) = self.nic.rqs.get(&request.object()?).ok_or(Status::BadResource)?;
-        reply.view_at::<Rqc>(CONTEXT)?.fill(context).set(Rqc::STATE, *state);
-        Ok(())
-    }
-
-    pub(super) fn destroy_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
-        let number = request.object()?;
-        let in_table = self.nic.rqts.iter().any(|rqt| rqt.contains(&number));
-        let direct =
-            self.nic.tirs.iter().any(|tir| matches!(tir.dispatch, Dispatch::Direct(rq) if rq == number));
-        if self.nic.rqs.contains_key(&number) && (in_table || direct) {
-            return Err(Status::BadResourceState);
-        }
-        engine.destroy_rq(number)?;
-        self.nic.rqs.remove(&number);
-        Ok(())
-    }
-
     pub(super) fn create_sq(
         &mut self,
         engine: &mut Engine,
@@ -324,110 +228,21 @@ impl Firmware {
         Ok(engine.destroy_qp(number)?)
     }
 
-    pub(super) fn create_transport_object(
-        &mut self,
-        code: u16,
-        request: Request<'_>,
-        reply: &mut Reply<'_>,
-    ) -> Result<()> {
-        let number = match code {
-            opcode::CREATE_TIS => {
-                let domain = request.view_at::<Tisc>(CONTEXT)?.get32(Tisc::TRANSPORT_DOMAIN);
-                self.nic.tises.insert_with(|_| domain)
-            }
-            opcode::CREATE_TIR => {
-                let dispatch = self.dispatch_of(request)?;
-                let context = request.view_at::<Tirc>(CONTEXT)?;
-                let (domain, takes_own) =
-                    (context.get32(Tirc::TRANSPORT_DOMAIN), context.get8(Tirc::SELF_LB_BLOCK));
-                self.nic.tirs.insert_with(|_| Tir { dispatch, domain, takes_own })
-            }
-            _ => {
-                let queues = self.queues_of(request)?;
-                self.nic.rqts.insert_with(|_| queues)
-            }
-        };
-        reply.object(number.ok_or(Status::Limit)?)
+    pub(super) fn create_tis(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
+        let domain = request.view_at::<Tisc>(CONTEXT)?.get32(Tisc::TRANSPORT_DOMAIN);
+        reply.object(self.nic.tises.insert_with(|_| domain).ok_or(Status::Limit)?)
     }
 
-    fn dispatch_of(&self, request: Request<'_>) -> Result<Dispatch> {
-        const DIRECT: u8 = 0;
-        const INDIRECT: u8 = 1;
-        request.view::<CreateTirIn>()?;
-        let context = request.view_at::<Tirc>(CONTEXT)?;
-        match context.get8(Tirc::DISP_TYPE) {
-            DIRECT => {
-                let queue = context.get32(Tirc::INLINE_RQN);
-                self.nic.rqs.get(&queue).ok_or(Status::BadResource)?;
-                Ok(Dispatch::Direct(queue))
-            }
-            INDIRECT => {
-                let table = context.get32(Tirc::INDIRECT_TABLE);
-                self.nic.rqts.get(table).ok_or(Status::BadResource)?;
-                Ok(Dispatch::Table(table))
-            }
-            _ => Err(Status::BadParameter),
-        }
+    pub(super) fn modify_tis(&mut self, request: Request<'_>) -> Result<()> {
+        self.nic.tises.get(request.object()?).map(drop).ok_or(Status::BadResource)
     }
 
-    fn queues_of(&self, request: Request<'_>) -> Result<Vec<u32>> {
-        const QUEUES: usize = CONTEXT + 0xf0;
-        let context = request.view_at::<Rqtc>(CONTEXT)?;
-        let count = context.get(Rqtc::RQT_ACTUAL_SIZE) as usize;
-        let queues = request.bytes(QUEUES, count * 4)?.chunks_exact(4);
-        let queues: Vec<u32> = queues.map(|entry| crate::engine::be32(entry, 0) & 0xff_ffff).collect();
-        if queues.iter().any(|rq| !self.nic.rqs.contains_key(rq)) {
-            return Err(Status::BadResource);
-        }
-        Ok(queues)
-    }
-
-    pub(super) fn modify_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
+    pub(super) fn destroy_tis(&mut self, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
-        match code {
-            opcode::MODIFY_TIS => self.nic.tises.get(number).map(|_| ()).ok_or(Status::BadResource),
-            // Loopback; the offloads that may be changed too, the model doesn't have.
-            opcode::MODIFY_TIR => {
-                const SELF_LOOPBACK: u32 = 1 << 4;
-                let selected = request.word(0x14)?;
-                let takes_own = request.view_at::<Tirc>(CONTEXT)?.get8(Tirc::SELF_LB_BLOCK);
-                let tir = self.nic.tirs.get_mut(number).ok_or(Status::BadResource)?;
-                if selected & SELF_LOOPBACK != 0 {
-                    tir.takes_own = takes_own;
-                }
-                Ok(())
-            }
-            _ => {
-                let queues = self.queues_of(request)?;
-                *self.nic.rqts.get_mut(number).ok_or(Status::BadResource)? = queues;
-                Ok(())
-            }
+        if self.nic.sqs.values().any(|(context, ..)| tis_of(context) == Some(number)) {
+            return Err(Status::BadResourceState);
         }
-    }
-
-    pub(super) fn destroy_transport_object(&mut self, code: u16, request: Request<'_>) -> Result<()> {
-        let number = request.object()?;
-        let removed = match code {
-            opcode::DESTROY_TIS => {
-                if self.nic.sqs.values().any(|(context, ..)| tis_of(context) == Some(number)) {
-                    return Err(Status::BadResourceState);
-                }
-                self.nic.tises.remove(number).map(drop)
-            }
-            opcode::DESTROY_TIR => self.nic.tirs.remove(number).map(drop),
-            _ => {
-                if self
-                    .nic
-                    .tirs
-                    .iter()
-                    .any(|tir| matches!(tir.dispatch, Dispatch::Table(table) if table == number))
-                {
-                    return Err(Status::BadResourceState);
-                }
-                self.nic.rqts.remove(number).map(drop)
-            }
-        };
-        removed.ok_or(Status::BadResource)
+        self.nic.tises.remove(number).map(drop).ok_or(Status::BadResource)
     }
 }
 
@@ -438,7 +253,7 @@ fn tis_of(context: &[u8]) -> Option<u32> {
 }
 
 /// Which changes of state there are.
-fn legal(from: u8, to: u8) -> bool {
+pub(super) fn legal(from: u8, to: u8) -> bool {
     matches!(
         (from, to),
         (_, state::RESET)
@@ -447,7 +262,7 @@ fn legal(from: u8, to: u8) -> bool {
     )
 }
 
-fn ring(request: Request<'_>, wq: &View<'_, Wq>) -> Result<crate::engine::Ring> {
+pub(super) fn ring(request: Request<'_>, wq: &View<'_, Wq>) -> Result<crate::engine::Ring> {
     const MOST: u8 = 15;
     let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
     if log_size > MOST || log_stride > 12 || wq.flag(Wq::WQ_SIGNATURE) {

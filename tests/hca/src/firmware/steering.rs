@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::layout::command::{
     CreateFlowGroupIn, CreateFlowTableIn, FlowContext, SetFlowTableRootIn, SetFteIn,
 };
-use super::nic::{Dispatch, Nic};
+use super::nic::Nic;
 use super::{Reply, Request, Result, Status};
 use crate::engine::Engine;
 use crate::engine::table::Table;
@@ -14,7 +14,7 @@ use crate::engine::table::Table;
 const RECEIVE: u8 = 0;
 /// Length of match parameters, and of the outer headers at their front, the only part that is modelled.
 const PARAMETERS: usize = 0x200;
-const OUTER: usize = 0x40;
+pub(super) const OUTER: usize = 0x40;
 /// How far a frame may be passed on from table to table.
 const DEEPEST: usize = 64;
 const MOST_ENTRIES: usize = 1 << 16;
@@ -121,7 +121,7 @@ impl Steering {
         let group = Group {
             first: view.get32(CreateFlowGroupIn::START_FLOW_INDEX),
             last: view.get32(CreateFlowGroupIn::END_FLOW_INDEX),
-            mask: outer(mask),
+            mask: front(mask),
         };
         let overlaps = table.groups.values().any(|old| group.first <= old.last && old.first <= group.last);
         if group.first > group.last || overlaps {
@@ -156,7 +156,7 @@ impl Steering {
         let list = request.bytes(DESTINATIONS, count.checked_mul(8).ok_or(Status::BadParameter)?)?;
         let entry = Entry {
             group,
-            value: outer(request.bytes(VALUE, PARAMETERS)?),
+            value: front(request.bytes(VALUE, PARAMETERS)?),
             forwards,
             destinations: list.chunks_exact(8).map(destination).collect(),
         };
@@ -171,12 +171,12 @@ impl Steering {
 
     /// The receive queues that a frame goes to; `from` is the transport domain of a sender on the same port.
     pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
-        let mut tirs = Vec::new();
+        let (headers, mut tirs) = (parameters(frame), Vec::new());
         if let Some(root) = self.root {
-            self.follow(root, &parameters(frame), DEEPEST, &mut tirs);
+            self.follow(root, &headers, DEEPEST, &mut tirs);
         }
         let tirs = tirs.into_iter().filter_map(|tir| nic.tirs.get(tir)).filter(|tir| tir.takes(from, frame));
-        let queues = tirs.filter_map(|tir| queue_of(nic, &tir.dispatch, &parameters(frame)));
+        let queues = tirs.filter_map(|tir| tir.queue(nic, &headers));
         queues.filter(|rq| engine.rq_ready(*rq)).collect()
     }
 
@@ -214,19 +214,6 @@ impl Group {
     }
 }
 
-/// The queue behind a TIR; spread over a table by addresses and ports.
-fn queue_of(nic: &Nic, dispatch: &Dispatch, frame: &[u8; OUTER]) -> Option<u32> {
-    match dispatch {
-        Dispatch::Direct(rq) => Some(*rq),
-        Dispatch::Table(table) => {
-            let queues = nic.rqts.get(*table)?;
-            let spread =
-                frame[0x14..].iter().fold(0usize, |sum, byte| sum.wrapping_mul(31) + usize::from(*byte));
-            queues.get(spread % queues.len().max(1)).copied()
-        }
-    }
-}
-
 /// The table that a table's misses go to, if it names one.
 fn miss(request: Request<'_>) -> Result<Option<u32>> {
     const TO_TABLE: u32 = 1;
@@ -234,10 +221,10 @@ fn miss(request: Request<'_>) -> Result<Option<u32>> {
     Ok(if action == TO_TABLE { Some(request.word(0x1c)? & 0xff_ffff) } else { None })
 }
 
-fn outer(parameters: &[u8]) -> [u8; OUTER] {
-    let mut outer = [0; OUTER];
-    outer.copy_from_slice(&parameters[..OUTER]);
-    outer
+fn front(parameters: &[u8]) -> [u8; OUTER] {
+    let mut front = [0; OUTER];
+    front.copy_from_slice(&parameters[..OUTER]);
+    front
 }
 
 fn destination(entry: &[u8]) -> Destination {
@@ -250,7 +237,7 @@ fn destination(entry: &[u8]) -> Destination {
 }
 
 /// A frame's headers in the order of `mlx5_ifc_fte_match_set_lyr_2_4_bits`.
-fn parameters(frame: &[u8]) -> [u8; OUTER] {
+pub(super) fn parameters(frame: &[u8]) -> [u8; OUTER] {
     const VLAN: [u8; 2] = [0x81, 0x00];
     let mut set = [0; OUTER];
     let byte = |at: usize| frame.get(at).copied().unwrap_or(0);
@@ -303,6 +290,28 @@ fn parameters(frame: &[u8]) -> [u8; OUTER] {
         set[ports + at] = byte(transport + at);
     }
     set
+}
+
+/// What match parameters say.
+pub(super) mod outer {
+    use super::OUTER;
+
+    /// Version of IP; 0 where there is none.
+    pub(in crate::firmware) fn version(set: &[u8; OUTER]) -> u8 {
+        set[0x12] >> 1 & 0xf
+    }
+
+    /// From where to where.
+    pub(in crate::firmware) fn addresses(set: &[u8; OUTER]) -> (&[u8], &[u8]) {
+        let length = if version(set) == 6 { 16 } else { 4 };
+        (&set[0x30 - length..0x30], &set[0x40 - length..])
+    }
+
+    /// The same of ports, where `protocol`, which is TCP or UDP, follows.
+    pub(in crate::firmware) fn ports(set: &[u8; OUTER], protocol: u8) -> Option<(&[u8], &[u8])> {
+        let at = if protocol == 6 { 0x14 } else { 0x1c };
+        (set[0x10] == protocol).then(|| (&set[at..at + 2], &set[at + 2..at + 4]))
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::bits::View;
+use super::bits::{Layout, View, ViewMut};
 use super::layout::caps::HcaCap;
+use super::layout::command::{ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
+use super::layout::object::{Rqc, Wq};
 use super::opcode::*;
 use super::{Firmware, Status, caps};
 use crate::CommandCard;
@@ -199,6 +201,129 @@ fn the_oldest_drivers_answer_of_a_queue_pair_is_long_enough() {
         lived_in().command(&CommandCard::example(QUERY_QP), &mut [0; 0x10f]),
         Status::BadOutputLength as u8
     );
+}
+
+/// A table of these queues, of `actual` of `max` entries, as the request says.
+fn table(actual: u16, max: u16, queues: &[u32]) -> Vec<u8> {
+    let mut input = command(CREATE_RQT, 0, &[]);
+    input.resize(0x20 + Rqtc::SIZE, 0);
+    ViewMut::<Rqtc>::new(&mut input[0x20..])
+        .unwrap()
+        .set(Rqtc::RQT_ACTUAL_SIZE, actual)
+        .set(Rqtc::RQT_MAX_SIZE, max);
+    input.extend(queues.iter().flat_map(|queue| queue.to_be_bytes()));
+    input
+}
+
+/// A receiver over table 1 with the Toeplitz hash, changed.
+fn receiver(change: impl FnOnce(&mut ViewMut<'_, Tirc>)) -> Vec<u8> {
+    let mut input = command(CREATE_TIR, 0, &[]);
+    input.resize(0x20 + Tirc::SIZE, 0);
+    let mut context = ViewMut::<Tirc>::new(&mut input[0x20..]).unwrap();
+    context.set(Tirc::DISP_TYPE, 1u8).set(Tirc::INDIRECT_TABLE, 1u8).set(Tirc::RX_HASH_FN, 2u8);
+    change(&mut context);
+    input
+}
+
+#[test]
+fn tables_and_hashes_that_the_card_does_not_have_are_refused() {
+    const QUEUE: u32 = 0x10;
+    let mut card = lived_in();
+    let mut answer = |input: &[u8]| card.command(input, &mut [0; 16]);
+    let bad = Status::BadParameter as u8;
+    assert_eq!(answer(&table(0, 4, &[])), bad, "no entries");
+    assert_eq!(answer(&table(2, 1, &[QUEUE; 2])), bad, "more than its room");
+    assert_eq!(answer(&table(1, 513, &[QUEUE])), bad, "more room than there is");
+    assert_eq!(answer(&table(2, 2, &[QUEUE])), Status::BadInputLength as u8);
+    assert_eq!(answer(&table(2, 2, &[QUEUE, QUEUE + 1])), Status::BadResource as u8, "no such queue");
+    assert_eq!(answer(&receiver(|_| {})), Status::BadResource as u8, "no table yet");
+    assert_eq!(answer(&table(2, 512, &[QUEUE; 2])), 0);
+
+    assert_eq!(
+        answer(&receiver(|tir| {
+            tir.set(Tirc::RX_HASH_FN, 3u8);
+        })),
+        bad,
+        "no such function"
+    );
+    assert_eq!(
+        answer(&receiver(|tir| {
+            tir.set(Tirc::TUNNELED_OFFLOAD_EN, 1u8);
+        })),
+        bad
+    );
+    for (selector, fields) in
+        [(Tirc::RX_HASH_FIELD_SELECTOR_OUTER, 1u32 << 5), (Tirc::RX_HASH_FIELD_SELECTOR_INNER, 1)]
+    {
+        let input = receiver(|tir| {
+            tir.part(selector).set(RxHashFieldSelect::SELECTED_FIELDS, fields);
+        });
+        assert_eq!(answer(&input), bad, "{fields:#x}");
+    }
+    assert_eq!(answer(&receiver(|_| {})), 0);
+    let in_use = command(DESTROY_RQT, 0, &1u32.to_be_bytes());
+    assert_eq!(answer(&in_use), Status::BadResourceState as u8);
+}
+
+#[test]
+fn receive_queues_that_the_card_does_not_have_are_refused() {
+    let mut card = lived_in();
+    type Change = fn(&mut ViewMut<'_, Rqc>);
+    let changes: [Change; 7] = [
+        |rq| {
+            rq.set(Rqc::MEM_RQ_TYPE, 1u8);
+        },
+        |rq| {
+            rq.set(Rqc::HAIRPIN, 1u8);
+        },
+        |rq| {
+            rq.set(Rqc::SCATTER_FCS, 1u8);
+        },
+        |rq| {
+            rq.set(Rqc::DELAY_DROP_EN, 1u8);
+        },
+        |rq| {
+            rq.set(Rqc::STATE, 3u8);
+        },
+        |rq| {
+            rq.part(Rqc::WQ).set(Wq::END_PADDING_MODE, 2u8);
+        },
+        |rq| {
+            rq.part(Rqc::WQ).set(Wq::WQ_SIGNATURE, 1u8);
+        },
+    ];
+    for (which, change) in changes.into_iter().enumerate() {
+        let mut input = CommandCard::example(CREATE_RQ);
+        change(&mut ViewMut::new(&mut input[0x20..]).unwrap());
+        assert_eq!(card.command(&input, &mut [0; 16]), Status::BadParameter as u8, "{which}");
+    }
+    assert_eq!(card.command(&CommandCard::example(CREATE_RQ), &mut [0; 16]), 0);
+}
+
+#[test]
+fn a_receive_queue_goes_through_its_states_only() {
+    const QUEUE: u32 = 0x10;
+    let mut card = lived_in();
+    let mut step = |from: u8, to: u8, mask: u64| {
+        let mut input = command(MODIFY_RQ, 0, &[]);
+        input.resize(0x110, 0);
+        let mut view = ViewMut::<ModifyRqIn>::new(&mut input).unwrap();
+        view.set(ModifyRqIn::RQ_STATE, from)
+            .set(ModifyRqIn::RQN, QUEUE)
+            .set(ModifyRqIn::MODIFY_BITMASK, mask);
+        ViewMut::<Rqc>::new(&mut input[0x20..]).unwrap().set(Rqc::STATE, to);
+        card.command(&input, &mut [0; 16])
+    };
+    let (reset, ready, error, refused) = (0, 1, 3, Status::BadResourceState as u8);
+    assert_eq!(step(reset, ready, 0), refused, "it is ready");
+    assert_eq!(step(ready, 2, 0), refused, "no such state");
+    assert_eq!(step(ready, ready, 1 << 2), Status::BadParameter as u8, "no check sequences");
+    assert_eq!(step(ready, ready, 1 << 1), 0);
+    assert_eq!(step(ready, error, 0), 0);
+    assert_eq!(step(error, ready, 0), refused);
+    assert_eq!(step(error, reset, 0), 0);
+    assert_eq!(step(reset, error, 0), refused);
+    assert_eq!(step(reset, ready, 0), 0);
 }
 
 fn known_opcode() -> impl Strategy<Value = u16> {

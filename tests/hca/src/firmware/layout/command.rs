@@ -157,6 +157,7 @@ layout! {
     ModifyRqIn: 0x110 {
         RQ_STATE: 0x40, 4,
         RQN: 0x48, 24,
+        MODIFY_BITMASK: 0x80, 64,
     }
 }
 
@@ -217,6 +218,8 @@ layout! {
 layout! {
     /// Receive queue table context (`mlx5_ifc_rqtc_bits`).
     Rqtc: 0xf0 {
+        LIST_Q_TYPE: 0xa5, 3,
+        RQT_MAX_SIZE: 0xb0, 16,
         RQT_ACTUAL_SIZE: 0xd0, 16,
     }
 }
@@ -232,9 +235,24 @@ layout! {
     Tirc: 0xf0 {
         DISP_TYPE: 0x20, 4,
         INLINE_RQN: 0xe8, 24,
+        RX_HASH_SYMMETRIC: 0x100, 1,
+        TUNNELED_OFFLOAD_EN: 0x102, 1,
         INDIRECT_TABLE: 0x108, 24,
+        RX_HASH_FN: 0x120, 4,
         SELF_LB_BLOCK: 0x126, 2,
         TRANSPORT_DOMAIN: 0x128, 24,
+        RX_HASH_TOEPLITZ_KEY: 0x140, bytes 40,
+        RX_HASH_FIELD_SELECTOR_OUTER: 0x280 => RxHashFieldSelect,
+        RX_HASH_FIELD_SELECTOR_INNER: 0x2a0 => RxHashFieldSelect,
+    }
+}
+
+layout! {
+    /// What of a frame is hashed (`mlx5_ifc_rx_hash_field_select_bits`).
+    RxHashFieldSelect: 0x4 {
+        L3_PROT_TYPE: 0x0, 1,
+        L4_PROT_TYPE: 0x1, 1,
+        SELECTED_FIELDS: 0x2, 30,
     }
 }
 

@@ -138,6 +138,7 @@ layout! {
     Wq: 0xc0 {
         WQ_TYPE: 0x0, 4,
         WQ_SIGNATURE: 0x4, 1,
+        END_PADDING_MODE: 0x5, 2,
         PAGE_OFFSET: 0x2b, 5,
         LWM: 0x30, 16,
         PD: 0x48, 24,
@@ -161,8 +162,12 @@ layout! {
 layout! {
     /// Receive queue context (`mlx5_ifc_rqc_bits`).
     Rqc: 0xf0 {
+        DELAY_DROP_EN: 0x1, 1,
+        SCATTER_FCS: 0x2, 1,
+        VSD: 0x3, 1,
         MEM_RQ_TYPE: 0x4, 4,
         STATE: 0x8, 4,
+        FLUSH_IN_ERROR_EN: 0xd, 1,
         HAIRPIN: 0xe, 1,
         USER_INDEX: 0x28, 24,
         CQN: 0x48, 24,

@@ -1,0 +1,248 @@
+//! By what a receiver of frames chooses among its queues (receive-side scaling).
+
+use super::bits::View;
+use super::layout::command::{RxHashFieldSelect, Tirc};
+use super::steering::{OUTER, outer};
+use super::{Result, Status};
+
+/// Bytes of the key: those of the longest input, two IPv6 addresses and two ports, and four more.
+const KEY: usize = 40;
+
+/// Numbers of `MLX5_RX_HASH_FN_*`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Function {
+    None,
+    InvertedXor8,
+    Toeplitz,
+}
+
+/// Bits of `MLX5_HASH_FIELD_SEL_*`.
+mod field {
+    pub(super) const SOURCE: u32 = 1 << 0;
+    pub(super) const DESTINATION: u32 = 1 << 1;
+    pub(super) const SOURCE_PORT: u32 = 1 << 2;
+    pub(super) const DESTINATION_PORT: u32 = 1 << 3;
+    /// Of IPsec, which the model doesn't look into: it counts as nothing.
+    pub(super) const INDEX: u32 = 1 << 4;
+    pub(super) const ALL: u32 = SOURCE | DESTINATION | SOURCE_PORT | DESTINATION_PORT | INDEX;
+}
+
+/// A hash over some of a frame's headers.
+#[derive(Clone, Debug)]
+pub(super) struct Hash {
+    function: Function,
+    key: [u8; KEY],
+    fields: u32,
+    version: u8,
+    protocol: u8,
+    /// Whether frames of both directions between two ends have the same hash.
+    symmetric: bool,
+}
+
+impl Hash {
+    /// The one that a TIR's context asks for.
+    pub(super) fn new(context: &View<'_, Tirc>) -> Result<Self> {
+        const TCP: u8 = 6;
+        const UDP: u8 = 17;
+        let function = match context.get8(Tirc::RX_HASH_FN) {
+            0 => Function::None,
+            1 => Function::InvertedXor8,
+            2 => Function::Toeplitz,
+            _ => return Err(Status::BadParameter),
+        };
+        let select = context.part(Tirc::RX_HASH_FIELD_SELECTOR_OUTER);
+        let inner = context.part(Tirc::RX_HASH_FIELD_SELECTOR_INNER);
+        let fields = select.get32(RxHashFieldSelect::SELECTED_FIELDS);
+        // Headers inside of tunnels are not among the capabilities.
+        if fields & !field::ALL != 0 || inner.flag(RxHashFieldSelect::SELECTED_FIELDS) {
+            return Err(Status::BadParameter);
+        }
+        let mut key = [0; KEY];
+        key.copy_from_slice(context.bytes(Tirc::RX_HASH_TOEPLITZ_KEY));
+        Ok(Self {
+            function,
+            key,
+            fields,
+            version: if select.flag(RxHashFieldSelect::L3_PROT_TYPE) { 6 } else { 4 },
+            protocol: if select.flag(RxHashFieldSelect::L4_PROT_TYPE) { UDP } else { TCP },
+            symmetric: context.flag(Tirc::RX_HASH_SYMMETRIC),
+        })
+    }
+
+    /// The hash of a frame with these headers; 0 where it has not all that are hashed, of which the card's manual
+    /// leaves the result open.
+    pub(super) fn of(&self, headers: &[u8; OUTER]) -> u32 {
+        let Some(input) = self.input(headers) else { return 0 };
+        match self.function {
+            Function::None => 0,
+            Function::InvertedXor8 => u32::from(!input.iter().fold(0, |sum, byte| sum ^ byte)),
+            Function::Toeplitz => toeplitz(&self.key, &input),
+        }
+    }
+
+    /// What is hashed: addresses first, then ports.
+    fn input(&self, headers: &[u8; OUTER]) -> Option<Vec<u8>> {
+        let mut input = Vec::with_capacity(KEY - 4);
+        let has = |fields| self.fields & fields != 0;
+        if has(field::SOURCE | field::DESTINATION) {
+            if outer::version(headers) != self.version {
+                return None;
+            }
+            let (source, destination) = outer::addresses(headers);
+            self.add(&mut input, (field::SOURCE, source), (field::DESTINATION, destination));
+        }
+        if has(field::SOURCE_PORT | field::DESTINATION_PORT) {
+            let (source, destination) = outer::ports(headers, self.protocol)?;
+            self.add(&mut input, (field::SOURCE_PORT, source), (field::DESTINATION_PORT, destination));
+        }
+        Some(input)
+    }
+
+    /// A field of either end, as far as they are selected.
+    fn add(&self, input: &mut Vec<u8>, one: (u32, &[u8]), other: (u32, &[u8])) {
+        if self.symmetric && self.fields & one.0 != 0 && self.fields & other.0 != 0 {
+            // `RXH_XFRM_SYM_OR_XOR` of the kernel's `ethtool.h`.
+            let both = || one.1.iter().zip(other.1);
+            input.extend(both().map(|(one, other)| one | other));
+            input.extend(both().map(|(one, other)| one ^ other));
+            return;
+        }
+        for (bit, bytes) in [one, other] {
+            if self.fields & bit != 0 {
+                input.extend_from_slice(bytes);
+            }
+        }
+    }
+}
+
+/// The sum, by exclusive or, of the 32 bits of the key that begin where the input has a one.
+fn toeplitz(key: &[u8; KEY], input: &[u8]) -> u32 {
+    let mut window = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);
+    let mut sum = 0;
+    for (byte, next) in input.iter().zip(&key[4..]) {
+        for bit in (0..8).rev() {
+            if byte >> bit & 1 != 0 {
+                sum ^= window;
+            }
+            window = window << 1 | u32::from(next >> bit & 1);
+        }
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::firmware::steering::parameters;
+
+    /// The key of Microsoft's vectors.
+    const PUBLISHED: [u8; KEY] = [
+        0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
+        0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
+        0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
+    ];
+
+    const ADDRESSES: u32 = field::SOURCE | field::DESTINATION;
+    const PORTS: u32 = field::SOURCE_PORT | field::DESTINATION_PORT;
+
+    fn hash(version: u8, protocol: u8, fields: u32) -> Hash {
+        Hash { function: Function::Toeplitz, key: PUBLISHED, fields, version, protocol, symmetric: false }
+    }
+
+    fn v4(source: (Ipv4Addr, u16), destination: (Ipv4Addr, u16), protocol: u8) -> [u8; OUTER] {
+        let ip = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0];
+        let addresses = [source.0.octets(), destination.0.octets()].concat();
+        let ports = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
+        parameters(&[&[0; 12][..], &[8, 0], &ip, &addresses, &ports, &[0; 16]].concat())
+    }
+
+    fn v6(source: (&str, u16), destination: (&str, u16)) -> [u8; OUTER] {
+        let octets = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+        let ip = [0x60, 0, 0, 0, 0, 20, 6, 64];
+        let addresses = [octets(source.0), octets(destination.0)].concat();
+        let ports = [source.1.to_be_bytes(), destination.1.to_be_bytes()].concat();
+        parameters(&[&[0; 12][..], &[0x86, 0xdd], &ip, &addresses, &ports, &[0; 16]].concat())
+    }
+
+    /// "Verifying the RSS hash calculation" in the documentation of Windows's network drivers.
+    #[test]
+    fn toeplitz_of_the_published_flows_is_the_published_one() {
+        type V4 = ([u8; 4], u16);
+        let of_v4: [(V4, V4, u32, u32); 5] = [
+            (([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766), 0x323e_8fc2, 0x51cc_c178),
+            (([199, 92, 111, 2], 14230), ([65, 69, 140, 83], 4739), 0xd718_262a, 0xc626_b0ea),
+            (([24, 19, 198, 95], 12898), ([12, 22, 207, 184], 38024), 0xd2d0_a5de, 0x5c2b_394a),
+            (([38, 27, 205, 30], 48228), ([209, 142, 163, 6], 2217), 0x8298_9176, 0xafc7_327f),
+            (([153, 39, 163, 191], 44251), ([202, 188, 127, 2], 1303), 0x5d18_09c5, 0x10e8_28a2),
+        ];
+        for (source, destination, addresses, all) in of_v4 {
+            let end = |(address, port): V4| (Ipv4Addr::from(address), port);
+            let headers = v4(end(source), end(destination), 6);
+            assert_eq!(hash(4, 6, ADDRESSES).of(&headers), addresses, "{source:?}");
+            assert_eq!(hash(4, 6, ADDRESSES | PORTS).of(&headers), all, "{source:?}");
+            let datagram = v4(end(source), end(destination), 17);
+            assert_eq!(hash(4, 17, ADDRESSES | PORTS).of(&datagram), all, "{source:?}");
+        }
+        let of_v6 = [
+            (("3ffe:2501:200:1fff::7", 2794), ("3ffe:2501:200:3::1", 1766), 0x2cc1_8cd5, 0x4020_7d3d),
+            (("3ffe:501:8::260:97ff:fe40:efab", 14230), ("ff02::1", 4739), 0x0f0c_461c, 0xdde5_1bbf),
+            (
+                ("3ffe:1900:4545:3:200:f8ff:fe21:67cf", 44251),
+                ("fe80::200:f8ff:fe21:67cf", 38024),
+                0x4b61_e985,
+                0x02d1_feef,
+            ),
+        ];
+        for (source, destination, addresses, all) in of_v6 {
+            let headers = v6(source, destination);
+            assert_eq!(hash(6, 6, ADDRESSES).of(&headers), addresses, "{source:?}");
+            assert_eq!(hash(6, 6, ADDRESSES | PORTS).of(&headers), all, "{source:?}");
+        }
+    }
+
+    #[test]
+    fn frames_without_the_headers_that_are_hashed_hash_to_nothing() {
+        let (one, other) = ((Ipv4Addr::new(10, 0, 0, 1), 7), (Ipv4Addr::new(10, 0, 0, 2), 8));
+        let datagram = v4(one, other, 17);
+        assert_eq!(hash(4, 6, ADDRESSES | PORTS).of(&datagram), 0, "no TCP");
+        assert_ne!(hash(4, 6, ADDRESSES).of(&datagram), 0);
+        assert_eq!(hash(6, 17, ADDRESSES).of(&datagram), 0, "no IPv6");
+        assert_eq!(hash(4, 6, ADDRESSES).of(&parameters(&[0xff; 60])), 0, "no IP");
+    }
+
+    fn end() -> impl Strategy<Value = (Ipv4Addr, u16)> {
+        (any::<u32>().prop_map(Ipv4Addr::from), any::<u16>())
+    }
+
+    proptest! {
+        #[test]
+        fn only_what_is_selected_counts(one in end(), other in end(), third in end(), fields in 0u32..16) {
+            let hash = hash(4, 6, fields);
+            let chosen = |bit: u32, kept, changed| if fields & bit != 0 { kept } else { changed };
+            let changed = (
+                (if fields & field::SOURCE != 0 { one.0 } else { third.0 }, chosen(field::SOURCE_PORT, one.1, third.1)),
+                (
+                    if fields & field::DESTINATION != 0 { other.0 } else { third.0 },
+                    chosen(field::DESTINATION_PORT, other.1, third.1),
+                ),
+            );
+            prop_assert_eq!(hash.of(&v4(one, other, 6)), hash.of(&v4(changed.0, changed.1, 6)));
+        }
+
+        #[test]
+        fn toeplitz_is_linear(one in any::<[u8; 36]>(), other in any::<[u8; 36]>()) {
+            let sum: Vec<u8> = one.iter().zip(&other).map(|(one, other)| one ^ other).collect();
+            prop_assert_eq!(toeplitz(&PUBLISHED, &one) ^ toeplitz(&PUBLISHED, &other), toeplitz(&PUBLISHED, &sum));
+        }
+
+        #[test]
+        fn a_symmetric_hash_is_the_same_in_both_directions(one in end(), other in end()) {
+            let hash = Hash { symmetric: true, ..hash(4, 6, ADDRESSES | PORTS) };
+            prop_assert_eq!(hash.of(&v4(one, other, 6)), hash.of(&v4(other, one, 6)));
+        }
+    }
+}
