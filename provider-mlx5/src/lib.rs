@@ -58,6 +58,7 @@ mod srq;
 mod table;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod wq;
 mod xrc;
 
 pub use completion::{Mlx5Completion, Mlx5Cq};

@@ -61,6 +61,46 @@ pub(crate) struct Limits {
     pub(crate) receives: u32,
 }
 
+/// How a ring of receives is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReceiveLayout {
+    /// Slots, a power of 2.
+    pub(crate) slots: u32,
+    /// Log2 of the bytes of a receive.
+    pub(crate) shift: u32,
+    /// Elements of a receive.
+    pub(crate) sge: u32,
+}
+
+impl ReceiveLayout {
+    /// The layout for at least `max_wr` receives, of which there must be some, of `max_sge` elements, if the device can
+    /// hold it.
+    pub(crate) fn new(max_wr: u32, max_sge: u32, limits: Limits) -> Result<Self, CreateError> {
+        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let bytes = (u64::from(max_sge.max(1)) * SEGMENT as u64).next_power_of_two();
+        if bytes > limits.recv_bytes.into() {
+            return Err(limit("max_recv_sge", max_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
+        }
+        let most = limits.receives.min(MAX_RECEIVES);
+        if max_wr > most {
+            return Err(limit("max_recv_wr", max_wr, most.into()));
+        }
+        // The ring fills at least a block.
+        let slots = u64::from(max_wr).next_power_of_two().max(BLOCK as u64 / bytes);
+        Ok(Self { slots: slots as u32, shift: bytes.trailing_zeros(), sge: (bytes / SEGMENT as u64) as u32 })
+    }
+
+    /// Bytes of the ring.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.slots as usize) << self.shift
+    }
+
+    /// Log2 of the segments of a receive.
+    pub(crate) fn log_segments(&self) -> u32 {
+        self.shift - SEGMENT.trailing_zeros()
+    }
+}
+
 /// How a queue pair's rings are laid out: receives first, then sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -138,26 +178,15 @@ impl Layout {
         }
         let room = bytes / SEGMENT as u64 - head;
 
-        let recv_sge = if no_receives || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_sge.max(1) };
-        let recv_bytes = (u64::from(recv_sge.max(1)) * SEGMENT as u64).next_power_of_two();
-        if recv_bytes > limits.recv_bytes.into() {
-            return Err(limit("max_recv_sge", recv_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
-        }
-        let recv_slots = if no_receives || cap.max_recv_wr == 0 {
-            0
+        let receives = if no_receives || cap.max_recv_wr == 0 {
+            ReceiveLayout { slots: 0, shift: SEGMENT.trailing_zeros(), sge: 0 }
         } else {
-            // The ring fills at least a block.
-            let slots = u64::from(cap.max_recv_wr).next_power_of_two().max(BLOCK as u64 / recv_bytes);
-            let most = limits.receives.min(MAX_RECEIVES);
-            if cap.max_recv_wr > most {
-                return Err(limit("max_recv_wr", cap.max_recv_wr, most.into()));
-            }
-            slots as u32
+            ReceiveLayout::new(cap.max_recv_wr, cap.max_recv_sge, limits)?
         };
         Ok(Self {
-            recv_slots,
-            recv_shift: recv_bytes.trailing_zeros(),
-            recv_sge: if recv_sge == 0 { 0 } else { (recv_bytes / SEGMENT as u64) as u32 },
+            recv_slots: receives.slots,
+            recv_shift: receives.shift,
+            recv_sge: receives.sge,
             send_blocks: blocks as u32,
             sends: (blocks / blocks_each) as u32,
             send_sge: sge,

@@ -14,6 +14,7 @@ use bareverbs_provider::contract::{
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
+use bareverbs_provider::rss::{CreatedWq, HashFields, HashFunctions, RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
@@ -37,7 +38,7 @@ use crate::send::{FIRST_VERSION, FRAME_HEADER, Mlx5Ah, Mlx5Sq, Options, SendLimi
 use crate::srq::{Mlx5Srq, SrqShared};
 use crate::table::{NO_USER_INDEX, Receives, Record, Sends, Source, Table};
 use crate::wqe::SEGMENT;
-use crate::{dm, import, xrc};
+use crate::{dm, import, wq, xrc};
 
 /// Queue pairs of a context that get a register of their own, which is a page each; the others share one.
 const EXCLUSIVE_REGISTERS: u32 = 16;
@@ -130,6 +131,14 @@ impl Mlx5 {
     #[must_use]
     pub fn told(&self) -> &AllocUcontextResp {
         &self.told
+    }
+
+    pub(crate) fn file(&self) -> &DeviceFile {
+        &self.file
+    }
+
+    pub(crate) fn table(&self) -> &Arc<Table> {
+        &self.table
     }
 
     fn ring(&self, entries: u32, memory: QueueMemory) -> Result<(Ring, u32), CreateError> {
@@ -274,8 +283,8 @@ impl Provider for Mlx5 {
             compressed_completions: Minis::best(told.cqe_comp_caps.supported_format).is_some(),
             max_tso: told.tso_caps.max_tso,
             tso_supported_qpts: told.tso_caps.supported_qpts,
-            rx_hash_fields_mask: told.rss_caps.rx_hash_fields_mask.bits(),
-            rx_hash_function: told.rss_caps.rx_hash_function.bits(),
+            rx_hash_fields_mask: HashFields::from_bits_retain(told.rss_caps.rx_hash_fields_mask.bits()),
+            rx_hash_function: HashFunctions::from_bits_retain(told.rss_caps.rx_hash_function.bits()),
             qp_rate_limit_min: told.packet_pacing_caps.qp_rate_limit_min,
             qp_rate_limit_max: told.packet_pacing_caps.qp_rate_limit_max,
             rate_limit_supported_qpts: told.packet_pacing_caps.supported_qpts,
@@ -514,6 +523,20 @@ impl Provider for Mlx5 {
                 Err(CreateError::Unsupported { what: "shared receive queues that change their size" })
             }
         }
+    }
+
+    fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+        let cq = known(&self.cqs, request.cq, "WqCreate")?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        wq::create(self, cq, doorbell, self.limits(), request)
+    }
+
+    fn modify_wq(&self, handle: u32, change: WqChange) -> Result<(), CreateError> {
+        wq::modify(&self.file, handle, change)
+    }
+
+    fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
+        wq::create_rss_qp(&self.file, request)
     }
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {

@@ -17,16 +17,20 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use crate::completion::{Minis, Mlx5Cq, Ring};
 use crate::cqe::CQE;
-use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, SendRegister, Uar};
-use crate::pair::{Layout, Limits, PairMemory};
+use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegister, Uar};
+use crate::pair::{Layout, Limits, PairMemory, ReceiveLayout};
 use crate::recv::Mlx5Rq;
 use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
 use crate::table::{Receives, Record, Sends, Source, Table};
+use crate::wq::WqMemory;
 use crate::wqe::{AddressVector, SEGMENT};
 
 /// Bytes of a register for BlueFlame.
 const REGISTER: u32 = 512;
+
+/// What a ConnectX holds.
+const LIMITS: Limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
 
 /// What queues of a context share.
 #[derive(Debug)]
@@ -136,8 +140,7 @@ impl Plain {
         srq: Option<&Mlx5Srq>,
         receives: impl FnOnce(u32, u32) -> Receives,
     ) -> Result<PlainQp, CreateError> {
-        let limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
-        let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), limits)?;
+        let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), LIMITS)?;
         let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
@@ -174,6 +177,26 @@ impl Plain {
         let max_sge = (1 << shift) / SEGMENT as u32 - 1;
         let queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
         Ok(PlainSrq { ring, doorbell: record, slots, shift, queue })
+    }
+
+    /// A work queue of at least `max_wr` receives of `max_sge` elements that completes to `cq`.
+    ///
+    /// # Errors
+    /// There is no memory, or depth or width are more than a ConnectX holds.
+    pub fn wq(&self, max_wr: u32, max_sge: u32, cq: &Mlx5Cq) -> Result<PlainWq, CreateError> {
+        let layout = ReceiveLayout::new(max_wr, max_sge, LIMITS)?;
+        let doorbell = self
+            .records
+            .take()
+            .map_err(|errno| bareverbs_provider::device::Refused { method: "mmap", errno })?;
+        let record = doorbell.address();
+        let memory = WqMemory::new(&self.table, Arc::clone(cq.shared()), doorbell, layout)?;
+        let start = memory.memory.ring(layout.bytes());
+        Ok(PlainWq {
+            ring: Place { start, len: layout.bytes().next_multiple_of(PAGE) },
+            doorbell: record,
+            memory,
+        })
     }
 
     /// An address handle with a vector of any contents.
@@ -267,6 +290,35 @@ impl PlainSrq {
     /// Tells the queue the device's number for it.
     pub fn number(&self, number: u32) {
         self.queue.shared().set_number(number);
+    }
+}
+
+/// A work queue to be.
+pub struct PlainWq {
+    /// Its ring, and what else is in its pages.
+    pub ring: Place,
+    /// Its doorbell record.
+    pub doorbell: u64,
+    memory: WqMemory,
+}
+
+impl PlainWq {
+    /// Its number in completions.
+    #[must_use]
+    pub fn user_index(&self) -> u32 {
+        self.memory.record.user_index()
+    }
+
+    /// Slots, and log2 of their bytes.
+    #[must_use]
+    pub fn receives(&self) -> (u32, u32) {
+        (self.memory.layout.slots, self.memory.layout.shift)
+    }
+
+    /// The queue.
+    #[must_use]
+    pub fn finish(self) -> Mlx5Rq {
+        self.memory.finish()
     }
 }
 

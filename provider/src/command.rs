@@ -61,6 +61,7 @@ mod memory;
 mod region;
 mod resize;
 mod srq;
+mod wq;
 mod xrc;
 
 pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
@@ -71,6 +72,9 @@ pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
 pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
+pub use wq::{
+    WqHandle, create_rss_qp, create_rwq_ind_table, create_wq, destroy_rwq_ind_table, destroy_wq, modify_wq,
+};
 pub use xrc::{close_xrcd, create_xrc_target, open_xrc_target, open_xrcd};
 
 /// What a new context can do.

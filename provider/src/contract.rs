@@ -12,6 +12,7 @@ use bareverbs_uapi::write::structs::{AhAttr, ModifyQpReq};
 use crate::command::{self, ContextInfo, QpHandle};
 use crate::device::{DeviceFile, Refused};
 use crate::dm::DeviceMemory;
+use crate::rss::{CreatedWq, HashFields, HashFunctions, RssQpRequest, WqChange, WqRequest};
 use crate::work::{
     Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
@@ -24,10 +25,10 @@ pub struct Offloads {
     pub max_tso: u32,
     /// Transports that it does so for, 1 shifted by the queue pair type's number.
     pub tso_supported_qpts: u32,
-    /// What of a packet can choose the queue that it is received to, bit by bit (C's `ibv_rx_hash_fields`).
-    pub rx_hash_fields_mask: u64,
-    /// How that is chosen, bit by bit (C's `ibv_rx_hash_function_flags`).
-    pub rx_hash_function: u8,
+    /// What of a packet can choose the queue that it is received to.
+    pub rx_hash_fields_mask: HashFields,
+    /// How that is chosen.
+    pub rx_hash_function: HashFunctions,
     /// Lowest rate that sends can be held to, in kbit/s.
     pub qp_rate_limit_min: u32,
     /// Highest such rate in kbit/s; 0 where there is none.
@@ -44,7 +45,7 @@ pub trait Provider: Sized + Send + Sync + 'static {
     type Cq: CompletionQueue;
     /// Its send queues.
     type Sq: SendQueue<Ah = Self::Ah>;
-    /// Its receive queues, owned by one queue pair.
+    /// Its receive queues, owned by one queue pair, or work queues by themselves.
     type Rq: RecvQueue;
     /// Its receive queues, shared by several queue pairs.
     type Srq: RecvQueue;
@@ -149,6 +150,26 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// A resize moves the receives that are posted to new memory. Where the kernel resized but `queue` could not
     /// follow, it refuses further requests with [`Refusal::QueueLost`] until a resize succeeds.
     fn modify_srq(&self, srq: u32, queue: &mut Self::Srq, change: SrqChange) -> Result<(), CreateError>;
+
+    /// Makes a work queue that receives, in the state RESET. Where it fails, nothing is left behind.
+    fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "work queues" })
+    }
+
+    /// Changes the work queue with the kernel's handle `wq`. Whoever brings one to RESET
+    /// [resets](RecvQueue::reset) its queue afterwards.
+    fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
+        let _ = (wq, change);
+        Err(CreateError::Unsupported { what: "work queues" })
+    }
+
+    /// Makes a queue pair that spreads the frames that come to it over the work queues of a table. It has no queues and
+    /// no states.
+    fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "queue pairs that spread frames" })
+    }
 
     /// Makes an address handle. Where it fails, nothing is left behind.
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`contract`] | the traits, and what queues are asked for and made as |
 //! | [`work`] | work requests and completions as values |
+//! | [`rss`] | work queues that receive, and what spreads frames over them |
 //! | [`device`] | the device file: calls and mappings |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`mapping`] | shared memory |
@@ -23,6 +24,7 @@ pub mod dm;
 pub mod mapping;
 pub mod process;
 pub mod ring;
+pub mod rss;
 pub mod unfinished;
 pub mod work;
 

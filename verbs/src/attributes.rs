@@ -1,6 +1,7 @@
 //! What a device and its ports say of themselves.
 
 use bareverbs_provider::contract::Offloads;
+use bareverbs_provider::rss::{HashFields, HashFunctions};
 use bareverbs_uapi::uverbs::types::{PortCapFlags, PortFlags, QueryPortRespEx};
 use bareverbs_uapi::verbs_values::{self as values, AtomicCap, PortSpeed, PortWidth, TmCapFlags};
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
@@ -133,9 +134,9 @@ told_by_the_kernel! {
         /// Transports that it does so for, 1 shifted by the queue pair type's number.
         tso_supported_qpts: u32 = 0;
         /// What of a packet can choose the queue that it is received to.
-        rx_hash_fields_mask: u64 = 0;
+        rx_hash_fields_mask: HashFields = HashFields::empty();
         /// How that is chosen.
-        rx_hash_function: u8 = 0;
+        rx_hash_function: HashFunctions = HashFunctions::empty();
         /// Lowest rate that sends can be held to ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)), in kbit/s.
         qp_rate_limit_min: u32 = 0;
         /// Highest such rate in kbit/s; 0 where there is none. No device that this was tested with has any.

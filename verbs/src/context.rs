@@ -19,7 +19,7 @@ pub use capabilities::Capabilities;
 use crate::gid::choose;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, Error,
-    GidEntry, LinkLayer, Pd, PortAttr, Result, Xrcd, XrcdShare,
+    GidEntry, IndirectionTable, LinkLayer, Pd, PortAttr, Result, Wq, Xrcd, XrcdShare,
 };
 
 /// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
@@ -292,6 +292,17 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
         Dm::alloc(self, init)
+    }
+
+    /// Makes a table of work queues, for queue pairs that spread frames over them: [`RssQp`](crate::RssQp) says how.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a number of queues that is no power of 2
+    /// or a queue of another context, [`Error::Limit`] for more than
+    /// [`DeviceAttr::max_rwq_indirection_table_size`]; the kernel refuses.
+    #[doc(alias = "ibv_create_rwq_ind_table")]
+    pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
+        IndirectionTable::create(self, wqs)
     }
 
     /// Makes a completion channel.

@@ -115,6 +115,17 @@ pub enum AsyncEvent {
         /// User data of the queue.
         user_data: u64,
     },
+    /// A work queue failed, and takes no more frames.
+    ///
+    /// The driver of ConnectX on 6.12 and 7.2 keeps hold of a work queue whose event it has told (`mlx5_ib_wq_event` of
+    /// `qp.c`): whoever destroys that one waits without end.
+    #[doc(alias = "IBV_EVENT_WQ_FATAL")]
+    Wq {
+        /// What happened.
+        event: EventType,
+        /// User data of the queue.
+        user_data: u64,
+    },
     /// A port came up or went down, or its tables changed.
     Port {
         /// What happened.
@@ -145,6 +156,7 @@ impl AsyncEvent {
             Self::Cq { event, .. }
             | Self::Qp { event, .. }
             | Self::Srq { event, .. }
+            | Self::Wq { event, .. }
             | Self::Port { event, .. }
             | Self::Device { event }
             | Self::Other { event, .. } => event,
@@ -166,6 +178,7 @@ impl From<AsyncEventDesc> for AsyncEvent {
             | EventType::PATH_MIG_ERR
             | EventType::QP_LAST_WQE_REACHED => Self::Qp { event, user_data },
             EventType::SRQ_ERR | EventType::SRQ_LIMIT_REACHED => Self::Srq { event, user_data },
+            EventType::WQ_FATAL => Self::Wq { event, user_data },
             EventType::PORT_ACTIVE
             | EventType::PORT_ERR
             | EventType::LID_CHANGE
@@ -192,6 +205,8 @@ mod tests {
     fn an_event_names_its_object_or_port() {
         let (qp, port) = (EventType::QP_ACCESS_ERR, EventType::PORT_ERR);
         assert_eq!(event(qp, 77), AsyncEvent::Qp { event: qp, user_data: 77 });
+        let wq = EventType::WQ_FATAL;
+        assert_eq!(event(wq, 6), AsyncEvent::Wq { event: wq, user_data: 6 });
         assert_eq!(event(port, 1), AsyncEvent::Port { event: port, port: 1 });
         assert_eq!(event(EventType::CQ_ERR, 5), AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 5 });
     }

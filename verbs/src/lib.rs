@@ -32,7 +32,7 @@
 //!
 //! # How things hang together
 //!
-//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Ah`] and [`Qp`]; [`Context`] → [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own
+//! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Wq`], [`Ah`] and [`Qp`]; [`Context`] → [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own
 //! what they were made from, so they can be dropped in any order and nothing is given back too early. Queues have a single owner;
 //! a queue pair's two [halves](Qp::split) can be used by two threads at once.
 //!
@@ -90,12 +90,14 @@ mod pd;
 mod pkey;
 mod provider;
 mod qp;
+mod rss;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod runtime;
 mod srq;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod values;
+mod wq;
 mod wr_id;
 mod xrc;
 
@@ -105,15 +107,18 @@ pub use bareverbs_provider::contract::{
     Completion, CreateError, DoorbellChoice, DoorbellError, Ece, Provider, QueueMemory,
 };
 pub use bareverbs_provider::device::Refused;
+pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
 pub use bareverbs_provider::work::{
     Frame, MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags,
     WorkCompletion, XrcOperation,
 };
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
-pub use bareverbs_uapi::uverbs::types::{AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType};
+pub use bareverbs_uapi::uverbs::types::{
+    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, WqFlags,
+};
 pub use bareverbs_uapi::verbs_values::{
-    EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus,
+    EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus, WqState,
 };
 pub use bareverbs_uapi::write::types::{DeviceCapFlags, PlacementType, SelectivityLevel, WcOpcode};
 pub use channel::{CompChannel, CompEvent};
@@ -140,7 +145,9 @@ pub use qp::{
     RecvHalf, RtrAttr, RtsAttr, SendFailure, SendHalf, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
     UpperMatch, XrcSend, XrcTarget, XrcTargetRtsAttr,
 };
+pub use rss::{IndirectionTable, RssHash, RssInit, RssQp};
 pub use srq::{Srq, SrqAttr, SrqInit};
 pub use values::{Guid, Mtu};
+pub use wq::{Wq, WqInit};
 pub use wr_id::WrId;
 pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};

@@ -150,6 +150,8 @@ mod tests {
         null_mr: false,
         ece: false,
         raw_packets: false,
+        work_queues: false,
+        rss: false,
         xrc: false,
         import: false,
         num_comp_vectors: 1,

@@ -11,8 +11,8 @@ use crate::context::Session;
 use crate::import;
 use crate::{
     Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
-    LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, Srq,
-    SrqInit, Transport, XrcSrq, XrcSrqInit,
+    LocalAccess, MemoryOwner, Mr, Mw, MwType, NullMr, Qp, QpInit, RawMemory, RegisterError, Result, RssInit,
+    RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
 
 /// A protection domain: queue pairs reach memory of their own domain only.
@@ -287,6 +287,27 @@ impl<P: Provider> Pd<P> {
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
         XrcSrq::create(self, init)
+    }
+
+    /// Makes a work queue that receives, in the state RESET.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none, or not with such flags, [`Error::Invalid`] for no receives or a
+    /// completion queue of another context, [`Error::Limit`] names the depth or width that is above the device's; the
+    /// kernel refuses.
+    #[doc(alias = "ibv_create_wq")]
+    pub fn create_wq(&self, init: &WqInit<'_, P>) -> Result<Wq<P>> {
+        Wq::create(self, init)
+    }
+
+    /// Makes a queue pair that spreads frames over work queues.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the device has none, or does not hash such fields, [`Error::Invalid`] for fields
+    /// that no frame has all of or a table of another context; the kernel refuses, as without the privilege `CAP_NET_RAW`.
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn create_rss_qp(&self, init: &RssInit<'_, P>) -> Result<RssQp<P>> {
+        RssQp::create(self, init)
     }
 
     /// Makes an address handle.

@@ -11,6 +11,7 @@ use bareverbs_provider::contract::{
 };
 use bareverbs_provider::device::{DeviceFile, Refused};
 use bareverbs_provider::dm::DeviceMemory;
+use bareverbs_provider::rss::{CreatedWq, RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::work::{
     Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
@@ -167,6 +168,23 @@ macro_rules! providers {
                     })*
                     _ => Err(CreateError::Unsupported { what: "shared receive queues of another device" }),
                 }
+            }
+
+            fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+                match self {
+                    $(Self::$variant(provider) => {
+                        let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = provider.create_wq(request)?;
+                        Ok(CreatedWq { handle, wq_num, max_wr, max_sge, queue: AnyRq::$variant(queue) })
+                    })*
+                }
+            }
+
+            fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
+                match self { $(Self::$variant(provider) => provider.modify_wq(wq, change),)* }
+            }
+
+            fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
+                match self { $(Self::$variant(provider) => provider.create_rss_qp(request),)* }
             }
 
             fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {

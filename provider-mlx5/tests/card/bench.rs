@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 
 use bareverbs_hca::engine::packet::Transport;
-use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup, State};
+use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, RqSetup, Service, SrqSetup, State};
 use bareverbs_hca::{Link, PlainCard};
 use bareverbs_mlx5::testing::{Place, Plain, PlainQp, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
@@ -165,6 +165,37 @@ impl Bench {
         self.lend(parts.ring);
         self.lend(page_of(parts.doorbell));
         (parts.queue, number)
+    }
+
+    /// A work queue that flushes what is posted when it fails, in RESET; its number, and where its ring is.
+    pub(crate) fn wq(&mut self, max_wr: u32, cq: &Cq) -> (Mlx5Rq, u32, Place) {
+        let parts = self.context.wq(max_wr, 2, &cq.queue).expect("a layout");
+        let (slots, shift) = parts.receives();
+        let setup = RqSetup {
+            ring: PlainCard::ring_at(parts.ring.address(), (slots as usize) << shift),
+            log_size: slots.trailing_zeros() as u8,
+            log_stride: shift as u8,
+            linked: false,
+            doorbell: parts.doorbell,
+            pd: PD,
+            cq: cq.number,
+            user_index: parts.user_index(),
+            flushes: true,
+            strips_vlan: false,
+        };
+        let number = self.card.engine().create_rq(setup).expect("a work queue");
+        let ring = parts.ring;
+        self.lend(ring);
+        self.lend(page_of(parts.doorbell));
+        (parts.finish(), number, ring)
+    }
+
+    /// Destroys a work queue, and what is left of it here.
+    pub(crate) fn destroy_wq(&mut self, (queue, number, ring): (Mlx5Rq, u32, Place)) {
+        self.card.engine().destroy_rq(number).expect("a work queue");
+        self.card.take_back(ring.address(), ring.len);
+        self.lent.remove(&ring.address());
+        drop(queue);
     }
 
     pub(crate) fn qp(

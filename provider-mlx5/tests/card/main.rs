@@ -12,3 +12,4 @@ mod mixed;
 mod scattered;
 mod shared;
 mod windows;
+mod work_queues;

@@ -337,6 +337,23 @@ pub fn no_raw_packets() -> Need {
     need(raw_packets().is_err(), || format!("{} has queue pairs of raw packets", name()))
 }
 
+/// For tests of work queues, and of what spreads frames over them.
+///
+/// # Errors
+/// The device has none.
+pub fn work_queues() -> Need {
+    let capabilities = *open().capabilities();
+    need(capabilities.work_queues && capabilities.rss, || format!("{} has no work queues", name()))
+}
+
+/// For tests of what a device refuses that has no work queues.
+///
+/// # Errors
+/// It has some.
+pub fn no_work_queues() -> Need {
+    need(work_queues().is_err(), || format!("{} has work queues", name()))
+}
+
 /// The other end of the wire that the lab puts Soft-RoCE on.
 pub const FAR: &str = "veth1";
 

@@ -2,12 +2,13 @@
 
 use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
 
 use super::query_port_speed;
 #[cfg(doc)]
-use crate::{Context, CqInit, RawPacket};
+use crate::{Context, CqInit, RawPacket, RssQp};
 
 /// What the kernel and the device can do, found out when the device was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +45,10 @@ pub struct Capabilities {
     pub ece: bool,
     /// Queue pairs of whole Ethernet frames: [`RawPacket`].
     pub raw_packets: bool,
+    /// Work queues: [`Pd::create_wq`](crate::Pd::create_wq).
+    pub work_queues: bool,
+    /// Queue pairs that spread frames over work queues: [`RssQp`].
+    pub rss: bool,
     /// XRC domains: [`Context::open_xrcd`].
     pub xrc: bool,
     /// Other processes can use the context and what is in it: [`Context::import`].
@@ -76,6 +81,9 @@ impl Capabilities {
             null_mr: provider.null_key().is_some(),
             ece: provider.has_ece(),
             raw_packets: provider.has_raw_packets(),
+            // Nothing but whole frames comes to them.
+            work_queues: provider.has_raw_packets() && attr.max_wq_type_rq != 0,
+            rss: provider.has_raw_packets() && attr.rss_caps.supported_qpts & 1 << QpType::RAW_PACKET.0 != 0,
             xrc: has(DeviceCapFlags::XRC),
             import: provider.is_shareable(),
             num_comp_vectors: provider.context_info().num_comp_vectors,

@@ -3,6 +3,7 @@
 mod attr;
 mod datagram;
 mod ece;
+mod flow;
 mod modify;
 mod post;
 mod raw;
@@ -22,9 +23,11 @@ use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
 pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
+pub(crate) use flow::Flows;
+pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, UpperMatch};
 pub(crate) use post::post_receives;
 pub use post::{Batch, PostError, PostReason, RecvHalf, SendFailure, SendHalf};
-pub use raw::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, RawPacket, UpperMatch};
+pub use raw::RawPacket;
 pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
@@ -138,7 +141,7 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     /// Multicast groups that it is in, with their LIDs where they have one.
     groups: Vec<(Gid, u16)>,
     /// Flows that bring it packets.
-    flows: Vec<u32>,
+    flows: Flows,
     destroyed: bool,
 }
 
@@ -221,7 +224,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             _cqs: [Arc::clone(init.send_cq.shared()), Arc::clone(init.recv_cq.shared())],
             _srq: init.srq.map(|srq| Arc::clone(srq.shared())),
             groups: Vec::new(),
-            flows: Vec::new(),
+            flows: Flows::default(),
             destroyed: false,
         })
     }
@@ -298,9 +301,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid);
         }
         // Nor does it let go of one that a flow leads to.
-        for flow in self.flows.drain(..) {
-            let _ = command::destroy_flow(self.pd.context().file(), flow);
-        }
+        self.flows.end_all(self.pd.context().file());
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
         let told = command::destroy_qp(self.pd.context().file(), self.handle)?;
         // SAFETY: this is done once, before the drop ends, and nobody uses the halves after it.

@@ -11,7 +11,7 @@ use super::transport::UcOperation;
 use super::{Connected, Transport};
 use crate::{
     AnyProvider, Completions, Cq, Payload, QpState, RecvRequest, Refusal, Remote, SendFlags, SendRequest,
-    WcStatus,
+    WcStatus, WqState,
 };
 
 /// The send half of a queue pair.
@@ -526,6 +526,9 @@ pub enum PostReason {
     /// The queue pair is in a state that does not take it.
     #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
     State(QpState),
+    /// The work queue is in a state that does not take it.
+    #[error("the work queue is in {0:?}; receives can be posted in RDY, to which it goes from RESET")]
+    WqState(WqState),
     /// Receives go to the shared queue.
     #[error("the queue pair shares a receive queue: post to that one")]
     Shared,

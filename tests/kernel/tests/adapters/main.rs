@@ -10,6 +10,7 @@ mod imported;
 mod large_sends;
 mod options;
 mod raw_packets;
+mod rss;
 mod scatter;
 mod xrc;
 
@@ -27,6 +28,7 @@ use imported::*;
 use large_sends::*;
 use options::*;
 use raw_packets::*;
+use rss::*;
 use scatter::*;
 use xrc::*;
 
@@ -82,6 +84,17 @@ kernel_tests! {
     a_rate_is_refused_where_sends_are_held_to_none if no_rates,
     raw_packets_are_for_the_privileged if device::raw_packets,
     without_raw_packets_their_verbs_say_so if device::no_raw_packets,
+    rss_spreads_the_published_flows_as_their_hashes_say if device::work_queues,
+    rss_brings_each_frame_once_and_those_of_a_flow_to_one_queue if device::work_queues,
+    rss_of_one_queue_needs_no_hash if device::work_queues,
+    rss_work_queues_go_through_their_states if device::work_queues,
+    rss_work_queues_that_failed_begin_anew if device::work_queues,
+    rss_work_queues_take_tags_out_where_asked if device::work_queues,
+    rss_goes_in_any_order_and_what_is_in_use_stays if device::work_queues,
+    rss_is_checked_argument_by_argument if device::work_queues,
+    rss_is_for_the_privileged if device::work_queues,
+    rss_limits_are_told if device::work_queues,
+    without_work_queues_the_verbs_of_rss_say_so if device::no_work_queues,
     the_example_of_requests_built_by_hand_runs if device::connectx,
     a_queue_pair_has_the_doorbell_that_it_was_to_have if device::connectx,
     queue_pairs_work_with_either_doorbell if device::connectx,

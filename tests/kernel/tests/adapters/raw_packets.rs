@@ -19,14 +19,14 @@ pub(crate) const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
 pub(crate) const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
 
 /// The type of frames of experiments (IEEE 802).
-const EXPERIMENT: u16 = 0x88b5;
+pub(crate) const EXPERIMENT: u16 = 0x88b5;
 
 pub(crate) const IPV4: u16 = 0x0800;
 
 /// Bytes of a receive.
 const ROOM: usize = 256;
 
-fn frame(to: MacAddress, ether_type: u16, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(to: MacAddress, ether_type: u16, payload: &[u8]) -> Vec<u8> {
     let mut bytes = [&to.0[..], &ALICE.0, &ether_type.to_be_bytes(), payload].concat();
     bytes.resize(bytes.len().max(60), 0);
     bytes
@@ -39,7 +39,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    fn new(pd: &Pd) -> Self {
+    pub(crate) fn new(pd: &Pd) -> Self {
         Self::cutting(pd, 0)
     }
 
@@ -73,7 +73,7 @@ impl Side {
     }
 
     #[track_caller]
-    fn send(&mut self, frame: &[u8]) {
+    pub(crate) fn send(&mut self, frame: &[u8]) {
         let mut batch = self.qp.start_send();
         batch.send_frame_inline(9, frame, SendFlags::SIGNALED).unwrap();
         batch.ring().unwrap();

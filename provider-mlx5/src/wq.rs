@@ -1,0 +1,124 @@
+//! Work queues that receive, and queue pairs that spread frames over them.
+
+use std::sync::Arc;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::command::{self, DriverPayload, QpHandle};
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::rss::{CreatedWq, HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
+use bareverbs_uapi::mlx5::{
+    CreateQpResp, CreateQpRssReq, CreateWqReq, CreateWqResp, ModifyWqReq, QpFlags, RxHashFields,
+    RxHashFunctions,
+};
+use zerocopy::IntoBytes;
+
+use crate::completion::CqShared;
+use crate::doorbell::DoorbellRecord;
+use crate::pair::{Limits, PairMemory, ReceiveLayout};
+use crate::provider::Mlx5;
+use crate::recv::Mlx5Rq;
+use crate::table::{Receives, Record, Sends, Side, Source, Table};
+
+/// A work queue's memory, of which the device is told before it makes the queue.
+pub(crate) struct WqMemory {
+    pub(crate) layout: ReceiveLayout,
+    pub(crate) record: Arc<Record>,
+    pub(crate) memory: Arc<PairMemory>,
+}
+
+impl WqMemory {
+    /// Memory for a queue of this layout whose completions come to `cq`.
+    pub(crate) fn new(
+        table: &Arc<Table>,
+        cq: Arc<CqShared>,
+        doorbell: DoorbellRecord,
+        layout: ReceiveLayout,
+    ) -> Result<Self, Refused> {
+        let source = Source::Own(Receives::new(layout.slots));
+        let record = Record::new(table, [Arc::clone(&cq), cq], Sends::new(1), source)
+            .ok_or(Refused { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
+        let ring = Mapping::anonymous(layout.bytes()).map_err(|errno| Refused { method: "mmap", errno })?;
+        let memory = Arc::new(PairMemory::new(ring, doorbell, Arc::clone(&record)));
+        Ok(Self { layout, record, memory })
+    }
+
+    /// The address of the ring.
+    pub(crate) fn ring(&self) -> u64 {
+        self.memory.ring(self.layout.bytes()).as_ptr().expose_provenance() as u64
+    }
+
+    /// The queue; completions lead to it from here on.
+    pub(crate) fn finish(self) -> Mlx5Rq {
+        let Self { layout, record, memory } = self;
+        let queue = Mlx5Rq::new(Arc::clone(&record), memory, layout.slots, layout.log_segments(), layout.sge);
+        record.show(Side::Recv);
+        queue
+    }
+}
+
+pub(crate) fn create(
+    mlx5: &Mlx5,
+    cq: Arc<CqShared>,
+    doorbell: DoorbellRecord,
+    limits: Limits,
+    request: &WqRequest,
+) -> Result<CreatedWq<Mlx5>, CreateError> {
+    if mlx5.told().cqe_version == 0 {
+        // Nor does the driver make queue pairs of raw packets then.
+        return Err(CreateError::Unsupported { what: "work queues whose completions are of version 0" });
+    }
+    let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
+    let db_addr = doorbell.address();
+    let queue = WqMemory::new(mlx5.table(), cq, doorbell, layout)?;
+    let driver = CreateWqReq {
+        buf_addr: queue.ring(),
+        db_addr,
+        rq_wqe_count: layout.slots,
+        rq_wqe_shift: layout.shift,
+        user_index: queue.record.user_index(),
+        ..CreateWqReq::zeroed()
+    };
+    let mut response = CreateWqResp::zeroed();
+    let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+    let asked = WqRequest { max_wr: layout.slots, max_sge: layout.sge, ..*request };
+    // SAFETY: the ring has the size that the kernel computes from count and shift (`set_user_rq_size` of its `qp.c`), and
+    // it and the record stay until the queue was destroyed.
+    let made = unsafe { command::create_wq(mlx5.file(), &asked, payload) }?;
+    Ok(CreatedWq {
+        handle: made.handle,
+        wq_num: made.wq_num,
+        max_wr: layout.slots,
+        max_sge: layout.sge,
+        queue: queue.finish(),
+    })
+}
+
+pub(crate) fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
+    let driver = ModifyWqReq::zeroed();
+    let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
+    // SAFETY: the payload holds no addresses.
+    unsafe { command::modify_wq(file, wq, change, payload) }?;
+    Ok(())
+}
+
+pub(crate) fn create_rss_qp(file: &DeviceFile, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
+    let mut driver = CreateQpRssReq {
+        rx_hash_fields_mask: RxHashFields::from_bits_retain(request.fields.bits()),
+        rx_hash_function: RxHashFunctions::TOEPLITZ,
+        rx_key_len: TOEPLITZ_KEY as u8,
+        // The driver hashes what is inside of tunnels where it may look there.
+        flags: if request.fields.contains(HashFields::INNER) {
+            QpFlags::TUNNEL_OFFLOADS
+        } else {
+            QpFlags::empty()
+        },
+        ..CreateQpRssReq::zeroed()
+    };
+    driver.rx_hash_key[..TOEPLITZ_KEY].copy_from_slice(&request.key);
+    let mut response = CreateQpResp::zeroed();
+    let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+    // SAFETY: the payload holds no addresses, and the response has its full size.
+    Ok(unsafe { command::create_rss_qp(file, request, payload) }?)
+}

@@ -1,0 +1,329 @@
+//! Receive-side scaling: frames spread over work queues by a hash of their headers.
+
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, QpHandle};
+use bareverbs_provider::contract::Provider;
+use bareverbs_provider::device::Refused;
+use bareverbs_provider::rss::{HashFields, HashFunctions, RssQpRequest, TOEPLITZ_KEY};
+use rustix::io::Errno;
+
+use crate::qp::Flows;
+use crate::wq::WqShared;
+use crate::{AnyProvider, Context, Error, FlowId, FlowRule, Pd, Result, Wq};
+
+/// A table of [work queues](Wq), which says where a hash leads: the queue of entry `n` takes the frames whose hash has the
+/// rest `n` when divided by the number of entries. A queue may be in several entries.
+///
+/// It keeps its queues. Who posts to them stays their owner.
+#[doc(alias = "ibv_rwq_ind_table")]
+pub struct IndirectionTable<P: Provider = AnyProvider> {
+    shared: Arc<TableShared<P>>,
+}
+
+/// What queue pairs hold of a table.
+struct TableShared<P: Provider> {
+    context: Context<P>,
+    handle: u32,
+    entries: usize,
+    destroyed: bool,
+    /// The kernel's side of them is given back after its own.
+    _wqs: Vec<Arc<WqShared<P>>>,
+}
+
+impl<P: Provider> IndirectionTable<P> {
+    pub(crate) fn create(context: &Context<P>, wqs: &[&Wq<P>]) -> Result<Self> {
+        const VERB: &str = "create_rwq_ind_table";
+        let told = &context.session().told;
+        if !context.capabilities().rss {
+            return Err(Error::Unsupported { verb: VERB, what: "tables of work queues are" });
+        }
+        if !wqs.len().is_power_of_two() {
+            let reason = format!("a table has 1, 2, 4, 8 and so on entries, not {}", wqs.len());
+            return Err(Error::invalid(VERB, reason));
+        }
+        let most = told.rss_caps.max_rwq_indirection_table_size;
+        Error::check_limit(VERB, "a number of entries of", wqs.len() as u64, most.into())?;
+        for wq in wqs {
+            context.check_own(VERB, "work queue", wq.shared().context().file())?;
+        }
+        let handles: Vec<u32> = wqs.iter().map(|wq| wq.shared().handle).collect();
+        let handle = command::create_rwq_ind_table(context.file(), &handles)
+            .map_err(|refused| Error::refused(VERB, format!("{} work queues", wqs.len()), refused))?;
+        let shared = TableShared {
+            context: context.clone(),
+            handle,
+            entries: wqs.len(),
+            destroyed: false,
+            _wqs: wqs.iter().map(|wq| Arc::clone(wq.shared())).collect(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How many entries it has, a power of 2.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.shared.entries
+    }
+
+    /// Destroys it. Dropping does the same in silence, and waits for the queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    #[doc(alias = "ibv_destroy_rwq_ind_table")]
+    pub fn destroy(self) -> Result<()> {
+        const VERB: &str = "destroy_rwq_ind_table";
+        let Some(mut shared) = Arc::into_inner(self.shared) else {
+            return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
+        };
+        shared.destroy().map_err(|refused| Error::refused(VERB, "a table of work queues", refused))
+    }
+}
+
+impl<P: Provider> TableShared<P> {
+    fn destroy(&mut self) -> Result<(), Refused> {
+        self.destroyed = true;
+        command::destroy_rwq_ind_table(self.context.file(), self.handle)
+    }
+}
+
+impl<P: Provider> Drop for TableShared<P> {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            let _ = self.destroy();
+        }
+    }
+}
+
+/// What of a frame is hashed, and how: by the Toeplitz function.
+#[doc(alias = "ibv_rx_hash_conf")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RssHash {
+    /// Which of its headers; those of one version of IP, and of TCP or of UDP. What the device can hash, it tells in
+    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). Where a frame lacks them goes is the
+    /// device's choice.
+    pub fields: HashFields,
+    /// The key. Random bytes spread well.
+    pub key: [u8; TOEPLITZ_KEY],
+}
+
+impl RssHash {
+    /// Refuses what no device would hash into a table of so many entries, or not this one, which can hash `device`.
+    fn check(&self, verb: &'static str, device: HashFields, entries: usize) -> Result<()> {
+        use HashFields as F;
+        let fields = self.fields;
+        if !device.contains(fields) {
+            return Err(Error::Unsupported { verb, what: "hashes of some of these fields are" });
+        }
+        let has = |which| usize::from(fields.intersects(which));
+        if has(F::SRC_IPV4 | F::DST_IPV4) + has(F::SRC_IPV6 | F::DST_IPV6) > 1 {
+            return Err(Error::invalid(verb, "a frame is of IPv4 or of IPv6: hash fields of one of them"));
+        }
+        let (tcp, udp) = (F::SRC_PORT_TCP | F::DST_PORT_TCP, F::SRC_PORT_UDP | F::DST_PORT_UDP);
+        if has(tcp) + has(udp) + has(F::IPSEC_SPI) > 1 {
+            let reason = "a frame is of TCP, of UDP or of IPsec: hash fields of one of them";
+            return Err(Error::invalid(verb, reason));
+        }
+        if (fields - F::INNER).is_empty() && entries > 1 {
+            let reason = format!("no fields to hash choose no entry of {entries}: name some");
+            return Err(Error::invalid(verb, reason));
+        }
+        Ok(())
+    }
+}
+
+/// What a queue pair that spreads frames is to be.
+pub struct RssInit<'a, P: Provider = AnyProvider> {
+    /// The queues that it spreads over.
+    pub table: &'a IndirectionTable<P>,
+    /// By what.
+    pub hash: RssHash,
+    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp).
+    pub user_data: u64,
+}
+
+/// A queue pair that spreads whole Ethernet frames over the [work queues](Wq) of a table: those of one connection come to
+/// one queue, in their order. Nothing can be posted to it, and it has no states: flows lead frames to it as to a
+/// [`Qp<RawPacket>`](crate::RawPacket). For the privileged (`CAP_NET_RAW`), on Ethernet ports of devices that have
+/// [`Capabilities::rss`](crate::Capabilities::rss).
+///
+/// ```no_run
+/// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::Cq, key: [u8; 40]) -> bareverbs::Result<()> {
+/// use bareverbs::{EthernetMatch, FlowRule, HashFields, MacAddress, RssHash, RssInit, WqInit};
+///
+/// let mut wqs = (0..4).map(|_| pd.create_wq(&WqInit::new(cq, 64))).collect::<Result<Vec<_>, _>>()?;
+/// for wq in &mut wqs {
+///     wq.ready()?;
+/// }
+/// let table = pd.context().create_indirection_table(&wqs.iter().collect::<Vec<_>>())?;
+/// let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
+/// let hash = RssHash { fields, key };
+/// let mut qp = pd.create_rss_qp(&RssInit { table: &table, hash, user_data: 0 })?;
+/// // Frames to this address come to the receives that are posted to the four queues.
+/// let own = Some(MacAddress([2, 0, 0, 0, 0, 7]));
+/// qp.create_flow(&FlowRule::new(1, EthernetMatch { to: own, ..EthernetMatch::default() }))?;
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_qp")]
+#[doc(alias = "ibv_rx_hash_conf")]
+pub struct RssQp<P: Provider = AnyProvider> {
+    pd: Pd<P>,
+    handle: u32,
+    flows: Flows,
+    user_data: u64,
+    destroyed: bool,
+    /// The kernel's side of it is given back after that of the queue pair.
+    table: Arc<TableShared<P>>,
+}
+
+impl<P: Provider> RssQp<P> {
+    pub(crate) fn create(pd: &Pd<P>, init: &RssInit<'_, P>) -> Result<Self> {
+        const VERB: &str = "create_qp";
+        let (context, table) = (pd.context(), &init.table.shared);
+        if !context.capabilities().rss {
+            return Err(Error::Unsupported { verb: VERB, what: "queue pairs that spread frames are" });
+        }
+        context.check_own(VERB, "table of work queues", table.context.file())?;
+        let offloads = context
+            .provider()
+            .offloads()
+            .map_err(|refused| Error::refused(VERB, "what the device hashes", refused))?;
+        if !offloads.rx_hash_function.contains(HashFunctions::TOEPLITZ) {
+            return Err(Error::Unsupported { verb: VERB, what: "Toeplitz hashes are" });
+        }
+        let RssHash { fields, key } = init.hash;
+        init.hash.check(VERB, offloads.rx_hash_fields_mask, table.entries)?;
+        let request = RssQpRequest {
+            pd: pd.domain().handle,
+            table: table.handle,
+            fields,
+            key,
+            user_handle: init.user_data,
+        };
+        let created = context.provider().create_rss_qp(&request).map_err(|reason| {
+            let asked = format!("a hash of {fields:?} over {} entries", table.entries);
+            Error::create(VERB, asked, reason).or_hint(|errno| match errno {
+                Errno::PERM => Some("raw packets are for those with the privilege CAP_NET_RAW".into()),
+                Errno::INVAL | Errno::OPNOTSUPP if fields.contains(HashFields::INNER) => {
+                    Some("the device may not look into tunnels: leave INNER out".into())
+                }
+                _ => None,
+            })
+        })?;
+        let QpHandle { handle, .. } = created;
+        Ok(Self {
+            pd: pd.clone(),
+            handle,
+            flows: Flows::default(),
+            user_data: init.user_data,
+            destroyed: false,
+            table: Arc::clone(table),
+        })
+    }
+
+    /// The protection domain that it belongs to.
+    #[must_use]
+    pub fn pd(&self) -> &Pd<P> {
+        &self.pd
+    }
+
+    /// [`RssInit::user_data`].
+    #[must_use]
+    pub fn user_data(&self) -> u64 {
+        self.user_data
+    }
+
+    /// How many entries the table has that it spreads over.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.table.entries
+    }
+
+    /// Has the frames that match `rule` come to the work queues, and no longer to the kernel's network. A frame for whose
+    /// queue no receive is posted is lost. It ends with the queue pair, or with [`RssQp::destroy_flow`].
+    ///
+    /// # Errors
+    /// As for [`Qp::create_flow`](crate::Qp::create_flow).
+    #[doc(alias = "ibv_create_flow")]
+    pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
+        self.flows.create(self.pd.context(), self.handle, rule)
+    }
+
+    /// Ends a flow.
+    ///
+    /// # Errors
+    /// As for [`Qp::destroy_flow`](crate::Qp::destroy_flow).
+    #[doc(alias = "ibv_destroy_flow")]
+    pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
+        self.flows.destroy(self.pd.context(), flow)
+    }
+
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read. Dropping does the same in
+    /// silence.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(mut self) -> Result<u32> {
+        self.end()
+            .map_err(|refused| Error::refused("destroy_qp", "a queue pair that spreads frames", refused))
+    }
+
+    fn end(&mut self) -> Result<u32, Refused> {
+        self.destroyed = true;
+        let file = self.pd.context().file();
+        // The kernel does not let go of one that a flow leads to.
+        self.flows.end_all(file);
+        Ok(command::destroy_qp(file, self.handle)?.events_reported)
+    }
+}
+
+impl<P: Provider> Drop for RssQp<P> {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            let _ = self.end();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(fields: HashFields, device: HashFields, entries: usize) -> Result<(), String> {
+        let hash = RssHash { fields, key: [0; TOEPLITZ_KEY] };
+        hash.check("create_qp", device, entries).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_hash_that_says_nothing_or_too_much_is_refused() {
+        use HashFields as F;
+        let all = F::all();
+        assert!(check(F::SRC_IPV4 | F::DST_PORT_UDP, all, 4).is_ok());
+        assert!(check(F::SRC_IPV4 | F::DST_IPV6, all, 4).unwrap_err().contains("IPv4 or of IPv6"));
+        assert!(check(F::SRC_PORT_TCP | F::DST_PORT_UDP, all, 4).unwrap_err().contains("of TCP, of UDP"));
+        assert!(check(F::SRC_PORT_TCP | F::IPSEC_SPI, all, 4).unwrap_err().contains("of IPsec"));
+        assert!(check(F::empty(), all, 2).unwrap_err().contains("no entry of 2"));
+        assert!(check(F::INNER, all, 2).unwrap_err().contains("no entry of 2"));
+        assert!(check(F::empty(), all, 1).is_ok());
+        assert!(check(F::IPSEC_SPI, all - F::IPSEC_SPI, 1).unwrap_err().contains("not supported"));
+        assert!(check(F::from_bits_retain(1 << 40), all, 1).unwrap_err().contains("not supported"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_passes_is_of_one_version_of_ip_and_one_protocol(bits in 0u64..1 << 9, entries in 1usize..9) {
+            use HashFields as F;
+            let fields = F::from_bits_retain(bits);
+            if check(fields, F::all(), entries).is_ok() {
+                let has = |which| fields.intersects(which);
+                prop_assert!(!has(F::SRC_IPV4 | F::DST_IPV4) || !has(F::SRC_IPV6 | F::DST_IPV6));
+                prop_assert!(!has(F::SRC_PORT_TCP | F::DST_PORT_TCP) || !has(F::SRC_PORT_UDP | F::DST_PORT_UDP));
+                prop_assert!(entries == 1 || !fields.is_empty());
+            }
+        }
+    }
+}
