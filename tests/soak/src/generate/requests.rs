@@ -189,12 +189,11 @@ impl Generator {
         let id = self.pick(model.qps.keys().copied().filter(|id| ready(*id)))?;
         let qp = model.qp(id);
         let room = qp.send_room();
-        let free = |cq: Id| model.cqs[&cq].saturating_sub(model.load(cq));
-        let mut most = self.rng.usize(1..=8).min(room).min(free(qp.plan.send_cq));
+        let mut most = self.rng.usize(1..=8).min(room).min(model.free(qp.plan.send_cq));
         if qp.plan.kind != Kind::Ud
             && let Some(peer) = model.peer(id)
         {
-            most = most.min(free(model.qp(peer).plan.recv_cq));
+            most = most.min(model.messages(qp.plan.send_cq, model.qp(peer).plan.recv_cq));
         }
         if most == 0 {
             return None;
@@ -240,8 +239,7 @@ impl Generator {
                 continue;
             };
             if right && up {
-                let free = model.cqs[&there.plan.recv_cq].saturating_sub(model.load(there.plan.recv_cq));
-                if free < most {
+                if model.messages(plan.send_cq, there.plan.recv_cq) < most {
                     continue;
                 }
                 let fits = match &mut shared {

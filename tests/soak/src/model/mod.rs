@@ -235,6 +235,18 @@ impl Model {
         self.qps.values().map(of).sum()
     }
 
+    /// How many more may.
+    #[must_use]
+    pub fn free(&self, cq: Id) -> usize {
+        self.cqs[&cq].saturating_sub(self.load(cq))
+    }
+
+    /// Of how many messages the completions at both ends may.
+    #[must_use]
+    pub fn messages(&self, send_cq: Id, recv_cq: Id) -> usize {
+        if send_cq == recv_cq { self.free(send_cq) / 2 } else { self.free(send_cq).min(self.free(recv_cq)) }
+    }
+
     /// Carries a verb out. Tells how many requests a post takes, for the others.
     pub fn apply(&mut self, op: &Op) -> usize {
         match op {

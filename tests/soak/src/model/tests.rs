@@ -382,6 +382,52 @@ fn queue_pairs_at_work_are_not_taken_away_where_that_does_harm() {
     assert_eq!(harm(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
 }
 
+/// Both ends of a message complete in the same queue here. One that overran would bring down whoever completes there.
+#[test]
+fn no_completion_queue_is_to_hold_more_than_it_can() {
+    let plan = QpPlan {
+        kind: Kind::Ud,
+        pd: 1,
+        send_cq: 2,
+        recv_cq: 2,
+        srq: Some(3),
+        sends: 16,
+        receives: 0,
+        pieces: 2,
+        inline: 16,
+        signal_all: true,
+    };
+    let receives = (0..12).map(|number| receive(number, 0..5000)).collect();
+    let mut datagrams = 0;
+    for seed in 0..100 {
+        let mut model = Model::new(Quirks::NONE);
+        for op in [
+            Op::AllocPd(1),
+            Op::MakeCq(2, 5),
+            Op::MakeSrq(3, 1, 12),
+            Op::Register(20, 1, 5000, ALL),
+            Op::MakeQp(10, plan.clone()),
+            Op::Raise(10),
+            Op::PostSrq(3, Vec::clone(&receives)),
+        ] {
+            model.apply(&op);
+        }
+        let mut generator = Generator::new(seed, Abilities { flush: false, atomic_write: false });
+        for _ in 0..100 {
+            let op = generator.next(&model);
+            model.apply(&op);
+            datagrams += usize::from(matches!(op, Op::PostSend(10, _)));
+            for (cq, room) in &model.cqs {
+                assert!(model.load(*cq) <= *room, "{} of {room} after {op:?}", model.load(*cq));
+            }
+            if op == Op::Settle {
+                break;
+            }
+        }
+    }
+    assert!(datagrams > 10, "{datagrams}");
+}
+
 /// Every verb and every way to fail is among what generators make.
 #[test]
 fn generators_leave_nothing_out() {
