@@ -1,0 +1,359 @@
+//! The queues that a provider makes: the data path.
+
+use bareverbs_uapi::write::structs::ModifyQpReq;
+
+use super::{DoorbellError, Ece};
+use crate::command;
+use crate::device::{DeviceFile, Refused};
+use crate::work::{
+    Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    XrcOperation,
+};
+
+/// The send half of a queue pair.
+///
+/// Requests are written one by one and handed over together: [`SendQueue::push`] fills the next free slot,
+/// [`SendQueue::ring`] publishes all filled slots and rings the doorbell once.
+pub trait SendQueue: Send {
+    /// What it needs of an address handle.
+    type Ah;
+
+    /// Requests it holds.
+    fn capacity(&self) -> u32;
+
+    /// Writes a request of the commonest kinds into the next free slot, or does nothing and returns `false`: then it is
+    /// [`SendQueue::push`] that writes or refuses it.
+    ///
+    /// This is the short way, which a provider keeps free of calls and of decisions that are mostly the same. It declines
+    /// whenever in doubt, and always after the queue was made or reset until a push has succeeded, so that a caller may
+    /// leave the queue pair's state to the long way.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
+        let _ = request;
+        false
+    }
+
+    /// Writes requests as [`SendQueue::try_push`] does, until it declines one; tells how many.
+    ///
+    /// A provider that chooses among several does so once here, not once for each request.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
+        let mut rest = requests;
+        while let [request, more @ ..] = rest {
+            // SAFETY: the caller's promise is the same.
+            if !unsafe { self.try_push(request) } {
+                break;
+            }
+            rest = more;
+        }
+        requests.len() - rest.len()
+    }
+
+    /// Writes a request as [`SendQueue::try_push`] does, and hands it over with all that was pushed or left before, or,
+    /// where it may be `later`, leaves it for the next doorbell. None where it was declined.
+    ///
+    /// A provider that chooses among several does so once here, not once for each step.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    #[inline(always)]
+    unsafe fn try_post(
+        &mut self,
+        request: &SendRequest<'_>,
+        later: bool,
+    ) -> Option<Result<(), DoorbellError>> {
+        // SAFETY: the caller's promise is the same.
+        if !unsafe { self.try_push(request) } {
+            return None;
+        }
+        Some(if later { self.defer() } else { self.ring() })
+    }
+
+    /// Writes a request into the next free slot. The device does not see it before [`SendQueue::ring`].
+    ///
+    /// # Safety
+    ///
+    /// Memory named by the request's elements must stay registered and unaliased as the operation requires until
+    /// the request is complete or the queue pair is destroyed.
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal>;
+
+    /// Writes a datagram into the next free slot, as [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_datagram(
+        &mut self,
+        request: &SendRequest<'_, Datagram<'_, Self::Ah>>,
+    ) -> Result<(), Refusal>;
+
+    /// Writes a request to a shared receive queue of the peer's XRC domain into the next free slot, as
+    /// [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+        let _ = request;
+        Err(Refusal::Unsupported { operation: "a request over XRC" })
+    }
+
+    /// Writes a whole frame into the next free slot, as [`SendQueue::push`] does with requests of connections.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::push`].
+    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+        let _ = request;
+        Err(Refusal::Unsupported { operation: "a frame" })
+    }
+
+    /// Whether no other queue rings the doorbell that this one does. A device may be faster then: requests are copied to it
+    /// with the doorbell. By default not.
+    fn owns_doorbell(&self) -> bool {
+        false
+    }
+
+    /// Leaves what was pushed for the next [`SendQueue::ring`]: [`SendQueue::abort`] does not take it back any more.
+    ///
+    /// By default it is handed over at once, which is right where a doorbell costs next to nothing.
+    fn defer(&mut self) -> Result<(), DoorbellError> {
+        self.ring()
+    }
+
+    /// Requests that [`SendQueue::defer`] has left for the next [`SendQueue::ring`].
+    fn deferred(&self) -> u32 {
+        0
+    }
+
+    /// Publishes what was pushed or left and rings the doorbell; does nothing where there is nothing of either.
+    ///
+    /// The error says what became of the batch, all of which shares one fate.
+    fn ring(&mut self) -> Result<(), DoorbellError>;
+
+    /// Takes back what was pushed and neither handed over nor left for later.
+    fn abort(&mut self);
+
+    /// The `wr_id` of a request that failed on this side, and how it failed, where the queue knows more of that than
+    /// the completion said.
+    fn failure(&self) -> Option<(u64, WcStatus)> {
+        None
+    }
+
+    /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
+    fn reset(&mut self);
+
+    /// Looks at a change of the queue pair before the kernel is asked for it.
+    ///
+    /// # Errors
+    ///
+    /// Why the kernel must not be asked, where its driver is known to come to harm.
+    fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
+        let _ = change;
+        Ok(())
+    }
+
+    /// Whether the kernel has to be told twice to bring the queue pair to RESET, because the first time leaves something of
+    /// what was posted. By default not.
+    fn resets_twice(&self) -> bool {
+        false
+    }
+
+    /// What the queue pair has beyond the standard, as the device last told; none where there is no such thing. Options that
+    /// were [asked for](SendQueue::ask_ece) and not yet answered count as none.
+    fn ece(&self) -> Option<Ece> {
+        None
+    }
+
+    /// Has the next change of the queue pair ask for these of the vendor's options. Does nothing where there is no such thing.
+    fn ask_ece(&mut self, options: u32) {
+        let _ = options;
+    }
+
+    /// Asks the kernel for a change of the queue pair.
+    ///
+    /// # Errors
+    ///
+    /// The kernel refuses.
+    fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+        command::modify_qp(file, change)
+    }
+
+    /// Takes note of a change that the kernel has made to the queue pair.
+    fn changed(&mut self, change: &ModifyQpReq) {
+        let _ = change;
+    }
+
+    /// Makes the device look at what was handed over while the queue was draining. By default nothing, which is right
+    /// where the device looks by itself when the queue pair is back in RTS.
+    fn resume(&mut self) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// A receive queue, of one queue pair or shared.
+pub trait RecvQueue: Send {
+    /// Requests it holds.
+    fn capacity(&self) -> u32;
+
+    /// Requests that were published and not yet taken by the device, which may take more of them meanwhile; 0 where
+    /// that cannot be told, or the driver by itself refuses a queue too small for them.
+    fn posted(&self) -> u32 {
+        0
+    }
+
+    /// Writes a request of the commonest kind into the next free slot, or does nothing and returns `false`, as
+    /// [`SendQueue::try_push`] does.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
+        let _ = request;
+        false
+    }
+
+    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one; tells how many.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
+        let mut rest = requests;
+        while let [request, more @ ..] = rest {
+            // SAFETY: the caller's promise is the same.
+            if !unsafe { self.try_push(request) } {
+                break;
+            }
+            rest = more;
+        }
+        requests.len() - rest.len()
+    }
+
+    /// Writes a request as [`RecvQueue::try_push`] does and publishes it with all that was pushed, or does nothing and
+    /// returns `false`.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvQueue::push`].
+    #[inline(always)]
+    unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
+        // SAFETY: the caller's promise is the same.
+        let written = unsafe { self.try_push(request) };
+        if written {
+            self.ring();
+        }
+        written
+    }
+
+    /// Writes a request into the next free slot. The device does not see it before [`RecvQueue::ring`].
+    ///
+    /// # Safety
+    ///
+    /// Memory named by the request's elements must stay registered, and be touched by nobody else, until the
+    /// request is complete or the queue pair is destroyed.
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal>;
+
+    /// Publishes what was pushed.
+    fn ring(&mut self);
+
+    /// Takes back what was pushed and not yet published.
+    fn abort(&mut self);
+
+    /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
+    fn reset(&mut self);
+}
+
+/// A completion queue.
+pub trait CompletionQueue: Send {
+    /// One completion, lent: it lies in the queue and its fields are decoded when read.
+    type Completion<'a>: Completion
+    where
+        Self: 'a;
+
+    /// Completions it holds.
+    fn capacity(&self) -> u32;
+
+    /// Takes the next completion, if there is one. Its slot goes back to the device with
+    /// [`CompletionQueue::release`].
+    fn next(&mut self) -> Option<Self::Completion<'_>>;
+
+    /// Takes the next completion by value, if there is one, and gives its slot and all taken before it back to the
+    /// device.
+    #[inline]
+    fn next_value(&mut self) -> Option<WorkCompletion> {
+        let value = self.next()?.to_value();
+        self.release();
+        Some(value)
+    }
+
+    /// Takes as many completions by value as there are and as `into` has room for, and gives their slots and all taken
+    /// before them back to the device; tells how many.
+    #[inline]
+    fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
+        let mut taken = 0;
+        for slot in into {
+            let Some(completion) = self.next() else { break };
+            *slot = completion.to_value();
+            taken += 1;
+        }
+        if taken > 0 {
+            self.release();
+        }
+        taken
+    }
+
+    /// Gives the slots of all taken completions back to the device.
+    fn release(&mut self);
+
+    /// Asks for one event on the completion channel when the next completion arrives, or the next solicited one.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
+}
+
+/// A completion in place.
+pub trait Completion {
+    /// Of the request.
+    fn wr_id(&self) -> u64;
+    /// How it ended.
+    fn status(&self) -> WcStatus;
+    /// What it was; meaningful on success only.
+    fn opcode(&self) -> WcOpcode;
+    /// Bytes received, read or fetched.
+    fn byte_len(&self) -> u32;
+    /// The local queue pair.
+    fn qp_num(&self) -> u32;
+    /// The sender's queue pair; datagrams only.
+    fn src_qp(&self) -> u32;
+    /// Immediate data, if the message carried some: the four bytes as they were on the wire, so `u32::from_be` gives
+    /// the number where the sender used `u32::to_be`.
+    fn imm_data(&self) -> Option<u32>;
+    /// The local key that the message invalidated, if it did.
+    fn invalidated_rkey(&self) -> Option<u32>;
+    /// The device's own word on a failure.
+    fn vendor_err(&self) -> u32;
+    /// What else is known: whether a global route header came first, say.
+    fn wc_flags(&self) -> WcFlags;
+    /// The sender's LID; 0 on RoCE.
+    fn slid(&self) -> u16;
+    /// Service level.
+    fn sl(&self) -> u8;
+    /// Low bits of the LID that the message came to.
+    fn dlid_path_bits(&self) -> u8;
+    /// When it was made, in ticks of the device's clock ([`Provider::read_clock`]), where the device tells.
+    fn timestamp(&self) -> Option<u64> {
+        None
+    }
+    /// All fields at once.
+    fn to_value(&self) -> WorkCompletion;
+}
