@@ -365,7 +365,11 @@ impl World {
     fn states(&self) -> Result<String> {
         let of = |(id, qp): (&Id, &AnyQp)| -> Result<String> {
             let (attr, _) = any!(qp, qp => qp.query())?;
-            Ok(format!("{id}: {:?}, sends {:#x}, expects {:#x}", attr.qp_state, attr.sq_psn, attr.rq_psn))
+            let plan = &self.model.qp(*id).plan;
+            Ok(format!(
+                "{id} (completes in {} and {}): {:?}, sends {:#x}, expects {:#x}",
+                plan.send_cq, plan.recv_cq, attr.qp_state, attr.sq_psn, attr.rq_psn
+            ))
         };
         Ok(self.qps.iter().map(of).collect::<Result<Vec<_>>>()?.join("; "))
     }
