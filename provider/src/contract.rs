@@ -147,7 +147,8 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// before.
     ///
     /// A resize moves the receives that are posted to new memory. Where the kernel resized but `queue` could not
-    /// follow, it refuses further requests with [`Refusal::QueueLost`](crate::work::Refusal::QueueLost) until a resize succeeds.
+    /// follow, it refuses further requests with [`Refusal::QueueLost`](crate::work::Refusal::QueueLost) until a resize
+    /// succeeds.
     fn modify_srq(&self, srq: u32, queue: &mut Self::Srq, change: SrqChange) -> Result<(), CreateError>;
 
     /// Makes a work queue that receives, in the state RESET. Where it fails, nothing is left behind.

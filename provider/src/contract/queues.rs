@@ -350,7 +350,8 @@ pub trait Completion {
     fn sl(&self) -> u8;
     /// Low bits of the LID that the message came to.
     fn dlid_path_bits(&self) -> u8;
-    /// When it was made, in ticks of the device's clock ([`Provider::read_clock`](super::Provider::read_clock)), where the device tells.
+    /// When it was made, in ticks of the device's clock ([`Provider::read_clock`](super::Provider::read_clock)), where the
+    /// device tells.
     fn timestamp(&self) -> Option<u64> {
         None
     }
