@@ -144,7 +144,10 @@ impl Mlx5Srq {
             posted: 0,
             own: None,
         };
-        (1..slots).for_each(|next| queue.follow(next - 1, next));
+        for next in 1..slots {
+            // SAFETY: nothing of the queue is published yet.
+            unsafe { queue.follow(next - 1, next) };
+        }
         queue
     }
 
@@ -164,9 +167,13 @@ impl Mlx5Srq {
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
-    /// Puts a slot behind another one, which the device does not read: it was never published, or came back.
-    fn follow(&self, index: u32, next: u32) {
-        // SAFETY: the slot is not the device's, as this function is told.
+    /// Puts slot `next` behind slot `index`.
+    ///
+    /// # Safety
+    ///
+    /// The device must not have slot `index`.
+    unsafe fn follow(&self, index: u32, next: u32) {
+        // SAFETY: the slot lies in the memory, as `slot` says, and is not the device's.
         unsafe { self.slot(index).write(wqe::link(next)) };
         self.shared.slots[index as usize].next.store(next, Ordering::Relaxed);
     }
@@ -178,12 +185,14 @@ impl Mlx5Srq {
         while let Some(slot) = self.shared.slots.get(index as usize) {
             let before = slot.next.load(Ordering::Relaxed);
             if first != NONE {
-                self.follow(index, first);
+                // SAFETY: the slot came back, and was not published since.
+                unsafe { self.follow(index, first) };
             }
             (first, index) = (index, before);
         }
         if first != NONE {
-            self.follow(self.tail, first);
+            // SAFETY: the end of the list is never published.
+            unsafe { self.follow(self.tail, first) };
             self.tail = last;
         }
     }
