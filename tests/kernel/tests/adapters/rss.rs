@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use bareverbs::{
-    Access, Buffer, Cq, CqInit, Error, HashFields, HashFunctions, IndirectionTable, Mr, ObjectClass, Pd,
-    PostReason, RecvRequest, Result, RssHash, RssInit, RssQp, Sge, TOEPLITZ_KEY, WcOpcode, WcStatus,
-    WorkCompletion, Wq, WqFlags, WqInit, WqState,
+    Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Mr,
+    ObjectClass, Pd, PostReason, RawPacketCaps, RecvRequest, Result, RssHash, RssInit, RssQp, Sge,
+    TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
 };
 use bareverbs_kernel_tests::child::{self, become_nobody};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -402,12 +402,21 @@ pub(crate) fn rss_is_checked_argument_by_argument() {
         assert!(matches!(refused, Error::Limit { what: "max_recv_wr", .. }), "{refused}");
         let refused = wq(|init| init.max_recv_sge = u32::MAX);
         assert!(matches!(refused, Error::Limit { what: "max_recv_sge", .. }), "{refused}");
-        for flags in [WqFlags::SCATTER_FCS, WqFlags::DELAY_DROP, WqFlags::PCI_WRITE_END_PADDING] {
-            let offered = context.query_device().unwrap().raw_packet_caps.bits();
-            if flags.bits() & offered == 0 {
-                let refused =
-                    pd.create_wq(&WqInit { flags, ..WqInit::new(&queues.cq, 4) }).map(drop).unwrap_err();
-                assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        let offered = |cap| attr.raw_packet_caps.contains(cap);
+        for (flags, offered) in [
+            (WqFlags::SCATTER_FCS, offered(RawPacketCaps::SCATTER_FCS)),
+            (WqFlags::DELAY_DROP, offered(RawPacketCaps::DELAY_DROP)),
+            (
+                WqFlags::PCI_WRITE_END_PADDING,
+                attr.device_cap_flags.contains(DeviceCapFlags::PCI_WRITE_END_PADDING),
+            ),
+        ] {
+            let made = pd.create_wq(&WqInit { flags, ..WqInit::new(&queues.cq, 4) }).map(drop);
+            match made {
+                Ok(()) => assert!(offered, "{flags:?}"),
+                Err(refused) => {
+                    assert!(!offered && matches!(refused, Error::Unsupported { .. }), "{flags:?}: {refused}");
+                }
             }
         }
         let refused = wq(|init| init.flags = WqFlags::from_bits_retain(1 << 30));
