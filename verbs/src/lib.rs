@@ -115,12 +115,16 @@ pub use bareverbs_provider::work::{
 pub use bareverbs_uapi::nldev::NodeType;
 pub use bareverbs_uapi::uverbs::ObjectClass;
 pub use bareverbs_uapi::uverbs::types::{
-    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, WqFlags,
+    AccessFlags as Access, AdviseMrAdvice as Advice, DriverId, GidType, PortCapFlags, PortFlags, WqFlags,
 };
 pub use bareverbs_uapi::verbs_values::{
-    EventType, LinkLayer, MwType, PortPhysState, PortState, QpAttrMask, QpState, WcStatus, WqState,
+    AtomicCap, EventType, LinkLayer, MwType, PortPhysState, PortSpeed, PortState, PortWidth, QpAttrMask,
+    QpState, TmCapFlags, WcStatus, WqState,
 };
-pub use bareverbs_uapi::write::types::{DeviceCapFlags, PlacementType, SelectivityLevel, WcOpcode};
+pub use bareverbs_uapi::write::types::{
+    DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, PlacementType, RawPacketCaps, SelectivityLevel,
+    WcOpcode,
+};
 pub use channel::{CompChannel, CompEvent};
 pub use context::{Capabilities, Context};
 pub use cq::{Arm, Completions, Cq, CqEventCounts, CqInit};

@@ -78,8 +78,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.change(VERB, &attr, QpAttrMask::STATE)
     }
 
-    /// To RESET, from any state: its queues are emptied without completions, and it can be brought up again. What it
-    /// completed before stays in the completion queues.
+    /// To RESET, from any state: its queues are emptied without completions, and it can be brought up again. Poll before:
+    /// what it completed and was not polled stays in the completion queues on Soft-RoCE, and is gone on ConnectX.
     ///
     /// # Errors
     /// The kernel refuses, as Soft-RoCE does while the queue is still draining.
