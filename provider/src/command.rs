@@ -58,6 +58,7 @@ mod dm;
 mod dmabuf;
 mod flow;
 mod memory;
+mod queueless;
 mod region;
 mod resize;
 mod srq;

@@ -1,13 +1,14 @@
 //! Work queues that receive, tables of them, and queue pairs that spread frames over these.
 
 use bareverbs_uapi::method::Call;
-use bareverbs_uapi::uverbs::types::{QpCap, QpType, WqType};
+use bareverbs_uapi::uverbs::types::{QpType, WqType};
 use bareverbs_uapi::uverbs::{QpCreate, RwqIndTblDestroy, WqCreate, WqDestroy};
 use bareverbs_uapi::verbs_values::WqAttrMask;
 use bareverbs_uapi::write::structs::{ExCreateRwqIndTable, ExCreateRwqIndTableResp, ExModifyWq};
 use bareverbs_uapi::write::{self, WriteCommand, ex};
 use zerocopy::IntoBytes;
 
+use super::queueless::create_queueless_qp;
 use super::{DriverPayload, QpHandle};
 use crate::device::{DeviceFile, Refused};
 use crate::rss::{RssQpRequest, WqChange, WqRequest};
@@ -157,21 +158,10 @@ pub unsafe fn create_rss_qp(
     request: &RssQpRequest,
     payload: DriverPayload<'_>,
 ) -> Result<QpHandle, Refused> {
-    let (mut cap, mut qp_num) = (QpCap::zeroed(), 0);
-    let none = QpCap::zeroed();
-    let mut call = Call::<QpCreate>::new(file.driver_id());
-    call.make(QpCreate::HANDLE);
-    call.handle(QpCreate::PD_HANDLE, request.pd);
-    call.handle(QpCreate::IND_TABLE_HANDLE, request.table);
-    call.input(QpCreate::USER_HANDLE, &request.user_handle);
-    call.input_struct(QpCreate::CAP, &none);
-    call.constant(QpCreate::TYPE, QpType::RAW_PACKET);
-    add_events!(call, file, QpCreate::EVENT_FD);
-    call.output_struct(QpCreate::RESP_CAP, &mut cap);
-    call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
-    add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }?;
-    let handle = call.made(QpCreate::HANDLE);
-    Ok(QpHandle { handle, qp_num, cap })
+    let names = |call: &mut Call<'_, QpCreate>| {
+        call.handle(QpCreate::PD_HANDLE, request.pd);
+        call.handle(QpCreate::IND_TABLE_HANDLE, request.table);
+    };
+    // SAFETY: the caller's promise is the same, and handles are no addresses.
+    unsafe { create_queueless_qp(file, QpType::RAW_PACKET, request.user_handle, names, payload) }
 }

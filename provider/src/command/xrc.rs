@@ -9,6 +9,7 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{CreateQpResp, OpenQpReq, OpenXrcdReq, OpenXrcdResp};
 use rustix::fs::OFlags;
 
+use super::queueless::create_queueless_qp;
 use super::{DriverPayload, QpHandle};
 use crate::contract::XrcTargetRequest;
 use crate::device::{DeviceFile, Refused};
@@ -57,23 +58,11 @@ pub unsafe fn create_xrc_target(
     request: &XrcTargetRequest,
     payload: DriverPayload<'_>,
 ) -> Result<QpHandle, Refused> {
-    let mut cap = QpCap::zeroed();
-    let mut qp_num = 0;
-    let mut call = Call::<QpCreate>::new(file.driver_id());
-    call.make(QpCreate::HANDLE);
-    call.handle(QpCreate::XRCD_HANDLE, request.xrcd);
-    call.input(QpCreate::USER_HANDLE, &request.user_handle);
-    let none = QpCap::zeroed();
-    call.input_struct(QpCreate::CAP, &none);
-    call.constant(QpCreate::TYPE, QpType::XRC_TGT);
-    add_events!(call, file, QpCreate::EVENT_FD);
-    call.output_struct(QpCreate::RESP_CAP, &mut cap);
-    call.output(QpCreate::RESP_QP_NUM, &mut qp_num);
-    add_payload!(call, payload);
-    // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }?;
-    let handle = call.made(QpCreate::HANDLE);
-    Ok(QpHandle { handle, qp_num, cap })
+    let names = |call: &mut Call<'_, QpCreate>| {
+        call.handle(QpCreate::XRCD_HANDLE, request.xrcd);
+    };
+    // SAFETY: the caller's promise is the same, and a handle is no address.
+    unsafe { create_queueless_qp(file, QpType::XRC_TGT, request.user_handle, names, payload) }
 }
 
 /// Takes part in a queue pair that receives for an XRC domain and that somebody else made there.
