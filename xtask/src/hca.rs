@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Stream};
 
 use crate::build;
+use crate::test::Filter;
 
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";
@@ -52,11 +53,11 @@ const TESTS: [(&str, Test, Extent); 11] = [
 ];
 
 /// The tests of this extent for a kind of port whose names contain the filter.
-pub(crate) fn tests(port: HcaPort, extent: Extent, filter: Option<&str>) -> Vec<(String, Test)> {
+pub(crate) fn tests(port: HcaPort, extent: Extent, filter: Filter<'_>) -> Vec<(String, Test)> {
     let kind = if port == HcaPort::Ib { "ib" } else { "roce" };
     let within = TESTS.iter().filter(|(_, _, from)| *from <= extent);
     let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
-    named.filter(|(title, _)| filter.is_none_or(|filter| title.contains(filter))).collect()
+    named.filter(|(title, _)| filter.takes(title)).collect()
 }
 
 /// Hosts with a card each.

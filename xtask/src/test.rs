@@ -4,6 +4,7 @@ mod binaries;
 mod lanes;
 mod outcome;
 
+use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
 use std::process::{Command, ExitCode, Stdio};
@@ -33,41 +34,67 @@ pub(crate) struct Test {
     /// How many guests work side by side. Without it: one for two processors, at most four.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
-    /// Run only the kernel tests whose names contain this, and nothing else.
-    filter: Option<String>,
+    /// Run only the kernel tests whose names contain one of these, and nothing else.
+    filter: Vec<String>,
 }
 
 impl Test {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        let filter = Filter(&self.filter);
         let mut totals = Totals::default();
-        if self.filter.is_none() {
+        if filter.takes_all() {
             static_checks()?;
         }
         heading("What the lab needs");
         let lab = Lab::fetch(&self.kernels)?;
-        if self.filter.is_none() {
+        if filter.takes_all() {
             heading("Tests without a kernel");
             plain_tests(&mut totals)?;
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
-        let plan = Plan::new(&lab, &self.devices, self.filter.as_deref())?;
+        let plan = Plan::new(&lab, &self.devices, filter)?;
         let jobs = self.jobs.map_or_else(side_by_side, NonZero::get);
         let (table, counted) = std::thread::scope(|scope| {
             // Instructions are as many however long they take.
-            let counting = (self.filter.is_none() && counts::possible())
+            let counting = (filter.takes_all() && counts::possible())
                 .then(|| scope.spawn(|| build::modestly(counts::measure)));
             let table = plan.run(self.accel, jobs);
             (table, counting.map(|counting| counting.join().expect("counting does not panic")))
         });
         let table = table?;
-        if self.filter.is_none() {
+        if filter.takes_all() {
             instructions(counted, &mut totals)?;
         }
         table.print();
         totals.add(&table);
         println!("\n{} passed, {} failed, {} skipped", totals.passed, totals.failed, totals.skipped);
         Ok(if totals.failed == 0 && totals.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Parts of the names of the kernel tests that were asked for. Without any, everything was.
+#[derive(Clone, Copy)]
+pub(crate) struct Filter<'a>(&'a [String]);
+
+impl Filter<'_> {
+    fn takes_all(self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn takes(self, title: &str) -> bool {
+        self.takes_all() || self.0.iter().any(|part| title.contains(part.as_str()))
+    }
+
+    /// Whether only tests were asked for whose names begin so.
+    fn only(self, prefix: &str) -> bool {
+        !self.takes_all() && self.0.iter().all(|part| part.starts_with(prefix))
+    }
+}
+
+impl fmt::Display for Filter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("`, `"))
     }
 }
 

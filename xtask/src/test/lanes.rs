@@ -13,6 +13,7 @@ use bareverbs_lab::{
 };
 use clap::ValueEnum;
 
+use super::Filter;
 use super::binaries::{GuestTest, guest_tests};
 use super::outcome::{Outcome, Table, judge};
 use crate::hca::{self, Bench, Extent};
@@ -133,18 +134,18 @@ pub(super) struct Plan<'a> {
     folder: PathBuf,
     tests: Vec<GuestTest>,
     devices: &'a [Tested],
-    filter: Option<&'a str>,
+    filter: Filter<'a>,
     cards_only: bool,
 }
 
 impl<'a> Plan<'a> {
     /// Builds what the tests need.
-    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Option<&'a str>) -> Result<Self> {
+    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Filter<'a>) -> Result<Self> {
         let programs = build::guest_programs()?;
         // Tests of cards need no binaries.
-        let cards_only = filter.is_some_and(|filter| filter.starts_with(hca::PREFIX));
+        let cards_only = filter.only(hca::PREFIX);
         let (folder, mut tests) = if cards_only { Default::default() } else { guest_tests()? };
-        tests.retain(|test| filter.is_none_or(|filter| test.title().contains(filter)));
+        tests.retain(|test| filter.takes(&test.title()));
         Ok(Self { lab, programs, folder, tests, devices, filter, cards_only })
     }
 
@@ -155,7 +156,7 @@ impl<'a> Plan<'a> {
             .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.station(name, kernel, *device)))
             .collect();
         if stations.iter().all(|station| station.tests.is_empty() && station.specials.is_empty()) {
-            bail!("no kernel test is named like `{}`", self.filter.unwrap_or_default());
+            bail!("no kernel test is named like `{}`", self.filter);
         }
         if self.devices.iter().any(|device| device.port().is_some()) {
             build::card()?;
@@ -193,7 +194,7 @@ impl<'a> Plan<'a> {
         let extent = |port| match name {
             two_hosts::KERNEL if self.cards_only => Some(Extent::All),
             _ if self.cards_only => Some(Extent::Kernel),
-            _ if self.filter.is_none() && hca::SHORT_ON.contains(&(name, port)) => Some(Extent::Short),
+            _ if self.filter.takes_all() && hca::SHORT_ON.contains(&(name, port)) => Some(Extent::Short),
             _ => None,
         };
         for port in PORTS {
@@ -204,7 +205,7 @@ impl<'a> Plan<'a> {
             }
         }
         let soft = device == Tested::Rxe;
-        let wanted = |title: &str| soft && self.filter.is_none_or(|filter| title.contains(filter));
+        let wanted = |title: &str| soft && self.filter.takes(title);
         if name == fastpath::KERNEL {
             let checks: Vec<_> = fastpath::CHECKS.into_iter().filter(|(title, _)| wanted(title)).collect();
             if !checks.is_empty() {
