@@ -8,16 +8,23 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Tools};
 use bareverbs_wqes::compare::{Report, compare};
+use bareverbs_wqes::generate::generate;
 use bareverbs_wqes::record::{Facts, entries};
-use bareverbs_wqes::request::{Request, generate};
+use bareverbs_wqes::request::Request;
 use clap::Args;
 
 use crate::{build, fastpath, lab};
 
 /// The kernel that the check runs on.
 pub(crate) const KERNEL: &str = "7.2";
-/// What the check is called among the tests.
-pub(crate) const TITLE: &str = "wqes::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys";
+/// A check among the tests, by its name: on which port.
+pub(crate) type Check = (&'static str, HcaPort);
+
+/// The checks among the tests. Frames are for Ethernet, addresses without a global route for InfiniBand.
+pub(crate) const CHECKS: [Check; 2] = [
+    ("wqes::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys", HcaPort::Ib),
+    ("wqes::with_ethernet_it_fetches_the_same_frames_too", HcaPort::Roce),
+];
 /// Where the guest sees the two programs and their list.
 const GUEST_FOLDER: &str = "/lab/wqes";
 /// How long each may take.
@@ -45,16 +52,22 @@ impl Wqes {
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let peers = Peers::fetch(&cache, false)?;
-        let requests = generate(self.seed, self.count);
-        let report = measure(&cache, &tools, &kernel, &peers, self.hca.into(), &requests)?;
+        let (port, wanted) = (self.hca.into(), (self.seed, self.count));
+        let report = measure(&cache, &tools, &kernel, &peers, port, wanted)?;
         print!("{}", report.text());
         Ok(if report.unknown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-/// The check among the tests.
-pub(crate) fn check(cache: &Cache, tools: &Tools, kernel: &Kernel, peers: &Peers) -> Result<Report> {
-    measure(cache, tools, kernel, peers, HcaPort::Ib, &generate(1, 400))
+/// A check among the tests.
+pub(crate) fn check(
+    cache: &Cache,
+    tools: &Tools,
+    kernel: &Kernel,
+    peers: &Peers,
+    port: HcaPort,
+) -> Result<Report> {
+    measure(cache, tools, kernel, peers, port, (1, 400))
 }
 
 /// Posts the requests by both in a guest of its own, and compares.
@@ -64,13 +77,14 @@ fn measure(
     kernel: &Kernel,
     peers: &Peers,
     port: HcaPort,
-    requests: &[Request],
+    (seed, count): (u64, usize),
 ) -> Result<Report> {
-    let folder = build::target_folder().join("wqes");
+    let requests = generate(seed, count, port == HcaPort::Roce);
+    let folder = build::target_folder().join("wqes").join(format!("{port:?}"));
     fs::create_dir_all(&folder)?;
     fs::copy(build::wqes()?, folder.join("wqes")).context("copying the posting program")?;
     fastpath::compile(cache, peers, "tests/wqes/c/wqes.c", &folder.join("wqes-c"))?;
-    let lines: String = requests.iter().map(|request| request.line() + "\n").collect();
+    let lines: String = requests.iter().map(Request::line).map(|line| line + "\n").collect();
     fs::write(folder.join("list"), lines)?;
     let recording = folder.join("recording");
     let programs = build::guest_programs()?;

@@ -13,23 +13,25 @@
 #define DEPTH 16
 #define INLINE 200
 #define QKEY 0x13572468
+#define TSO_HEADER 74
 
-enum { RC, UC, UD, SHARED, BACK };
-enum { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, CMP_SWP, FETCH_ADD, SEND_INV, BIND, LOCAL_INV };
-enum { SIGNALED = 1, SOLICITED = 2, FENCE = 4, INLINED = 8, RINGS = 16 };
+enum { RC, UC, UD, SHARED, BACK, FRAMES, LARGE_SENDS };
+enum { SEND, SEND_IMM, WRITE, WRITE_IMM, READ, CMP_SWP, FETCH_ADD, SEND_INV, BIND, LOCAL_INV, FRAME, LARGE_SEND };
+enum { SIGNALED = 1, SOLICITED = 2, FENCE = 4, INLINED = 8, RINGS = 16, CHECKSUMS = 32 };
 
 static const enum ibv_wr_opcode opcodes[] = {
     IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ,
-    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV};
+    IBV_WR_ATOMIC_CMP_AND_SWP, IBV_WR_ATOMIC_FETCH_AND_ADD, IBV_WR_SEND_WITH_INV, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV,
+    IBV_WR_SEND, IBV_WR_TSO};
 
-static struct ibv_qp *qps[4][2];
+static struct ibv_qp *qps[4][2], *frames, *large_sends;
 static struct ibv_srq *srq;
 static struct ibv_ah *handles[3];
 static struct ibv_mw *windows[2];
 static struct ibv_mr *mr;
 static struct ibv_cq *sends, *receives;
 static char *memory;
-// What goes inline, by its place.
+// What goes inline, and is in the region at first, by its place.
 static unsigned char pattern[REGION];
 
 static void must(int well, const char *what) {
@@ -71,6 +73,24 @@ static void up(int kind, struct ibv_qp *qp, struct ibv_qp *peer, const struct ib
     must(!ibv_modify_qp(qp, &rts, mask), "RTS");
 }
 
+// A queue pair of frames, of those that the card makes too where headers for them are asked for.
+static struct ibv_qp *frames_with(struct ibv_pd *pd, int max_tso_header) {
+    struct ibv_qp_init_attr_ex attr = {.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RAW_PACKET,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | (max_tso_header ? IBV_QP_INIT_ATTR_MAX_TSO_HEADER : 0), .pd = pd,
+        .max_tso_header = max_tso_header,
+        .cap = {.max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = SGES, .max_recv_sge = SGES,
+                .max_inline_data = INLINE}};
+    struct ibv_qp *qp = ibv_create_qp_ex(pd->context, &attr);
+    must(qp != NULL, "frames");
+    struct ibv_qp_attr step = {.qp_state = IBV_QPS_INIT, .port_num = 1};
+    must(!ibv_modify_qp(qp, &step, IBV_QP_STATE | IBV_QP_PORT), "INIT");
+    step.qp_state = IBV_QPS_RTR;
+    must(!ibv_modify_qp(qp, &step, IBV_QP_STATE), "RTR");
+    step.qp_state = IBV_QPS_RTS;
+    must(!ibv_modify_qp(qp, &step, IBV_QP_STATE), "RTS");
+    return qp;
+}
+
 static void set_up(struct ibv_context *context, int index) {
     struct ibv_port_attr port;
     union ibv_gid gid;
@@ -79,7 +99,7 @@ static void set_up(struct ibv_context *context, int index) {
     sends = ibv_create_cq(context, 256, NULL, NULL, 0);
     receives = ibv_create_cq(context, 256, NULL, NULL, 0);
     memory = aligned_alloc(4096, REGION);
-    memset(memory, 0, REGION);
+    memcpy(memory, pattern, REGION);
     mr = ibv_reg_mr(pd, memory, REGION, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
                     IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND);
     struct ibv_srq_init_attr srq_attr = {.attr = {.max_wr = DEPTH, .max_sge = SGES}};
@@ -100,6 +120,11 @@ static void set_up(struct ibv_context *context, int index) {
         for (int side = 0; side < 2; side++)
             up(kind, qps[kind][side], qps[kind][!side], &way);
         printf("qp %s 0x%x\nqp %s-peer 0x%x\n", names[kind], qps[kind][0]->qp_num, names[kind], qps[kind][1]->qp_num);
+    }
+    if (port.link_layer == IBV_LINK_LAYER_ETHERNET) {
+        frames = frames_with(pd, 0);
+        large_sends = frames_with(pd, TSO_HEADER);
+        printf("qp frames 0x%x\nqp large 0x%x\n", frames->qp_num, large_sends->qp_num);
     }
     handles[0] = ibv_create_ah(pd, &way);
     struct ibv_ah_attr strange = way;
@@ -158,12 +183,13 @@ int main(int argc, char **argv) {
     struct ibv_context *context = ibv_open_device(*device);
     FILE *list = fopen(argv[2], "r");
     must(context && list, argv[2]);
-    set_up(context, atoi(argv[3]));
     for (int i = 0; i < REGION; i++)
         pattern[i] = i * 31 + 7;
+    set_up(context, atoi(argv[3]));
 
     struct ibv_send_wr wrs[DEPTH], *bad;
     struct ibv_sge sges[DEPTH][SGES], taken[SGES];
+    unsigned char headers[DEPTH][TSO_HEADER];
     int count = 0, signaled = 0, received = 0, sender;
     while (fscanf(list, "%d", &sender) == 1) {
         must(count < DEPTH, "a list");
@@ -178,7 +204,8 @@ int main(int argc, char **argv) {
         wr->sg_list = sges[count];
         wr->num_sge = elements(list, sges[count]);
         wr->send_flags = (flags & SIGNALED ? IBV_SEND_SIGNALED : 0) | (flags & SOLICITED ? IBV_SEND_SOLICITED : 0) |
-            (flags & FENCE ? IBV_SEND_FENCE : 0) | (flags & INLINED ? IBV_SEND_INLINE : 0);
+            (flags & FENCE ? IBV_SEND_FENCE : 0) | (flags & INLINED ? IBV_SEND_INLINE : 0) |
+            (flags & CHECKSUMS ? IBV_SEND_IP_CSUM : 0);
         for (int i = 0; i < wr->num_sge && flags & INLINED; i++)
             sges[count][i].addr += (uintptr_t)pattern - (uintptr_t)memory;
         if (kind == SEND_IMM || kind == WRITE_IMM)
@@ -210,13 +237,24 @@ int main(int argc, char **argv) {
             receive(sender, taken, places);
             received++;
         }
+        int header = number(list);
+        must(header <= TSO_HEADER, "headers");
+        for (int i = 0; i < header; i++)
+            headers[count][i] = number(list);
+        if (kind == LARGE_SEND) {
+            wr->tso.hdr = headers[count];
+            wr->tso.hdr_sz = header;
+            wr->tso.mss = a;
+        }
         signaled += flags & SIGNALED;
         if (count)
             wrs[count - 1].next = wr;
         count++;
         if (!(flags & RINGS))
             continue;
-        must(!ibv_post_send(sender == BACK ? qps[RC][1] : qps[sender][0], wrs, &bad), "ibv_post_send");
+        struct ibv_qp *qp = sender == BACK ? qps[RC][1] : sender == FRAMES ? frames :
+            sender == LARGE_SENDS ? large_sends : qps[sender][0];
+        must(qp && !ibv_post_send(qp, wrs, &bad), "ibv_post_send");
         take(sends, signaled);
         take(receives, received);
         if (kind == BIND)

@@ -1,14 +1,17 @@
 //! The queues, and the posting.
 
+mod frames;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
-    Access, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Grh, InitAttr, Mr, Mw, MwType, Operation,
-    Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, Srq,
-    SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
+    Access, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Frame, Grh, InitAttr, LinkLayer, Mr, Mw,
+    MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
+    SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
 };
 use bareverbs_wqes::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
+use frames::{Frames, in_front, split};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,6 +37,7 @@ pub(crate) struct Bench {
     uc: Pair<Uc>,
     ud: Pair<Ud>,
     shared: Pair<Rc>,
+    frames: Option<Frames>,
     srq: Srq,
     handles: Vec<Ah>,
     windows: [Mw; 2],
@@ -61,15 +65,19 @@ impl Bench {
         let pd = context.alloc_pd()?;
         let (sends, receives) =
             (context.create_cq(&CqInit::new(256))?, context.create_cq(&CqInit::new(256))?);
-        let memory = pd.register(Buffer::zeroed(REGION as usize)?, ALL)?;
+        let mut memory = pd.register(Buffer::zeroed(REGION as usize)?, ALL)?;
+        memory.write(0, &(0..REGION).map(pattern).collect::<Vec<_>>())?;
         let srq = pd.create_srq(&SrqInit { max_sge: SGES as u32, ..SrqInit::new(DEPTH as u32) })?;
         let init = QpInit { cap: CAP, ..QpInit::new(&sends, &receives) };
         let (mut rc, mut uc, mut ud) =
             (pair(&pd, &init, None)?, pair(&pd, &init, None)?, pair(&pd, &init, None)?);
         let mut shared = pair(&pd, &init, Some(&srq))?;
+        let port = context.query_port(1)?;
+        let ethernet = port.link_layer == LinkLayer::ETHERNET;
+        let frames = ethernet.then(|| Frames::new(&pd, &init)).transpose()?;
 
         let gid = context.default_gid(1)?;
-        let dlid = context.query_port(1)?.lid;
+        let dlid = port.lid;
         let here = AhAttr { dlid, ..AhAttr::global(1, gid.gid, u8::try_from(gid.index)?) };
         for pair in [&mut rc, &mut shared] {
             both(pair, |qp: &mut Qp<Rc>, peer| {
@@ -99,7 +107,8 @@ impl Bench {
         ];
         let handles = ways.iter().map(|way| pd.create_ah(way)).collect::<Result<_, _>>()?;
         let windows = [pd.alloc_mw(MwType::TYPE_2)?, pd.alloc_mw(MwType::TYPE_2)?];
-        Ok(Self { rc, uc, ud, shared, srq, handles, windows, gid_index: gid.index, memory, sends, receives })
+        let gid_index = gid.index;
+        Ok(Self { rc, uc, ud, shared, frames, srq, handles, windows, gid_index, memory, sends, receives })
     }
 
     /// Says what stands for what.
@@ -111,6 +120,9 @@ impl Bench {
             ("shared", [self.shared[0].qp_num(), self.shared[1].qp_num()]),
         ] {
             println!("qp {name} {:#x}\nqp {name}-peer {:#x}", numbers[0], numbers[1]);
+        }
+        if let Some(frames) = &self.frames {
+            frames.tell();
         }
         println!("gid {:#x}", self.gid_index);
         println!("region {:#x} {:#x} {:#x}", self.memory.addr(), self.memory.lkey(), self.memory.rkey());
@@ -134,6 +146,7 @@ impl Bench {
                 Sender::Ud => self.ud[1].post_recv(&requests)?,
                 Sender::Shared => self.srq.post_recv(&requests)?,
                 Sender::Back => self.rc[0].post_recv(&requests)?,
+                Sender::Frames | Sender::LargeSends => bail!("nobody receives frames"),
             }
         }
         Ok(())
@@ -147,19 +160,11 @@ impl Bench {
             }
         }
         let sender = list.first().context("a list has requests")?.sender;
-        let sges: Vec<_> = list.iter().map(|request| self.sges(&request.pieces)).collect();
         let pattern: Vec<u8> = (0..REGION).map(pattern).collect();
-        let parts: Vec<Vec<&[u8]>> = list
-            .iter()
-            .map(|request| match request.inline {
-                true => request
-                    .pieces
-                    .iter()
-                    .map(|(offset, length)| &pattern[*offset as usize..][..*length as usize])
-                    .collect(),
-                false => Vec::new(),
-            })
-            .collect();
+        let bytes = |(offset, length): &Piece| &pattern[*offset as usize..][..*length as usize];
+        let cut: Vec<_> = list.iter().map(|request| split(&request.pieces, in_front(request))).collect();
+        let sges: Vec<_> = cut.iter().map(|(_, rest)| self.sges(rest)).collect();
+        let parts: Vec<Vec<&[u8]>> = cut.iter().map(|(_, rest)| rest.iter().map(bytes).collect()).collect();
         let requests = list.iter().zip(&sges).zip(&parts).map(|((request, sges), parts)| {
             let payload = if request.inline { Payload::Inline(parts) } else { Payload::Sges(sges) };
             let flags = [
@@ -190,11 +195,28 @@ impl Bench {
                         Operation::SendImm(imm) => UcOperation::SendImm(imm),
                         Operation::Write(remote) => UcOperation::Write(remote),
                         Operation::WriteImm(remote, imm) => UcOperation::WriteImm(remote, imm),
-                        other => anyhow::bail!("{other:?} on an unreliable connection"),
+                        other => bail!("{other:?} on an unreliable connection"),
                     }));
                 }
                 // SAFETY: as for receives.
                 unsafe { self.uc[0].post_send(&all)? };
+            }
+            Sender::Frames | Sender::LargeSends => {
+                let headers: Vec<Vec<u8>> = (list.iter().zip(&cut))
+                    .map(|(request, (front, _))| match &request.header[..] {
+                        [] => front.iter().flat_map(bytes).copied().collect(),
+                        headers => headers.to_vec(),
+                    })
+                    .collect();
+                let mut all = Vec::new();
+                for ((request, plain), header) in requests.zip(&headers) {
+                    let large = request.kind == Kind::LargeSend;
+                    let mss = large.then(|| u16::try_from(request.a)).transpose()?;
+                    all.push(plain.with(Frame { header, checksums: request.checksums, mss }));
+                }
+                let frames = self.frames.as_mut().context("the port has no frames")?;
+                // SAFETY: as for receives.
+                unsafe { frames.of(sender).post_send(&all)? };
             }
             Sender::Rc | Sender::Shared | Sender::Back => {
                 let mut all = Vec::new();
@@ -240,11 +262,12 @@ impl Bench {
                 let range = start..start + request.a as usize;
                 Operation::BindMw(window.bind(&self.memory, range, Access::from_bits_retain(request.imm))?)
             }
+            Kind::Frame | Kind::LargeSend => bail!("a frame on a connection"),
         })
     }
 }
 
-/// What goes inline, by its place.
+/// What goes inline, and is in the region at first, by its place.
 fn pattern(place: u32) -> u8 {
     (place * 31 + 7) as u8
 }

@@ -7,12 +7,13 @@ use crate::fields::fields;
 use crate::record::{Entries, Facts, Queue};
 
 /// Fields, or the beginnings of their names, that may differ, and why. A card looks at none of them.
-pub const KNOWN: [(&str, &str); 4] = [
+pub const KNOWN: [(&str, &str); 5] = [
     (
         "inline.padding",
         "behind inline data, up to the end of their segment, lies what was in the ring before; ours is that of \
          other requests",
     ),
+    ("eth.padding", "so it does behind the headers of a large send"),
     (
         "elements of no bytes",
         "a card takes a length of 0 for two gigabytes, so we leave such elements out; the C library writes them into \

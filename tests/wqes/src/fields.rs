@@ -88,6 +88,20 @@ impl Fields<'_> {
         self.facts.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
     }
 
+    /// On InfiniBand the LID. With RoCE the source port, which follows from the flow label; without one it is any of those that
+    /// RoCE has, for the C library draws it.
+    fn lid(&mut self) {
+        let (at, lid) = (self.at, word(self.bytes, self.at) >> 16);
+        let is_roce = word(self.bytes, at + 6) | word(self.bytes, at + 8) != 0;
+        let label = word(self.bytes, at + 14) & 0xf_ffff;
+        self.at += 2;
+        let told = match (is_roce && label == 0, lid) {
+            (true, 0xc000..) => "a port of RoCE's".into(),
+            _ => format!("{lid:#x}"),
+        };
+        self.tell("av.rlid", told);
+    }
+
     /// A run of memory or the data themselves.
     fn data(&mut self) {
         let length = self.word();
@@ -104,14 +118,30 @@ impl Fields<'_> {
         }
         let length = (length & 0x7fff_ffff) as usize;
         self.tell("inline.byte_count", format!("{length}"));
+        self.copied("inline.data", "inline.padding", length);
+    }
+
+    /// So many bytes that were copied into the entry, and what is behind them in their last segment.
+    fn copied(&mut self, data: &str, padding: &str, length: usize) {
         let end = (self.at + length).min(self.bytes.len());
-        self.tell("inline.data", hex(&self.bytes[self.at.min(end)..end]));
+        self.tell(data, hex(&self.bytes[self.at.min(end)..end]));
         let padded = end.next_multiple_of(SEGMENT).min(self.bytes.len());
-        self.tell("inline.padding", hex(&self.bytes[end..padded]));
+        self.tell(padding, hex(&self.bytes[end..padded]));
         self.at = padded;
     }
 
-    fn send(&mut self, datagram: bool) {
+    /// What a frame needs, with its first bytes.
+    fn ethernet(&mut self) {
+        self.numbers(
+            "eth",
+            &[("reserved0", 4), ("cs_flags", 1), ("reserved1", 1), ("mss", 2), ("reserved2", 4)],
+        );
+        let length = word(self.bytes, self.at) >> 16;
+        self.numbers("eth", &[("inline_hdr_sz", 2)]);
+        self.copied("eth.inline_hdr", "eth.padding", length as usize);
+    }
+
+    fn send(&mut self, to: &str) {
         let (place, owner) = (self.word(), self.word());
         self.tell("ctrl.opmod", format!("{:#x}", place >> 24));
         self.tell("ctrl.wqe_index", format!("{}", place >> 8 & 0xffff));
@@ -129,17 +159,16 @@ impl Fields<'_> {
             self.key_change();
             return;
         }
-        if datagram {
+        if to.starts_with("ud") {
             self.numbers("av", &[("qkey", 4), ("reserved0", 4)]);
             let to = self.word();
             let qp = self.named_qp(to & 0xff_ffff);
             self.tell("av.dqp", format!("{:#x}, {qp}", to >> 24));
+            self.numbers("av", &[("stat_rate_sl", 1), ("fl_mlid", 1)]);
+            self.lid();
             self.numbers(
                 "av",
                 &[
-                    ("stat_rate_sl", 1),
-                    ("fl_mlid", 1),
-                    ("rlid", 2),
                     ("reserved1", 4),
                     ("rmac", 6),
                     ("tclass", 1),
@@ -149,7 +178,9 @@ impl Fields<'_> {
                 ],
             );
         }
-        if matches!(opcode, 0x08..=0x12) && !matches!(opcode, 0x0a | 0x0b) {
+        if to.starts_with("frames") || to.starts_with("large") {
+            self.ethernet();
+        } else if matches!(opcode, 0x08..=0x12) && !matches!(opcode, 0x0a | 0x0b) {
             self.address("raddr.addr");
             self.key("raddr.rkey");
             self.numbers("raddr", &[("reserved", 4)]);
@@ -226,7 +257,7 @@ impl Fields<'_> {
 pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
     let mut fields = Fields { bytes, facts, at: 0, told: Vec::new(), empty: 0 };
     match queue {
-        Queue::Send(name) => fields.send(name.starts_with("ud")),
+        Queue::Send(name) => fields.send(name),
         Queue::Receive(_) => fields.receive(),
         Queue::Shared => {
             fields.numbers(
@@ -287,6 +318,40 @@ mod tests {
     }
 
     #[test]
+    fn without_a_flow_label_any_port_of_roces_is_as_good_as_another() {
+        let rlid = |port: u16, mac: u8, label: u8| {
+            let mut bytes = [0; 64];
+            bytes[3] = 10;
+            bytes[30..32].copy_from_slice(&port.to_be_bytes());
+            (bytes[36], bytes[47]) = (mac, label);
+            value(&fields(&Queue::Send("ud".into()), &bytes, &facts()), "av.rlid")
+        };
+        assert_eq!(rlid(0xc000, 2, 0), rlid(0xffff, 2, 0));
+        assert_ne!(rlid(0xc000, 2, 1), rlid(0xffff, 2, 1), "the label says which");
+        assert_eq!((rlid(7, 2, 0), rlid(0xc007, 0, 0)), ("0x7".into(), "0xc007".into()), "RoCE's only");
+    }
+
+    #[test]
+    fn a_frame_has_its_header_and_the_rest() {
+        let mut bytes = vec![0, 0, 0, 10, 0, 0, 0x4c, 4, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend([0, 0, 0, 0, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 18]);
+        bytes.extend(1..=18);
+        bytes.extend([0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 16]);
+        let fields = fields(&Queue::Send("frames".into()), &bytes, &facts());
+        for (name, expected) in [
+            ("eth.cs_flags", "c0"),
+            ("eth.mss", "0000"),
+            ("eth.inline_hdr_sz", "0012"),
+            ("eth.inline_hdr", "0102030405060708090a0b0c0d0e0f101112"),
+            ("eth.padding", ""),
+            ("data.byte_count", "64"),
+            ("data.addr", "region+0x10"),
+        ] {
+            assert_eq!(value(&fields, name), expected, "{name} of {fields:?}");
+        }
+    }
+
+    #[test]
     fn a_receive_ends_with_the_invalid_key() {
         let mut bytes = vec![0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 0];
         bytes.extend([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
@@ -299,7 +364,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_have_fields(bytes in vec(any::<u8>(), 0..300)) {
-            for queue in [Queue::Send("rc".into()), Queue::Send("ud".into()), Queue::Receive("rc".into()), Queue::Shared] {
+            let sends = ["rc", "ud", "frames"].map(|name| Queue::Send(name.into()));
+            for queue in sends.into_iter().chain([Queue::Receive("rc".into()), Queue::Shared]) {
                 let told = fields(&queue, &bytes, &facts());
                 prop_assert!(told.len() < 1000);
             }

@@ -1,10 +1,11 @@
 //! The same requests, posted by our provider and by the C library's, as the card fetched them.
 //!
-//! [`request`] makes requests from a seed and writes them down; the program of this crate and `c/wqes.c` read them and
-//! post them; the card records what it fetches ([`record`]), and [`compare`] sets the two side by side, field by field
+//! [`generate`] makes requests from a seed and [`request`] writes them down; the program of this crate and `c/wqes.c`
+//! read them and post them; the card records what it fetches ([`record`]), and [`compare`] sets the two side by side, field by field
 //! ([`fields`]). `cargo xtask wqes` does all that.
 
 pub mod compare;
 pub mod fields;
+pub mod generate;
 pub mod record;
 pub mod request;

@@ -1,9 +1,8 @@
-//! Requests at random, and how they are written down.
+//! Requests, and how they are written down.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
-use fastrand::Rng;
 
 /// Bytes of the region that all requests work in: the first half is sent from and received into, the second is the
 /// peer's.
@@ -14,10 +13,16 @@ pub const INLINE: u32 = 200;
 pub const SGES: usize = 4;
 /// Requests that a queue pair has room for.
 pub const DEPTH: usize = 16;
-/// Bytes of the longest datagram.
-const DATAGRAM: u32 = 1000;
-/// Bytes before a datagram in its receive.
-const HEADER: u32 = 40;
+/// The queue key of all datagrams.
+pub const QKEY: u64 = 0x1357_2468;
+/// How many address handles there are.
+pub const HANDLES: u64 = 3;
+/// Where in the region the bytes of frames begin, which nothing else touches: a frame's header is copied when posted.
+pub const FRAMES: u32 = 1 << 14;
+/// Bytes of a frame that the card wants in its request: an Ethernet header with a VLAN tag.
+pub const FRAME_HEADER: u32 = 18;
+/// Bytes of the longest headers of a large send: Ethernet, IPv6, TCP.
+pub const TSO_HEADER: u16 = 14 + 40 + 20;
 
 /// Who posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +37,10 @@ pub enum Sender {
     Shared,
     /// The peer of the reliable connection.
     Back,
+    /// Whole frames; of ports of Ethernet, as the next.
+    Frames,
+    /// Large sends, which the card cuts into frames.
+    LargeSends,
 }
 
 /// What is posted.
@@ -51,10 +60,15 @@ pub enum Kind {
     Bind,
     /// Of the first window's key.
     LocalInv,
+    /// Of [`Sender::Frames`] only.
+    Frame,
+    /// Of [`Sender::LargeSends`] only.
+    LargeSend,
 }
 
-const SENDERS: [Sender; 5] = [Sender::Rc, Sender::Uc, Sender::Ud, Sender::Shared, Sender::Back];
-const KINDS: [Kind; 10] = [
+pub(crate) const SENDERS: [Sender; 7] =
+    [Sender::Rc, Sender::Uc, Sender::Ud, Sender::Shared, Sender::Back, Sender::Frames, Sender::LargeSends];
+pub(crate) const KINDS: [Kind; 12] = [
     Kind::Send,
     Kind::SendImm,
     Kind::Write,
@@ -65,6 +79,8 @@ const KINDS: [Kind; 10] = [
     Kind::SendInv,
     Kind::Bind,
     Kind::LocalInv,
+    Kind::Frame,
+    Kind::LargeSend,
 ];
 
 /// Bits of `flags` in a line.
@@ -74,6 +90,7 @@ mod flag {
     pub(super) const FENCE: u32 = 4;
     pub(super) const INLINE: u32 = 8;
     pub(super) const RINGS: u32 = 16;
+    pub(super) const CHECKSUMS: u32 = 32;
 }
 
 /// Offset and length within the region.
@@ -96,18 +113,24 @@ pub struct Request {
     pub inline: bool,
     /// Whether it is the last of a list.
     pub rings: bool,
+    /// Whether the card fills in a frame's checksums.
+    pub checksums: bool,
     /// Immediate data; for a bind, the rights.
     pub imm: u32,
     /// Where in the region the peer's bytes begin.
     pub remote: u32,
-    /// What is added or swapped in; for a datagram, the queue key; for a bind, the bytes.
+    /// What is added or swapped in; for a datagram, the queue key; for a bind, the bytes; for a large send, those of a
+    /// segment.
     pub a: u64,
-    /// What is compared with; for a datagram, the address handle.
+    /// What is compared with; for a datagram, the address handle; for a frame, how many of its bytes we post apart from
+    /// the others, as its header.
     pub b: u64,
     /// The bytes.
     pub pieces: Vec<Piece>,
     /// The receive that the peer posts before the list, if it takes one.
     pub receive: Option<Vec<Piece>>,
+    /// The headers of a large send.
+    pub header: Vec<u8>,
 }
 
 impl Request {
@@ -129,6 +152,7 @@ impl Request {
             (self.fence, flag::FENCE),
             (self.inline, flag::INLINE),
             (self.rings, flag::RINGS),
+            (self.checksums, flag::CHECKSUMS),
         ];
         let flags: u32 = flags.iter().filter(|(set, _)| *set).map(|(_, bit)| bit).sum();
         let Self { imm, remote, a, b, .. } = self;
@@ -143,6 +167,10 @@ impl Request {
         let _ = write!(line, " {}", receive.map_or(-1, |pieces| pieces.len() as i64));
         for (offset, length) in receive.unwrap_or_default() {
             let _ = write!(line, " {offset} {length}");
+        }
+        let _ = write!(line, " {}", self.header.len());
+        for byte in &self.header {
+            let _ = write!(line, " {byte}");
         }
         line
     }
@@ -170,12 +198,14 @@ impl Request {
             fence: is(flag::FENCE),
             inline: is(flag::INLINE),
             rings: is(flag::RINGS),
+            checksums: is(flag::CHECKSUMS),
             imm: words.next()?,
             remote: words.next()?,
             a: words.next()?,
             b: words.next()?,
             pieces: words.pieces()?.context("a request has elements or none")?,
             receive: words.pieces()?,
+            header: words.bytes()?,
         })
     }
 }
@@ -195,203 +225,9 @@ impl Words {
         ensure!(count <= SGES as i8, "{count} elements are too many");
         (count >= 0).then(|| (0..count).map(|_| Ok((self.next()?, self.next()?))).collect()).transpose()
     }
-}
 
-/// About `count` requests, the same for the same seed.
-#[must_use]
-pub fn generate(seed: u64, count: usize) -> Vec<Request> {
-    let mut rng = Rng::with_seed(seed);
-    let mut all = Vec::new();
-    while all.len() < count {
-        let mut list = match rng.u8(..10) {
-            0 => windows(&mut rng),
-            _ => plain(&mut rng),
-        };
-        if let Some(last) = list.last_mut() {
-            // What came before is complete with it.
-            (last.signaled, last.rings) = (true, true);
-        }
-        all.append(&mut list);
-    }
-    all
-}
-
-fn blank(sender: Sender, kind: Kind) -> Request {
-    Request {
-        sender,
-        kind,
-        signaled: false,
-        solicited: false,
-        fence: false,
-        inline: false,
-        rings: false,
-        imm: 0,
-        remote: 0,
-        a: 0,
-        b: 0,
-        pieces: Vec::new(),
-        receive: None,
-    }
-}
-
-/// One of the two windows is bound and invalidated, each step a list of its own.
-fn windows(rng: &mut Rng) -> Vec<Request> {
-    const READ: u32 = 1 << 2;
-    const WRITE: u32 = 1 << 1;
-    const ATOMIC: u32 = 1 << 3;
-    let by_peer = rng.bool();
-    let (binder, last) = if by_peer { (Sender::Back, Kind::SendInv) } else { (Sender::Rc, Kind::LocalInv) };
-    let start = rng.u32(..REGION);
-    let bind = Request {
-        imm: [READ, WRITE, ATOMIC].into_iter().filter(|_| rng.bool()).fold(READ, |all, one| all | one),
-        remote: start,
-        a: u64::from(rng.u32(1..=REGION - start)),
-        signaled: true,
-        fence: rng.bool(),
-        rings: true,
-        ..blank(binder, Kind::Bind)
-    };
-    let mut end = Request { fence: rng.bool(), ..blank(Sender::Rc, last) };
-    if by_peer {
-        end.solicited = rng.bool();
-        end.receive = Some(receive(rng, 0));
-    }
-    vec![bind, end]
-}
-
-/// A list for one queue pair.
-fn plain(rng: &mut Rng) -> Vec<Request> {
-    let sender = SENDERS[rng.usize(..4)];
-    let kinds = match sender {
-        Sender::Ud => &KINDS[..2],
-        Sender::Uc => &KINDS[..4],
-        _ => &KINDS[..7],
-    };
-    let count = if rng.u8(..4) == 0 { rng.usize(1..=DEPTH / 2) } else { 1 };
-    let kinds: Vec<_> = (0..count).map(|_| kinds[rng.usize(..kinds.len())]).collect();
-    kinds.into_iter().map(|kind| one(rng, sender, kind)).collect()
-}
-
-fn one(rng: &mut Rng, sender: Sender, kind: Kind) -> Request {
-    let mut request = blank(sender, kind);
-    let copied = !matches!(kind, Kind::Read | Kind::CmpSwp | Kind::FetchAdd);
-    request.signaled = rng.bool();
-    request.solicited = rng.u8(..4) == 0 && Request::takes_receive(kind);
-    request.fence = rng.u8(..4) == 0 && sender != Sender::Ud;
-    request.inline = copied && rng.bool();
-    if matches!(kind, Kind::SendImm | Kind::WriteImm) {
-        request.imm = rng.u32(..);
-    }
-    let longest = match (request.inline, sender) {
-        (true, _) => INLINE,
-        (false, Sender::Ud) => DATAGRAM,
-        _ => 8192,
-    };
-    request.pieces = match kind {
-        Kind::CmpSwp | Kind::FetchAdd => vec![(rng.u32(..64) * 8, 8)],
-        _ => pieces(rng, 0, longest),
-    };
-    // A shared half is the peer's.
-    request.remote = REGION / 2 + rng.u32(..128) * 8;
-    (request.a, request.b) = match (kind, sender) {
-        (_, Sender::Ud) => (u64::from(rng.u32(..1 << 31)), rng.u64(..HANDLES)),
-        (Kind::CmpSwp | Kind::FetchAdd, _) => (rng.u64(..), rng.u64(..)),
-        _ => (0, 0),
-    };
-    if sender == Sender::Ud {
-        request.a = QKEY;
-    }
-    if Request::takes_receive(kind) {
-        let length = request.pieces.iter().map(|(_, length)| length).sum::<u32>();
-        let length = if kind == Kind::WriteImm { 0 } else { length };
-        request.receive = Some(receive(rng, if sender == Sender::Ud { length + HEADER } else { length }));
-    }
-    request
-}
-
-/// The queue key of all datagrams.
-pub const QKEY: u64 = 0x1357_2468;
-/// How many address handles there are.
-pub const HANDLES: u64 = 3;
-
-/// Pieces of at most so many bytes together, from `start` of the region on; some of them of none.
-fn pieces(rng: &mut Rng, start: u32, most: u32) -> Vec<Piece> {
-    let mut left = most;
-    let count = rng.usize(..=SGES);
-    let piece = |rng: &mut Rng, left: &mut u32| {
-        // Short ones are where formats go wrong.
-        let bound = if rng.bool() { (*left).min(40) } else { *left };
-        let length = rng.u32(..=bound);
-        *left -= length;
-        (start + rng.u32(..1024), length)
-    };
-    (0..count).map(|_| piece(rng, &mut left)).collect()
-}
-
-/// A receive of at least so many bytes.
-fn receive(rng: &mut Rng, least: u32) -> Vec<Piece> {
-    let mut list = pieces(rng, REGION / 2, least);
-    let has: u32 = list.iter().map(|(_, length)| length).sum();
-    if has < least || rng.bool() {
-        list.truncate(SGES - 1);
-        list.push((REGION / 2, least + rng.u32(..64)));
-    }
-    list
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    #[test]
-    fn a_few_hundred_requests_are_of_every_kind_by_every_sender() {
-        let all = generate(1, 400);
-        for kind in KINDS {
-            assert!(all.iter().any(|request| request.kind == kind), "{kind:?}");
-        }
-        for sender in SENDERS {
-            assert!(all.iter().any(|request| request.sender == sender), "{sender:?}");
-        }
-        assert_eq!(all, generate(1, 400));
-        assert_ne!(all, generate(2, 400));
-    }
-
-    proptest! {
-        #[test]
-        fn a_line_is_its_request(seed: u64) {
-            for request in generate(seed, 50) {
-                prop_assert_eq!(Request::parse(&request.line()).unwrap(), request);
-            }
-        }
-
-        #[test]
-        fn every_request_can_be_carried_out(seed: u64) {
-            let (mut under_way, mut unseen) = (0, true);
-            for request in generate(seed, 50) {
-                let length: u32 = request.pieces.iter().map(|(_, length)| length).sum();
-                prop_assert!(request.pieces.iter().all(|(offset, length)| offset + length <= REGION));
-                prop_assert!(!request.inline || length <= INLINE);
-                prop_assert_eq!(request.receive.is_some(), Request::takes_receive(request.kind));
-                if let Some(receive) = &request.receive {
-                    let room: u32 = receive.iter().map(|(_, length)| length).sum();
-                    let needs = match (request.kind, request.sender) {
-                        (Kind::WriteImm, _) => 0,
-                        (_, Sender::Ud) => length + HEADER,
-                        _ => length,
-                    };
-                    prop_assert!(room >= needs && receive.len() <= SGES);
-                }
-                under_way += 1;
-                prop_assert!(under_way <= DEPTH);
-                unseen = !request.signaled;
-                if request.rings {
-                    prop_assert!(!unseen);
-                    under_way = 0;
-                }
-            }
-            prop_assert!(!unseen);
-        }
+    fn bytes(&mut self) -> Result<Vec<u8>> {
+        let count: u8 = self.next()?;
+        (0..count).map(|_| self.next()).collect()
     }
 }

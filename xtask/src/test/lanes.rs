@@ -104,7 +104,7 @@ impl Lab {
 /// Tests that bring guests of their own.
 enum Special {
     FastPath(Vec<fastpath::Check>),
-    Wqes,
+    Wqes(wqes::Check),
     Hosts(&'static str, two_hosts::Test),
     Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
@@ -163,7 +163,7 @@ impl<'a> Plan<'a> {
         }
         let specials = || stations.iter().flat_map(|station| &station.specials);
         let measures = specials().any(|special| matches!(special, Special::FastPath(..)));
-        let compares = specials().any(|special| matches!(special, Special::Wqes));
+        let compares = specials().any(|special| matches!(special, Special::Wqes(..)));
         let plugs = measures || compares || specials().any(|special| matches!(special, Special::Cards(..)));
         let kernels = stations.iter().map(|station| station.name.clone()).collect();
         let board =
@@ -212,8 +212,9 @@ impl<'a> Plan<'a> {
                 specials.push_back(Special::FastPath(checks));
             }
         }
-        if name == wqes::KERNEL && wanted(wqes::TITLE) {
-            specials.push_back(Special::Wqes);
+        if name == wqes::KERNEL {
+            let checks = wqes::CHECKS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(checks.map(Special::Wqes));
         }
         if name == two_hosts::KERNEL {
             let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
@@ -375,11 +376,11 @@ impl<'b> Worker<'_, 'b> {
                     self.report(name, title, outcome, &figures, begin);
                 }
             }
-            Special::Wqes => {
+            Special::Wqes((title, port)) => {
                 let lab = self.plan.lab;
-                let report = wqes::check(&lab.cache, &lab.tools, kernel, &lab.peers)?;
+                let report = wqes::check(&lab.cache, &lab.tools, kernel, &lab.peers, port)?;
                 let outcome = if report.unknown.is_empty() { Outcome::Passed } else { Outcome::Failed };
-                self.report(name, wqes::TITLE, outcome, &report.text(), begin);
+                self.report(name, title, outcome, &report.text(), begin);
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Cards(port, extent, tests) => {
