@@ -272,7 +272,7 @@ pub struct WorkCompletion {
     pub pkey_index: u16,
     /// The sender's LID.
     pub slid: u16,
-    /// Service level.
+    /// Service level, of InfiniBand. What a device of Ethernet leaves here is its own (mlx5: the kind of the sender's header).
     pub sl: u8,
     /// Low bits of the destination LID.
     pub dlid_path_bits: u8,

@@ -6,11 +6,15 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::{AhRequest, CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
-use crate::{AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidType, Grh, Pd, Result, WorkCompletion};
+use crate::{
+    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, Grh, Pd, Result, WorkCompletion,
+};
 
 /// Routers that an answer may pass: as many as there can be, since the header of what is answered tells only how many
 /// were left.
 const ANSWER_HOP_LIMIT: u8 = 255;
+/// The next header of RoCE v2.
+const UDP: u8 = 17;
 
 /// An address handle: the way to a peer's port, for any number of [datagrams](crate::Datagram).
 ///
@@ -113,33 +117,38 @@ impl<P: Provider> Context<P> {
             let reason = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
             return Err(Error::invalid(VERB, reason));
         };
+        let own = self.own_gid(port, &header)?;
         let grh = Grh {
             dgid: header.sender,
-            sgid_index: self.own_index(port, header.receiver)?,
+            sgid_index: u8::try_from(own.index).map_err(|_| self.no_gid(port.into(), own.index))?,
             flow_label: header.flow_label,
             hop_limit: ANSWER_HOP_LIMIT,
             traffic_class: header.traffic_class,
         };
-        Ok(AhAttr { grh: Some(grh), ..attr })
+        // Ethernet has no service levels; mlx5 tells the kind of the header in their place.
+        let sl = if own.gid_type == GidType::IB { attr.sl } else { 0 };
+        Ok(AhAttr { grh: Some(grh), sl, ..attr })
     }
 
-    /// The index of the GID that a datagram came to; for one that came to a group, of one that can answer.
-    fn own_index(&self, port: u8, receiver: Gid) -> Result<u8> {
-        let port = port.into();
+    /// The GID that a datagram came to; for one that came to a group, one that can answer.
+    fn own_gid(&self, port: u8, header: &GrhHeader) -> Result<GidEntry> {
+        let (port, receiver) = (port.into(), header.receiver);
+        let routable = header.next_header == UDP;
         let table = self.gid_table()?;
-        let own = table.iter().filter(|entry| entry.port == port && entry.gid_type != GidType::ROCE_V1);
-        let index = if receiver.is_multicast() {
+        let mut own = table
+            .iter()
+            .filter(|entry| entry.port == port && (entry.gid_type == GidType::ROCE_V2) == routable)
+            .copied();
+        if receiver.is_multicast() {
             own.filter(|entry| entry.gid.ipv4().is_some() == receiver.ipv4().is_some())
                 .min_by_key(|entry| (entry.gid.is_link_local(), entry.index))
-                .map_or_else(|| self.default_gid(port).map(|entry| entry.index), |entry| Ok(entry.index))?
+                .map_or_else(|| self.default_gid(port), Ok)
         } else {
-            let found = own.filter(|entry| entry.gid == receiver).map(|entry| entry.index).min();
-            found.ok_or_else(|| {
+            own.find(|entry| entry.gid == receiver).ok_or_else(|| {
                 let reason = format!("it came to {receiver}, which is not in the table of port {port}");
                 Error::invalid("init_ah_from_wc", reason)
-            })?
-        };
-        u8::try_from(index).map_err(|_| self.no_gid(port, index))
+            })
+        }
     }
 }
 
@@ -154,6 +163,9 @@ pub struct GrhHeader {
     pub sender: Gid,
     /// The GID that it was sent to: one of the own port, or a multicast group.
     pub receiver: Gid,
+    /// The protocol behind it: 17, UDP, of RoCE v2; 0x1b where InfiniBand's own headers follow (InfiniBand, RoCE v1).
+    #[doc(alias = "next_hdr")]
+    pub next_header: u8,
     /// Flow label, 20 bits; IPv4 has none.
     pub flow_label: u32,
     /// Traffic class.
@@ -195,6 +207,7 @@ impl GrhHeader {
         Self {
             sender: address(12),
             receiver: address(16),
+            next_header: bytes[9],
             flow_label: 0,
             traffic_class: bytes[1],
             hop_limit: bytes[8],
@@ -207,6 +220,7 @@ impl GrhHeader {
         Self {
             sender: gid(8),
             receiver: gid(24),
+            next_header: bytes[6],
             flow_label: word & 0xf_ffff,
             traffic_class: (word >> 20) as u8,
             hop_limit: bytes[7],
@@ -251,6 +265,7 @@ mod tests {
             ("fe80::2".into(), "fe80::1".into())
         );
         assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0xabcde, 0x12, 63));
+        assert_eq!(header.next_header, UDP);
     }
 
     #[test]
@@ -261,6 +276,7 @@ mod tests {
         assert_eq!(header.sender, Ipv4Addr::new(10, 1, 0, 2).into());
         assert_eq!(header.receiver, Ipv4Addr::new(10, 1, 0, 1).into());
         assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0, 8, 64));
+        assert_eq!(header.next_header, UDP);
 
         bytes[30..32].fill(0);
         assert_eq!(GrhHeader::parse(&bytes), Some(header), "a device may leave the checksum out");

@@ -128,18 +128,19 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
         let pd = domain();
         let closed = region(&pd, &[0; 256], Access::empty());
         let foreign = region(&pd.context().alloc_pd().unwrap(), &[0; 256], Access::LOCAL_WRITE);
-        let freed = region(&pd, &[0; 256], Access::LOCAL_WRITE).sge(..).unwrap();
         let good = region(&pd, &[0; 256], Access::LOCAL_WRITE);
         // Longer than what a device may bring within a completion, for which it needs no key.
         let from = region(&pd, &[1; 200], Access::empty());
         let payload = [from.sge(..).unwrap()];
         for (what, sge) in [
-            ("not writable", closed.sge(..).unwrap()),
-            ("another domain's", foreign.sge(..).unwrap()),
-            ("a freed region's", freed),
-            ("beyond the region", Sge { length: 200, ..good.sge(100..).unwrap() }),
+            ("not writable", Some(closed.sge(..).unwrap())),
+            ("another domain's", Some(foreign.sge(..).unwrap())),
+            ("a freed region's", None),
+            ("beyond the region", Some(Sge { length: 200, ..good.sge(100..).unwrap() })),
         ] {
             let mut scene = Scene::new(&pd, Plan::default());
+            // Freed last: the next region might get its key and its memory, as with mlx5.
+            let sge = sge.unwrap_or_else(|| region(&pd, &[0; 256], Access::LOCAL_WRITE).sge(..).unwrap());
             scene.b.recv(&[RecvRequest { wr_id: 10, sges: &[sge] }]).unwrap();
             let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
             let end = scene.b.ends(1)[0];
