@@ -6,21 +6,21 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, Peers, Series};
 
 use super::{End, Lab, suite};
 use crate::build;
 use crate::print::heading;
 
-/// The kernel that the list is true of; others lack some of what it has.
-const KERNEL: Series = Series::V7_2;
+/// The kernel that the list is true of. Others lack some of what it has: there, nothing may fail.
+const LISTED: Series = Series::V7_2;
 const INTRODUCTION: &str = "\
 # pyverbs on the ConnectX in software: what is skipped
 
 The tests of rdma-core's suite that the card's driver or library skips, and the reason that they give. None fails.
-`cargo xtask pyverbs --card ib` and `--card roce` run the suite and fail if it ends otherwise than this page says;
-`--record` writes the page.
+`cargo xtask pyverbs --card ib` and `--card roce` run the suite on 7.2 and fail if it ends otherwise than this page says;
+`--record` writes the page, and `--kernel` chooses other kernels, on which nothing may fail either.
 ";
 
 /// Sets huge pages aside, of which some tests take up to four.
@@ -33,13 +33,45 @@ fn path() -> PathBuf {
     build::workspace().join("tests/hca/pyverbs.md")
 }
 
-/// Runs the suite on a card and compares what was skipped with the list, or writes the list.
-pub(super) fn run(peers: &Peers, port: HcaPort, record: bool, accelerator: Accelerator) -> Result<()> {
-    let name = if port == HcaPort::Ib { "ib" } else { "roce" };
+/// Runs the suite on a card, on each kernel, and compares what was skipped with the list, or writes the list.
+pub(super) fn run(
+    peers: &Peers,
+    port: HcaPort,
+    kernels: &[Series],
+    record: bool,
+    accelerator: Accelerator,
+) -> Result<()> {
+    let kernels = if kernels.is_empty() { &[LISTED] } else { kernels };
+    ensure!(!record || kernels == [LISTED], "the list is of {LISTED}");
     let lab = Lab::open(peers, accelerator)?;
-    let kernel = lab.kernel(KERNEL)?;
+    let mut trouble = Vec::new();
+    for kernel in kernels {
+        let ends = play(&lab, port, *kernel)?;
+        let name = name(port);
+        let mut known = parse(&fs::read_to_string(path()).unwrap_or_default());
+        if record {
+            known.insert(name.to_owned(), skips(&ends));
+            fs::write(path(), print(&known)).context("writing the list")?;
+        }
+        let listed = (*kernel == LISTED).then(|| known.remove(name).unwrap_or_default());
+        for line in self::trouble(&ends, listed.as_ref()) {
+            println!("{line}");
+            trouble.push(line);
+        }
+    }
+    ensure!(trouble.is_empty(), "{} tests ended otherwise than {} says", trouble.len(), path().display());
+    Ok(())
+}
+
+fn name(port: HcaPort) -> &'static str {
+    if port == HcaPort::Ib { "ib" } else { "roce" }
+}
+
+/// How the tests ended on a card under this kernel.
+fn play(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
+    let kernel = lab.kernel(kernel)?;
     let cards = Hca::start(&build::card()?, port, 1, &[])?;
-    heading(&format!("pyverbs on a card, {name}, kernel {}", kernel.version));
+    heading(&format!("pyverbs on a card, {}, kernel {}", name(port), kernel.version));
     let mut guests = lab.boot(&kernel, Some(&cards))?;
     let argv = ["sh", "-c", HUGE_PAGES].map(str::to_owned).into();
     let set_aside = guests.run(0, Exec { argv, ..Exec::default() }, Duration::from_secs(60))?;
@@ -48,21 +80,7 @@ pub(super) fn run(peers: &Peers, port: HcaPort, record: bool, accelerator: Accel
     for warning in guests.shut_down()? {
         println!("{warning}");
     }
-    let text = fs::read_to_string(path()).unwrap_or_default();
-    let mut known = parse(&text);
-    let listed = known.remove(name).unwrap_or_default();
-    let trouble = trouble(&ends, if record { None } else { Some(&listed) });
-    for line in &trouble {
-        println!("{line}");
-    }
-    if record {
-        known.insert(name.to_owned(), skips(&ends));
-        fs::write(path(), print(&known)).context("writing the list")?;
-    }
-    if !trouble.is_empty() {
-        bail!("{} tests ended otherwise than {} says", trouble.len(), path().display());
-    }
-    Ok(())
+    Ok(ends)
 }
 
 fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {

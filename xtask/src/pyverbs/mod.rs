@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Peers, Programs, Series, Setup, Tools};
 use clap::Args;
 
@@ -23,10 +23,11 @@ pub(crate) struct Pyverbs {
     #[arg(long)]
     record: bool,
     /// Run the suite on a ConnectX in software instead, and compare what it skips with the list.
-    #[arg(long, value_enum, conflicts_with = "kernels")]
+    #[arg(long, value_enum)]
     card: Option<lab::Port>,
-    /// Kernels to run the suite on: 6.1, 6.12 or 7.2; may be given more than once. Without it: the three releases.
-    #[arg(long = "kernel", value_name = "KERNEL", requires = "record")]
+    /// Kernels to run the suite on: 6.1, 6.12 or 7.2; may be given more than once. Without it: the three releases, and with a
+    /// card the newest, of which the list is.
+    #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
     /// What executes the guests: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
@@ -37,9 +38,13 @@ impl Pyverbs {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let peers = Peers::fetch(&Cache::open()?, false)?;
         if let Some(port) = self.card {
-            card::run(&peers, port.into(), self.record, self.accel)?;
+            card::run(&peers, port.into(), &self.kernels, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
+        ensure!(
+            self.record || self.kernels.is_empty(),
+            "--kernel needs --record or --card: nothing runs otherwise"
+        );
         if self.record {
             record(&peers, &self.kernels, self.accel)?;
         }
