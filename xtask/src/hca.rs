@@ -8,7 +8,7 @@ mod variants;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Stream};
+use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup};
 
 use crate::build;
 use crate::test::Filter;
@@ -20,7 +20,13 @@ pub(crate) const SHORT_ON: [(&str, HcaPort); 1] = [("6.1", HcaPort::Ib)];
 /// How long one script may take, and to end when it is killed.
 const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);
-/// Where every test begins: which GID, and how to try until the other side listens.
+/// What a script prints once the other side may begin.
+const READY: &str = "ready to play";
+/// The versions of completions: of the second host's card, they name queues by the card's numbers.
+const VERSIONS: &str = "--cqe-version=1,0";
+/// The kernel on which each of two hosts has a card of another process.
+const APART_ON: &str = "6.12";
+/// Where every test begins: which GID, and how games are served and played.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
 /// A test.
@@ -54,10 +60,17 @@ const TESTS: [(&str, Test, Extent); 11] = [
 
 /// The tests of this extent for a kind of port whose names contain the filter.
 pub(crate) fn tests(port: HcaPort, extent: Extent, filter: Filter<'_>) -> Vec<(String, Test)> {
-    let kind = if port == HcaPort::Ib { "ib" } else { "roce" };
+    let kind = kind(port);
     let within = TESTS.iter().filter(|(_, _, from)| *from <= extent);
     let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
     named.filter(|(title, _)| filter.takes(title)).collect()
+}
+
+fn kind(port: HcaPort) -> &'static str {
+    match port {
+        HcaPort::Ib => "ib",
+        HcaPort::Roce => "roce",
+    }
 }
 
 /// Hosts with a card each.
@@ -71,9 +84,10 @@ pub(crate) struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     /// Starts the cards. The hosts are booted by the first test.
-    pub(crate) fn new(setup: &'a Setup<'a>, port: HcaPort, extent: Extent) -> Result<Self> {
+    pub(crate) fn new(setup: &'a Setup<'a>, name: &str, port: HcaPort, extent: Extent) -> Result<Self> {
         let hosts = if extent == Extent::Short { 1 } else { 2 };
-        let cards = Hca::start(&build::card()?, port, hosts, &[])?;
+        let start = if name == APART_ON { Hca::start_apart } else { Hca::start };
+        let cards = start(&build::card()?, port, hosts, &[VERSIONS.to_owned()])?;
         Ok(Self { setup, port, hosts, cards, guests: None })
     }
 
@@ -103,7 +117,7 @@ impl<'a> Bench<'a> {
             let begin = Instant::now();
             self.guests = Some(Guests::boot(&self.with_cards())?);
             let hosts = if self.hosts == 1 { "host" } else { "hosts" };
-            println!("{hosts} up in {:.1} s", begin.elapsed().as_secs_f64());
+            println!("{} {hosts} up in {:.1} s", self.kind(), begin.elapsed().as_secs_f64());
         }
         Ok(())
     }
@@ -116,6 +130,11 @@ impl<'a> Bench<'a> {
         self.guests.as_mut().context("the hosts were booted")
     }
 
+    /// The kind of its ports, as tests name it.
+    fn kind(&self) -> &'static str {
+        kind(self.port)
+    }
+
     /// Tells the cards a wish.
     fn wish(&self, wish: &str) -> Result<String> {
         self.cards.wish(wish)
@@ -123,7 +142,7 @@ impl<'a> Bench<'a> {
 
     /// Runs a script on a host (from 0) to its end.
     fn script(&mut self, host: usize, script: &str) -> Result<String> {
-        let exec = self.exec(script);
+        let exec = self.exec(script, host);
         let Finished { status, timed_out, stdout, stderr } = self.guests()?.run(host, exec, LIMIT)?;
         let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
         if status != 0 || timed_out {
@@ -132,35 +151,52 @@ impl<'a> Bench<'a> {
         Ok(text)
     }
 
-    /// Runs a script on each host; both must succeed.
-    fn scripts(&mut self, first: &str, second: &str) -> Result<()> {
-        let execs = [self.exec(first), self.exec(second)];
+    /// Runs a script on one host and, once it is ready, another on the other host; both must succeed.
+    fn play(&mut self, server: usize, serving: &str, playing: &str) -> Result<()> {
+        let client = 1 - server;
+        let mut waiting = Some(self.exec(playing, server));
+        let serving = self.exec(serving, server);
         let guests = self.guests()?;
-        for (host, exec) in execs.into_iter().enumerate() {
-            guests.start(host, exec)?;
-        }
+        guests.start(server, serving)?;
         let mut output = [String::new(), String::new()];
-        let mut take = |host: usize, _: Stream, bytes: &[u8]| {
-            output[host] += &String::from_utf8_lossy(bytes);
-            Ok(())
-        };
-        let statuses = match guests.wait(Some(Instant::now() + LIMIT), &mut take) {
-            Err(error) if matches!(error.downcast_ref(), Some(Failure::TimedOut(_))) => {
-                for host in (0..2).filter(|host| guests.is_running(*host)).collect::<Vec<_>>() {
-                    guests.end_command(host)?;
+        let (mut deadline, mut hurried) = (Instant::now() + LIMIT, false);
+        while (0..2).any(|host| guests.is_running(host)) {
+            let step = guests.step(Some(deadline), &mut |host, _, bytes| {
+                output[host] += &String::from_utf8_lossy(bytes);
+                Ok(())
+            });
+            match step {
+                Err(error) if matches!(error.downcast_ref(), Some(Failure::TimedOut(_))) && !hurried => {
+                    for host in (0..2).filter(|host| guests.is_running(*host)).collect::<Vec<_>>() {
+                        guests.end_command(host)?;
+                    }
+                    (deadline, hurried) = (Instant::now() + GRACE, true);
                 }
-                guests.wait(Some(Instant::now() + GRACE), &mut take)?
+                stepped => stepped?,
             }
-            waited => waited?,
-        };
-        let [first, second] = output;
-        ensure!(statuses == [0, 0], "statuses {statuses:?}\nhost 1:\n{first}\nhost 2:\n{second}");
+            if output[server].contains(READY)
+                && let Some(exec) = waiting.take()
+            {
+                guests.start(client, exec)?;
+            }
+            // Where one has failed, the other may wait in vain.
+            let failed = |host| !guests.is_running(host) && guests.status(host) != Some(0);
+            if waiting.is_none() && (0..2).any(failed) {
+                deadline = deadline.min(Instant::now() + GRACE);
+            }
+        }
+        let statuses = [0, 1].map(|host| guests.status(host));
+        let [first, second] = &output;
+        ensure!(
+            waiting.is_none() && statuses == [Some(0); 2],
+            "statuses {statuses:?}\nhost 1:\n{first}\nhost 2:\n{second}"
+        );
         Ok(())
     }
 
     /// Starts a script on a host and waits until it prints `sign`.
     fn until(&mut self, host: usize, script: &str, sign: &str) -> Result<()> {
-        let exec = self.exec(script);
+        let exec = self.exec(script, host);
         let deadline = Some(Instant::now() + LIMIT);
         let guests = self.guests()?;
         guests.start(host, exec)?;
@@ -175,9 +211,14 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn exec(&self, script: &str) -> Exec {
-        let port = if self.port == HcaPort::Ib { "ib" } else { "roce" };
+    /// A script that knows which host serves.
+    fn exec(&self, script: &str, server: usize) -> Exec {
+        let server = (server + 1).to_string();
         let argv = ["bash", "-c", &format!("{PRELUDE}\n{script}")].map(str::to_owned).into();
-        Exec { argv, env: vec![("PORT".to_owned(), port.to_owned())], ..Exec::default() }
+        Exec {
+            argv,
+            env: vec![("PORT".to_owned(), self.kind().to_owned()), ("PEER".to_owned(), server)],
+            ..Exec::default()
+        }
     }
 }

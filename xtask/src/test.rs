@@ -8,6 +8,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Accelerator;
@@ -31,7 +32,8 @@ pub(crate) struct Test {
     /// What executes the guests: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// How many guests work side by side. Without it: one for two processors, at most four.
+    /// How many guests (or groups of them) work side by side. Without it: one for two processors, or for one where
+    /// only tests of cards were asked for, at most four.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Run only the kernel tests whose names contain one of these, and nothing else.
@@ -40,6 +42,7 @@ pub(crate) struct Test {
 
 impl Test {
     pub(crate) fn run(self) -> Result<ExitCode> {
+        let begin = Instant::now();
         let filter = Filter(&self.filter);
         let mut totals = Totals::default();
         if filter.takes_all() {
@@ -54,7 +57,7 @@ impl Test {
         }
         heading("Tests on real kernels");
         let plan = Plan::new(&lab, &self.devices, filter)?;
-        let jobs = self.jobs.map_or_else(side_by_side, NonZero::get);
+        let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
         let (table, counted) = std::thread::scope(|scope| {
             // Instructions are as many however long they take.
             let counting = (filter.takes_all() && counts::possible())
@@ -68,8 +71,14 @@ impl Test {
         }
         table.print();
         totals.add(&table);
-        println!("\n{} passed, {} failed, {} skipped", totals.passed, totals.failed, totals.skipped);
-        Ok(if totals.failed == 0 && totals.passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let Totals { passed, failed, skipped } = totals;
+        let seconds = begin.elapsed().as_secs();
+        println!(
+            "\n{passed} passed, {failed} failed, {skipped} skipped in {} min {} s",
+            seconds / 60,
+            seconds % 60
+        );
+        Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -98,10 +107,10 @@ impl fmt::Display for Filter<'_> {
     }
 }
 
-/// A guest has two processors, which spin on completion queues: with fewer beneath them, two guests take longer side by
-/// side than one after the other.
-fn side_by_side() -> usize {
-    std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).clamp(1, 4))
+/// Processors spin on completion queues: with fewer beneath them, two guests take longer side by side than one after the
+/// other.
+fn side_by_side(processors: usize) -> usize {
+    std::thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }
 
 /// Tells what the instructions of the data path came to, where there was something to count with.

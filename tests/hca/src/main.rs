@@ -21,7 +21,7 @@ enum PortType {
 
 /// A ConnectX in software, for QEMU's vfio-user-pci.
 #[derive(Parser)]
-#[command(name = "bareverbs-hca", version)]
+#[command(name = "bareverbs-hca", version, args_override_self = true)]
 struct Arguments {
     /// The kind of all ports.
     #[arg(long, value_enum, default_value = "ib")]
@@ -65,9 +65,10 @@ struct Arguments {
     /// The first card's place among all that are joined; LIDs, GUIDs and MACs follow from it.
     #[arg(long, default_value_t = 0)]
     first: u8,
-    /// The version of completions: 1, or 0, where they name queues by the card's numbers.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(..=1))]
-    cqe_version: u8,
+    /// The version of completions: 1, or 0, where they name queues by the card's numbers. Of several, the second is that of the
+    /// second of all cards that are joined, and so on; the last is that of all the others.
+    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=1))]
+    cqe_version: Vec<u8>,
     /// A socket for each card.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
@@ -110,7 +111,9 @@ fn run(arguments: &Arguments) -> Result<()> {
     for (index, path) in arguments.sockets.iter().enumerate() {
         let index = u8::try_from(index).ok().and_then(|index| index.checked_add(arguments.first));
         let index = index.context("a fabric has at most 256 cards")?;
-        let setup = Setup { link, index, cqe_version: arguments.cqe_version, verbose: arguments.verbose };
+        let versions = &arguments.cqe_version;
+        let cqe_version = versions.get(usize::from(index)).or(versions.last()).copied().unwrap_or(1);
+        let setup = Setup { link, index, cqe_version, verbose: arguments.verbose };
         servers
             .push(Server::bind(path, setup, &fabric).with_context(|| format!("serving {}", path.display()))?);
     }

@@ -262,6 +262,11 @@ impl Guests {
         self.hosts[host].running
     }
 
+    /// How the last command on this host ended, if it did.
+    pub fn status(&self, host: usize) -> Option<u8> {
+        self.hosts[host].status
+    }
+
     /// Waits until every started command has ended; the answer holds their statuses (128+n after signal n).
     pub fn wait(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<Vec<u8>> {
         while self.hosts.iter().any(|host| host.running) {

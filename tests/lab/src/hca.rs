@@ -14,8 +14,9 @@ use crate::process::bind_to_parent;
 
 /// How often cards were started; each time they lie in another folder.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
-/// The name of the socket that takes wishes.
+/// The names of the socket that takes wishes, and of the one by which processes join their cards.
 const CONTROL: &str = "control";
+const TRUNK: &str = "trunk";
 
 /// Cards that wait behind vfio-user sockets, one for each host. Dropping it takes them away.
 #[derive(Debug)]
@@ -25,13 +26,27 @@ pub struct Hca {
     /// Their sockets.
     pub sockets: Vec<PathBuf>,
     folder: PathBuf,
-    command: Command,
-    process: Child,
+    processes: Vec<Process>,
 }
 
 impl Hca {
     /// Starts `program` (the binary of `tests/hca`) with further arguments and waits until the cards are there.
     pub fn start(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
+        Self::in_processes(program, port, hosts, usize::from(hosts), arguments)
+    }
+
+    /// The same with a process for each card. Their fabrics are joined over a socket.
+    pub fn start_apart(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
+        Self::in_processes(program, port, hosts, 1, arguments)
+    }
+
+    fn in_processes(
+        program: &Path,
+        port: HcaPort,
+        hosts: u8,
+        cards_of_each: usize,
+        arguments: &[String],
+    ) -> Result<Self> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("bareverbs-hca-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -40,14 +55,27 @@ impl Hca {
             HcaPort::Ib => "ib",
             HcaPort::Roce => "roce",
         };
-        let mut command = Command::new(program);
-        command.args(["--port", kind]).arg("--control").arg(folder.join(CONTROL));
-        command.args(arguments).args(&sockets).stdin(Stdio::null()).stdout(Stdio::piped());
-        let process = start(&mut command)?;
-        Ok(Self { port, sockets, folder, command, process })
+        let mut cards = Self { port, sockets, folder, processes: Vec::new() };
+        for (process, sockets) in cards.sockets.chunks(cards_of_each).enumerate() {
+            let mut command = Command::new(program);
+            command.args(["--port", kind]);
+            if process == 0 {
+                command.arg("--control").arg(cards.folder.join(CONTROL));
+            } else {
+                command.arg("--first").arg((process * cards_of_each).to_string());
+            }
+            if cards_of_each < cards.sockets.len() {
+                let end = if process == 0 { "--listen" } else { "--join" };
+                command.arg(end).arg(cards.folder.join(TRUNK));
+            }
+            command.args(arguments).args(sockets).stdin(Stdio::null()).stdout(Stdio::piped());
+            cards.processes.push(Process::start(command)?);
+        }
+        Ok(cards)
     }
 
-    /// Tells the cards a wish, such as `1 link down`, and answers what they say; the words are those of `tests/hca/src/control.rs`.
+    /// Tells the cards of the first process a wish, such as `1 link down`, and answers what they say; the words are those of
+    /// `tests/hca/src/control.rs`.
     pub fn wish(&self, wish: &str) -> Result<String> {
         let mut control = UnixStream::connect(self.folder.join(CONTROL)).context("speaking to the cards")?;
         control.write_all(format!("{wish}\n").as_bytes())?;
@@ -61,32 +89,50 @@ impl Hca {
 
     /// Kills the cards, as a power failure would, and puts fresh ones into their place.
     pub fn replace(&mut self) -> Result<()> {
-        self.process.kill()?;
-        self.process.wait()?;
-        self.process = start(&mut self.command)?;
+        let commands: Vec<_> = self.processes.drain(..).map(Process::end).collect();
+        // There is none where all cards are of one process.
+        let _ = fs::remove_file(self.folder.join(TRUNK));
+        for command in commands {
+            self.processes.push(Process::start(command)?);
+        }
         Ok(())
     }
 }
 
-/// Starts the process and waits until the cards are there.
-fn start(command: &mut Command) -> Result<Child> {
-    let mut process = bind_to_parent(command).spawn().context("starting the cards")?;
-    let mut line = String::new();
-    let output = process.stdout.take().context("the cards' output is piped")?;
-    BufReader::new(output).read_line(&mut line)?;
-    if line.trim() != "ready" {
-        let _ = process.kill();
-        process.wait()?;
-        bail!("the cards did not start");
-    }
-    Ok(process)
-}
-
 impl Drop for Hca {
     fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.processes.drain(..).for_each(|process| drop(process.end()));
         let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A process that serves cards.
+#[derive(Debug)]
+struct Process {
+    command: Command,
+    child: Child,
+}
+
+impl Process {
+    /// Starts it and waits until the cards are there.
+    fn start(mut command: Command) -> Result<Self> {
+        let mut child = bind_to_parent(&mut command).spawn().context("starting the cards")?;
+        let mut line = String::new();
+        let output = child.stdout.take().context("the cards' output is piped")?;
+        BufReader::new(output).read_line(&mut line)?;
+        let process = Self { command, child };
+        if line.trim() != "ready" {
+            process.end();
+            bail!("the cards did not start");
+        }
+        Ok(process)
+    }
+
+    /// Kills it. The command starts it again.
+    fn end(mut self) -> Command {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.command
     }
 }

@@ -16,13 +16,59 @@ find_gid() {
     [ -n "$gid" ]
 }
 
-# Tries until the other side listens.
+# Games have numbers, which are the ports that their programs listen on. Whoever plays counts as who serves does.
+first=18601
+at=$first waiting=() named=()
+
+# Starts what waits for the other side.
+await() {
+    "$@" >/tmp/server.$at 2>&1 &
+    waiting[at]=$! named[at]="$*"
+    at=$((at + 1))
+}
+
+# Starts the program that waits for the next game.
+serve() {
+    await "$@" -p $at
+}
+
+# Waits until programs listen on these ports, or on those of all games.
+listening() {
+    local port sign n
+    for port in ${*:-${!waiting[@]}}; do
+        printf -v sign ':%04X +(0):0000 0A' $port
+        n=0
+        until [[ $(</proc/net/tcp)$(</proc/net/tcp6) == *$sign* ]]; do
+            n=$((n + 1))
+            [ $n -lt 1000 ] || { echo "nobody listens on port $port:"; cat /tmp/server.$port; return 1; }
+            sleep 0.02
+        done
+    done
+}
+
+# Waits until what was started is over, and says what has failed.
+served() {
+    local game failed=0
+    for game in ${!waiting[@]}; do
+        wait ${waiting[game]} || { echo "${named[game]} failed:"; cat /tmp/server.$game; failed=1; }
+    done
+    return $failed
+}
+
+# Plays the next game against who waits for it.
+play() {
+    "$@" -p $at 10.1.0.$PEER >/tmp/client 2>&1 ||
+        { echo "$* failed:"; cat /tmp/client /tmp/server.$at 2>/dev/null; return 1; }
+    at=$((at + 1))
+}
+
+# Tries until the other side is ready.
 try() {
     local n=0
     until "$@" >/tmp/client 2>&1; do
         n=$((n + 1))
-        [ $n -lt 40 ] || { echo "$* failed:"; cat /tmp/client /tmp/server 2>/dev/null; return 1; }
-        sleep 0.25
+        [ $n -lt 100 ] || { echo "$* failed:"; cat /tmp/client; return 1; }
+        sleep 0.1
     done
 }
 
@@ -46,4 +92,5 @@ ready() {
     done
 }
 
+shopt -s extglob
 find_gid

@@ -6,24 +6,34 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::HcaPort;
 
-use super::{Bench, games};
+use super::{Bench, READY, games};
 
 /// Messages from the host to itself that end only with the device.
 const TRAFFIC: &str = "
-ib_write_bw -F $cm -D 60 >/tmp/server 2>&1 & server=$!
-sleep 1
-ib_write_bw -F $cm -D 60 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
+serve ib_write_bw -F $cm -D 60
+listening || exit 1
+ib_write_bw -F $cm -D 60 -p $first 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
 sleep 1
 kill -0 $client || { cat /tmp/traffic; exit 1; }";
 
 /// Afterwards the device must play again, and its port have its address.
 const PLAYS: &str = "
-kill $server $client 2>/dev/null
+kill ${waiting[@]} $client 2>/dev/null
 wait
 ready || exit 1
-ibv_rc_pingpong $gid -n 50 >/tmp/server 2>&1 &
-try ibv_rc_pingpong $gid -n 50 10.1.0.1 || exit 1
-wait";
+at=$first waiting=()
+serve ibv_rc_pingpong $gid -n 50
+listening || exit 1
+at=$first
+play ibv_rc_pingpong $gid -n 50 && served || exit 1";
+
+/// Messages from the second host to the first that end only with one of them.
+const SERVES_LONG: &str = "serve ib_write_bw -F $cm -D 60; listening && echo ready to play; wait";
+const SENDS_LONG: &str = "
+ib_write_bw -F $cm -D 60 -p $first 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
+sleep 1.5
+kill -0 $client || { cat /tmp/traffic; exit 1; }
+echo sending; wait";
 
 pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
     bench.until(0, "exec stdbuf -oL ibv_asyncwatch -d mlx5_0", "async event FD")?;
@@ -47,10 +57,7 @@ pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
         bench.wish("1 lid 1")?;
         bench.wish("1 prefix 0xfe80000000000000")?;
     }
-    bench.scripts(
-        "sleep 0.5; ibv_rc_pingpong $gid -n 50",
-        "sleep 0.5; try ibv_rc_pingpong $gid -n 50 10.1.0.1",
-    )
+    games::one(bench, 0)
 }
 
 pub(super) fn unbind(bench: &mut Bench<'_>) -> Result<()> {
@@ -72,15 +79,15 @@ pub(super) fn function_reset(bench: &mut Bench<'_>) -> Result<()> {
 echo 1 >/sys/bus/pci/devices/$pci/reset
 n=0
 until dmesg | grep -q 'recovery succeeded'; do
-    n=$((n + 1)); [ $n -lt 60 ] || { dmesg | tail -20; exit 1; }
-    sleep 1
+    n=$((n + 1)); [ $n -lt 240 ] || { dmesg | tail -20; exit 1; }
+    sleep 0.25
 done";
     bench.script(0, &format!("{TRAFFIC}\ndmesg -C\n{bound}\n{PLAYS}")).map(drop)
 }
 
 pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
-    bench.until(0, "(sleep 1; echo serving) & ib_write_bw -F $cm -D 60", "serving")?;
-    bench.until(1, "try ib_write_bw -F $cm -D 60 10.1.0.1 & sleep 3; echo sending; wait", "sending")?;
+    bench.until(0, SERVES_LONG, READY)?;
+    bench.until(1, SENDS_LONG, "sending")?;
     bench.kill(0)?;
     // The card finds out when it comes to its socket.
     let begin = Instant::now();
@@ -95,11 +102,12 @@ pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
     // The other side's requests are retried in vain; then the program gives up.
     bench.stop(1)?;
     bench.restart(0)?;
-    games::between(bench)
+    games::briefly(bench)
 }
 
 pub(super) fn replaced_cards(bench: &mut Bench<'_>) -> Result<()> {
-    bench.until(0, "(sleep 1; echo serving) & ib_write_bw -F $cm -D 60", "serving")?;
+    bench.until(0, SERVES_LONG, READY)?;
+    bench.until(1, SENDS_LONG, "sending")?;
     bench.cards.replace()?;
     for host in 0..2 {
         bench.kill(host)?;
@@ -107,7 +115,7 @@ pub(super) fn replaced_cards(bench: &mut Bench<'_>) -> Result<()> {
     for host in 0..2 {
         bench.restart(host)?;
     }
-    games::between(bench)
+    games::briefly(bench)
 }
 
 impl Bench<'_> {

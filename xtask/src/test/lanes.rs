@@ -149,6 +149,12 @@ impl<'a> Plan<'a> {
         Ok(Self { lab, programs, folder, tests, devices, filter, cards_only })
     }
 
+    /// How many processors a guest keeps busy.
+    pub(super) fn processors(&self) -> usize {
+        // Hosts with cards come in twos with one each, and mostly one of them works.
+        if self.cards_only { 1 } else { 2 }
+    }
+
     /// Runs all of them, in so many guests (or groups of guests) at the same time.
     pub(super) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
         let kernels = self.lab.kernels.iter();
@@ -384,7 +390,7 @@ impl<'b> Worker<'_, 'b> {
             }
             Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
             Special::Cards(port, extent, tests) => {
-                let mut bench = Bench::new(&setup, port, extent)?;
+                let mut bench = Bench::new(&setup, name, port, extent)?;
                 for (title, test) in tests {
                     let begin = Instant::now();
                     let result = bench.run(test);
