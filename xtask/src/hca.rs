@@ -25,7 +25,7 @@ const READY: &str = "ready to play";
 /// The versions of completions: of the second host's card, they name queues by the card's numbers.
 const VERSIONS: &str = "--cqe-version=1,0";
 /// The kernel on which each of two hosts has a card of another process.
-const APART_ON: &str = "6.12";
+const APART_ON: &str = "7.2";
 /// Where every test begins: which GID, and how games are served and played.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
