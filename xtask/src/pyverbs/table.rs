@@ -146,6 +146,13 @@ fn cell(text: &str) -> String {
 }
 
 impl Table {
+    /// Whether a test fails on Soft-RoCE under this kernel.
+    pub(super) fn fails(&self, id: &str, kernel: Series) -> bool {
+        let column = KERNELS.iter().position(|&known| known == kernel);
+        let row = self.passing.iter().chain(&self.others).find(|row| row.id == id);
+        row.zip(column).is_some_and(|(row, column)| row.ends[column] == Some(End::Failed))
+    }
+
     /// Reads a page that `to_string` has written, with a last column that people have.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
@@ -262,5 +269,12 @@ mod tests {
         ] {
             assert!(Table::parse(row).is_err(), "{row}");
         }
+    }
+
+    #[test]
+    fn a_test_fails_where_the_table_says_so() {
+        let fails = |id, kernel| table().fails(id, kernel);
+        assert!(fails("test_a.A.test_2", KERNELS[0]) && fails("test_mlx5_x.X.test_2", KERNELS[2]));
+        assert!(!fails("test_a.A.test_2", KERNELS[2]) && !fails("test_a.A.test_9", KERNELS[0]));
     }
 }
