@@ -86,7 +86,7 @@ fn known<T>(
 }
 
 /// Memory for a queue of so many bytes.
-fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
+pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
     match memory {
         QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(refused("mmap"))?),
         QueueMemory::HugePages => Mapping::huge(bytes).map_err(|errno| match errno {

@@ -185,12 +185,11 @@ impl Plain {
     /// There is no memory, or depth or width are more than a ConnectX holds.
     pub fn wq(&self, max_wr: u32, max_sge: u32, cq: &Mlx5Cq) -> Result<PlainWq, CreateError> {
         let layout = ReceiveLayout::new(max_wr, max_sge, LIMITS)?;
-        let doorbell = self
-            .records
-            .take()
-            .map_err(|errno| bareverbs_provider::device::Refused { method: "mmap", errno })?;
+        let none = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
+        let ring = Mapping::anonymous(layout.bytes()).map_err(none)?;
+        let doorbell = self.records.take().map_err(none)?;
         let record = doorbell.address();
-        let memory = WqMemory::new(&self.table, Arc::clone(cq.shared()), doorbell, layout)?;
+        let memory = WqMemory::new(&self.table, Arc::clone(cq.shared()), ring, doorbell, layout)?;
         let start = memory.memory.ring(layout.bytes());
         Ok(PlainWq {
             ring: Place { start, len: layout.bytes().next_multiple_of(PAGE) },

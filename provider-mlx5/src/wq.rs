@@ -17,7 +17,7 @@ use zerocopy::IntoBytes;
 use crate::completion::CqShared;
 use crate::doorbell::DoorbellRecord;
 use crate::pair::{Limits, PairMemory, ReceiveLayout};
-use crate::provider::Mlx5;
+use crate::provider::{Mlx5, queue_memory};
 use crate::recv::Mlx5Rq;
 use crate::table::{Receives, Record, Sends, Side, Source, Table};
 
@@ -29,17 +29,17 @@ pub(crate) struct WqMemory {
 }
 
 impl WqMemory {
-    /// Memory for a queue of this layout whose completions come to `cq`.
+    /// A queue of this layout in `ring` whose completions come to `cq`.
     pub(crate) fn new(
         table: &Arc<Table>,
         cq: Arc<CqShared>,
+        ring: Mapping,
         doorbell: DoorbellRecord,
         layout: ReceiveLayout,
     ) -> Result<Self, Refused> {
         let source = Source::Own(Receives::new(layout.slots));
         let record = Record::new(table, [Arc::clone(&cq), cq], Sends::new(1), source)
             .ok_or(Refused { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
-        let ring = Mapping::anonymous(layout.bytes()).map_err(|errno| Refused { method: "mmap", errno })?;
         let memory = Arc::new(PairMemory::new(ring, doorbell, Arc::clone(&record)));
         Ok(Self { layout, record, memory })
     }
@@ -71,7 +71,8 @@ pub(crate) fn create(
     }
     let layout = ReceiveLayout::new(request.max_wr, request.max_sge, limits)?;
     let db_addr = doorbell.address();
-    let queue = WqMemory::new(mlx5.table(), cq, doorbell, layout)?;
+    let ring = queue_memory(layout.bytes(), request.memory)?;
+    let queue = WqMemory::new(mlx5.table(), cq, ring, doorbell, layout)?;
     let driver = CreateWqReq {
         buf_addr: queue.ring(),
         db_addr,

@@ -4,7 +4,7 @@
 use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
 
-use crate::contract::Provider;
+use crate::contract::{Provider, QueueMemory};
 
 bitflags::bitflags! {
     /// What of a frame is hashed. IPv4 and IPv6 exclude each other, and so do TCP and UDP.
@@ -72,6 +72,8 @@ pub struct WqRequest {
     pub max_sge: u32,
     /// What becomes of frames on their way into it.
     pub flags: WqFlags,
+    /// What its memory lies in.
+    pub memory: QueueMemory,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
 }

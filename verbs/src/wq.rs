@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::cq::CqShared;
 use crate::qp::post_receives;
-use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, PostReason, RecvRequest, Result};
+use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, PostReason, QueueMemory, RecvRequest, Result};
 
 const MODIFY: &str = "modify_wq";
 
@@ -30,6 +30,8 @@ pub struct WqInit<'a, P: Provider = AnyProvider> {
     /// What becomes of frames on their way into it: whether their VLAN tag is taken out, say. What the device can do of
     /// that, it tells in [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
     pub flags: WqFlags,
+    /// What pages its memory lies in.
+    pub memory: QueueMemory,
     /// Comes back in [asynchronous events](crate::AsyncEvent::Wq).
     pub user_data: u64,
 }
@@ -38,7 +40,8 @@ impl<'a, P: Provider> WqInit<'a, P> {
     /// A queue for `max_recv_wr` receives of one element each, which get frames as they are.
     #[must_use]
     pub fn new(cq: &'a Cq<P>, max_recv_wr: u32) -> Self {
-        Self { cq, max_recv_wr, max_recv_sge: 1, flags: WqFlags::empty(), user_data: 0 }
+        let (flags, memory) = (WqFlags::empty(), QueueMemory::Ordinary);
+        Self { cq, max_recv_wr, max_recv_sge: 1, flags, memory, user_data: 0 }
     }
 }
 
@@ -90,7 +93,7 @@ impl<P: Provider> Wq<P> {
     pub(crate) fn create(pd: &Pd<P>, init: &WqInit<'_, P>) -> Result<Self> {
         const VERB: &str = "create_wq";
         let context = pd.context();
-        let WqInit { cq, max_recv_wr, max_recv_sge, flags, user_data } = *init;
+        let WqInit { cq, max_recv_wr, max_recv_sge, flags, memory, user_data } = *init;
         if !context.capabilities().work_queues {
             return Err(Error::Unsupported { verb: VERB, what: "work queues are" });
         }
@@ -111,6 +114,7 @@ impl<P: Provider> Wq<P> {
             max_wr: max_recv_wr,
             max_sge: max_recv_sge,
             flags,
+            memory,
             user_handle: user_data,
         };
         let created = context.provider().create_wq(&request).map_err(|reason| {

@@ -3,10 +3,15 @@
 use std::fs;
 
 use bareverbs::{
-    Access, CqInit, Error, Operation, Payload, Qp, QpInit, QueueMemory, Rc, RecvRequest, SrqInit, WcStatus,
+    Access, CqInit, Error, HashFields, Operation, Payload, Qp, QpInit, QueueMemory, Rc, RecvRequest, SrqInit,
+    WcStatus, WqInit,
 };
+use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, Side, contents, domain, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::raw_packets::{BOB, EXPERIMENT, Side as FrameSide, frame, to_bob};
+use crate::rss::{Queues, spread};
 
 const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
 
@@ -14,14 +19,23 @@ const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
 ///
 /// # Errors
 /// The kernel sets none aside, for there are none or it has no room for them.
-pub(crate) fn huge_pages() -> bareverbs_kernel_tests::device::Need {
-    bareverbs_kernel_tests::device::connectx()?;
+pub(crate) fn huge_pages() -> device::Need {
+    device::connectx()?;
     let given = SetAside::pages(16).free();
     if given == 16 {
         Ok(())
     } else {
         Err(format!("the kernel sets {given} huge pages aside when asked for 16"))
     }
+}
+
+/// For tests that need huge pages and work queues.
+///
+/// # Errors
+/// The kernel sets none aside, or the device has none.
+pub(crate) fn huge_work_queues() -> device::Need {
+    device::work_queues()?;
+    huge_pages()
 }
 
 /// Huge pages that the kernel keeps for those who ask for them, until this is dropped.
@@ -96,6 +110,24 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
     assert_eq!(pages.free(), 16, "all come back");
 }
 
+pub(crate) fn work_queues_in_huge_pages_receive_frames() {
+    let pages = SetAside::pages(16);
+    nothing_leaks(|| {
+        let (pd, mut sender) = (domain(), FrameSide::new(&domain()));
+        let mut queues = Queues::ready_in(&pd, 2, QueueMemory::HugePages);
+        assert_eq!(pages.free(), 14, "one for each queue");
+        let mut qp = spread(&pd, &queues.table(), HashFields::SRC_IPV4 | HashFields::DST_IPV4).unwrap();
+        qp.create_flow(&to_bob()).unwrap();
+        // Often enough that the ring wraps.
+        for round in 0..20u8 {
+            let bytes = frame(BOB, EXPERIMENT, &[round; 70]);
+            sender.send(&bytes);
+            assert_eq!(queues.next().1, bytes);
+        }
+    });
+    assert_eq!(pages.free(), 16, "all come back");
+}
+
 pub(crate) fn without_huge_pages_the_error_tells_how_to_get_some() {
     let pages = SetAside::pages(0);
     nothing_leaks(|| {
@@ -104,11 +136,14 @@ pub(crate) fn without_huge_pages_the_error_tells_how_to_get_some() {
         let context = pd.context();
         let cq = context.create_cq(&CqInit::new(4)).unwrap();
         let memory = QueueMemory::HugePages;
-        let refusals = [
+        let mut refusals = vec![
             context.create_cq(&huge_cq()).map(drop).unwrap_err(),
             pd.create_srq(&SrqInit { memory, ..SrqInit::new(4) }).map(drop).unwrap_err(),
             pd.create_qp::<Rc>(&QpInit { memory, ..QpInit::new(&cq, &cq) }).map(drop).unwrap_err(),
         ];
+        if context.capabilities().work_queues {
+            refusals.push(pd.create_wq(&WqInit { memory, ..WqInit::new(&cq, 4) }).map(drop).unwrap_err());
+        }
         for refused in refusals {
             assert!(matches!(refused, Error::Provider { .. }), "{refused}");
             assert!(refused.to_string().contains("sysctl vm.nr_hugepages"), "{refused}");

@@ -76,6 +76,7 @@ kernel_tests! {
     large_sends_are_checked if device::raw_packets,
     large_sends_are_refused_where_they_cannot_be,
     queues_in_huge_pages_carry_messages if huge_pages,
+    work_queues_in_huge_pages_receive_frames if huge_work_queues,
     without_huge_pages_the_error_tells_how_to_get_some if huge_pages,
     queues_of_the_kernels_own_lie_in_no_huge_pages if device::soft_roce,
     both_ends_of_a_connection_agree_on_its_options if options,

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bareverbs::{
     Access, Buffer, Cq, CqInit, DeviceCapFlags, Error, HashFields, HashFunctions, IndirectionTable, Mr,
-    ObjectClass, Pd, PostReason, RawPacketCaps, RecvRequest, Result, RssHash, RssInit, RssQp, Sge,
-    TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
+    ObjectClass, Pd, PostReason, QueueMemory, RawPacketCaps, RecvRequest, Result, RssHash, RssInit, RssQp,
+    Sge, TOEPLITZ_KEY, WcOpcode, WcStatus, WorkCompletion, Wq, WqFlags, WqInit, WqState,
 };
 use bareverbs_kernel_tests::child::{self, become_nobody};
 use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
@@ -57,7 +57,7 @@ fn v6(from: (&str, u16), to: (&str, u16)) -> Vec<u8> {
 }
 
 /// Work queues of one completion queue, and their receives.
-struct Queues {
+pub(crate) struct Queues {
     wqs: Vec<Wq>,
     cq: Cq,
     memory: Mr<Buffer>,
@@ -65,8 +65,12 @@ struct Queues {
 
 impl Queues {
     fn new(pd: &Pd, count: usize) -> Self {
+        Self::lying_in(pd, count, QueueMemory::Ordinary)
+    }
+
+    fn lying_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(256)).unwrap();
-        let init = WqInit { user_data: 7, ..WqInit::new(&cq, DEPTH as u32) };
+        let init = WqInit { user_data: 7, memory, ..WqInit::new(&cq, DEPTH as u32) };
         let wqs = (0..count).map(|_| pd.create_wq(&init).unwrap()).collect();
         let memory = region(pd, &vec![0; count * DEPTH as usize * ROOM], Access::LOCAL_WRITE);
         Self { wqs, cq, memory }
@@ -74,7 +78,11 @@ impl Queues {
 
     /// All ready, each with its receives.
     fn ready(pd: &Pd, count: usize) -> Self {
-        let mut queues = Self::new(pd, count);
+        Self::ready_in(pd, count, QueueMemory::Ordinary)
+    }
+
+    pub(crate) fn ready_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
+        let mut queues = Self::lying_in(pd, count, memory);
         for which in 0..count {
             queues.wqs[which].ready().unwrap();
             (0..DEPTH).for_each(|nth| queues.receive(which, nth));
@@ -82,7 +90,7 @@ impl Queues {
         queues
     }
 
-    fn table(&self) -> IndirectionTable {
+    pub(crate) fn table(&self) -> IndirectionTable {
         let wqs: Vec<_> = self.wqs.iter().collect();
         self.wqs[0].pd().context().create_indirection_table(&wqs).unwrap()
     }
@@ -100,7 +108,7 @@ impl Queues {
 
     /// Which queue the next frame comes to, and its bytes. The receive is posted anew.
     #[track_caller]
-    fn next(&mut self) -> (usize, Vec<u8>) {
+    pub(crate) fn next(&mut self) -> (usize, Vec<u8>) {
         let done: WorkCompletion = take(&mut self.cq, 1)[0];
         assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RECV), "{done:?}");
         let start = done.wr_id as usize * ROOM;
@@ -117,7 +125,7 @@ impl Queues {
     }
 }
 
-fn spread(pd: &Pd, table: &IndirectionTable, fields: HashFields) -> Result<RssQp> {
+pub(crate) fn spread(pd: &Pd, table: &IndirectionTable, fields: HashFields) -> Result<RssQp> {
     pd.create_rss_qp(&RssInit { table, hash: RssHash { fields, key: KEY }, user_data: 0 })
 }
 
