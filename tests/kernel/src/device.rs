@@ -15,9 +15,12 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::{Once, OnceLock};
 
-use bareverbs::{Access, Context, CqInit, Device, DeviceCapFlags, DriverId, Gid, LinkLayer, Qp, QpInit, Rc};
+use bareverbs::{
+    Access, Context, CqInit, Device, DeviceCapFlags, DriverId, Gid, LinkLayer, Operation, Payload, Qp,
+    QpInit, Rc,
+};
 
-use crate::loopback::{Plan, domain, pair};
+use crate::loopback::{Plan, domain, pair, request};
 
 /// What a test that can't run says.
 pub type Need = Result<(), String>;
@@ -141,11 +144,12 @@ pub fn infiniband() -> Need {
     need(is_infiniband(), || "its port is not of InfiniBand".into())
 }
 
-/// For tests of what becomes of datagrams over an address handle that they should not go over.
+/// For tests of what becomes of datagrams over an address handle that they should not go over: Soft-RoCE's own way, whose
+/// requests name a handle, which the driver looks up. No capability tells of it, and only a wrong handle could show it.
 ///
 /// # Errors
-/// The device knows no handles.
-pub fn handles_in_requests() -> Need {
+/// Another driver's device.
+pub fn soft_roce_looks_handles_up() -> Need {
     need(is_soft_roce(), || {
         format!("a request to {} holds the address itself, and no handle that could be a wrong one", name())
     })
@@ -162,11 +166,13 @@ pub fn resizes_shared_queues() -> Need {
     })
 }
 
-/// For tests of what may not be done with windows and the regions beneath.
+/// For tests of what may not be done with windows and the regions beneath: Soft-RoCE's own way, whose driver carries binds out
+/// and looks after what is bound to what. No capability tells of it.
 ///
 /// # Errors
-/// A bind is a change of a memory key there, which the device carries out as it is told, and no driver knows of.
-pub fn checks_windows() -> Need {
+/// Another driver's device. On a ConnectX a bind is a change of a memory key, which the device carries out as it is told,
+/// and no driver knows of.
+pub fn soft_roce_checks_windows() -> Need {
     need(is_soft_roce(), || {
         format!("a bind on {} is a change of a memory key, carried out as it is told", name())
     })
@@ -185,9 +191,16 @@ pub fn drains() -> Need {
 /// For tests of sends that wait for their doorbell.
 ///
 /// # Errors
-/// A doorbell costs the device so little that sends are not deferred.
+/// A doorbell costs the device so little that its provider tells it of every request at once.
+///
+/// # Panics
+/// If the provider refuses a message of no bytes.
 pub fn defers() -> Need {
-    need(is_soft_roce(), || format!("{} is told of every request at once, as that is no system call", name()))
+    let (mut a, _b) = pair(&domain(), Plan::default());
+    let nothing = request(1, Operation::Send, Payload::Inline(&[]));
+    // SAFETY: the request names no memory.
+    unsafe { a.qp.post_send_deferred(&[nothing]) }.expect("a message of no bytes");
+    need(a.qp.split().0.deferred() == 1, || format!("{} is told of every request at once", name()))
 }
 
 /// What a query in INIT tells of a queue pair's rights. ConnectX has no place for local ones, and none for those of reads

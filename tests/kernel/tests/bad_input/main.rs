@@ -92,7 +92,7 @@ kernel_tests! {
     a_region_does_not_move_to_another_context,
     a_shared_queue_of_another_domain_scatters_into_its_own_memory,
     a_window_is_bound_in_its_own_domain_to_what_it_may_open,
-    an_address_handle_of_another_domain_ends_the_request_with_an_error if device::handles_in_requests,
+    an_address_handle_of_another_domain_ends_the_request_with_an_error if device::soft_roce_looks_handles_up,
 
     memory_that_cannot_be_registered_is_refused_with_the_reason,
     memory_needs_no_alignment,
@@ -114,7 +114,7 @@ kernel_tests! {
     a_peer_without_receives_and_one_without_a_queue_pair_end_the_retries,
     every_remote_operation_needs_the_right_of_its_own,
     a_remote_key_is_good_for_its_region_while_that_exists,
-    an_invalidation_of_no_key_and_a_bind_of_no_window_fail if device::checks_windows,
+    an_invalidation_of_no_key_and_a_bind_of_no_window_fail if device::soft_roce_checks_windows,
     a_send_that_invalidates_no_key_fails_at_the_peer,
     where_no_read_may_be_outstanding_reads_and_atomics_are_refused if device::soft_roce,
     a_peer_that_serves_no_reads_refuses_them,
