@@ -1,8 +1,13 @@
 //! The send queue.
 
 mod built;
+mod datagram;
 mod ece;
+mod limits;
+mod operation;
+mod payload;
 mod raw;
+mod writer;
 mod xrc;
 
 use std::ptr::NonNull;
@@ -11,9 +16,7 @@ use std::sync::Arc;
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{DoorbellError, Ece, SendQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_provider::work::{
-    Datagram, Frame, Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode, XrcOperation,
-};
+use bareverbs_provider::work::{Datagram, Frame, Refusal, SendFlags, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
@@ -21,50 +24,16 @@ use crate::doorbell::{RecordWord, SendRegister, Word};
 use crate::pair::PairMemory;
 use crate::short::{Short, Templates, control_flags};
 use crate::table::{Record, SendSlot, Side};
-use crate::wqe::{
-    self, AddressVector, BLOCK, Control, ControlFlags, Opcode, SEGMENT, SEGMENTS_PER_BLOCK, Segment,
-};
-
-/// Bytes of the longest run of memory that a segment can name, and of the longest message on the wire.
-pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
+use crate::wqe::{BLOCK, Control, ControlFlags, Opcode, SEGMENTS_PER_BLOCK, Segment};
 
 pub use built::Built;
+pub use datagram::Mlx5Ah;
 pub(crate) use ece::{FIRST_VERSION, Options};
+pub(crate) use limits::SendLimits;
+use operation::{Head, PLAIN, carries, unsupported};
+pub(crate) use payload::{MAX_MESSAGE, too_long};
 pub(crate) use raw::FRAME_HEADER;
-
-/// What sends may be.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SendLimits {
-    pub(crate) qp_type: QpType,
-    /// Requests that always find room.
-    pub(crate) requests: u32,
-    pub(crate) max_sge: u32,
-    pub(crate) max_inline: u32,
-    /// Bytes of a message; of a datagram, the port's MTU.
-    pub(crate) max_message: u64,
-    /// Whether every request makes a completion.
-    pub(crate) signal_all: bool,
-    /// Bytes of a frame that a request must hold itself.
-    pub(crate) frame_header: usize,
-    /// Bytes of the longest header of a large send; 0 where there are none.
-    pub(crate) tso_header: usize,
-    /// Most bytes of a large send behind its header.
-    pub(crate) max_tso: u64,
-}
-
-/// An address handle: what is the same for all datagrams to a port.
-#[derive(Clone, Copy, Debug)]
-pub struct Mlx5Ah {
-    pub(crate) vector: AddressVector,
-}
-
-impl Mlx5Ah {
-    /// The address vector that datagrams carry.
-    #[must_use]
-    pub fn vector(&self) -> &AddressVector {
-        &self.vector
-    }
-}
+use writer::Writer;
 
 /// A send queue.
 #[derive(Debug)]
@@ -120,59 +89,6 @@ impl Position {
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
 unsafe impl Send for Mlx5Sq {}
-
-/// Writes a request's segments one after the other, round the ring's end.
-struct Writer {
-    start: *mut Segment,
-    mask: u32,
-    block: u32,
-    /// Segments written, the control segment included.
-    segments: usize,
-}
-
-impl Writer {
-    /// Where segment `index` of the request is.
-    #[inline(always)]
-    fn at(&self, index: usize) -> *mut Segment {
-        let block = self.block.wrapping_add((index / SEGMENTS_PER_BLOCK) as u32) & self.mask;
-        // SAFETY: the block lies in the ring.
-        unsafe { self.start.add(block as usize * SEGMENTS_PER_BLOCK + index % SEGMENTS_PER_BLOCK) }
-    }
-
-    #[inline(always)]
-    fn put(&mut self, segment: Segment) {
-        // SAFETY: the blocks of a request are free, as `Mlx5Sq::push` sees to, and so many.
-        unsafe { self.at(self.segments).write(segment) };
-        self.segments += 1;
-    }
-
-    /// Copies bytes into the blocks, `offset` bytes behind the start of the request's segment `first`.
-    #[inline(always)]
-    fn copy(&self, first: usize, offset: usize, bytes: &[u8]) {
-        let mut at = first * SEGMENT + offset;
-        // What lies in the request's first block can't reach the ring's end.
-        if at + bytes.len() <= BLOCK {
-            // SAFETY: within the request's first block.
-            unsafe {
-                let to = self.at(0).cast::<u8>().add(at);
-                to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
-            }
-            return;
-        }
-        let mut bytes = bytes;
-        while !bytes.is_empty() {
-            let run = (BLOCK - at % BLOCK).min(bytes.len());
-            let (now, later) = bytes.split_at(run);
-            // SAFETY: the run ends with its block, which is one of the request's.
-            unsafe {
-                let to = self.at(at / SEGMENT).cast::<u8>().add(at % SEGMENT);
-                to.copy_from_nonoverlapping(now.as_ptr(), run);
-            }
-            at += run;
-            bytes = later;
-        }
-    }
-}
 
 impl Mlx5Sq {
     /// The send queue `offset` bytes into `memory`, of `blocks` blocks, a power of 2.
@@ -280,108 +196,6 @@ impl Mlx5Sq {
         Writer { start: self.start, mask: self.mask, block: self.next.block, segments: 1 }
     }
 
-    /// Writes what an operation needs in front of its data, and completes the head.
-    #[inline(always)]
-    fn operation(
-        &self,
-        writer: &mut Writer,
-        request: &SendRequest<'_>,
-        head: &mut Head,
-    ) -> Result<(), Refusal> {
-        match request.operation {
-            Operation::Send => {}
-            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
-            Operation::SendInv(rkey) => (head.opcode, head.imm) = (Opcode::SEND_INVAL, rkey.to_be()),
-            Operation::Write(remote) => {
-                head.opcode = Opcode::RDMA_WRITE;
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::WriteImm(remote, imm) => {
-                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm);
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::Read(remote) => {
-                registered(request.payload)?;
-                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
-                writer.put(wqe::remote_address(remote));
-            }
-            Operation::CmpSwp { remote, compare, swap } => {
-                result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
-                writer.put(wqe::remote_address(remote));
-                writer.put(wqe::atomic(swap, compare));
-            }
-            Operation::FetchAdd { remote, add } => {
-                result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
-                writer.put(wqe::remote_address(remote));
-                writer.put(wqe::atomic(add, 0));
-            }
-            Operation::LocalInv(rkey) => {
-                nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
-                for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
-                    writer.put(*segment);
-                }
-            }
-            Operation::BindMw(bind) => {
-                nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) =
-                    (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
-                let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
-                for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
-                    writer.put(*segment);
-                }
-            }
-            ref other => return Err(unsupported(other)),
-        }
-        Ok(())
-    }
-
-    /// Writes the data behind what was written; returns their bytes.
-    #[inline(always)]
-    fn payload(&self, writer: &mut Writer, payload: Payload<'_>) -> Result<u64, Refusal> {
-        match payload {
-            Payload::Sges(sges) => {
-                if sges.len() > self.limits.max_sge as usize {
-                    return Err(too_many_sges(sges.len(), self.limits.max_sge));
-                }
-                let mut length = 0;
-                for sge in sges {
-                    length += u64::from(sge.length);
-                    // The device would take no bytes for two gigabytes.
-                    if sge.length > 0 {
-                        writer.put(wqe::data(*sge));
-                    }
-                }
-                if length > self.limits.max_message {
-                    return Err(self.too_long(length));
-                }
-                Ok(length)
-            }
-            Payload::Inline(parts) => {
-                let first = writer.segments;
-                let mut length = 0;
-                for part in parts {
-                    if part.len() > self.limits.max_inline as usize - length {
-                        return Err(too_long_inline(parts, self.limits.max_inline));
-                    }
-                    writer.copy(first, 4 + length, part);
-                    length += part.len();
-                }
-                if length as u64 > self.limits.max_message {
-                    return Err(self.too_long(length as u64));
-                }
-                if length > 0 {
-                    // SAFETY: the first word of a segment of the request.
-                    unsafe { writer.at(first).cast::<u32>().write(wqe::inline_header(length as u32)) };
-                    writer.segments += wqe::inline_segments(length);
-                }
-                Ok(length as u64)
-            }
-        }
-    }
-
     /// Writes the control segment and takes the request into the batch.
     #[inline(always)]
     fn finish(&mut self, writer: &Writer, head: &Head) {
@@ -428,14 +242,6 @@ impl Mlx5Sq {
     }
 
     #[cold]
-    fn too_long(&self, given: u64) -> Refusal {
-        match self.limits.qp_type {
-            QpType::UD => Refusal::DatagramTooLong { given, max: self.limits.max_message as u32 },
-            _ => too_long(given, self.limits.max_message),
-        }
-    }
-
-    #[cold]
     fn full(&self) -> Refusal {
         Refusal::QueueFull { capacity: self.limits.requests }
     }
@@ -451,37 +257,6 @@ impl Mlx5Sq {
             *byte = unsafe { block.cast::<u8>().add(at).read_volatile() };
         }
         bytes
-    }
-}
-
-/// What the control segment says, and what the poller is to know.
-struct Head {
-    opcode: Opcode,
-    imm: u32,
-    flags: SendFlags,
-    wr_id: u64,
-    /// What a UMR is used for, or what brings bytes back.
-    purpose: WcOpcode,
-}
-
-/// Of a request that is just complete, and whose entry says what it was.
-const PLAIN: WcOpcode = WcOpcode(0);
-
-/// Whether queue pairs of a type carry an operation.
-#[inline(always)]
-fn carries(qp_type: QpType, operation: &Operation) -> bool {
-    match operation {
-        Operation::Send
-        | Operation::SendImm(_)
-        | Operation::Write(_)
-        | Operation::WriteImm(..)
-        | Operation::LocalInv(_)
-        | Operation::BindMw(_) => matches!(qp_type, QpType::RC | QpType::UC),
-        Operation::SendInv(_)
-        | Operation::Read(_)
-        | Operation::CmpSwp { .. }
-        | Operation::FetchAdd { .. } => qp_type == QpType::RC,
-        _ => false,
     }
 }
 
@@ -552,28 +327,7 @@ impl SendQueue for Mlx5Sq {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, Mlx5Ah>>,
     ) -> Result<(), Refusal> {
-        if self.limits.qp_type != QpType::UD {
-            return Err(Refusal::Unsupported { operation: "a datagram" });
-        }
-        if self.is_full() {
-            return Err(self.full());
-        }
-        let Datagram { ah, qp_num, qkey, imm } = request.operation;
-        if qp_num >> 24 != 0 {
-            return Err(Refusal::QpNumber { qp_num });
-        }
-        let mut writer = self.writer();
-        for segment in ah.vector.segments(qp_num, qkey) {
-            writer.put(segment);
-        }
-        self.payload(&mut writer, request.payload)?;
-        let (opcode, imm) = match imm {
-            None => (Opcode::SEND, 0),
-            Some(imm) => (Opcode::SEND_IMM, imm),
-        };
-        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
-        self.finish(&writer, &head);
-        Ok(())
+        self.push_to_handle(request)
     }
 
     unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
@@ -644,53 +398,4 @@ impl SendQueue for Mlx5Sq {
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
     }
-}
-
-#[inline(always)]
-fn registered(payload: Payload<'_>) -> Result<&[Sge], Refusal> {
-    match payload {
-        Payload::Sges(sges) => Ok(sges),
-        Payload::Inline(_) => Err(Refusal::InlineResult),
-    }
-}
-
-#[inline(always)]
-fn result_of_atomic(payload: Payload<'_>, remote: Remote) -> Result<(), Refusal> {
-    let given = registered(payload)?.iter().map(|sge| u64::from(sge.length)).sum();
-    if given != 8 {
-        return Err(Refusal::AtomicResult { given });
-    }
-    if !remote.addr.is_multiple_of(8) {
-        return Err(Refusal::AtomicAddress { addr: remote.addr });
-    }
-    Ok(())
-}
-
-#[inline(always)]
-fn nothing(operation: &Operation, payload: Payload<'_>) -> Result<(), Refusal> {
-    match payload {
-        Payload::Sges([]) | Payload::Inline([]) => Ok(()),
-        _ => Err(Refusal::UnexpectedPayload { operation: operation.name() }),
-    }
-}
-
-#[cold]
-fn too_many_sges(given: usize, max: u32) -> Refusal {
-    Refusal::TooManySges { given, max: max as usize }
-}
-
-#[cold]
-pub(crate) fn too_long(given: u64, max: u64) -> Refusal {
-    Refusal::MessageTooLong { given, max }
-}
-
-#[cold]
-fn too_long_inline(parts: &[&[u8]], max: u32) -> Refusal {
-    let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-    Refusal::InlineTooLong { given, max: max as usize }
-}
-
-#[cold]
-fn unsupported(operation: &Operation) -> Refusal {
-    Refusal::Unsupported { operation: operation.name() }
 }

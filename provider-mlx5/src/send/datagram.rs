@@ -1,0 +1,54 @@
+//! Datagrams, which carry the way to their receiver.
+
+use bareverbs_provider::work::{Datagram, Refusal, SendRequest};
+use bareverbs_uapi::uverbs::types::QpType;
+
+use super::{Head, Mlx5Sq, PLAIN};
+use crate::wqe::{AddressVector, Opcode};
+
+/// An address handle: what is the same for all datagrams to a port.
+#[derive(Clone, Copy, Debug)]
+pub struct Mlx5Ah {
+    pub(crate) vector: AddressVector,
+}
+
+impl Mlx5Ah {
+    /// The address vector that datagrams carry.
+    #[must_use]
+    pub fn vector(&self) -> &AddressVector {
+        &self.vector
+    }
+}
+
+impl Mlx5Sq {
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does, with the address vector
+    /// behind the control segment.
+    #[inline(always)]
+    pub(super) fn push_to_handle(
+        &mut self,
+        request: &SendRequest<'_, Datagram<'_, Mlx5Ah>>,
+    ) -> Result<(), Refusal> {
+        if self.limits.qp_type != QpType::UD {
+            return Err(Refusal::Unsupported { operation: "a datagram" });
+        }
+        if self.is_full() {
+            return Err(self.full());
+        }
+        let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        if qp_num >> 24 != 0 {
+            return Err(Refusal::QpNumber { qp_num });
+        }
+        let mut writer = self.writer();
+        for segment in ah.vector.segments(qp_num, qkey) {
+            writer.put(segment);
+        }
+        self.payload(&mut writer, request.payload)?;
+        let (opcode, imm) = match imm {
+            None => (Opcode::SEND, 0),
+            Some(imm) => (Opcode::SEND_IMM, imm),
+        };
+        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
+        self.finish(&writer, &head);
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! What an operation says in a request's control segment, and what it has in front of its data.
+
+use bareverbs_provider::work::{Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode};
+use bareverbs_uapi::uverbs::types::QpType;
+
+use super::{Mlx5Sq, Writer};
+use crate::wqe::{self, Opcode};
+
+/// What the control segment says, and what the poller is to know.
+pub(super) struct Head {
+    pub(super) opcode: Opcode,
+    pub(super) imm: u32,
+    pub(super) flags: SendFlags,
+    pub(super) wr_id: u64,
+    /// What a UMR is used for, or what brings bytes back.
+    pub(super) purpose: WcOpcode,
+}
+
+/// Of a request that is just complete, and whose entry says what it was.
+pub(super) const PLAIN: WcOpcode = WcOpcode(0);
+
+/// Whether queue pairs of a type carry an operation.
+#[inline(always)]
+pub(super) fn carries(qp_type: QpType, operation: &Operation) -> bool {
+    match operation {
+        Operation::Send
+        | Operation::SendImm(_)
+        | Operation::Write(_)
+        | Operation::WriteImm(..)
+        | Operation::LocalInv(_)
+        | Operation::BindMw(_) => matches!(qp_type, QpType::RC | QpType::UC),
+        Operation::SendInv(_)
+        | Operation::Read(_)
+        | Operation::CmpSwp { .. }
+        | Operation::FetchAdd { .. } => qp_type == QpType::RC,
+        _ => false,
+    }
+}
+
+impl Mlx5Sq {
+    /// Writes what an operation needs in front of its data, and completes the head.
+    #[inline(always)]
+    pub(super) fn operation(
+        &self,
+        writer: &mut Writer,
+        request: &SendRequest<'_>,
+        head: &mut Head,
+    ) -> Result<(), Refusal> {
+        match request.operation {
+            Operation::Send => {}
+            Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
+            Operation::SendInv(rkey) => (head.opcode, head.imm) = (Opcode::SEND_INVAL, rkey.to_be()),
+            Operation::Write(remote) => {
+                head.opcode = Opcode::RDMA_WRITE;
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::WriteImm(remote, imm) => {
+                (head.opcode, head.imm) = (Opcode::RDMA_WRITE_IMM, imm);
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::Read(remote) => {
+                registered(request.payload)?;
+                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
+                writer.put(wqe::remote_address(remote));
+            }
+            Operation::CmpSwp { remote, compare, swap } => {
+                result_of_atomic(request.payload, remote)?;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
+                writer.put(wqe::remote_address(remote));
+                writer.put(wqe::atomic(swap, compare));
+            }
+            Operation::FetchAdd { remote, add } => {
+                result_of_atomic(request.payload, remote)?;
+                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
+                writer.put(wqe::remote_address(remote));
+                writer.put(wqe::atomic(add, 0));
+            }
+            Operation::LocalInv(rkey) => {
+                nothing(&request.operation, request.payload)?;
+                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
+                for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
+                    writer.put(*segment);
+                }
+            }
+            Operation::BindMw(bind) => {
+                nothing(&request.operation, request.payload)?;
+                (head.opcode, head.imm, head.purpose) =
+                    (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
+                let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
+                for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
+                    writer.put(*segment);
+                }
+            }
+            ref other => return Err(unsupported(other)),
+        }
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn registered(payload: Payload<'_>) -> Result<&[Sge], Refusal> {
+    match payload {
+        Payload::Sges(sges) => Ok(sges),
+        Payload::Inline(_) => Err(Refusal::InlineResult),
+    }
+}
+
+#[inline(always)]
+fn result_of_atomic(payload: Payload<'_>, remote: Remote) -> Result<(), Refusal> {
+    let given = registered(payload)?.iter().map(|sge| u64::from(sge.length)).sum();
+    if given != 8 {
+        return Err(Refusal::AtomicResult { given });
+    }
+    if !remote.addr.is_multiple_of(8) {
+        return Err(Refusal::AtomicAddress { addr: remote.addr });
+    }
+    Ok(())
+}
+
+#[inline(always)]
+fn nothing(operation: &Operation, payload: Payload<'_>) -> Result<(), Refusal> {
+    match payload {
+        Payload::Sges([]) | Payload::Inline([]) => Ok(()),
+        _ => Err(Refusal::UnexpectedPayload { operation: operation.name() }),
+    }
+}
+
+#[cold]
+pub(super) fn unsupported(operation: &Operation) -> Refusal {
+    Refusal::Unsupported { operation: operation.name() }
+}

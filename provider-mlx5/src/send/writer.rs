@@ -1,0 +1,56 @@
+//! Where the segments of a request go.
+
+use crate::wqe::{BLOCK, SEGMENT, SEGMENTS_PER_BLOCK, Segment};
+
+/// Writes a request's segments one after the other, round the ring's end.
+pub(super) struct Writer {
+    pub(super) start: *mut Segment,
+    pub(super) mask: u32,
+    pub(super) block: u32,
+    /// Segments written, the control segment included.
+    pub(super) segments: usize,
+}
+
+impl Writer {
+    /// Where segment `index` of the request is.
+    #[inline(always)]
+    pub(super) fn at(&self, index: usize) -> *mut Segment {
+        let block = self.block.wrapping_add((index / SEGMENTS_PER_BLOCK) as u32) & self.mask;
+        // SAFETY: the block lies in the ring.
+        unsafe { self.start.add(block as usize * SEGMENTS_PER_BLOCK + index % SEGMENTS_PER_BLOCK) }
+    }
+
+    #[inline(always)]
+    pub(super) fn put(&mut self, segment: Segment) {
+        // SAFETY: the blocks of a request are free, as `Mlx5Sq::push` sees to, and so many.
+        unsafe { self.at(self.segments).write(segment) };
+        self.segments += 1;
+    }
+
+    /// Copies bytes into the blocks, `offset` bytes behind the start of the request's segment `first`.
+    #[inline(always)]
+    pub(super) fn copy(&self, first: usize, offset: usize, bytes: &[u8]) {
+        let mut at = first * SEGMENT + offset;
+        // What lies in the request's first block can't reach the ring's end.
+        if at + bytes.len() <= BLOCK {
+            // SAFETY: within the request's first block.
+            unsafe {
+                let to = self.at(0).cast::<u8>().add(at);
+                to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            }
+            return;
+        }
+        let mut bytes = bytes;
+        while !bytes.is_empty() {
+            let run = (BLOCK - at % BLOCK).min(bytes.len());
+            let (now, later) = bytes.split_at(run);
+            // SAFETY: the run ends with its block, which is one of the request's.
+            unsafe {
+                let to = self.at(at / SEGMENT).cast::<u8>().add(at % SEGMENT);
+                to.copy_from_nonoverlapping(now.as_ptr(), run);
+            }
+            at += run;
+            bytes = later;
+        }
+    }
+}
