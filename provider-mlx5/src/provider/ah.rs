@@ -1,0 +1,46 @@
+//! Address handles.
+
+use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::contract::{AhRequest, CreateError, CreatedAh};
+use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::unfinished::Unfinished;
+use bareverbs_uapi::mlx5::{CommandsWithPayload, CreateAhResp};
+use bareverbs_uapi::verbs_values::LinkLayer;
+use zerocopy::IntoBytes;
+
+use super::Mlx5;
+use crate::address::{self, Link};
+use crate::send::Mlx5Ah;
+
+impl Mlx5 {
+    pub(super) fn make_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        let attr = &request.attr;
+        let port = command::query_port(&self.file, attr.port_num)?.legacy_resp;
+        let ethernet = port.link_layer == LinkLayer::ETHERNET;
+        if ethernet && attr.is_global == 0 {
+            return Err(CreateError::Unsupported { what: "paths without a GID on Ethernet" });
+        }
+        if ethernet && !self.told.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
+            return Err(CreateError::Unsupported {
+                what: "address handles whose next hop the kernel does not tell",
+            });
+        }
+        let mut response = CreateAhResp::zeroed();
+        let output: &mut [u8] = if ethernet { response.as_mut_bytes() } else { &mut [] };
+        // SAFETY: the response has its full size.
+        let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
+        let destroy = |file: &DeviceFile, handle| {
+            let _ = command::destroy_ah(file, handle);
+        };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        let link = if ethernet {
+            let index = attr.grh.sgid_index.into();
+            let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;
+            Link::Ethernet { mac: response.dmac, gid_type: gid.gid_type }
+        } else {
+            Link::InfiniBand
+        };
+        let ah = Mlx5Ah { vector: address::vector(attr, link) };
+        Ok(CreatedAh { handle: unfinished.finished(), ah })
+    }
+}

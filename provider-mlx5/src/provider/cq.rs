@@ -1,0 +1,72 @@
+//! Completion queues.
+
+use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreateError, CreatedCq, QueueMemory};
+use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
+use zerocopy::IntoBytes;
+
+use super::{Mlx5, note, queue_memory, refused};
+use crate::completion::{Minis, Mlx5Cq, Ring};
+use crate::cqe::CQE;
+
+/// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty one.
+const MAX_CQE_LOG: u32 = 22;
+
+impl Mlx5 {
+    fn ring(&self, entries: u32, memory: QueueMemory) -> Result<(Ring, u32), CreateError> {
+        // One entry always stays free.
+        let log = u64::from(entries).saturating_add(1).next_power_of_two().trailing_zeros();
+        if log > MAX_CQE_LOG {
+            let max = (1 << MAX_CQE_LOG) - 1;
+            return Err(CreateError::Limit { what: "entries", asked: entries.into(), max });
+        }
+        let memory = queue_memory(CQE << log, memory)?;
+        Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
+    }
+
+    pub(super) fn make_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+        let (ring, entries) = self.ring(request.entries, request.memory)?;
+        let minis = if request.compressed {
+            let told = self.query_driver()?.cqe_comp_caps.supported_format;
+            Some(Minis::best(told).ok_or(CreateError::Unsupported { what: "compressed completions" })?)
+        } else {
+            None
+        };
+        let ring = ring.compressed(minis.map(|(minis, _)| minis));
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let driver = CreateCqReq {
+            buf_addr: ring.address(),
+            db_addr: doorbell.address(),
+            cqe_size: CQE as u32,
+            cqe_comp_en: minis.is_some().into(),
+            cqe_comp_res_format: minis.map_or(0, |(_, format)| format.bits() as u8),
+            flags: CqFlags::UAR_PAGE_INDEX,
+            // The kernel takes the index as wide as this.
+            uar_page_index: self.uar.page_id() as u16,
+            ..CreateCqReq::zeroed()
+        };
+        let mut response = CreateCqResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user` of its `cq.c`), and
+        // it and the record stay until the queue was destroyed.
+        let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
+        let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
+        note(&self.cqs, made.handle, queue.shared());
+        Ok(CreatedCq { handle: made.handle, entries: queue.capacity(), queue })
+    }
+
+    /// Gives a queue memory of another size.
+    pub(super) fn move_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
+        let (ring, entries) = self.ring(entries, queue.memory())?;
+        if entries == queue.capacity() {
+            return Ok(entries);
+        }
+        queue.release();
+        let driver = ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
+        let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
+        // SAFETY: as in `make_cq`.
+        unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
+        queue.follow(ring);
+        Ok(queue.capacity())
+    }
+}

@@ -1,0 +1,169 @@
+//! Queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::contract::{CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest};
+use bareverbs_provider::device::Refused;
+use bareverbs_uapi::mlx5::verbs::UarType;
+use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
+use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
+use zerocopy::IntoBytes;
+
+use super::{Mlx5, known, queue_memory, refused};
+use crate::doorbell::{BlueFlame, SendRegister, Uar};
+use crate::pair::{Layout, PairMemory};
+use crate::recv::Mlx5Rq;
+use crate::send::{FIRST_VERSION, FRAME_HEADER, Mlx5Sq, Options, SendLimits};
+use crate::table::{Receives, Record, Sends, Source};
+use crate::wqe::SEGMENT;
+
+impl Mlx5 {
+    pub(super) fn make_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        const METHOD: &str = "QpCreate";
+        let known_type = match request.qp_type {
+            QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
+            QpType::RAW_PACKET => self.has_raw_packets(),
+            _ => false,
+        };
+        if !known_type {
+            return Err(CreateError::Unsupported { what: "queue pairs of this type" });
+        }
+        let receives = request.srq.is_none() && request.qp_type != QpType::XRC_INI;
+        let mut flags = QpFlags::UAR_PAGE_INDEX;
+        if request.scatter_to_cqe {
+            let signals_all = request.flags.contains(QpCreateFlags::SQ_SIG_ALL);
+            // Where all sends are signalled, what they read would come in completions too.
+            if !receives || signals_all || !matches!(request.qp_type, QpType::RC | QpType::UC) {
+                let what = "messages in completions for other than connected queue pairs with receives of their own and \
+                            sends signalled one by one";
+                return Err(CreateError::Unsupported { what });
+            }
+            flags |= QpFlags::SCATTER_CQE;
+        }
+        let max_tso = self.max_tso(request)?;
+        let layout =
+            Layout::new(request.qp_type, &request.cap, request.max_tso_header, !receives, self.limits())?;
+        let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
+        let source = match request.srq {
+            Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
+            None if request.scatter_to_cqe => {
+                Source::Own(Receives::keeping(layout.recv_slots, layout.recv_sge))
+            }
+            None => Source::Own(Receives::new(layout.recv_slots)),
+        };
+        let max_message = self.max_message(request.qp_type)?;
+        let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
+            .ok_or(Refused { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
+        let rings = queue_memory(layout.bytes(), request.memory)?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let register = self.register(request.doorbell)?;
+        let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
+        let is_raw = request.qp_type == QpType::RAW_PACKET;
+        let driver = CreateQpReq {
+            buf_addr: start,
+            sq_buf_addr: if is_raw { start + layout.send_offset() as u64 } else { 0 },
+            db_addr: doorbell.address(),
+            sq_wqe_count: layout.send_blocks,
+            rq_wqe_count: layout.recv_slots,
+            rq_wqe_shift: layout.told_recv_shift(),
+            flags,
+            uidx: record.user_index(),
+            bfreg_index: register.page_id(),
+            ece_options: if self.has_ece() { FIRST_VERSION } else { 0 },
+            ..CreateQpReq::zeroed()
+        };
+        let mut response = CreateQpResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        let cap = layout.cap();
+        let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
+        // SAFETY: the rings have the size that the kernel computes from their counts (`set_user_buf_size` of its
+        // `qp.c`), and they and the record stay until the queue pair was destroyed.
+        let made = unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, payload) }?;
+        let limits = SendLimits {
+            qp_type: request.qp_type,
+            requests: layout.sends,
+            max_sge: layout.send_sge,
+            max_inline: layout.inline,
+            max_message,
+            frame_header: if self.told.eth_min_inline == InlineMode::NONE { 0 } else { FRAME_HEADER },
+            tso_header: request.max_tso_header.into(),
+            max_tso,
+            signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
+        };
+        let rq = receives.then(|| {
+            let (slots, shift) = (layout.recv_slots.max(1), layout.recv_shift - SEGMENT.trailing_zeros());
+            Mlx5Rq::new(Arc::clone(&record), Arc::clone(&memory), slots, shift, layout.recv_sge)
+        });
+        let place = (layout.send_offset(), layout.send_blocks);
+        let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits)
+            .with_options(self.has_ece().then(|| Options::new(response.ece_options)));
+        let srq_num = match &record.source {
+            Source::Shared(srq) => srq.number(),
+            Source::Own(_) => 0,
+        };
+        record.begin(made.qp_num, srq_num);
+        Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
+    }
+
+    fn register(&self, choice: DoorbellChoice) -> Result<SendRegister, CreateError> {
+        match choice {
+            DoorbellChoice::Any => Ok(self.some_register()),
+            DoorbellChoice::Shared => Ok(SendRegister::Shared(Arc::clone(&self.uar))),
+            DoorbellChoice::Own => {
+                let combined = match Uar::alloc(&self.file, UarType::BF) {
+                    Ok(uar) => BlueFlame::new(uar, self.told.bf_reg_size).ok(),
+                    Err(Refused { errno: Errno::OPNOTSUPP, .. }) => None,
+                    Err(refused) => return Err(refused.into()),
+                };
+                Ok(match combined {
+                    Some(register) => SendRegister::Exclusive(register),
+                    // This machine doesn't combine writes: requests can't be copied, but it is its own.
+                    None => SendRegister::Shared(Arc::new(Uar::alloc(&self.file, UarType::NC)?)),
+                })
+            }
+        }
+    }
+
+    /// A register of one's own while there are some, and the shared one otherwise.
+    fn some_register(&self) -> SendRegister {
+        let shared = || SendRegister::Shared(Arc::clone(&self.uar));
+        let take = |left: u32| left.checked_sub(1);
+        if self.exclusive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            return shared();
+        }
+        match Uar::alloc(&self.file, UarType::BF) {
+            Ok(uar) => {
+                BlueFlame::new(uar, self.told.bf_reg_size).map_or_else(|_| shared(), SendRegister::Exclusive)
+            }
+            Err(_) => {
+                // This machine doesn't combine writes, or the device has no pages left: it need not be asked again.
+                self.exclusive.store(0, Ordering::Relaxed);
+                shared()
+            }
+        }
+    }
+
+    /// Bytes of the longest message, or datagram, of the first port.
+    fn max_message(&self, qp_type: QpType) -> Result<u64, Refused> {
+        let port = command::query_port(&self.file, 1)?.legacy_resp;
+        Ok(match qp_type {
+            QpType::UD => 128 << port.active_mtu.0.clamp(1, 5),
+            _ => port.max_msg_sz.into(),
+        })
+    }
+
+    /// Most bytes of a large send; none where the queue pair is to have none.
+    fn max_tso(&self, request: &QpRequest) -> Result<u64, CreateError> {
+        if request.max_tso_header == 0 {
+            return Ok(0);
+        }
+        let told = self.query_driver()?.tso_caps;
+        if told.max_tso == 0 || told.supported_qpts >> request.qp_type.0 & 1 == 0 {
+            return Err(CreateError::Unsupported { what: "large sends of such queue pairs" });
+        }
+        Ok(told.max_tso.into())
+    }
+}

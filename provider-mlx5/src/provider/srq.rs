@@ -1,0 +1,110 @@
+//! Shared receive queues.
+
+use std::sync::Arc;
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::command::{self, DriverPayload};
+use bareverbs_provider::contract::{CreateError, CreatedSrq, RecvQueue, SrqChange, SrqRequest};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::unfinished::Unfinished;
+use bareverbs_uapi::mlx5::{CreateSrqReq, CreateSrqResp};
+use bareverbs_uapi::verbs_values::SrqAttrMask;
+use bareverbs_uapi::write::structs::ModifySrqReq;
+use zerocopy::IntoBytes;
+
+use super::{Mlx5, known, note, queue_memory, refused};
+use crate::completion::CqShared;
+use crate::srq::Mlx5Srq;
+use crate::table::{NO_USER_INDEX, Record, Sends, Source};
+use crate::wqe::SEGMENT;
+
+impl Mlx5 {
+    pub(super) fn make_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        let shift = Mlx5Srq::shift(request.max_sge);
+        let slots = u64::from(request.max_wr) + 1;
+        if slots > 1 << 16 {
+            let (asked, max) = (request.max_wr.into(), (1 << 16) - 1);
+            return Err(CreateError::Limit { what: "max_wr", asked, max });
+        }
+        if shift > 16 {
+            let (asked, max) = (request.max_sge.into(), (1 << 12) - 1);
+            return Err(CreateError::Limit { what: "max_sge", asked, max });
+        }
+        let slots = (slots as u32).next_power_of_two().max(2);
+        let memory = queue_memory((slots as usize) << shift, request.memory)?;
+        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let max_sge = (1 << shift) / SEGMENT as u32 - 1;
+        let address = memory.as_ptr().as_ptr().expose_provenance() as u64;
+        let db_addr = doorbell.address();
+        let mut queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
+        let record = match request.xrc {
+            Some(xrc) => Some(self.record_of_srq(known(&self.cqs, xrc.cq, "SrqCreate")?, &queue)?),
+            None => None,
+        };
+        let driver = CreateSrqReq {
+            buf_addr: address,
+            db_addr,
+            uidx: record.as_ref().map_or(NO_USER_INDEX, |record| record.user_index()),
+            ..CreateSrqReq::zeroed()
+        };
+        let mut response = CreateSrqResp::zeroed();
+        let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
+        let asked = SrqRequest { max_wr: slots - 1, ..*request };
+        // SAFETY: the memory has the size that the kernel computes from depth and width (`mlx5_ib_create_srq` of its
+        // `srq.c`), and it and the record stay until the queue was destroyed.
+        let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
+        let destroy = |file: &DeviceFile, handle| {
+            let _ = command::destroy_srq(file, handle);
+        };
+        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        if request.limit > 0 {
+            // The driver takes none when it makes the queue.
+            self.limit_srq(made.handle, request.limit)?;
+        }
+        queue.shared().set_number(response.srqn);
+        note(&self.srqs, made.handle, queue.shared());
+        if let Some(record) = record {
+            queue.list(record);
+        }
+        Ok(CreatedSrq {
+            handle: unfinished.finished(),
+            max_wr: queue.capacity(),
+            max_sge,
+            srq_num: response.srqn,
+            queue,
+        })
+    }
+
+    pub(super) fn change_srq(
+        &self,
+        srq: u32,
+        queue: &mut Mlx5Srq,
+        change: SrqChange,
+    ) -> Result<(), CreateError> {
+        queue.ring();
+        match change {
+            SrqChange::Limit(limit) => Ok(self.limit_srq(srq, limit)?),
+            SrqChange::MaxWr(_) => {
+                Err(CreateError::Unsupported { what: "shared receive queues that change their size" })
+            }
+        }
+    }
+
+    /// What leads from completions of a shared receive queue, all of which come to `cq`, to the queue.
+    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<Arc<Record>, Refused> {
+        let source = Source::Shared(Arc::clone(queue.shared()));
+        Record::new(&self.table, [Arc::clone(&cq), cq], Sends::new(1), source)
+            .ok_or(Refused { method: "SrqCreate (user index)", errno: Errno::NOMEM })
+    }
+
+    fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), Refused> {
+        let request = ModifySrqReq {
+            srq_handle: srq,
+            attr_mask: SrqAttrMask::LIMIT,
+            srq_limit: limit,
+            ..ModifySrqReq::zeroed()
+        };
+        // SAFETY: there is no payload.
+        unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
+    }
+}
