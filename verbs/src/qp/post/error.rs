@@ -1,0 +1,86 @@
+//! Why requests were not posted.
+
+use std::fmt;
+
+use bareverbs_provider::contract::DoorbellError;
+
+use crate::{QpState, Refusal, WqState};
+
+/// Not all requests were posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "bad_wr")]
+pub struct PostError {
+    /// How many requests were posted and will complete. The request of this index is the refused one.
+    pub accepted: usize,
+    /// Why it was refused.
+    pub reason: PostReason,
+}
+
+impl fmt::Display for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.accepted {
+            0 => write!(f, "no request was posted: {}", self.reason),
+            1 => write!(f, "1 request was posted, the next was refused: {}", self.reason),
+            accepted => write!(f, "{accepted} requests were posted, the next was refused: {}", self.reason),
+        }
+    }
+}
+
+impl std::error::Error for PostError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.reason)
+    }
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostReason {
+    /// The queue did not take it.
+    #[error(transparent)]
+    Queue(#[from] Refusal),
+    /// The queue pair is in a state that does not take it.
+    #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
+    State(QpState),
+    /// The work queue is in a state that does not take it.
+    #[error("the work queue is in {0:?}; receives can be posted in RDY, to which it goes from RESET")]
+    WqState(WqState),
+    /// Receives go to the shared queue.
+    #[error("the queue pair shares a receive queue: post to that one")]
+    Shared,
+    /// The queue pair is one that sends.
+    #[error(
+        "an XRC queue pair that sends receives nothing: receives go to the shared queue of an XRC domain"
+    )]
+    SendsOnly,
+    /// The kernel refused the doorbell.
+    #[error("the doorbell was refused: {0}")]
+    Doorbell(#[source] DoorbellError),
+}
+
+/// `requests` share the doorbell's fate.
+#[cold]
+pub(super) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
+    let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
+    PostError { accepted, reason: PostReason::Doorbell(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_post_error_tells_what_was_posted_and_why_the_next_was_not() {
+        let error = |accepted, reason| PostError { accepted, reason }.to_string();
+        assert_eq!(
+            error(0, PostReason::State(QpState::RESET)),
+            "no request was posted: the queue pair is in RESET; receives can be posted from INIT on, sends from RTS \
+             on"
+        );
+        assert_eq!(
+            error(64, Refusal::QueueFull { capacity: 64 }.into()),
+            "64 requests were posted, the next was refused: the queue is full (64 requests): poll completions \
+             first, or create the queue deeper"
+        );
+    }
+}
