@@ -1,22 +1,25 @@
 //! The send queue.
 
+mod datagram;
+mod handover;
 mod limits;
 mod refusals;
 mod slot;
 
 use std::ops::Range;
 
-use bareverbs_provider::Errno;
 use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
 use bareverbs_provider::device::Refused;
 use bareverbs_provider::mapping::Mapping;
-use bareverbs_provider::ring::{Position, Producer, Published};
+use bareverbs_provider::ring::{Position, Producer};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
-use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe, UdWr};
+use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WrOpcode};
 
+pub use self::datagram::RxeAh;
+use self::handover::DOORBELL;
 pub use self::limits::SendLimits;
 pub(crate) use self::refusals::{MAX_MESSAGE, too_long, too_many_sges};
 use self::refusals::{no_payload, too_long_inline, unsupported, wrong_atomic};
@@ -28,9 +31,6 @@ use crate::reads::Reads;
 
 /// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;
-
-/// What a refused doorbell is called.
-const DOORBELL: &str = "PostSend (doorbell)";
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
@@ -49,13 +49,6 @@ pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
     doorbell: D,
     /// Keeps the ring in place.
     _memory: M,
-}
-
-/// What a request names of an address handle: the number by which the kernel finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RxeAh {
-    /// The number, which is not 0.
-    pub number: u32,
 }
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
@@ -107,61 +100,6 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             Refusal::NoReadsOutstanding { operation: operation.name() }
         } else {
             unsupported(operation)
-        }
-    }
-
-    /// Whether the request that was published last has failed: then the queue pair is in the error state.
-    #[inline]
-    fn has_failed(&self) -> bool {
-        let wqe = self.ring.last_published().as_ptr().cast::<SendWqe>();
-        // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing the word.
-        unsafe { (&raw const (*wqe).status).read_volatile() != WcStatus::SUCCESS.0 }
-    }
-
-    /// Publishes all that was pushed or left, with one doorbell.
-    #[inline]
-    fn ring_once(&mut self) -> Result<(), DoorbellError> {
-        let batch = self.ring.publish();
-        self.deferred = self.ring.position();
-        match self.doorbell.ring() {
-            Ok(()) => Ok(()),
-            Err(errno) => Err(self.refused(batch, errno)),
-        }
-    }
-
-    /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's requester finds a request at
-    /// its own index, which goes on by one with every doorbell, however many are flushed; at the end of the queue it does
-    /// nothing (`rxe_requester` of `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is
-    /// that is N - k behind, which it may be though the last request succeeded: retries take it back, and answers may end
-    /// them before it is where it was. The first doorbell takes it from where it may stand one ahead of the end, and after
-    /// that no single request reaches it.
-    #[cold]
-    fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
-        // Where this one is refused, so is the next.
-        let _ = self.doorbell.ring();
-        let first = self.ring.publish_next();
-        self.doorbell.ring().map_err(|errno| self.refused(first, errno))?;
-        while self.ring.pending() > 0 {
-            self.ring.publish_next();
-            if let Err(errno) = self.doorbell.ring() {
-                self.ring.publish();
-                self.deferred = self.ring.position();
-                return Err(DoorbellError::Posted(Refused { method: DOORBELL, errno }));
-            }
-        }
-        self.deferred = self.ring.position();
-        Ok(())
-    }
-
-    #[cold]
-    fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
-        let refused = Refused { method: DOORBELL, errno };
-        if errno == Errno::INVAL {
-            self.ring.take_back(batch);
-            self.deferred = self.ring.position();
-            DoorbellError::TakenBack(refused)
-        } else {
-            DoorbellError::Posted(refused)
         }
     }
 }
@@ -404,52 +342,8 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
     ) -> Result<(), Refusal> {
-        let Some(max) = self.limits.max_datagram else {
-            return Err(Refusal::Unsupported { operation: "a datagram" });
-        };
-        let Some(slot) = self.ring.next_slot() else {
-            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
-        };
-        let wqe = slot.as_ptr().cast::<SendWqe>();
-        // SAFETY: as in `push`.
-        let data = unsafe { slot.as_ptr().add(DATA) };
-        // SAFETY: as in `push`.
-        let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
-        if length > max {
-            return Err(Refusal::DatagramTooLong { given: length.into(), max });
-        }
-        let Datagram { ah, qp_num, qkey, imm } = request.operation;
-        if qp_num > 0xff_ffff {
-            return Err(Refusal::QpNumber { qp_num });
-        }
-        let (opcode, key_or_imm) = match imm {
-            None => (WrOpcode::SEND, 0),
-            Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
-        };
-        // SAFETY: as in `push`. The address vector behind the number is left: the kernel reads it only where there is
-        // no number (`rxe_get_av` in its `rxe_av.c`).
-        unsafe {
-            let form = (&raw mut (*wqe).wr.wr).cast::<UdWr>();
-            (&raw mut (*form).remote_qpn).write(qp_num);
-            (&raw mut (*form).remote_qkey).write(qkey);
-            (&raw mut (*form).pkey_index).write(0);
-            (&raw mut (*form).reserved).write(0);
-            (&raw mut (*form).ah_num).write(ah.number);
-        }
-        let flags = kernel_flags(request.flags, inline);
-        let common = Common {
-            wr_id: request.wr_id,
-            opcode,
-            flags,
-            key_or_imm: Some(key_or_imm),
-            iova: 0,
-            length,
-            num_sge,
-        };
-        // SAFETY: as in `push`.
-        unsafe { write_common(wqe, &common) };
-        self.ring.advance();
-        Ok(())
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.push_to_handle(request) }
     }
 
     #[inline]

@@ -1,0 +1,77 @@
+//! Datagrams, over address handles that the kernel knows by their numbers.
+
+use bareverbs_provider::work::{Datagram, Refusal, SendRequest};
+use bareverbs_uapi::rxe::{SendWqe, UdWr};
+use bareverbs_uapi::write::types::WrOpcode;
+
+use super::RxeSq;
+use super::slot::{Common, DATA, kernel_flags, write_common};
+use crate::doorbell::Doorbell;
+use crate::memory::QueueMemory;
+
+/// What a request names of an address handle: the number by which the kernel finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RxeAh {
+    /// The number, which is not 0.
+    pub number: u32,
+}
+
+impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    #[inline]
+    pub(super) unsafe fn push_to_handle(
+        &mut self,
+        request: &SendRequest<'_, Datagram<'_, RxeAh>>,
+    ) -> Result<(), Refusal> {
+        let Some(max) = self.limits.max_datagram else {
+            return Err(Refusal::Unsupported { operation: "a datagram" });
+        };
+        let Some(slot) = self.ring.next_slot() else {
+            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+        };
+        let wqe = slot.as_ptr().cast::<SendWqe>();
+        // SAFETY: as in the queue's `push`.
+        let data = unsafe { slot.as_ptr().add(DATA) };
+        // SAFETY: as in the queue's `push`.
+        let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
+        if length > max {
+            return Err(Refusal::DatagramTooLong { given: length.into(), max });
+        }
+        let Datagram { ah, qp_num, qkey, imm } = request.operation;
+        if qp_num > 0xff_ffff {
+            return Err(Refusal::QpNumber { qp_num });
+        }
+        let (opcode, key_or_imm) = match imm {
+            None => (WrOpcode::SEND, 0),
+            Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
+        };
+        // SAFETY: as in the queue's `push`. The address vector behind the number is left: the kernel reads it only where
+        // there is no number (`rxe_get_av` in its `rxe_av.c`).
+        unsafe {
+            let form = (&raw mut (*wqe).wr.wr).cast::<UdWr>();
+            (&raw mut (*form).remote_qpn).write(qp_num);
+            (&raw mut (*form).remote_qkey).write(qkey);
+            (&raw mut (*form).pkey_index).write(0);
+            (&raw mut (*form).reserved).write(0);
+            (&raw mut (*form).ah_num).write(ah.number);
+        }
+        let flags = kernel_flags(request.flags, inline);
+        let common = Common {
+            wr_id: request.wr_id,
+            opcode,
+            flags,
+            key_or_imm: Some(key_or_imm),
+            iova: 0,
+            length,
+            num_sge,
+        };
+        // SAFETY: as in the queue's `push`.
+        unsafe { write_common(wqe, &common) };
+        self.ring.advance();
+        Ok(())
+    }
+}

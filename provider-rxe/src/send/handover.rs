@@ -1,0 +1,72 @@
+//! Handing requests over to the kernel: by publishing them, and by the doorbell, which is a system call.
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::DoorbellError;
+use bareverbs_provider::device::Refused;
+use bareverbs_provider::ring::Published;
+use bareverbs_uapi::rxe::SendWqe;
+use bareverbs_uapi::verbs_values::WcStatus;
+
+use super::RxeSq;
+use crate::doorbell::Doorbell;
+use crate::memory::QueueMemory;
+
+/// What a refused doorbell is called.
+pub(super) const DOORBELL: &str = "PostSend (doorbell)";
+
+impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
+    /// Whether the request that was published last has failed: then the queue pair is in the error state.
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        let wqe = self.ring.last_published().as_ptr().cast::<SendWqe>();
+        // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing the word.
+        unsafe { (&raw const (*wqe).status).read_volatile() != WcStatus::SUCCESS.0 }
+    }
+
+    /// Publishes all that was pushed or left, with one doorbell.
+    #[inline]
+    pub(super) fn ring_once(&mut self) -> Result<(), DoorbellError> {
+        let batch = self.ring.publish();
+        self.deferred = self.ring.position();
+        match self.doorbell.ring() {
+            Ok(()) => Ok(()),
+            Err(errno) => Err(self.refused(batch, errno)),
+        }
+    }
+
+    /// Before Linux 6.4, what is posted in the error state is flushed only where the kernel's requester finds a request at
+    /// its own index, which goes on by one with every doorbell, however many are flushed; at the end of the queue it does
+    /// nothing (`rxe_requester` of `rxe_req.c`). A queue of N slots that takes k more requests would end where an index is
+    /// that is N - k behind, which it may be though the last request succeeded: retries take it back, and answers may end
+    /// them before it is where it was. The first doorbell takes it from where it may stand one ahead of the end, and after
+    /// that no single request reaches it.
+    #[cold]
+    pub(super) fn ring_one_by_one(&mut self) -> Result<(), DoorbellError> {
+        // Where this one is refused, so is the next.
+        let _ = self.doorbell.ring();
+        let first = self.ring.publish_next();
+        self.doorbell.ring().map_err(|errno| self.refused(first, errno))?;
+        while self.ring.pending() > 0 {
+            self.ring.publish_next();
+            if let Err(errno) = self.doorbell.ring() {
+                self.ring.publish();
+                self.deferred = self.ring.position();
+                return Err(DoorbellError::Posted(Refused { method: DOORBELL, errno }));
+            }
+        }
+        self.deferred = self.ring.position();
+        Ok(())
+    }
+
+    #[cold]
+    fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
+        let refused = Refused { method: DOORBELL, errno };
+        if errno == Errno::INVAL {
+            self.ring.take_back(batch);
+            self.deferred = self.ring.position();
+            DoorbellError::TakenBack(refused)
+        } else {
+            DoorbellError::Posted(refused)
+        }
+    }
+}
