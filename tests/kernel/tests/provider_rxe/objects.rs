@@ -1,0 +1,58 @@
+//! Objects of the kernel: what it tells of them, what a wrong key brings, and that they go.
+
+use bareverbs_provider::command;
+use bareverbs_provider::contract::{CqRequest, Provider, QueueMemory, SendQueue};
+use bareverbs_provider::work::{Operation, Payload, Sge, WcStatus};
+use bareverbs_uapi::uverbs::ObjectClass;
+
+use crate::host::{Host, Memory};
+use crate::pair::{CAP, Pair, poll};
+
+pub(crate) fn a_region_has_the_range_that_was_registered() {
+    let host = Host::new();
+    let memory = Memory::new(&host, 8192);
+    let info = command::query_mr(&host.file, memory.mr.handle).unwrap();
+    assert_eq!((info.lkey, info.rkey), (memory.mr.lkey, memory.mr.rkey));
+    assert_eq!((info.length, info.iova), (8192, memory.addr(0)));
+}
+
+pub(crate) fn a_foreign_key_fails_with_its_status() {
+    let mut pair = Pair::new(CAP);
+    let memory = Memory::new(&pair.host, 4096);
+    let wrong = Sge { lkey: memory.mr.lkey ^ 0x5500, ..memory.sge(0, 8) };
+    pair.send(1, Operation::Write(memory.remote(64)), Payload::Sges(&[wrong]));
+    let completion = poll(&mut pair.client_cq);
+    assert_eq!(completion.wr_id, 1);
+    // Newer kernels put the queue pair into the error state first, and then flush the request that caused it.
+    let told = match completion.status {
+        WcStatus::WR_FLUSH_ERR => pair.client.sq.failure(),
+        status => Some((completion.wr_id, status)),
+    };
+    assert!(matches!(told, Some((1, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR))), "{told:?}");
+}
+
+pub(crate) fn destroyed_objects_leave_no_handles() {
+    let count = |host: &Host, class| command::info_handles(&host.file, class, &mut [0; 64]).unwrap();
+    let pair = Pair::new(CAP);
+    let memory = Memory::new(&pair.host, 4096);
+    let classes = [ObjectClass::QP, ObjectClass::CQ, ObjectClass::MR, ObjectClass::PD];
+    assert_eq!(classes.map(|class| count(&pair.host, class)), [2, 2, 1, 1]);
+
+    // Depths that the device does not have are refused, and leave nothing.
+    let request = CqRequest {
+        entries: 1 << 31,
+        user_handle: 0,
+        channel: None,
+        vector: 0,
+        compressed: false,
+        memory: QueueMemory::Ordinary,
+    };
+    assert!(pair.host.rxe.create_cq(&request).is_err());
+    assert_eq!(count(&pair.host, ObjectClass::CQ), 2);
+
+    let Pair { host, client, client_cq, server, server_cq } = pair;
+    host.destroy([client, server], [client_cq, server_cq]);
+    memory.give_back(&host);
+    command::dealloc_pd(&host.file, host.pd).unwrap();
+    assert_eq!(classes.map(|class| count(&host, class)), [0; 4]);
+}

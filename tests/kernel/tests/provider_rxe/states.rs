@@ -1,0 +1,88 @@
+//! What becomes of requests in the states of a queue pair.
+
+use bareverbs_provider::Errno;
+use bareverbs_provider::contract::{CreatedQp, DoorbellError, SendQueue};
+use bareverbs_provider::work::{Operation, Payload, WcOpcode, WcStatus};
+use bareverbs_rxe::Rxe;
+use bareverbs_uapi::verbs_values::QpState;
+
+use crate::host::Memory;
+use crate::pair::{CAP, Pair, poll, push, succeeds, try_poll};
+
+pub(crate) fn a_batch_refused_below_rts_is_never_sent() {
+    let mut pair = Pair::unconnected(CAP);
+    let memory = Memory::new(&pair.host, 4096);
+    let refused = |qp: &mut CreatedQp<Rxe>| {
+        for wr_id in [901, 902] {
+            push(qp, wr_id, Operation::Send, Payload::Inline(&[b"lost"])).unwrap();
+        }
+        match qp.sq.ring() {
+            Err(DoorbellError::TakenBack(refused)) => assert_eq!(refused.errno, Errno::INVAL),
+            other => panic!("{other:?}"),
+        }
+    };
+    refused(&mut pair.client);
+    for qp in [&pair.client, &pair.server] {
+        pair.host.init(qp);
+    }
+    refused(&mut pair.client);
+    pair.host.ready_to_receive(&pair.client, &pair.server);
+    pair.host.ready_to_receive(&pair.server, &pair.client);
+    refused(&mut pair.client);
+    pair.host.ready_to_send(&pair.client);
+
+    pair.receive(1, &[memory.sge(0, 8)]);
+    pair.receive(2, &[memory.sge(8, 8)]);
+    pair.send(1, Operation::Send, Payload::Inline(&[b"found"]));
+    succeeds(&mut pair.client_cq, 1, WcOpcode::SEND);
+    succeeds(&mut pair.server_cq, 1, WcOpcode::RECV);
+    assert_eq!(memory.read(0, 5), b"found");
+    pair.send(2, Operation::Send, Payload::Inline(&[b"too"]));
+    succeeds(&mut pair.client_cq, 2, WcOpcode::SEND);
+    succeeds(&mut pair.server_cq, 2, WcOpcode::RECV);
+    assert_eq!(try_poll(&mut pair.client_cq), None);
+}
+
+fn flushed(pair: &mut Pair) {
+    for wr_id in 1..=3 {
+        push(&mut pair.client, wr_id, Operation::Send, Payload::Inline(&[b"x"])).unwrap();
+    }
+    pair.client.sq.ring().expect("the doorbell is answered in the error state");
+    for wr_id in 1..=3 {
+        let completion = poll(&mut pair.client_cq);
+        assert_eq!((completion.wr_id, completion.status), (wr_id, WcStatus::WR_FLUSH_ERR));
+    }
+}
+
+pub(crate) fn the_doorbell_flushes_a_queue_pair_in_error() {
+    let mut pair = Pair::new(CAP);
+    pair.receive(50, &[]);
+    for qp in [&pair.client, &pair.server] {
+        pair.host.state(qp, QpState::ERR);
+    }
+    let completion = poll(&mut pair.server_cq);
+    assert_eq!((completion.wr_id, completion.status), (50, WcStatus::WR_FLUSH_ERR));
+    flushed(&mut pair);
+    flushed(&mut pair);
+}
+
+pub(crate) fn a_queue_pair_works_again_after_reset() {
+    let mut pair = Pair::new(CAP);
+    let memory = Memory::new(&pair.host, 4096);
+    for round in 0..5 {
+        pair.receive(round, &[memory.sge(0, 8)]);
+        pair.receive(99, &[memory.sge(0, 8)]);
+        pair.send(round, Operation::Send, Payload::Inline(&[b"again"]));
+        succeeds(&mut pair.client_cq, round, WcOpcode::SEND);
+        succeeds(&mut pair.server_cq, round, WcOpcode::RECV);
+        if round % 2 == 0 {
+            pair.host.state(&pair.client, QpState::ERR);
+            flushed(&mut pair);
+        }
+        for qp in [&pair.client, &pair.server] {
+            pair.host.state(qp, QpState::RESET);
+        }
+        while try_poll(&mut pair.server_cq).is_some() {}
+        pair.host.connect(&pair.client, &pair.server);
+    }
+}
