@@ -54,3 +54,54 @@ impl Writer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BLOCKS: u32 = 8;
+
+    fn ring() -> Vec<Segment> {
+        vec![[0; 2]; BLOCKS as usize * SEGMENTS_PER_BLOCK]
+    }
+
+    fn writer(ring: &mut [Segment], block: u32) -> Writer {
+        Writer { start: ring.as_mut_ptr(), mask: BLOCKS - 1, block, segments: 1 }
+    }
+
+    proptest! {
+        #[test]
+        fn segments_follow_each_other_round_the_rings_end(block: u32, count in 0..31usize) {
+            let mut ring = ring();
+            let mut writer = writer(&mut ring, block);
+            (1..=count).for_each(|number| writer.put([number as u64; 2]));
+            prop_assert_eq!(writer.segments, count + 1);
+            let first = (block % BLOCKS) as usize * SEGMENTS_PER_BLOCK;
+            let places = ring.len();
+            for number in 0..places {
+                let expected = if number <= count { number as u64 } else { 0 };
+                prop_assert_eq!(ring[(first + number) % places], [expected; 2]);
+            }
+        }
+
+        #[test]
+        fn copied_bytes_do_too_and_nothing_else_changes(
+            block: u32,
+            (first, offset) in (1..8usize, 0..SEGMENT),
+            bytes in vec(1u8.., 0..300),
+        ) {
+            let mut ring = ring();
+            writer(&mut ring, block).copy(first, offset, &bytes);
+            let mut expected = vec![0; ring.len() * SEGMENT];
+            let (begin, places) = ((block % BLOCKS) as usize * BLOCK + first * SEGMENT + offset, expected.len());
+            for (at, byte) in bytes.iter().enumerate() {
+                expected[(begin + at) % places] = *byte;
+            }
+            let found: Vec<u8> = ring.iter().flatten().flat_map(|half| half.to_ne_bytes()).collect();
+            prop_assert_eq!(found, expected);
+        }
+    }
+}
