@@ -117,7 +117,8 @@ impl<'a> Bench<'a> {
             let begin = Instant::now();
             self.guests = Some(Guests::boot(&self.with_cards())?);
             let hosts = if self.hosts == 1 { "host" } else { "hosts" };
-            println!("{} {hosts} up in {:.1} s", self.kind(), begin.elapsed().as_secs_f64());
+            let (kernel, seconds) = (&self.setup.kernel.version, begin.elapsed().as_secs_f64());
+            println!("{kernel}: {} {hosts} up in {seconds:.1} s", self.kind());
         }
         Ok(())
     }

@@ -219,10 +219,12 @@ impl Guests {
         Ok(())
     }
 
-    /// Boots a killed host again, from the setup that it had, and waits until it is ready.
-    pub fn restart(&mut self, setup: &Setup<'_>, host: usize) -> Result<()> {
-        let life = self.hosts[host].life;
-        self.hosts[host] = self.start_host(setup, Source { host, life })?;
+    /// Boots killed hosts again, from the setup that they had, and waits until they are ready.
+    pub fn restart(&mut self, setup: &Setup<'_>, hosts: &[usize]) -> Result<()> {
+        for &host in hosts {
+            let life = self.hosts[host].life;
+            self.hosts[host] = self.start_host(setup, Source { host, life })?;
+        }
         self.wait_until_ready()
     }
 

@@ -98,5 +98,6 @@ pub(super) fn no_complaints_of(bench: &mut Bench<'_>, host: usize) -> Result<()>
 
 pub(super) fn pyverbs(bench: &mut Bench<'_>) -> Result<()> {
     let root = bench.setup.peers.clone().context("the hosts have the Debian root")?;
-    pyverbs::run_part(bench.guests()?, &root, "mlx5_0", &SELECTED)
+    let kind = bench.kind();
+    pyverbs::run_part(bench.guests()?, &root, "mlx5_0", kind, &SELECTED)
 }

@@ -34,13 +34,12 @@ serve() {
 
 # Waits until programs listen on these ports, or on those of all games.
 listening() {
-    local port sign n
+    local port sign end=$((SECONDS + 60))
     for port in ${*:-${!waiting[@]}}; do
         printf -v sign ':%04X +(0):0000 0A' $port
-        n=0
         until [[ $(</proc/net/tcp)$(</proc/net/tcp6) == *$sign* ]]; do
-            n=$((n + 1))
-            [ $n -lt 1000 ] || { echo "nobody listens on port $port:"; cat /tmp/server.$port; return 1; }
+            [ $SECONDS -lt $end ] && kill -0 ${waiting[port]:-$$} 2>/dev/null ||
+                { echo "nobody listens on port $port: ${named[port]}"; cat /tmp/server.$port; return 1; }
             sleep 0.02
         done
     done

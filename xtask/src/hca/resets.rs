@@ -101,7 +101,7 @@ pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
     }
     // The other side's requests are retried in vain; then the program gives up.
     bench.stop(1)?;
-    bench.restart(0)?;
+    bench.restart(&[0])?;
     games::briefly(bench)
 }
 
@@ -112,9 +112,7 @@ pub(super) fn replaced_cards(bench: &mut Bench<'_>) -> Result<()> {
     for host in 0..2 {
         bench.kill(host)?;
     }
-    for host in 0..2 {
-        bench.restart(host)?;
-    }
+    bench.restart(&[0, 1])?;
     games::briefly(bench)
 }
 
@@ -147,9 +145,9 @@ impl Bench<'_> {
         self.guests()?.kill(host)
     }
 
-    fn restart(&mut self, host: usize) -> Result<()> {
+    fn restart(&mut self, hosts: &[usize]) -> Result<()> {
         let mut guests = self.guests.take().context("the hosts were booted")?;
-        guests.restart(&self.with_cards(), host)?;
+        guests.restart(&self.with_cards(), hosts)?;
         self.guests = Some(guests);
         Ok(())
     }

@@ -86,7 +86,7 @@ fn play(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String,
     let argv = ["sh", "-c", HUGE_PAGES].map(str::to_owned).into();
     let set_aside = guests.run(0, Exec { argv, ..Exec::default() }, Duration::from_secs(60))?;
     ensure!(set_aside.status == 0, "the guest has no room for huge pages");
-    let ends = suite::run(&mut guests, "mlx5_0", &[])?;
+    let ends = suite::run(&mut guests, "mlx5_0", name(port), &[])?;
     for warning in guests.shut_down()? {
         println!("{warning}");
     }

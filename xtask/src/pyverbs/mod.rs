@@ -108,10 +108,16 @@ fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -
     trouble
 }
 
-/// Runs a part of the suite that `root` ships on a device: every test that is named so must pass or be skipped, and one
+/// Runs a part of the suite that `root` ships on a device of this kind: every test that is named so must pass or be skipped, and one
 /// at least pass.
-pub(crate) fn run_part(guests: &mut Guests, root: &Path, device: &str, only: &[&str]) -> Result<()> {
-    let ends = suite::run(guests, device, only)?;
+pub(crate) fn run_part(
+    guests: &mut Guests,
+    root: &Path,
+    device: &str,
+    kind: &str,
+    only: &[&str],
+) -> Result<()> {
+    let ends = suite::run(guests, device, kind, only)?;
     let meant = |id: &String| only.iter().any(|word| id.contains(word));
     if let Some(id) = suite::shipped(root)?.into_iter().find(|id| meant(id) && !ends.contains_key(id)) {
         bail!("the suite said nothing of {id}");
@@ -139,7 +145,7 @@ fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result
         let kernel = lab.kernel(series)?;
         heading(&format!("pyverbs on {}", kernel.version));
         let mut guests = lab.boot(&kernel, None)?;
-        let ends = suite::run(&mut guests, "rxe0", &[])?;
+        let ends = suite::run(&mut guests, "rxe0", "rxe", &[])?;
         guests.shut_down()?;
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
             bail!("the suite said nothing of {id}");

@@ -36,9 +36,6 @@ def ask_once(command, *more, **options):
     return answers[key]
 subprocess.check_output = ask_once
 runpy.run_path("/tmp/tests/run_tests.py", run_name="__main__")"#;
-/// Where our target folder keeps what the suite last said.
-const REPORT: &str = "pyverbs.log";
-
 /// The ids of all its tests: module, class and method.
 pub(super) fn shipped(root: &Path) -> Result<BTreeSet<String>> {
     let folder = root.join(FOLDER);
@@ -81,8 +78,14 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Runs it in a guest on a device: all of it, or the tests whose names contain one of the words.
-pub(super) fn run(guests: &mut Guests, device: &str, only: &[&str]) -> Result<BTreeMap<String, End>> {
+/// Runs it in a guest on a device of this kind: all of it, or the tests whose names contain one of the words. What it last
+/// said of this kind on this kernel is kept in our target folder.
+pub(super) fn run(
+    guests: &mut Guests,
+    device: &str,
+    kind: &str,
+    only: &[&str],
+) -> Result<BTreeMap<String, End>> {
     let any = only.join("|");
     let patterns = only.iter().flat_map(|word| ["-k", word]);
     let argv: Vec<_> = ["sh", "-c", RUN, "sh", FOLDER, &any, device].into_iter().chain(patterns).collect();
@@ -94,13 +97,12 @@ pub(super) fn run(guests: &mut Guests, device: &str, only: &[&str]) -> Result<BT
     if finished.timed_out {
         bail!("the suite did not end within {} s", LIMIT.as_secs());
     }
-    let path = build::target_folder().join(REPORT);
+    let name = format!("pyverbs-{}-{kind}", guests.release());
+    let path = build::target_folder().join(format!("{name}.log"));
     fs::write(&path, report.as_bytes()).with_context(|| format!("writing {}", path.display()))?;
-    println!("all that the suite said is in {}", path.display());
-    println!(
-        "{}",
-        report.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
-    );
+    let end: Vec<_> = report.lines().rev().take(3).filter(|line| !line.is_empty()).collect();
+    let end: Vec<_> = end.into_iter().rev().collect();
+    println!("{name}: {}; all that the suite said is in {}", end.join(": "), path.display());
     Ok(ends(&report))
 }
 
