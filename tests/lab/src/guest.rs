@@ -24,8 +24,8 @@ use crate::qemu::{self, Accelerator, Folder, Machine};
 use crate::tools::Tools;
 use crate::wire::{self, Recording};
 
-/// How long a guest may take from power-on until it is ready.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How long a guest may take from power-on until it is ready: many times what it does, for machines that are busy.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// How long a failed kernel may go on printing its reasons.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 /// How long a guest may take to switch off.

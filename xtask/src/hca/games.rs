@@ -26,7 +26,7 @@ const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex",
 /// What needs an address that the RDMA device has. Bytes go through the netdevs: with Ethernet, the card cuts them into
 /// frames and sums them up; with InfiniBand, they are datagrams of IPoIB. Then comes the connection manager.
 const ADDRESSED_SERVERS: &str = r#"
-await timeout 60 python3 -c '
+await python3 -c '
 import socket
 connection, _ = socket.create_server(("0.0.0.0", 7777)).accept()
 wanted, there = bytes(range(251)) * 16000, 0
@@ -38,7 +38,7 @@ await rping -s -C 10 -v
 listening 7777"#;
 const ADDRESSED_CLIENTS: &str = r#"
 try ping -q -c 2 -i 0.2 $net.$PEER || exit 1
-timeout 60 python3 -c '
+timeout 120 python3 -c '
 import socket
 socket.create_connection(("'$net.$PEER'", 7777)).sendall((bytes(range(251)) * 16000)[:4000000])' || exit 1
 try rping -c -a $net.$PEER -C 10 -v"#;
