@@ -44,9 +44,10 @@ pub(crate) enum Extent {
 }
 
 /// All of them in their order, by name.
-const TESTS: [(&str, Test, Extent); 11] = [
+const TESTS: [(&str, Test, Extent); 12] = [
     ("games_within_a_host", games::within, Extent::Short),
     ("games_between_hosts", games::between, Extent::Kernel),
+    ("games_of_ours_between_hosts", games::ours_between, Extent::Kernel),
     ("the_kernels_have_nothing_to_complain_of", games::no_complaints, Extent::Short),
     ("a_part_of_pyverbs", games::pyverbs, Extent::Kernel),
     ("a_cable_pulled_and_put_back_is_noticed", resets::cable, Extent::Kernel),

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use bareverbs::{Arm, CompChannel, Completion, Context, Cq, CqInit, WorkCompletion};
 use rustix::event::PollFlags;
 
+use super::exchange::FOR_EACH;
 use super::lost::PATIENCE;
 use crate::stop::{Interrupted, Patience, Stop, Wake};
 
@@ -33,18 +34,28 @@ pub(crate) struct Arrivals<'a> {
     pub(crate) cq: Cq,
     channel: Option<CompChannel>,
     stop: &'a Stop,
+    /// How long the next completion may take.
+    patience: Duration,
     /// Events slept for.
     events: u64,
 }
 
 impl<'a> Arrivals<'a> {
-    /// A queue with so many entries.
-    pub(crate) fn new(context: &Context, entries: u32, manner: Manner, stop: &'a Stop) -> Result<Self> {
+    /// A queue with so many entries, for so many queue pairs.
+    pub(crate) fn new(
+        context: &Context,
+        entries: u32,
+        queue_pairs: u32,
+        manner: Manner,
+        stop: &'a Stop,
+    ) -> Result<Self> {
         let Manner { asleep, timestamps } = manner;
         let channel = asleep.then(|| context.create_comp_channel()).transpose()?;
         let init =
             CqInit { channel: channel.as_ref(), timestamps, user_data: CQ_DATA, ..CqInit::new(entries) };
-        Ok(Self { cq: context.create_cq(&init)?, channel, stop, events: 0 })
+        // The peer may connect them all before it sends.
+        let patience = PATIENCE + FOR_EACH * queue_pairs.saturating_sub(1);
+        Ok(Self { cq: context.create_cq(&init)?, channel, stop, patience, events: 0 })
     }
 
     /// Asks for the first event, where there are events.
@@ -60,12 +71,21 @@ impl<'a> Arrivals<'a> {
         self.channel.is_some().then_some(self.events)
     }
 
+    /// How long [`next`](Self::next) waits.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     /// The next completion, or nothing where none came for too long.
     pub(crate) fn next(&mut self) -> Result<Option<Arrival>> {
-        match self.channel {
+        let arrival = match self.channel {
             None => self.spin(),
             Some(_) => self.sleep(),
+        }?;
+        if arrival.is_some() {
+            self.patience = PATIENCE;
         }
+        Ok(arrival)
     }
 
     /// Looks for a completion until there is one, or nothing for too long.
@@ -80,7 +100,7 @@ impl<'a> Arrivals<'a> {
                 }
             }
             let now = Instant::now();
-            if now >= *deadline.get_or_insert(now + PATIENCE) {
+            if now >= *deadline.get_or_insert(now + self.patience) {
                 return Ok(None);
             }
             spins = (2 * spins).min(SPINS.end);
@@ -95,7 +115,7 @@ impl<'a> Arrivals<'a> {
                 return Ok(Some(arrival));
             }
             let channel = self.channel.as_ref().context("events without a completion channel")?;
-            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Patience::of(PATIENCE)))? {
+            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Patience::of(self.patience)))? {
                 Wake::Ready => {}
                 Wake::TimedOut => return Ok(None),
                 Wake::Stopped => return Err(Interrupted.into()),

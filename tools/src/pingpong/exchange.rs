@@ -24,6 +24,8 @@ use crate::stop::{Interrupted, Patience, Stop, Wake};
 
 /// How long the peer may take for each step of the exchange; a server waits for its client without limit.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// How much longer for each further queue pair, which it connects in between.
+pub(crate) const FOR_EACH: Duration = Duration::from_millis(100);
 
 const DONE: &[u8; 5] = b"done\0";
 const END: &[u8; 4] = b"END\0";
@@ -197,6 +199,11 @@ impl<'s> Peer<'s> {
                 Ok(Some(socket))
             }
         }
+    }
+
+    /// The same for a game on so many queue pairs.
+    pub(crate) fn on_queue_pairs(self, queue_pairs: u32) -> Self {
+        Self { patience: self.patience + FOR_EACH * queue_pairs.saturating_sub(1), ..self }
     }
 
     /// Writes the local records, each in one call, and blank ones up to `places`.

@@ -6,7 +6,7 @@ use bareverbs::WcStatus;
 
 use super::status;
 
-/// How long nothing may complete before the run is given up.
+/// How long nothing may complete before the run is given up, once something has.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A failed request: its status and its `wr_id`.
@@ -17,14 +17,14 @@ pub(crate) type Failure = (WcStatus, u64);
 pub(crate) enum Lost {
     #[error("Failed status {} ({}) for wr_id {wr_id}{}{}", status::words(*.status), .status.0, reason(*.status), progress)]
     Status { status: WcStatus, wr_id: u32, progress: Progress },
-    #[error("nothing completed for {} s, though the peer's queue pair is still there{progress}", PATIENCE.as_secs())]
-    Silence { progress: Progress },
+    #[error("nothing completed for {} s, though the peer's queue pair is still there{progress}", waited.as_secs())]
+    Silence { waited: Duration, progress: Progress },
     #[error(
         "nothing completed for {} s: the peer has ended, or a message was lost, which this transport tells nobody\
          {progress}",
-        PATIENCE.as_secs()
+        waited.as_secs()
     )]
-    Unheard { progress: Progress },
+    Unheard { waited: Duration, progress: Progress },
 }
 
 fn reason(status: WcStatus) -> String {
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_silent_peer_is_named_with_the_time_limit() {
-        let text = Lost::Silence { progress: PROGRESS }.to_string();
+        let text = Lost::Silence { waited: PATIENCE, progress: PROGRESS }.to_string();
         assert!(
             text.starts_with("nothing completed for 10 s, though the peer's queue pair is still there; 7 "),
             "{text}"
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn on_an_unreliable_transport_both_reasons_are_named() {
-        let text = Lost::Unheard { progress: PROGRESS }.to_string();
+        let text = Lost::Unheard { waited: PATIENCE, progress: PROGRESS }.to_string();
         assert!(
             text.starts_with(
                 "nothing completed for 10 s: the peer has ended, or a message was lost, which this transport tells \

@@ -169,7 +169,7 @@ fn serve<Q: Queues>(
     places: usize,
     stop: &Stop,
 ) -> Result<Vec<Record>> {
-    let peer = server.accept(stop)?;
+    let peer = server.accept(stop)?.on_queue_pairs(player.local().len() as u32);
     // Nobody else shall come.
     drop(server);
     let remote = peer.receive_records(player.local().len(), places)?;
@@ -187,7 +187,7 @@ fn call<Q: Queues>(
     places: usize,
     stop: &Stop,
 ) -> Result<Vec<Record>> {
-    let peer = Peer::connect(host, port, stop)?;
+    let peer = Peer::connect(host, port, stop)?.on_queue_pairs(player.local().len() as u32);
     peer.send_records(player.local(), places)?;
     let remote = peer.receive_records(player.local().len(), places)?;
     peer.send_done()?;

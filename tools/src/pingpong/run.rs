@@ -161,7 +161,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
         }
 
         let manner = Manner { asleep: game.events, timestamps: plan.ts };
-        let arrivals = Arrivals::new(context, depth + plan.num_qp, manner, stop)?;
+        let arrivals = Arrivals::new(context, depth + plan.num_qp, plan.num_qp, manner, stop)?;
         let queues = Q::create(&plan, &pd, &arrivals.cq)?;
         // What is on the device goes from there.
         let inline = queues.max_inline() as usize >= size && !plan.dm;
@@ -318,9 +318,10 @@ impl<'a, Q: Queues> Player<'a, Q> {
     /// write of no bytes needs an acknowledgement too. Where the peer is alive, it may not like it, but the run is lost
     /// all the same.
     fn ask(&mut self, rally: &mut Rally) -> Result<Lost> {
+        let waited = self.arrivals.patience();
         if !Q::ANSWERS {
             let (_, progress) = self.give_up(rally, None);
-            return Ok(Lost::Unheard { progress });
+            return Ok(Lost::Unheard { waited, progress });
         }
         for place in 0..self.local.len() {
             if rally.start_sending(place) {
@@ -340,7 +341,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
             (
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
-            ) => Lost::Silence { progress },
+            ) => Lost::Silence { waited, progress },
             (Some((status, wr_id)), progress) => Lost::Status { status, wr_id: wr_id as u32, progress },
         })
     }

@@ -1,4 +1,4 @@
-//! The C programs against each other.
+//! The C programs against each other, and ours against them.
 
 use anyhow::{Context, Result, ensure};
 
@@ -19,6 +19,20 @@ games() {
     for game in send_lat write_lat read_lat atomic_lat; do \"$@\" ib_$game -F $cm -n $count || return 1; done
     for game in send_bw write_bw read_bw; do \"$@\" ib_$game -F $cm -n 200 || return 1; done
 }";
+
+/// Our programs with themselves and with the C programs, in both roles.
+const OURS: &str = "
+games() {
+    local kind
+    for kind in rc uc ud srq xsrq; do
+        $1 \"bareverbs pingpong $kind\" \"bareverbs pingpong $kind\" || return 1
+        $1 \"bareverbs pingpong $kind\" ibv_${kind}_pingpong || return 1
+        $1 ibv_${kind}_pingpong \"bareverbs pingpong $kind\" || return 1
+    done
+    $1 'bareverbs pingpong rc -e -c' 'bareverbs pingpong rc -e -c'
+}
+serve_one() { serve $1 $gid -n 20; }
+play_other() { play $2 $gid -n 20; }";
 
 /// What of pyverbs takes seconds and not minutes: whatever a queue, a key and a message can do, and how they fail.
 const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex", "test_srq", "test_mlx5_cq"];
@@ -52,6 +66,19 @@ listening $(seq $first $((at - 2))) || exit 1
 at=$first
 games play && try rping -c -a $net.$PEER -C 10 -v && served";
     bench.script(0, &format!("count=20\n{GAMES}\n{games}")).map(drop)
+}
+
+pub(super) fn ours_within(bench: &mut Bench<'_>, host: usize) -> Result<()> {
+    let games = "games serve_one\nlistening || exit 1\nat=$first\ngames play_other && served";
+    bench.script(host, &format!("{OURS}\n{games}")).map(drop)
+}
+
+pub(super) fn ours_between(bench: &mut Bench<'_>) -> Result<()> {
+    bench.play(
+        0,
+        &format!("{OURS}\ngames serve_one\nlistening || exit 1\necho {READY}\nserved"),
+        &format!("{OURS}\ngames play_other"),
+    )
 }
 
 pub(super) fn between(bench: &mut Bench<'_>) -> Result<()> {

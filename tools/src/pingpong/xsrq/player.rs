@@ -15,7 +15,6 @@ use bareverbs::{
 use super::record::XrcRecord;
 use crate::cli::pingpong::XsrqPingpong;
 use crate::pingpong::arrivals::{Arrivals, Manner};
-use crate::pingpong::lost::PATIENCE;
 use crate::pingpong::queues::{RETRIES, TIMEOUT, address};
 use crate::pingpong::rally::{RECV_ID, SEND_ID, Side};
 use crate::pingpong::run::packet_number;
@@ -80,7 +79,7 @@ impl<'a> Player<'a> {
         let entries = clients.checked_mul(depth(clients)).and_then(|sends| sends.checked_add(clients));
         let entries = entries.context("more clients than there can be")?;
         let manner = Manner { asleep: options.events, timestamps: false };
-        let arrivals = Arrivals::new(context, entries, manner, stop)?;
+        let arrivals = Arrivals::new(context, entries, clients, manner, stop)?;
         let init = XrcSrqInit { srq: SrqInit::new(clients), xrcd: &xrcd, cq: &arrivals.cq };
         let srq = pd.create_xrc_srq(&init)?;
         let links = (0..clients).map(|_| Link::new(options, &pd, &xrcd, &arrivals));
@@ -186,7 +185,7 @@ impl<'a> Player<'a> {
                 let (sent, received) = (self.sent, self.received);
                 anyhow::bail!(
                     "nothing completed for {} s: {sent} of {total} messages were sent and {received} received",
-                    PATIENCE.as_secs()
+                    self.arrivals.patience().as_secs()
                 );
             };
             self.take(completion)?;
