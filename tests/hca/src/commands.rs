@@ -73,6 +73,7 @@ impl CommandCard {
 
     /// A frame from the wire.
     pub fn frame(&mut self, frame: &[u8]) {
+        self.engine.frame_arrived(frame);
         for rq in self.firmware.steer(&self.engine, frame) {
             self.engine.receive_frame(rq, frame);
         }

@@ -252,6 +252,7 @@ impl Shared {
             }
             for frame in mail.frames.drain(..) {
                 if engine.port().up {
+                    engine.frame_arrived(&frame);
                     for rq in firmware.steer(engine, &frame) {
                         engine.receive_frame(rq, &frame);
                     }

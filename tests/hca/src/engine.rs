@@ -23,6 +23,7 @@ mod responder;
 mod ring;
 mod srq;
 pub(crate) mod table;
+mod traffic;
 mod umr;
 mod wqe;
 
@@ -53,6 +54,9 @@ use requester::Turn;
 pub use ring::Ring;
 pub use srq::SrqSetup;
 use table::Table;
+#[cfg(test)]
+pub(crate) use traffic::octets;
+pub(crate) use traffic::{Tally, Traffic};
 pub(crate) use wqe::{AddressVector, be32};
 
 use crate::memory::DmaMap;
@@ -132,6 +136,7 @@ impl Engine {
                 failed_cqs: Vec::new(),
                 holding: Vec::new(),
                 counters: Box::new([Counters::default(); 256]),
+                traffic: Traffic::default(),
                 now: 0,
                 recording: Recording::default(),
             },
@@ -175,8 +180,11 @@ impl Engine {
 
     /// Packets and frames to send since the last call.
     pub fn take_outgoing(&mut self, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
-        packets.append(&mut self.core.outgoing);
-        frames.append(&mut self.core.frames);
+        let Core { outgoing, frames: framed, traffic, .. } = &mut self.core;
+        outgoing.iter().for_each(|packet| traffic.sent.packet(packet));
+        framed.iter().for_each(|frame| traffic.sent.frame(frame));
+        packets.append(outgoing);
+        frames.append(framed);
         self.core.senders.clear();
     }
 
@@ -194,6 +202,7 @@ impl Engine {
 
     /// Takes a packet off the wire.
     pub fn receive(&mut self, packet: Packet) {
+        self.core.traffic.received.packet(&packet);
         if packet.route.is_multicast() {
             self.receive_group(&packet);
             return;
@@ -318,7 +327,9 @@ impl Engine {
 
     /// Puts the cable in or out; whether that changed anything.
     pub(crate) fn set_up(&mut self, up: bool) -> bool {
-        std::mem::replace(&mut self.core.port.up, up) != up
+        let changed = std::mem::replace(&mut self.core.port.up, up) != up;
+        self.core.traffic.link_downs += u32::from(changed && !up);
+        changed
     }
 
     /// Changes the port's tables.

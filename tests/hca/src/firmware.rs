@@ -22,6 +22,7 @@ mod rss;
 mod srqs;
 mod steering;
 mod tirs;
+mod traffic;
 mod transitions;
 
 #[cfg(test)]
@@ -325,7 +326,7 @@ impl Firmware {
             ALLOC_Q_COUNTER => self.alloc_counters(engine, reply),
             DEALLOC_Q_COUNTER => self.dealloc_counters(request),
             QUERY_Q_COUNTER => self.query_counters(engine, request, reply),
-            QUERY_VPORT_COUNTER => self.query_vport_counter(reply),
+            QUERY_VPORT_COUNTER => self.query_vport_counter(engine, request, reply),
 
             CREATE_EQ => self.create_eq(engine, request, reply),
             DESTROY_EQ => self.destroy_eq(engine, request),

@@ -30,7 +30,8 @@ struct Field {
 }
 
 /// Fields that later kernels have widened to the left, into bits that were reserved and zero.
-const WIDENED: [(&str, &str); 1] = [("struct mlx5_ifc_mkc_bits", "log_page_size")];
+const WIDENED: [(&str, &str); 2] =
+    [("struct mlx5_ifc_mkc_bits", "log_page_size"), ("struct mlx5_ifc_ppcnt_reg_bits", "prio_tc")];
 
 /// A C name in a comment's backquotes.
 fn quoted(line: &str) -> Option<&str> {

@@ -201,6 +201,8 @@ fn kernel_command_line() -> String {
         "cryptomgr.notests=1",
         // On a busy machine the emulated timer may be late for the kernel's check of it, which then gives up.
         "no_timer_check",
+        // All its processors have the host's counter. Without this, several of them would ask a slow device for the time.
+        "tsc=reliable",
         "random.trust_cpu=on",
         "audit=0",
         GUEST_MARK,

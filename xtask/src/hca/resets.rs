@@ -47,7 +47,9 @@ pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
         bench.hear(0, "LID_CHANGE")?;
     }
     bench.stop(0)?;
-    let mut seen = bench.script(0, "ready && cat $port/lid")?;
+    let mut seen =
+        bench.script(0, "ready && cat $port/lid && echo down $(cat $port/counters/link_downed) times")?;
+    ensure!(seen.contains("down 1 times"), "the port shows {seen}");
     if bench.port == HcaPort::Ib {
         // The kernel's cache swallows the event of an InfiniBand port's GID (`ib_cache_event_task` in its core/cache.c).
         bench.wish("1 prefix 0xfec0000000000000")?;

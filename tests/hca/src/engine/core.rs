@@ -12,6 +12,7 @@ use super::port::Port;
 use super::recorder::Recording;
 use super::srq::{Srq, Taken};
 use super::table::Table;
+use super::traffic::Traffic;
 use crate::memory::DmaMap;
 
 /// What a timer is for.
@@ -57,6 +58,7 @@ pub(crate) struct Core {
     /// Completion queues that hold completions back to compress them.
     pub(crate) holding: Vec<u32>,
     pub(crate) counters: Box<[Counters; 256]>,
+    pub(crate) traffic: Traffic,
     pub(crate) now: u64,
     pub(crate) recording: Recording,
 }

@@ -7,7 +7,7 @@ use super::eq::{self, EqSetup, EventKind};
 use super::ethernet::{self, Rq, RqSetup, RqState};
 use super::mkey::{self, Mkey};
 use super::srq::{self, SrqSetup};
-use super::{Engine, ReceiveQueue, Refused, Ring};
+use super::{Engine, ReceiveQueue, Refused, Ring, Traffic};
 
 /// How a key that is filled in later finds memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,6 +294,16 @@ impl Engine {
     pub(crate) fn uses_xrcd(&self, xrcd: u32) -> bool {
         self.qps.iter().any(|qp| qp.setup.xrcd == Some(xrcd))
             || self.core.srqs.iter().any(|srq| srq.setup.xrcd == Some(xrcd))
+    }
+
+    /// Counts a frame that came off the wire, whoever will get it.
+    pub(crate) fn frame_arrived(&mut self, frame: &[u8]) {
+        self.core.traffic.received.frame(frame);
+    }
+
+    /// What has gone through the port since power-on or reset.
+    pub(crate) fn traffic(&self) -> &Traffic {
+        &self.core.traffic
     }
 
     /// A set of counters.

@@ -238,6 +238,11 @@ pub struct Route {
 }
 
 impl Route {
+    /// The kind of network that it leads through.
+    pub(crate) fn link(&self) -> Link {
+        if self.source_lid == 0 { Link::Ethernet } else { Link::InfiniBand }
+    }
+
     /// Whether the packet is for a group.
     pub fn is_multicast(&self) -> bool {
         match &self.global {
@@ -366,6 +371,22 @@ pub struct Headers {
     pub original: Option<u64>,
     /// Immediate data, or the key to invalidate, as the guest's bytes order them.
     pub immediate: Option<u32>,
+}
+
+impl Headers {
+    /// How many bytes they have.
+    pub(crate) fn length(&self) -> usize {
+        let of = |there: bool, length: usize| if there { length } else { 0 };
+        let masks = self.atomic.is_some_and(|atomic| atomic.masks.is_some());
+        of(self.srq.is_some(), 4)
+            + of(self.datagram.is_some(), 8)
+            + of(self.remote.is_some(), 16)
+            + of(self.atomic.is_some(), 28)
+            + of(masks, 20)
+            + of(self.acknowledge.is_some(), 4)
+            + of(self.original.is_some(), 8)
+            + of(self.immediate.is_some(), 4)
+    }
 }
 
 /// One packet.

@@ -216,6 +216,8 @@ pub(super) mod tests {
         fn packets_read_back(packet in any_packet()) {
             let mut bytes = Vec::new();
             write(&packet, &mut bytes);
+            let length = 12 + packet.headers.length() + packet.payload.len().next_multiple_of(4);
+            prop_assert_eq!(bytes.len(), length);
             prop_assert_eq!(read(packet.route, &bytes), Some(packet));
         }
 

@@ -203,6 +203,7 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::octets;
     use crate::engine::packet::{Acknowledge, Headers, Operation, Route, Transport};
 
     fn packet(payload: Vec<u8>) -> Packet {
@@ -284,7 +285,9 @@ mod tests {
     fn frames_read_back_as_the_packets_they_were_made_of() {
         for network in [Network::Ipv4, Network::Ipv6] {
             let packet = routed(network);
-            assert_eq!(decode(&encode(&packet)), Some(packet));
+            let frame = encode(&packet);
+            assert_eq!(octets(&packet), frame.len());
+            assert_eq!(decode(&frame), Some(packet));
         }
     }
 

@@ -149,6 +149,12 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         self
     }
 
+    /// Sets a number of 64 bits whose words are fields of their own, by the first of them.
+    pub(crate) fn set_both_words(&mut self, first: Field<L>, value: u64) -> &mut Self {
+        self.bytes[first.bit / 8..][..8].copy_from_slice(&value.to_be_bytes());
+        self
+    }
+
     /// Copies as many bytes as the field holds; a shorter source leaves the rest alone.
     pub(crate) fn set_bytes(&mut self, bytes: Bytes<L>, value: &[u8]) -> &mut Self {
         let length = bytes.length.min(value.len());

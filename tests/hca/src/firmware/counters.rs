@@ -45,9 +45,4 @@ impl Firmware {
         }
         Ok(())
     }
-
-    /// The port's traffic counters; the model doesn't count, and says zero.
-    pub(super) fn query_vport_counter(&self, reply: &mut Reply<'_>) -> Result<()> {
-        if reply.length() < 0x210 { Err(Status::BadOutputLength) } else { Ok(()) }
-    }
 }

@@ -14,7 +14,7 @@ use crate::engine::paging::kind;
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
 /// Commands of which each can follow those before it; the last ones only on a card with an Ethernet port.
-pub(crate) const OPCODES: [u16; 36] = [
+pub(crate) const OPCODES: [u16; 38] = [
     ALLOC_PD,
     ALLOC_UAR,
     ALLOC_XRCD,
@@ -42,6 +42,8 @@ pub(crate) const OPCODES: [u16; 36] = [
     QUERY_HCA_VPORT_GID,
     QUERY_HCA_VPORT_PKEY,
     QUERY_Q_COUNTER,
+    QUERY_VPORT_COUNTER,
+    ACCESS_REG,
     QUERY_PAGES,
     CREATE_TIS,
     CREATE_RQ,
@@ -102,7 +104,8 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
         }
         SET_ROCE_ADDRESS => set_roce_address(&mut input),
         QUERY_PAGES => input[7] = 1,
-        QUERY_Q_COUNTER => input.resize(0x20, 0),
+        QUERY_Q_COUNTER | QUERY_VPORT_COUNTER => input.resize(0x20, 0),
+        ACCESS_REG => read_counters(&mut input),
         QUERY_HCA_VPORT_GID | QUERY_HCA_VPORT_PKEY => {}
         QUERY_QP => name(&mut input, QP),
         QUERY_CQ => name(&mut input, CQ),
@@ -124,6 +127,17 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
         _ => {}
     }
     input
+}
+
+/// Reads the register of the port's counters, those of errors.
+fn read_counters(input: &mut Vec<u8>) {
+    const READ: u8 = 1;
+    const PPCNT: u16 = 0x5008;
+    const GROUP: u8 = 0x20;
+    input[7] = READ;
+    input[10..12].copy_from_slice(&PPCNT.to_be_bytes());
+    input.extend_from_slice(&[0, 1, 0, GROUP]);
+    input.resize(16 + 0x100, 0);
 }
 
 /// Names an object in the third word.

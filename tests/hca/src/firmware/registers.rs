@@ -10,6 +10,7 @@ mod register {
     pub(super) const PMTU: u16 = 0x5003;
     pub(super) const PTYS: u16 = 0x5004;
     pub(super) const PAOS: u16 = 0x5006;
+    pub(super) const PFCC: u16 = 0x5007;
     pub(super) const PPCNT: u16 = 0x5008;
     pub(super) const PVLC: u16 = 0x500f;
     pub(super) const NODE_DESCRIPTION: u16 = 0x6001;
@@ -83,8 +84,9 @@ impl Firmware {
                 reply.put(HEADER, &self.port.node_description);
                 Ok(())
             }
-            // Traffic counters, all zero: the model doesn't count.
-            register::PPCNT if read => Ok(()),
+            // No frames that ask for a pause, in either direction.
+            register::PFCC if read => Ok(()),
+            register::PPCNT if read => self.port_counters(engine, data, reply, HEADER),
             register::HOST_ENDIANNESS if !read => Ok(()),
             _ => Err(Status::BadParameter),
         }

@@ -12,6 +12,7 @@ mod options;
 mod raw_packets;
 mod rss;
 mod scatter;
+mod traffic;
 mod xrc;
 
 #[path = "../../../../verbs/examples/hand_built_wqe.rs"]
@@ -30,6 +31,7 @@ use options::*;
 use raw_packets::*;
 use rss::*;
 use scatter::*;
+use traffic::*;
 use xrc::*;
 
 kernel_tests! {
@@ -100,6 +102,7 @@ kernel_tests! {
     a_queue_pair_has_the_doorbell_that_it_was_to_have if device::connectx,
     queue_pairs_work_with_either_doorbell if device::connectx,
     without_doorbells_of_ones_own_asking_for_one_says_so if device::soft_roce,
+    a_port_counts_the_packets_and_bytes_that_go_through_it if counted,
     peers_reach_a_dma_buf,
     a_dma_buf_is_checked_before_it_is_registered,
 }

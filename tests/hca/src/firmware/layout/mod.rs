@@ -4,3 +4,4 @@ pub(crate) mod caps;
 pub(crate) mod command;
 pub(crate) mod object;
 pub(crate) mod port;
+pub(crate) mod traffic;

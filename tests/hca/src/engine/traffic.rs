@@ -1,0 +1,136 @@
+//! What has gone through the port, as its counters tell it.
+
+use super::packet::{Link, Network, Packet};
+
+/// Packets and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) packets: u64,
+    pub(crate) octets: u64,
+}
+
+impl Tally {
+    fn add(&mut self, octets: usize) {
+        self.packets += 1;
+        self.octets += octets as u64;
+    }
+
+    fn sum(tallies: &[Self]) -> Self {
+        tallies.iter().fold(Self::default(), |sum, tally| Self {
+            packets: sum.packets + tally.packets,
+            octets: sum.octets + tally.octets,
+        })
+    }
+}
+
+/// The longest frames of each class of lengths, check sequence included (RFC 2819, and the card's further ones).
+const LENGTHS: [usize; 10] = [64, 127, 255, 511, 1023, 1518, 2047, 4095, 8191, 10239];
+
+/// What has gone one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Way {
+    /// RDMA packets.
+    pub(crate) rdma_unicast: Tally,
+    pub(crate) rdma_multicast: Tally,
+    /// Frames of others.
+    pub(crate) unicast: Tally,
+    pub(crate) multicast: Tally,
+    pub(crate) broadcast: Tally,
+    /// Frames of all kinds by their length.
+    pub(crate) by_length: [u64; LENGTHS.len()],
+}
+
+impl Way {
+    /// Counts an RDMA packet.
+    pub(super) fn packet(&mut self, packet: &Packet) {
+        let octets = octets(packet);
+        let tally =
+            if packet.route.is_multicast() { &mut self.rdma_multicast } else { &mut self.rdma_unicast };
+        tally.add(octets);
+        self.length(octets);
+    }
+
+    /// Counts another frame.
+    pub(super) fn frame(&mut self, frame: &[u8]) {
+        let tally = match frame {
+            [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, ..] => &mut self.broadcast,
+            [first, ..] if first & 1 != 0 => &mut self.multicast,
+            _ => &mut self.unicast,
+        };
+        tally.add(frame.len());
+        self.length(frame.len());
+    }
+
+    /// All of it.
+    pub(crate) fn all(&self) -> Tally {
+        Tally::sum(&[self.rdma_unicast, self.rdma_multicast, self.unicast, self.multicast, self.broadcast])
+    }
+
+    /// What was for one receiver, whoever sent it.
+    pub(crate) fn all_unicast(&self) -> Tally {
+        Tally::sum(&[self.rdma_unicast, self.unicast])
+    }
+
+    /// What was for groups.
+    pub(crate) fn all_multicast(&self) -> Tally {
+        Tally::sum(&[self.rdma_multicast, self.multicast])
+    }
+
+    fn length(&mut self, octets: usize) {
+        const CHECK: usize = 4;
+        let class = LENGTHS.iter().position(|longest| octets + CHECK <= *longest);
+        self.by_length[class.unwrap_or(LENGTHS.len() - 1)] += 1;
+    }
+}
+
+/// What has gone both ways, and what came between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) sent: Way,
+    pub(crate) received: Way,
+    /// How often the cable was pulled.
+    pub(crate) link_downs: u32,
+}
+
+/// How many bytes a packet has on its wire, from the local route or Ethernet header to the invariant check.
+pub(crate) fn octets(packet: &Packet) -> usize {
+    const BASE: usize = 12;
+    const CHECK: usize = 4;
+    const LOCAL_ROUTE: usize = 8;
+    const GLOBAL_ROUTE: usize = 40;
+    const ETHERNET: usize = 14;
+    const UDP: usize = 8;
+    let outer = match packet.route.global.map(|global| global.network) {
+        None => LOCAL_ROUTE,
+        Some(Network::Grh) if packet.route.link() == Link::InfiniBand => LOCAL_ROUTE + GLOBAL_ROUTE,
+        Some(Network::Grh) => ETHERNET + GLOBAL_ROUTE,
+        Some(Network::Ipv4) => ETHERNET + 20 + UDP,
+        Some(Network::Ipv6) => ETHERNET + 40 + UDP,
+    };
+    outer + BASE + packet.headers.length() + packet.payload.len().next_multiple_of(4) + CHECK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_are_sorted_by_their_receivers_and_lengths() {
+        let mut way = Way::default();
+        let frame = |first: [u8; 6], length: usize| {
+            let mut frame = vec![0; length];
+            frame[..6].copy_from_slice(&first);
+            frame
+        };
+        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60));
+        way.frame(&frame([0xff; 6], 61));
+        way.frame(&frame([0x33, 0x33, 0, 0, 0, 1], 1514));
+        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 1515));
+        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60000));
+        assert_eq!(way.unicast, Tally { packets: 3, octets: 60 + 1515 + 60000 });
+        assert_eq!(way.broadcast, Tally { packets: 1, octets: 61 });
+        assert_eq!(way.multicast, Tally { packets: 1, octets: 1514 });
+        assert_eq!(way.by_length, [1, 1, 0, 0, 0, 1, 1, 0, 0, 1]);
+        assert_eq!(way.all(), Tally { packets: 5, octets: 60 + 61 + 1514 + 1515 + 60000 });
+    }
+}
