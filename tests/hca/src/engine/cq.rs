@@ -387,6 +387,13 @@ impl Cq {
         Outcome::Event
     }
 
+    /// Changes when events are held back, which begins anew for one that is.
+    pub(crate) fn moderate(&mut self, moderation: Moderation, now: u64) -> Outcome {
+        let held_back = self.moderation.deadline.is_some();
+        self.moderation = moderation;
+        if held_back { self.event_or_wait(now) } else { Outcome::Quiet }
+    }
+
     fn disarm(&mut self) {
         self.answered = Some(self.sequence);
         self.armed = Armed::No;

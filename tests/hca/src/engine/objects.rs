@@ -99,10 +99,12 @@ impl Engine {
         if cq.resize(&self.core.memory, now, ring, log_size) { Ok(()) } else { Err(Refused::Outstanding) }
     }
 
-    /// Changes when a completion queue's events are held back.
+    /// Changes when a completion queue's events are held back; one that is being held back goes by the new rule.
     pub(crate) fn moderate_cq(&mut self, number: u32, moderation: Moderation) -> Result<(), Refused> {
+        let now = self.core.now;
         let cq = self.core.cqs.get_mut(number).ok_or(Refused::Missing)?;
-        cq.moderation = moderation;
+        let outcome = cq.moderate(moderation, now);
+        self.core.follow(number, outcome);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Commands about event and completion queues.
 
-use super::bits::{Layout, ViewMut};
+use super::bits::{Field, Layout, View, ViewMut};
 use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
 use super::layout::object::{Cqc, Eqc};
 use super::{Firmware, Reply, Request, Result, Status};
@@ -106,14 +106,15 @@ impl Firmware {
             ignore_overrun: view.flag(Cqc::OI),
             compression: compression(&view)?,
         };
-        let number = engine.create_moderated_cq(setup, moderation(&view))?;
+        let number = engine.create_moderated_cq(setup, moderation(|field| view.get(field)))?;
         self.cqs.insert(number, KnownCq { context: context(view.raw()), uar });
         reply.object(number)
     }
 
     pub(super) fn modify_cq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
-        const MODERATION: u64 = 0x3;
-        const OVERRUN: u64 = 1 << 2;
+        /// `MLX5_CQ_MODIFY_PERIOD` and `MLX5_CQ_MODIFY_COUNT`.
+        const PERIOD: u64 = 1 << 0;
+        const COUNT: u64 = 1 << 1;
         let input = request.view::<ModifyCqIn>()?;
         let number = input.get32(ModifyCqIn::CQN);
         let view = input.part(ModifyCqIn::CQ_CONTEXT);
@@ -122,13 +123,18 @@ impl Firmware {
         match request.modifier() {
             0 => {
                 let selected = input.get(ModifyCqIn::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);
-                if selected & !(MODERATION | OVERRUN) != 0 {
+                if selected & !(PERIOD | COUNT) != 0 {
                     return Err(Status::BadParameter);
                 }
-                if selected & MODERATION != 0 {
-                    engine.moderate_cq(number, moderation(&view))?;
-                    kept.set(Cqc::CQ_PERIOD, view.get(Cqc::CQ_PERIOD))
-                        .set(Cqc::CQ_MAX_COUNT, view.get(Cqc::CQ_MAX_COUNT));
+                if selected & PERIOD != 0 {
+                    kept.set(Cqc::CQ_PERIOD, view.get(Cqc::CQ_PERIOD));
+                }
+                if selected & COUNT != 0 {
+                    kept.set(Cqc::CQ_MAX_COUNT, view.get(Cqc::CQ_MAX_COUNT));
+                }
+                if selected != 0 {
+                    let rule = moderation(|field| kept.get(field));
+                    engine.moderate_cq(number, rule)?;
                 }
                 Ok(())
             }
@@ -174,14 +180,13 @@ impl Firmware {
 }
 
 fn kept_size(context: &[u8; Cqc::SIZE]) -> u8 {
-    super::bits::View::<Cqc>::new(context).map_or(0, |view| view.get8(Cqc::CQE_SZ))
+    View::<Cqc>::new(context).map_or(0, |view| view.get8(Cqc::CQE_SZ))
 }
 
 /// A resize names only the buffer; the rest of the context stays.
 fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
     let mut bytes = *old;
-    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), super::bits::View::<Cqc>::new(new))
-    {
+    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), View::<Cqc>::new(new)) {
         kept.set(Cqc::LOG_CQ_SIZE, new.get(Cqc::LOG_CQ_SIZE))
             .set(Cqc::LOG_PAGE_SIZE, new.get(Cqc::LOG_PAGE_SIZE))
             .set(Cqc::PAGE_OFFSET, new.get(Cqc::PAGE_OFFSET));
@@ -189,12 +194,12 @@ fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
     bytes
 }
 
-fn moderation(view: &super::bits::View<'_, Cqc>) -> Moderation {
-    Moderation::new(view.get32(Cqc::CQ_MAX_COUNT) as u16, view.get32(Cqc::CQ_PERIOD) as u16)
+fn moderation(context: impl Fn(Field<Cqc>) -> u64) -> Moderation {
+    Moderation::new(context(Cqc::CQ_MAX_COUNT) as u16, context(Cqc::CQ_PERIOD) as u16)
 }
 
 /// How completions are compressed; only in the basic layout.
-fn compression(view: &super::bits::View<'_, Cqc>) -> Result<Option<MiniFormat>> {
+fn compression(view: &View<'_, Cqc>) -> Result<Option<MiniFormat>> {
     const BASIC: u8 = 0;
     if !view.flag(Cqc::CQE_COMP_EN) {
         return Ok(None);
@@ -207,7 +212,7 @@ fn compression(view: &super::bits::View<'_, Cqc>) -> Result<Option<MiniFormat>> 
     }
 }
 
-fn cq_ring(request: Request<'_>, view: &super::bits::View<'_, Cqc>) -> Result<Ring> {
+fn cq_ring(request: Request<'_>, view: &View<'_, Cqc>) -> Result<Ring> {
     let shift = view.get32(Cqc::LOG_PAGE_SIZE) + LOG_PAGE;
     let start = view.get(Cqc::PAGE_OFFSET) << shift >> 6;
     let length = (64 << view.get(Cqc::CQE_SZ)) << view.get(Cqc::LOG_CQ_SIZE);

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
-use bareverbs::{Arm, AsyncEvent, CqInit, EventType, Payload, QpCap, SendFlags};
-use bareverbs_kernel_tests::device;
+use bareverbs::{Arm, AsyncEvent, CqInit, DeviceAttr, EventType, Payload, QpCap, SendFlags};
+use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
 
 use crate::pair::{End, PATIENCE, message, open, region};
 
@@ -73,6 +73,23 @@ pub(crate) fn queues_on_one_channel_are_told_apart() {
         [evented.channel.get_event().unwrap().user_data, evented.channel.get_event().unwrap().user_data];
     told.sort_unstable();
     assert_eq!(told, [1, 2]);
+}
+
+pub(crate) fn an_event_that_waits_survives_a_change_of_moderation() -> Outcome {
+    let DeviceAttr { max_cq_count, max_cq_period, .. } = open().query_device().unwrap();
+    if max_cq_count == 0 {
+        return skip("the device does not let events wait");
+    }
+    let mut evented = Evented::new();
+    for (count, period) in [(0, 0), (max_cq_count, max_cq_period)] {
+        evented.b.cq.moderate(max_cq_count, max_cq_period).unwrap();
+        evented.b.cq.arm(Arm::Any).unwrap();
+        evented.exchange(SendFlags::empty());
+        evented.b.cq.moderate(count, period).unwrap();
+        let event = evented.channel.get_event_timeout(PATIENCE).unwrap();
+        assert_eq!(event.map(|event| event.user_data), Some(2), "{count} in {period} us");
+    }
+    Ok(Completion::Completed)
 }
 
 pub(crate) fn solicited_events_are_for_those_who_ask() {

@@ -76,6 +76,7 @@ kernel_tests! {
 
     an_armed_queue_raises_one_event,
     queues_on_one_channel_are_told_apart,
+    an_event_that_waits_survives_a_change_of_moderation,
     solicited_events_are_for_those_who_ask,
     an_overrun_raises_an_asynchronous_event,
 

@@ -1,5 +1,6 @@
 //! Doorbells as a driver rings them, by stores to the doorbell page of a card in this process.
 
+use crate::engine::cq::Moderation;
 use crate::engine::packet::Transport;
 use crate::engine::{CqSetup, Link, QpSetup, ReceiveQueue, Service};
 use crate::{Memory, PlainCard};
@@ -55,6 +56,15 @@ fn arm(card: &PlainCard, cq: u32, consumer: u32, sequence: u32) {
     card.store(0x20, &words);
 }
 
+/// A request that does nothing but complete.
+fn complete(card: &mut PlainCard, memory: &Memory, qp: u32, index: u16) {
+    let wqe = nop(qp, index, 0);
+    memory.write(0x1000 + 64 * usize::from(index), &wqe);
+    count(memory, index + 1);
+    card.store(0x800, &wqe[..8]);
+    card.run();
+}
+
 #[test]
 fn nothing_happens_before_the_doorbell() {
     let (mut card, memory, qp, cq) = card();
@@ -94,12 +104,7 @@ fn a_blueflame_copy_of_another_request_is_only_a_doorbell() {
 #[test]
 fn an_armed_queue_tells_once_and_a_stale_arming_asks_for_nothing() {
     let (mut card, memory, qp, cq) = card();
-    let ring = |card: &mut PlainCard, index: u16| {
-        memory.write(0x1000 + 64 * usize::from(index), &nop(qp, index, 0));
-        count(&memory, index + 1);
-        card.store(0x800, &nop(qp, index, 0)[..8]);
-        card.run();
-    };
+    let ring = |card: &mut PlainCard, index| complete(card, &memory, qp, index);
     // Events are read too, so that only armings decide.
     card.store(0x40, &[[1, 0, 0, 0], [0; 4]].concat());
     arm(&card, cq, 0, 0);
@@ -114,4 +119,37 @@ fn an_armed_queue_tells_once_and_a_stale_arming_asks_for_nothing() {
     arm(&card, cq, 2, 1);
     card.run();
     assert_eq!(card.engine().eq_producer(PlainCard::EVENTS), Ok(2));
+}
+
+#[test]
+fn events_are_held_back_until_there_are_enough_or_the_time_is_up() {
+    const PERIOD: u64 = 20_000;
+    let (mut card, memory, qp, cq) = card();
+    card.engine().moderate_cq(cq, Moderation::new(2, 20)).unwrap();
+    let events = |card: &mut PlainCard| card.engine().eq_producer(PlainCard::EVENTS).unwrap();
+    arm(&card, cq, 0, 0);
+    complete(&mut card, &memory, qp, 0);
+    assert_eq!(events(&mut card), 0);
+    complete(&mut card, &memory, qp, 1);
+    assert_eq!(events(&mut card), 1);
+    arm(&card, cq, 2, 1);
+    complete(&mut card, &memory, qp, 2);
+    card.pass(PERIOD - 1);
+    assert_eq!(events(&mut card), 1);
+    card.pass(1);
+    assert_eq!(events(&mut card), 2);
+}
+
+#[test]
+fn an_event_that_is_held_back_survives_a_change_of_moderation() {
+    for (count, microseconds, wait) in [(0, 0, 0), (1, 20, 0), (16, 50, 50_000)] {
+        let (mut card, memory, qp, cq) = card();
+        card.engine().moderate_cq(cq, Moderation::new(16, 20)).unwrap();
+        arm(&card, cq, 0, 0);
+        complete(&mut card, &memory, qp, 0);
+        assert_eq!(card.engine().eq_producer(PlainCard::EVENTS), Ok(0));
+        card.engine().moderate_cq(cq, Moderation::new(count, microseconds)).unwrap();
+        card.pass(wait);
+        assert_eq!(card.engine().eq_producer(PlainCard::EVENTS), Ok(1), "{count} in {microseconds} us");
+    }
 }
