@@ -256,10 +256,11 @@ impl DmaMap {
         self.write(address + body.len() as u64, &[*last])
     }
 
-    /// Reads a big-endian word.
+    /// Reads a big-endian word, such as a doorbell record, before whatever it counts.
     pub(crate) fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
+        fence(Ordering::Acquire);
         Ok(u32::from_be_bytes(bytes))
     }
 
@@ -297,6 +298,33 @@ mod tests {
         assert_eq!(map.read(0xfff, &mut [0; 1]), Err(DmaFault { address: 0xfff }));
         assert_eq!(map.read(0x1fff, &mut [0; 2]), Err(DmaFault { address: 0x2000 }));
         assert_eq!(map.write(u64::MAX, &[0; 2]), Err(DmaFault { address: u64::MAX }));
+    }
+
+    #[test]
+    fn a_word_that_another_processor_changes_is_read_and_written_whole() {
+        const TURNS: usize = 200_000;
+        let memory = Arc::new(OwnMemory::new(0x1000).unwrap());
+        for record in [0x10, 0x14] {
+            let map = || {
+                let mut map = DmaMap::new();
+                map.map_shared_at(0x1000, memory.clone()).unwrap();
+                map
+            };
+            let (writer, reader) = (map(), map());
+            let counts = [0x0000_00ff_u32, 0x0000_0100];
+            let halves = std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    for turn in 0..TURNS {
+                        writer.write(0x1000 + record, &counts[turn % 2].to_be_bytes()).unwrap();
+                    }
+                });
+                (0..TURNS)
+                    .map(|_| reader.read_be32(0x1000 + record).unwrap())
+                    .filter(|word| *word != 0 && !counts.contains(word))
+                    .count()
+            });
+            assert_eq!(halves, 0);
+        }
     }
 
     #[test]
