@@ -38,7 +38,8 @@ play_other() { play $2 $gid -n 20; }";
 const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex", "test_srq", "test_mlx5_cq"];
 
 /// What needs an address that the RDMA device has. Bytes go through the netdevs: with Ethernet, the card cuts them into
-/// frames and sums them up; with InfiniBand, they are datagrams of IPoIB. Then comes the connection manager.
+/// frames and sums them up; with InfiniBand, they are datagrams of IPoIB. Then come the connection manager's programs:
+/// connections, several of them, datagrams, and streams of bytes over either side's buffers.
 const ADDRESSED_SERVERS: &str = r#"
 await python3 -c '
 import socket
@@ -49,13 +50,21 @@ while chunk := connection.recv(65536):
     there += len(chunk)
 assert there == 4000000, there'
 await rping -s -C 10 -v
+await ucmatose -p 7801 -c 4 -C 20
+await udaddy -c 4 -C 20
+await rstream -p 7802 -T n -S 4096 -I 20 -C 50
+await riostream -p 7803 -S 4096 -I 20 -C 50
 listening 7777"#;
 const ADDRESSED_CLIENTS: &str = r#"
 try ping -q -c 2 -i 0.2 $net.$PEER || exit 1
 timeout 120 python3 -c '
 import socket
 socket.create_connection(("'$net.$PEER'", 7777)).sendall((bytes(range(251)) * 16000)[:4000000])' || exit 1
-try rping -c -a $net.$PEER -C 10 -v"#;
+try rping -c -a $net.$PEER -C 10 -v &&
+    try ucmatose -s $net.$PEER -p 7801 -c 4 -C 20 &&
+    try udaddy -s $net.$PEER -c 4 -C 20 &&
+    try rstream -s $net.$PEER -p 7802 -T n -S 4096 -I 20 -C 50 &&
+    try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
 /// Within a host, two programs share a processor, and each looks for messages until its time is over.
 pub(super) fn within(bench: &mut Bench<'_>) -> Result<()> {
