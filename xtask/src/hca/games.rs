@@ -50,10 +50,9 @@ while chunk := connection.recv(65536):
     there += len(chunk)
 assert there == 4000000, there'
 await rping -s -C 10 -v
-await ucmatose -p 7801 -c 4 -C 20
 await udaddy -c 4 -C 20
-await rstream -p 7802 -T n -S 4096 -I 20 -C 50
-await riostream -p 7803 -S 4096 -I 20 -C 50
+# The streams wait for their turn with a busy processor.
+await sh -c 'ucmatose -p 7801 -c 4 -C 20 && rstream -p 7802 -S 4096 -I 20 -C 50 && riostream -p 7803 -S 4096 -I 20 -C 50'
 listening 7777"#;
 const ADDRESSED_CLIENTS: &str = r#"
 try ping -q -c 2 -i 0.2 $net.$PEER || exit 1
@@ -61,8 +60,8 @@ timeout 120 python3 -c '
 import socket
 socket.create_connection(("'$net.$PEER'", 7777)).sendall((bytes(range(251)) * 16000)[:4000000])' || exit 1
 try rping -c -a $net.$PEER -C 10 -v &&
-    try ucmatose -s $net.$PEER -p 7801 -c 4 -C 20 &&
     try udaddy -s $net.$PEER -c 4 -C 20 &&
+    try ucmatose -s $net.$PEER -p 7801 -c 4 -C 20 &&
     try rstream -s $net.$PEER -p 7802 -T n -S 4096 -I 20 -C 50 &&
     try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
