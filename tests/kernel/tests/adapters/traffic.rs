@@ -31,15 +31,17 @@ pub(crate) fn a_port_counts_the_packets_and_bytes_that_go_through_it() {
     // kernel sends meanwhile.
     const PACKETS: RangeInclusive<u64> = MESSAGES + 1..=3 * MESSAGES;
     const WORDS: RangeInclusive<u64> = MESSAGES * LENGTH / WORD..=MESSAGES * (LENGTH + 300) / WORD;
-    const COUNTERS: [(&str, RangeInclusive<u64>); 6] = [
+    // Soft-RoCE of Linux 7.2, the first that counts at all, does not tell packets to one from packets to many.
+    let unicast = if device::is_soft_roce() { 0..=0 } else { PACKETS };
+    let counters = [
         ("port_xmit_packets", PACKETS),
         ("port_rcv_packets", PACKETS),
-        ("unicast_xmit_packets", PACKETS),
-        ("unicast_rcv_packets", PACKETS),
+        ("unicast_xmit_packets", unicast.clone()),
+        ("unicast_rcv_packets", unicast),
         ("port_xmit_data", WORDS),
         ("port_rcv_data", WORDS),
     ];
-    let look = || COUNTERS.map(|(name, _)| counter(name).unwrap());
+    let look = || counters.each_ref().map(|(name, _)| counter(name).unwrap());
     let pd = domain();
     let (mut a, _b) = pair(&pd, Plan::default());
     let bytes = [7; LENGTH as usize];
@@ -51,7 +53,7 @@ pub(crate) fn a_port_counts_the_packets_and_bytes_that_go_through_it() {
         assert_eq!(a.ends(1), [(number, WcStatus::SUCCESS)]);
     }
     let after = look();
-    for ((name, expected), (before, after)) in COUNTERS.into_iter().zip(before.into_iter().zip(after)) {
+    for ((name, expected), (before, after)) in counters.into_iter().zip(before.into_iter().zip(after)) {
         let more = after - before;
         assert!(expected.contains(&more), "{name}: {more} more, not {expected:?}");
     }
