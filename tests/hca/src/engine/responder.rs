@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::core::Core;
 use super::cq::{Completion, CqeOpcode, Syndrome};
 use super::eq::EventKind;
-use super::mkey::{self, Accessor, Refusal, access};
+use super::mkey::{self, Accessor, access};
 use super::packet::{Acknowledge, PSN_MASK, Route, Transport, syndrome};
 use super::paging::{Lacking, kind};
 use super::qp::{Qp, QpAttributes, ReceiveQueue, State};
@@ -44,6 +44,14 @@ struct ReadAnswer {
     key: u32,
     left: u32,
     first: bool,
+}
+
+/// A request that is not carried out, and takes the queue pair down once what was asked before it is answered.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    psn: u32,
+    code: u8,
+    event: Option<EventKind>,
 }
 
 /// The result of an atomic, kept in case the requester asks again.
@@ -91,6 +99,8 @@ pub(crate) struct Responder {
     pub(super) owes_ack: bool,
     /// The peer is to come back later, and is told so after the answers that wait.
     owes_delay: bool,
+    /// A request was refused, behind answers that wait; nothing more is heard.
+    refusal: Option<Refusal>,
     /// A page fault without an answer.
     fault: Option<Waiting>,
     /// Where answers go.
@@ -193,7 +203,7 @@ pub(crate) fn place(
         let address = sge.address.checked_add(u64::from(skip)).ok_or(Misplaced::Protection)?;
         mkey::write(&core.mkeys, &core.memory, who, (sge.key, address), access::LOCAL_WRITE, now).map_err(
             |refusal| match refusal {
-                Refusal::Absent => Misplaced::Absent,
+                mkey::Refusal::Absent => Misplaced::Absent,
                 _ => Misplaced::Protection,
             },
         )?;
@@ -259,9 +269,11 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
                 report_failure(qp, core, &receive, Syndrome::LocalProtection);
             }
             if reliable {
-                answer::send_code(qp, core, qp.responder.expected_psn, syndrome::NAK_OPERATION);
+                let psn = qp.responder.expected_psn;
+                refuse(qp, core, Refusal { psn, code: syndrome::NAK_OPERATION, event: None });
+            } else {
+                enter_error(qp, core);
             }
-            enter_error(qp, core);
         }
         // A peer that isn't told of failures doesn't cause any.
         What::Target | What::Answer if !reliable => {}
@@ -274,6 +286,19 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
             enter_error(qp, core);
             core.qp_event(EventKind::AccessError, qp.number);
         }
+    }
+}
+
+/// Tells the peer that a request is not carried out, after the answers to those before it, and goes to ERR.
+fn refuse(qp: &mut Qp, core: &mut Core, refusal: Refusal) {
+    if !qp.responder.pending.is_empty() {
+        qp.responder.refusal = Some(refusal);
+        return;
+    }
+    answer::send_code(qp, core, refusal.psn, refusal.code);
+    enter_error(qp, core);
+    if let Some(kind) = refusal.event {
+        core.qp_event(kind, qp.number);
     }
 }
 
@@ -317,7 +342,8 @@ pub(crate) fn report_failure(qp: &Qp, core: &mut Core, receive: &Receive, syndro
 /// Reports all receives as flushed, now and as long as the queue pair stays in error.
 pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     qp.responder.pending.clear();
-    (qp.responder.owes_ack, qp.responder.owes_delay, qp.responder.fault) = (false, false, None);
+    (qp.responder.owes_ack, qp.responder.owes_delay) = (false, false);
+    (qp.responder.refusal, qp.responder.fault) = (None, None);
     if let Some(Message::Send(receive)) = qp.responder.message.take() {
         report_failure(qp, core, &receive, Syndrome::Flushed);
     }

@@ -99,7 +99,9 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     if !qp.responder.pending.is_empty() {
         return Turn::More;
     }
-    if std::mem::take(&mut qp.responder.owes_delay) {
+    if let Some(refusal) = qp.responder.refusal.take() {
+        super::refuse(qp, core, refusal);
+    } else if std::mem::take(&mut qp.responder.owes_delay) {
         send_delay(qp, core);
     } else if std::mem::take(&mut qp.responder.owes_ack) {
         let psn = qp.responder.expected_psn.wrapping_sub(1) & PSN_MASK;

@@ -2,13 +2,13 @@
 
 use super::answer::{send_code, send_delay, send_original};
 use super::{
-    Message, Misplaced, Pending, ReadAnswer, Remembered, What, keep, place, receive_accessor, report,
-    report_failure, take_receive, wait_for_page, wait_for_receive,
+    Message, Misplaced, Pending, ReadAnswer, Refusal, Remembered, What, keep, place, receive_accessor,
+    refuse, report, report_failure, take_receive, wait_for_page, wait_for_receive,
 };
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
-use crate::engine::mkey::{self, Accessor, Place, Refusal, access};
+use crate::engine::mkey::{self, Accessor, Place, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
 use crate::engine::paging::Lacking;
 use crate::engine::qp::{Qp, State};
@@ -25,11 +25,13 @@ enum Refused {
     Access,
     /// A failure of ours.
     Operation,
+    /// What the receive that the request had used has reported already; the peer is told this.
+    Reported(u8),
 }
 
 /// Takes a request packet.
 pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: Packet) {
-    if !qp.state.receives() {
+    if !qp.state.receives() || qp.responder.refusal.is_some() {
         return;
     }
     qp.responder.back = Some(Core::way_back(&packet.route));
@@ -81,15 +83,12 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
             let (code, event) = match refused {
                 Refused::Access => (syndrome::NAK_ACCESS, Some(EventKind::AccessError)),
                 Refused::Operation => (syndrome::NAK_OPERATION, None),
-                _ => (syndrome::NAK_INVALID, Some(EventKind::InvalidRequest)),
+                Refused::Invalid | Refused::NotReady => {
+                    (syndrome::NAK_INVALID, Some(EventKind::InvalidRequest))
+                }
+                Refused::Reported(code) => (code, None),
             };
-            // A receive that this request had used reports the failure itself.
-            let event = event.filter(|_| qp.state != State::Error);
-            send_code(qp, core, psn, code);
-            super::enter_error(qp, core);
-            if let Some(kind) = event {
-                core.qp_event(kind, qp.number);
-            }
+            refuse(qp, core, Refusal { psn, code, event });
         }
     }
 }
@@ -203,7 +202,7 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     } else {
         place(core, who, &mut receive, &packet.payload)
     };
-    let (syndrome, refused) = match placed {
+    let (failure, code) = match placed {
         Ok(()) => {
             if let Some(key) = packet.headers.immediate.filter(|_| packet.operation.has_invalidate())
                 && !invalidate(qp, core, key)
@@ -228,13 +227,14 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
         Err(Misplaced::Absent) if wait_for_receive(qp, core, &receive, packet.payload.len()) => {
             return Err(Refused::NotReady);
         }
-        Err(Misplaced::TooLong) => (Syndrome::LocalLength, Refused::Invalid),
-        Err(Misplaced::Protection | Misplaced::Absent) => (Syndrome::LocalProtection, Refused::Operation),
+        Err(Misplaced::TooLong) => (Syndrome::LocalLength, syndrome::NAK_INVALID),
+        Err(Misplaced::Protection | Misplaced::Absent) => {
+            (Syndrome::LocalProtection, syndrome::NAK_OPERATION)
+        }
     };
-    report_failure(qp, core, &receive, syndrome);
-    qp.state = State::Error;
+    report_failure(qp, core, &receive, failure);
     if packet.transport.reliable() {
-        return Err(refused);
+        return Err(Refused::Reported(code));
     }
     super::enter_error(qp, core);
     Ok(())
@@ -320,7 +320,7 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
         let start = address.wrapping_sub(u64::from(committed));
         let lacking = Lacking::Remote { key, address: start, length, written: true };
         let progress = (committed, packet.payload.len());
-        if refusal != Refusal::Absent || !wait_for_page(qp, core, What::Target, lacking, progress) {
+        if refusal != mkey::Refusal::Absent || !wait_for_page(qp, core, What::Target, lacking, progress) {
             return Err(Refused::Access);
         }
         if receive.is_some() {
@@ -394,7 +394,8 @@ fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> 
     });
     if let Err(refusal) = found {
         let lacking = Lacking::Remote { key: atomic.key, address: atomic.address, length: 8, written: true };
-        let waits = refusal == Refusal::Absent && wait_for_page(qp, core, What::Target, lacking, (0, 8));
+        let waits =
+            refusal == mkey::Refusal::Absent && wait_for_page(qp, core, What::Target, lacking, (0, 8));
         return Err(if waits { Refused::NotReady } else { Refused::Access });
     }
     let change = |old: u64| atomic.apply(packet.operation, u64::from_le(old)).to_le();

@@ -65,6 +65,34 @@ fn writes_reads_and_atomics_reach_remote_memory() {
 }
 
 #[test]
+fn what_was_asked_for_is_answered_before_a_later_request_is_refused() {
+    const NOBODYS: u32 = 0xdead_be00;
+    let bytes = pattern(3000, 9);
+    for too_long in [true, false] {
+        let mut pair = Pair::new(Transport::Rc);
+        let key = pair.key;
+        pair.write(TO, &bytes);
+        pair.post_receive(1, TO + 0x4000, 8);
+        pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 3000)].concat());
+        if too_long {
+            pair.post(0, opcode::SEND, 0, &data(key, FROM, 64));
+        } else {
+            pair.post(0, opcode::WRITE, 0, &[remote(NOBODYS, TO), data(key, FROM, 64)].concat());
+        }
+        pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 8)].concat());
+        pair.settle(good);
+        assert_eq!(pair.read(FROM, 3000), bytes);
+        let of = |completions: &[Cqe], end: u32| {
+            syndromes(&completions.iter().filter(|cqe| cqe.qp == end).copied().collect::<Vec<_>>())
+        };
+        let completions = pair.poll();
+        let (refused, receive) = if too_long { (0x12, 0x01) } else { (0x13, 0x05) };
+        assert_eq!(of(&completions, pair.qps[0]), [0, refused, 0x05]);
+        assert_eq!(of(&completions, pair.qps[1]), [receive]);
+    }
+}
+
+#[test]
 fn a_send_waits_for_its_receive() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
