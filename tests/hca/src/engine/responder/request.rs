@@ -280,7 +280,7 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     let (address, key, left, length) = match (qp.responder.message.take(), packet.headers.remote) {
         (None, Some(remote)) => {
             if !qp.attributes.remote_write || u64::from(remote.length) > MAX_MESSAGE {
-                return Err(Refused::Access);
+                return Err(Refused::Invalid);
             }
             let length = u64::from(remote.length);
             if length > 0 {
@@ -346,17 +346,18 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
 }
 
 /// Checks a read request and says how it will be answered.
-fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Option<ReadAnswer> {
-    let remote = packet.headers.remote?;
+fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Result<ReadAnswer, Refused> {
+    let remote = packet.headers.remote.ok_or(Refused::Invalid)?;
     let length = u64::from(remote.length);
     if !qp.attributes.remote_read || length > MAX_MESSAGE {
-        return None;
+        return Err(Refused::Invalid);
     }
     let who = remote_accessor(qp, core, packet);
     if length > 0 {
-        mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_READ).ok()?;
+        mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_READ)
+            .map_err(|_| Refused::Access)?;
     }
-    Some(ReadAnswer {
+    Ok(ReadAnswer {
         who,
         psn: packet.psn,
         address: remote.address,
@@ -370,7 +371,7 @@ fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
     if !has_room(qp) {
         return Err(Refused::Invalid);
     }
-    let answer = accept_read(qp, core, packet).ok_or(Refused::Access)?;
+    let answer = accept_read(qp, core, packet)?;
     core.count(qp.attributes.counters, |counters| &mut counters.reads);
     advance(qp, answer.left.div_ceil(qp.attributes.mtu.max(1)).max(1));
     qp.responder.messages = qp.responder.messages.wrapping_add(1);
@@ -381,7 +382,7 @@ fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
 fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
     let atomic = packet.headers.atomic.ok_or(Refused::Invalid)?;
     if !qp.attributes.remote_atomic {
-        return Err(Refused::Access);
+        return Err(Refused::Invalid);
     }
     if !atomic.address.is_multiple_of(8) {
         return Err(Refused::Invalid);

@@ -29,7 +29,7 @@ fn syndromes(tune: impl Fn(&mut QpAttributes), opcode: u8) -> Vec<u8> {
 
 #[test]
 fn rights_are_those_of_the_responders_queue_pair() {
-    const ACCESS: u8 = 0x13;
+    const INVALID_REQUEST: u8 = 0x12;
     type Tune = fn(&mut QpAttributes);
     let cases: [(u8, Tune); 3] = [
         (opcode::WRITE, |attributes| attributes.remote_write = false),
@@ -38,7 +38,7 @@ fn rights_are_those_of_the_responders_queue_pair() {
     ];
     for (opcode, tune) in cases {
         assert_eq!(syndromes(|_| {}, opcode), [0]);
-        assert_eq!(syndromes(tune, opcode), [ACCESS], "{opcode:#x}");
+        assert_eq!(syndromes(tune, opcode), [INVALID_REQUEST], "{opcode:#x}");
     }
 }
 
