@@ -27,7 +27,7 @@ pub(crate) struct Soak {
     /// Let guest time count instructions, one nanosecond each.
     #[arg(long, global = true)]
     icount: bool,
-    /// On an RDMA card instead of rxe: ib or roce. Not for random verbs.
+    /// On an RDMA card instead of rxe: ib or roce.
     #[arg(long, value_enum, global = true)]
     hca: Option<lab::Port>,
     /// Minutes of random verbs.
@@ -74,11 +74,6 @@ impl Soak {
         let mut argv = vec![PROGRAM.to_owned()];
         let mut limit = LIMIT;
         match &self.what {
-            None if self.hca.is_some() => {
-                bail!(
-                    "random verbs are held against a model of Soft-RoCE; a card does `traffic` and `objects`"
-                )
-            }
             None => {
                 let clock = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.as_secs());
                 let seconds = 60 * self.minutes;

@@ -11,15 +11,24 @@ pub mod random;
 pub mod traffic;
 pub mod world;
 
-use bareverbs::{AhAttr, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
+use bareverbs::{AhAttr, Context, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
+
+/// The port that all queue pairs use.
+const PORT: u8 = 1;
+
+/// The way from the port to itself.
+fn way(context: &Context) -> Result<AhAttr> {
+    let gid = context.default_gid(PORT.into())?;
+    let dlid = context.query_port(PORT.into())?.lid;
+    Ok(AhAttr { dlid, ..AhAttr::global(PORT, gid.gid, gid.index as u8) })
+}
 
 /// Connects two queue pairs of one port to each other, with retries that never end and waits that a slow guest needs not.
 fn connect(one: &mut Qp<Rc>, other: &mut Qp<Rc>) -> Result<()> {
     let numbers = [other.qp_num(), one.qp_num()];
     for (qp, peer) in [one, other].into_iter().zip(numbers) {
-        let gid = qp.pd().context().default_gid(1)?;
-        let address = AhAttr::global(1, gid.gid, gid.index as u8);
-        qp.init(&InitAttr::new(1))?;
+        let address = way(qp.pd().context())?;
+        qp.init(&InitAttr::new(PORT))?;
         qp.ready_to_receive(&RtrAttr { min_rnr_timer: 1, ..RtrAttr::new(address, peer) })?;
         qp.ready_to_send(&RtsAttr { timeout: 18, ..RtsAttr::default() })?;
     }

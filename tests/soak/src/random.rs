@@ -4,15 +4,20 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use bareverbs::{Access, Operation, Payload, Pd, Sge, WcStatus};
-use bareverbs_kernel_tests::loopback::{Plan as PairPlan, domain, open, pair, region, request};
+use bareverbs::{
+    Access, CqInit, InitAttr, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit, QpState, SendFlags,
+    SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
+};
+use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::loopback::{Plan as PairPlan, domain, open, pair, region, request, take};
 use bareverbs_kernel_tests::resources::{held, settles_at};
 use fastrand::Rng;
 
 use crate::generate::{Abilities, Generator};
 use crate::model::Quirks;
 use crate::op::Op;
-use crate::world::{PATIENCE, Tally, World};
+use crate::world::{NOBODYS_KEY, PATIENCE, Tally, World};
+use crate::{PORT, way};
 
 /// Verbs of a world.
 const OPS: usize = 400;
@@ -123,8 +128,11 @@ pub fn quirks() -> Result<Quirks> {
     let pd = domain();
     let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
     let own = memory.sge(..8)?;
-    let nobodys = fails_by_itself(&pd, Sge { lkey: 0xdead_be00, ..own })?;
-    let beyond = fails_by_itself(&pd, Sge { length: 65, ..own })?;
+    let reads = [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR];
+    let nobodys = fails_by_itself(&pd, Operation::Send, &[Sge { lkey: NOBODYS_KEY, ..own }], reads)?;
+    let beyond = fails_by_itself(&pd, Operation::Send, &[Sge { length: 65, ..own }], reads)?;
+    let keys = [WcStatus::MW_BIND_ERR, WcStatus::LOC_QP_OP_ERR];
+    let no_window = fails_by_itself(&pd, Operation::LocalInv(NOBODYS_KEY), &[], keys)?;
     let (mut a, mut b) = pair(&pd, PairPlan::default());
     b.recv_into(0, 1, &[memory.sge(..4)?]);
     a.send(&[request(1, Operation::Send, Payload::Inline(&[&[1; 8]]))])?;
@@ -133,14 +141,73 @@ pub fn quirks() -> Result<Quirks> {
         too_short == Quirks::NONE.too_short || too_short == (WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
         "a message that is too long ended with {too_short:?}"
     );
+    let old_soft_roce = device::is_soft_roce() && !nobodys.flushed;
     Ok(Quirks {
         flushes_the_failed: nobodys.flushed,
         bad_lkey: nobodys.status,
         beyond: beyond.status,
-        harmed_by_resets: !nobodys.flushed,
-        outlived_by_answers: !nobodys.flushed,
+        harmed_by_resets: old_soft_roce,
+        outlived_by_answers: old_soft_roce,
         too_short,
+        no_window: no_window.status,
+        holds_unsignalled: holds_unsignalled(&pd)?,
+        overtakes_reads: !device::is_soft_roce(),
+        unreliable_fall: unreliable_fall(&pd)?,
+        binds_to_any: binds_to_any(&pd)?,
     })
+}
+
+/// Whether a queue is full of requests that are over when nobody asked about them.
+fn holds_unsignalled(pd: &Pd) -> Result<bool> {
+    let (mut a, _b) = pair(pd, PairPlan::default());
+    let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let write = Operation::Write(memory.remote(0)?);
+    let silent = |number| SendRequest {
+        flags: SendFlags::empty(),
+        ..request(number, write, Payload::Inline(&[&[0; 8]]))
+    };
+    let room = a.qp.split().0.capacity().into();
+    for number in 0..room {
+        a.send(&[silent(number)])?;
+    }
+    let end = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < end {
+        if a.send(&[silent(room)]).is_ok() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether an unreliable connection is in ERR, and not in SQE, after a send from memory that it must not read.
+fn unreliable_fall(pd: &Pd) -> Result<bool> {
+    let mut cq = pd.context().create_cq(&CqInit::new(4))?;
+    let mut qp: Qp<Uc> = pd.create_qp(&QpInit::new(&cq, &cq))?;
+    qp.init(&InitAttr::new(PORT))?;
+    qp.ready_to_receive(&UcRtrAttr::new(way(pd.context())?, qp.qp_num()))?;
+    qp.ready_to_send(0)?;
+    let nobodys = [Sge { addr: 0, length: 8, lkey: NOBODYS_KEY }];
+    let send = request(1, Operation::Send, Payload::Sges(&nobodys)).with(UcOperation::Send);
+    // SAFETY: the key leads to no memory.
+    unsafe { qp.post_send(&[send]) }?;
+    take(&mut cq, 1);
+    Ok(qp.query()?.0.qp_state == QpState::ERR)
+}
+
+fn binds_to_any(pd: &Pd) -> Result<bool> {
+    let (mut a, _b) = pair(pd, PairPlan::default());
+    let (memory, mw) = (region(pd, &[0; 64], Access::LOCAL_WRITE), pd.alloc_mw(MwType::TYPE_2)?);
+    let bind = MwBind {
+        mw_type: mw.mw_type(),
+        mw_rkey: mw.rkey(),
+        rkey: inc_rkey(mw.rkey()),
+        mr_lkey: memory.lkey(),
+        addr: memory.addr(),
+        length: memory.len() as u64,
+        access: Access::REMOTE_READ,
+    };
+    a.send(&[request(1, Operation::BindMw(bind), Payload::Sges(&[]))])?;
+    Ok(a.completions(1)[0].status == WcStatus::SUCCESS)
 }
 
 /// How a send fails that its own side refuses.
@@ -151,15 +218,12 @@ struct Failure {
     flushed: bool,
 }
 
-fn fails_by_itself(pd: &Pd, from: Sge) -> Result<Failure> {
+fn fails_by_itself(pd: &Pd, operation: Operation, from: &[Sge], ways: [WcStatus; 2]) -> Result<Failure> {
     let (mut a, _b) = pair(pd, PairPlan::default());
-    a.send(&[request(1, Operation::Send, Payload::Sges(&[from]))])?;
+    a.send(&[request(1, operation, Payload::Sges(from))])?;
     let told = a.completions(1)[0].status;
     let flushed = told == WcStatus::WR_FLUSH_ERR;
     let status = if flushed { a.qp.failure().context("it knows why")?.status } else { told };
-    ensure!(
-        matches!(status, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR),
-        "a send from {from:?} ended with {status:?}"
-    );
+    ensure!(ways.contains(&status), "{operation:?} from {from:?} ended with {status:?}");
     Ok(Failure { status, flushed })
 }

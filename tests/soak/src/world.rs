@@ -1,4 +1,4 @@
-//! The driver: carries verbs out on `rxe0` and holds what comes of them against the model.
+//! The driver: carries verbs out on the RDMA device and holds what comes of them against the model.
 
 mod carry_out;
 
@@ -14,13 +14,14 @@ use bareverbs::{
 
 use crate::model::{Model, Quirks, Region};
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, RECEIVE, Seen};
+use crate::{PORT, way};
 
 /// How long anything may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// A key that nobody has: its index is beyond those of all objects.
+pub(crate) const NOBODYS_KEY: u32 = 0xdead_be00;
 /// The key of datagrams, and one that is none.
 const QKEYS: [u32; 2] = [0x1234_5678, 0x0bad_0bad];
-/// Pieces of a receive of a shared queue.
-const PORT: u8 = 1;
 
 /// A queue pair of any transport.
 enum AnyQp {
@@ -56,7 +57,7 @@ pub struct Tally {
     pub compared: u64,
 }
 
-/// Objects on `rxe0`, and the model beside them.
+/// Objects on the device, and the model beside them.
 pub struct World {
     /// What is expected.
     pub model: Model,
@@ -81,7 +82,6 @@ impl World {
     /// # Errors
     /// The port has no address.
     pub fn new(context: &Context, quirks: Quirks) -> Result<Self> {
-        let gid = context.default_gid(PORT.into())?;
         Ok(Self {
             model: Model::new(quirks),
             tally: Tally::default(),
@@ -93,7 +93,7 @@ impl World {
             cqs: BTreeMap::new(),
             pds: BTreeMap::new(),
             names: HashMap::new(),
-            way: AhAttr::global(PORT, gid.gid, gid.index as u8),
+            way: way(context)?,
             context: context.clone(),
         })
     }

@@ -31,7 +31,7 @@ impl Generator {
         match self.rng.u32(..6) {
             // From memory of nobody, or beyond a region: found before anything is sent, and before what was sent is
             // acknowledged, so that nothing may go before it.
-            0 if first => {
+            0 if first && (reliable || model.quirks.unreliable_fall) => {
                 let own = model.mrs.iter().filter(|(_, mr)| mr.pd == plan.pd && mr.bytes.len() < 1000);
                 let beyond = self
                     .pick(own)
@@ -45,7 +45,7 @@ impl Generator {
                 let request = self.request(Action::LocalInv(None), none());
                 list.requests.push(request);
             }
-            2 if first && reliable => {
+            2 if first && reliable && !model.quirks.binds_to_any => {
                 let windows = model.mws.iter().filter(|(_, mw)| mw.pd == plan.pd && mw.touched < model.round);
                 let mw = self.pick(windows.map(|(id, _)| *id))?;
                 let own = model

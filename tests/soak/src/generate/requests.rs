@@ -66,10 +66,11 @@ impl List {
         write: bool,
         remote: bool,
     ) -> bool {
-        model.mrs[&mr].is_free(range, write, remote, self.qp)
+        let all = !model.quirks.overtakes_reads;
+        model.mrs[&mr].is_free(range, write, remote, self.qp, all)
             && self.memory.iter().all(|(other, used, written, far)| {
                 let apart = *other != mr || used.end <= range.start || range.end <= used.start;
-                apart || !(write || *written) || remote && *far
+                apart || !(write || *written) || remote && *far && (all || *written)
             })
     }
 }

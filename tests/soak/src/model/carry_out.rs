@@ -165,7 +165,7 @@ impl Model {
         match request.action {
             Action::Bind(mw, mr, access) => return self.bind(id, mw, mr, access),
             Action::LocalInv(mw) => {
-                let Some(mw) = mw else { return local(WcStatus::LOC_QP_OP_ERR) };
+                let Some(mw) = mw else { return local(self.quirks.no_window) };
                 self.unbind(mw);
                 return Step::Done;
             }

@@ -50,12 +50,14 @@ impl Region {
         bytes
     }
 
-    /// Whether a request of `owner` may use these bytes.
+    /// Whether a request of `owner` may use these bytes, after others of it that are carried out before, `all` or only those
+    /// that write.
     #[must_use]
-    pub fn is_free(&self, range: &Range<usize>, write: bool, remote: bool, owner: Id) -> bool {
+    pub fn is_free(&self, range: &Range<usize>, write: bool, remote: bool, owner: Id, all: bool) -> bool {
         self.claims.iter().all(|claim| {
             let apart = claim.range.end <= range.start || range.end <= claim.range.start;
-            apart || !(write || claim.write) || remote && claim.remote && claim.owner == owner
+            let before = remote && claim.remote && claim.owner == owner && (all || claim.write);
+            apart || !(write || claim.write) || before
         })
     }
 

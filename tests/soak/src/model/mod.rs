@@ -24,7 +24,7 @@ pub use memory::{Claim, Region};
 
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, Receive, Request};
 
-/// What Soft-RoCE does otherwise than the specification says, as found out by trials before the first world.
+/// What a device and its driver do otherwise than the specification says, as found out by trials before the first world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
     /// A send that fails on its own side completes as flushed, and only its slot tells why: from Linux 6.4 on, the kernel
@@ -49,6 +49,21 @@ pub struct Quirks {
     /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
     /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
+    /// How the invalidation of a window that is none ends: the specification says with a memory management error, and
+    /// Soft-RoCE with a local operation error.
+    pub no_window: WcStatus,
+    /// Whether the slot of a request that nobody asked about is free only once the completion of a later one was seen: where
+    /// the ring itself tells no news, as on a ConnectX.
+    pub holds_unsignalled: bool,
+    /// Whether a write may overtake a read before it, as the specification lets requests without a fence. Soft-RoCE carries
+    /// out one after the other; elsewhere nothing is written that was asked for just before. No trial tells.
+    pub overtakes_reads: bool,
+    /// Whether an unreliable connection falls as a whole when a send fails on its own side. The specification lets it go on
+    /// receiving, in SQE; the model does not know that state, so that where there is one such sends are left out.
+    pub unreliable_fall: bool,
+    /// Whether a window is bound to a region that does not allow it: on a ConnectX a bind changes a memory key, and nobody
+    /// looks at the region. Such binds are left out then.
+    pub binds_to_any: bool,
 }
 
 impl Quirks {
@@ -60,6 +75,11 @@ impl Quirks {
         harmed_by_resets: false,
         outlived_by_answers: false,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
+        no_window: WcStatus::MW_BIND_ERR,
+        holds_unsignalled: false,
+        overtakes_reads: true,
+        unreliable_fall: false,
+        binds_to_any: false,
     };
 }
 
@@ -379,7 +399,9 @@ impl Model {
         for (&id, qp) in &mut self.qps {
             qp.crashed = Crashed::No;
             qp.flushing = [false; 2];
-            qp.sends_expected.clear();
+            if !self.quirks.holds_unsignalled {
+                qp.sends_expected.clear();
+            }
             qp.receives_expected.clear();
             open.extend(qp.waiting.iter().map(|request| (id, request.wr_id)));
             open.extend(qp.receives.iter().map(|receive| (id, receive.wr_id)));
@@ -421,7 +443,8 @@ impl Qp {
     /// Whether all that was posted before this round is complete or waits, and nothing was posted in it.
     #[must_use]
     pub fn rests(&self, round: u64) -> bool {
-        let quiet = self.sends_expected.is_empty() && self.receives_expected.is_empty();
+        let quiet =
+            self.sends_expected.iter().all(|expect| expect.silent) && self.receives_expected.is_empty();
         quiet && self.busy < round && self.sealed < round
     }
 

@@ -9,12 +9,10 @@ use bareverbs::{
     Refusal, Remote, SelectivityLevel, SendFlags, SendRequest, Sge, UcOperation, inc_rkey,
 };
 
-use super::{AnyQp, PATIENCE, QKEYS, World, any};
+use super::{AnyQp, NOBODYS_KEY, PATIENCE, QKEYS, World, any};
 use crate::model::State;
 use crate::op::{Action, Id, Key, Op, Payload, Piece, Receive, Request, Target};
 
-/// A key that nobody has: its index is beyond those of all objects.
-const NOBODYS_KEY: u32 = 0xdead_be00;
 /// The number of a queue pair that nobody has.
 const NOBODYS_NUMBER: u32 = 0x00ff_fff0;
 
