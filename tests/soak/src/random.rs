@@ -191,9 +191,17 @@ fn unreliable_fall(pd: &Pd) -> Result<bool> {
     // SAFETY: the key leads to no memory.
     unsafe { qp.post_send(&[send]) }?;
     take(&mut cq, 1);
-    Ok(qp.query()?.0.qp_state == QpState::ERR)
+    // The completion may come before the state.
+    let begin = Instant::now();
+    loop {
+        match qp.query()?.0.qp_state {
+            QpState::RTS => ensure!(begin.elapsed() < PATIENCE, "a send that failed changed nothing"),
+            state => return Ok(state == QpState::ERR),
+        }
+    }
 }
 
+/// Whether a window can be bound to a region that does not allow it.
 fn binds_to_any(pd: &Pd) -> Result<bool> {
     let (mut a, _b) = pair(pd, PairPlan::default());
     let (memory, mw) = (region(pd, &[0; 64], Access::LOCAL_WRITE), pd.alloc_mw(MwType::TYPE_2)?);
