@@ -1,15 +1,18 @@
 //! Random verbs for minutes: one world after the other, each from a seed of its own.
 
 use std::fmt;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use bareverbs::{
-    Access, CqInit, InitAttr, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit, QpState, SendFlags,
-    SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
+    Access, CqInit, InitAttr, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit, QpState, RtrAttr,
+    SendFlags, SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
 };
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{Plan as PairPlan, domain, open, pair, region, request, take};
+use bareverbs_kernel_tests::loopback::{
+    Plan as PairPlan, Side, domain, open, pair, region, request, side, take,
+};
 use bareverbs_kernel_tests::resources::{held, settles_at};
 use fastrand::Rng;
 
@@ -148,6 +151,7 @@ pub fn quirks() -> Result<Quirks> {
         beyond: beyond.status,
         harmed_by_resets: old_soft_roce,
         outlived_by_answers: old_soft_roce,
+        timer_outlives_reset: timer_outlives_reset(&pd)?,
         too_short,
         no_window: no_window.status,
         holds_unsignalled: holds_unsignalled(&pd)?,
@@ -155,6 +159,42 @@ pub fn quirks() -> Result<Quirks> {
         unreliable_fall: unreliable_fall(&pd)?,
         binds_to_any: binds_to_any(&pd)?,
     })
+}
+
+/// Whether something sends a lost write again though its queue pair has no timer: the one that waited for a receive before
+/// the queue pair was reset.
+fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
+    const HALF_A_SECOND: u8 = 31;
+    let plan = PairPlan { rnr_retry: 7, timeout: 0, ..PairPlan::default() };
+    let (mut a, mut b) = (side(pd, plan), side(pd, plan));
+    let numbers = (a.qp.qp_num(), b.qp.qp_num());
+    let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let bytes = Payload::Inline(&[&[1; 8]]);
+    let up = |side: &mut Side, peer| {
+        side.qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(PORT) })?;
+        side.qp.ready_to_receive(&RtrAttr { min_rnr_timer: HALF_A_SECOND, ..side.towards(peer) })?;
+        side.qp.ready_to_send(&side.sending())
+    };
+
+    up(&mut a, numbers.1)?;
+    up(&mut b, numbers.0)?;
+    a.send(&[request(1, Operation::Send, bytes)])?;
+    thread::sleep(Duration::from_millis(100));
+    a.qp.reset()?;
+    b.qp.reset()?;
+
+    up(&mut a, numbers.1)?;
+    a.send(&[request(2, Operation::Write(memory.remote(0)?), bytes)])?;
+    thread::sleep(Duration::from_millis(50));
+    up(&mut b, numbers.0)?;
+    let end = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < end {
+        if a.cq.poll_one().is_some() {
+            return Ok(true);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(false)
 }
 
 /// Whether a queue is full of requests that are over when nobody asked about them.

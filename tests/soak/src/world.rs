@@ -20,6 +20,8 @@ use crate::{PORT, way};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A key that nobody has: its index is beyond those of all objects.
 pub(crate) const NOBODYS_KEY: u32 = 0xdead_be00;
+/// By when the timer has struck by which a message of these queue pairs waits for its receive: 10 µs, in the kernel's ticks.
+const TIMER_STRUCK: Duration = Duration::from_millis(50);
 /// The key of datagrams, and one that is none.
 const QKEYS: [u32; 2] = [0x1234_5678, 0x0bad_0bad];
 
@@ -72,6 +74,7 @@ pub struct World {
     cqs: BTreeMap<Id, Cq>,
     pds: BTreeMap<Id, Pd>,
     names: HashMap<u32, Id>,
+    resets: HashMap<Id, Instant>,
     way: AhAttr,
     context: Context,
 }
@@ -93,6 +96,7 @@ impl World {
             cqs: BTreeMap::new(),
             pds: BTreeMap::new(),
             names: HashMap::new(),
+            resets: HashMap::new(),
             way: way(context)?,
             context: context.clone(),
         })
@@ -240,6 +244,9 @@ impl World {
     }
 
     fn connect(&mut self, connection: &Connection, id: Id, peer: Id) -> Result<()> {
+        if let Some(reset) = self.resets.remove(&id).filter(|_| self.model.quirks.timer_outlives_reset) {
+            thread::sleep(TIMER_STRUCK.saturating_sub(reset.elapsed()));
+        }
         let peer = any!(&self.qps[&peer], qp => qp.qp_num());
         let [mut sq_psn, mut rq_psn] = connection.psn;
         if id == connection.b {
@@ -287,7 +294,10 @@ impl World {
         let qp = self.qps.get_mut(&id).context("no such QP")?;
         match end {
             End::Error => any!(qp, qp => qp.set_error())?,
-            End::Reset => any!(qp, qp => qp.reset())?,
+            End::Reset => {
+                any!(qp, qp => qp.reset())?;
+                self.resets.insert(id, Instant::now());
+            }
             End::Destroy => drop(self.qps.remove(&id)),
         }
         Ok(())

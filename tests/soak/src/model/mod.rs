@@ -46,6 +46,10 @@ pub struct Quirks {
     /// in the midst of a retry is looked at with the next one only, and none finds a queue pair that is being destroyed
     /// (`rxe_completer` of `rxe_comp.c`). What is told to go to ERR first has nothing left of that.
     pub outlived_by_answers: bool,
+    /// Whether the timer by which a message waits for its receive outlives a reset, and strikes in the queue pair's next
+    /// life: what is under way then is sent again, and a fenced read waits for itself for ever. Soft-RoCE's reset does not
+    /// stop it (`rxe_qp_reset` of `rxe_qp.c`, `rnr_nak_timer` of `rxe_req.c`).
+    pub timer_outlives_reset: bool,
     /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
     /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
@@ -74,6 +78,7 @@ impl Quirks {
         beyond: WcStatus::LOC_PROT_ERR,
         harmed_by_resets: false,
         outlived_by_answers: false,
+        timer_outlives_reset: false,
         too_short: (WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_LEN_ERR),
         no_window: WcStatus::MW_BIND_ERR,
         holds_unsignalled: false,
