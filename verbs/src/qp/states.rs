@@ -81,6 +81,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// To RESET, from any state: its queues are emptied without completions, and it can be brought up again. Poll before:
     /// what it completed and was not polled stays in the completion queues on Soft-RoCE, and is gone on ConnectX.
     ///
+    /// Soft-RoCE's reset does not stop the timer of a message that waits for its peer's receive: for as long as the peer's
+    /// `min_rnr_timer` says, it may strike in the queue pair's next life, where a fenced read or atomic that is under way
+    /// then never completes (`rxe_qp_reset` of the kernel's `rxe_qp.c`).
+    ///
     /// # Errors
     /// The kernel refuses, as Soft-RoCE does while the queue is still draining.
     #[doc(alias = "IBV_QPS_RESET")]
