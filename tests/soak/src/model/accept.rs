@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bareverbs::{WcOpcode, WcStatus};
 
-use super::{Crashed, Model, Qp};
+use super::{Crashed, Model, Qp, State};
 use crate::op::{Action, Id, RECEIVE, Request, Seen};
 
 /// A completion that must be seen, after those before it.
@@ -114,6 +114,28 @@ impl Qp {
         if receive { &mut self.receives_expected } else { &mut self.sends_expected }
     }
 
+    /// What was carried out and nobody asked about may not be acknowledged yet when its queue pair falls, be it of an earlier
+    /// round. Then it is flushed, with all behind it.
+    fn flushes_unasked(&mut self, seen: &Seen) {
+        let unasked = std::mem::take(&mut self.unasked);
+        if self.state != State::Error || seen.status != WcStatus::WR_FLUSH_ERR {
+            return;
+        }
+        if unasked.contains(&seen.wr_id) {
+            let silent = |wr_id| Expect { silent: true, ..Expect::flushed(wr_id) };
+            unasked.into_iter().rev().for_each(|wr_id| self.sends_expected.push_front(silent(wr_id)));
+        }
+        let silent = self.sends_expected.iter().take_while(|send| send.silent).count();
+        let next = self.sends_expected.get(silent);
+        let falls = next.is_none_or(|next| next.status == WcStatus::WR_FLUSH_ERR);
+        let first = self.sends_expected.iter().take(silent).position(|send| send.wr_id == Some(seen.wr_id));
+        if let Some(first) = first.filter(|_| falls && self.crashed == Crashed::No) {
+            for send in self.sends_expected.range_mut(first..silent) {
+                *send = Expect::flushed(send.wr_id.expect("sends have numbers"));
+            }
+        }
+    }
+
     /// In a queue pair that crashed: as predicted up to some request, and from there on flushed or gone.
     fn accept_crashed(&mut self, seen: &Seen, receive: bool) -> bool {
         let flushing = self.crashed == Crashed::Flushing;
@@ -148,6 +170,9 @@ impl Model {
         let Some(qp) = self.qps.get_mut(&seen.qp) else {
             return Err(format!("a completion of a queue pair that is no more: {seen:?}"));
         };
+        if !receive {
+            qp.flushes_unasked(seen);
+        }
         if qp.crashed != Crashed::No {
             let wanted = qp.expected(receive).front().cloned();
             return if qp.accept_crashed(seen, receive) {

@@ -166,7 +166,7 @@ impl Model {
             Action::Bind(mw, mr, access) => return self.bind(id, mw, mr, access),
             Action::LocalInv(mw) => {
                 let Some(mw) = mw else { return local(self.quirks.no_window) };
-                self.unbind(mw);
+                self.unbind(id, mw);
                 return Step::Done;
             }
             _ => {}
@@ -367,9 +367,7 @@ impl Model {
 
     fn invalidate(&mut self, at: Id, message: &Message) {
         if let Some(mw) = message.invalidates {
-            let round = self.round;
-            self.qp_mut(at).rebound = round;
-            self.unbind(mw);
+            self.unbind(at, mw);
         }
     }
 
@@ -393,8 +391,9 @@ impl Model {
         Step::Done
     }
 
-    fn unbind(&mut self, mw: Id) {
+    fn unbind(&mut self, at: Id, mw: Id) {
         let round = self.round;
+        self.qp_mut(at).rebound = round;
         let window = self.mws.get_mut(&mw).expect("the window exists");
         window.left = window.bound.take().map(|(region, ..)| region);
         window.touched = round;

@@ -131,6 +131,8 @@ pub struct Qp {
     /// and may do so before, for a packet or, from Linux 6.4 on, a send.
     pub idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
+    /// Sends of earlier rounds that were carried out, which nobody asked about and no completion since tells of.
+    unasked: Vec<u64>,
     receives_expected: VecDeque<Expect>,
     crashed: Crashed,
     flushing: [bool; 2],
@@ -405,7 +407,7 @@ impl Model {
             qp.crashed = Crashed::No;
             qp.flushing = [false; 2];
             if !self.quirks.holds_unsignalled {
-                qp.sends_expected.clear();
+                qp.unasked.extend(qp.sends_expected.drain(..).filter_map(|send| send.wr_id));
             }
             qp.receives_expected.clear();
             open.extend(qp.waiting.iter().map(|request| (id, request.wr_id)));
@@ -433,6 +435,7 @@ impl Qp {
             told: false,
             idle: Vec::new(),
             sends_expected: VecDeque::new(),
+            unasked: Vec::new(),
             receives_expected: VecDeque::new(),
             crashed: Crashed::No,
             flushing: [false; 2],

@@ -200,6 +200,50 @@ fn a_crash_lets_some_complete_and_no_more_after_the_first_that_is_flushed() {
     }
 }
 
+#[test]
+fn what_nobody_asked_about_may_be_flushed_with_all_behind_it_when_its_queue_pair_falls() {
+    let fallen = || {
+        let mut model = pair(Quirks::NONE);
+        model.apply(&Op::PostRecv(11, vec![receive(1, 0..1), receive(2, 1..2)]));
+        let silent = |wr_id| Request { signalled: false, ..message(wr_id, b"a") };
+        model.apply(&Op::PostSend(10, vec![silent(1), silent(2), silent(3), message(4, b"b")]));
+        assert_eq!(see(&mut model, 11, true), [(1, GOOD), (2, GOOD)]);
+        model.settle().unwrap();
+        model.apply(&Op::PostRecv(11, vec![receive(3, 2..3)]));
+        assert_eq!(see(&mut model, 11, true), [(3, GOOD)]);
+        assert!(model.qp(10).rests(model.round));
+        model.apply(&Op::End(10, End::Error));
+        model
+    };
+    let flushed = |wr_id| Seen { wr_id, ..fallen().next_due(10, false).unwrap() };
+    for good in [&[4][..], &[3, 4], &[2, 3, 4], &[1, 2, 3, 4]] {
+        let mut model = fallen();
+        good.iter().for_each(|wr_id| model.observe(&flushed(*wr_id)).unwrap());
+        assert_eq!(model.missing(), None);
+    }
+    for bad in [&[1, 3][..], &[1, 2, 4], &[2, 4], &[4, 3], &[3, 3]] {
+        let mut model = fallen();
+        assert!(bad.iter().any(|wr_id| model.observe(&flushed(*wr_id)).is_err()), "{bad:?}");
+    }
+    let mut model = fallen();
+    assert!(model.observe(&Seen { status: GOOD, ..flushed(3) }).is_err());
+}
+
+#[test]
+fn a_queue_pair_that_changes_a_window_does_not_crash_in_the_same_round() {
+    let mut model = pair(Quirks::NONE);
+    model.apply(&Op::AllocMw(30, 1, true));
+    let rights = Access::LOCAL_WRITE | Access::MW_BIND;
+    model.apply(&Op::Register(31, 1, 100, rights));
+    for action in [Action::Bind(30, 31, Access::REMOTE_READ), Action::LocalInv(Some(30))] {
+        assert!(model.qp(10).rebound < model.round, "{action:?}");
+        model.apply(&Op::PostSend(10, vec![send(1, action, Payload::Pieces(vec![]))]));
+        assert_eq!(model.qp(10).rebound, model.round, "{action:?}");
+        see(&mut model, 10, false);
+        model.settle().unwrap();
+    }
+}
+
 /// What may be wrong with what is seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
