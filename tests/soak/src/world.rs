@@ -244,9 +244,6 @@ impl World {
     }
 
     fn connect(&mut self, connection: &Connection, id: Id, peer: Id) -> Result<()> {
-        if let Some(reset) = self.resets.remove(&id).filter(|_| self.model.quirks.timer_outlives_reset) {
-            thread::sleep(TIMER_STRUCK.saturating_sub(reset.elapsed()));
-        }
         let peer = any!(&self.qps[&peer], qp => qp.qp_num());
         let [mut sq_psn, mut rq_psn] = connection.psn;
         if id == connection.b {
@@ -260,6 +257,10 @@ impl World {
         };
         match self.qps.get_mut(&id).context("no such QP")? {
             AnyQp::Rc(qp) => {
+                let reset = self.resets.remove(&id).filter(|_| self.model.quirks.timer_outlives_reset);
+                if let Some(reset) = reset {
+                    thread::sleep(TIMER_STRUCK.saturating_sub(reset.elapsed()));
+                }
                 let rtr = RtrAttr {
                     rq_psn,
                     path_mtu,
