@@ -422,6 +422,10 @@ macro_rules! providers {
             fn reset(&mut self) {
                 match self { $(Self::$variant(queue) => queue.reset(),)* }
             }
+
+            fn abandon(&mut self) {
+                match self { $(Self::$variant(queue) => queue.abandon(),)* }
+            }
         }
     };
     (@field $($variant:ident)*: $name:ident -> $ty:ty) => {

@@ -273,6 +273,15 @@ pub trait RecvQueue: Send {
 
     /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
     fn reset(&mut self);
+
+    /// Ends what this side does with the memory of posted receives, where the kernel has refused to destroy the queue:
+    /// the queue itself is leaked then, because the device may go on using it.
+    ///
+    /// When this returns, no thread of this process writes to the memory of posted receives any more, nor does a
+    /// completion that is polled later. The device may still write there. Nothing is posted afterwards.
+    ///
+    /// Dropping the queue does the same. By default nothing, which is right where only the device writes to that memory.
+    fn abandon(&mut self) {}
 }
 
 /// A completion queue.
