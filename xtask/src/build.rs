@@ -30,8 +30,14 @@ pub(crate) fn workspace() -> &'static Path {
 
 /// A cargo command that builds static programs.
 pub(crate) fn static_cargo(subcommand: &str) -> Command {
+    static_cargo_in(workspace(), &target_folder(), subcommand)
+}
+
+/// The same for another copy of the workspace.
+pub(crate) fn static_cargo_in(workspace: &Path, target_folder: &Path, subcommand: &str) -> Command {
     let mut cargo = cargo();
-    cargo.arg(subcommand).args(["--target", TARGET, "--target-dir"]).arg(target_folder());
+    cargo.current_dir(workspace);
+    cargo.arg(subcommand).args(["--target", TARGET, "--target-dir"]).arg(target_folder);
     cargo.env("RUSTFLAGS", "-C target-feature=+crt-static").env_remove("CARGO_ENCODED_RUSTFLAGS");
     cargo
 }

@@ -3,9 +3,12 @@
 mod build;
 mod counts;
 mod demo;
+mod deny;
 mod fastpath;
 mod hca;
+mod installed;
 mod lab;
+mod mutants;
 mod native;
 mod plot;
 mod print;
@@ -43,6 +46,10 @@ enum Command {
     Counts(counts::Counts),
     /// Compare what a card fetches of our requests and of the C library's, field by field.
     Wqes(wqes::Wqes),
+    /// Change the product line by line and see whether a test notices.
+    Mutants(mutants::Mutants),
+    /// Check the dependencies: licenses, sources, no C in the product.
+    Deny(deny::Deny),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -57,6 +64,8 @@ fn main() -> ExitCode {
         Command::Counts(counts) => counts.run(),
         Command::Wqes(wqes) => wqes.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
+        Command::Mutants(mutants) => mutants.run(),
+        Command::Deny(deny) => deny.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {

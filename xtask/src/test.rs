@@ -17,8 +17,9 @@ use clap::Args;
 use crate::print::heading;
 use crate::{build, counts, pyverbs};
 
-pub(crate) use self::binaries::guest_test_titles;
+pub(crate) use self::binaries::{GuestTest, guest_test_titles, guest_tests_of};
 use self::lanes::{Lab, Plan, Tested};
+pub(crate) use self::outcome::{Outcome, judge};
 use self::outcome::{Totals, result_line};
 
 #[derive(Args)]

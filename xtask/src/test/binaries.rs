@@ -12,13 +12,13 @@ use crate::build;
 const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
 
 /// A test in a binary.
-pub(super) struct GuestTest {
-    pub(super) binary: String,
-    pub(super) name: String,
+pub(crate) struct GuestTest {
+    pub(crate) binary: String,
+    pub(crate) name: String,
 }
 
 impl GuestTest {
-    pub(super) fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         let crate_name = self.binary.rsplit_once('-').map_or(self.binary.as_str(), |(name, _)| name);
         format!("{crate_name}::{}", self.name)
     }
@@ -38,9 +38,13 @@ struct Target {
 
 /// Builds the test binaries for the guest: the folder they are in, and their tests.
 pub(super) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
-    let mut cargo = build::static_cargo("test");
+    guest_tests_of(build::static_cargo("test"), &GUEST_TEST_CRATES)
+}
+
+/// The same by a cargo command with the subcommand `test`, for these crates.
+pub(crate) fn guest_tests_of(mut cargo: Command, crates: &[&str]) -> Result<(PathBuf, Vec<GuestTest>)> {
     cargo.args(["--no-run", "--quiet", "--message-format=json"]).args(build::GUEST_PROFILE);
-    for name in GUEST_TEST_CRATES {
+    for name in crates {
         cargo.args(["--package", name]);
     }
     let output = cargo.stderr(Stdio::inherit()).output().context("running cargo")?;

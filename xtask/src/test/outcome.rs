@@ -7,7 +7,7 @@ use crate::print::heading;
 
 /// How a test ended on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     Passed,
     Skipped(String),
     Failed,
@@ -82,7 +82,7 @@ impl Totals {
 }
 
 /// Reads what the test binary said about its one test.
-pub(super) fn judge(status: u8, log: &str) -> (Outcome, String) {
+pub(crate) fn judge(status: u8, log: &str) -> (Outcome, String) {
     let counts = log.lines().rev().find_map(result_line);
     let outcome = match (status, counts) {
         (0, Some((1, 0))) => Outcome::Passed,

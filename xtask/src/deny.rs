@@ -1,0 +1,229 @@
+//! `cargo xtask deny`: the policy for dependencies.
+//!
+//! `deny.toml` says which licenses, sources and crates are allowed, and cargo-deny checks it for the
+//! whole workspace. Its advisory database comes from a host of its own, which not every machine
+//! reaches; `--advisories` adds that check. That the product contains no C is checked here, from
+//! `cargo metadata`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+use crate::build;
+use crate::installed::installed;
+use crate::print::heading;
+
+const TOOL: &str = "cargo-deny";
+const VERSION: &str = "0.20.2";
+
+/// The crates that users build; the others are for tests.
+const PRODUCT: [&str; 6] = [
+    "bareverbs",
+    "bareverbs-mlx5",
+    "bareverbs-provider",
+    "bareverbs-rxe",
+    "bareverbs-tools",
+    "bareverbs-uapi",
+];
+
+/// Crates that compile C, generate code from C headers or look for C libraries.
+const C_TOOLS: [&str; 8] =
+    ["autotools", "bindgen", "cbindgen", "cc", "cmake", "nasm-rs", "pkg-config", "vcpkg"];
+
+/// Crates named `-sys` that hold only Rust: constants and types of the kernel's headers.
+const PURE_SYS: [&str; 1] = ["linux-raw-sys"];
+
+/// How the names of files end that C compilers read or write.
+const C_FILES: [&str; 10] = ["a", "asm", "c", "cc", "cpp", "cxx", "h", "o", "s", "so"];
+
+#[derive(Args)]
+pub(crate) struct Deny {
+    /// Also look for known vulnerabilities; fetches the advisory database.
+    #[arg(long)]
+    advisories: bool,
+}
+
+impl Deny {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        heading("No C in the product");
+        let (packages, faults) = c_in_the_product()?;
+        for fault in &faults {
+            println!("{fault}");
+        }
+        println!("{packages} crates, {} faults", faults.len());
+        heading("Licenses, crates, sources");
+        let mut deny = Command::new(installed(TOOL, VERSION)?);
+        deny.current_dir(build::workspace()).args(["check", "--hide-inclusion-graph"]);
+        deny.args(["bans", "licenses", "sources"]).args(self.advisories.then_some("advisories"));
+        let passed = deny.status().context("running cargo-deny")?.success();
+        Ok(if passed && faults.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// What `cargo metadata` tells, as far as it matters here.
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    version: String,
+    id: String,
+    links: Option<String>,
+    manifest_path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+#[derive(Deserialize)]
+struct Node {
+    id: String,
+    deps: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    pkg: String,
+    dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+struct DependencyKind {
+    kind: Option<String>,
+}
+
+/// How many crates the product is built of on Linux, with all features, and what is wrong with them.
+fn c_in_the_product() -> Result<(usize, Vec<String>)> {
+    let mut cargo = build::cargo();
+    cargo.args(["metadata", "--format-version=1", "--locked", "--all-features"]);
+    cargo.arg("--filter-platform=x86_64-unknown-linux-gnu");
+    let output = cargo.output().context("running cargo")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let metadata: Metadata = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
+    let product = product(&metadata)?;
+    let mut faults = Vec::new();
+    for package in &product {
+        faults.extend(fault(package));
+        let folder = package.manifest_path.parent().context("a manifest lies in a folder")?;
+        for file in c_files(folder)? {
+            faults.push(format!("{} {} has {}", package.name, package.version, file.display()));
+        }
+    }
+    Ok((product.len(), faults))
+}
+
+/// The product's crates and all that they are built of, build scripts' dependencies included.
+fn product(metadata: &Metadata) -> Result<Vec<&Package>> {
+    let nodes: BTreeMap<_, _> = metadata.resolve.nodes.iter().map(|node| (&node.id, node)).collect();
+    let roots = metadata.packages.iter().filter(|package| PRODUCT.contains(&package.name.as_str()));
+    let mut waiting: Vec<_> = roots.map(|package| &package.id).collect();
+    ensure!(waiting.len() == PRODUCT.len(), "the product's crates have other names");
+    let mut reached = BTreeSet::new();
+    while let Some(id) = waiting.pop() {
+        if !reached.insert(id) {
+            continue;
+        }
+        let node = nodes.get(id).with_context(|| format!("{id} is not resolved"))?;
+        let built = |dependency: &&Dependency| {
+            dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
+        };
+        waiting.extend(node.deps.iter().filter(built).map(|dependency| &dependency.pkg));
+    }
+    Ok(metadata.packages.iter().filter(|package| reached.contains(&package.id)).collect())
+}
+
+fn fault(package: &Package) -> Option<String> {
+    let Package { name, version, links, .. } = package;
+    if let Some(library) = links {
+        return Some(format!("{name} {version} links the library {library}"));
+    }
+    if C_TOOLS.contains(&name.as_str()) {
+        return Some(format!("{name} {version} is for building with C"));
+    }
+    let bindings = name.ends_with("-sys") && !PURE_SYS.contains(&name.as_str());
+    bindings.then(|| format!("{name} {version} is named as bindings to C"))
+}
+
+/// Sources and products of C compilers in a crate, its tests aside.
+fn c_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut waiting = vec![folder.to_owned()];
+    while let Some(folder) = waiting.pop() {
+        for entry in fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))? {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                if !["test", "tests", "target"].iter().any(|folder| path.ends_with(folder)) {
+                    waiting.push(path);
+                }
+            } else if path.extension().is_some_and(|end| C_FILES.iter().any(|c| end.eq_ignore_ascii_case(c)))
+            {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_product_contains_no_c() {
+        let (packages, faults) = c_in_the_product().unwrap();
+        assert!(packages > PRODUCT.len());
+        assert!(faults.is_empty(), "{faults:#?}");
+    }
+
+    #[test]
+    fn libraries_bindings_and_c_compilers_are_faults() {
+        let package = |name: &str, links: Option<&str>| Package {
+            name: name.to_owned(),
+            version: "1.0.0".to_owned(),
+            id: name.to_owned(),
+            links: links.map(str::to_owned),
+            manifest_path: PathBuf::new(),
+        };
+        assert_eq!(fault(&package("libc", None)), None);
+        assert_eq!(fault(&package("linux-raw-sys", None)), None);
+        assert!(fault(&package("rdma-mummy-sys", None)).is_some());
+        assert!(fault(&package("cc", None)).is_some());
+        assert!(fault(&package("plain", Some("ibverbs"))).is_some());
+    }
+
+    #[test]
+    fn build_dependencies_count_and_those_of_tests_do_not() {
+        let mut packages: Vec<_> =
+            PRODUCT.iter().map(|name| format!(r#"{{"name":"{name}","id":"{name}"}}"#)).collect();
+        packages.extend(["build", "dev", "deep"].map(|name| format!(r#"{{"name":"{name}","id":"{name}"}}"#)));
+        let packages = packages.join(",").replace('}', r#","version":"1","links":null,"manifest_path":""}"#);
+        let mut nodes: Vec<_> =
+            PRODUCT[1..].iter().map(|name| format!(r#"{{"id":"{name}","deps":[]}}"#)).collect();
+        nodes.push(
+            r#"{"id":"bareverbs","deps":[
+                {"pkg":"build","dep_kinds":[{"kind":"build"}]},
+                {"pkg":"dev","dep_kinds":[{"kind":"dev"}]}]}"#
+                .to_owned(),
+        );
+        nodes.push(r#"{"id":"build","deps":[{"pkg":"deep","dep_kinds":[{"kind":null}]}]}"#.to_owned());
+        nodes.extend(["dev", "deep"].map(|name| format!(r#"{{"id":"{name}","deps":[]}}"#)));
+        let text = format!(r#"{{"packages":[{packages}],"resolve":{{"nodes":[{}]}}}}"#, nodes.join(","));
+        let metadata: Metadata = serde_json::from_str(&text).unwrap();
+        let names: Vec<_> = product(&metadata).unwrap().iter().map(|package| package.name.as_str()).collect();
+        assert!(names.contains(&"deep") && names.contains(&"build") && !names.contains(&"dev"));
+    }
+}

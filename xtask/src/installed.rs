@@ -1,0 +1,25 @@
+//! Cargo subcommands from the registry, each of a fixed version, installed on first use.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use bareverbs_lab::Cache;
+
+use crate::build;
+
+/// The program `name` of the crate of the same name. A missing one is built and put into the user's
+/// cache, which takes minutes.
+pub(crate) fn installed(name: &str, version: &str) -> Result<PathBuf> {
+    let root = Cache::open()?.root().join(format!("{name}-{version}"));
+    let program = root.join("bin").join(name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    println!("installing {name} {version} into {}", root.display());
+    let mut cargo = build::cargo();
+    cargo.args(["install", "--quiet", "--locked", "--version", version, "--root"]).arg(&root).arg(name);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("{name} {version} could not be installed");
+    }
+    Ok(program)
+}

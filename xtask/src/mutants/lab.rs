@@ -1,0 +1,241 @@
+//! Mutants of the command functions, which only a kernel exercises.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use bareverbs_lab::{
+    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Peers, Programs, Setup, Tools,
+};
+
+use super::tree::Tree;
+use super::{Mutant, Outcome, Tally, Verdict, list};
+use crate::test::{self, GuestTest, guest_tests_of, judge};
+use crate::{build, lab};
+
+/// How many mutants are tried unless `--sample` says otherwise.
+const SAMPLE: u64 = 8;
+/// Where the guest sees the test binaries.
+const GUEST_FOLDER: &str = "/lab/tests";
+/// How long one test may take in a guest.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The crate with the tests.
+const TESTS: &str = "bareverbs-kernel-tests";
+
+/// Which tests judge the mutants of a file: on rxe, or on the software ConnectX with this port.
+struct Judges {
+    file: &'static str,
+    port: Option<HcaPort>,
+    /// Parts of the names of the tests.
+    tests: &'static [&'static str],
+}
+
+/// Where a file has several functions, the tests of all of them are run until one fails.
+const JUDGES: [Judges; 12] = [
+    Judges {
+        file: "provider/src/command.rs",
+        port: None,
+        tests: &[
+            "the_device_tells_its_limits",
+            "a_port_tells_its_state_and_mtu",
+            "the_gid_table_holds_the_address",
+            "netlink_counts_what_a_context_holds",
+            "domains_are_made_and_given_back",
+            "completion_queues_have_any_depth_and_vector",
+            "an_armed_queue_raises_one_event",
+            "bring_up_goes_through_the_states",
+            "every_order_of_dropping_gives_everything_back",
+            "an_overrun_raises_an_asynchronous_event",
+            "destroyed_objects_tell_how_many_of_their_events_were_read",
+            "only_a_solicited_message_wakes",
+            "without_a_descriptor_nothing_is_opened",
+        ],
+    },
+    Judges {
+        file: "provider/src/command/address.rs",
+        port: None,
+        tests: &[
+            "an_address_handle_is_made_and_given_back",
+            "a_datagram_arrives",
+            "a_multicast_datagram",
+            "who_left_a_group",
+        ],
+    },
+    Judges { file: "provider/src/command/dm.rs", port: Some(HcaPort::Roce), tests: &["device_memory"] },
+    Judges { file: "provider/src/command/dmabuf.rs", port: Some(HcaPort::Roce), tests: &["dma_buf"] },
+    Judges { file: "provider/src/command/flow.rs", port: Some(HcaPort::Roce), tests: &["flow"] },
+    Judges {
+        file: "provider/src/command/memory.rs",
+        port: None,
+        tests: &["window", "changes_its_rights", "moves_to_another_domain"],
+    },
+    Judges {
+        file: "provider/src/command/queueless.rs",
+        port: Some(HcaPort::Roce),
+        tests: &["rss", "extended"],
+    },
+    Judges {
+        file: "provider/src/command/region.rs",
+        port: None,
+        tests: &["memory_of_every_kind", "a_region", "many_regions", "locked_memory"],
+    },
+    Judges {
+        file: "provider/src/command/resize.rs",
+        port: None,
+        tests: &["resize", "an_event_may_wait_for_more_completions", "moderation"],
+    },
+    Judges { file: "provider/src/command/srq.rs", port: None, tests: &["a_shared_queue"] },
+    Judges { file: "provider/src/command/wq.rs", port: Some(HcaPort::Roce), tests: &["rss"] },
+    Judges { file: "provider/src/command/xrc.rs", port: Some(HcaPort::Roce), tests: &["extended"] },
+];
+
+/// Mutates one function at a time, builds the kernel tests and runs those of its file.
+pub(super) fn run(
+    tool: &Path,
+    tree: &Tree,
+    kernel: &str,
+    files: &[String],
+    sample: Option<u64>,
+) -> Result<ExitCode> {
+    let mutants = sampled(tool, tree, files, sample.unwrap_or(SAMPLE))?;
+    let cache = Cache::open()?;
+    let tools = Tools::fetch(&cache, false)?;
+    let kernel = lab::kernel(&cache, &tools, kernel)?;
+    let peers = Peers::fetch(&cache, false)?;
+    // Only what is tested is mutated.
+    let programs = build::guest_programs()?;
+    let lab = Lab { cache, tools, kernel, peers, programs };
+    let (folder, tests) = build(tree)?;
+    // A test that fails without the mutation, or is skipped on this kernel, says nothing.
+    let mut useful = BTreeMap::new();
+    for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
+        let judges = judges_of(file)?;
+        let mut passed = Vec::new();
+        lab.run(judges, &folder, &tests, |test, outcome| {
+            if outcome == test::Outcome::Passed {
+                passed.push(test.title());
+            }
+            true
+        })?;
+        println!("{file}: {} tests of it pass on {}", passed.len(), lab.kernel.version);
+        ensure!(!passed.is_empty(), "nothing can notice a mutant of {file}");
+        useful.insert(file, passed);
+    }
+    let mut outcomes = Vec::new();
+    for (at, mutant) in mutants.iter().enumerate() {
+        let begin = Instant::now();
+        let (verdict, noticed) = lab.try_mutant(tree, mutant, &useful[&mutant.file])?;
+        let seconds = begin.elapsed().as_secs();
+        let (count, all) = (at + 1, mutants.len());
+        println!("{count}/{all} {verdict:?} in {seconds} s: {}{noticed}", mutant.name);
+        outcomes.push(Outcome { name: mutant.name.clone(), verdict });
+    }
+    println!("\non {}: {}", lab.kernel.version, Tally::of(&outcomes));
+    let unexplained = super::Explained::read()?.report(&outcomes);
+    Ok(if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn judges_of(file: &str) -> Result<&'static Judges> {
+    let judges = JUDGES.iter().find(|judges| judges.file == file);
+    judges.with_context(|| format!("no tests are named for {file}"))
+}
+
+/// Mutants of the command functions, evenly spread over them.
+fn sampled(tool: &Path, tree: &Tree, files: &[String], sample: u64) -> Result<Vec<Mutant>> {
+    let all = ["provider/src/command.rs".to_owned(), "provider/src/command/*.rs".to_owned()];
+    let files = if files.is_empty() { &all[..] } else { files };
+    let mut select = vec!["--no-config".to_owned(), "--package=bareverbs-provider".to_owned()];
+    select.extend(files.iter().map(|file| format!("--file={file}")));
+    let there = list(tool, tree, &select)?;
+    if there.is_empty() {
+        bail!("no command function lies in {}", files.join(", "));
+    }
+    let step = there.len().div_ceil(sample as usize);
+    Ok(there.into_iter().step_by(step).collect())
+}
+
+/// Builds the kernel tests of the copy.
+fn build(tree: &Tree) -> Result<(PathBuf, Vec<GuestTest>)> {
+    let cargo = build::static_cargo_in(&tree.root(), &tree.lab_target(), "test");
+    guest_tests_of(cargo, &[TESTS])
+}
+
+/// What guests are made of.
+struct Lab {
+    cache: Cache,
+    tools: Tools,
+    kernel: Kernel,
+    peers: Peers,
+    programs: Programs,
+}
+
+impl Lab {
+    /// Makes the change, runs the tests that passed without it, and takes the change back. Tells
+    /// which test noticed.
+    fn try_mutant(&self, tree: &Tree, mutant: &Mutant, useful: &[String]) -> Result<(Verdict, String)> {
+        tree.mutate(mutant)?;
+        let built = build(tree);
+        tree.restore(Path::new(&mutant.file))?;
+        let Ok((folder, tests)) = built else { return Ok((Verdict::Unviable, String::new())) };
+        let mut noticed = None;
+        self.run(judges_of(&mutant.file)?, &folder, &tests, |test, outcome| {
+            if outcome == test::Outcome::Failed && useful.contains(&test.title()) {
+                noticed = Some(test.title());
+            }
+            noticed.is_none()
+        })?;
+        Ok(match noticed {
+            Some(title) => (Verdict::Caught, format!("\n    noticed by {title}")),
+            None => (Verdict::Survived, format!("\n    {} tests passed", useful.len())),
+        })
+    }
+
+    /// Runs the tests in a fresh guest until `go_on` says no.
+    fn run(
+        &self,
+        judges: &Judges,
+        folder: &Path,
+        tests: &[GuestTest],
+        mut go_on: impl FnMut(&GuestTest, test::Outcome) -> bool,
+    ) -> Result<()> {
+        let hca = judges.port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
+        let setup = Setup {
+            cache: &self.cache,
+            tools: &self.tools,
+            kernel: &self.kernel,
+            programs: &self.programs,
+            hosts: 1,
+            peers: Some(self.peers.root.clone()),
+            shares: vec![(folder.to_owned(), GUEST_FOLDER.to_owned())],
+            accelerator: Accelerator::Auto,
+            instruction_clock: false,
+            recording: None,
+            hca: hca.as_ref(),
+        };
+        let mut guests = Guests::boot(&setup)?;
+        let named = |part: &'static str| tests.iter().filter(move |test| test.title().contains(part));
+        for test in judges.tests.iter().flat_map(|part| named(part)) {
+            let program = format!("{GUEST_FOLDER}/{}", test.binary);
+            let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"];
+            let exec = Exec { argv: argv.map(str::to_owned).into(), ..Exec::default() };
+            let outcome = match guests.run(0, exec, LIMIT) {
+                Ok(finished) if finished.timed_out => test::Outcome::Failed,
+                Ok(finished) => judge(finished.status, &String::from_utf8_lossy(&finished.stdout)).0,
+                // The guest is lost.
+                Err(error) if error.is::<Failure>() => {
+                    go_on(test, test::Outcome::Failed);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            if !go_on(test, outcome) {
+                break;
+            }
+        }
+        // A kernel that complains says so, but the mutant is judged by the tests.
+        let _ = guests.shut_down();
+        Ok(())
+    }
+}
