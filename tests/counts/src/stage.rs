@@ -54,9 +54,9 @@ impl Over for AnyProvider {
 /// A queue pair with a BlueFlame register of its own, connected to another one, and the card behind both.
 pub struct Stage<P: Over> {
     /// The measured one's sends.
-    pub send: SendHalf<Rc, P>,
+    pub sq: P::Sq,
     /// The measured one's receives.
-    pub recv: RecvHalf<Rc, P>,
+    pub rq: P::Rq,
     /// Where both complete.
     pub cq: P::Cq,
     /// Where writes go.
@@ -92,19 +92,20 @@ impl<P: Over> Stage<P> {
         send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
         send(&mut peer, &request(3, Operation::Send, &[bench.sge(0, 8)]));
         let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
-        let mut stage = Self {
-            send: SendHalf::over(sq),
-            recv: RecvHalf::over(rq),
-            cq,
-            remote,
-            sge,
-            peer,
-            peer_cq: peer_cq.queue,
-            bench,
-        };
+        let mut stage = Self { sq, rq, cq, remote, sge, peer, peer_cq: peer_cq.queue, bench };
         stage.run();
         assert_eq!(stage.drain(), 2);
         stage
+    }
+
+    #[inline(always)]
+    fn send(&mut self) -> SendHalf<'_, Rc, P> {
+        SendHalf::over(&mut self.sq)
+    }
+
+    #[inline(always)]
+    fn recv(&mut self) -> RecvHalf<'_, Rc, P> {
+        RecvHalf::over(&mut self.rq)
     }
 
     /// Posts a write of 8 bytes, with its doorbell.
@@ -113,20 +114,21 @@ impl<P: Over> Stage<P> {
         let (operation, payload) = (Operation::Write(remote), Payload::Inline(&[bytes]));
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
         // SAFETY: no elements, so no memory that the device could reach.
-        unsafe { self.send.post_send(&[request]) }.is_ok()
+        unsafe { self.send().post_send(&[request]) }.is_ok()
     }
 
     /// Posts a list of requests.
     #[inline(always)]
     pub fn post_list(&mut self, requests: &[SendRequest<'_>]) -> bool {
         // SAFETY: what is posted here has no elements.
-        unsafe { self.send.post_send(requests) }.is_ok()
+        unsafe { self.send().post_send(requests) }.is_ok()
     }
 
     /// Posts so many writes of 8 bytes with one doorbell.
     #[inline(always)]
     pub fn post_batch(&mut self, count: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
-        let mut batch = self.send.start_send();
+        let mut send = self.send();
+        let mut batch = send.start_send();
         for wr_id in 0..count {
             if batch.write_inline(wr_id, remote, bytes, SendFlags::SIGNALED).is_err() {
                 return false;
@@ -139,7 +141,7 @@ impl<P: Over> Stage<P> {
     #[inline(always)]
     pub fn post_recv(&mut self, wr_id: u64, sge: &Sge) {
         // SAFETY: the region outlives the card, and nobody looks at it meanwhile.
-        unsafe { self.recv.post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }
+        unsafe { self.recv().post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }
             .expect("room")
     }
 
@@ -147,7 +149,7 @@ impl<P: Over> Stage<P> {
     #[inline(always)]
     pub fn post_receives(&mut self, requests: &[RecvRequest<'_>]) -> bool {
         // SAFETY: as above.
-        unsafe { self.recv.post_recv(requests) }.is_ok()
+        unsafe { self.recv().post_recv(requests) }.is_ok()
     }
 
     /// Takes a completion in place, and gives its slot back.

@@ -30,7 +30,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::Capabilities::ece).
     #[doc(alias = "ibv_query_ece")]
     pub fn query_ece(&self) -> Result<Ece> {
-        self.send.queue.ece().ok_or(Error::Unsupported { verb: "query_ece", what: UNKNOWN })
+        self.sq.ece().ok_or(Error::Unsupported { verb: "query_ece", what: UNKNOWN })
     }
 
     /// Has the next change of the queue pair, such as that to RTR, ask the device for these options.
@@ -41,14 +41,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         const VERB: &str = "set_ece";
-        let own = self.send.queue.ece().ok_or(Error::Unsupported { verb: VERB, what: UNKNOWN })?;
+        let own = self.sq.ece().ok_or(Error::Unsupported { verb: VERB, what: UNKNOWN })?;
         if ece.vendor_id != own.vendor_id {
             let (given, own) = (ece.vendor_id, own.vendor_id);
             let reason =
                 format!("the options are of vendor {given:#x}, and this device is of vendor {own:#x}");
             return Err(Error::invalid(VERB, reason));
         }
-        self.send.queue.ask_ece(ece.options);
+        self.sq.ask_ece(ece.options);
         Ok(())
     }
 }

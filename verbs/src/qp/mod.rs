@@ -127,8 +127,13 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
-    send: SendHalf<T, P>,
-    recv: RecvHalf<T, P>,
+    /// [`Qp::end`] frees both rings after the kernel has destroyed the queue pair. Until then the device uses them, so they
+    /// are lent out in views only ([`SendHalf`], [`RecvHalf`], [`Batch`]): no safe code exchanges them for other rings.
+    sq: ManuallyDrop<P::Sq>,
+    /// None where a shared receive queue takes its place.
+    rq: Option<ManuallyDrop<P::Rq>>,
+    state: QpState,
+    _transport: PhantomData<T>,
     handle: u32,
     qp_num: u32,
     cap: QpCap,
@@ -210,12 +215,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 })
             })?;
         Ok(Self {
-            send: SendHalf { queue: ManuallyDrop::new(sq), state: QpState::RESET, _transport: PhantomData },
-            recv: RecvHalf {
-                queue: rq.map(ManuallyDrop::new),
-                state: QpState::RESET,
-                _transport: PhantomData,
-            },
+            sq: ManuallyDrop::new(sq),
+            rq: rq.map(ManuallyDrop::new),
+            state: QpState::RESET,
+            _transport: PhantomData,
             handle,
             qp_num,
             cap: cap.into(),
@@ -238,7 +241,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// The state that it was last brought to. On an error it goes to ERR by itself; [`Qp::query`] tells that.
     #[must_use]
     pub fn state(&self) -> QpState {
-        self.send.state
+        self.state
     }
 
     /// Depths and widths that it has, at least those asked for.
@@ -256,7 +259,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// Whether no other queue pair rings the doorbell that it does; see [`QpInit::doorbell`].
     #[must_use]
     pub fn owns_doorbell(&self) -> bool {
-        self.send.queue.owns_doorbell()
+        self.sq.owns_doorbell()
     }
 
     /// The protection domain that it belongs to.
@@ -304,11 +307,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.flows.end_all(self.pd.context().file());
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
         let told = command::destroy_qp(self.pd.context().file(), self.handle)?;
-        // SAFETY: this is done once, before the drop ends, and nobody uses the halves after it.
-        unsafe { ManuallyDrop::drop(&mut self.send.queue) };
-        if let Some(queue) = &mut self.recv.queue {
-            // SAFETY: as for the send half.
-            unsafe { ManuallyDrop::drop(queue) };
+        // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and they drop the queue pair
+        // right after it without a look at the ring.
+        unsafe { ManuallyDrop::drop(&mut self.sq) };
+        if let Some(rq) = &mut self.rq {
+            // SAFETY: `end` runs once for each queue pair, and its callers drop the queue pair without a look at this ring.
+            unsafe { ManuallyDrop::drop(rq) };
         }
         Ok(told.events_reported)
     }
@@ -317,22 +321,42 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// [`SendHalf::failure`].
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
-        self.send.failure()
+        self.sq.failure().map(SendFailure::from)
     }
 
-    /// Its halves, for two borrows or two threads. They are a queue pair's own: whoever swaps them with those of another one
-    /// has each complete with the queue pair that it came from, and must take that one for what the posting methods call
-    /// the queue pair.
+    /// Its halves, for two borrows or two threads.
+    ///
+    /// Each half refers to the queue pair, which owns the rings. So the queue pair outlives both halves:
+    ///
+    /// ```compile_fail,E0505
+    /// # fn outlive(mut qp: bareverbs::Qp<bareverbs::Rc>) {
+    /// let (mut send, _recv) = qp.split();
+    /// drop(qp);
+    /// send.flush().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// The halves of two queue pairs can be exchanged; the rings stay where they are:
+    ///
+    /// ```
+    /// # fn exchange(a: &mut bareverbs::Qp<bareverbs::Rc>, b: &mut bareverbs::Qp<bareverbs::Rc>) {
+    /// let ((mut to_a, _), (mut to_b, _)) = (a.split(), b.split());
+    /// std::mem::swap(&mut to_a, &mut to_b);
+    /// // What is posted to `to_a` goes to `b` from here on.
+    /// # }
+    /// ```
     #[must_use]
-    pub fn split(&mut self) -> (&mut SendHalf<T, P>, &mut RecvHalf<T, P>) {
-        (&mut self.send, &mut self.recv)
+    #[inline]
+    pub fn split(&mut self) -> (SendHalf<'_, T, P>, RecvHalf<'_, T, P>) {
+        let Self { sq, rq, state, .. } = self;
+        (SendHalf::new(&mut **sq, state), RecvHalf::new(rq.as_deref_mut(), state))
     }
 
     /// Starts a batch of sends; see [`SendHalf::start_send`].
     #[doc(alias = "ibv_wr_start")]
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, T, P> {
-        self.send.start_send()
+        Batch::new(&mut *self.sq, self.state)
     }
 
     /// Posts sends, all with one doorbell.
@@ -350,7 +374,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.send.post_send(requests) }
+        unsafe { self.split().0.post_send(requests) }
     }
 
     /// Posts sends and leaves the doorbell to the next flush, poll with a flush, or post; see
@@ -368,7 +392,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.send.post_send_deferred(requests) }
+        unsafe { self.split().0.post_send_deferred(requests) }
     }
 
     /// Hands all deferred requests to the device; see [`SendHalf::flush`].
@@ -377,7 +401,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// As for [`SendHalf::flush`].
     #[inline]
     pub fn flush(&mut self) -> Result<(), PostError> {
-        self.send.flush()
+        self.split().0.flush()
     }
 
     /// Hands all deferred requests to the device, then polls; see [`SendHalf::flush_and_poll`].
@@ -386,7 +410,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// As for [`SendHalf::flush`].
     #[inline]
     pub fn flush_and_poll<'c>(&mut self, cq: &'c mut Cq<P>) -> Result<Completions<'c, P>, PostError> {
-        self.send.flush_and_poll(cq)
+        self.split().0.flush_and_poll(cq)
     }
 
     /// Posts receives.
@@ -401,7 +425,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        let posted = unsafe { self.recv.post_recv(requests) };
+        let posted = unsafe { self.split().1.post_recv(requests) };
         if self.state() == QpState::ERR {
             // A device need not look at the queue by itself. Where it cannot be told to, it is gone.
             let _ = self.set_error();

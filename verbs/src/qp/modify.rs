@@ -263,9 +263,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
-        self.send.queue.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
+        self.sq.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
         let to_reset = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET;
-        let times = if to_reset && self.send.queue.resets_twice() { 2 } else { 1 };
+        let times = if to_reset && self.sq.resets_twice() { 2 } else { 1 };
         for _ in 0..times {
             self.ask_kernel(&request).map_err(|refused| {
                 Error::refused(
@@ -275,10 +275,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 )
             })?;
         }
-        self.send.queue.changed(&request.base);
+        self.sq.changed(&request.base);
         if mask.contains(QpAttrMask::STATE) {
-            self.send.state = attr.qp_state;
-            self.recv.state = attr.qp_state;
+            self.state = attr.qp_state;
             if attr.qp_state == QpState::RESET {
                 self.queues_were_reset();
             }
@@ -289,7 +288,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            return self.send.queue.change(file, &request.base);
+            return self.sq.change(file, &request.base);
         }
         // SAFETY: the command reads and writes nothing but its structs.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }

@@ -5,7 +5,6 @@ mod error;
 mod recv;
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 
 use bareverbs_provider::contract::{Provider, SendQueue};
 
@@ -18,26 +17,34 @@ use self::error::doorbell_error;
 use super::Transport;
 use crate::{AnyProvider, Completions, Cq, QpState, SendRequest, WcStatus};
 
-/// The send half of a queue pair.
-pub struct SendHalf<T: Transport, P: Provider = AnyProvider> {
-    /// The queue pair frees it, after the kernel let go of it.
-    pub(super) queue: ManuallyDrop<P::Sq>,
-    pub(super) state: QpState,
-    pub(super) _transport: PhantomData<T>,
+/// The send half of a queue pair, which it borrows; see [`Qp::split`](super::Qp::split).
+pub struct SendHalf<'q, T: Transport, P: Provider = AnyProvider> {
+    queue: &'q mut P::Sq,
+    /// By reference, so that the fast path does not load it.
+    state: &'q QpState,
+    _transport: PhantomData<T>,
 }
 
-impl<T: Transport, P: Provider> SendHalf<T, P> {
-    /// The half of a queue pair in RTS that there is no more of than this queue. It is never freed.
-    #[cfg(feature = "test-utils")]
-    pub fn over(queue: P::Sq) -> Self {
-        Self { queue: ManuallyDrop::new(queue), state: QpState::RTS, _transport: PhantomData }
+impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
+    #[inline(always)]
+    pub(super) fn new(queue: &'q mut P::Sq, state: &'q QpState) -> Self {
+        Self { queue, state, _transport: PhantomData }
     }
 
+    /// A half of no queue pair, whose state is taken to be RTS.
+    #[cfg(feature = "test-utils")]
+    #[inline(always)]
+    pub fn over(queue: &'q mut P::Sq) -> Self {
+        Self::new(queue, &QpState::RTS)
+    }
+}
+
+impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// Starts a batch of sends.
     #[doc(alias = "ibv_wr_start")]
     #[inline]
     pub fn start_send(&mut self) -> Batch<'_, T, P> {
-        Batch::<T, P>::new(&mut self.queue, self.state)
+        Batch::new(self.queue, *self.state)
     }
 
     /// Posts sends, all with one doorbell, which is that of deferred ones too.
@@ -59,61 +66,12 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
         // The commonest of all lists is written right here.
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
-            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.queue, request, false) }
+            && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, false) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the same promise.
-        unsafe { self.post_rest(requests, false) }
-    }
-
-    /// Posts what the short way does not take.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    #[inline(always)]
-    unsafe fn post_rest(
-        &mut self,
-        requests: &[SendRequest<'_, T::Operation<'_, P>>],
-        later: bool,
-    ) -> Result<(), PostError> {
-        match requests {
-            // From a copy, so that a request that is known where it is posted need not lie in memory for the short way.
-            // SAFETY: the caller's promise is the same.
-            [request] => unsafe { self.post_list(&[*request], later) },
-            // SAFETY: as above.
-            _ => unsafe { self.post_list(requests, later) },
-        }
-    }
-
-    /// Posts any requests in any state, with a doorbell now or later.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SendHalf::post_send`].
-    #[inline(never)]
-    unsafe fn post_list(
-        &mut self,
-        requests: &[SendRequest<'_, T::Operation<'_, P>>],
-        later: bool,
-    ) -> Result<(), PostError> {
-        let mut taken = Ok(());
-        let mut pushed = 0;
-        loop {
-            // SAFETY: the caller vouches for every request.
-            pushed += unsafe { T::try_push_all::<P>(&mut self.queue, &requests[pushed..]) };
-            let Some(request) = requests.get(pushed) else { break };
-            // SAFETY: the same promise.
-            if let Err(reason) = unsafe { push_rare::<T, P>(&mut self.queue, self.state, request) } {
-                taken = Err(PostError { accepted: pushed, reason });
-                break;
-            }
-            pushed += 1;
-        }
-        let handed_over = if later { self.queue.defer() } else { self.queue.ring() };
-        handed_over.map_err(|error| doorbell_error(error, pushed))?;
-        taken
+        // SAFETY: the caller of `post_send` vouches for every request; none of them has been posted.
+        unsafe { post_rest::<T, P>(self.queue, self.state, requests, false) }
     }
 
     /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next: [`SendHalf::flush`],
@@ -158,12 +116,12 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     ) -> Result<(), PostError> {
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
-            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.queue, request, true) }
+            && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, true) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the same promise.
-        unsafe { self.post_rest(requests, true) }
+        // SAFETY: the caller of `post_send_deferred` vouches for every request; none of them has been posted.
+        unsafe { post_rest::<T, P>(self.queue, self.state, requests, true) }
     }
 
     /// How many requests wait for the doorbell.
@@ -204,7 +162,7 @@ impl<T: Transport, P: Provider> SendHalf<T, P> {
     /// from Linux 6.4 on flushes also the request that is at fault.
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
-        self.queue.failure().map(|(wr_id, status)| SendFailure { wr_id, status })
+        self.queue.failure().map(SendFailure::from)
     }
 }
 
@@ -218,7 +176,64 @@ pub struct SendFailure {
     pub status: WcStatus,
 }
 
-/// The long way into the queue, for requests of any kind in any state.
+impl From<(u64, WcStatus)> for SendFailure {
+    fn from((wr_id, status): (u64, WcStatus)) -> Self {
+        Self { wr_id, status }
+    }
+}
+
+/// Posts what the fast path declined.
+///
+/// # Safety
+///
+/// As for [`SendHalf::post_send`].
+#[inline(always)]
+unsafe fn post_rest<T: Transport, P: Provider>(
+    queue: &mut P::Sq,
+    state: &QpState,
+    requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    later: bool,
+) -> Result<(), PostError> {
+    match requests {
+        // From a copy, so that a request that is known where it is posted need not lie in memory for the fast path.
+        // SAFETY: the caller's promise is the same, and a copy of a request names the same memory.
+        [request] => unsafe { post_list::<T, P>(queue, *state, &[*request], later) },
+        // SAFETY: the caller's promise is the same.
+        _ => unsafe { post_list::<T, P>(queue, *state, requests, later) },
+    }
+}
+
+/// Posts any requests in any state, with a doorbell now or later.
+///
+/// # Safety
+///
+/// As for [`SendHalf::post_send`].
+#[inline(never)]
+unsafe fn post_list<T: Transport, P: Provider>(
+    queue: &mut P::Sq,
+    state: QpState,
+    requests: &[SendRequest<'_, T::Operation<'_, P>>],
+    later: bool,
+) -> Result<(), PostError> {
+    let mut taken = Ok(());
+    let mut pushed = 0;
+    loop {
+        // SAFETY: the caller vouches for every request, and `pushed` of them have been pushed.
+        pushed += unsafe { T::try_push_all::<P>(queue, &requests[pushed..]) };
+        let Some(request) = requests.get(pushed) else { break };
+        // SAFETY: the caller vouches for every request, and this one was not pushed.
+        if let Err(reason) = unsafe { push_rare::<T, P>(queue, state, request) } {
+            taken = Err(PostError { accepted: pushed, reason });
+            break;
+        }
+        pushed += 1;
+    }
+    let handed_over = if later { queue.defer() } else { queue.ring() };
+    handed_over.map_err(|error| doorbell_error(error, pushed))?;
+    taken
+}
+
+/// The slow path into the queue, for requests of any kind in any state.
 ///
 /// # Safety
 ///

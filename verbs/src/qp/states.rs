@@ -56,10 +56,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 })
             })
         })?;
-        self.send
-            .queue
-            .resume()
-            .map_err(|refused| Error::refused(VERB, format!("QP {:#x}", self.qp_num()), refused))
+        self.sq.resume().map_err(|refused| Error::refused(VERB, format!("QP {:#x}", self.qp_num()), refused))
     }
 
     /// To ERR, from any state but RESET: everything that is posted, now or later, completes as
@@ -101,8 +98,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     pub(super) fn queues_were_reset(&mut self) {
-        self.send.queue.reset();
-        if let Some(queue) = &mut self.recv.queue {
+        self.sq.reset();
+        if let Some(queue) = &mut self.rq {
             queue.reset();
         }
     }

@@ -143,7 +143,7 @@ pub(crate) fn halves_work_on_two_threads() {
         post(&mut b, index);
     }
     std::thread::scope(|scope| {
-        let (send, _recv) = a.qp.split();
+        let (mut send, _recv) = a.qp.split();
         let cq = &mut a.cq;
         scope.spawn(move || {
             for number in 0..MESSAGES {

@@ -32,7 +32,7 @@ pub struct Batch<'a, T: Transport, P: Provider = AnyProvider> {
 
 impl<'a, T: Transport, P: Provider> Batch<'a, T, P> {
     #[inline]
-    pub(super) fn new(queue: &'a mut P::Sq, state: QpState) -> Self {
+    pub(in crate::qp) fn new(queue: &'a mut P::Sq, state: QpState) -> Self {
         Self { queue, state, pushed: 0, _transport: PhantomData }
     }
 }

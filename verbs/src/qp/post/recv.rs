@@ -1,7 +1,6 @@
 //! Receives.
 
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 
 use bareverbs_provider::contract::{Provider, RecvQueue};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -10,21 +9,30 @@ use super::{PostError, PostReason};
 use crate::qp::Transport;
 use crate::{AnyProvider, QpState, RecvRequest};
 
-/// The receive half of a queue pair.
-pub struct RecvHalf<T: Transport, P: Provider = AnyProvider> {
-    /// The queue pair frees it, after the kernel let go of it. None where a shared queue takes its place.
-    pub(in crate::qp) queue: Option<ManuallyDrop<P::Rq>>,
-    pub(in crate::qp) state: QpState,
-    pub(in crate::qp) _transport: PhantomData<T>,
+/// The receive half of a queue pair, which it borrows; see [`Qp::split`](crate::Qp::split).
+pub struct RecvHalf<'q, T: Transport, P: Provider = AnyProvider> {
+    /// None where a shared receive queue takes its place.
+    queue: Option<&'q mut P::Rq>,
+    /// By reference, so that the fast path does not load it.
+    state: &'q QpState,
+    _transport: PhantomData<T>,
 }
 
-impl<T: Transport, P: Provider> RecvHalf<T, P> {
-    /// The half of a queue pair in RTS that there is no more of than this queue. It is never freed.
-    #[cfg(feature = "test-utils")]
-    pub fn over(queue: P::Rq) -> Self {
-        Self { queue: Some(ManuallyDrop::new(queue)), state: QpState::RTS, _transport: PhantomData }
+impl<'q, T: Transport, P: Provider> RecvHalf<'q, T, P> {
+    #[inline(always)]
+    pub(in crate::qp) fn new(queue: Option<&'q mut P::Rq>, state: &'q QpState) -> Self {
+        Self { queue, state, _transport: PhantomData }
     }
 
+    /// A half of no queue pair, whose state is taken to be RTS.
+    #[cfg(feature = "test-utils")]
+    #[inline(always)]
+    pub fn over(queue: &'q mut P::Rq) -> Self {
+        Self::new(Some(queue), &QpState::RTS)
+    }
+}
+
+impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     /// Posts receives.
     ///
     /// # Errors
@@ -45,36 +53,17 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
         {
             return Ok(());
         }
+        let queue = self.queue.as_deref_mut();
         match requests {
             // From a copy, as sends are, and its element too.
             [RecvRequest { wr_id, sges: [sge] }] => {
                 let (wr_id, sge) = (*wr_id, *sge);
-                // SAFETY: the same promise.
-                unsafe { self.post_list(&[RecvRequest { wr_id, sges: &[sge] }]) }
+                // SAFETY: the caller vouches for the request, which was not posted; the copy names the same memory.
+                unsafe { post_list::<T, _>(queue, *self.state, &[RecvRequest { wr_id, sges: &[sge] }]) }
             }
-            // SAFETY: the same promise.
-            _ => unsafe { self.post_list(requests) },
+            // SAFETY: the caller vouches for every request; none of them has been posted.
+            _ => unsafe { post_list::<T, _>(queue, *self.state, requests) },
         }
-    }
-
-    /// Posts any receives in any state.
-    ///
-    /// # Safety
-    ///
-    /// As for [`RecvHalf::post_recv`].
-    #[inline(never)]
-    unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        let state = self.state;
-        let Some(queue) = self.queue.as_mut().filter(|_| state != QpState::RESET) else {
-            let reason = match &self.queue {
-                Some(_) => PostReason::State(state),
-                None if T::QP_TYPE == QpType::XRC_INI => PostReason::SendsOnly,
-                None => PostReason::Shared,
-            };
-            return if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) };
-        };
-        // SAFETY: the same promise.
-        unsafe { post_receives(&mut **queue, requests) }
     }
 
     /// Requests it holds; 0 where a shared queue takes its place.
@@ -82,6 +71,27 @@ impl<T: Transport, P: Provider> RecvHalf<T, P> {
     pub fn capacity(&self) -> u32 {
         self.queue.as_ref().map_or(0, |queue| queue.capacity())
     }
+}
+
+/// Posts any receives to the queue of a queue pair in any state.
+///
+/// # Safety
+///
+/// As for [`RecvHalf::post_recv`].
+#[inline(never)]
+unsafe fn post_list<T: Transport, Q: RecvQueue>(
+    queue: Option<&mut Q>,
+    state: QpState,
+    requests: &[RecvRequest<'_>],
+) -> Result<(), PostError> {
+    let reason = match queue {
+        // SAFETY: the caller's promise is the same.
+        Some(queue) if state != QpState::RESET => return unsafe { post_receives(queue, requests) },
+        Some(_) => PostReason::State(state),
+        None if T::QP_TYPE == QpType::XRC_INI => PostReason::SendsOnly,
+        None => PostReason::Shared,
+    };
+    if requests.is_empty() { Ok(()) } else { Err(PostError { accepted: 0, reason }) }
 }
 
 /// Posts any receives to a queue of one queue pair, or to a shared one.
@@ -96,10 +106,10 @@ pub(crate) unsafe fn post_receives(
     let mut posted = Ok(());
     let mut accepted = 0;
     loop {
-        // SAFETY: the caller vouches for every request.
+        // SAFETY: the caller vouches for every request, and `accepted` of them have been pushed.
         accepted += unsafe { queue.try_push_all(&requests[accepted..]) };
         let Some(request) = requests.get(accepted) else { break };
-        // SAFETY: the same promise.
+        // SAFETY: the caller vouches for every request, and this one was not pushed.
         if let Err(refusal) = unsafe { queue.push(request) } {
             posted = Err(PostError { accepted, reason: refusal.into() });
             break;
