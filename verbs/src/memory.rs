@@ -15,9 +15,21 @@ use crate::{Error, Result};
 ///
 /// # Safety
 ///
-/// The bytes that [`region`](MemoryOwner::region) names must stay valid for reads and writes, at the same address,
-/// for as long as the owner exists: also while it is moved, and for ever if it is forgotten. While it is registered
-/// nobody else may reach them.
+/// The bytes that [`region`](MemoryOwner::region) names, at every call, must be initialised and valid for reads and writes
+/// at the same address for as long as the owner exists: also while it is moved, and for ever if it is forgotten
+/// ([`std::mem::forget`]) or leaked. While the owner is registered, nothing else may reach them.
+///
+/// So what owns its memory may implement this; what borrows it may not, since a borrow ends where its holder is forgotten:
+///
+/// ```compile_fail,E0277
+/// fn owns<M: bareverbs::MemoryOwner>() {}
+/// owns::<bareverbs::Borrowed<'static>>();
+/// ```
+///
+/// ```compile_fail,E0277
+/// fn owns<M: bareverbs::MemoryOwner>() {}
+/// owns::<bareverbs::RawMemory>();
+/// ```
 pub unsafe trait MemoryOwner {
     /// First byte and number of bytes.
     fn region(&mut self) -> (NonNull<u8>, usize);
@@ -114,7 +126,8 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as for `deref`, and the exclusive borrow of the buffer is one of its bytes.
+        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives, and belongs to this buffer,
+        // which is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -134,6 +147,8 @@ unsafe impl MemoryOwner for Buffer {
 
 /// Memory borrowed for as long as its region lives; what [`Pd::register_borrowed`](crate::Pd::register_borrowed)
 /// registers.
+///
+/// It is no [`MemoryOwner`], since forgetting it ends the borrow.
 #[derive(Debug)]
 pub struct Borrowed<'a> {
     start: NonNull<u8>,
@@ -163,7 +178,7 @@ impl<'a> Borrowed<'a> {
     }
 }
 
-/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for.
+/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for. It is no [`MemoryOwner`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct RawMemory;

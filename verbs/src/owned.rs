@@ -1,8 +1,8 @@
-//! Safe posting: an operation owns its buffer until its completion is reaped.
+//! Safe posting: an operation owns its buffer until its completion is polled.
 //!
-//! An [`Endpoint`] is a connected queue pair with its completion queue. What is posted to it moves in and comes back
-//! with the completion, so that nobody can touch a buffer while the device uses it, even where an endpoint or a
-//! result is forgotten:
+//! An [`Endpoint`] is a connected queue pair with its completion queue. A posted buffer moves into the endpoint and comes
+//! back with its completion, so safe code can't touch a buffer while the device uses it. Nothing is freed under the device
+//! where an endpoint or a result is forgotten either: the buffer is then leaked and stays valid.
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
@@ -23,7 +23,7 @@
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 //!
-//! A posted buffer is gone from its sender's hands:
+//! The sender can't reach a posted buffer:
 //!
 //! ```compile_fail,E0382
 //! # use bareverbs::{Buffer, Mr, owned::Endpoint};
@@ -33,50 +33,81 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Borrowed memory can't be posted here. `mem::forget` of an endpoint ends the borrow while the device still uses the memory,
+//! so posting takes a [`MemoryOwner`], and [`Borrowed`](crate::Borrowed) is none:
+//!
+//! ```compile_fail,E0599
+//! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
+//! # fn lend<'a>(endpoint: &mut Endpoint<Borrowed<'a>>, buffer: Mr<Borrowed<'a>>) {
+//! endpoint.post_recv(buffer).unwrap();
+//! # }
+//! ```
+//!
+//! ```compile_fail,E0599
+//! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
+//! # fn lend<'a>(endpoint: &mut Endpoint<Borrowed<'a>>, buffer: Mr<Borrowed<'a>>) {
+//! endpoint.post_send(buffer, ..).unwrap();
+//! # }
+//! ```
+//!
+//! Neither is [`RawMemory`](crate::RawMemory), which nothing owns:
+//!
+//! ```compile_fail,E0599
+//! # use bareverbs::{Mr, RawMemory, owned::Endpoint};
+//! # fn lend(endpoint: &mut Endpoint<RawMemory>, buffer: Mr<RawMemory>) {
+//! endpoint.post_recv(buffer).unwrap();
+//! # }
+//! ```
 
 #![expect(
     clippy::result_large_err,
     reason = "errors give the buffer back, and nothing is allocated for that"
 )]
 
+mod in_flight;
+
 use std::fmt;
+use std::mem::{self, ManuallyDrop};
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::contract::{DoorbellError, Provider};
+use bareverbs_provider::contract::Provider;
 
+use self::in_flight::{InFlight, Operations};
 use crate::{
-    Access, AhAttr, AnyProvider, Arm, Buffer, CompChannel, Cq, CqInit, Error, Gid, InitAttr, Mr, Mtu,
-    Operation, Payload, Pd, PostError, PostReason, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote,
-    Result, RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Access, AhAttr, AnyProvider, Arm, Buffer, CompChannel, Cq, CqInit, Error, Gid, InitAttr, MemoryOwner, Mr,
+    Mtu, Operation, Payload, Pd, PostError, Qp, QpCap, QpInit, QpState, Rc, RecvRequest, Remote, Result,
+    RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// A reliable connection whose operations own their buffers, each a region over an `M`.
 ///
-/// With the first operation that fails, the connection has failed: those under way end with an error too, and no more
-/// are taken.
+/// The first operation that fails brings the connection down: the operations in flight fail too, and no more are taken.
 ///
-/// Dropping it destroys the queue pair before it frees the buffers of operations that are not complete; forgetting it
-/// leaks them.
+/// Dropping it destroys the queue pair before it frees the buffers of operations in flight. Forgetting it leaks them, and
+/// so does dropping it where the kernel refuses to destroy the queue pair: the device may still use them then.
+///
+/// # What it checks of a device
+///
+/// A completion is matched to its operation by a number that no two operations share: the slot, and how often the slot was
+/// used. A completion with any other number (of nothing posted, of an earlier operation, or a second one for the same
+/// operation) takes no buffer. It brings the queue pair to the error state and is reported as
+/// [`Error::UnknownCompletion`].
+///
+/// A device that reports success for an operation in flight too early can't be told from one that is done; a provider
+/// promises that its devices don't.
 pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
-    // Fields are dropped in this order: the queue pair goes before the buffers that it may be using.
     qp: Qp<Rc, P>,
     cq: Cq<P>,
     channel: CompChannel,
-    /// Operations under way, at the index that is the request's `wr_id`.
-    in_flight: Vec<Option<InFlight<M>>>,
-    /// Indices of `in_flight` that are free.
-    free: Vec<usize>,
+    /// The queue pair is destroyed before these are dropped: see `Drop`.
+    operations: Operations<InFlight<M>>,
     address: Address,
     port: u8,
     gid_index: u8,
     mtu: Mtu,
-}
-
-struct InFlight<M> {
-    verb: &'static str,
-    buffer: Mr<M>,
 }
 
 /// Where an endpoint is reached: what the two ends tell each other before they [connect](Endpoint::connect).
@@ -113,14 +144,12 @@ impl<M, P: Provider> Endpoint<M, P> {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
         qp.init(&InitAttr { access, ..InitAttr::new(port) })?;
         let address = Address { gid: gid.gid, lid: attr.lid, qp_num: qp.qp_num(), psn: qp.qp_num() };
-        // The queues may be deeper than asked for; what does not fit here is refused as if they were full.
-        let slots = entries as usize;
         Ok(Self {
             qp,
             cq,
             channel,
-            in_flight: std::iter::repeat_with(|| None).take(slots).collect(),
-            free: (0..slots).rev().collect(),
+            // The queues may be deeper than asked for; what does not fit here is refused as if they were full.
+            operations: Operations::new(entries),
             address,
             port,
             gid_index,
@@ -167,133 +196,43 @@ impl<M, P: Provider> Endpoint<M, P> {
         self.mtu = mtu;
     }
 
-    /// Posts `buffer` for one message, which may fill all of it.
-    ///
-    /// # Errors
-    /// The request is refused; the error gives the buffer back.
-    pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), Refused<M>> {
-        self.post("recv", buffer, .., |qp, wr_id, sge| {
-            // SAFETY: the buffer lies in `in_flight`, where nobody touches it, until its completion is reaped or the
-            // queue pair is destroyed.
-            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
-        })
-    }
-
-    /// Posts the bytes of `buffer` in `range` as one message.
-    ///
-    /// # Errors
-    /// The request is refused; the error gives the buffer back.
-    pub fn post_send(&mut self, buffer: Mr<M>, range: impl RangeBounds<usize>) -> Result<(), Refused<M>> {
-        self.post_operation("send", buffer, range, Operation::Send)
-    }
-
-    /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
-    ///
-    /// # Errors
-    /// The request is refused; the error gives the buffer back.
-    pub fn post_write(
-        &mut self,
-        buffer: Mr<M>,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> Result<(), Refused<M>> {
-        self.post_operation("write", buffer, range, Operation::Write(remote))
-    }
-
-    /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
-    ///
-    /// # Errors
-    /// The request is refused; the error gives the buffer back.
-    pub fn post_read(
-        &mut self,
-        buffer: Mr<M>,
-        range: impl RangeBounds<usize>,
-        remote: Remote,
-    ) -> Result<(), Refused<M>> {
-        self.post_operation("read", buffer, range, Operation::Read(remote))
-    }
-
-    fn post_operation(
-        &mut self,
-        verb: &'static str,
-        buffer: Mr<M>,
-        range: impl RangeBounds<usize>,
-        operation: Operation,
-    ) -> Result<(), Refused<M>> {
-        self.post(verb, buffer, range, |qp, wr_id, sge| {
-            let payload = Payload::Sges(&[sge]);
-            let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: the buffer lies in `in_flight`, where nobody touches it, until its completion is reaped or the
-            // queue pair is destroyed.
-            unsafe { qp.post_send(&[request]) }
-        })
-    }
-
-    fn post(
-        &mut self,
-        verb: &'static str,
-        buffer: Mr<M>,
-        range: impl RangeBounds<usize>,
-        post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
-    ) -> Result<(), Refused<M>> {
-        let sge = match buffer.sge(range) {
-            Ok(sge) => sge,
-            Err(error) => return Err(Refused { error, buffer }),
-        };
-        if self.qp.state() == QpState::ERR {
-            let reason = "the connection has failed: make a new endpoint";
-            return Err(Refused { error: Error::invalid(verb, reason), buffer });
-        }
-        let Some(slot) = self.free.pop() else {
-            let reason = format!("{} operations are under way: wait for one first", self.in_flight.len());
-            return Err(Refused { error: Error::invalid(verb, reason), buffer });
-        };
-        match post(&mut self.qp, slot as u64, sge) {
-            // A request that counts as posted completes, also where its doorbell was refused.
-            Ok(()) | Err(PostError { reason: PostReason::Doorbell(DoorbellError::Posted(_)), .. }) => {
-                self.in_flight[slot] = Some(InFlight { verb, buffer });
-                Ok(())
-            }
-            Err(error) => {
-                self.free.push(slot);
-                Err(Refused { error: error.into(), buffer })
-            }
-        }
-    }
-
-    /// How many operations are under way.
+    /// How many operations are in flight.
     #[must_use]
     pub fn pending(&self) -> usize {
-        self.in_flight.len() - self.free.len()
+        self.operations.len()
     }
 
     /// Takes an operation that has ended, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Completion`]: the operation failed, and the error gives the buffer back. [`Error::UnknownCompletion`]: the
+    /// device reported a completion of nothing in flight, and no buffer belongs to it.
     pub fn poll(&mut self) -> Option<Result<Done<M>, Failed<M>>> {
         let completion = self.cq.poll_one()?;
-        let slot = usize::try_from(completion.wr_id).ok()?;
-        // A completion of nothing that was posted is a device's mistake; there is no buffer to give back for it.
-        let InFlight { verb, buffer } = self.in_flight.get_mut(slot)?.take()?;
-        self.free.push(slot);
-        Some(if completion.status == WcStatus::SUCCESS {
-            Ok(Done { completion, buffer })
-        } else {
-            let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
-            if let Some(failure) = self.qp.failure().filter(|failure| failure.wr_id == wr_id) {
-                status = failure.status;
-            }
-            if self.qp.state() != QpState::ERR {
-                // Receives that were posted after the queue pair had failed are looked at only when it is told to fail. Where
-                // it cannot be told, the device is gone.
-                let _ = self.qp.set_error();
-            }
-            Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) })
-        })
+        let ended = self.operations.take(completion.wr_id);
+        let failed = ended.is_none() || completion.status != WcStatus::SUCCESS;
+        if failed && self.qp.state() != QpState::ERR {
+            // Soft-RoCE looks at receives that were posted after the queue pair had failed only when it is told to fail.
+            // Where the kernel refuses, the device is gone.
+            let _ = self.qp.set_error();
+        }
+        let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
+        let Some(InFlight { verb, buffer }) = ended else {
+            return Some(Err(Error::UnknownCompletion { wr_id }.into()));
+        };
+        if !failed {
+            return Some(Ok(Done { completion, buffer }));
+        }
+        if let Some(failure) = self.qp.failure().filter(|failure| failure.wr_id == wr_id) {
+            status = failure.status;
+        }
+        Some(Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) }))
     }
 
     /// Sleeps until an operation ends.
     ///
     /// # Errors
-    /// The operation failed, and the error gives the buffer back; none is under way; the device is gone.
+    /// As for [`Endpoint::poll`]; [`Error::Invalid`] where no operation is in flight; the device is gone.
     pub fn wait(&mut self) -> Result<Done<M>, Failed<M>> {
         loop {
             // An unending wait ends with an operation.
@@ -349,6 +288,119 @@ impl<M, P: Provider> Endpoint<M, P> {
     }
 }
 
+impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
+    /// Posts `buffer` for one message, which may fill all of it.
+    ///
+    /// # Errors
+    /// The request is refused; the error gives the buffer back.
+    pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), Refused<M>> {
+        self.post("recv", buffer, .., |qp, wr_id, sge| {
+            // SAFETY: `post` has put the region into `operations`. It stays there, registered and untouched, until the
+            // provider reports the completion of `wr_id` or `Drop` has destroyed the queue pair; where the endpoint is
+            // forgotten or the kernel refuses to destroy the queue pair, it is leaked. The bytes outlive that: `M` is a
+            // `MemoryOwner`, whose bytes stay valid for ever if it is forgotten.
+            unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
+        })
+    }
+
+    /// Posts the bytes of `buffer` in `range` as one message.
+    ///
+    /// # Errors
+    /// The request is refused; the error gives the buffer back.
+    pub fn post_send(&mut self, buffer: Mr<M>, range: impl RangeBounds<usize>) -> Result<(), Refused<M>> {
+        self.post_operation("send", buffer, range, Operation::Send)
+    }
+
+    /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
+    ///
+    /// # Errors
+    /// The request is refused; the error gives the buffer back.
+    pub fn post_write(
+        &mut self,
+        buffer: Mr<M>,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Result<(), Refused<M>> {
+        self.post_operation("write", buffer, range, Operation::Write(remote))
+    }
+
+    /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
+    ///
+    /// # Errors
+    /// The request is refused; the error gives the buffer back.
+    pub fn post_read(
+        &mut self,
+        buffer: Mr<M>,
+        range: impl RangeBounds<usize>,
+        remote: Remote,
+    ) -> Result<(), Refused<M>> {
+        self.post_operation("read", buffer, range, Operation::Read(remote))
+    }
+
+    fn post_operation(
+        &mut self,
+        verb: &'static str,
+        buffer: Mr<M>,
+        range: impl RangeBounds<usize>,
+        operation: Operation,
+    ) -> Result<(), Refused<M>> {
+        self.post(verb, buffer, range, |qp, wr_id, sge| {
+            let payload = Payload::Sges(&[sge]);
+            let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+            // SAFETY: `post` has put the region into `operations`. It stays there, registered and untouched, until the
+            // provider reports the completion of `wr_id` or `Drop` has destroyed the queue pair; where the endpoint is
+            // forgotten or the kernel refuses to destroy the queue pair, it is leaked. The bytes outlive that: `M` is a
+            // `MemoryOwner`, whose bytes stay valid for ever if it is forgotten.
+            unsafe { qp.post_send(&[request]) }
+        })
+    }
+
+    fn post(
+        &mut self,
+        verb: &'static str,
+        buffer: Mr<M>,
+        range: impl RangeBounds<usize>,
+        post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
+    ) -> Result<(), Refused<M>> {
+        let sge = match buffer.sge(range) {
+            Ok(sge) => sge,
+            Err(error) => return Err(Refused { error, buffer }),
+        };
+        if self.qp.state() == QpState::ERR {
+            let reason = "the connection has failed: make a new endpoint";
+            return Err(Refused { error: Error::invalid(verb, reason), buffer });
+        }
+        // The endpoint owns the buffer before the device learns of it, so a panic on the way does not free it.
+        let wr_id = match self.operations.insert(InFlight { verb, buffer }) {
+            Ok(wr_id) => wr_id,
+            Err(InFlight { buffer, .. }) => {
+                let reason = format!("{} operations are in flight: wait for one first", self.pending());
+                return Err(Refused { error: Error::invalid(verb, reason), buffer });
+            }
+        };
+        match post(&mut self.qp, wr_id, sge) {
+            Ok(()) => Ok(()),
+            // A request that counts as posted completes, also where its doorbell was refused.
+            Err(error) if error.accepted > 0 => Ok(()),
+            Err(error) => match self.operations.take(wr_id) {
+                Some(InFlight { buffer, .. }) => Err(Refused { error: error.into(), buffer }),
+                None => unreachable!("the operation was put there for this request"),
+            },
+        }
+    }
+}
+
+impl<M, P: Provider> Drop for Endpoint<M, P> {
+    fn drop(&mut self) {
+        // Kept from being dropped, also where ending the queue pair panics.
+        let mut operations = ManuallyDrop::new(mem::take(&mut self.operations));
+        if self.qp.end().is_ok() {
+            // SAFETY: `operations` is not used after this.
+            unsafe { ManuallyDrop::drop(&mut operations) };
+        }
+    }
+}
+
 impl<M, P: Provider> AsFd for Endpoint<M, P> {
     /// The descriptor that [`Endpoint::arm`] is about.
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -382,7 +434,7 @@ pub struct Failed<M> {
     /// Why.
     #[source]
     pub error: Error,
-    /// Its buffer; none where no single operation failed.
+    /// Its buffer; none where the error is about no operation in flight, such as [`Error::UnknownCompletion`].
     pub buffer: Option<Mr<M>>,
 }
 

@@ -116,8 +116,12 @@ impl<P: Provider> Pd<P> {
         Mr::register(&self.domain, memory, access)
     }
 
-    /// Registers borrowed memory, for this process's own operations only: a peer could go on using it after the
-    /// borrow has ended.
+    /// Registers borrowed memory, with local rights only: a peer or a window could go on using it after the borrow has
+    /// ended.
+    ///
+    /// The memory is borrowed for as long as the region lives. A forgotten region stays registered after the borrow has
+    /// ended, which is harmless: only operations of this process could reach the memory, and posting them is `unsafe`
+    /// ([`owned::Endpoint`](crate::owned::Endpoint) takes no borrowed memory).
     ///
     /// # Errors
     /// As for [`Pd::register`].
@@ -150,7 +154,7 @@ impl<P: Provider> Pd<P> {
     /// any moment until the region and its parts are dropped: who gives the key away answers for what they do.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn implicit_mr_for_peers(&self, access: Access) -> Result<ImplicitMr> {
-        // SAFETY: the caller answers for all memory.
+        // SAFETY: the caller's promise is the same.
         unsafe { ImplicitMr::register(&self.domain, access) }
     }
 
@@ -221,7 +225,7 @@ impl<P: Provider> Pd<P> {
     /// # Safety
     ///
     /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
-    /// operations, its own copying methods and, as far as `access` allows, peers may use it. While somebody holds what
+    /// operations, its own copying methods, on any thread, and, as far as `access` allows, peers may use it. While somebody holds what
     /// [`Mr::bytes`] or [`Mr::bytes_mut`] gave, it must hold initialised bytes that nobody else changes, or looks at in
     /// the second case.
     #[doc(alias = "ibv_reg_mr")]
@@ -233,7 +237,7 @@ impl<P: Provider> Pd<P> {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Mr<RawMemory>> {
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller's promise is the same.
         unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
     }
 

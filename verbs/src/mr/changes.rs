@@ -12,6 +12,10 @@ use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
+/// Refusals of arguments, which kernels check before they change anything (`ib_check_mr_access` of `rdma/ib_verbs.h` and the
+/// drivers' `rereg_user_mr`), and of what a forked child asks.
+const CHANGES_NOTHING: [Errno; 4] = [Errno::INVAL, Errno::OPNOTSUPP, Errno::ACCESS, Errno::STALE];
+
 impl<M> Mr<M> {
     /// What the kernel knows of it.
     ///
@@ -38,8 +42,14 @@ impl<M> Mr<M> {
         };
         let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&registration.domain.session.file);
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller of `change` answers for the range with the new rights.
         let answer = unsafe { command::rereg_mr(&file, handle, &change) };
+        if let Some(access) = access
+            && !answer.is_err_and(|refused| CHANGES_NOTHING.contains(&refused.errno))
+        {
+            // Also where the device failed: it may have done half of it.
+            registration.ever |= access;
+        }
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
             Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "such changes of memory regions are" },
             _ => Error::refused(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
@@ -81,13 +91,17 @@ impl<M> Mr<M> {
     /// context; the kernel refuses.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
-        // SAFETY: who may use the memory, and how, was promised at registration and stays the same.
+        // SAFETY: the rights stay those that were promised for the range at registration, by `MemoryOwner`, by the borrow or
+        // by the caller of `register_raw`.
         unsafe { self.change(Some(pd.domain()), None) }
     }
 }
 
 impl<M: MemoryOwner> Mr<M> {
     /// Changes what may be done with it. Its keys may change.
+    ///
+    /// Rights that let peers write, once given, count for the region's life: [`Mr::bytes`] is `None` from then on, whatever
+    /// its rights are later.
     ///
     /// ```no_run
     /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -101,13 +115,23 @@ impl<M: MemoryOwner> Mr<M> {
     /// # }
     /// ```
     ///
+    /// A region over borrowed memory has local rights only, and keeps them: a peer could go on using a forgotten one after
+    /// the borrow has ended.
+    ///
+    /// ```compile_fail,E0599
+    /// # use bareverbs::{Access, Borrowed, Mr};
+    /// # fn open_to_peers(mut borrowed: Mr<Borrowed<'_>>) {
+    /// borrowed.set_access(Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Unsupported`] where the kernel or the device cannot do that; the kernel refuses, with `EACCES` for
     /// writing to memory that was registered for reading.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
-        // SAFETY: the owner is the region's own, so any access is right; the exclusive borrow says that nobody looks at
-        // the bytes in place.
+        // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region reaches them, so any right
+        // may be given. The exclusive borrow ends all slices that `bytes` has lent, and `change` has it lend no more.
         unsafe { self.change(None, Some(access)) }
     }
 }
@@ -123,7 +147,7 @@ impl Mr<RawMemory> {
     /// As for [`Pd::register_raw`], with the new rights.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn set_raw_access(&mut self, access: Access) -> Result<()> {
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller's promise is the same.
         unsafe { self.change(None, Some(access)) }
     }
 }

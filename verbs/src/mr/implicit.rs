@@ -52,7 +52,8 @@ impl ImplicitMr {
             LocalAccess::Read => Access::empty(),
             LocalAccess::ReadWrite => Access::LOCAL_WRITE,
         };
-        // SAFETY: only this process's own operations can use it, and whoever posts one answers for its memory.
+        // SAFETY: the rights are local, so only operations of this process reach memory through it. Posting one is `unsafe`
+        // and its caller answers for the memory, or it is over a part, which owns its memory.
         unsafe { Self::register(domain, access) }
     }
 
@@ -63,7 +64,7 @@ impl ImplicitMr {
         if !domain.session.capabilities.odp_implicit {
             return Err(Error::Unsupported { verb: VERB, what: "regions over all memory are" });
         }
-        // SAFETY: the caller answers for the range, which is everything: the kernel knows it by these numbers.
+        // SAFETY: the caller answers for all of the process's memory, which the kernel knows by these numbers.
         let registration = unsafe {
             Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND)
         }?;
@@ -103,6 +104,9 @@ impl ImplicitMr {
     /// Owns memory from here on as a part of this region: it is used like a region of its own, with this one's keys and
     /// rights, and costs no system call. The region stays until the last of its parts is gone.
     ///
+    /// The kernel knows nothing of parts, so dropping one always frees its memory: the promise of whoever posts an operation
+    /// on it covers that ([`SendHalf::post_send`](crate::SendHalf::post_send)).
+    ///
     /// # Errors
     /// [`Error::Invalid`] for no bytes. The error gives the memory back.
     pub fn part<M: MemoryOwner>(&self, memory: M) -> Result<Mr<M>, RegisterError<M>> {
@@ -122,6 +126,7 @@ impl ImplicitMr {
             rkey: whole.rkey,
             iova: start.as_ptr().expose_provenance() as u64,
             access: whole.access,
+            ever: whole.ever,
         };
         Ok(Mr { registration: ManuallyDrop::new(registration), memory, start, len })
     }

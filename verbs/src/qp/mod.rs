@@ -296,8 +296,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.end().map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
-    /// Tells how many of its events have been read.
-    fn end(&mut self) -> Result<u32, Refused> {
+    /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the rings and whatever is
+    /// posted stay in use. Runs once; the queue pair is dropped after it and not used otherwise.
+    pub(crate) fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
         for (group, lid) in self.groups.drain(..) {

@@ -191,9 +191,10 @@ pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
         assert!(memory.bytes().is_none(), "peers may write it at any moment");
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"now"), WcStatus::SUCCESS);
         memory.set_access(Access::LOCAL_WRITE).unwrap();
-        assert_eq!(&memory.bytes().expect("it is ours again")[..4], b"now\0");
+        assert!(memory.bytes().is_none(), "a write of before the change may still be under way");
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"not"), WcStatus::REM_ACCESS_ERR);
         assert_eq!(&contents(&memory)[..4], b"now\0");
+        assert_eq!(&memory.into_inner().unwrap()[..4], b"now\0", "deregistering ends all writes");
 
         let mut read_only = region(&pd, &[0; 64], Access::empty());
         match read_only.set_access(Access::LOCAL_WRITE) {

@@ -1,6 +1,7 @@
 //! Batches of sends.
 
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 
 use bareverbs_provider::contract::{Provider, SendQueue};
 
@@ -11,7 +12,7 @@ use crate::qp::{Connected, Transport};
 use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 
 /// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that and without
-/// [`Batch::defer`], they are taken back.
+/// [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue, and the next doorbell posts them.
 ///
 /// A queue pair has one batch at a time:
 ///
@@ -53,7 +54,7 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
             self.pushed += 1;
             return Ok(());
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller vouches for the request, which the fast path did not push.
         unsafe { push_rare::<T, P>(self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
@@ -90,9 +91,9 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     /// taken back or count as posted.
     #[doc(alias = "ibv_wr_complete")]
     #[inline]
-    pub fn ring(mut self) -> Result<(), PostError> {
-        let pushed = std::mem::take(&mut self.pushed);
-        self.queue.ring().map_err(|error| doorbell_error(error, pushed))
+    pub fn ring(self) -> Result<(), PostError> {
+        let mut batch = ManuallyDrop::new(self);
+        batch.queue.ring().map_err(|error| doorbell_error(error, batch.pushed))
     }
 
     /// Leaves its requests to the next doorbell; see [`SendHalf::post_send_deferred`](super::SendHalf::post_send_deferred).
@@ -100,9 +101,9 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     /// # Errors
     /// As for [`Batch::ring`], where the device is told at once.
     #[inline]
-    pub fn defer(mut self) -> Result<(), PostError> {
-        let pushed = std::mem::take(&mut self.pushed);
-        self.queue.defer().map_err(|error| doorbell_error(error, pushed))
+    pub fn defer(self) -> Result<(), PostError> {
+        let mut batch = ManuallyDrop::new(self);
+        batch.queue.defer().map_err(|error| doorbell_error(error, batch.pushed))
     }
 }
 
@@ -150,7 +151,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         if !short {
             // The request once more: one for both ways would have to lie in memory for the short one too.
             let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
-            // SAFETY: as above.
+            // SAFETY: the request names no memory but what is copied before this returns.
             unsafe { push_rare::<T, P>(self.queue, self.state, &request) }?;
         }
         self.pushed += 1;
@@ -162,8 +163,7 @@ impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
     #[doc(alias = "ibv_wr_abort")]
     #[inline]
     fn drop(&mut self) {
-        if self.pushed > 0 {
-            self.queue.abort();
-        }
+        // Also where `pushed` is 0: requests may have been pushed through `provider_queue`.
+        self.queue.abort();
     }
 }
