@@ -26,9 +26,11 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     // SAFETY: the method writes nothing but its attributes.
     unsafe { file.execute(&mut call) }?;
     let destroy = |file: &DeviceFile, handle| {
-        let _ = command::free_dm(file, handle);
+        // SAFETY: `Unfinished` calls it for the memory taken above, which nothing else knows of.
+        let _ = unsafe { command::free_dm(file, handle) };
     };
-    let unfinished = Unfinished::new(file, call.made(DmAlloc::HANDLE), destroy);
+    // SAFETY: the memory was taken just now, and nothing else knows its handle.
+    let unfinished = unsafe { Unfinished::new(file, call.made(DmAlloc::HANDLE), destroy) };
     let len = usize::try_from(request.len).map_err(|_| Refused { method: "mmap", errno: Errno::NOMEM })?;
     let memory = map(file, start, page, len)?;
     Ok((unfinished.finished(), memory))
@@ -55,5 +57,6 @@ fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMem
     let whole = (within + len).next_multiple_of(PAGE);
     let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
-    DeviceMemory::new(mapping, within, len).ok_or(wrong)
+    // SAFETY: the kernel maps the pages of this memory there, and other values over them access them by words too.
+    unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
 }

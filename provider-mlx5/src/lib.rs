@@ -17,7 +17,8 @@
 //! let memory = QueueMemory::Ordinary;
 //! let request =
 //!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
-//! let mut cq = mlx5.create_cq(&request)?;
+//! // SAFETY: the queue and its kernel object last until the program ends.
+//! let mut cq = unsafe { mlx5.create_cq(&request) }?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());
 //! # Ok(())

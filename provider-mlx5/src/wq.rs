@@ -96,10 +96,14 @@ pub(crate) fn create(
     })
 }
 
-pub(crate) fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
+/// # Safety
+///
+/// As for [`Provider::modify_wq`](bareverbs_provider::contract::Provider::modify_wq).
+pub(crate) unsafe fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
     let driver = ModifyWqReq::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-    // SAFETY: the payload holds no addresses.
+    // SAFETY: the caller owns the work queue and resets its queue, as `Provider::modify_wq` asks. The payload holds no
+    // addresses.
     unsafe { command::modify_wq(file, wq, change, payload) }?;
     Ok(())
 }

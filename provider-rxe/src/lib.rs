@@ -18,7 +18,8 @@
 //! let memory = QueueMemory::Ordinary;
 //! let request =
 //!     CqRequest { entries: 100, user_handle: 0, channel: None, vector: 0, compressed: false, memory };
-//! let mut cq = rxe.create_cq(&request)?;
+//! // SAFETY: the queue and its kernel object last until the program ends.
+//! let mut cq = unsafe { rxe.create_cq(&request) }?;
 //! assert!(cq.entries >= 100);
 //! assert!(cq.queue.next().is_none());
 //! # Ok(())
@@ -66,7 +67,7 @@ pub mod testing;
 
 pub use completion::{Arm, KernelArm, RxeCompletion, RxeCq};
 pub use doorbell::{Doorbell, KernelDoorbell};
-pub use memory::QueueMemory;
+pub use memory::{KernelQueue, QueueMemory};
 pub use provider::Rxe;
 pub use recv::{RxeRq, RxeSrq};
 pub use send::{RxeAh, RxeSq, SendLimits};

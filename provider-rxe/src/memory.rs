@@ -4,16 +4,18 @@ use std::mem::offset_of;
 use std::ptr::NonNull;
 
 use bareverbs_provider::contract::CreateError;
-use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_provider::ring::RingMemory;
 use bareverbs_uapi::rxe::QueueBuf;
 
-/// Memory that a queue lies in: a mapping, or plain memory in tests.
+/// Memory that a queue lies in: [`KernelQueue`], or plain memory in tests.
 ///
 /// # Safety
 ///
-/// The bytes must be aligned to 128, be valid for reads and writes and stay in place until the value is dropped,
-/// wherever it is moved, and be referenced by nobody.
+/// 1. The bytes must be aligned to 128 and valid for reads and writes, and stay in place until the value is dropped,
+///    wherever it is moved.
+/// 2. No Rust reference to them may exist.
+/// 3. [`start`](Self::start) and [`size`](Self::size) must return the same each time.
 pub unsafe trait QueueMemory: Send {
     /// The first byte.
     fn start(&self) -> NonNull<u8>;
@@ -21,15 +23,35 @@ pub unsafe trait QueueMemory: Send {
     fn size(&self) -> usize;
 }
 
-// SAFETY: a mapping is page aligned and stays where it is; it gives out nothing but raw pointers. Queues are mapped
-// for reading and writing.
-unsafe impl QueueMemory for Mapping {
+/// The memory of a queue of the kernel's, mapped for reading and writing.
+#[derive(Debug)]
+pub struct KernelQueue(Mapping);
+
+impl TryFrom<Mapping> for KernelQueue {
+    type Error = CreateError;
+
+    /// # Errors
+    ///
+    /// [`CreateError::Layout`] where the mapping can't be both read and written: a queue in it would end the process by
+    /// `SIGSEGV`.
+    fn try_from(mapping: Mapping) -> Result<Self, CreateError> {
+        if mapping.protection() == Protection::ReadWrite {
+            return Ok(Self(mapping));
+        }
+        let problem = "it is not mapped for reading and writing";
+        Err(CreateError::Layout { queue: "queue", problem, value: mapping.len() as u64 })
+    }
+}
+
+// SAFETY: 1. A `Mapping` is page aligned and unmaps its pages only when it is dropped; `try_from` checked that they can
+// be read and written. 2. A `Mapping` gives out raw pointers only. 3. It never changes its place or size.
+unsafe impl QueueMemory for KernelQueue {
     fn start(&self) -> NonNull<u8> {
-        self.as_ptr()
+        self.0.as_ptr()
     }
 
     fn size(&self) -> usize {
-        self.len()
+        self.0.len()
     }
 }
 
@@ -89,4 +111,31 @@ pub(crate) fn locate(
         return Err(wrong("the slots reach beyond the memory", ring.bytes()));
     }
     Ok(ring)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    /// Any file of some bytes; this test program is one.
+    fn mapped(protection: Protection) -> Mapping {
+        let file = File::open("/proc/self/exe").expect("the program's own file");
+        Mapping::new(file, 0, 4096, protection).expect("a mapping")
+    }
+
+    #[test]
+    fn a_read_only_mapping_is_refused_as_queue_memory() {
+        let refused = KernelQueue::try_from(mapped(Protection::Read)).map(drop);
+        assert!(matches!(refused, Err(CreateError::Layout { .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_readable_and_writable_mapping_is_queue_memory() {
+        let queue = KernelQueue::try_from(Mapping::anonymous(4096).expect("memory")).expect("queue memory");
+        assert_eq!(queue.size(), 4096);
+        // SAFETY: the page is valid for writes, by the contract of `QueueMemory`.
+        unsafe { queue.start().write(1) };
+    }
 }

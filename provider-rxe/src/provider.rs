@@ -9,7 +9,7 @@ use bareverbs_provider::contract::{
 };
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_provider::mapping::{Mapping, Protection};
+use bareverbs_provider::mapping::Protection;
 use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
@@ -22,6 +22,7 @@ use zerocopy::IntoBytes;
 
 use crate::completion::{KernelArm, RxeCq};
 use crate::doorbell::KernelDoorbell;
+use crate::memory::KernelQueue;
 use crate::recv::RxeRq;
 use crate::send::{RxeAh, RxeSq, SendLimits};
 
@@ -35,8 +36,8 @@ pub struct Rxe {
 
 impl Rxe {
     /// Maps a queue. What the kernel told is good for one mapping only.
-    fn map(&self, info: &MmapInfo) -> Result<Mapping, Refused> {
-        self.file.map(info.offset, info.size as usize, Protection::ReadWrite)
+    fn map(&self, info: &MmapInfo) -> Result<KernelQueue, CreateError> {
+        self.file.map(info.offset, info.size as usize, Protection::ReadWrite)?.try_into()
     }
 
     /// Bytes of the active MTU of the only port.
@@ -54,7 +55,50 @@ fn in_memory_of_the_kernel(memory: QueueMemory) -> Result<(), CreateError> {
     }
 }
 
-impl Provider for Rxe {
+/// Destroys a completion queue that is not handed out.
+///
+/// # Safety
+///
+/// As for [`command::destroy_cq`].
+unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
+    // The kernel could refuse only where something used the queue, or where it is gone with the device.
+    // SAFETY: the caller owns the queue, by this function's contract.
+    let _ = unsafe { command::destroy_cq(file, handle) };
+}
+
+/// Destroys a queue pair that is not handed out.
+///
+/// # Safety
+///
+/// As for [`command::destroy_qp`].
+unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
+    // The kernel could refuse only where the queue pair was in a group, or is gone with the device.
+    // SAFETY: the caller owns the queue pair, by this function's contract.
+    let _ = unsafe { command::destroy_qp(file, handle) };
+}
+
+/// Destroys a shared receive queue that is not handed out.
+///
+/// # Safety
+///
+/// As for [`command::destroy_srq`].
+unsafe fn destroy_srq(file: &DeviceFile, handle: u32) {
+    // The kernel could refuse only where a queue pair used it, or where it is gone with the device.
+    // SAFETY: the caller owns the queue, by this function's contract.
+    let _ = unsafe { command::destroy_srq(file, handle) };
+}
+
+// SAFETY: by the numbers of the trait's obligations:
+// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`, and go to the caller
+//    only.
+// 2. The kernel gives each ring its own pages and lets them be mapped once (`rxe_mmap` of `rxe_mmap.c`); the mapping goes
+//    into the queue, which keeps it. For an object the kernel accesses its own mapping of those pages, which lasts as
+//    long as the object, and memory that requests name.
+// 3. `Unfinished` destroys an object whose rings could not be taken up. Nothing was posted to it.
+// 4. After a resize the kernel uses the new ring only, and `follow` and `move_to` keep its mapping. Where they can't, the
+//    queue keeps the old pages, which the kernel uses no more. `resize_cq` releases all taken completions before.
+// 5. and 6. Rxe has no memory on the device and no null key: the trait's own bodies refuse.
+unsafe impl Provider for Rxe {
     type Cq = RxeCq;
     type Sq = RxeSq;
     type Rq = RxeRq;
@@ -81,7 +125,7 @@ impl Provider for Rxe {
         unsafe { command::alloc_pd(&self.file, DriverPayload::default()) }
     }
 
-    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
         if request.compressed {
             return Err(CreateError::Unsupported { what: "compressed completions" });
         }
@@ -90,28 +134,28 @@ impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
-        // The handle goes if the rest fails; an error of its own could only be that it is gone already.
-        let destroy = |file: &DeviceFile, handle| {
-            let _ = command::destroy_cq(file, handle);
-        };
-        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_cq) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
-        let queue = RxeCq::new(memory, request.entries, arm)?;
+        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+        let queue = unsafe { RxeCq::new(memory, request.entries, arm) }?;
         Ok(CreatedCq { handle: unfinished.finished(), entries: queue.capacity(), queue })
     }
 
-    fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
+    unsafe fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
         queue.release();
         let mut response = ResizeCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
+        // The caller owns the completion queue, whose ring follows the resize below.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
-        queue.follow(self.map(&response.mi).map_err(CreateError::from), entries)?;
+        // SAFETY: the kernel has just moved this queue to these pages, and lets them be mapped once. `release` came before.
+        unsafe { queue.follow(self.map(&response.mi), entries) }?;
         Ok(queue.capacity())
     }
 
-    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         if request.doorbell == DoorbellChoice::Own {
             return Err(CreateError::Unsupported { what: "doorbells of one queue pair's own" });
         }
@@ -133,10 +177,8 @@ impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
-        let destroy = |file: &DeviceFile, handle| {
-            let _ = command::destroy_qp(file, handle);
-        };
-        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_qp) };
 
         let mut cap = made.cap;
         let rq = match request.srq {
@@ -148,7 +190,8 @@ impl Provider for Rxe {
                 let memory = self.map(&response.rq_mi)?;
                 // The kernel keeps the width that was asked for.
                 cap.max_recv_sge = request.cap.max_recv_sge;
-                Some(RxeRq::new(memory, request.cap.max_recv_wr, cap.max_recv_sge)?)
+                // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+                Some(unsafe { RxeRq::new(memory, request.cap.max_recv_wr, cap.max_recv_sge) }?)
             }
         };
         let memory = self.map(&response.sq_mi)?;
@@ -157,25 +200,26 @@ impl Provider for Rxe {
             .with_mtu(mtu)
             .with_capabilities(self.capabilities);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
-        let sq = RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell)?;
+        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once; the doorbell is that of the
+        // queue pair.
+        let sq = unsafe { RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell) }?;
         // 6.1 reports the depths as asked for; the rings are deeper.
         cap.max_send_wr = sq.capacity();
         cap.max_recv_wr = rq.as_ref().map_or(0, RecvQueue::capacity);
         Ok(CreatedQp { handle: unfinished.finished(), qp_num: made.qp_num, cap, sq, rq })
     }
 
-    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         in_memory_of_the_kernel(request.memory)?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
-        let destroy = |file: &DeviceFile, handle| {
-            let _ = command::destroy_srq(file, handle);
-        };
-        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_srq) };
         let memory = self.map(&response.mi)?;
-        let queue = RxeRq::new(memory, request.max_wr, made.max_sge)?;
+        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+        let queue = unsafe { RxeRq::new(memory, request.max_wr, made.max_sge) }?;
         Ok(CreatedSrq {
             handle: unfinished.finished(),
             max_wr: queue.capacity(),
@@ -185,7 +229,7 @@ impl Provider for Rxe {
         })
     }
 
-    fn modify_srq(&self, srq: u32, queue: &mut RxeRq, change: SrqChange) -> Result<(), CreateError> {
+    unsafe fn modify_srq(&self, srq: u32, queue: &mut RxeRq, change: SrqChange) -> Result<(), CreateError> {
         queue.ring();
         let mut info = MmapInfo::zeroed();
         // The kernel wants the address whatever the change, and answers a resize by writing there.
@@ -197,18 +241,15 @@ impl Provider for Rxe {
         let request =
             ModifySrqReq { srq_handle: srq, attr_mask, max_wr, srq_limit, ..ModifySrqReq::zeroed() };
         let payload = DriverPayload { input: command.as_bytes(), output: &mut [] };
-        // SAFETY: the address is that of `info`, which has the size of what the kernel writes.
+        // SAFETY: the address is that of `info`, which has the size of what the kernel writes. The caller owns the shared
+        // receive queue, whose ring follows the resize below.
         unsafe { command::modify_srq(&self.file, &request, payload) }?;
         let SrqChange::MaxWr(max_wr) = change else { return Ok(()) };
         // SAFETY: our own variable; volatile, because only the kernel knows that it was written.
         let info = unsafe { (&raw const info).read_volatile() };
-        match self.map(&info) {
-            Ok(memory) => queue.move_to(memory, max_wr),
-            Err(refused) => {
-                queue.lose();
-                Err(refused.into())
-            }
-        }
+        // SAFETY: the kernel has just moved this queue to these pages, lets them be mapped once, and uses the old ones no
+        // more.
+        unsafe { queue.move_to(self.map(&info), max_wr) }
     }
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
@@ -218,7 +259,8 @@ impl Provider for Rxe {
         let made = unsafe { command::create_ah(&self.file, request, payload) }?;
         if response.ah_num == 0 {
             // It cannot fail: nothing uses the handle yet.
-            let _ = command::destroy_ah(&self.file, made.handle);
+            // SAFETY: the kernel made it just now, and nothing else knows its handle.
+            let _ = unsafe { command::destroy_ah(&self.file, made.handle) };
             return Err(CreateError::Unsupported { what: "address handles that the kernel does not number" });
         }
         Ok(CreatedAh { handle: made.handle, ah: RxeAh { number: response.ah_num } })

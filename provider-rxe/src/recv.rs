@@ -3,12 +3,11 @@
 use std::ptr::NonNull;
 
 use bareverbs_provider::contract::{CreateError, RecvQueue};
-use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::Producer;
 use bareverbs_provider::work::{self, RecvRequest, Refusal};
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 
-use crate::memory::{QueueMemory, locate};
+use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::send::{MAX_MESSAGE, too_long, too_many_sges, write_sges};
 
 /// Where a request's elements start in its slot.
@@ -19,7 +18,7 @@ const DATA: usize = size_of::<RecvWqe>();
 /// There is no doorbell: the kernel looks at the queue when a packet comes in. For that reason a receive posted
 /// after the queue pair has gone to the error state, and been flushed, does not complete.
 #[derive(Debug)]
-pub struct RxeRq<M: QueueMemory = Mapping> {
+pub struct RxeRq<M: QueueMemory = KernelQueue> {
     ring: Producer,
     max_sge: u32,
     /// Whether the short way is open: a request was written since the queue was new, and each may have an element.
@@ -31,7 +30,7 @@ pub struct RxeRq<M: QueueMemory = Mapping> {
 }
 
 /// A receive queue that several queue pairs share; it works like a queue pair's own.
-pub type RxeSrq<M = Mapping> = RxeRq<M>;
+pub type RxeSrq<M = KernelQueue> = RxeRq<M>;
 
 impl<M: QueueMemory> RxeRq<M> {
     /// Takes up the queue in `memory`, which must hold `depth` requests of up to `max_sge` elements.
@@ -39,11 +38,17 @@ impl<M: QueueMemory> RxeRq<M> {
     /// # Errors
     ///
     /// [`CreateError::Layout`] where the header in the memory says otherwise.
-    pub fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a receive queue.
+    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act as the ring's producer,
+    ///    also through another mapping of the same pages.
+    pub unsafe fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
         let element = (max_sge as usize).saturating_mul(size_of::<Sge>()).saturating_add(DATA);
         let ring = locate(&memory, "receive queue", depth, element)?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
-        // value is the only one made for it, because it takes it.
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept, by the
+        // contract of `QueueMemory`. The caller promises that this is the only producer.
         let ring = unsafe { Producer::new(ring) };
         Ok(Self { ring, max_sge, short: false, lost: false, _memory: memory })
     }
@@ -53,24 +58,26 @@ impl<M: QueueMemory> RxeRq<M> {
     ///
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the header in the memory says otherwise; the queue is [lost](Self::lose) then.
-    pub fn move_to(&mut self, memory: M, depth: u32) -> Result<(), CreateError> {
-        match Self::new(memory, depth, self.max_sge) {
+    /// What stopped the mapping, or [`CreateError::Layout`] where the header in the memory says otherwise. The queue is
+    /// lost then: it refuses requests with [`Refusal::QueueLost`] until it is moved again.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must have moved the queue: it reads the old memory no more. The new memory must be as for
+    /// [`RxeRq::new`].
+    pub unsafe fn move_to(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
+        // SAFETY: the caller promises for the new memory what `new` asks.
+        match memory.and_then(|memory| unsafe { Self::new(memory, depth, self.max_sge) }) {
             Ok(moved) => *self = moved,
             Err(error) => {
-                self.lose();
+                // SAFETY: the caller promises that the kernel has left the old memory.
+                unsafe { self.ring.close() };
+                self.short = false;
+                self.lost = true;
                 return Err(error);
             }
         }
         Ok(())
-    }
-
-    /// Takes no more requests, because the kernel has moved the queue to memory that is not known here. Its old
-    /// memory is read by nobody.
-    pub fn lose(&mut self) {
-        self.ring.close();
-        self.short = false;
-        self.lost = true;
     }
 
     #[cold]
@@ -87,7 +94,7 @@ impl<M: QueueMemory> RxeRq<M> {
 #[inline(always)]
 unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
     let wqe = slot.as_ptr().cast::<RecvWqe>();
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller promises room for the whole struct, aligned as it is.
     unsafe {
         (&raw mut (*wqe).wr_id).write(wr_id);
         (&raw mut (*wqe).dma.length).write(length);
@@ -99,7 +106,19 @@ unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
     }
 }
 
-impl<M: QueueMemory> RecvQueue for RxeRq<M> {
+// SAFETY: by the numbers of the trait's obligations:
+// 1. `_memory` keeps the ring, by the contract of `QueueMemory`.
+// 2. A request's elements are copied into a slot as they are, and the kernel writes to them when a message comes.
+//    `advance` and `fill`, which make a slot part of a batch, come last in `push` and `try_push`: a request that is refused
+//    or declined is in no batch.
+// 3. `next_slot` and `known_slot` give free slots only. A queue that lost its memory has none.
+// 4. The kernel reads slots up to the producer's index, which only `publish` stores. `ring` after the queue was lost stores
+//    it in memory that the kernel reads no more, as who called `move_to` promised.
+// 5. `abort` of the ring forgets the slots that were not published.
+// 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset` promises, and forgets
+//    what was not published.
+// Nothing panics between a slot's first byte and `advance`.
+unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {
         self.ring.capacity()
@@ -123,7 +142,8 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
             write(slot.start(), request.wr_id, sge.length, 1);
             slot.start().add(DATA).cast::<work::Sge>().write(*sge);
         }
-        slot.fill();
+        // SAFETY: the slot holds a whole request, for whose memory the caller vouches.
+        unsafe { slot.fill() };
         true
     }
 
@@ -149,7 +169,8 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
             (&raw mut (*wqe).padding).write(0);
             write(slot, request.wr_id, length as u32, sges.len() as u32);
         }
-        self.ring.advance();
+        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the caller vouches.
+        unsafe { self.ring.advance() };
         self.short = self.max_sge > 0;
         Ok(())
     }
@@ -164,7 +185,7 @@ impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         self.ring.abort();
     }
 
-    fn reset(&mut self) {
+    unsafe fn reset(&mut self) {
         self.ring.resync();
         self.short = false;
     }

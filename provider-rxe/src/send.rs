@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
 use bareverbs_provider::device::Refused;
-use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::ring::{Position, Producer};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe};
@@ -26,7 +25,7 @@ use self::refusals::{no_payload, too_long_inline, unsupported, wrong_atomic};
 pub(crate) use self::slot::write_sges;
 use self::slot::{Common, DATA, kernel_flags, write_common, write_inline, write_rdma, write_short};
 use crate::doorbell::{Doorbell, KernelDoorbell};
-use crate::memory::{QueueMemory, locate};
+use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::reads::Reads;
 
 /// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
@@ -34,7 +33,7 @@ const STATE_ERROR: u32 = 4;
 
 /// The send queue of a queue pair.
 #[derive(Debug)]
-pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = Mapping> {
+pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
     ring: Producer,
     limits: SendLimits,
     reads: Reads,
@@ -57,10 +56,17 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     /// # Errors
     ///
     /// [`CreateError::Layout`] where the header in the memory says otherwise.
-    pub fn new(memory: M, depth: u32, limits: SendLimits, doorbell: D) -> Result<Self, CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a queue pair's send queue.
+    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act as the ring's producer,
+    ///    also through another mapping of the same pages.
+    /// 3. The doorbell must be that of the same queue pair, and answer as [`Doorbell::ring`] says.
+    pub unsafe fn new(memory: M, depth: u32, limits: SendLimits, doorbell: D) -> Result<Self, CreateError> {
         let ring = locate(&memory, "send queue", depth, limits.element())?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept; this
-        // value is the only one made for it, because it takes it.
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept, by the
+        // contract of `QueueMemory`. The caller promises that this is the only producer.
         let ring = unsafe { Producer::new(ring) };
         let reads = Reads::new(limits.operations);
         let deferred = ring.position();
@@ -135,7 +141,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
                 Ok((length as u32, sges.len() as u32, SendFlags::empty()))
             }
             Payload::Inline(parts) => {
-                // SAFETY: there is room for `max_inline` bytes, and no overlap, as above.
+                // SAFETY: the caller promises room for `max_inline` bytes, and that they overlap no Rust slice.
                 let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
                     return Err(too_long_inline(parts, self.limits.max_inline));
                 };
@@ -145,7 +151,25 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     }
 }
 
-impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
+// SAFETY: by the numbers of the trait's obligations:
+// 1. `_memory` keeps the ring, by the contract of `QueueMemory`. The kernel reads nothing else for the queue: inline data
+//    lie in the slots, and the doorbell's call is the doorbell's own.
+// 2. Elements, operation and inline data are copied into a slot as they are given, and the kernel checks the keys.
+//    `advance` and `fill`, which make a slot part of a batch, come last in `push`, `push_to_handle` and `try_push`: a request
+//    that is refused or declined is in no batch.
+// 3. `next_slot` and `known_slot` give slots only that the kernel has given back.
+// 4. The kernel reads slots up to the producer's index, which only `publish`, `publish_next` and `take_back` store, in
+//    `ring_once`, `ring_one_by_one` and `refused`.
+// 5. `abort_to` forgets the slots that were filled after `deferred`, none of which was published.
+// 6. `refused` takes a batch back on `EINVAL` only, by which the kernel says that it did not look and that the queue pair is
+//    below RTS, where it carries out nothing (see the crate's page). If the queue pair falls into the error state at that
+//    moment, the kernel may find the batch, or stale slots, and flush them: it reports them as failed and accesses none of
+//    their memory (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
+// 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset` promises, and forgets
+//    what was not published.
+// 8. `change` is the trait's own.
+// Nothing panics between a slot's first byte and `advance`.
+unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     type Ah = RxeAh;
 
     #[inline]
@@ -168,8 +192,9 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     return false;
                 }
                 let from = part.as_ptr();
-                // SAFETY: there is room for that many bytes, as `short_inline` says, and the two words together cover
-                // them; they overlap where the part is shorter than both. The rest is as in `push`.
+                // SAFETY: `shorten` let `short_inline` be no longer than the inline data that `locate` found room for, behind
+                // the request. The two words together cover the part, and overlap where it is shorter than both. The slot
+                // is aligned to 64, and the kernel accesses it only once it is published.
                 unsafe {
                     let first = from.cast::<u64>().read_unaligned();
                     let last = from.add(beyond).cast::<u64>().read_unaligned();
@@ -179,7 +204,8 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 }
             }
             Payload::Sges([sge]) if self.short_sge && sge.length <= i32::MAX as u32 => {
-                // SAFETY: there is room for one element, as `short_sge` says. The rest is as in `push`.
+                // SAFETY: `shorten` set `short_sge` only where `locate` found room for an element behind the request. The
+                // slot is aligned to 64, and the kernel accesses it only once it is published.
                 unsafe {
                     start.add(DATA).cast::<work::Sge>().write(*sge);
                     write_short(wqe, request, sge.length, 1, SendFlags::empty())
@@ -188,7 +214,8 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             _ => return false,
         };
         if written {
-            slot.fill();
+            // SAFETY: the slot holds a whole request, for whose memory the caller vouches.
+            unsafe { slot.fill() };
         }
         written
     }
@@ -200,7 +227,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         request: &SendRequest<'_>,
         later: bool,
     ) -> Option<Result<(), DoorbellError>> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
         if !later && self.has_failed() || !unsafe { self.try_push(request) } {
             return None;
         }
@@ -218,18 +245,18 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         // the rest of the function. `DATA` is a multiple of 8.
         let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
-        // SAFETY: there is room for what the limits allow, as above; the slot belongs to the ring alone, so it overlaps
-        // no Rust slice.
+        // SAFETY: `locate` checked that behind a request a slot has room for the data that the limits allow. Ring memory is
+        // referenced by no Rust slice, by the contract of `QueueMemory`.
         let (mut length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
-            // SAFETY: as above; every form fits into `wr`, whose alignment is 8.
+            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
             unsafe { write_rdma(form.cast(), remote) };
         };
         let atomic = |remote: Remote, compare_add: u64, swap: u64| {
             let value =
                 AtomicWr { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey, reserved: 0 };
-            // SAFETY: as above.
+            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
             unsafe { form.cast::<AtomicWr>().write(value) };
         };
         let (opcode, iova, key_or_imm) = match request.operation {
@@ -279,7 +306,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     rkey: bind.rkey,
                     access: bind.access,
                 };
-                // SAFETY: as above.
+                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
                 unsafe { form.cast::<MwWr>().write(value) };
                 (WrOpcode::BIND_MW, 0, 0)
             }
@@ -300,7 +327,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     level,
                     padding: [0; 6],
                 };
-                // SAFETY: as above.
+                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
                 unsafe { form.cast::<FlushWr>().write(value) };
                 length = bytes;
                 (WrOpcode::FLUSH, remote.addr, 0)
@@ -331,9 +358,10 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             length,
             num_sge,
         };
-        // SAFETY: as above.
+        // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64.
         unsafe { write_common(wqe, &common) };
-        self.ring.advance();
+        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the caller vouches.
+        unsafe { self.ring.advance() };
         self.shorten();
         Ok(())
     }
@@ -342,7 +370,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
     ) -> Result<(), Refusal> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for the memory that the request names, as this method asks.
         unsafe { self.push_to_handle(request) }
     }
 
@@ -391,7 +419,7 @@ impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         })
     }
 
-    fn reset(&mut self) {
+    unsafe fn reset(&mut self) {
         self.ring.resync();
         self.deferred = self.ring.position();
         self.close_short_way();

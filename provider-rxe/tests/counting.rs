@@ -48,7 +48,8 @@ fn send_queue(depth: u32) -> (RxeSq<CountingDoorbell, PlainMemory>, CountingDoor
     let doorbell = CountingDoorbell::default();
     let limits = SendLimits::new(QpType::RC, 2, 32).expect("rxe has RC");
     let memory = PlainMemory::new(depth, 208 + 32);
-    (RxeSq::new(memory, depth, limits, doorbell.clone()).expect("a sound header"), doorbell)
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    (unsafe { RxeSq::new(memory, depth, limits, doorbell.clone()) }.expect("a sound header"), doorbell)
 }
 
 fn requests() -> [SendRequest<'static>; 4] {
@@ -108,7 +109,8 @@ fn sending_allocates_nothing_not_even_to_refuse() {
 
 #[test]
 fn receiving_allocates_nothing() {
-    let mut queue = RxeRq::new(PlainMemory::new(64, 40 + 32), 64, 2).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeRq::new(PlainMemory::new(64, 40 + 32), 64, 2) }.expect("a sound header");
     let count = allocations(|| {
         for wr_id in 0..64 {
             // SAFETY: no kernel carries the requests out.
@@ -123,7 +125,8 @@ fn receiving_allocates_nothing() {
 fn polling_allocates_nothing_and_arms_nothing() {
     let memory = PlainMemory::new(64, size_of::<Wc>());
     let arm = CountingArm::default();
-    let mut queue = RxeCq::new(memory.clone(), 64, arm.clone()).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeCq::new(memory.clone(), 64, arm.clone()) }.expect("a sound header");
     let mut kernel = KernelProducer::new(memory);
     let count = allocations(|| {
         for wr_id in 0..1000 {

@@ -67,8 +67,10 @@ fn started_at(depth: u32, start: u32, element: usize) -> PlainMemory {
 
 #[test]
 fn a_receive_queue_that_is_moved_to_memory_too_small_is_lost() {
-    let mut queue = RxeRq::new(PlainMemory::new(7, 40), 7, 0).unwrap();
-    let result = queue.move_to(PlainMemory::new(7, 40), 100);
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeRq::new(PlainMemory::new(7, 40), 7, 0) }.unwrap();
+    // SAFETY: the kernel's side has moved, and all that was taken is released.
+    let result = unsafe { queue.move_to(Ok(PlainMemory::new(7, 40)), 100) };
     assert!(matches!(result, Err(CreateError::Layout { .. })));
     // SAFETY: no kernel carries the request out.
     let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
@@ -80,7 +82,8 @@ proptest! {
     fn a_send_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
         let memory = started_at(depth, start, 208 + 16);
         let doorbell = CountingDoorbell::default();
-        let mut queue = RxeSq::new(memory.clone(), depth, limits(), doorbell.clone()).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeSq::new(memory.clone(), depth, limits(), doorbell.clone()) }.unwrap();
         let mut kernel = KernelConsumer::new(memory);
         let capacity = (depth + 1).next_power_of_two() - 1;
         prop_assert_eq!(queue.capacity(), capacity);
@@ -142,7 +145,8 @@ proptest! {
         steps in prop::collection::vec((1..40u8, 0..40u8, 1..80u32, any::<bool>()), 1..30),
     ) {
         let memory = started_at(depth, start, 40);
-        let mut queue = RxeRq::new(memory.clone(), depth, 0).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeRq::new(memory.clone(), depth, 0) }.unwrap();
         let mut kernel = KernelConsumer::new(memory);
         let (mut posted, mut next) = (VecDeque::new(), 0);
         for (fill, take, depth, unmapped) in steps {
@@ -168,15 +172,19 @@ proptest! {
                 continue;
             };
             if unmapped {
-                queue.lose();
+                let failed = CreateError::Unsupported { what: "a mapping" };
+                // SAFETY: the kernel's side has moved, and reads the old memory no more.
+                prop_assert_eq!(unsafe { queue.move_to(Err(failed), depth) }, Err(failed));
                 // SAFETY: no kernel carries the request out.
                 let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
                 prop_assert_eq!(result, Err(Refusal::QueueLost));
                 queue.ring();
                 let memory = kernel.resize(depth, 40).unwrap();
-                queue.move_to(memory, depth).unwrap();
+                // SAFETY: the kernel's side has moved, and all that was taken is released.
+                unsafe { queue.move_to(Ok(memory), depth) }.unwrap();
             } else {
-                queue.move_to(memory, depth).unwrap();
+                // SAFETY: the kernel's side has moved, and all that was taken is released.
+                unsafe { queue.move_to(Ok(memory), depth) }.unwrap();
             }
             prop_assert_eq!(queue.capacity(), capacity);
         }
@@ -189,7 +197,8 @@ proptest! {
     #[test]
     fn a_receive_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
         let memory = started_at(depth, start, 40 + 16);
-        let mut queue = RxeRq::new(memory.clone(), depth, 1).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeRq::new(memory.clone(), depth, 1) }.unwrap();
         let mut kernel = KernelConsumer::new(memory);
         let capacity = (depth + 1).next_power_of_two() - 1;
 
@@ -236,7 +245,8 @@ proptest! {
         steps in prop::collection::vec((0..3u8, 1..40u8), 1..60),
     ) {
         let memory = started_at(depth, start, size_of::<Wc>());
-        let mut queue = RxeCq::new(memory.clone(), depth, CountingArm::default()).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeCq::new(memory.clone(), depth, CountingArm::default()) }.unwrap();
         let mut kernel = KernelProducer::new(memory);
         let capacity = queue.capacity() as usize;
 
@@ -275,7 +285,8 @@ proptest! {
     ) {
         let memory = PlainMemory::with_header(size, log2_slot, mask);
         memory.set_indices(indices[0], indices[1]);
-        if let Ok(mut queue) = RxeCq::new(memory.clone(), depth, CountingArm::default()) {
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        if let Ok(mut queue) = unsafe { RxeCq::new(memory.clone(), depth, CountingArm::default()) } {
             prop_assert!(384 + ((u64::from(mask) + 1) << log2_slot) <= size as u64);
             for index in indices {
                 memory.set_indices(index, index);
@@ -287,7 +298,8 @@ proptest! {
                 queue.release();
             }
         }
-        if let Ok(mut queue) = RxeSq::new(memory.clone(), depth, limits(), CountingDoorbell::default()) {
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        if let Ok(mut queue) = unsafe { RxeSq::new(memory.clone(), depth, limits(), CountingDoorbell::default()) } {
             for index in indices {
                 memory.set_indices(index, index);
                 for n in 0..100 {
@@ -302,7 +314,8 @@ proptest! {
 
 #[track_caller]
 fn layout_problem(memory: PlainMemory, depth: u32) -> &'static str {
-    match RxeCq::new(memory, depth, CountingArm::default()) {
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    match unsafe { RxeCq::new(memory, depth, CountingArm::default()) } {
         Err(CreateError::Layout { queue: "completion queue", problem, .. }) => problem,
         other => panic!("{other:?}"),
     }
@@ -320,14 +333,16 @@ fn a_header_that_cannot_be_true_is_refused_by_name() {
     assert!(layout_problem(header(384 + 64 * 16, 6, u32::MAX), 8).contains("power of two"));
     assert!(layout_problem(header(384 + 64 * 16, 6, 7), 8).contains("fewer elements"));
     assert!(layout_problem(header(384 + 64 * 15, 6, 15), 8).contains("beyond the memory"));
-    assert!(RxeCq::new(header(384 + 64 * 16, 6, 15), 15, CountingArm::default()).is_ok());
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    assert!(unsafe { RxeCq::new(header(384 + 64 * 16, 6, 15), 15, CountingArm::default()) }.is_ok());
 }
 
 #[test]
 fn a_refused_doorbell_takes_the_batch_back_only_where_the_kernel_has_not_looked() {
     let memory = PlainMemory::new(7, 224);
     let doorbell = CountingDoorbell::default();
-    let mut queue = RxeSq::new(memory.clone(), 7, limits(), doorbell.clone()).unwrap();
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeSq::new(memory.clone(), 7, limits(), doorbell.clone()) }.unwrap();
     let mut kernel = KernelConsumer::new(memory);
 
     doorbell.answer(Err(Errno::INVAL));
@@ -355,7 +370,8 @@ fn a_refused_doorbell_takes_the_batch_back_only_where_the_kernel_has_not_looked(
 
 fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::WorkCompletion) {
     let memory = PlainMemory::new(1, size_of::<Wc>());
-    let mut queue = RxeCq::new(memory.clone(), 1, CountingArm::default()).unwrap();
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeCq::new(memory.clone(), 1, CountingArm::default()) }.unwrap();
     assert!(KernelProducer::new(memory).post(&wc));
     let completion = queue.next().expect("one is there");
     assert_eq!(completion.status(), wc.status);
@@ -419,7 +435,8 @@ fn a_failure_keeps_its_status_number_and_queue_pair() {
 fn polling_an_empty_queue_gives_nothing_back() {
     let memory = PlainMemory::new(3, size_of::<Wc>());
     memory.set_indices(2, 2);
-    let mut queue = RxeCq::new(memory.clone(), 3, CountingArm::default()).unwrap();
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeCq::new(memory.clone(), 3, CountingArm::default()) }.unwrap();
     let mut kernel = KernelProducer::new(memory.clone());
     let consumer = |memory: &PlainMemory| {
         // SAFETY: the word is accessed in this way only.

@@ -39,7 +39,8 @@ proptest! {
     fn a_moved_completion_queue_gives_each_completion_once_and_in_order(steps in steps()) {
         let element = size_of::<Wc>();
         let memory = PlainMemory::new(8, element);
-        let mut queue = RxeCq::new(memory.clone(), 8, CountingArm::default()).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeCq::new(memory.clone(), 8, CountingArm::default()) }.unwrap();
         let mut kernel = KernelProducer::new(memory);
         // Numbers posted, taken; and whether the program sees the kernel's memory.
         let (mut posted, mut taken, mut sees) = (0, 0, true);
@@ -68,7 +69,8 @@ proptest! {
                     }
                     sees = matches!(step, Step::Resize(_));
                     let mapped = if sees { Ok(memory) } else { Err(mapping_failed()) };
-                    prop_assert_eq!(queue.follow(mapped, depth).is_ok(), sees);
+                    // SAFETY: the kernel's side has moved, and all that was taken is released.
+                    prop_assert_eq!(unsafe { queue.follow(mapped, depth) }.is_ok(), sees);
                 }
             }
         }
@@ -83,10 +85,12 @@ proptest! {
     fn a_queue_that_was_reset_has_room_for_all_it_holds(depth in 1..40u32, used in 0..200u32, left in 0..40u32) {
         let memory = PlainMemory::new(depth, 208 + 16);
         let limits = SendLimits::new(QpType::RC, 1, 0).unwrap();
-        let mut queue = RxeSq::new(memory.clone(), depth, limits, CountingDoorbell::default()).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut queue = unsafe { RxeSq::new(memory.clone(), depth, limits, CountingDoorbell::default()) }.unwrap();
         let mut kernel = KernelConsumer::new(memory);
         let received = PlainMemory::new(depth, 40);
-        let mut receives = RxeRq::new(received.clone(), depth, 0).unwrap();
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        let mut receives = unsafe { RxeRq::new(received.clone(), depth, 0) }.unwrap();
         let mut receiver = KernelConsumer::new(received);
         let send = SendRequest {
             wr_id: 0,
@@ -110,8 +114,10 @@ proptest! {
         let _ = unsafe { (queue.push(&send), receives.push(&recv)) };
         while kernel.take().is_some() {}
         while receiver.take().is_some() {}
-        queue.reset();
-        receives.reset();
+        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        unsafe { queue.reset() };
+        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        unsafe { receives.reset() };
         for _ in 0..capacity {
             // SAFETY: as above.
             unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
@@ -133,7 +139,8 @@ fn resuming_rings_the_doorbell_though_nothing_is_new() {
     let memory = PlainMemory::new(4, 208 + 16);
     let limits = SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC");
     let doorbell = CountingDoorbell::default();
-    let mut queue = RxeSq::new(memory, 4, limits, doorbell.clone()).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeSq::new(memory, 4, limits, doorbell.clone()) }.expect("a sound header");
     queue.ring().expect("nothing to ring for");
     assert_eq!(doorbell.rung(), 0);
     queue.resume().expect("the doorbell answers well");

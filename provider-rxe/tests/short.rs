@@ -23,13 +23,16 @@ fn send_queue(
 ) -> (RxeSq<CountingDoorbell, PlainMemory>, PlainMemory) {
     let memory = PlainMemory::new(7, 208 + 128);
     let limits = SendLimits::new(qp_type, max_sge, max_inline).expect("a type that rxe has");
-    let queue = RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let queue = unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }
+        .expect("a sound header");
     (queue, memory)
 }
 
 fn recv_queue(max_sge: u32) -> (RxeRq<PlainMemory>, PlainMemory) {
     let memory = PlainMemory::new(7, 40 + 64);
-    (RxeRq::new(memory.clone(), 7, max_sge).expect("a sound header"), memory)
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    (unsafe { RxeRq::new(memory.clone(), 7, max_sge) }.expect("a sound header"), memory)
 }
 
 #[test]
@@ -47,8 +50,10 @@ fn it_opens_after_the_first_push_and_closes_with_a_reset() {
             receives.push(&receive).expect("room");
             assert!(receives.try_push(&receive));
         }
-        queue.reset();
-        receives.reset();
+        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        unsafe { queue.reset() };
+        // SAFETY: the kernel's side has taken all that was published, or there is none.
+        unsafe { receives.reset() };
     }
 }
 

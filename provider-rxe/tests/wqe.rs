@@ -77,7 +77,9 @@ fn send_queue(qp_type: QpType) -> (RxeSq<CountingDoorbell, PlainMemory>, PlainMe
     let memory = PlainMemory::new(7, 208 + 64);
     memory.fill(BLANK);
     let limits = SendLimits::new(qp_type, 4, 64).expect("a type that rxe has");
-    let queue = RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let queue = unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }
+        .expect("a sound header");
     (queue, memory)
 }
 
@@ -207,7 +209,8 @@ fn capable_shows(request: SendRequest<'_>, expected: Slot) {
     let limits =
         SendLimits::new(QpType::RC, 4, 64).expect("a type that rxe has").with_capabilities(capabilities);
     let mut queue =
-        RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     // SAFETY: no kernel carries the request out.
     unsafe { queue.push(&request) }.expect("a request within the limits");
     queue.ring().expect("the doorbell answers well");
@@ -249,7 +252,9 @@ fn flushes_and_atomic_writes_are_refused_where_the_device_has_none() {
     let unreliable = SendLimits::new(QpType::UC, 4, 64).expect("a type that rxe has");
     let memory = PlainMemory::new(7, 208 + 64);
     let limits = unreliable.with_capabilities(DeviceCapFlags::all());
-    let mut queue = RxeSq::new(memory, 7, limits, CountingDoorbell::default()).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue =
+        unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     // SAFETY: no kernel carries the request out.
     let refusal = unsafe { queue.push(&request(operation, Payload::Sges(&[]))) };
     assert_eq!(refusal, Err(Refusal::Unsupported { operation: "an atomic write" }));
@@ -339,7 +344,8 @@ fn datagrams_longer_than_the_mtu_are_refused_and_never_published() {
     let memory = PlainMemory::new(7, 208 + 64);
     let limits = SendLimits::new(QpType::UD, 4, 64).expect("rxe has datagrams").with_mtu(60);
     let mut queue =
-        RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()).expect("a sound header");
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     let sges = |length| [Sge { addr: 0, length, lkey: 0 }, Sge { addr: 0, length: 40, lkey: 0 }];
     let too_long = Err(Refusal::DatagramTooLong { given: 61, max: 60 });
     // SAFETY: no kernel carries the requests out.
@@ -396,7 +402,8 @@ fn the_reason_that_the_kernel_leaves_in_a_slot_is_found_until_the_slot_is_filled
 fn receive() {
     let memory = PlainMemory::new(3, 40 + 32);
     memory.fill(BLANK);
-    let mut queue = RxeRq::new(memory.clone(), 3, 2).expect("a sound header");
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeRq::new(memory.clone(), 3, 2) }.expect("a sound header");
     // SAFETY: no kernel carries the request out.
     unsafe { queue.push(&RecvRequest { wr_id: 77, sges: &SGES }) }.expect("a request within the limits");
     queue.ring();

@@ -3,6 +3,34 @@
 //! Commands that have an ioctl method of their own use it; the others go through the method `InvokeWrite`. The
 //! functions are what verbs and providers share; each returns the kernel's answer. Only
 //! how memory is registered has to be remembered ([`RegMrMethod`]).
+//!
+//! # Which commands are `unsafe`
+//!
+//! | the command | is |
+//! |---|---|
+//! | destroys the object behind a handle, or changes its state, keys, memory or membership | `unsafe`: the caller owns the object |
+//! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller vouches for the memory |
+//! | only reads, makes an object that names others, arms or moderates | safe |
+//!
+//! Handles are numbers, which any code can guess. A safe type that owns an object relies on it, for instance on the kernel
+//! reading and writing the memory of a region until the owner deregisters it. So no safe function ends what a number names:
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::command;
+//! # use bareverbs_provider::device::{DeviceFile, Refused};
+//! fn destroy_a_guess(file: &DeviceFile) -> Result<(), Refused> {
+//!     command::dereg_mr(file, 7)
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::command;
+//! # use bareverbs_provider::device::{DeviceFile, Refused};
+//! # use bareverbs_uapi::write::structs::ModifyQpReq;
+//! fn change_a_guess(file: &DeviceFile) -> Result<(), Refused> {
+//!     command::modify_qp(file, &ModifyQpReq { qp_handle: 7, ..ModifyQpReq::zeroed() })
+//! }
+//! ```
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -262,8 +290,12 @@ pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while objects use it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the domain any more.
 #[doc(alias = "ibv_dealloc_pd")]
-pub fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<PdDestroy>::new(file.driver_id());
     call.destroy(PdDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
@@ -331,8 +363,12 @@ pub unsafe fn create_cq(
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while a queue pair uses it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the queue any more.
 #[doc(alias = "ibv_destroy_cq")]
-pub fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, Refused> {
+pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, Refused> {
     let mut response = DestroyCqResp::zeroed();
     let mut call = Call::<CqDestroy>::new(file.driver_id());
     call.destroy(CqDestroy::HANDLE, handle);
@@ -414,8 +450,12 @@ pub unsafe fn create_qp(
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while it is in a multicast group.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the queue pair any more.
 #[doc(alias = "ibv_destroy_qp")]
-pub fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refused> {
+pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refused> {
     let mut response = DestroyQpResp::zeroed();
     let mut call = Call::<QpDestroy>::new(file.driver_id());
     call.destroy(QpDestroy::HANDLE, handle);
@@ -430,8 +470,15 @@ pub fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refus
 /// # Errors
 ///
 /// The kernel's refusal, `EINVAL` for a transition that is not one or attributes that do not belong to it.
+///
+/// # Safety
+///
+/// 1. `request.qp_handle` must be the handle of a queue pair of the caller's own: nothing else of this process relies on
+///    its state or attributes.
+/// 2. After a change to RESET, no request may be pushed before the queue pair's queues were
+///    [reset](crate::contract::SendQueue::reset): a device that starts anew would carry out old slots.
 #[doc(alias = "ibv_modify_qp")]
-pub fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
+pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
 }
@@ -444,7 +491,7 @@ pub fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused
 ///
 /// # Safety
 ///
-/// Addresses in the driver's payload must be as the driver requires.
+/// As for [`modify_qp`]; and addresses in the driver's payload must be as the driver requires.
 pub unsafe fn modify_qp_with(
     file: &DeviceFile,
     request: &ModifyQpReq,

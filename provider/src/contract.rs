@@ -39,7 +39,68 @@ pub struct Offloads {
 }
 
 /// A kind of device, opened.
-pub trait Provider: Sized + Send + Sync + 'static {
+///
+/// # Safety
+///
+/// `verbs` builds safe types on a provider. It relies on these obligations, and on those of the queues. An implementation
+/// may take for granted that the kernel keeps to its interface.
+///
+/// 1. **Fresh handles** ([`alloc_pd`](Self::alloc_pd), [`alloc_dm`](Self::alloc_dm) and each `create_` method). The handle
+///    that is returned names an object that the call made in the context of this provider's device file, and that nothing
+///    else of this process has. Relied upon by all owners of handles in `verbs`, which change and destroy by handle.
+/// 2. **Queues of their own** (each `create_` method that returns queues). The queues are those of that object, and no
+///    other value acts on their memory. The device and the kernel access, for the object, only memory that the returned
+///    queues keep valid until they are dropped (and memory that requests name). Relied upon by `verbs`' `Cq`, `Qp`, `Srq`
+///    and `Wq`, which drop the queues after the kernel has destroyed the object and leak them where it refuses.
+/// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses memory of this
+///    process.
+/// 4. **Moves** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each outcome, also an error, the
+///    device and the kernel access, for the object, only memory that `queue` keeps. No completion is reported twice.
+/// 5. **Memory on the device** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The value that is returned
+///    reaches that memory only. Relied upon by `verbs`' `Dm`, whose reads and writes are safe.
+/// 6. **The null key** ([`null_key`](Self::null_key)). The device accesses no memory of this process by it.
+///
+/// Nothing may rely on what the other methods return: they inform.
+///
+/// Safe code can't implement it:
+///
+/// ```compile_fail,E0200
+/// # use std::sync::Arc;
+/// # use bareverbs_provider::command::ContextInfo;
+/// # use bareverbs_provider::contract::*;
+/// # use bareverbs_provider::device::{DeviceFile, Refused};
+/// struct Wrapper<P>(P);
+/// impl<P: Provider> Provider for Wrapper<P> {
+///     type Cq = P::Cq;
+///     type Sq = P::Sq;
+///     type Rq = P::Rq;
+///     type Srq = P::Srq;
+///     type Ah = P::Ah;
+///     fn drives(driver_id: u32) -> bool { P::drives(driver_id) }
+///     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> { P::open(file).map(Self) }
+///     // A handle that is somebody else's:
+///     fn alloc_pd(&self) -> Result<u32, Refused> { Ok(0) }
+/// #   fn context_info(&self) -> ContextInfo { todo!() }
+/// #   unsafe fn create_cq(&self, _: &CqRequest) -> Result<CreatedCq<Self>, CreateError> { todo!() }
+/// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { todo!() }
+/// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { todo!() }
+/// #   unsafe fn modify_srq(
+/// #       &self, _: u32, _: &mut P::Srq, _: SrqChange,
+/// #   ) -> Result<(), CreateError> { todo!() }
+/// #   fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> { todo!() }
+/// }
+/// ```
+///
+/// Nor can it make a queue, whose memory it could drop while the device uses it:
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::contract::{CqRequest, CreateError, Provider};
+/// fn make_and_unmap<P: Provider>(provider: &P, request: &CqRequest) -> Result<(), CreateError> {
+///     drop(provider.create_cq(request)?);
+///     Ok(())
+/// }
+/// ```
+pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Its completion queues.
     type Cq: CompletionQueue;
     /// Its send queues.
@@ -118,20 +179,35 @@ pub trait Provider: Sized + Send + Sync + 'static {
     fn alloc_pd(&self) -> Result<u32, Refused>;
 
     /// Makes a completion queue. Where it fails, nothing is left behind.
-    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
+    ///
+    /// # Safety
+    ///
+    /// The caller must keep the queue that is returned until the kernel has destroyed the object behind the handle, or the
+    /// context is gone, and must leak it (`std::mem::forget`) where the kernel refuses to destroy the object: it keeps
+    /// the memory that the device accesses.
+    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
 
     /// Gives the completion queue with the kernel's handle `cq` room for at least `entries` completions; returns for
     /// how many. No completion is lost, taken twice or taken out of order.
     ///
     /// Where the kernel refuses, the queue stays as it is. Where the kernel did it and the new memory could not be
     /// mapped, the queue gives no completions until another resize succeeds, which brings all of them.
-    fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// `cq` and `queue` must be what one [`Provider::create_cq`] of this provider returned, and the object must not have
+    /// been destroyed.
+    unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
         let _ = (cq, queue, entries);
         Err(CreateError::Unsupported { what: "completion queues that change their size" })
     }
 
     /// Makes a queue pair in the state RESET. Where it fails, nothing is left behind.
-    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`], with both queues.
+    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
 
     /// Makes a queue pair that receives for an XRC domain, in the state RESET. It has no queues: requests that come to it
     /// take receives of the domain's shared receive queues.
@@ -141,7 +217,11 @@ pub trait Provider: Sized + Send + Sync + 'static {
     }
 
     /// Makes a shared receive queue. Where it fails, nothing is left behind.
-    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`].
+    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
 
     /// Changes the shared receive queue with the kernel's handle `srq`. What was pushed into `queue` is published
     /// before.
@@ -149,17 +229,36 @@ pub trait Provider: Sized + Send + Sync + 'static {
     /// A resize moves the receives that are posted to new memory. Where the kernel resized but `queue` could not
     /// follow, it refuses further requests with [`Refusal::QueueLost`](crate::work::Refusal::QueueLost) until a resize
     /// succeeds.
-    fn modify_srq(&self, srq: u32, queue: &mut Self::Srq, change: SrqChange) -> Result<(), CreateError>;
+    ///
+    /// # Safety
+    ///
+    /// `srq` and `queue` must be what one [`Provider::create_srq`] of this provider returned, and the object must not have
+    /// been destroyed.
+    unsafe fn modify_srq(
+        &self,
+        srq: u32,
+        queue: &mut Self::Srq,
+        change: SrqChange,
+    ) -> Result<(), CreateError>;
 
     /// Makes a work queue that receives, in the state RESET. Where it fails, nothing is left behind.
-    fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`].
+    unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { what: "work queues" })
     }
 
     /// Changes the work queue with the kernel's handle `wq`. Whoever brings one to RESET
     /// [resets](RecvQueue::reset) its queue afterwards.
-    fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// `wq` must be the handle of a work queue of this provider's that the caller owns. After a change to RESET, the caller
+    /// must reset its queue before it pushes anything.
+    unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
         let _ = (wq, change);
         Err(CreateError::Unsupported { what: "work queues" })
     }
@@ -224,7 +323,7 @@ pub enum CreateError {
 /// Why the doorbell was not rung, and what became of the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DoorbellError {
-    /// The device has not looked at any of the requests and never will: they were taken back.
+    /// The device accesses no memory for any of the requests, now or later: they were taken back.
     #[error("{0}; the requests were taken back")]
     TakenBack(#[source] Refused),
     /// The requests count as posted: the device may be carrying them out, and they complete at the latest when the

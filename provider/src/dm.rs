@@ -1,27 +1,46 @@
 //! Memory on a device, as a program reaches it.
 
 use std::ops::Range;
-use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::barrier;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, Protection};
 
 /// Bytes that are read and written at once. Devices take no smaller writes.
 pub const WORD: usize = 4;
 
 /// Memory on a device, mapped. It is copied to and from word by word, since processors reach it over a bus.
 ///
+/// Several values may reach the same memory, where it was imported more than once. Each word is read and written as a
+/// whole; a copy of several words is no unit.
+///
 /// ```
 /// use bareverbs_provider::dm::DeviceMemory;
 /// use bareverbs_provider::mapping::Mapping;
 ///
 /// // Plain memory in place of a device's.
-/// let mut memory = DeviceMemory::new(Mapping::anonymous(4096)?, 64, 128).expect("it lies in the mapping");
+/// // SAFETY: nothing else uses these pages.
+/// let memory = unsafe { DeviceMemory::new(Mapping::anonymous(4096)?, 64, 128) };
+/// let mut memory = memory.expect("it lies in the mapping");
 /// memory.write(8, b"12345678");
 /// let mut bytes = [0; 3];
 /// memory.read(9, &mut bytes);
 /// assert_eq!(&bytes, b"234");
 /// # Ok::<(), bareverbs_provider::Errno>(())
+/// ```
+///
+/// Pages of a device file may be something else than such memory, like a queue or a doorbell register, so safe code
+/// can't make one:
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::device::{DeviceFile, Refused};
+/// # use bareverbs_provider::dm::DeviceMemory;
+/// # use bareverbs_provider::mapping::Protection;
+/// fn ring_any_doorbell(file: &DeviceFile) -> Result<(), Refused> {
+///     let page = file.map(0, 4096, Protection::ReadWrite)?;
+///     DeviceMemory::new(page, 0, 4096).unwrap().write(0x800, &[0; 8]);
+///     Ok(())
+/// }
 /// ```
 #[derive(Debug)]
 pub struct DeviceMemory {
@@ -31,12 +50,20 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The `len` bytes from `offset` on; none where they do not lie in the mapping, or `offset` is no multiple of
-    /// [`WORD`].
+    /// The `len` bytes from `offset` on; none where they do not lie in the mapping, `offset` is no multiple of [`WORD`],
+    /// or the mapping can't be both read and written.
+    ///
+    /// # Safety
+    ///
+    /// The words that hold the bytes must be memory which the program may read and write at any time and with any
+    /// content, and which this process accesses by atomic words of [`WORD`] bytes only: no queue, no register.
     #[must_use]
-    pub fn new(mapping: Mapping, offset: usize, len: usize) -> Option<Self> {
+    pub unsafe fn new(mapping: Mapping, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?.checked_next_multiple_of(WORD)?;
-        (offset.is_multiple_of(WORD) && end <= mapping.len()).then_some(Self { mapping, offset, len })
+        let is_usable = offset.is_multiple_of(WORD)
+            && end <= mapping.len()
+            && mapping.protection() == Protection::ReadWrite;
+        is_usable.then_some(Self { mapping, offset, len })
     }
 
     /// Bytes.
@@ -46,14 +73,16 @@ impl DeviceMemory {
         self.len
     }
 
-    /// The words that hold these bytes.
-    fn words(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, NonNull<u32>)> {
+    /// The words that hold these bytes, and where each starts.
+    fn words(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, &AtomicU32)> {
         assert!(bytes.end <= self.len, "within the memory");
-        // SAFETY: within the mapping, as `new` checked.
+        // SAFETY: `new` checked that the bytes and so their start lie in the mapping.
         let start = unsafe { self.mapping.as_ptr().add(self.offset) };
         (bytes.start / WORD..bytes.end.div_ceil(WORD)).map(move |word| {
-            // SAFETY: a word that holds one of the bytes, all of which `new` found in the mapping.
-            (word * WORD, unsafe { start.add(word * WORD) }.cast())
+            // SAFETY: the word holds one of the bytes, and `new` checked that the words of all of them lie in the mapping,
+            // which is readable, writable, page aligned and kept by this value. Who called `new` promised that this
+            // process accesses them by such atomics only; what the device writes, it writes as another process would.
+            (word * WORD, unsafe { AtomicU32::from_ptr(start.add(word * WORD).cast().as_ptr()) })
         })
     }
 
@@ -67,8 +96,7 @@ impl DeviceMemory {
         }
         let end = offset.checked_add(into.len()).expect("within the memory");
         for (at, word) in self.words(offset..end) {
-            // SAFETY: `words` gives aligned words of the mapping; a mapping starts with a page.
-            let bytes = unsafe { word.read_volatile() }.to_ne_bytes();
+            let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             let (first, last) = (at.max(offset), (at + WORD).min(end));
             into[first - offset..last - offset].copy_from_slice(&bytes[first - at..last - at]);
         }
@@ -86,8 +114,7 @@ impl DeviceMemory {
         }
         let end = offset.checked_add(from.len()).expect("within the memory");
         for ((_, word), bytes) in self.words(offset..end).zip(words) {
-            // SAFETY: as in `read`; nobody else of this process writes, who would have to borrow too.
-            unsafe { word.write_volatile(u32::from_ne_bytes(*bytes)) };
+            word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
         // A request may follow that makes the device read it.
         barrier::flush_write_combining();
@@ -98,9 +125,15 @@ impl DeviceMemory {
 mod tests {
     use super::*;
 
+    /// Memory of this process in place of a device's.
+    fn memory(offset: usize, len: usize) -> Option<DeviceMemory> {
+        // SAFETY: nothing else uses the pages.
+        unsafe { DeviceMemory::new(Mapping::anonymous(4096).unwrap(), offset, len) }
+    }
+
     #[test]
     fn any_bytes_are_read_and_words_are_written() {
-        let mut memory = DeviceMemory::new(Mapping::anonymous(4096).unwrap(), 4096 - 16, 14).unwrap();
+        let mut memory = memory(4096 - 16, 14).unwrap();
         memory.write(4, b"abcdefgh");
         for start in 0..14 {
             for end in start..14 {
@@ -113,9 +146,37 @@ mod tests {
 
     #[test]
     fn memory_lies_in_its_mapping() {
-        let within =
-            |offset, len| DeviceMemory::new(Mapping::anonymous(4096).unwrap(), offset, len).is_some();
-        assert!(within(0, 4096) && within(4092, 1));
-        assert!(!within(4092, 5) && !within(2, 4) && !within(usize::MAX - 3, 8));
+        let within = |offset, len| memory(offset, len).is_some();
+        assert!(within(0, 4096) && within(4092, 1) && within(4096, 0));
+        assert!(!within(4092, 5) && !within(2, 4) && !within(4100, 0));
+        assert!(!within(usize::MAX - 3, 8) && !within(4, usize::MAX - 4) && !within(0, usize::MAX));
+    }
+
+    #[test]
+    fn a_read_only_mapping_is_refused_as_device_memory() {
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let mapping = Mapping::new(file, 0, 4096, Protection::Read).unwrap();
+        // SAFETY: the memory is not accessed.
+        assert!(unsafe { DeviceMemory::new(mapping, 0, 8) }.is_none());
+    }
+
+    #[test]
+    fn two_values_over_the_same_pages_never_show_half_a_word() {
+        let file = rustix::fs::memfd_create("dm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&file, 4096).unwrap();
+        let over = || {
+            let mapping = Mapping::new(&file, 0, 4096, Protection::ReadWrite).unwrap();
+            // SAFETY: the file is accessed through such values only.
+            unsafe { DeviceMemory::new(mapping, 0, 4096) }.unwrap()
+        };
+        let (mut one, other) = (over(), over());
+        std::thread::scope(|scope| {
+            scope.spawn(move || (0..1000).for_each(|round: u32| one.write(64, &[round as u8; 256])));
+            let mut bytes = [0; 256];
+            for _ in 0..1000 {
+                other.read(64, &mut bytes);
+                assert!(bytes.as_chunks::<WORD>().0.iter().all(|word| *word == [word[0]; WORD]));
+            }
+        });
     }
 }

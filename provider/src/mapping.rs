@@ -43,13 +43,14 @@ pub const HUGE_PAGE: usize = 2 << 20;
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    protection: Protection,
     home: Home,
     is_huge: bool,
 }
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared `Mapping` gives out nothing but its address and size.
+// SAFETY: a shared `Mapping` gives out nothing but its address, size and protection, which never change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -65,8 +66,8 @@ impl Mapping {
         let start = unsafe {
             mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
         }?;
-        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: false }
-            .kept_from_children()
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Self { start, len, protection, home, is_huge: false }.kept_from_children()
     }
 
     /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
@@ -75,12 +76,7 @@ impl Mapping {
     ///
     /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn anonymous(len: usize) -> Result<Self, Errno> {
-        let home = Home::here()?;
-        let protection = Protection::ReadWrite.flags();
-        // SAFETY: as in `new`.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, MapFlags::PRIVATE) }?;
-        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: false }
-            .kept_from_children()
+        Self::without_file(len, MapFlags::empty(), false)
     }
 
     /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are set aside at once.
@@ -91,18 +87,29 @@ impl Mapping {
     /// on kernels without huge pages of this size.
     pub fn huge(len: usize) -> Result<Self, Errno> {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
-        let (home, protection) = (Home::here()?, Protection::ReadWrite.flags());
-        let flags = MapFlags::PRIVATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB;
-        // SAFETY: as in `new`.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
-        Self { start: NonNull::new(start.cast()).ok_or(Errno::NOMEM)?, len, home, is_huge: true }
-            .kept_from_children()
+        Self::without_file(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB, true)
+    }
+
+    fn without_file(len: usize, flags: MapFlags, is_huge: bool) -> Result<Self, Errno> {
+        let (home, protection) = (Home::here()?, Protection::ReadWrite);
+        let flags = flags | MapFlags::PRIVATE;
+        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no existing memory
+        // changes.
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection.flags(), flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Self { start, len, protection, home, is_huge }.kept_from_children()
     }
 
     fn kept_from_children(self) -> Result<Self, Errno> {
-        // SAFETY: the range is this value's, and the advice changes nothing in this process.
+        // SAFETY: the kernel gave this value the range, and the advice changes nothing in this process.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
         Ok(self)
+    }
+
+    /// What the program may do with it.
+    #[must_use]
+    pub fn protection(&self) -> Protection {
+        self.protection
     }
 
     /// The first byte; page aligned.
@@ -131,9 +138,9 @@ impl Drop for Mapping {
             // A forked child has not inherited the range, and may have mapped something else there.
             return;
         }
-        // SAFETY: the range was mapped by `new` and is unmapped only here; whoever holds a pointer into it keeps
-        // the `Mapping` too, by the contract of those who take such pointers. An error leaves the pages mapped,
-        // which harms nobody.
+        // SAFETY: the kernel gave this value the range, which is unmapped only here. Accesses go through raw pointers, and
+        // the types that make them own the `Mapping`: rings by the contracts of `Producer::new` and `Consumer::new`,
+        // `DeviceMemory` and the providers' queues by a field. An error leaves the pages mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -7,6 +7,45 @@
 //! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
 //! it holds, every pointer given out lies inside the ring.
 //!
+//! The other side carries out the requests in published slots: it reads and writes the memory that they name. So
+//! whatever decides which slots are published is `unsafe`: [`Producer::advance`], [`KnownSlot::fill`],
+//! [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`] publishes only slots that were filled
+//! through these, or forgets such slots. A [`Consumer`] makes no side touch any memory but the ring, so its methods are
+//! safe.
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::ring::Producer;
+//! fn publish_what_is_in_the_slot(producer: &mut Producer) {
+//!     producer.advance();
+//!     producer.publish();
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::ring::Producer;
+//! fn publish_what_is_in_the_slot(producer: &mut Producer) {
+//!     if let Some(slot) = producer.known_slot() {
+//!         slot.fill();
+//!     }
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::ring::Producer;
+//! fn publish_the_rest_of_the_ring(producer: &mut Producer) {
+//!     let batch = producer.publish();
+//!     producer.take_back(batch);
+//! }
+//! ```
+//!
+//! ```compile_fail,E0133
+//! # use bareverbs_provider::ring::Producer;
+//! fn publish_the_whole_ring(producer: &mut Producer) {
+//!     producer.close();
+//!     producer.publish();
+//! }
+//! ```
+//!
 //! ```
 //! use std::ptr::NonNull;
 //!
@@ -24,9 +63,11 @@
 //! // SAFETY: the memory outlives both, and each is the only one of its side.
 //! let (mut producer, mut consumer) = unsafe { (Producer::new(ring), Consumer::new(ring)) };
 //! while let Some(slot) = producer.next_slot() {
-//!     // SAFETY: a free slot is the producer's.
-//!     unsafe { slot.cast::<u64>().write(42) };
-//!     producer.advance();
+//!     // SAFETY: a free slot is the producer's, and any 8 bytes are an element of this ring.
+//!     unsafe {
+//!         slot.cast::<u64>().write(42);
+//!         producer.advance();
+//!     }
 //! }
 //! assert_eq!(producer.pending(), 3);
 //! assert!(consumer.take().is_none(), "not published yet");
@@ -80,7 +121,8 @@ pub struct Producer {
     taken: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread; a `Producer` is the only one to use its side of it.
+// SAFETY: the ring's memory belongs to no thread, and whoever called `Producer::new` promised that nothing else uses the
+// producer's side of it.
 unsafe impl Send for Producer {}
 
 /// A batch that was published, as [`Producer::take_back`] wants it.
@@ -115,8 +157,12 @@ impl KnownSlot<'_> {
     }
 
     /// Counts it as filled.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Producer::advance`].
     #[inline(always)]
-    pub fn fill(self) {
+    pub unsafe fn fill(self) {
         self.producer.next = self.after;
     }
 }
@@ -137,7 +183,7 @@ impl Producer {
     pub unsafe fn new(ring: RingMemory) -> Self {
         // SAFETY: valid by this function's contract.
         let own = unsafe { read_own_index(ring.producer.as_ptr()) } & ring.mask;
-        // SAFETY: as above.
+        // SAFETY: valid by this function's contract.
         let taken = unsafe { read_peer_index(ring.consumer.as_ptr()) } & ring.mask;
         Self { ring, next: own, published: own, taken }
     }
@@ -162,7 +208,7 @@ impl Producer {
     pub fn next_slot(&mut self) -> Option<NonNull<u8>> {
         let after = (self.next + 1) & self.ring.mask;
         if after == self.taken {
-            // SAFETY: valid by the contract of `new`.
+            // SAFETY: the words are valid: promised by the caller of `new`.
             let taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
             if after == taken {
                 return None;
@@ -185,8 +231,16 @@ impl Producer {
     }
 
     /// Counts the slot that [`Producer::next_slot`] gave as filled.
+    ///
+    /// # Safety
+    ///
+    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`KnownSlot::fill`] or
+    ///    [`Producer::resync`]: it is free.
+    /// 2. The slot holds a whole element. If the other side carries out elements, as the kernel does with requests, then
+    ///    the memory that this one names may be read and written so from the next [`Producer::publish`] or
+    ///    [`Producer::publish_next`] on, unless [`Producer::abort`] or [`Producer::abort_to`] comes first.
     #[inline]
-    pub fn advance(&mut self) {
+    pub unsafe fn advance(&mut self) {
         self.next = (self.next + 1) & self.ring.mask;
     }
 
@@ -200,7 +254,7 @@ impl Producer {
     /// Slots that were published and that the other side has not yet given back; it may give back more meanwhile.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
-        // SAFETY: valid by the contract of `new`.
+        // SAFETY: the words are valid: promised by the caller of `new`.
         let taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
         self.published.wrapping_sub(taken) & self.ring.mask
     }
@@ -210,7 +264,7 @@ impl Producer {
     pub fn publish(&mut self) -> Published {
         let next = self.next;
         let batch = Published { from: self.published, count: self.pending() };
-        // SAFETY: valid by the contract of `new`.
+        // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.producer.as_ptr(), next) };
         self.published = next;
         batch
@@ -221,7 +275,7 @@ impl Producer {
         let count = self.pending().min(1);
         let batch = Published { from: self.published, count };
         self.published = (self.published + count) & self.ring.mask;
-        // SAFETY: valid by the contract of `new`.
+        // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.producer.as_ptr(), self.published) };
         batch
     }
@@ -234,20 +288,29 @@ impl Producer {
         self.ring.slot(self.published.wrapping_sub(1) & self.ring.mask)
     }
 
-    /// Withdraws the batch that was published last.
+    /// Withdraws the batch that was published last, and forgets what was filled since.
     ///
-    /// This is sound at any time, but means something only while the other side is known not to have looked at the
-    /// batch: a peer that is past its start would take the rest of the ring for requests.
-    pub fn take_back(&mut self, batch: Published) {
-        // SAFETY: valid by the contract of `new`.
+    /// # Safety
+    ///
+    /// 1. `batch` must be what the last [`Producer::publish`] or [`Producer::publish_next`] of this producer returned.
+    /// 2. The other side must not have taken a slot of the batch, and not take one while this runs. A peer that is past
+    ///    the start of the batch takes the rest of the ring for filled slots; where it may be, it must be known that it
+    ///    accesses no memory that those name.
+    pub unsafe fn take_back(&mut self, batch: Published) {
+        // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.producer.as_ptr(), batch.from) };
         self.published = batch.from;
         self.next = batch.from;
     }
 
-    /// Makes the ring full for good, where the other side has left it: it takes nothing any more.
-    pub fn close(&mut self) {
-        // SAFETY: valid by the contract of `new`.
+    /// Makes the ring full until [`Producer::resync`], where the other side has left it.
+    ///
+    /// # Safety
+    ///
+    /// The other side must not read the slots or the producer's index any more: a later [`Producer::publish`] stores an
+    /// index that makes every slot look filled.
+    pub unsafe fn close(&mut self) {
+        // SAFETY: the words are valid: promised by the caller of `new`.
         self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
         self.next = self.taken.wrapping_sub(1) & self.ring.mask;
         self.published = self.next;
@@ -282,9 +345,11 @@ impl Producer {
         self.next = (self.published + keep) & self.ring.mask;
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied it.
+    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied it. Slots that were
+    /// filled and not published are forgotten.
     pub fn resync(&mut self) {
-        // SAFETY: the ring and this being its only producer are as `new` was promised.
+        // SAFETY: who called `Producer::new` promised that the ring stays valid as long as the `Producer` is used, and
+        // that it is the only producer.
         *self = unsafe { Self::new(self.ring) };
     }
 }
@@ -299,7 +364,8 @@ pub struct Consumer {
     filled: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread; a `Consumer` is the only one to use its side of it.
+// SAFETY: the ring's memory belongs to no thread, and whoever called `Consumer::new` promised that nothing else uses the
+// consumer's side of it.
 unsafe impl Send for Consumer {}
 
 impl Consumer {
@@ -332,7 +398,7 @@ impl Consumer {
         // The compiler must take it that the other side's index is anything's index, this one's too.
         let next = self.next;
         if next == self.filled {
-            // SAFETY: valid by the contract of `new`.
+            // SAFETY: the words are valid: promised by the caller of `new`.
             let filled = unsafe { read_peer_index(self.ring.producer.as_ptr()) } & self.ring.mask;
             if next == filled {
                 return None;
@@ -349,7 +415,7 @@ impl Consumer {
     pub fn take_into<T>(&mut self, into: &mut [T], value: impl Fn(NonNull<u8>) -> T) -> usize {
         let RingMemory { producer, mask, .. } = self.ring;
         let mut next = self.next;
-        // SAFETY: valid by the contract of `new`.
+        // SAFETY: the words are valid: promised by the caller of `new`.
         let filled = unsafe { read_peer_index(producer.as_ptr()) } & mask;
         if next == filled {
             return 0;
@@ -378,13 +444,15 @@ impl Consumer {
     /// Gives all taken slots back.
     #[inline]
     pub fn release(&mut self) {
-        // SAFETY: valid by the contract of `new`.
+        // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has moved this side's index.
+    /// Takes the ring up anew where the shared indices stand, as after the other side has moved this side's index. Slots
+    /// that were taken and not released are taken again.
     pub fn resync(&mut self) {
-        // SAFETY: the ring and this being its only consumer are as `new` was promised.
+        // SAFETY: who called `Consumer::new` promised that the ring stays valid as long as the `Consumer` is used, and
+        // that it is the only consumer.
         *self = unsafe { Self::new(self.ring) };
     }
 }

@@ -8,9 +8,10 @@ use crate::device::DeviceFile;
 /// ```
 /// # use bareverbs_provider::device::DeviceFile;
 /// # use bareverbs_provider::unfinished::Unfinished;
-/// # fn example(file: &DeviceFile, destroy: fn(&DeviceFile, u32), map: fn() -> Result<(), std::io::Error>)
+/// # fn example(file: &DeviceFile, destroy: unsafe fn(&DeviceFile, u32), map: fn() -> Result<(), std::io::Error>)
 /// # -> Result<u32, std::io::Error> {
-/// let made = Unfinished::new(file, 7, destroy);
+/// // SAFETY: the object was made just now, and nothing else knows its handle.
+/// let made = unsafe { Unfinished::new(file, 7, destroy) };
 /// map()?; // On failure the object goes.
 /// # Ok(
 /// made.finished()
@@ -21,13 +22,18 @@ use crate::device::DeviceFile;
 pub struct Unfinished<'a> {
     file: &'a DeviceFile,
     handle: u32,
-    destroy: fn(&DeviceFile, u32),
+    destroy: unsafe fn(&DeviceFile, u32),
 }
 
 impl<'a> Unfinished<'a> {
     /// Watches over the object with this handle, which `destroy` destroys.
+    ///
+    /// # Safety
+    ///
+    /// It must be sound to call `destroy` with the file and the handle, once, at any time until [`Unfinished::finished`]:
+    /// the caller made the object, and nothing else knows its handle.
     #[must_use = "what is dropped is destroyed"]
-    pub fn new(file: &'a DeviceFile, handle: u32, destroy: fn(&DeviceFile, u32)) -> Self {
+    pub unsafe fn new(file: &'a DeviceFile, handle: u32, destroy: unsafe fn(&DeviceFile, u32)) -> Self {
         Self { file, handle, destroy }
     }
 
@@ -42,6 +48,7 @@ impl<'a> Unfinished<'a> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        (self.destroy)(self.file, self.handle);
+        // SAFETY: who called `new` promised that it may be called once before `finished`, which forgets this value.
+        unsafe { (self.destroy)(self.file, self.handle) };
     }
 }

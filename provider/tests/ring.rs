@@ -103,7 +103,8 @@ proptest! {
                     if let Some(slot) = slot {
                         // SAFETY: the slot is the producer's until published.
                         unsafe { slot.cast::<u64>().write(next) };
-                        producer.advance();
+                        // SAFETY: the slot is free and was filled; its consumer is in this test.
+                        unsafe { producer.advance() };
                         pending.push_back(next);
                         next += 1;
                     }
@@ -116,7 +117,8 @@ proptest! {
                 Step::PublishAndTakeBack => {
                     let before = memory.get(PRODUCER);
                     let batch = producer.publish();
-                    producer.take_back(batch);
+                    // SAFETY: the batch was just published, and its consumer is in this test, on this thread.
+                    unsafe { producer.take_back(batch) };
                     prop_assert_eq!(memory.get(PRODUCER), before);
                     pending.clear();
                 }
@@ -206,7 +208,8 @@ proptest! {
             for _ in 0..70 {
                 let Some(slot) = producer.next_slot() else { break };
                 prop_assert!(memory.contains(slot));
-                producer.advance();
+                // SAFETY: the slot is free and was filled; its consumer is in this test.
+                unsafe { producer.advance() };
             }
             memory.set(PRODUCER, index);
             for _ in 0..70 {
@@ -247,7 +250,8 @@ fn two_threads_hand_over_every_element_once_and_in_order() {
                 while let Some(slot) = producer.next_slot().filter(|_| next < COUNT) {
                     // SAFETY: the slot is the producer's until published.
                     unsafe { slot.cast::<u64>().write(next) };
-                    producer.advance();
+                    // SAFETY: the slot is free and was filled; its consumer is in this test.
+                    unsafe { producer.advance() };
                     next += 1;
                 }
                 producer.publish();

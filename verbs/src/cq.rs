@@ -135,9 +135,8 @@ impl<P: Provider> Cq<P> {
             compressed: init.compressed,
             memory: init.memory,
         };
-        let CreatedCq { handle, queue, .. } = context
-            .provider()
-            .create_cq(&request)
+        // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object, and leaks it otherwise.
+        let CreatedCq { handle, queue, .. } = unsafe { context.provider().create_cq(&request) }
             .map_err(|reason| Error::create(VERB, format!("{} entries", init.entries), reason))?;
         let shared = CqShared {
             context: context.clone(),
@@ -201,7 +200,9 @@ impl<P: Provider> Cq<P> {
             Error::refused(VERB, format!("{entries} entries"), Refused { method: "ResizeCq", errno })
         })?;
         let capacity = self.queue.capacity();
-        context.provider().resize_cq(self.shared.handle, &mut self.queue, entries).map_err(|reason| {
+        // SAFETY: handle and queue came from one `create_cq`, and who has `provider_queue` keeps them together.
+        let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
+        resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(
                 |errno| {
                     (errno == rustix::io::Errno::INVAL)
@@ -342,7 +343,8 @@ impl<P: Provider> Drop for Cq<P> {
 impl<P: Provider> CqShared<P> {
     fn destroy(&mut self) -> Result<DestroyCqResp, Refused> {
         self.destroyed = true;
-        command::destroy_cq(self.context.file(), self.handle).inspect_err(|_| {
+        // SAFETY: all that names the queue keeps this, so nothing does any more.
+        unsafe { command::destroy_cq(self.context.file(), self.handle) }.inspect_err(|_| {
             // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         })

@@ -153,7 +153,8 @@ impl Dm {
         if std::mem::replace(&mut shared.gone, true) {
             return Ok(());
         }
-        command::free_dm(&shared.session.file, shared.handle)
+        // SAFETY: regions of the memory keep it, and this was the last that did.
+        unsafe { command::free_dm(&shared.session.file, shared.handle) }
             .map_err(|refused| Error::refused(VERB, "memory on the device", refused))
     }
 }
@@ -171,7 +172,8 @@ impl Drop for DmShared {
     fn drop(&mut self) {
         if !self.gone {
             // It fails only where a region that could not be given back is of it; closing the file frees both.
-            let _ = command::free_dm(&self.session.file, self.handle);
+            // SAFETY: regions of the memory keep it, so there are none any more.
+            let _ = unsafe { command::free_dm(&self.session.file, self.handle) };
         }
     }
 }
@@ -223,6 +225,7 @@ impl Deref for DmMr {
 impl Drop for DmMr {
     fn drop(&mut self) {
         // Where the kernel does not let go, closing the file does.
-        let _ = command::dereg_mr(&self.domain.session.file, self.handle);
+        // SAFETY: the region is this value's, and its memory is the device's.
+        let _ = unsafe { command::dereg_mr(&self.domain.session.file, self.handle) };
     }
 }

@@ -87,6 +87,7 @@ impl Deref for DmabufMr {
 impl Drop for DmabufMr {
     fn drop(&mut self) {
         // Where the kernel does not let go, closing the file does; the device keeps the dma-buf until then.
-        let _ = command::dereg_mr(&self.domain.session.file, self.handle);
+        // SAFETY: the region is this value's. Its memory is the other driver's, which keeps it.
+        let _ = unsafe { command::dereg_mr(&self.domain.session.file, self.handle) };
     }
 }

@@ -121,7 +121,8 @@ impl Registration {
 
     fn end(&self) -> Result<()> {
         let Object::Own(handle) = self.object else { return Ok(()) };
-        command::dereg_mr(&self.domain.session.file, handle).map_err(|refused| {
+        // SAFETY: the region is this value's, and who posts keeps it until the request is complete.
+        unsafe { command::dereg_mr(&self.domain.session.file, handle) }.map_err(|refused| {
             Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
                     "a memory window is still bound to it: invalidate or drop the window first".into()

@@ -183,7 +183,8 @@ impl Mw {
 
     fn end(&mut self) -> Result<()> {
         let Some(handle) = self.handle.take() else { return Ok(()) };
-        command::dealloc_mw(&self.domain.session.file, handle)
+        // SAFETY: the window is this value's, which forgets the handle.
+        unsafe { command::dealloc_mw(&self.domain.session.file, handle) }
             .map_err(|refused| Error::refused("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))
     }
 }

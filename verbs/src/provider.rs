@@ -51,7 +51,9 @@ macro_rules! providers {
             $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
         }
 
-        impl Provider for AnyProvider {
+        // SAFETY: each method passes on to the provider of the variant, which fulfils the obligations; handles, queues and
+        // failures are passed back as they are. Where provider and queue are of different variants, nothing is done.
+        unsafe impl Provider for AnyProvider {
             type Cq = AnyCq;
             type Sq = AnySq;
             type Rq = AnyRq;
@@ -120,28 +122,33 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.alloc_pd(),)* }
             }
 
-            fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+            unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        let CreatedCq { handle, entries, queue } = provider.create_cq(request)?;
+                        // SAFETY: the caller's promise is the same.
+                        let created = unsafe { provider.create_cq(request) }?;
+                        let CreatedCq { handle, entries, queue } = created;
                         Ok(CreatedCq { handle, entries, queue: AnyCq::$variant(queue) })
                     })*
                 }
             }
 
-            fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
+            unsafe fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnyCq::$variant(queue)) => {
-                        provider.resize_cq(cq, queue, entries)
+                        // SAFETY: the caller's promise is the same.
+                        unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
                     _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
                 }
             }
 
-            fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+            unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        let CreatedQp { handle, qp_num, cap, sq, rq } = provider.create_qp(request)?;
+                        // SAFETY: the caller's promise is the same.
+                        let created = unsafe { provider.create_qp(request) }?;
+                        let CreatedQp { handle, qp_num, cap, sq, rq } = created;
                         let (sq, rq) = (AnySq::$variant(sq), rq.map(AnyRq::$variant));
                         Ok(CreatedQp { handle, qp_num, cap, sq, rq })
                     })*
@@ -152,35 +159,41 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.create_xrc_target(request),)* }
             }
 
-            fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+            unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = provider.create_srq(request)?;
+                        // SAFETY: the caller's promise is the same.
+                        let created = unsafe { provider.create_srq(request) }?;
+                        let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = created;
                         Ok(CreatedSrq { handle, max_wr, max_sge, srq_num, queue: AnySrq::$variant(queue) })
                     })*
                 }
             }
 
-            fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
+            unsafe fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnySrq::$variant(queue)) => {
-                        provider.modify_srq(srq, queue, change)
+                        // SAFETY: the caller's promise is the same.
+                        unsafe { provider.modify_srq(srq, queue, change) }
                     })*
                     _ => Err(CreateError::Unsupported { what: "shared receive queues of another device" }),
                 }
             }
 
-            fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+            unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = provider.create_wq(request)?;
+                        // SAFETY: the caller's promise is the same.
+                        let created = unsafe { provider.create_wq(request) }?;
+                        let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = created;
                         Ok(CreatedWq { handle, wq_num, max_wr, max_sge, queue: AnyRq::$variant(queue) })
                     })*
                 }
             }
 
-            fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
-                match self { $(Self::$variant(provider) => provider.modify_wq(wq, change),)* }
+            unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(provider) => unsafe { provider.modify_wq(wq, change) },)* }
             }
 
             fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
@@ -197,7 +210,9 @@ macro_rules! providers {
             }
         }
 
-        impl SendQueue for AnySq {
+        // SAFETY: each method that has obligations passes on to the queue of the variant, which fulfils them. A request with
+        // an address handle of another variant is refused before any queue sees it.
+        unsafe impl SendQueue for AnySq {
             type Ah = AnyAh;
 
             #[inline]
@@ -286,8 +301,9 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.failure(),)* }
             }
 
-            fn reset(&mut self) {
-                match self { $(Self::$variant(queue) => queue.reset(),)* }
+            unsafe fn reset(&mut self) {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.reset() },)* }
             }
 
             fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
@@ -306,8 +322,9 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.ask_ece(options),)* }
             }
 
-            fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
-                match self { $(Self::$variant(queue) => queue.change(file, change),)* }
+            unsafe fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.change(file, change) },)* }
             }
 
             fn changed(&mut self, change: &ModifyQpReq) {
@@ -322,7 +339,8 @@ macro_rules! providers {
         providers!(@recv AnyRq $($variant)*);
         providers!(@recv AnySrq $($variant)*);
 
-        impl CompletionQueue for AnyCq {
+        // SAFETY: each method passes on to the queue of the variant, which fulfils the obligations.
+        unsafe impl CompletionQueue for AnyCq {
             type Completion<'a> = AnyCompletion<'a>;
 
             #[inline]
@@ -375,7 +393,8 @@ macro_rules! providers {
         }
     };
     (@recv $queue:ident $($variant:ident)*) => {
-        impl RecvQueue for $queue {
+        // SAFETY: each method that has obligations passes on to the queue of the variant, which fulfils them.
+        unsafe impl RecvQueue for $queue {
             #[inline]
             fn capacity(&self) -> u32 {
                 match self { $(Self::$variant(queue) => queue.capacity(),)* }
@@ -419,8 +438,9 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.abort(),)* }
             }
 
-            fn reset(&mut self) {
-                match self { $(Self::$variant(queue) => queue.reset(),)* }
+            unsafe fn reset(&mut self) {
+                // SAFETY: the caller's promise is the same.
+                match self { $(Self::$variant(queue) => unsafe { queue.reset() },)* }
             }
 
             fn abandon(&mut self) {

@@ -83,7 +83,8 @@ impl<P: Provider> IndirectionTable<P> {
 impl<P: Provider> TableShared<P> {
     fn destroy(&mut self) -> Result<(), Refused> {
         self.destroyed = true;
-        command::destroy_rwq_ind_table(self.context.file(), self.handle)
+        // SAFETY: queue pairs of the table keep it, so there are none any more.
+        unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }
     }
 }
 
@@ -275,7 +276,8 @@ impl<P: Provider> RssQp<P> {
         let file = self.pd.context().file();
         // The kernel does not let go of one that a flow leads to.
         self.flows.end_all(file);
-        Ok(command::destroy_qp(file, self.handle)?.events_reported)
+        // SAFETY: the queue pair is this value's, which is used no more.
+        Ok(unsafe { command::destroy_qp(file, self.handle) }?.events_reported)
     }
 }
 

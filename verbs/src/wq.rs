@@ -117,7 +117,8 @@ impl<P: Provider> Wq<P> {
             memory,
             user_handle: user_data,
         };
-        let created = context.provider().create_wq(&request).map_err(|reason| {
+        // SAFETY: `WqShared::destroy` keeps the queue until the kernel has destroyed the object, and leaks it otherwise.
+        let created = unsafe { context.provider().create_wq(&request) }.map_err(|reason| {
             let asked = format!("{max_recv_wr} receives of {max_recv_sge} elements, {flags:?}");
             Error::create(VERB, asked, reason).or_hint(|errno| {
                 (errno == Errno::PERM && flags.contains(WqFlags::DELAY_DROP))
@@ -220,13 +221,17 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         self.go(WqState::RESET)?;
-        self.queue.reset();
+        // SAFETY: the kernel has just brought it to RESET, which only `&mut self` could change.
+        unsafe { self.queue.reset() };
         Ok(())
     }
 
     fn go(&mut self, to: WqState) -> Result<()> {
         let provider = self.shared.pd.context().provider();
-        let step = |from| provider.modify_wq(self.shared.handle, WqChange::State { from, to });
+        let step = |from| {
+            // SAFETY: the work queue is this value's, and `reset`, the only one to go to RESET, resets its queue.
+            unsafe { provider.modify_wq(self.shared.handle, WqChange::State { from, to }) }
+        };
         let mut done = step(self.state);
         if done.is_err() && self.state == WqState::RDY && step(WqState::ERR).is_ok() {
             // It had gone there by itself.
@@ -252,9 +257,8 @@ impl<P: Provider> Wq<P> {
             return Err(Error::Unsupported { verb: MODIFY, what });
         }
         let flags = if strip { which } else { WqFlags::empty() };
-        context
-            .provider()
-            .modify_wq(self.shared.handle, WqChange::Flags { which, flags })
+        // SAFETY: the work queue is this value's, and its state stays.
+        unsafe { context.provider().modify_wq(self.shared.handle, WqChange::Flags { which, flags }) }
             .map_err(|reason| Error::create(MODIFY, format!("WQ {:#x}, {flags:?}", self.wq_num), reason))
     }
 
@@ -352,7 +356,8 @@ impl<P: Provider> WqShared<P> {
     /// Tells how many of its events have been read.
     fn destroy(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
-        command::destroy_wq(self.pd.context().file(), self.handle).inspect_err(|_| {
+        // SAFETY: all that names the work queue keeps this, so nothing does any more.
+        unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
             // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         })

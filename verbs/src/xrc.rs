@@ -139,7 +139,8 @@ impl<P: Provider> Xrcd<P> {
             return Err(Error::invalid(VERB, "queues or queue pairs are still in it: drop them first"));
         };
         inner.closed = true;
-        command::close_xrcd(inner.context.file(), inner.handle)
+        // SAFETY: all that names the domain keeps it, and this was the last that did.
+        unsafe { command::close_xrcd(inner.context.file(), inner.handle) }
             .map_err(|refused| Error::refused(VERB, "an XRC domain", refused))
     }
 }
@@ -148,7 +149,8 @@ impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
         if !self.closed {
             // It fails only where an object that could not be given back is in it; closing the file frees both.
-            let _ = command::close_xrcd(self.context.file(), self.handle);
+            // SAFETY: all that names the domain keeps it, so nothing does any more.
+            let _ = unsafe { command::close_xrcd(self.context.file(), self.handle) };
         }
     }
 }

@@ -30,9 +30,11 @@ impl Mlx5 {
         // SAFETY: the response has its full size.
         let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
         let destroy = |file: &DeviceFile, handle| {
-            let _ = command::destroy_ah(file, handle);
+            // SAFETY: `Unfinished` calls it for the address handle made above, which nothing else knows of.
+            let _ = unsafe { command::destroy_ah(file, handle) };
         };
-        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        // SAFETY: the address handle was made just now, and nothing else knows it.
+        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy) };
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();
             let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;

@@ -54,9 +54,11 @@ impl Mlx5 {
         // `srq.c`), and it and the record stay until the queue was destroyed.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
         let destroy = |file: &DeviceFile, handle| {
-            let _ = command::destroy_srq(file, handle);
+            // SAFETY: `Unfinished` calls it for the queue made above, which nothing else knows of.
+            let _ = unsafe { command::destroy_srq(file, handle) };
         };
-        let unfinished = Unfinished::new(&self.file, made.handle, destroy);
+        // SAFETY: the queue was made just now, and nothing else knows its handle.
+        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy) };
         if request.limit > 0 {
             // The driver takes none when it makes the queue.
             self.limit_srq(made.handle, request.limit)?;
@@ -104,7 +106,7 @@ impl Mlx5 {
             srq_limit: limit,
             ..ModifySrqReq::zeroed()
         };
-        // SAFETY: there is no payload.
+        // SAFETY: the callers own the queue, and a limit moves no ring. There is no payload.
         unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
     }
 }

@@ -48,18 +48,24 @@ impl Mlx5Sq {
     }
 
     /// Asks the kernel for a change, and the device for options where some are wished for.
-    pub(super) fn change_with_options(
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendQueue::change`](bareverbs_provider::contract::SendQueue::change).
+    pub(super) unsafe fn change_with_options(
         &mut self,
         file: &DeviceFile,
         change: &ModifyQpReq,
     ) -> Result<(), Refused> {
         let Some(asked) = self.options.and_then(|options| options.asked) else {
-            return command::modify_qp(file, change);
+            // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks.
+            return unsafe { command::modify_qp(file, change) };
         };
         let driver = DriverReq { ece_options: asked, ..DriverReq::zeroed() };
         let mut response = ModifyQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        // SAFETY: the payload holds no addresses, and the response has its full size.
+        // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks. The payload holds no addresses, and
+        // the response has its full size.
         unsafe { command::modify_qp_with(file, change, payload) }?;
         self.options = Some(Options::new(response.ece_options));
         Ok(())

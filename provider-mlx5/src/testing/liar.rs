@@ -154,8 +154,10 @@ impl Scene {
             7 => self.poll(place % 2),
             8 => {
                 if let Some(qp) = self.qps.get_mut(at) {
-                    qp.sq.reset();
-                    qp.rq.iter_mut().for_each(RecvQueue::reset);
+                    // SAFETY: there is no device that would carry out anything.
+                    unsafe { qp.sq.reset() };
+                    // SAFETY: there is no device that would carry out anything.
+                    qp.rq.iter_mut().for_each(|rq| unsafe { rq.reset() });
                 }
             }
             9 if self.qps.len() > 1 => drop(self.qps.swap_remove(at)),

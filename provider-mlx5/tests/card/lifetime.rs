@@ -49,8 +49,11 @@ fn after_resets(cqe_version: u8) {
         for pair in [&mut left, &mut right] {
             let reset = bareverbs_hca::engine::State::Reset;
             bench.card.engine().move_qp(pair.number, reset, Default::default()).expect("reset");
-            pair.sq.reset();
-            bareverbs_provider::contract::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
+            // SAFETY: the device has just reset the queue pair.
+            unsafe {
+                pair.sq.reset();
+                bareverbs_provider::contract::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
+            }
         }
         bench.card.connect(left.number, right.number).expect("a connection");
         send(&mut left.sq, &request(100 * round + 50, Operation::Write(bench.remote(0x1000)), &local));

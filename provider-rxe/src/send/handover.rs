@@ -62,7 +62,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
         let refused = Refused { method: DOORBELL, errno };
         if errno == Errno::INVAL {
-            self.ring.take_back(batch);
+            // SAFETY: `batch` is what was published last: the callers publish, ring and come here. By `EINVAL` the kernel says
+            // that it did not look at the ring and that the queue pair is below RTS, where nothing else makes it look but a
+            // fall into the error state, in which it flushes slots and accesses no memory that they name.
+            unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
             DoorbellError::TakenBack(refused)
         } else {

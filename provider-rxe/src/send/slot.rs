@@ -25,7 +25,7 @@ pub(crate) unsafe fn write_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
             unsafe { to.write(*sge) };
             u64::from(sge.length)
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller promises room for all elements at `to`.
         _ => unsafe { write_several_sges(to, sges) },
     }
 }
@@ -56,7 +56,7 @@ pub(super) unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Opt
             unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             Some(part.len() as u32)
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller promises room for `max` bytes at `to`, none of which overlaps the parts.
         _ => unsafe { write_several_inline(to, parts, max) },
     }
 }
@@ -85,7 +85,7 @@ unsafe fn write_several_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Option
 pub(super) unsafe fn write_rdma(to: *mut RdmaWr, remote: Remote) {
     // With the zero beside it, the key is one store.
     let key: u64 = zerocopy::transmute!([remote.rkey, 0]);
-    // SAFETY: as this function's contract says; the key lies at a multiple of 8.
+    // SAFETY: the caller promises room at `to`, aligned to 8; the key lies at a multiple of 8.
     unsafe {
         (&raw mut (*to).remote_addr).write(remote.addr);
         (&raw mut (*to).rkey).cast::<u64>().write(key);
@@ -113,7 +113,7 @@ pub(super) struct Common {
 /// There must be room for a `SendWqe` at `wqe`, aligned to 8.
 #[inline(always)]
 pub(super) unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
-    // SAFETY: as this function's contract says.
+    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8.
     unsafe {
         (&raw mut (*wqe).wr.wr_id).write(common.wr_id);
         (&raw mut (*wqe).wr.reserved).write(0);
@@ -159,7 +159,7 @@ pub(super) unsafe fn write_short(
         length,
         num_sge,
     };
-    // SAFETY: as this function's contract says; every form fits into `wr`, whose alignment is 8.
+    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8; every form fits into its `wr`.
     unsafe {
         if let Operation::Write(remote) = request.operation {
             write_rdma((&raw mut (*wqe).wr.wr).cast(), remote);

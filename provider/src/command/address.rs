@@ -48,8 +48,12 @@ pub unsafe fn create_ah(
 /// # Errors
 ///
 /// The kernel's refusal.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the address handle any more, such as a request not yet complete.
 #[doc(alias = "ibv_destroy_ah")]
-pub fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<AhDestroy>::new(file.driver_id());
     call.destroy(AhDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
@@ -74,8 +78,12 @@ pub fn attach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Res
 /// # Errors
 ///
 /// The kernel's refusal, `EINVAL` where it is not in the group.
+///
+/// # Safety
+///
+/// The handle must be that of a queue pair of the caller's own: nothing else of this process relies on its membership.
 #[doc(alias = "ibv_detach_mcast")]
-pub fn detach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), Refused> {
+pub unsafe fn detach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), Refused> {
     let request = DetachMcastReq { gid, qp_handle: qp, mlid, ..DetachMcastReq::zeroed() };
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<DetachMcast>(&request, &mut ()) }

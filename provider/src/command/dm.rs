@@ -12,8 +12,12 @@ use crate::device::{DeviceFile, Refused};
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while it is registered.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the memory any more.
 #[doc(alias = "ibv_free_dm")]
-pub fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<DmFree>::new(file.driver_id());
     call.destroy(DmFree::HANDLE, handle);
     // SAFETY: the call names no memory.

@@ -15,7 +15,9 @@ use crate::device::{DeviceFile, Refused};
 /// match.
 #[doc(alias = "ibv_create_flow")]
 pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> Result<u32, Refused> {
-    let flow_attr = FlowAttr { size: specs.len() as u16, ..flow };
+    let size = u16::try_from(specs.len())
+        .map_err(|_| Refused { method: "ex::CreateFlow", errno: rustix::io::Errno::INVAL })?;
+    let flow_attr = FlowAttr { size, ..flow };
     let head = CreateFlowReq { qp_handle: qp, flow_attr, ..CreateFlowReq::zeroed() };
     let request = [head.as_bytes(), specs].concat();
     let mut response = CreateFlowResp::zeroed();
@@ -31,8 +33,12 @@ pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> 
 /// # Errors
 ///
 /// The kernel's refusal.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the flow any more.
 #[doc(alias = "ibv_destroy_flow")]
-pub fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let request = DestroyFlowReq { flow_handle: handle, ..DestroyFlowReq::zeroed() };
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ex::DestroyFlow>(&request, &mut ()) }

@@ -72,7 +72,11 @@ impl RegMrMethod {
                     if *self.0.get_or_init(|| works) {
                         return Ok(mr);
                     }
-                    dereg_mr(file, mr.handle)?;
+                    // SAFETY: the region was made above, and nobody else knows of it.
+                    if unsafe { dereg_mr(file, mr.handle) }.is_err() {
+                        // It still has the memory, so the caller has to have the region.
+                        return Ok(mr);
+                    }
                 }
                 (None, Err(Refused { errno: Errno::PROTONOSUPPORT, .. })) => {
                     self.0.get_or_init(|| false);
@@ -128,8 +132,12 @@ unsafe fn by_command(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr
 /// # Errors
 ///
 /// The kernel's refusal, `EINVAL` while a memory window is bound to it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the region or its keys any more.
 #[doc(alias = "ibv_dereg_mr")]
-pub fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<MrDestroy>::new(file.driver_id());
     call.destroy(MrDestroy::HANDLE, handle);
     // SAFETY: the call names no memory; a region that is gone is used no more.

@@ -67,7 +67,9 @@ pub unsafe fn create_wq(
 ///
 /// # Safety
 ///
-/// Addresses in the driver's payload must be as the driver requires.
+/// 1. `handle` must be that of a work queue of the caller's own. After a change to RESET, nothing may be pushed before its
+///    queue was [reset](crate::contract::RecvQueue::reset).
+/// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_wq")]
 pub unsafe fn modify_wq(
     file: &DeviceFile,
@@ -97,8 +99,12 @@ pub unsafe fn modify_wq(
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while a table names it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the work queue any more.
 #[doc(alias = "ibv_destroy_wq")]
-pub fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, Refused> {
+pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, Refused> {
     let mut events = 0;
     let mut call = Call::<WqDestroy>::new(file.driver_id());
     call.destroy(WqDestroy::HANDLE, handle);
@@ -135,8 +141,12 @@ pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Refus
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while a queue pair uses it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the table any more.
 #[doc(alias = "ibv_destroy_rwq_ind_table")]
-pub fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<RwqIndTblDestroy>::new(file.driver_id());
     call.destroy(RwqIndTblDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.

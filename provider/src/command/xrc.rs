@@ -35,8 +35,12 @@ pub fn open_xrcd(file: &DeviceFile, shared: Option<BorrowedFd<'_>>, flags: OFlag
 /// # Errors
 ///
 /// The kernel's refusal, `EBUSY` while objects made through this handle use it.
+///
+/// # Safety
+///
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the domain any more.
 #[doc(alias = "ibv_close_xrcd")]
-pub fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<XrcdDestroy>::new(file.driver_id());
     call.destroy(XrcdDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.

@@ -14,7 +14,79 @@ use crate::work::{
 ///
 /// Requests are written one by one and handed over together: [`SendQueue::push`] fills the next free slot,
 /// [`SendQueue::ring`] publishes all filled slots and rings the doorbell once.
-pub trait SendQueue: Send {
+///
+/// # Safety
+///
+/// Code that posts relies on these obligations. "The device" is whoever carries out the requests: the adapter, or the
+/// kernel for a software device. An implementation may take for granted that the device and the kernel keep to their
+/// specifications, and that each caller of an `unsafe` method keeps to its contract. All methods must fulfil them also
+/// when they panic: a panic must not leave a half-written request that is handed over later.
+///
+/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests name (slots, doorbell
+///    record, inline data) stays valid and in place from the queue's making until the value is dropped, wherever it is
+///    moved. Relied upon by all that destroys a queue pair before it drops its queues: `verbs`' `Qp::drop`.
+/// 2. **Requests** ([`push`](Self::push), [`push_datagram`](Self::push_datagram), [`push_xrc`](Self::push_xrc),
+///    [`push_frame`](Self::push_frame), [`try_push`](Self::try_push), [`try_push_all`](Self::try_push_all),
+///    [`try_post`](Self::try_post)). For a request that was taken, the device accesses only the memory that its elements
+///    name, under their keys, and as the operation says. Inline data and headers are copied before the method returns. A
+///    request that is refused (`Err`) or declined (`false`, `None`, beyond the count) is not handed over, now or later.
+///    Relied upon by `verbs`' `post_send` and `Batch`, which return such requests to the caller as not posted.
+/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the device. A full queue
+///    refuses. Relied upon by every caller: an overwritten request may name memory that was given back.
+/// 4. **Handing over** ([`ring`](Self::ring), [`defer`](Self::defer), [`try_post`](Self::try_post)). The device sees a
+///    request in one of these, or in [`resume`](Self::resume) what they handed over, and not before.
+/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and neither handed over nor left for
+///    later. Relied upon by `verbs`' `Batch::drop`, after which the memory of such requests is the caller's again.
+/// 6. **Refused doorbells** ([`DoorbellError`]). After [`DoorbellError::TakenBack`], the device accesses no memory for any
+///    request of the batch, whatever becomes of the queue pair; it may at most report them as failed. In all other cases
+///    each request of the batch counts as posted. Relied upon by `verbs`' `Endpoint`, which gives the buffers of a batch
+///    back on `TakenBack` and keeps them otherwise.
+/// 7. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before. Relied upon by `verbs`'
+///    `Qp::reset`, after which the memory of the requests is the caller's again.
+/// 8. **Changes** ([`change`](Self::change)). The kernel is asked for this change and no other.
+///
+/// Nothing may rely on what [`capacity`](Self::capacity), [`owns_doorbell`](Self::owns_doorbell),
+/// [`deferred`](Self::deferred), [`failure`](Self::failure), [`check_change`](Self::check_change),
+/// [`resets_twice`](Self::resets_twice) and [`ece`](Self::ece) return: they inform.
+///
+/// Safe code can't implement it:
+///
+/// ```compile_fail,E0200
+/// # use bareverbs_provider::contract::{DoorbellError, SendQueue};
+/// # use bareverbs_provider::work::{Datagram, Refusal, SendRequest};
+/// struct Forgetful;
+/// impl SendQueue for Forgetful {
+///     type Ah = ();
+///     fn capacity(&self) -> u32 { 1 }
+///     unsafe fn push(&mut self, _: &SendRequest<'_>) -> Result<(), Refusal> { Ok(()) }
+///     unsafe fn push_datagram(
+///         &mut self,
+///         _: &SendRequest<'_, Datagram<'_, ()>>,
+///     ) -> Result<(), Refusal> { Ok(()) }
+///     fn ring(&mut self) -> Result<(), DoorbellError> { Ok(()) }
+///     fn abort(&mut self) {}
+///     unsafe fn reset(&mut self) {}
+/// }
+/// ```
+///
+/// Nor can it reset a queue whose queue pair still carries out requests, or change a queue pair:
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::contract::SendQueue;
+/// fn reset(queue: &mut impl SendQueue) {
+///     queue.reset();
+/// }
+/// ```
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::contract::SendQueue;
+/// # use bareverbs_provider::device::{DeviceFile, Refused};
+/// # use bareverbs_uapi::write::structs::ModifyQpReq;
+/// fn change(queue: &mut impl SendQueue, file: &DeviceFile) -> Result<(), Refused> {
+///     queue.change(file, &ModifyQpReq::zeroed())
+/// }
+/// ```
+pub unsafe trait SendQueue: Send {
     /// What it needs of an address handle.
     type Ah;
 
@@ -48,7 +120,7 @@ pub trait SendQueue: Send {
     unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
         let mut rest = requests;
         while let [request, more @ ..] = rest {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller vouches for the memory that each request names, as `push` asks.
             if !unsafe { self.try_push(request) } {
                 break;
             }
@@ -71,7 +143,7 @@ pub trait SendQueue: Send {
         request: &SendRequest<'_>,
         later: bool,
     ) -> Option<Result<(), DoorbellError>> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
         if !unsafe { self.try_push(request) } {
             return None;
         }
@@ -150,7 +222,12 @@ pub trait SendQueue: Send {
     }
 
     /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
-    fn reset(&mut self);
+    ///
+    /// # Safety
+    ///
+    /// The kernel must have brought the queue pair to RESET, as often as [`SendQueue::resets_twice`] says, and the queue
+    /// pair must not have left RESET since.
+    unsafe fn reset(&mut self);
 
     /// Looks at a change of the queue pair before the kernel is asked for it.
     ///
@@ -184,8 +261,15 @@ pub trait SendQueue: Send {
     /// # Errors
     ///
     /// The kernel refuses.
-    fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
-        command::modify_qp(file, change)
+    ///
+    /// # Safety
+    ///
+    /// As for [`command::modify_qp`]: the change names the queue pair that this is the send queue of, by its handle in the
+    /// context of `file`. The caller owns the queue pair, and resets both of its queues after a change to RESET before it
+    /// pushes anything.
+    unsafe fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+        // SAFETY: the caller owns the queue pair that the change names, and resets its queues: this method's contract.
+        unsafe { command::modify_qp(file, change) }
     }
 
     /// Takes note of a change that the kernel has made to the queue pair.
@@ -201,7 +285,50 @@ pub trait SendQueue: Send {
 }
 
 /// A receive queue, of one queue pair or shared.
-pub trait RecvQueue: Send {
+///
+/// # Safety
+///
+/// The obligations are those of a [`SendQueue`], with what its section says of the device, the kernel and panics:
+///
+/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests name stays valid and
+///    in place until the value is dropped. Relied upon by all that destroys a queue pair or a shared queue before it drops
+///    the value: `verbs`' `Qp::drop`, `Srq::drop` and `Wq::drop`.
+/// 2. **Requests** ([`push`](Self::push), [`try_push`](Self::try_push), [`try_push_all`](Self::try_push_all),
+///    [`try_post`](Self::try_post)). For a request that was taken, the device writes only to the memory that its elements
+///    name, under their keys. A request that is refused or declined is not published, now or later. Relied upon by
+///    `verbs`' `post_recv` functions.
+/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the device.
+/// 4. **Publishing** ([`ring`](Self::ring), [`try_post`](Self::try_post)). The device sees a request in one of these, and
+///    not before.
+/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and not published. Relied upon by
+///    `verbs`' `post_recv` functions, which abort a list of which one request is refused.
+/// 6. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before. Relied upon by
+///    `verbs`' `Qp::reset` and `Wq::reset`.
+///
+/// Nothing may rely on what [`capacity`](Self::capacity) and [`posted`](Self::posted) return.
+///
+/// Safe code can't implement it:
+///
+/// ```compile_fail,E0200
+/// # use bareverbs_provider::contract::RecvQueue;
+/// # use bareverbs_provider::work::{RecvRequest, Refusal};
+/// struct Forgetful;
+/// impl RecvQueue for Forgetful {
+///     fn capacity(&self) -> u32 { 1 }
+///     unsafe fn push(&mut self, _: &RecvRequest<'_>) -> Result<(), Refusal> { Ok(()) }
+///     fn ring(&mut self) {}
+///     fn abort(&mut self) {}
+///     unsafe fn reset(&mut self) {}
+/// }
+/// ```
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::contract::RecvQueue;
+/// fn reset(queue: &mut impl RecvQueue) {
+///     queue.reset();
+/// }
+/// ```
+pub unsafe trait RecvQueue: Send {
     /// Requests it holds.
     fn capacity(&self) -> u32;
 
@@ -232,7 +359,7 @@ pub trait RecvQueue: Send {
     unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
         let mut rest = requests;
         while let [request, more @ ..] = rest {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller vouches for the memory that each request names, as `push` asks.
             if !unsafe { self.try_push(request) } {
                 break;
             }
@@ -249,7 +376,7 @@ pub trait RecvQueue: Send {
     /// As for [`RecvQueue::push`].
     #[inline(always)]
     unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
         let written = unsafe { self.try_push(request) };
         if written {
             self.ring();
@@ -271,8 +398,14 @@ pub trait RecvQueue: Send {
     /// Takes back what was pushed and not yet published.
     fn abort(&mut self);
 
-    /// Takes the queue up where it stands after the kernel has brought the queue pair to RESET: empty.
-    fn reset(&mut self);
+    /// Takes the queue up where it stands after the kernel has brought the queue pair, or the work queue, to RESET: empty.
+    /// Does nothing to a shared receive queue, which has no such state.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must have brought the queue pair or the work queue to RESET, as often as
+    /// [`SendQueue::resets_twice`] says, and it must not have left RESET since.
+    unsafe fn reset(&mut self);
 
     /// Ends what this side does with the memory of posted receives, where the kernel has refused to destroy the queue:
     /// the queue itself is leaked then, because the device may go on using it.
@@ -285,7 +418,49 @@ pub trait RecvQueue: Send {
 }
 
 /// A completion queue.
-pub trait CompletionQueue: Send {
+///
+/// # Safety
+///
+/// Code that lends or gives back the memory of requests relies on these obligations. An implementation may take for
+/// granted that the device and the kernel keep to their specifications where it can't tell that they don't.
+///
+/// 1. **Memory.** All that the device reads or writes for the queue stays valid and in place until the value is dropped,
+///    and what a lent [`Completion`] reads as long as it is borrowed. Relied upon by `verbs`' `Cq::drop`, which destroys
+///    the kernel object first.
+/// 2. **Truth** ([`next`](Self::next), [`next_value`](Self::next_value), [`next_values`](Self::next_values)). A completion
+///    with the status [`WcStatus::SUCCESS`] is that of a request that was posted to a queue which completes here, and that
+///    has not been reported before. It has the `wr_id` that was posted. Relied upon by `verbs`' `Endpoint::poll`, which
+///    gives the request's buffer back.
+/// 3. **The end of access.** When a completion with the `wr_id` of a request is reported, with whatever status, the device
+///    has finished with the memory of that request, and what it wrote there is visible to the thread that polls. Relied
+///    upon by `Endpoint::poll` and by `Done::message`, which lends the bytes received.
+/// 4. **Nonsense.** An entry that matches no request is reported with the status [`WcStatus::GENERAL_ERR`] and the
+///    `wr_id` 0, or not at all. It is never the success of a request. A completion of a request that the device was
+///    denied ([`DoorbellError::TakenBack`]), or of a stale slot that the device flushes in the error state, has an error
+///    status. So users must not take a `wr_id` on trust: a safe type must recognize its own outstanding requests by ids
+///    that are never 0 and never used twice, as `Endpoint` does.
+/// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a taken completion only after `release`, or
+///    after [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which release too. No completion can
+///    be borrowed then.
+///
+/// Nothing may rely on the fields of a completion beyond its `wr_id` and status without a check: `byte_len` may exceed the
+/// memory of the request.
+///
+/// Safe code can't implement it:
+///
+/// ```compile_fail,E0200
+/// # use bareverbs_provider::contract::CompletionQueue;
+/// # use bareverbs_provider::device::Refused;
+/// struct Wishful<Q>(Q);
+/// impl<Q: CompletionQueue> CompletionQueue for Wishful<Q> {
+///     type Completion<'a> = Q::Completion<'a> where Self: 'a;
+///     fn capacity(&self) -> u32 { self.0.capacity() }
+///     fn next(&mut self) -> Option<Self::Completion<'_>> { self.0.next() }
+///     fn release(&mut self) { self.0.release() }
+///     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> { self.0.arm(solicited_only) }
+/// }
+/// ```
+pub unsafe trait CompletionQueue: Send {
     /// One completion, lent: it lies in the queue and its fields are decoded when read.
     type Completion<'a>: Completion
     where
@@ -330,7 +505,7 @@ pub trait CompletionQueue: Send {
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
 }
 
-/// A completion in place.
+/// A completion in place. It is what [`CompletionQueue`] says of it; the trait by itself vouches for nothing.
 pub trait Completion {
     /// Of the request.
     fn wr_id(&self) -> u64;

@@ -155,8 +155,11 @@ impl<P: Provider> Qp<Ud, P> {
             let reason = format!("QP {:#x} is not in the group {group}", self.qp_num);
             return Err(Error::invalid(VERB, reason));
         };
-        command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].1)
-            .map_err(|refused| Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
+        // SAFETY: the queue pair is this value's.
+        unsafe {
+            command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].1)
+        }
+        .map_err(|refused| Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
         self.groups.swap_remove(place);
         Ok(())
     }

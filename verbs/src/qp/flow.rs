@@ -188,7 +188,8 @@ impl Flows {
         const VERB: &str = "destroy_flow";
         let at = self.0.iter().position(|own| *own == flow.0);
         let at = at.ok_or_else(|| Error::invalid(VERB, "the flow is none of this queue pair"))?;
-        command::destroy_flow(context.file(), flow.0)
+        // SAFETY: the flow is one of this queue pair's, as was looked up above.
+        unsafe { command::destroy_flow(context.file(), flow.0) }
             .map_err(|refused| Error::refused(VERB, "a flow", refused))?;
         self.0.swap_remove(at);
         Ok(())
@@ -197,7 +198,8 @@ impl Flows {
     /// Ends all of them.
     pub(crate) fn end_all(&mut self, file: &DeviceFile) {
         for flow in self.0.drain(..) {
-            let _ = command::destroy_flow(file, flow);
+            // SAFETY: the flow is one of this queue pair's, and is forgotten here.
+            let _ = unsafe { command::destroy_flow(file, flow) };
         }
     }
 }

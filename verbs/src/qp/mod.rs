@@ -197,8 +197,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             doorbell: init.doorbell,
             memory: init.memory,
         };
-        let CreatedQp { handle, qp_num, cap, sq, rq } =
-            context.provider().create_qp(&request).map_err(|reason| {
+        // SAFETY: `end` keeps the queues until the kernel has destroyed the object, and leaks them otherwise.
+        let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
+            .map_err(|reason| {
                 if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {
                     return Error::Unsupported { verb: VERB, what: "doorbells of one queue pair's own are" };
                 }
@@ -302,12 +303,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
         for (group, lid) in self.groups.drain(..) {
-            let _ = command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid);
+            // SAFETY: the queue pair is this value's.
+            let _ = unsafe { command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid) };
         }
         // Nor does it let go of one that a flow leads to.
         self.flows.end_all(self.pd.context().file());
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
-        let told = command::destroy_qp(self.pd.context().file(), self.handle)?;
+        // SAFETY: the queue pair is this value's, which is used no more.
+        let told = unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }?;
         // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and they drop the queue pair
         // right after it without a look at the ring.
         unsafe { ManuallyDrop::drop(&mut self.sq) };

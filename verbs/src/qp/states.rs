@@ -98,9 +98,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     pub(super) fn queues_were_reset(&mut self) {
-        self.sq.reset();
+        // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could change.
+        unsafe { self.sq.reset() };
         if let Some(queue) = &mut self.rq {
-            queue.reset();
+            // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could change.
+            unsafe { queue.reset() };
         }
     }
 }

@@ -293,7 +293,9 @@ impl<P: Provider> XrcTarget<P> {
 
     fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
-        command::destroy_qp(self.xrcd.context().file(), self.handle).map(|told| told.events_reported)
+        // SAFETY: the handle is this value's, which is used no more; the queue pair has no rings.
+        unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }
+            .map(|told| told.events_reported)
     }
 
     fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
@@ -305,7 +307,8 @@ impl<P: Provider> XrcTarget<P> {
 
     fn change(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
-        command::modify_qp(self.xrcd.context().file(), &request.base).map_err(|refused| {
+        // SAFETY: the request names the queue pair that this value has a handle of, and which has no rings to reset.
+        unsafe { command::modify_qp(self.xrcd.context().file(), &request.base) }.map_err(|refused| {
             Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
         })?;
         self.state = attr.qp_state;

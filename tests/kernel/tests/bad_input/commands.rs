@@ -28,7 +28,7 @@ const PAGE: usize = 4096;
 struct Bench {
     file: Arc<DeviceFile>,
     provider: AnyProvider,
-    /// A provider may look after queues only as long as they are there.
+    /// Queues are kept until the kernel has destroyed their objects.
     kept: RefCell<Vec<Kept>>,
     page: Box<[u8; 2 * PAGE]>,
     pd: u32,
@@ -40,10 +40,12 @@ struct Bench {
     ah: u32,
 }
 
-/// A queue that others are made with.
+/// A queue whose object the kernel has.
+#[expect(clippy::large_enum_variant, reason = "there are few of them")]
 enum Kept {
     Cq { _queue: <AnyProvider as Provider>::Cq },
     Srq { _queue: <AnyProvider as Provider>::Srq },
+    Qp { _sq: <AnyProvider as Provider>::Sq, _rq: Option<<AnyProvider as Provider>::Rq> },
 }
 
 const CLASSES: [ObjectClass; 7] = [
@@ -82,7 +84,8 @@ impl Bench {
         let mut bench = Self { file, provider, kept, page, pd, mr: 0, mw: 0, cq: 0, srq: 0, qp: 0, ah: 0 };
         bench.mr = bench.reg_mr(pd).unwrap().handle;
         bench.mw = command::alloc_mw(&bench.file, pd, MwType::TYPE_2).unwrap().handle;
-        let cq = bench.provider.create_cq(&cq_request(None)).unwrap();
+        // SAFETY: `kept` has the queue until the kernel has destroyed the object.
+        let cq = unsafe { bench.provider.create_cq(&cq_request(None)) }.unwrap();
         bench.cq = cq.handle;
         bench.kept.get_mut().push(Kept::Cq { _queue: cq.queue });
         bench.srq = bench.create_srq(pd).unwrap();
@@ -109,7 +112,8 @@ impl Bench {
             user_handle: 0,
             xrc: None,
         };
-        let made = refused(self.provider.create_srq(&request))?;
+        // SAFETY: `kept` has the queue until the kernel has destroyed the object.
+        let made = refused(unsafe { self.provider.create_srq(&request) })?;
         self.kept.borrow_mut().push(Kept::Srq { _queue: made.queue });
         Ok(made.handle)
     }
@@ -132,7 +136,10 @@ impl Bench {
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::Ordinary,
         };
-        refused(self.provider.create_qp(&request).map(|made| made.handle))
+        // SAFETY: `kept` has the queues until the kernel has destroyed the object.
+        let made = refused(unsafe { self.provider.create_qp(&request) })?;
+        self.kept.borrow_mut().push(Kept::Qp { _sq: made.sq, _rq: made.rq });
+        Ok(made.handle)
     }
 
     fn create_ah(&self, pd: u32) -> Result<u32, Refused> {
@@ -160,15 +167,18 @@ impl Bench {
 
     fn destroy(&self, class: ObjectClass, handle: u32) -> Result<(), Refused> {
         let file = &self.file;
-        match class {
-            ObjectClass::PD => command::dealloc_pd(file, handle),
-            ObjectClass::MR => command::dereg_mr(file, handle),
-            ObjectClass::MW => command::dealloc_mw(file, handle),
-            ObjectClass::CQ => command::destroy_cq(file, handle).map(drop),
-            ObjectClass::SRQ => command::destroy_srq(file, handle).map(drop),
-            ObjectClass::QP => command::destroy_qp(file, handle).map(drop),
-            ObjectClass::AH => command::destroy_ah(file, handle),
-            class => panic!("no {class:?} here"),
+        // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
+        unsafe {
+            match class {
+                ObjectClass::PD => command::dealloc_pd(file, handle),
+                ObjectClass::MR => command::dereg_mr(file, handle),
+                ObjectClass::MW => command::dealloc_mw(file, handle),
+                ObjectClass::CQ => command::destroy_cq(file, handle).map(drop),
+                ObjectClass::SRQ => command::destroy_srq(file, handle).map(drop),
+                ObjectClass::QP => command::destroy_qp(file, handle).map(drop),
+                ObjectClass::AH => command::destroy_ah(file, handle),
+                class => panic!("no {class:?} here"),
+            }
         }
     }
 
@@ -203,7 +213,8 @@ impl Bench {
                 ("query_qp", command::query_qp(file, handle, QpAttrMask::STATE).map(drop)),
                 ("modify_qp", self.modify_qp(handle)),
                 ("attach_mcast", command::attach_mcast(file, handle, group, 0)),
-                ("detach_mcast", command::detach_mcast(file, handle, group, 0)),
+                // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
+                ("detach_mcast", unsafe { command::detach_mcast(file, handle, group, 0) }),
             ],
             _ => Vec::new(),
         };
@@ -230,10 +241,13 @@ impl Bench {
 
     fn modify_qp(&self, qp_handle: u32) -> Result<(), Refused> {
         let (attr_mask, qp_state) = (QpAttrMask::STATE, QpState::RESET);
-        command::modify_qp(
-            &self.file,
-            &ModifyQpReq { qp_handle, attr_mask, qp_state, ..ModifyQpReq::zeroed() },
-        )
+        // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
+        unsafe {
+            command::modify_qp(
+                &self.file,
+                &ModifyQpReq { qp_handle, attr_mask, qp_state, ..ModifyQpReq::zeroed() },
+            )
+        }
     }
 
     /// Gives all objects back, from the users to the used.
@@ -316,7 +330,8 @@ pub(crate) fn an_object_in_use_is_not_given_back() {
         command::attach_mcast(&bench.file, bench.qp, group, lid).unwrap();
         let refused = bench.destroy(ObjectClass::QP, bench.qp).unwrap_err();
         assert_eq!(refused.errno, Errno::BUSY);
-        command::detach_mcast(&bench.file, bench.qp, group, lid).unwrap();
+        // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
+        unsafe { command::detach_mcast(&bench.file, bench.qp, group, lid) }.unwrap();
         bench.destroy(ObjectClass::QP, srq_user).unwrap();
         bench.clear();
     });
@@ -360,7 +375,9 @@ pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
             i32::MAX,
             1 << 20,
         ] {
-            let refused = refused(bench.provider.create_cq(&cq_request(Some(fd))).map(drop)).unwrap_err();
+            // SAFETY: there is no queue to keep.
+            let made = unsafe { bench.provider.create_cq(&cq_request(Some(fd))) };
+            let refused = refused(made.map(drop)).unwrap_err();
             assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd}: {refused}");
         }
         drop(channel);
@@ -384,11 +401,13 @@ pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
             let made = unsafe { command::alloc_pd(&file, DriverPayload::default()) };
             for refused in [
                 made.map(drop),
-                command::dealloc_pd(&file, 0),
+                // SAFETY: the file has no objects.
+                unsafe { command::dealloc_pd(&file, 0) },
                 command::create_comp_channel(&file).map(drop),
                 command::query_qp(&file, 0, QpAttrMask::STATE).map(drop),
                 command::query_mr(&file, 0).map(drop),
-                command::destroy_cq(&file, 0).map(drop),
+                // SAFETY: the file has no objects.
+                unsafe { command::destroy_cq(&file, 0) }.map(drop),
             ] {
                 let refused = refused.unwrap_err();
                 assert!(errnos.contains(&refused.errno), "{refused}");

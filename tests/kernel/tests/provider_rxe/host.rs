@@ -64,7 +64,8 @@ impl Memory {
     }
 
     pub(crate) fn give_back(self, host: &Host) {
-        command::dereg_mr(&host.file, self.mr.handle).unwrap();
+        // SAFETY: the object is the test's own, and nothing uses it any more.
+        unsafe { command::dereg_mr(&host.file, self.mr.handle) }.unwrap();
         // SAFETY: allocated with this layout, and no longer registered.
         unsafe { dealloc(self.start, self.layout) };
     }
@@ -88,16 +89,16 @@ impl Host {
     }
 
     pub(crate) fn cq(&self, entries: u32) -> CreatedCq<Rxe> {
-        self.rxe
-            .create_cq(&CqRequest {
-                entries,
-                user_handle: 0,
-                channel: None,
-                vector: 0,
-                compressed: false,
-                memory: QueueMemory::Ordinary,
-            })
-            .unwrap()
+        let request = CqRequest {
+            entries,
+            user_handle: 0,
+            channel: None,
+            vector: 0,
+            compressed: false,
+            memory: QueueMemory::Ordinary,
+        };
+        // SAFETY: `destroy` keeps the queue until the kernel has destroyed the object.
+        unsafe { self.rxe.create_cq(&request) }.unwrap()
     }
 
     pub(crate) fn qp(&self, cq: &CreatedCq<Rxe>, srq: Option<u32>, cap: QpCap) -> CreatedQp<Rxe> {
@@ -115,12 +116,14 @@ impl Host {
             doorbell: DoorbellChoice::Any,
             memory: QueueMemory::Ordinary,
         };
-        self.rxe.create_qp(&request).unwrap()
+        // SAFETY: `destroy` keeps the queues until the kernel has destroyed the object.
+        unsafe { self.rxe.create_qp(&request) }.unwrap()
     }
 
     pub(crate) fn modify(&self, qp: &CreatedQp<Rxe>, mask: QpAttrMask, request: ModifyQpReq) {
         let request = ModifyQpReq { qp_handle: qp.handle, attr_mask: mask | QpAttrMask::STATE, ..request };
-        command::modify_qp(&self.file, &request).unwrap();
+        // SAFETY: the object is the test's own, and nothing uses it any more.
+        unsafe { command::modify_qp(&self.file, &request) }.unwrap();
     }
 
     pub(crate) fn state(&self, qp: &CreatedQp<Rxe>, state: QpState) {
@@ -206,10 +209,12 @@ impl Host {
         cqs: impl IntoIterator<Item = CreatedCq<Rxe>>,
     ) {
         for qp in qps {
-            command::destroy_qp(&self.file, qp.handle).unwrap();
+            // SAFETY: the object is the test's own, and nothing uses it any more.
+            unsafe { command::destroy_qp(&self.file, qp.handle) }.unwrap();
         }
         for cq in cqs {
-            command::destroy_cq(&self.file, cq.handle).unwrap();
+            // SAFETY: the object is the test's own, and nothing uses it any more.
+            unsafe { command::destroy_cq(&self.file, cq.handle) }.unwrap();
         }
     }
 }

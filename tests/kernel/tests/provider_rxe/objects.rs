@@ -47,12 +47,14 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
         compressed: false,
         memory: QueueMemory::Ordinary,
     };
-    assert!(pair.host.rxe.create_cq(&request).is_err());
+    // SAFETY: there is no queue to keep.
+    assert!(unsafe { pair.host.rxe.create_cq(&request) }.is_err());
     assert_eq!(count(&pair.host, ObjectClass::CQ), 2);
 
     let Pair { host, client, client_cq, server, server_cq } = pair;
     host.destroy([client, server], [client_cq, server_cq]);
     memory.give_back(&host);
-    command::dealloc_pd(&host.file, host.pd).unwrap();
+    // SAFETY: the domain is the test's own, and nothing uses it any more.
+    unsafe { command::dealloc_pd(&host.file, host.pd) }.unwrap();
     assert_eq!(classes.map(|class| count(&host, class)), [0; 4]);
 }

@@ -81,7 +81,9 @@ pub(crate) fn an_armed_queue_raises_one_event() {
         compressed: false,
         memory: QueueMemory::Ordinary,
     };
-    pair.server_cq = pair.host.rxe.create_cq(&request).unwrap();
+    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and nothing is posted to queues that are
+    // dropped here.
+    pair.server_cq = unsafe { pair.host.rxe.create_cq(&request) }.unwrap();
     pair.server = pair.host.qp(&pair.server_cq, None, CAP);
     pair.host.connect(&pair.client, &pair.server);
 
@@ -109,7 +111,9 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
         user_handle: 0,
         xrc: None,
     };
-    let mut srq = pair.host.rxe.create_srq(&request).unwrap();
+    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and all that was posted is complete when
+    // the test drops the queue.
+    let mut srq = unsafe { pair.host.rxe.create_srq(&request) }.unwrap();
     assert_eq!((srq.max_wr, srq.max_sge), (31, 2));
     pair.server = pair.host.qp(&pair.server_cq, Some(srq.handle), CAP);
     assert!(pair.server.rq.is_none() && pair.server.cap.max_recv_wr == 0);
