@@ -60,6 +60,13 @@ impl CompChannel {
         Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
     }
 
+    /// A channel without events.
+    #[cfg(test)]
+    pub(crate) fn on_plain_memory(file: &Arc<DeviceFile>) -> Self {
+        let events = EventFd::new(crate::testing::no_events(), "completion events", Arc::clone(file));
+        Self { events: Arc::new(events.expect("a descriptor")) }
+    }
+
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.events.as_fd().as_raw_fd()
     }

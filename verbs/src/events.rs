@@ -40,6 +40,13 @@ impl AsyncEvents {
         Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 
+    /// A stream without events.
+    #[cfg(test)]
+    pub(crate) fn on_plain_memory(file: &Arc<DeviceFile>) -> Self {
+        let events = EventFd::new(crate::testing::no_events(), "asynchronous events", Arc::clone(file));
+        Self { events: Arc::new(events.expect("a descriptor")) }
+    }
+
     #[cfg(any(feature = "async-io", feature = "tokio"))]
     pub(crate) fn events(&self) -> &Arc<EventFd> {
         &self.events

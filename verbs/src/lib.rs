@@ -94,6 +94,8 @@ mod rss;
 #[cfg(any(feature = "async-io", feature = "tokio"))]
 mod runtime;
 mod srq;
+#[cfg(test)]
+mod testing;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 mod values;

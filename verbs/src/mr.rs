@@ -112,6 +112,12 @@ impl Registration {
         })
     }
 
+    #[cfg(test)]
+    fn on_plain_memory(domain: &Arc<Domain>, access: Access) -> Self {
+        let object = Object::Own(1);
+        Self { domain: Arc::clone(domain), object, lkey: 1, rkey: 1, iova: 0, access, ever: access }
+    }
+
     fn handle(&self) -> u32 {
         match &self.object {
             Object::Own(handle) => *handle,
@@ -412,5 +418,89 @@ impl<M> fmt::Debug for RegisterError<M> {
 impl<M> From<RegisterError<M>> for Error {
     fn from(failed: RegisterError<M>) -> Self {
         failed.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::testing::Plain;
+
+    /// A range that is another one each time that it is asked.
+    struct Fickle(Cell<usize>);
+
+    impl RangeBounds<usize> for Fickle {
+        fn start_bound(&self) -> Bound<&usize> {
+            self.0.set(self.0.get() + 1);
+            Bound::Included(if self.0.get() == 1 { &2 } else { &usize::MAX })
+        }
+
+        fn end_bound(&self) -> Bound<&usize> {
+            self.0.set(self.0.get() + 1);
+            Bound::Excluded(if self.0.get() == 2 { &5 } else { &usize::MAX })
+        }
+    }
+
+    #[test]
+    fn a_range_is_asked_once_for_each_of_its_ends() {
+        assert_eq!(check_range("test", Fickle(Cell::new(0)), 8).unwrap(), (2, 3));
+        let part = ImplicitMr::on_plain_memory(Plain::default().domain().domain(), Access::LOCAL_WRITE)
+            .part(vec![0; 8])
+            .unwrap();
+        let sge = part.sge(Fickle(Cell::new(0))).unwrap();
+        assert_eq!((sge.addr, sge.length), (part.addr() + 2, 3));
+    }
+
+    #[test]
+    fn a_region_that_peers_could_ever_write_lends_no_bytes() {
+        let domain = Plain::default().domain();
+        let region = |access, ever| {
+            let registration =
+                Registration { ever, ..Registration::on_plain_memory(domain.domain(), access) };
+            let mut memory = MaybeUninit::new(vec![7; 4]);
+            // SAFETY: it was just filled.
+            let (start, len) = unsafe { memory.assume_init_mut() }.region();
+            Mr::new(registration, memory, start, len)
+        };
+        let local = Access::LOCAL_WRITE;
+        let mut never = region(local, local);
+        assert!(never.bytes().is_some() && never.bytes_mut().is_some());
+        for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::MW_BIND] {
+            let mut once = region(local, local | right);
+            assert!(once.bytes().is_none() && once.bytes_mut().is_none(), "{right:?}");
+        }
+        let mut read = region(local, local | Access::REMOTE_READ);
+        assert!(read.bytes().is_some() && read.bytes_mut().is_none());
+    }
+
+    #[test]
+    fn memory_stays_where_the_kernel_refuses_to_deregister_it() {
+        struct Memory<'a>(Vec<u8>, &'a Cell<bool>);
+
+        impl Drop for Memory<'_> {
+            fn drop(&mut self) {
+                self.1.set(true);
+            }
+        }
+
+        // SAFETY: the vector's heap block does not move with it, and is never freed where it is forgotten.
+        unsafe impl MemoryOwner for Memory<'_> {
+            fn region(&mut self) -> (NonNull<u8>, usize) {
+                self.0.region()
+            }
+        }
+
+        let (domain, freed) = (Plain::default().domain(), Cell::new(false));
+        let region = || {
+            let mut memory = MaybeUninit::new(Memory(vec![7; 4], &freed));
+            // SAFETY: it was just filled.
+            let (start, len) = unsafe { memory.assume_init_mut() }.region();
+            Mr::new(Registration::on_plain_memory(domain.domain(), Access::LOCAL_WRITE), memory, start, len)
+        };
+        drop(region());
+        assert!(region().into_inner().is_err());
+        assert!(!freed.get());
     }
 }

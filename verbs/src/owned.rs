@@ -493,3 +493,160 @@ debug! {
     Failed { error, buffer }
     Refused { error, buffer }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::testing::{Plain, completion};
+    use crate::{ImplicitMr, RegisterError};
+
+    /// Memory that counts how often it is freed.
+    struct Counted(Vec<u8>, Arc<AtomicUsize>);
+
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    // SAFETY: the vector's heap block does not move with it, and is never freed where it is forgotten.
+    unsafe impl MemoryOwner for Counted {
+        fn region(&mut self) -> (NonNull<u8>, usize) {
+            self.0.region()
+        }
+    }
+
+    struct Setup {
+        plain: Plain,
+        region: ImplicitMr,
+        endpoint: Endpoint<Counted, Plain>,
+        freed: Arc<AtomicUsize>,
+    }
+
+    impl Setup {
+        fn new() -> Self {
+            let plain = Plain::default();
+            let pd = plain.domain();
+            let context = pd.context();
+            let endpoint = Endpoint {
+                qp: plain.queue_pair(&pd),
+                cq: context.create_cq(&CqInit::new(8)).unwrap(),
+                channel: CompChannel::on_plain_memory(context.file()),
+                operations: Operations::new(4),
+                address: Address { gid: Gid::default(), lid: 0, qp_num: 1, psn: 1 },
+                port: 1,
+                gid_index: 0,
+                mtu: Mtu::Mtu1024,
+            };
+            let region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE);
+            Self { plain, region, endpoint, freed: Arc::default() }
+        }
+
+        /// A part of a region over all memory: dropping it frees its memory without a word to the kernel.
+        fn buffer(&self) -> Mr<Counted> {
+            let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
+            part.map_err(|RegisterError { error, .. }| error).unwrap()
+        }
+
+        fn freed(&self) -> usize {
+            self.freed.load(Ordering::Relaxed)
+        }
+
+        /// Posts a receive; returns its number.
+        fn post(&mut self) -> u64 {
+            let buffer = self.buffer();
+            self.endpoint.post_recv(buffer).unwrap();
+            *self.plain.log().received.last().unwrap()
+        }
+
+        fn complete(&self, wr_id: u64, status: WcStatus) {
+            self.plain.log().completions.push_back(completion(wr_id, status));
+        }
+
+        /// Polls, where the device completed something that was not in flight.
+        fn poll_unknown(&mut self, expected: u64) {
+            let failed = self.endpoint.poll().unwrap().unwrap_err();
+            assert!(
+                matches!(failed.error, Error::UnknownCompletion { wr_id } if wr_id == expected),
+                "{failed}"
+            );
+            assert!(failed.buffer.is_none());
+        }
+    }
+
+    #[test]
+    fn buffers_in_flight_are_leaked_where_the_kernel_refuses_to_destroy_the_queue_pair() {
+        let mut setup = Setup::new();
+        setup.post();
+        setup.post();
+        let Setup { plain, endpoint, freed, .. } = setup;
+        drop(endpoint);
+        assert_eq!((freed.load(Ordering::Relaxed), plain.log().freed.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_completion_of_nothing_posted_takes_no_buffer_and_ends_the_connection() {
+        for nonsense in [0, 1, 1 << 32 | 1, 2 << 32, u64::MAX] {
+            for status in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR] {
+                let mut setup = Setup::new();
+                let posted = setup.post();
+                setup.complete(nonsense, status);
+                setup.complete(posted, WcStatus::WR_FLUSH_ERR);
+                setup.poll_unknown(nonsense);
+                assert_eq!((setup.endpoint.pending(), setup.freed()), (1, 0));
+                assert_eq!(setup.endpoint.qp().state(), QpState::ERR);
+                let refused = setup.endpoint.post_recv(setup.buffer()).unwrap_err();
+                assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
+                let flushed = setup.endpoint.wait().unwrap_err();
+                assert!(flushed.buffer.is_some());
+                // Told once.
+                assert_eq!(setup.plain.log().states, [QpState::ERR]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_completion_that_comes_twice_takes_no_second_buffer() {
+        let mut setup = Setup::new();
+        let first = setup.post();
+        setup.complete(first, WcStatus::SUCCESS);
+        let done = setup.endpoint.poll().unwrap().unwrap();
+        assert_eq!(done.message(), Some(&[7][..]));
+        // In the same slot.
+        let second = setup.post();
+        assert_eq!(second as u32, first as u32);
+        setup.complete(first, WcStatus::SUCCESS);
+        setup.poll_unknown(first);
+        assert_eq!(setup.endpoint.pending(), 1);
+        setup.complete(second, WcStatus::SUCCESS);
+        assert!(setup.endpoint.poll().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_panic_of_the_caller_between_post_and_poll_frees_no_buffer_in_flight() {
+        let mut setup = Setup::new();
+        let freed = Arc::clone(&setup.freed);
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
+            setup.post();
+            panic!("in between");
+        }))
+        .unwrap_err();
+        assert_eq!(freed.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_panic_of_the_provider_within_a_post_frees_no_buffer() {
+        let mut setup = Setup::new();
+        let buffer = setup.buffer();
+        let Setup { endpoint, freed, .. } = &mut setup;
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = endpoint.post("recv", buffer, .., |_, _, _| panic!("after the device was told"));
+        }))
+        .unwrap_err();
+        assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));
+    }
+}

@@ -100,6 +100,20 @@ impl<P: Provider> Context<P> {
         Ok(Self { inner: Arc::new(Inner { session, provider }) })
     }
 
+    /// A context over a device file that refuses every command.
+    #[cfg(test)]
+    pub(crate) fn on_plain_memory(
+        file: Arc<DeviceFile>,
+        provider: P,
+        told: bareverbs_uapi::write::structs::ExQueryDeviceResp,
+    ) -> Self {
+        let capabilities = Capabilities::of(&file, &provider, &told).expect("a provider that tells all");
+        let events = AsyncEvents::on_plain_memory(&file);
+        let (device, reg_mr) = (Device::on_plain_memory(), RegMrMethod::default());
+        let session = Arc::new(Session { capabilities, file, device, reg_mr, told, events });
+        Self { inner: Arc::new(Inner { session, provider }) }
+    }
+
     /// Uses a protection domain of the context that another process made, which stays that one's: dropping what this gives
     /// leaves it as it is. `handle` is that of [`Pd::handle`] there.
     ///

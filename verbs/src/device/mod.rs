@@ -92,6 +92,21 @@ fn by_netlink() -> Result<Vec<Device>> {
 }
 
 impl Device {
+    /// A device that is not there.
+    #[cfg(test)]
+    pub(crate) fn on_plain_memory() -> Self {
+        Self {
+            name: "plain".to_owned(),
+            index: None,
+            node_guid: Guid::default(),
+            node_type: NodeType::RNIC,
+            fw_ver: String::new(),
+            port_count: 1,
+            uverbs: None,
+            found_by: FoundBy::Sysfs,
+        }
+    }
+
     fn from_netlink(info: DeviceInfo, uverbs: Option<CharDevice>) -> Self {
         Self {
             name: info.name,

@@ -71,6 +71,12 @@ impl ImplicitMr {
         Ok(Self { whole: Arc::new(Whole(registration)) })
     }
 
+    /// A region of these rights that no device knows.
+    #[cfg(test)]
+    pub(crate) fn on_plain_memory(domain: &Arc<Domain>, access: Access) -> Self {
+        Self { whole: Arc::new(Whole(Registration::on_plain_memory(domain, access))) }
+    }
+
     /// The key by which this process's operations name it.
     #[must_use]
     pub fn lkey(&self) -> u32 {

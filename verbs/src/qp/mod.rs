@@ -233,6 +233,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
+    /// Takes it to be in `state` without asking the kernel.
+    #[cfg(test)]
+    pub(crate) fn assume_state(&mut self, state: QpState) {
+        self.state = state;
+    }
+
     /// Its number on the wire, 24 bits.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
@@ -443,5 +449,61 @@ impl<T: Transport, P: Provider> Drop for Qp<T, P> {
         if !self.destroyed {
             let _ = self.end();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::SendFlags;
+    use crate::testing::Plain;
+
+    fn send<T: Connected>(half: &mut SendHalf<'_, T, Plain>, wr_id: u64) {
+        let mut batch = half.start_send();
+        batch.send_inline(wr_id, b"x", SendFlags::SIGNALED).unwrap();
+        batch.ring().unwrap();
+    }
+
+    #[test]
+    fn exchanged_halves_leave_the_rings_with_their_queue_pairs() {
+        let plain = Plain::default();
+        let pd = plain.domain();
+        let (mut a, mut b) = (plain.queue_pair(&pd), plain.queue_pair(&pd));
+        let (ring_a, ring_b) = (a.qp_num(), b.qp_num());
+        {
+            let ((mut to_a, mut from_a), (mut to_b, mut from_b)) = (a.split(), b.split());
+            std::mem::swap(&mut to_a, &mut to_b);
+            std::mem::swap(&mut from_a, &mut from_b);
+            send(&mut to_a, 1);
+        }
+        drop(a);
+        send(&mut b.split().0, 2);
+        assert_eq!(plain.log().sent, [(ring_b, 1), (ring_b, 2)]);
+        assert_eq!(b.sq.number, ring_b);
+        assert_ne!(ring_a, ring_b);
+    }
+
+    #[test]
+    fn rings_stay_where_the_kernel_refuses_to_destroy_the_queue_pair() {
+        let plain = Plain::default();
+        let pd = plain.domain();
+        let qp = plain.queue_pair(&pd);
+        qp.destroy().unwrap_err();
+        drop(plain.queue_pair(&pd));
+        drop(pd);
+        assert_eq!(plain.log().freed, []);
+    }
+
+    #[test]
+    fn a_dropped_batch_takes_back_what_was_pushed_past_it() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let mut batch = qp.start_send();
+        // SAFETY: the queue pair counts as being in RTS, and its queue stays its own.
+        unsafe { batch.provider_queue() }.pushed.push(7);
+        assert!(batch.is_empty());
+        drop(batch);
+        qp.start_send().ring().unwrap();
+        assert_eq!(plain.log().sent, []);
     }
 }

@@ -1,0 +1,262 @@
+//! A provider on plain memory, behind a device file that refuses every command: `/dev/null`. So objects are made and given
+//! back without a kernel, their destruction fails, and completions are what a test says.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bareverbs_provider::command::ContextInfo;
+use bareverbs_provider::contract::{
+    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
+    CreatedSrq, DoorbellError, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
+};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::work::{
+    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+};
+use bareverbs_uapi::uverbs::types::CoreSupport;
+use bareverbs_uapi::verbs_values::QpState;
+use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
+
+use crate::{Context, CqInit, Pd, Qp, QpInit, Rc};
+
+/// What its queues have done, and what they shall complete.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// What polls find, in this order.
+    pub(crate) completions: VecDeque<WorkCompletion>,
+    /// Requests that were handed to the device: the queue pair, and the request.
+    pub(crate) sent: Vec<(u32, u64)>,
+    /// Receives that were handed to the device.
+    pub(crate) received: Vec<u64>,
+    /// Rings that were freed, by their numbers.
+    pub(crate) freed: Vec<u32>,
+    /// States that queue pairs were brought to.
+    pub(crate) states: Vec<QpState>,
+    rings: u32,
+}
+
+/// The provider.
+#[derive(Clone, Default)]
+pub(crate) struct Plain(Arc<Mutex<Log>>);
+
+impl Plain {
+    pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().expect("no test panics with the log in hand")
+    }
+
+    /// A protection domain of a new context.
+    pub(crate) fn domain(&self) -> Pd<Self> {
+        let mut told = ExQueryDeviceResp::zeroed();
+        let base = &mut told.base;
+        (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
+        let file = Arc::new(DeviceFile::open("/dev/null", 0).expect("/dev/null"));
+        Context::on_plain_memory(file, self.clone(), told).alloc_pd().expect("a domain")
+    }
+
+    /// A queue pair in RTS, whose destruction will fail.
+    pub(crate) fn queue_pair(&self, pd: &Pd<Self>) -> Qp<Rc, Self> {
+        let cq = pd.context().create_cq(&CqInit::new(8)).expect("a completion queue");
+        let mut qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
+        qp.assume_state(QpState::RTS);
+        qp
+    }
+
+    fn ring(&self) -> Ring {
+        let mut log = self.log();
+        log.rings += 1;
+        Ring { number: log.rings, pushed: Vec::new(), plain: self.clone() }
+    }
+}
+
+/// A descriptor that never has an event.
+pub(crate) fn no_events() -> OwnedFd {
+    std::fs::File::open("/dev/null").expect("/dev/null").into()
+}
+
+/// A completion of the request `wr_id`.
+pub(crate) fn completion(wr_id: u64, status: WcStatus) -> WorkCompletion {
+    WorkCompletion {
+        wr_id,
+        status,
+        opcode: WcOpcode::RECV,
+        vendor_err: 0,
+        byte_len: 1,
+        imm_data: 0,
+        qp_num: 1,
+        src_qp: 0,
+        wc_flags: WcFlags::empty(),
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// A queue of any kind.
+pub(crate) struct Ring {
+    pub(crate) number: u32,
+    pub(crate) pushed: Vec<u64>,
+    plain: Plain,
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        self.plain.log().freed.push(self.number);
+    }
+}
+
+impl SendQueue for Ring {
+    type Ah = ();
+
+    fn capacity(&self) -> u32 {
+        16
+    }
+
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+        self.pushed.push(request.wr_id);
+        Ok(())
+    }
+
+    unsafe fn push_datagram(&mut self, request: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), Refusal> {
+        self.pushed.push(request.wr_id);
+        Ok(())
+    }
+
+    fn ring(&mut self) -> Result<(), DoorbellError> {
+        let requests = std::mem::take(&mut self.pushed);
+        self.plain.log().sent.extend(requests.into_iter().map(|request| (self.number, request)));
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.pushed.clear();
+    }
+
+    fn reset(&mut self) {
+        self.pushed.clear();
+    }
+
+    fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+        self.plain.log().states.push(change.qp_state.into());
+        Ok(())
+    }
+}
+
+impl RecvQueue for Ring {
+    fn capacity(&self) -> u32 {
+        16
+    }
+
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+        self.pushed.push(request.wr_id);
+        Ok(())
+    }
+
+    fn ring(&mut self) {
+        let requests = std::mem::take(&mut self.pushed);
+        self.plain.log().received.extend(requests);
+    }
+
+    fn abort(&mut self) {
+        self.pushed.clear();
+    }
+
+    fn reset(&mut self) {
+        self.pushed.clear();
+    }
+}
+
+impl CompletionQueue for Ring {
+    type Completion<'a> = Taken;
+
+    fn capacity(&self) -> u32 {
+        8
+    }
+
+    fn next(&mut self) -> Option<Taken> {
+        self.plain.log().completions.pop_front().map(Taken)
+    }
+
+    fn release(&mut self) {}
+
+    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// A completion that was taken.
+pub(crate) struct Taken(WorkCompletion);
+
+macro_rules! fields {
+    ($($field:ident: $ty:ty),*) => {$(
+        fn $field(&self) -> $ty {
+            self.0.$field
+        }
+    )*};
+}
+
+impl Completion for Taken {
+    fields! {
+        wr_id: u64, status: WcStatus, opcode: WcOpcode, byte_len: u32, qp_num: u32, src_qp: u32, vendor_err: u32,
+        wc_flags: WcFlags, slid: u16, sl: u8, dlid_path_bits: u8
+    }
+
+    fn imm_data(&self) -> Option<u32> {
+        None
+    }
+
+    fn invalidated_rkey(&self) -> Option<u32> {
+        None
+    }
+
+    fn to_value(&self) -> WorkCompletion {
+        self.0
+    }
+}
+
+impl Provider for Plain {
+    type Cq = Ring;
+    type Sq = Ring;
+    type Rq = Ring;
+    type Srq = Ring;
+    type Ah = ();
+
+    fn drives(_: u32) -> bool {
+        false
+    }
+
+    fn open(_: Arc<DeviceFile>) -> Result<Self, Refused> {
+        Ok(Self::default())
+    }
+
+    fn context_info(&self) -> ContextInfo {
+        ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() }
+    }
+
+    fn alloc_pd(&self) -> Result<u32, Refused> {
+        Ok(1)
+    }
+
+    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+        Ok(CreatedCq { handle: 1, entries: request.entries, queue: self.ring() })
+    }
+
+    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        let (sq, rq) = (self.ring(), request.srq.is_none().then(|| self.ring()));
+        Ok(CreatedQp { handle: 1, qp_num: sq.number, cap: request.cap, sq, rq })
+    }
+
+    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        let SrqRequest { max_wr, max_sge, .. } = *request;
+        Ok(CreatedSrq { handle: 1, max_wr, max_sge, srq_num: 1, queue: self.ring() })
+    }
+
+    fn modify_srq(&self, _: u32, _: &mut Ring, _: SrqChange) -> Result<(), CreateError> {
+        Ok(())
+    }
+
+    fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        Ok(CreatedAh { handle: 1, ah: () })
+    }
+}
