@@ -334,7 +334,8 @@ impl<P: Provider> Cq<P> {
 
 impl<P: Provider> Drop for Cq<P> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the queue after this, its only owner going.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
+        // field afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }

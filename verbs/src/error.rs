@@ -123,8 +123,9 @@ pub enum Error {
         /// The device's own word.
         vendor_err: u32,
     },
-    /// The device reported a completion of no operation in flight, by a number that nothing was posted with or that is
-    /// complete already. [`owned::Endpoint`](crate::owned::Endpoint) then brings its queue pair to the error state.
+    /// The device reported a completion of no operation in flight, by a number that nothing was
+    /// posted with or that is complete already. [`owned::Endpoint`](crate::owned::Endpoint) then
+    /// brings its queue pair to the error state.
     #[error(
         "the device reported the completion of request {wr_id:#x}, which is not in flight: the connection was brought to \
          the error state"

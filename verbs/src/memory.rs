@@ -15,11 +15,13 @@ use crate::{Error, Result};
 ///
 /// # Safety
 ///
-/// The bytes that [`region`](MemoryOwner::region) names, at every call, must be initialised and valid for reads and writes
-/// at the same address for as long as the owner exists: also while it is moved, and for ever if it is forgotten
-/// ([`std::mem::forget`]) or leaked. While the owner is registered, nothing else may reach them.
+/// The bytes that [`region`](MemoryOwner::region) names, at every call, must be initialised and
+/// valid for reads and writes at the same address for as long as the owner exists: also while it is
+/// moved, and for ever if it is forgotten ([`std::mem::forget`]) or leaked. While the owner is
+/// registered, nothing else may reach them.
 ///
-/// So what owns its memory may implement this; what borrows it may not, since a borrow ends where its holder is forgotten:
+/// So what owns its memory may implement this; what borrows it may not, since a borrow ends where
+/// its holder is forgotten:
 ///
 /// ```compile_fail,E0277
 /// fn owns<M: bareverbs::MemoryOwner>() {}
@@ -126,8 +128,8 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives, and belongs to this buffer,
-        // which is borrowed exclusively.
+        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives, and
+        // belongs to this buffer, which is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -178,7 +180,8 @@ impl<'a> Borrowed<'a> {
     }
 }
 
-/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for. It is no [`MemoryOwner`].
+/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for. It is no
+/// [`MemoryOwner`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct RawMemory;

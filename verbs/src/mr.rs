@@ -35,8 +35,8 @@ pub enum LocalAccess {
 
 /// A memory region: registered memory and its owner.
 ///
-/// [`Mr::write`] and [`Mr::read`] copy its bytes in and out, at any time. [`Mr::bytes`] lends them in place, unless peers
-/// may ever have written them.
+/// [`Mr::write`] and [`Mr::read`] copy its bytes in and out, at any time. [`Mr::bytes`] lends them
+/// in place, unless peers may ever have written them.
 #[doc(alias = "ibv_mr")]
 pub struct Mr<M> {
     registration: ManuallyDrop<Registration>,
@@ -59,8 +59,9 @@ struct Registration {
     rkey: u32,
     iova: u64,
     access: Access,
-    /// All rights that it has had or may have had. A change of rights does not stop a peer's write under way, since devices
-    /// check rights before they copy, and windows that were bound stay bound.
+    /// All rights that it has had or may have had. A change of rights does not stop a peer's write
+    /// under way, since devices check rights before they copy, and windows that were bound stay
+    /// bound.
     ever: Access,
 }
 
@@ -147,8 +148,9 @@ impl<M: MemoryOwner> Mr<M> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just filled.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
-        // SAFETY: the contract of `MemoryOwner`: the owner keeps the bytes valid for as long as it exists, and nothing else
-        // reaches them while they are registered. The region frees the owner only after the kernel has let go of the bytes.
+        // SAFETY: the contract of `MemoryOwner`: the owner keeps the bytes valid for as long as it
+        // exists, and nothing else reaches them while they are registered. The region frees the
+        // owner only after the kernel has let go of the bytes.
         match unsafe { Registration::new(domain, start.as_ptr(), len, None, access) } {
             Ok(registration) => Ok(Self::new(registration, memory, start, len)),
             // SAFETY: it was filled above and not moved out of.
@@ -169,9 +171,10 @@ impl<'a> Mr<Borrowed<'a>> {
         };
         let memory = Borrowed::new(memory);
         let (start, len) = memory.region();
-        // SAFETY: the region borrows the bytes exclusively. A forgotten region's registration outlives the borrow, but then
-        // no safe code has the device reach the bytes: the rights are local, so peers and windows can't, no method gives a
-        // region over borrowed memory other rights, and posting an operation on it is `unsafe`, for the caller to answer.
+        // SAFETY: the region borrows the bytes exclusively. A forgotten region's registration
+        // outlives the borrow, but then no safe code has the device reach the bytes: the rights are
+        // local, so peers and windows can't, no method gives a region over borrowed memory other
+        // rights, and posting an operation on it is `unsafe`, for the caller to answer.
         let registration = unsafe { Registration::new(domain, start.as_ptr(), len, None, access) }?;
         Ok(Self::new(registration, MaybeUninit::new(memory), start, len))
     }
@@ -288,26 +291,29 @@ impl<M> Mr<M> {
 
     /// Its bytes in place.
     ///
-    /// `None` where peers may write them, or may ever have: where the region has or ever had the right
-    /// [`REMOTE_WRITE`](Access::REMOTE_WRITE), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) or [`MW_BIND`](Access::MW_BIND).
-    /// Taking a right away by [`Mr::set_access`] does not stop a write that is under way, nor unbind a window.
-    /// [`Mr::into_inner`] ends all that and gives the memory back.
+    /// `None` where peers may write them, or may ever have: where the region has or ever had the
+    /// right [`REMOTE_WRITE`](Access::REMOTE_WRITE), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) or
+    /// [`MW_BIND`](Access::MW_BIND). Taking a right away by [`Mr::set_access`] does not stop a
+    /// write that is under way, nor unbind a window. [`Mr::into_inner`] ends all that and gives the
+    /// memory back.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        // SAFETY: the bytes are valid and initialised for as long as the region lives (`MemoryOwner`, or the callers of
-        // `register_raw`). No peer may write them or ever could; the caller of an `unsafe` method that posts an operation
-        // on them has promised that nobody looks until it is complete.
+        // SAFETY: the bytes are valid and initialised for as long as the region lives
+        // (`MemoryOwner`, or the callers of `register_raw`). No peer may write them or ever could;
+        // the caller of an `unsafe` method that posts an operation on them has promised that nobody
+        // looks until it is complete.
         (!self.registration.ever.intersects(WRITTEN_BY_PEERS))
             .then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
     }
 
-    /// Its bytes in place. `None` where [`Mr::bytes`] is, and where peers may read them, or may ever have:
-    /// [`REMOTE_READ`](Access::REMOTE_READ).
+    /// Its bytes in place. `None` where [`Mr::bytes`] is, and where peers may read them, or may
+    /// ever have: [`REMOTE_READ`](Access::REMOTE_READ).
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        // SAFETY: the bytes are valid and initialised for as long as the region lives (`MemoryOwner`, or the callers of
-        // `register_raw`). No peer may read or write them or ever could; the caller of an `unsafe` method that posts an
-        // operation on them has promised that nobody changes them until it is complete. The region is borrowed exclusively.
+        // SAFETY: the bytes are valid and initialised for as long as the region lives
+        // (`MemoryOwner`, or the callers of `register_raw`). No peer may read or write them or ever
+        // could; the caller of an `unsafe` method that posts an operation on them has promised that
+        // nobody changes them until it is complete. The region is borrowed exclusively.
         (!self.registration.ever.intersects(WRITTEN_BY_PEERS | Access::REMOTE_READ))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
@@ -315,7 +321,8 @@ impl<M> Mr<M> {
     /// Ends the registration and gives the memory back.
     ///
     /// # Errors
-    /// The kernel refuses, as while a memory window is bound to it. The memory then stays registered and is never freed.
+    /// The kernel refuses, as while a memory window is bound to it. The memory then stays
+    /// registered and is never freed.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<M> {
         let mut region = ManuallyDrop::new(self);
@@ -485,7 +492,8 @@ mod tests {
             }
         }
 
-        // SAFETY: the vector's heap block does not move with it, and is never freed where it is forgotten.
+        // SAFETY: the vector's heap block does not move with it, and is never freed where it is
+        // forgotten.
         unsafe impl MemoryOwner for Memory<'_> {
             fn region(&mut self) -> (NonNull<u8>, usize) {
                 self.0.region()

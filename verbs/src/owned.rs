@@ -1,8 +1,9 @@
 //! Safe posting: an operation owns its buffer until its completion is polled.
 //!
-//! An [`Endpoint`] is a connected queue pair with its completion queue. A posted buffer moves into the endpoint and comes
-//! back with its completion, so safe code can't touch a buffer while the device uses it. Nothing is freed under the device
-//! where an endpoint or a result is forgotten either: the buffer is then leaked and stays valid.
+//! An [`Endpoint`] is a connected queue pair with its completion queue. A posted buffer moves into
+//! the endpoint and comes back with its completion, so safe code can't touch a buffer while the
+//! device uses it. Nothing is freed under the device where an endpoint or a result is forgotten
+//! either: the buffer is then leaked and stays valid.
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
@@ -34,8 +35,9 @@
 //! # }
 //! ```
 //!
-//! Borrowed memory can't be posted here. `mem::forget` of an endpoint ends the borrow while the device still uses the memory,
-//! so posting takes a [`MemoryOwner`], and [`Borrowed`](crate::Borrowed) is none:
+//! Borrowed memory can't be posted here. `mem::forget` of an endpoint ends the borrow while the
+//! device still uses the memory, so posting takes a [`MemoryOwner`], and
+//! [`Borrowed`](crate::Borrowed) is none:
 //!
 //! ```compile_fail,E0599
 //! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
@@ -84,20 +86,22 @@ use crate::{
 
 /// A reliable connection whose operations own their buffers, each a region over an `M`.
 ///
-/// The first operation that fails brings the connection down: the operations in flight fail too, and no more are taken.
+/// The first operation that fails brings the connection down: the operations in flight fail too,
+/// and no more are taken.
 ///
-/// Dropping it destroys the queue pair before it frees the buffers of operations in flight. Forgetting it leaks them, and
-/// so does dropping it where the kernel refuses to destroy the queue pair: the device may still use them then.
+/// Dropping it destroys the queue pair before it frees the buffers of operations in flight.
+/// Forgetting it leaks them, and so does dropping it where the kernel refuses to destroy the queue
+/// pair: the device may still use them then.
 ///
 /// # What it checks of a device
 ///
-/// A completion is matched to its operation by a number that no two operations share: the slot, and how often the slot was
-/// used. A completion with any other number (of nothing posted, of an earlier operation, or a second one for the same
-/// operation) takes no buffer. It brings the queue pair to the error state and is reported as
-/// [`Error::UnknownCompletion`].
+/// A completion is matched to its operation by a number that no two operations share: the slot, and
+/// how often the slot was used. A completion with any other number (of nothing posted, of an
+/// earlier operation, or a second one for the same operation) takes no buffer. It brings the queue
+/// pair to the error state and is reported as [`Error::UnknownCompletion`].
 ///
-/// A device that reports success for an operation in flight too early can't be told from one that is done; a provider
-/// promises that its devices don't.
+/// A device that reports success for an operation in flight too early can't be told from one that
+/// is done; a provider promises that its devices don't.
 pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     qp: Qp<Rc, P>,
     cq: Cq<P>,
@@ -148,7 +152,8 @@ impl<M, P: Provider> Endpoint<M, P> {
             qp,
             cq,
             channel,
-            // The queues may be deeper than asked for; what does not fit here is refused as if they were full.
+            // The queues may be deeper than asked for; what does not fit here is refused as if they
+            // were full.
             operations: Operations::new(entries),
             address,
             port,
@@ -205,15 +210,16 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// Takes an operation that has ended, if there is one.
     ///
     /// # Errors
-    /// [`Error::Completion`]: the operation failed, and the error gives the buffer back. [`Error::UnknownCompletion`]: the
-    /// device reported a completion of nothing in flight, and no buffer belongs to it.
+    /// [`Error::Completion`]: the operation failed, and the error gives the buffer back.
+    /// [`Error::UnknownCompletion`]: the device reported a completion of nothing in flight, and no
+    /// buffer belongs to it.
     pub fn poll(&mut self) -> Option<Result<Done<M>, Failed<M>>> {
         let completion = self.cq.poll_one()?;
         let ended = self.operations.take(completion.wr_id);
         let failed = ended.is_none() || completion.status != WcStatus::SUCCESS;
         if failed && self.qp.state() != QpState::ERR {
-            // Soft-RoCE looks at receives that were posted after the queue pair had failed only when it is told to fail.
-            // Where the kernel refuses, the device is gone.
+            // Soft-RoCE looks at receives that were posted after the queue pair had failed only
+            // when it is told to fail. Where the kernel refuses, the device is gone.
             let _ = self.qp.set_error();
         }
         let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
@@ -232,7 +238,8 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// Sleeps until an operation ends.
     ///
     /// # Errors
-    /// As for [`Endpoint::poll`]; [`Error::Invalid`] where no operation is in flight; the device is gone.
+    /// As for [`Endpoint::poll`]; [`Error::Invalid`] where no operation is in flight; the device is
+    /// gone.
     pub fn wait(&mut self) -> Result<Done<M>, Failed<M>> {
         loop {
             // An unending wait ends with an operation.
@@ -276,8 +283,8 @@ impl<M, P: Provider> Endpoint<M, P> {
         }
     }
 
-    /// Makes the descriptor readable at the next end of an operation; poll once more after this and before waiting
-    /// for it.
+    /// Makes the descriptor readable at the next end of an operation; poll once more after this and
+    /// before waiting for it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -295,10 +302,11 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// The request is refused; the error gives the buffer back.
     pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), Refused<M>> {
         self.post("recv", buffer, .., |qp, wr_id, sge| {
-            // SAFETY: `post` has put the region into `operations`. It stays there, registered and untouched, until the
-            // provider reports the completion of `wr_id` or `Drop` has destroyed the queue pair; where the endpoint is
-            // forgotten or the kernel refuses to destroy the queue pair, it is leaked. The bytes outlive that: `M` is a
-            // `MemoryOwner`, whose bytes stay valid for ever if it is forgotten.
+            // SAFETY: `post` has put the region into `operations`. It stays there, registered and
+            // untouched, until the provider reports the completion of `wr_id` or `Drop` has
+            // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
+            // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
+            // whose bytes stay valid for ever if it is forgotten.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
     }
@@ -347,10 +355,11 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         self.post(verb, buffer, range, |qp, wr_id, sge| {
             let payload = Payload::Sges(&[sge]);
             let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: `post` has put the region into `operations`. It stays there, registered and untouched, until the
-            // provider reports the completion of `wr_id` or `Drop` has destroyed the queue pair; where the endpoint is
-            // forgotten or the kernel refuses to destroy the queue pair, it is leaked. The bytes outlive that: `M` is a
-            // `MemoryOwner`, whose bytes stay valid for ever if it is forgotten.
+            // SAFETY: `post` has put the region into `operations`. It stays there, registered and
+            // untouched, until the provider reports the completion of `wr_id` or `Drop` has
+            // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
+            // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
+            // whose bytes stay valid for ever if it is forgotten.
             unsafe { qp.post_send(&[request]) }
         })
     }
@@ -370,7 +379,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             let reason = "the connection has failed: make a new endpoint";
             return Err(Refused { error: Error::invalid(verb, reason), buffer });
         }
-        // The endpoint owns the buffer before the device learns of it, so a panic on the way does not free it.
+        // The endpoint owns the buffer before the device learns of it, so a panic on the way does
+        // not free it.
         let wr_id = match self.operations.insert(InFlight { verb, buffer }) {
             Ok(wr_id) => wr_id,
             Err(InFlight { buffer, .. }) => {
@@ -434,7 +444,8 @@ pub struct Failed<M> {
     /// Why.
     #[source]
     pub error: Error,
-    /// Its buffer; none where the error is about no operation in flight, such as [`Error::UnknownCompletion`].
+    /// Its buffer; none where the error is about no operation in flight, such as
+    /// [`Error::UnknownCompletion`].
     pub buffer: Option<Mr<M>>,
 }
 
@@ -513,7 +524,8 @@ mod tests {
         }
     }
 
-    // SAFETY: the vector's heap block does not move with it, and is never freed where it is forgotten.
+    // SAFETY: the vector's heap block does not move with it, and is never freed where it is
+    // forgotten.
     unsafe impl MemoryOwner for Counted {
         fn region(&mut self) -> (NonNull<u8>, usize) {
             self.0.region()
@@ -546,7 +558,8 @@ mod tests {
             Self { plain, region, endpoint, freed: Arc::default() }
         }
 
-        /// A part of a region over all memory: dropping it frees its memory without a word to the kernel.
+        /// A part of a region over all memory: dropping it frees its memory without a word to the
+        /// kernel.
         fn buffer(&self) -> Mr<Counted> {
             let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
             part.map_err(|RegisterError { error, .. }| error).unwrap()

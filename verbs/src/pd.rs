@@ -117,12 +117,13 @@ impl<P: Provider> Pd<P> {
         Mr::register(&self.domain, memory, access)
     }
 
-    /// Registers borrowed memory, with local rights only: a peer or a window could go on using it after the borrow has
-    /// ended.
+    /// Registers borrowed memory, with local rights only: a peer or a window could go on using it
+    /// after the borrow has ended.
     ///
-    /// The memory is borrowed for as long as the region lives. A forgotten region stays registered after the borrow has
-    /// ended, which is harmless: only operations of this process could reach the memory, and posting them is `unsafe`
-    /// ([`owned::Endpoint`](crate::owned::Endpoint) takes no borrowed memory).
+    /// The memory is borrowed for as long as the region lives. A forgotten region stays registered
+    /// after the borrow has ended, which is harmless: only operations of this process could reach
+    /// the memory, and posting them is `unsafe` ([`owned::Endpoint`](crate::owned::Endpoint) takes
+    /// no borrowed memory).
     ///
     /// # Errors
     /// As for [`Pd::register`].
@@ -226,7 +227,8 @@ impl<P: Provider> Pd<P> {
     /// # Safety
     ///
     /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
-    /// operations, its own copying methods, on any thread, and, as far as `access` allows, peers may use it. While somebody holds what
+    /// operations, its own copying methods, on any thread, and, as far as `access` allows, peers
+    /// may use it. While somebody holds what
     /// [`Mr::bytes`] or [`Mr::bytes_mut`] gave, it must hold initialised bytes that nobody else changes, or looks at in
     /// the second case.
     #[doc(alias = "ibv_reg_mr")]

@@ -142,6 +142,9 @@ macro_rules! adapters {
             }
 
             /// The endpoint, to post to it.
+            ///
+            /// It has to stay in its place: [`Endpoint::wait`] refuses to wait for another one put
+            /// there.
             #[must_use]
             pub fn get_mut(&mut self) -> &mut $crate::owned::Endpoint<M, P> {
                 &mut self.endpoint
@@ -152,7 +155,9 @@ macro_rules! adapters {
             /// Where the future is dropped, no operation is lost.
             ///
             /// # Errors
-            /// The operation failed, and the error gives the buffer back; none is under way; the device is gone.
+            /// As for [`owned::Endpoint::wait`](crate::owned::Endpoint::wait);
+            /// [`Error::Invalid`](crate::Error::Invalid) where [`get_mut`](Self::get_mut) was used
+            /// to exchange the endpoint for another one.
             pub async fn wait(
                 &mut self,
             ) -> $crate::Result<$crate::owned::Done<M>, $crate::owned::Failed<M>> {
@@ -162,6 +167,10 @@ macro_rules! adapters {
                     }
                     if self.endpoint.pending() == 0 {
                         return Err($crate::Error::invalid("wait", "no operation is under way").into());
+                    }
+                    if !self.endpoint.channel().is(&self.channel) {
+                        let reason = "the endpoint was exchanged for another one: wrap that one anew";
+                        return Err($crate::Error::invalid("wait", reason).into());
                     }
                     self.endpoint.arm()?;
                     // What ended before the endpoint was armed raises no event.

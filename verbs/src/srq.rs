@@ -152,9 +152,12 @@ impl<P: Provider> Srq<P> {
     ///
     /// # Safety
     ///
-    /// Until a request is complete, or this and every queue pair that shares it is dropped, the memory that its elements
-    /// name must stay registered, and nobody may look at it or change it, not even through the region's own safe
-    /// methods other than the copying ones.
+    /// A request is in use until it is complete or the queue was destroyed: [`Srq::destroy`]
+    /// returned `Ok`. A dropped queue is destroyed with the last queue pair that shares it. Where
+    /// the kernel refuses to destroy it or such a queue pair, requests stay in use for the life of
+    /// the process. While a request is in use, the memory that its elements name must stay
+    /// registered, mapped and allocated, and nobody may look at it or change it, except by the
+    /// copying methods of the region.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
@@ -164,7 +167,7 @@ impl<P: Provider> Srq<P> {
         {
             return Ok(());
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller vouches for every request; none of them has been posted.
         unsafe { self.post_list(requests) }
     }
 
@@ -175,7 +178,7 @@ impl<P: Provider> Srq<P> {
     /// As for [`Srq::post_recv`].
     #[inline(never)]
     unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise is the same.
         unsafe { post_receives(&mut *self.queue, requests) }
     }
 
@@ -303,7 +306,8 @@ fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {
 
 impl<P: Provider> Drop for Srq<P> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the queue after this, its only owner going.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
+        // field afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }

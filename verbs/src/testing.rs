@@ -1,5 +1,6 @@
-//! A provider on plain memory, behind a device file that refuses every command: `/dev/null`. So objects are made and given
-//! back without a kernel, their destruction fails, and completions are what a test says.
+//! A provider on plain memory, behind a device file that refuses every command: `/dev/null`. So
+//! objects are made and given back without a kernel, their destruction fails, and completions are
+//! what a test says.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -138,7 +139,7 @@ impl SendQueue for Ring {
     }
 
     fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
-        self.plain.log().states.push(change.qp_state.into());
+        self.plain.log().states.push(change.qp_state);
         Ok(())
     }
 }

@@ -269,9 +269,12 @@ impl<P: Provider> Wq<P> {
     ///
     /// # Safety
     ///
-    /// Until a request is complete, or the queue was brought to RESET, or this and every table that it is in are dropped,
-    /// and their queue pairs too, the memory that its elements name must stay registered, and nobody may look at it or change
-    /// it, not even through the region's own safe methods other than the copying ones.
+    /// A request is in use until it is complete, the queue was brought to RESET ([`Wq::reset`]
+    /// returned `Ok`) or destroyed ([`Wq::destroy`] returned `Ok`). A dropped queue is destroyed
+    /// with the last table that it is in. Where the kernel refuses to destroy it, such a table or a
+    /// queue pair of one, requests stay in use for the life of the process. While a request is in
+    /// use, the memory that its elements name must stay registered, mapped and allocated, and
+    /// nobody may look at it or change it, except by the copying methods of the region.
     #[doc(alias = "ibv_post_wq_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
@@ -281,7 +284,7 @@ impl<P: Provider> Wq<P> {
         {
             return Ok(());
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller vouches for every request; none of them has been posted.
         unsafe { self.post_list(requests) }
     }
 
@@ -295,7 +298,7 @@ impl<P: Provider> Wq<P> {
         if self.state != WqState::RDY && !requests.is_empty() {
             return Err(PostError { accepted: 0, reason: PostReason::WqState(self.state) });
         }
-        // SAFETY: the same promise.
+        // SAFETY: the caller's promise is the same.
         unsafe { post_receives(&mut *self.queue, requests) }
     }
 
@@ -342,7 +345,8 @@ fn lacking(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Optio
 
 impl<P: Provider> Drop for Wq<P> {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the queue after this, its only owner going.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
+        // field afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }

@@ -230,12 +230,16 @@ impl<P: Provider> XrcSrq<P> {
     ///
     /// # Safety
     ///
-    /// Until a request is complete, or this is dropped, the memory that its elements name must stay registered, and
-    /// nobody may look at it or change it, not even through the region's own safe methods other than the copying ones.
+    /// A request is in use until it is complete or the queue was destroyed: [`XrcSrq::destroy`]
+    /// returned `Ok`. Where the kernel refuses, there or when the queue is dropped, requests stay
+    /// in use for the life of the process. While a request is in use, the memory that its elements
+    /// name must stay registered, mapped and allocated, and nobody may look at it or change it,
+    /// except by the copying methods of the region.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same: no queue pair of this process keeps the queue.
+        // SAFETY: the caller's promise is the same: no queue pair of this process shares the queue,
+        // so it is destroyed where this is.
         unsafe { self.srq.post_recv(requests) }
     }
 

@@ -12,8 +12,8 @@ use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
 
-/// Refusals of arguments, which kernels check before they change anything (`ib_check_mr_access` of `rdma/ib_verbs.h` and the
-/// drivers' `rereg_user_mr`), and of what a forked child asks.
+/// Refusals of arguments, which kernels check before they change anything (`ib_check_mr_access` of
+/// `rdma/ib_verbs.h` and the drivers' `rereg_user_mr`), and of what a forked child asks.
 const CHANGES_NOTHING: [Errno; 4] = [Errno::INVAL, Errno::OPNOTSUPP, Errno::ACCESS, Errno::STALE];
 
 impl<M> Mr<M> {
@@ -91,8 +91,8 @@ impl<M> Mr<M> {
     /// context; the kernel refuses.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
-        // SAFETY: the rights stay those that were promised for the range at registration, by `MemoryOwner`, by the borrow or
-        // by the caller of `register_raw`.
+        // SAFETY: the rights stay those that were promised for the range at registration, by
+        // `MemoryOwner`, by the borrow or by the caller of `register_raw`.
         unsafe { self.change(Some(pd.domain()), None) }
     }
 }
@@ -100,8 +100,8 @@ impl<M> Mr<M> {
 impl<M: MemoryOwner> Mr<M> {
     /// Changes what may be done with it. Its keys may change.
     ///
-    /// Rights that let peers write, once given, count for the region's life: [`Mr::bytes`] is `None` from then on, whatever
-    /// its rights are later.
+    /// Rights that let peers write, once given, count for the region's life: [`Mr::bytes`] is
+    /// `None` from then on, whatever its rights are later.
     ///
     /// ```no_run
     /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -115,8 +115,8 @@ impl<M: MemoryOwner> Mr<M> {
     /// # }
     /// ```
     ///
-    /// A region over borrowed memory has local rights only, and keeps them: a peer could go on using a forgotten one after
-    /// the borrow has ended.
+    /// A region over borrowed memory has local rights only, and keeps them: a peer could go on
+    /// using a forgotten one after the borrow has ended.
     ///
     /// ```compile_fail,E0599
     /// # use bareverbs::{Access, Borrowed, Mr};
@@ -130,8 +130,9 @@ impl<M: MemoryOwner> Mr<M> {
     /// writing to memory that was registered for reading.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
-        // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region reaches them, so any right
-        // may be given. The exclusive borrow ends all slices that `bytes` has lent, and `change` has it lend no more.
+        // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region
+        // reaches them, so any right may be given. The exclusive borrow ends all slices that
+        // `bytes` has lent, and `change` has it lend no more.
         unsafe { self.change(None, Some(access)) }
     }
 }

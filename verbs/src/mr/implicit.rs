@@ -52,8 +52,9 @@ impl ImplicitMr {
             LocalAccess::Read => Access::empty(),
             LocalAccess::ReadWrite => Access::LOCAL_WRITE,
         };
-        // SAFETY: the rights are local, so only operations of this process reach memory through it. Posting one is `unsafe`
-        // and its caller answers for the memory, or it is over a part, which owns its memory.
+        // SAFETY: the rights are local, so only operations of this process reach memory through it.
+        // Posting one is `unsafe` and its caller answers for the memory, or it is over a part,
+        // which owns its memory.
         unsafe { Self::register(domain, access) }
     }
 
@@ -64,7 +65,8 @@ impl ImplicitMr {
         if !domain.session.capabilities.odp_implicit {
             return Err(Error::Unsupported { verb: VERB, what: "regions over all memory are" });
         }
-        // SAFETY: the caller answers for all of the process's memory, which the kernel knows by these numbers.
+        // SAFETY: the caller answers for all of the process's memory, which the kernel knows by
+        // these numbers.
         let registration = unsafe {
             Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND)
         }?;
@@ -110,8 +112,9 @@ impl ImplicitMr {
     /// Owns memory from here on as a part of this region: it is used like a region of its own, with this one's keys and
     /// rights, and costs no system call. The region stays until the last of its parts is gone.
     ///
-    /// The kernel knows nothing of parts, so dropping one always frees its memory: the promise of whoever posts an operation
-    /// on it covers that ([`SendHalf::post_send`](crate::SendHalf::post_send)).
+    /// The kernel knows nothing of parts, so dropping one always frees its memory: the promise of
+    /// whoever posts an operation on it covers that
+    /// ([`SendHalf::post_send`](crate::SendHalf::post_send)).
     ///
     /// # Errors
     /// [`Error::Invalid`] for no bytes. The error gives the memory back.

@@ -10,13 +10,14 @@ pub(super) struct InFlight<M> {
     pub(super) buffer: Mr<M>,
 }
 
-/// What is in flight, by the numbers (`wr_id`) of the requests: the slot in the lower half, and in the upper half the
-/// slot's generation, which counts its operations from 1.
+/// What is in flight, by the numbers (`wr_id`) of the requests: the slot in the lower half, and in
+/// the upper half the slot's generation, which counts its operations from 1.
 ///
 /// So a number fits one operation only, until a slot has been used 2^32 - 1 times. Zero fits none.
 pub(super) struct Operations<T> {
     slots: Vec<Slot<T>>,
-    /// Indices of the empty slots. Its capacity is that of `slots`, so returning an index allocates nothing.
+    /// Indices of the empty slots. Its capacity is that of `slots`, so returning an index allocates
+    /// nothing.
     free: Vec<u32>,
 }
 

@@ -127,8 +127,9 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
-    /// [`Qp::end`] frees both rings after the kernel has destroyed the queue pair. Until then the device uses them, so they
-    /// are lent out in views only ([`SendHalf`], [`RecvHalf`], [`Batch`]): no safe code exchanges them for other rings.
+    /// [`Qp::end`] frees both rings after the kernel has destroyed the queue pair. Until then the
+    /// device uses them, so they are lent out in views only ([`SendHalf`], [`RecvHalf`],
+    /// [`Batch`]): no safe code exchanges them for other rings.
     sq: ManuallyDrop<P::Sq>,
     /// None where a shared receive queue takes its place.
     rq: Option<ManuallyDrop<P::Rq>>,
@@ -296,15 +297,18 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// gone. Dropping does the same in silence.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses. The device may then go on using the rings and the memory that posted
+    /// requests name, for the life of the process: the rings are leaked, and the memory is for its
+    /// owner to keep.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
         self.end().map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
-    /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the rings and whatever is
-    /// posted stay in use. Runs once; the queue pair is dropped after it and not used otherwise.
+    /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the
+    /// rings and whatever is posted stay in use. Runs once; the queue pair is dropped after it and
+    /// not used otherwise.
     pub(crate) fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
@@ -315,13 +319,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         // Nor does it let go of one that a flow leads to.
         self.flows.end_all(self.pd.context().file());
         // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
-        // SAFETY: the queue pair is this value's, which is used no more.
+        // SAFETY: the handle is this queue pair's own, which has none of its methods called after `end`. Its rings
+        // outlive the kernel's object: they are freed below, after the kernel has destroyed it.
         let told = unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }?;
-        // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and they drop the queue pair
-        // right after it without a look at the ring.
+        // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and
+        // they drop the queue pair right after it without a look at the ring.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
         if let Some(rq) = &mut self.rq {
-            // SAFETY: `end` runs once for each queue pair, and its callers drop the queue pair without a look at this ring.
+            // SAFETY: `end` runs once for each queue pair, and its callers drop the queue pair
+            // without a look at this ring.
             unsafe { ManuallyDrop::drop(rq) };
         }
         Ok(told.events_reported)
@@ -336,7 +342,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// Its halves, for two borrows or two threads.
     ///
-    /// Each half refers to the queue pair, which owns the rings. So the queue pair outlives both halves:
+    /// Each half refers to the queue pair, which owns the rings. So the queue pair outlives both
+    /// halves:
     ///
     /// ```compile_fail,E0505
     /// # fn outlive(mut qp: bareverbs::Qp<bareverbs::Rc>) {

@@ -15,6 +15,8 @@ pub(crate) use recv::post_receives;
 
 use self::error::doorbell_error;
 use super::Transport;
+#[cfg(doc)]
+use crate::Pd;
 use crate::{AnyProvider, Completions, Cq, QpState, SendRequest, WcStatus};
 
 /// The send half of a queue pair, which it borrows; see [`Qp::split`](super::Qp::split).
@@ -54,9 +56,24 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ///
     /// # Safety
     ///
-    /// Until a request is complete, or the queue pair is dropped, the memory that its elements name must stay
-    /// registered; nobody may change the bytes that it sends, nor look at or change those that it fills (reads and
-    /// atomics), not even through the region's own safe methods other than the copying ones.
+    /// A request is in use from this call on until one of these:
+    ///
+    /// - It is complete: its completion was polled, or that of a later request of this half.
+    /// - The queue pair was brought to RESET: [`Qp::reset`](super::Qp::reset) or
+    ///   [`Qp::modify`](super::Qp::modify) returned `Ok`.
+    /// - The queue pair was destroyed: [`Qp::destroy`](super::Qp::destroy) returned `Ok`. Where the
+    ///   kernel refuses, there or when the queue pair is dropped, requests stay in use for the life
+    ///   of the process.
+    ///
+    /// While a request is in use, the memory that its elements name must stay registered, mapped
+    /// and allocated, whatever kind of region names it: a region of its own, a
+    /// [part](crate::ImplicitMr::part) of one over all memory, memory [mapped](Pd::register_raw) by
+    /// the caller, [on the device](crate::DmMr), of a [dma-buf](crate::DmabufMr), or of [another
+    /// process](crate::ImportedMr). Nobody may change the bytes that it sends, nor look at or
+    /// change those that it fills (reads and atomics), except by the copying methods of the region.
+    ///
+    /// A request that binds a [window](crate::Mw) opens its region to peers as far as the window's
+    /// rights say.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_send(
@@ -70,7 +87,8 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the caller of `post_send` vouches for every request; none of them has been posted.
+        // SAFETY: the caller of `post_send` vouches for every request; none of them has been
+        // posted.
         unsafe { post_rest::<T, P>(self.queue, self.state, requests, false) }
     }
 
@@ -120,7 +138,8 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the caller of `post_send_deferred` vouches for every request; none of them has been posted.
+        // SAFETY: the caller of `post_send_deferred` vouches for every request; none of them has
+        // been posted.
         unsafe { post_rest::<T, P>(self.queue, self.state, requests, true) }
     }
 
@@ -195,8 +214,9 @@ unsafe fn post_rest<T: Transport, P: Provider>(
     later: bool,
 ) -> Result<(), PostError> {
     match requests {
-        // From a copy, so that a request that is known where it is posted need not lie in memory for the fast path.
-        // SAFETY: the caller's promise is the same, and a copy of a request names the same memory.
+        // From a copy, so that a request that is known where it is posted need not lie in memory
+        // for the fast path. SAFETY: the caller's promise is the same, and a copy of a request
+        // names the same memory.
         [request] => unsafe { post_list::<T, P>(queue, *state, &[*request], later) },
         // SAFETY: the caller's promise is the same.
         _ => unsafe { post_list::<T, P>(queue, *state, requests, later) },

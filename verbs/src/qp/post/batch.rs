@@ -12,7 +12,8 @@ use crate::qp::{Connected, Transport};
 use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 
 /// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that and without
-/// [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue, and the next doorbell posts them.
+/// [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue, and the next
+/// doorbell posts them.
 ///
 /// A queue pair has one batch at a time:
 ///
@@ -46,7 +47,8 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     ///
     /// # Safety
     ///
-    /// As for [`SendHalf::post_send`](super::SendHalf::post_send).
+    /// As for [`SendHalf::post_send`](super::SendHalf::post_send). A request that was taken back,
+    /// when the batch was dropped, is not in use any more. One of a forgotten batch is.
     #[inline(always)]
     pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
         // SAFETY: the caller vouches for the request.

@@ -40,9 +40,12 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     ///
     /// # Safety
     ///
-    /// Until a request is complete, or the queue pair is dropped, the memory that its elements name must stay
-    /// registered, and nobody may look at it or change it, not even through the region's own safe methods other than
-    /// the copying ones. Where completions carry messages ([`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe)), the
+    /// A request is in use until it is complete, or the queue pair was brought to RESET or
+    /// destroyed, as for [`SendHalf::post_send`](super::SendHalf::post_send): where the kernel
+    /// refuses to destroy the queue pair, it stays in use for the life of the process. While it is
+    /// in use, the memory that its elements name must stay registered, mapped and allocated, and
+    /// nobody may look at it or change it, except by the copying methods of the region. Where
+    /// completions carry messages ([`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe)), the
     /// elements' addresses must be those of this process.
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
@@ -58,7 +61,8 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
             // From a copy, as sends are, and its element too.
             [RecvRequest { wr_id, sges: [sge] }] => {
                 let (wr_id, sge) = (*wr_id, *sge);
-                // SAFETY: the caller vouches for the request, which was not posted; the copy names the same memory.
+                // SAFETY: the caller vouches for the request, which was not posted; the copy names
+                // the same memory.
                 unsafe { post_list::<T, _>(queue, *self.state, &[RecvRequest { wr_id, sges: &[sge] }]) }
             }
             // SAFETY: the caller vouches for every request; none of them has been posted.
