@@ -107,7 +107,8 @@ impl Drop for Ring {
     }
 }
 
-impl SendQueue for Ring {
+// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain vectors.
+unsafe impl SendQueue for Ring {
     type Ah = ();
 
     fn capacity(&self) -> u32 {
@@ -134,17 +135,18 @@ impl SendQueue for Ring {
         self.pushed.clear();
     }
 
-    fn reset(&mut self) {
+    unsafe fn reset(&mut self) {
         self.pushed.clear();
     }
 
-    fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+    unsafe fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
         self.plain.log().states.push(change.qp_state);
         Ok(())
     }
 }
 
-impl RecvQueue for Ring {
+// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain vectors.
+unsafe impl RecvQueue for Ring {
     fn capacity(&self) -> u32 {
         16
     }
@@ -163,12 +165,13 @@ impl RecvQueue for Ring {
         self.pushed.clear();
     }
 
-    fn reset(&mut self) {
+    unsafe fn reset(&mut self) {
         self.pushed.clear();
     }
 }
 
-impl CompletionQueue for Ring {
+// SAFETY: there is no device, so no memory is in use whatever the completions say.
+unsafe impl CompletionQueue for Ring {
     type Completion<'a> = Taken;
 
     fn capacity(&self) -> u32 {
@@ -216,7 +219,8 @@ impl Completion for Taken {
     }
 }
 
-impl Provider for Plain {
+// SAFETY: there is no device, so nothing accesses the memory of requests or of queues.
+unsafe impl Provider for Plain {
     type Cq = Ring;
     type Sq = Ring;
     type Rq = Ring;
@@ -239,21 +243,21 @@ impl Provider for Plain {
         Ok(1)
     }
 
-    fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
         Ok(CreatedCq { handle: 1, entries: request.entries, queue: self.ring() })
     }
 
-    fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         let (sq, rq) = (self.ring(), request.srq.is_none().then(|| self.ring()));
         Ok(CreatedQp { handle: 1, qp_num: sq.number, cap: request.cap, sq, rq })
     }
 
-    fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         let SrqRequest { max_wr, max_sge, .. } = *request;
         Ok(CreatedSrq { handle: 1, max_wr, max_sge, srq_num: 1, queue: self.ring() })
     }
 
-    fn modify_srq(&self, _: u32, _: &mut Ring, _: SrqChange) -> Result<(), CreateError> {
+    unsafe fn modify_srq(&self, _: u32, _: &mut Ring, _: SrqChange) -> Result<(), CreateError> {
         Ok(())
     }
 
