@@ -112,3 +112,42 @@ fn a_doorbell_that_is_refused_takes_all_requests_back_though_the_one_before_them
     queue.ring().unwrap();
     assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(4));
 }
+
+/// Refuses as below RTS, but the queue pair has fallen into the error state meanwhile, where the
+/// kernel flushes what it finds.
+struct Falling(KernelConsumer);
+
+impl Doorbell for Falling {
+    fn ring(&mut self) -> Result<(), Errno> {
+        self.0.take();
+        Err(Errno::INVAL)
+    }
+}
+
+#[test]
+fn a_batch_of_which_the_kernel_has_flushed_a_request_is_not_taken_back() {
+    let memory = PlainMemory::new(7, 208 + 16);
+    let mut queue = queue(memory.clone(), 7, Falling(KernelConsumer::new(memory.clone())));
+    // SAFETY: no kernel carries the requests out.
+    unsafe { (queue.push(&send(1)).unwrap(), queue.push(&send(2)).unwrap()) };
+    assert!(matches!(queue.ring(), Err(DoorbellError::Posted(_))));
+    let mut kernel = KernelConsumer::new(memory);
+    assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(2), "the rest of the batch");
+    assert_eq!(kernel.take(), None, "and no slot of before");
+}
+
+#[test]
+fn a_batch_that_counts_as_posted_is_published_as_a_whole() {
+    let memory = PlainMemory::new(7, 208 + 16);
+    let doorbell = CountingDoorbell::default();
+    let mut queue = queue(memory.clone(), 7, doorbell.clone());
+    queue.changed(&to_error());
+    // SAFETY: no kernel carries the requests out.
+    unsafe { (queue.push(&send(1)).unwrap(), queue.push(&send(2)).unwrap()) };
+    doorbell.answer(Err(Errno::NOMEM));
+    assert!(matches!(queue.ring(), Err(DoorbellError::Posted(_))));
+    queue.abort();
+    let mut kernel = KernelConsumer::new(memory);
+    let taken: Vec<_> = std::iter::from_fn(|| kernel.take()).map(|bytes| bytes[0]).collect();
+    assert_eq!(taken, [1, 2]);
+}

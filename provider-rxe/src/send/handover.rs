@@ -49,9 +49,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         while self.ring.pending() > 0 {
             self.ring.publish_next();
             if let Err(errno) = self.doorbell.ring() {
-                self.ring.publish();
-                self.deferred = self.ring.position();
-                return Err(DoorbellError::Posted(Refused { method: DOORBELL, errno }));
+                return Err(self.posted(errno));
             }
         }
         self.deferred = self.ring.position();
@@ -60,16 +58,24 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 
     #[cold]
     fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
-        let refused = Refused { method: DOORBELL, errno };
-        if errno == Errno::INVAL {
-            // SAFETY: `batch` is what was published last: the callers publish, ring and come here. By `EINVAL` the kernel says
-            // that it did not look at the ring and that the queue pair is below RTS, where nothing else makes it look but a
-            // fall into the error state, in which it flushes slots and accesses no memory that they name.
-            unsafe { self.ring.take_back(batch) };
-            self.deferred = self.ring.position();
-            DoorbellError::TakenBack(refused)
-        } else {
-            DoorbellError::Posted(refused)
+        // Below RTS the kernel does not look at the ring. But a queue pair that fell into the error
+        // state meanwhile may have flushed part of the batch, which can't be taken back then.
+        if errno != Errno::INVAL || self.ring.outstanding() < batch.count() {
+            return self.posted(errno);
         }
+        // SAFETY: `batch` is what was published last: the callers publish, ring and come here. By
+        // `EINVAL` the kernel says that it did not look at the ring and that the queue pair is
+        // below RTS, where nothing else makes it look but a fall into the error state, in which it
+        // flushes slots and accesses no memory that they name.
+        unsafe { self.ring.take_back(batch) };
+        self.deferred = self.ring.position();
+        DoorbellError::TakenBack(Refused { method: DOORBELL, errno })
+    }
+
+    /// The answer for a batch that counts as posted: all of it is published.
+    fn posted(&mut self, errno: Errno) -> DoorbellError {
+        self.ring.publish();
+        self.deferred = self.ring.position();
+        DoorbellError::Posted(Refused { method: DOORBELL, errno })
     }
 }
