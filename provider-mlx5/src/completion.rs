@@ -404,11 +404,14 @@ enum Short {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `ring` and `shared` keep the entries and the doorbell record; a lent completion borrows the queue.
-// 2. and 3. The device writes one entry when it is done with a request. An entry is taken once: the owner bit and the
-//    consumer's count tell it from those before. `wr_id` is that of the request whose place in its queue the entry names.
-//    `barrier::after_device_wrote` comes before all else is read.
-// 4. An entry that leads to no queue of this completion queue, or has no meaning, becomes `Taken::fault`.
+// 1. `ring` and `shared` keep the entries and the doorbell record; a lent completion borrows the
+//    queue.
+// 2. and 3. The device writes one entry when it is done with a request. An entry is taken once: the
+//    owner bit and the consumer's count tell it from those before. `wr_id` is that of the request
+//    whose place in its queue the entry names. `barrier::after_device_wrote` comes before all else
+//    is read.
+// 4. An entry that leads to no queue of this completion queue, or has no meaning, becomes
+//    `Taken::fault`.
 // 5. The device writes up to the counter in the doorbell record, which `release` stores.
 unsafe impl CompletionQueue for Mlx5Cq {
     type Completion<'a>

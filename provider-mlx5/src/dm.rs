@@ -57,6 +57,7 @@ fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMem
     let whole = (within + len).next_multiple_of(PAGE);
     let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
-    // SAFETY: the kernel maps the pages of this memory there, and other values over them access them by words too.
+    // SAFETY: the kernel maps the pages of this memory there, and other values over them access
+    // them by words too.
     unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
 }

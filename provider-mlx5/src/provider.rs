@@ -155,15 +155,18 @@ impl Mlx5 {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`, and go to the caller
-//    only.
-// 2. The memory of a ring and its doorbell record are allocated for each object, and the queues that are returned keep
-//    them. The device accesses nothing else for the object but what requests name.
-// 3. An object is made when all of its memory is there, or is destroyed by `Unfinished`. Nothing was posted to it.
-// 4. `move_cq` gives the queue the new ring only when the kernel has moved to it, and the old one otherwise. A shared receive
-//    queue is never moved.
+// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`,
+//    and go to the caller only.
+// 2. The memory of a ring and its doorbell record are allocated for each object, and the queues
+//    that are returned keep them. The device accesses nothing else for the object but what requests
+//    name.
+// 3. An object is made when all of its memory is there, or is destroyed by `Unfinished`. Nothing
+//    was posted to it.
+// 4. `move_cq` gives the queue the new ring only when the kernel has moved to it, and the old one
+//    otherwise. A shared receive queue is never moved.
 // 5. `dm` maps the pages that the kernel names for the memory, and checks that it lies within them.
-// 6. The null key is the device's own (`dump_fill_mkey`): it discards writes, and reads by it give no memory's bytes.
+// 6. The null key is the device's own (`dump_fill_mkey`): it discards writes, and reads by it give
+//    no memory's bytes.
 unsafe impl Provider for Mlx5 {
     type Cq = Mlx5Cq;
     type Sq = Mlx5Sq;
@@ -258,15 +261,18 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
-        self.make_cq(request)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.make_cq(request) }
     }
 
     unsafe fn resize_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
-        self.move_cq(cq, queue, entries)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.move_cq(cq, queue, entries) }
     }
 
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
-        self.make_qp(request)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.make_qp(request) }
     }
 
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
@@ -274,17 +280,20 @@ unsafe impl Provider for Mlx5 {
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
-        self.make_srq(request)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.make_srq(request) }
     }
 
     unsafe fn modify_srq(&self, srq: u32, queue: &mut Mlx5Srq, change: SrqChange) -> Result<(), CreateError> {
-        self.change_srq(srq, queue, change)
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.change_srq(srq, queue, change) }
     }
 
     unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
         let cq = known(&self.cqs, request.cq, "WqCreate")?;
         let doorbell = self.records.take().map_err(refused("mmap"))?;
-        wq::create(self, cq, doorbell, self.limits(), request)
+        // SAFETY: the caller's promise is the same.
+        unsafe { wq::create(self, cq, doorbell, self.limits(), request) }
     }
 
     unsafe fn modify_wq(&self, handle: u32, change: WqChange) -> Result<(), CreateError> {

@@ -204,11 +204,14 @@ pub(crate) unsafe fn write_elements(mut to: *mut Segment, request: &RecvRequest<
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `memory` keeps the ring and the doorbell record, and `record` what completions lead to.
-// 2. Elements are copied into a slot as they are given, and the device checks the keys. The head moves on last.
-// 3. `until` and the record's count of done receives give slots only that the device has given back.
+// 2. Elements are copied into a slot as they are given, and the device checks the keys. The head
+//    moves on last.
+// 3. `until` and the record's count of done receives give slots only that the device has given
+//    back.
 // 4. The device reads slots up to the doorbell record's counter, which `ring` and `try_post` store.
 // 5. `abort` goes back to the first slot that the record's counter does not cover.
-// 6. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it promises.
+// 6. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
+//    promises.
 unsafe impl RecvQueue for Mlx5Rq {
     #[inline]
     fn capacity(&self) -> u32 {

@@ -261,16 +261,19 @@ impl Mlx5Sq {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the ring and the doorbell record, `register` the doorbell's page, and `record` what completions lead to.
-// 2. `Writer` and the templates copy elements, operation and inline data into blocks as they are given, and the device checks
-//    the keys. Only `finish` and `take`, which come last, count blocks as filled: a request that is refused or declined is
-//    not handed over.
-// 3. `is_full` and `until` give blocks only whose requests are complete by the record, or were never filled.
-// 4. The device reads blocks up to the doorbell record's counter, which `tell` stores, and what BlueFlame copies, in `ring`
-//    and `try_post` only.
+// 1. `memory` keeps the ring and the doorbell record, `register` the doorbell's page, and `record`
+//    what completions lead to.
+// 2. `Writer` and the templates copy elements, operation and inline data into blocks as they are
+//    given, and the device checks the keys. Only `finish` and `take`, which come last, count blocks
+//    as filled: a request that is refused or declined is not handed over.
+// 3. `is_full` and `until` give blocks only whose requests are complete by the record, or were
+//    never filled.
+// 4. The device reads blocks up to the doorbell record's counter, which `tell` stores, and what
+//    BlueFlame copies, in `ring` and `try_post` only.
 // 5. `abort` goes back to the first block that `tell` was not called for.
 // 6. A write to the register can't be refused: no method returns a `DoorbellError`.
-// 7. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it promises.
+// 7. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
+//    promises.
 // 8. `change_with_options` puts the change to the kernel as it is.
 unsafe impl SendQueue for Mlx5Sq {
     type Ah = Mlx5Ah;

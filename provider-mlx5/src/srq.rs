@@ -243,9 +243,12 @@ impl Mlx5Srq {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `memory` keeps the slots, and `record` is the doorbell record.
-// 2. Elements are copied into a slot as they are given, and the device checks the keys. The head moves on last.
-// 3. The list from `head` to `tail` has slots only that the device has given back, as `posted` of each says.
-// 4. The device takes as many slots of the list as the doorbell record's counter says, which `publish` stores.
+// 2. Elements are copied into a slot as they are given, and the device checks the keys. The head
+//    moves on last.
+// 3. The list from `head` to `tail` has slots only that the device has given back, as `posted` of
+//    each says.
+// 4. The device takes as many slots of the list as the doorbell record's counter says, which
+//    `publish` stores.
 // 5. `abort` goes back to the first slot that is not published.
 // 6. A shared queue is not reset.
 unsafe impl RecvQueue for Mlx5Srq {

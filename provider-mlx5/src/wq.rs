@@ -58,7 +58,10 @@ impl WqMemory {
     }
 }
 
-pub(crate) fn create(
+/// # Safety
+///
+/// As for [`Provider::create_wq`](bareverbs_provider::contract::Provider::create_wq).
+pub(crate) unsafe fn create(
     mlx5: &Mlx5,
     cq: Arc<CqShared>,
     doorbell: DoorbellRecord,
@@ -84,8 +87,9 @@ pub(crate) fn create(
     let mut response = CreateWqResp::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
     let asked = WqRequest { max_wr: layout.slots, max_sge: layout.sge, ..*request };
-    // SAFETY: the ring has the size that the kernel computes from count and shift (`set_user_rq_size` of its `qp.c`), and
-    // it and the record stay until the queue was destroyed.
+    // SAFETY: the ring has the size that the kernel computes from count and shift
+    // (`set_user_rq_size` of its `qp.c`), and the queue that is returned keeps it and the record.
+    // The caller keeps that until the kernel has destroyed the object.
     let made = unsafe { command::create_wq(mlx5.file(), &asked, payload) }?;
     Ok(CreatedWq {
         handle: made.handle,
@@ -102,8 +106,8 @@ pub(crate) fn create(
 pub(crate) unsafe fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
     let driver = ModifyWqReq::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-    // SAFETY: the caller owns the work queue and resets its queue, as `Provider::modify_wq` asks. The payload holds no
-    // addresses.
+    // SAFETY: the caller owns the work queue and resets its queue, as `Provider::modify_wq` asks.
+    // The payload holds no addresses.
     unsafe { command::modify_wq(file, wq, change, payload) }?;
     Ok(())
 }

@@ -65,11 +65,13 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a completion queue.
-    /// 2. Until the value is dropped, nothing else of this process may act as the ring's consumer, also through another
-    ///    mapping of the same pages.
+    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a
+    ///    completion queue.
+    /// 2. Until the value is dropped, nothing else of this process may act as the ring's consumer,
+    ///    also through another mapping of the same pages.
     pub unsafe fn new(memory: M, depth: u32, arm: A) -> Result<Self, CreateError> {
-        // SAFETY: the value keeps the memory beside the consumer, and the caller promises that it is the only one.
+        // SAFETY: the value keeps the memory beside the consumer, and the caller promises that it
+        // is the only one.
         let ring = unsafe { take_up(&memory, depth) }?;
         Ok(Self { ring, arm, memory })
     }
@@ -87,11 +89,12 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
     ///
     /// # Safety
     ///
-    /// The kernel must have moved the queue, and all taken completions must have been released before. The new memory
-    /// must be as for [`RxeCq::new`].
+    /// The kernel must have moved the queue, and all taken completions must have been released
+    /// before. The new memory must be as for [`RxeCq::new`].
     pub unsafe fn follow(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
         let moved = memory.and_then(|memory| {
-            // SAFETY: the value keeps the memory beside the consumer, and the caller promises that it is the only one.
+            // SAFETY: the value keeps the memory beside the consumer, and the caller promises that
+            // it is the only one.
             let ring = unsafe { take_up(&memory, depth) }?;
             Ok((ring, memory))
         });
@@ -115,19 +118,22 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
 /// The memory must be kept as long as the consumer, which must be the only one of its ring.
 unsafe fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, CreateError> {
     let ring = locate(memory, "completion queue", depth, size_of::<Wc>())?;
-    // SAFETY: `locate` checked that the ring lies in the memory, which the caller keeps as long as the consumer. The
-    // caller promises that there is no other.
+    // SAFETY: `locate` checked that the ring lies in the memory, which the caller keeps as long as
+    // the consumer. The caller promises that there is no other.
     Ok(unsafe { Consumer::new(ring) })
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the ring, by the contract of `QueueMemory`; a lent completion borrows the queue.
-// 2. and 3. The kernel posts one completion for a request when it is done with it (`rxe_cq_post` of `rxe_cq.c`), with the
-//    request's `wr_id`, which it reads from the slot. `Consumer` takes each entry once: only `resync` could take one again,
-//    and `follow` calls it after a resize, which the kernel leaves nothing behind of that was not released. The load of the
-//    producer's index comes before those of the entry (`read_peer_index`), so what the kernel wrote before is visible.
-// 4. The kernel writes no entries without a request. Those of stale slots, which it may find in the ring in the error state
-//    (see `SendQueue for RxeSq`), it flushes with an error status.
+// 1. `memory` keeps the ring, by the contract of `QueueMemory`; a lent completion borrows the
+//    queue.
+// 2. and 3. The kernel posts one completion for a request when it is done with it (`rxe_cq_post` of
+//    `rxe_cq.c`), with the request's `wr_id`, which it reads from the slot. `Consumer` takes each
+//    entry once: only `resync` could take one again, and `follow` calls it after a resize, which
+//    the kernel leaves nothing behind of that was not released. The load of the producer's index
+//    comes before those of the entry (`read_peer_index`), so what the kernel wrote before is
+//    visible.
+// 4. The kernel writes no entries without a request. Those of stale slots, which it may find in the
+//    ring in the error state (see `SendQueue for RxeSq`), it flushes with an error status.
 // 5. `Consumer` stores its index in `release` and at the end of `take_into` only.
 unsafe impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
     type Completion<'a>
@@ -191,7 +197,8 @@ impl RxeCompletion<'_> {
     #[inline]
     fn copy(&self) -> WorkCompletion {
         let chunks: Chunks = std::array::from_fn(|i| {
-            // SAFETY: `locate` checked that a slot holds a `Wc`, whose whole size the chunks make up, and slots are aligned to
+            // SAFETY: `locate` checked that a slot holds a `Wc`, whose whole size the chunks make
+            // up, and slots are aligned to
             // 64. The slot is not released, nor the memory given back, while the queue is borrowed.
             unsafe { self.wc.cast::<Chunk>().add(i).read_volatile() }
         });

@@ -9,8 +9,8 @@ use bareverbs_uapi::write::{self, PostSend};
 
 /// What makes the kernel look at a send queue.
 ///
-/// The trait vouches for nothing: who makes an [`RxeSq`](crate::RxeSq) promises that its doorbell answers as
-/// [`Doorbell::ring`] says.
+/// The trait vouches for nothing: who makes an [`RxeSq`](crate::RxeSq) promises that its doorbell
+/// answers as [`Doorbell::ring`] says.
 pub trait Doorbell: Send {
     /// Makes it look.
     ///
@@ -46,8 +46,9 @@ unsafe impl Send for KernelDoorbell {}
 impl KernelDoorbell {
     /// The doorbell of the queue pair with the kernel's handle `qp`.
     ///
-    /// It makes the kernel look at what was published in that queue pair's ring and does nothing else, so any handle may
-    /// be given: a wrong one is refused, or has another queue pair's requests carried out at once rather than later.
+    /// It makes the kernel look at what was published in that queue pair's ring and does nothing
+    /// else, so any handle may be given: a wrong one is refused, or has another queue pair's
+    /// requests carried out at once rather than later.
     #[must_use]
     pub fn new(file: Arc<DeviceFile>, qp: u32) -> Self {
         let request = PostSendReq {

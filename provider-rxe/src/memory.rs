@@ -12,8 +12,8 @@ use bareverbs_uapi::rxe::QueueBuf;
 ///
 /// # Safety
 ///
-/// 1. The bytes must be aligned to 128 and valid for reads and writes, and stay in place until the value is dropped,
-///    wherever it is moved.
+/// 1. The bytes must be aligned to 128 and valid for reads and writes, and stay in place until the
+///    value is dropped, wherever it is moved.
 /// 2. No Rust reference to them may exist.
 /// 3. [`start`](Self::start) and [`size`](Self::size) must return the same each time.
 pub unsafe trait QueueMemory: Send {
@@ -32,8 +32,8 @@ impl TryFrom<Mapping> for KernelQueue {
 
     /// # Errors
     ///
-    /// [`CreateError::Layout`] where the mapping can't be both read and written: a queue in it would end the process by
-    /// `SIGSEGV`.
+    /// [`CreateError::Layout`] where the mapping can't be both read and written: a queue in it
+    /// would end the process by `SIGSEGV`.
     fn try_from(mapping: Mapping) -> Result<Self, CreateError> {
         if mapping.protection() == Protection::ReadWrite {
             return Ok(Self(mapping));
@@ -43,8 +43,9 @@ impl TryFrom<Mapping> for KernelQueue {
     }
 }
 
-// SAFETY: 1. A `Mapping` is page aligned and unmaps its pages only when it is dropped; `try_from` checked that they can
-// be read and written. 2. A `Mapping` gives out raw pointers only. 3. It never changes its place or size.
+// SAFETY: 1. A `Mapping` is page aligned and unmaps its pages only when it is dropped; `try_from`
+// checked that they can be read and written. 2. A `Mapping` gives out raw pointers only. 3. It
+// never changes its place or size.
 unsafe impl QueueMemory for KernelQueue {
     fn start(&self) -> NonNull<u8> {
         self.0.as_ptr()

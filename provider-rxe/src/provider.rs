@@ -61,8 +61,8 @@ fn in_memory_of_the_kernel(memory: QueueMemory) -> Result<(), CreateError> {
 ///
 /// As for [`command::destroy_cq`].
 unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
-    // The kernel could refuse only where something used the queue, or where it is gone with the device.
-    // SAFETY: the caller owns the queue, by this function's contract.
+    // The kernel could refuse only where something used the queue, or where it is gone with the
+    // device. SAFETY: the caller owns the queue, by this function's contract.
     let _ = unsafe { command::destroy_cq(file, handle) };
 }
 
@@ -89,14 +89,16 @@ unsafe fn destroy_srq(file: &DeviceFile, handle: u32) {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`, and go to the caller
-//    only.
-// 2. The kernel gives each ring its own pages and lets them be mapped once (`rxe_mmap` of `rxe_mmap.c`); the mapping goes
-//    into the queue, which keeps it. For an object the kernel accesses its own mapping of those pages, which lasts as
-//    long as the object, and memory that requests name.
+// 1. Handles come from the kernel's answers to calls that make an object, in the context of `file`,
+//    and go to the caller only.
+// 2. The kernel gives each ring its own pages and lets them be mapped once (`rxe_mmap` of
+//    `rxe_mmap.c`); the mapping goes into the queue, which keeps it. For an object the kernel
+//    accesses its own mapping of those pages, which lasts as long as the object, and memory that
+//    requests name.
 // 3. `Unfinished` destroys an object whose rings could not be taken up. Nothing was posted to it.
-// 4. After a resize the kernel uses the new ring only, and `follow` and `move_to` keep its mapping. Where they can't, the
-//    queue keeps the old pages, which the kernel uses no more. `resize_cq` releases all taken completions before.
+// 4. After a resize the kernel uses the new ring only, and `follow` and `move_to` keep its mapping.
+//    Where they can't, the queue keeps the old pages, which the kernel uses no more. `resize_cq`
+//    releases all taken completions before.
 // 5. and 6. Rxe has no memory on the device and no null key: the trait's own bodies refuse.
 unsafe impl Provider for Rxe {
     type Cq = RxeCq;
@@ -134,7 +136,8 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // this function returns it.
         let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_cq) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
@@ -150,7 +153,8 @@ unsafe impl Provider for Rxe {
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         // The caller owns the completion queue, whose ring follows the resize below.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
-        // SAFETY: the kernel has just moved this queue to these pages, and lets them be mapped once. `release` came before.
+        // SAFETY: the kernel has just moved this queue to these pages, and lets them be mapped
+        // once. `release` came before.
         unsafe { queue.follow(self.map(&response.mi), entries) }?;
         Ok(queue.capacity())
     }
@@ -177,7 +181,8 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // this function returns it.
         let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_qp) };
 
         let mut cap = made.cap;
@@ -190,7 +195,8 @@ unsafe impl Provider for Rxe {
                 let memory = self.map(&response.rq_mi)?;
                 // The kernel keeps the width that was asked for.
                 cap.max_recv_sge = request.cap.max_recv_sge;
-                // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
+                // SAFETY: the kernel shares these pages for this queue, and lets them be mapped
+                // once.
                 Some(unsafe { RxeRq::new(memory, request.cap.max_recv_wr, cap.max_recv_sge) }?)
             }
         };
@@ -200,8 +206,8 @@ unsafe impl Provider for Rxe {
             .with_mtu(mtu)
             .with_capabilities(self.capabilities);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
-        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once; the doorbell is that of the
-        // queue pair.
+        // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once; the
+        // doorbell is that of the queue pair.
         let sq = unsafe { RxeSq::new(memory, request.cap.max_send_wr, limits, doorbell) }?;
         // 6.1 reports the depths as asked for; the rings are deeper.
         cap.max_send_wr = sq.capacity();
@@ -215,7 +221,8 @@ unsafe impl Provider for Rxe {
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
-        // SAFETY: the kernel made the object just now, and nothing else knows its handle before this function returns it.
+        // SAFETY: the kernel made the object just now, and nothing else knows its handle before
+        // this function returns it.
         let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_srq) };
         let memory = self.map(&response.mi)?;
         // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
@@ -241,14 +248,14 @@ unsafe impl Provider for Rxe {
         let request =
             ModifySrqReq { srq_handle: srq, attr_mask, max_wr, srq_limit, ..ModifySrqReq::zeroed() };
         let payload = DriverPayload { input: command.as_bytes(), output: &mut [] };
-        // SAFETY: the address is that of `info`, which has the size of what the kernel writes. The caller owns the shared
-        // receive queue, whose ring follows the resize below.
+        // SAFETY: the address is that of `info`, which has the size of what the kernel writes. The
+        // caller owns the shared receive queue, whose ring follows the resize below.
         unsafe { command::modify_srq(&self.file, &request, payload) }?;
         let SrqChange::MaxWr(max_wr) = change else { return Ok(()) };
         // SAFETY: our own variable; volatile, because only the kernel knows that it was written.
         let info = unsafe { (&raw const info).read_volatile() };
-        // SAFETY: the kernel has just moved this queue to these pages, lets them be mapped once, and uses the old ones no
-        // more.
+        // SAFETY: the kernel has just moved this queue to these pages, lets them be mapped once,
+        // and uses the old ones no more.
         unsafe { queue.move_to(self.map(&info), max_wr) }
     }
 

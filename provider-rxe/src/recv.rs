@@ -41,14 +41,16 @@ impl<M: QueueMemory> RxeRq<M> {
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a receive queue.
-    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act as the ring's producer,
-    ///    also through another mapping of the same pages.
+    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a receive
+    ///    queue.
+    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act
+    ///    as the ring's producer, also through another mapping of the same pages.
     pub unsafe fn new(memory: M, depth: u32, max_sge: u32) -> Result<Self, CreateError> {
         let element = (max_sge as usize).saturating_mul(size_of::<Sge>()).saturating_add(DATA);
         let ring = locate(&memory, "receive queue", depth, element)?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept, by the
-        // contract of `QueueMemory`. The caller promises that this is the only producer.
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as
+        // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
+        // producer.
         let ring = unsafe { Producer::new(ring) };
         Ok(Self { ring, max_sge, short: false, lost: false, _memory: memory })
     }
@@ -58,13 +60,14 @@ impl<M: QueueMemory> RxeRq<M> {
     ///
     /// # Errors
     ///
-    /// What stopped the mapping, or [`CreateError::Layout`] where the header in the memory says otherwise. The queue is
-    /// lost then: it refuses requests with [`Refusal::QueueLost`] until it is moved again.
+    /// What stopped the mapping, or [`CreateError::Layout`] where the header in the memory says
+    /// otherwise. The queue is lost then: it refuses requests with [`Refusal::QueueLost`] until it
+    /// is moved again.
     ///
     /// # Safety
     ///
-    /// The kernel must have moved the queue: it reads the old memory no more. The new memory must be as for
-    /// [`RxeRq::new`].
+    /// The kernel must have moved the queue: it reads the old memory no more. The new memory must
+    /// be as for [`RxeRq::new`].
     pub unsafe fn move_to(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
         // SAFETY: the caller promises for the new memory what `new` asks.
         match memory.and_then(|memory| unsafe { Self::new(memory, depth, self.max_sge) }) {
@@ -108,16 +111,17 @@ unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `_memory` keeps the ring, by the contract of `QueueMemory`.
-// 2. A request's elements are copied into a slot as they are, and the kernel writes to them when a message comes.
-//    `advance` and `fill`, which make a slot part of a batch, come last in `push` and `try_push`: a request that is refused
-//    or declined is in no batch.
+// 2. A request's elements are copied into a slot as they are, and the kernel writes to them when a
+//    message comes. `advance` and `fill`, which make a slot part of a batch, come last in `push`
+//    and `try_push`: a request that is refused or declined is in no batch.
 // 3. `next_slot` and `known_slot` give free slots only. A queue that lost its memory has none.
-// 4. The kernel reads slots up to the producer's index, which only `publish` stores. `ring` after the queue was lost stores
-//    it in memory that the kernel reads no more, as who called `move_to` promised.
+// 4. The kernel reads slots up to the producer's index, which only `publish` stores. `ring` after
+//    the queue was lost stores it in memory that the kernel reads no more, as who called `move_to`
+//    promised.
 // 5. `abort` of the ring forgets the slots that were not published.
-// 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset` promises, and forgets
-//    what was not published.
-// Nothing panics between a slot's first byte and `advance`.
+// 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
+//    promises, and forgets what was not published. Nothing panics between a slot's first byte and
+//    `advance`.
 unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {
@@ -169,7 +173,8 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
             (&raw mut (*wqe).padding).write(0);
             write(slot, request.wr_id, length as u32, sges.len() as u32);
         }
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the caller vouches.
+        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
+        // caller vouches.
         unsafe { self.ring.advance() };
         self.short = self.max_sge > 0;
         Ok(())

@@ -59,14 +59,16 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     ///
     /// # Safety
     ///
-    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a queue pair's send queue.
-    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act as the ring's producer,
-    ///    also through another mapping of the same pages.
+    /// 1. The memory must be what the kernel, or a stand-in for it, shares as the ring of a queue
+    ///    pair's send queue.
+    /// 2. Until the value is dropped, nothing else of this process may write to the memory or act
+    ///    as the ring's producer, also through another mapping of the same pages.
     /// 3. The doorbell must be that of the same queue pair, and answer as [`Doorbell::ring`] says.
     pub unsafe fn new(memory: M, depth: u32, limits: SendLimits, doorbell: D) -> Result<Self, CreateError> {
         let ring = locate(&memory, "send queue", depth, limits.element())?;
-        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as it is kept, by the
-        // contract of `QueueMemory`. The caller promises that this is the only producer.
+        // SAFETY: `locate` checked that the ring lies in the memory, which stays valid as long as
+        // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
+        // producer.
         let ring = unsafe { Producer::new(ring) };
         let reads = Reads::new(limits.operations);
         let deferred = ring.position();
@@ -133,7 +135,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
                 if sges.len() > self.limits.max_sge as usize {
                     return Err(too_many_sges(sges, self.limits.max_sge));
                 }
-                // SAFETY: there is room for `max_sge` elements, as this function's contract says.
+                // SAFETY: the caller promises room for `max_sge` elements.
                 let length = unsafe { write_sges(data.cast(), sges) };
                 if length > MAX_MESSAGE {
                     return Err(too_long(length));
@@ -141,7 +143,8 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
                 Ok((length as u32, sges.len() as u32, SendFlags::empty()))
             }
             Payload::Inline(parts) => {
-                // SAFETY: the caller promises room for `max_inline` bytes, and that they overlap no Rust slice.
+                // SAFETY: the caller promises room for `max_inline` bytes, and that they overlap no
+                // Rust slice.
                 let Some(length) = (unsafe { write_inline(data, parts, self.limits.max_inline) }) else {
                     return Err(too_long_inline(parts, self.limits.max_inline));
                 };
@@ -152,21 +155,22 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `_memory` keeps the ring, by the contract of `QueueMemory`. The kernel reads nothing else for the queue: inline data
-//    lie in the slots, and the doorbell's call is the doorbell's own.
-// 2. Elements, operation and inline data are copied into a slot as they are given, and the kernel checks the keys.
-//    `advance` and `fill`, which make a slot part of a batch, come last in `push`, `push_to_handle` and `try_push`: a request
-//    that is refused or declined is in no batch.
+// 1. `_memory` keeps the ring, by the contract of `QueueMemory`. The kernel reads nothing else for
+//    the queue: inline data lie in the slots, and the doorbell's call is the doorbell's own.
+// 2. Elements, operation and inline data are copied into a slot as they are given, and the kernel
+//    checks the keys. `advance` and `fill`, which make a slot part of a batch, come last in `push`,
+//    `push_to_handle` and `try_push`: a request that is refused or declined is in no batch.
 // 3. `next_slot` and `known_slot` give slots only that the kernel has given back.
-// 4. The kernel reads slots up to the producer's index, which only `publish`, `publish_next` and `take_back` store, in
-//    `ring_once`, `ring_one_by_one` and `refused`.
+// 4. The kernel reads slots up to the producer's index, which only `publish`, `publish_next` and
+//    `take_back` store, in `ring_once`, `ring_one_by_one` and `refused`.
 // 5. `abort_to` forgets the slots that were filled after `deferred`, none of which was published.
-// 6. `refused` takes a batch back on `EINVAL` only, by which the kernel says that it did not look and that the queue pair is
-//    below RTS, where it carries out nothing (see the crate's page). If the queue pair falls into the error state at that
-//    moment, the kernel may find the batch, or stale slots, and flush them: it reports them as failed and accesses none of
-//    their memory (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
-// 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset` promises, and forgets
-//    what was not published.
+// 6. `refused` takes a batch back on `EINVAL` only, by which the kernel says that it did not look
+//    and that the queue pair is below RTS, where it carries out nothing (see the crate's page). If
+//    the queue pair falls into the error state at that moment, the kernel may find the batch, or
+//    stale slots, and flush them: it reports them as failed and accesses none of their memory
+//    (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
+// 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
+//    promises, and forgets what was not published.
 // 8. `change` is the trait's own.
 // Nothing panics between a slot's first byte and `advance`.
 unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
@@ -192,9 +196,10 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     return false;
                 }
                 let from = part.as_ptr();
-                // SAFETY: `shorten` let `short_inline` be no longer than the inline data that `locate` found room for, behind
-                // the request. The two words together cover the part, and overlap where it is shorter than both. The slot
-                // is aligned to 64, and the kernel accesses it only once it is published.
+                // SAFETY: `shorten` let `short_inline` be no longer than the inline data that
+                // `locate` found room for, behind the request. The two words together cover the
+                // part, and overlap where it is shorter than both. The slot is aligned to 64, and
+                // the kernel accesses it only once it is published.
                 unsafe {
                     let first = from.cast::<u64>().read_unaligned();
                     let last = from.add(beyond).cast::<u64>().read_unaligned();
@@ -204,8 +209,9 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                 }
             }
             Payload::Sges([sge]) if self.short_sge && sge.length <= i32::MAX as u32 => {
-                // SAFETY: `shorten` set `short_sge` only where `locate` found room for an element behind the request. The
-                // slot is aligned to 64, and the kernel accesses it only once it is published.
+                // SAFETY: `shorten` set `short_sge` only where `locate` found room for an element
+                // behind the request. The slot is aligned to 64, and the kernel accesses it only
+                // once it is published.
                 unsafe {
                     start.add(DATA).cast::<work::Sge>().write(*sge);
                     write_short(wqe, request, sge.length, 1, SendFlags::empty())
@@ -245,18 +251,21 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         // the rest of the function. `DATA` is a multiple of 8.
         let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
-        // SAFETY: `locate` checked that behind a request a slot has room for the data that the limits allow. Ring memory is
-        // referenced by no Rust slice, by the contract of `QueueMemory`.
+        // SAFETY: `locate` checked that behind a request a slot has room for the data that the
+        // limits allow. Ring memory is referenced by no Rust slice, by the contract of
+        // `QueueMemory`.
         let (mut length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
 
         let rdma = |remote: Remote| {
-            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
+            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each
+            // form fits.
             unsafe { write_rdma(form.cast(), remote) };
         };
         let atomic = |remote: Remote, compare_add: u64, swap: u64| {
             let value =
                 AtomicWr { remote_addr: remote.addr, compare_add, swap, rkey: remote.rkey, reserved: 0 };
-            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
+            // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each
+            // form fits.
             unsafe { form.cast::<AtomicWr>().write(value) };
         };
         let (opcode, iova, key_or_imm) = match request.operation {
@@ -306,7 +315,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     rkey: bind.rkey,
                     access: bind.access,
                 };
-                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
+                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which
+                // each form fits.
                 unsafe { form.cast::<MwWr>().write(value) };
                 (WrOpcode::BIND_MW, 0, 0)
             }
@@ -327,7 +337,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     level,
                     padding: [0; 6],
                 };
-                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which each form fits.
+                // SAFETY: `form` points to the slot's `wr`, whose alignment is 8 and into which
+                // each form fits.
                 unsafe { form.cast::<FlushWr>().write(value) };
                 length = bytes;
                 (WrOpcode::FLUSH, remote.addr, 0)
@@ -360,7 +371,8 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         };
         // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64.
         unsafe { write_common(wqe, &common) };
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the caller vouches.
+        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
+        // caller vouches.
         unsafe { self.ring.advance() };
         self.shorten();
         Ok(())

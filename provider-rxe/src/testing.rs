@@ -31,7 +31,8 @@ struct Allocation {
 // SAFETY: the allocation belongs to no thread, and all access to it goes through raw pointers with the order that
 // the queues keep.
 unsafe impl Send for Allocation {}
-// SAFETY: as above.
+// SAFETY: a shared `Allocation` gives out raw pointers only, whose users keep the order of the
+// queues.
 unsafe impl Sync for Allocation {}
 
 impl Drop for Allocation {
@@ -201,7 +202,7 @@ impl KernelConsumer {
         }
         let bytes = self.memory.slot_bytes(self.index);
         self.index = (self.index + 1) & self.memory.mask();
-        // SAFETY: as above.
+        // SAFETY: the word lies in the memory and is accessed only in this way.
         unsafe { publish_own_index(self.memory.consumer(), self.index) };
         Some(bytes)
     }
@@ -237,7 +238,7 @@ impl KernelProducer {
         // SAFETY: the slot has room, and is the kernel's until the index says otherwise.
         unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.index = (self.index + 1) & mask;
-        // SAFETY: as above.
+        // SAFETY: the word lies in the memory and is accessed only in this way.
         unsafe { publish_own_index(self.memory.producer(), self.index) };
         true
     }

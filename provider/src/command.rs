@@ -12,8 +12,9 @@
 //! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller vouches for the memory |
 //! | only reads, makes an object that names others, arms or moderates | safe |
 //!
-//! Handles are numbers, which any code can guess. A safe type that owns an object relies on it, for instance on the kernel
-//! reading and writing the memory of a region until the owner deregisters it. So no safe function ends what a number names:
+//! Handles are numbers, which any code can guess. A safe type that owns an object relies on it, for
+//! instance on the kernel reading and writing the memory of a region until the owner deregisters
+//! it. So no safe function ends what a number names:
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::command;
@@ -293,7 +294,8 @@ pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the domain any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the domain any more.
 #[doc(alias = "ibv_dealloc_pd")]
 pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<PdDestroy>::new(file.driver_id());
@@ -366,7 +368,8 @@ pub unsafe fn create_cq(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the queue any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the queue any more.
 #[doc(alias = "ibv_destroy_cq")]
 pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, Refused> {
     let mut response = DestroyCqResp::zeroed();
@@ -453,7 +456,8 @@ pub unsafe fn create_qp(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the queue pair any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the queue pair any more.
 #[doc(alias = "ibv_destroy_qp")]
 pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refused> {
     let mut response = DestroyQpResp::zeroed();
@@ -473,10 +477,11 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
 ///
 /// # Safety
 ///
-/// 1. `request.qp_handle` must be the handle of a queue pair of the caller's own: nothing else of this process relies on
-///    its state or attributes.
+/// 1. `request.qp_handle` must be the handle of a queue pair of the caller's own: nothing else of
+///    this process relies on its state or attributes.
 /// 2. After a change to RESET, no request may be pushed before the queue pair's queues were
-///    [reset](crate::contract::SendQueue::reset): a device that starts anew would carry out old slots.
+///    [reset](crate::contract::SendQueue::reset): a device that starts anew would carry out old
+///    slots.
 #[doc(alias = "ibv_modify_qp")]
 pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
     // SAFETY: the command reads nothing but its struct.

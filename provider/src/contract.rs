@@ -42,23 +42,28 @@ pub struct Offloads {
 ///
 /// # Safety
 ///
-/// `verbs` builds safe types on a provider. It relies on these obligations, and on those of the queues. An implementation
-/// may take for granted that the kernel keeps to its interface.
+/// `verbs` builds safe types on a provider. It relies on these obligations, and on those of the
+/// queues. An implementation may take for granted that the kernel keeps to its interface.
 ///
-/// 1. **Fresh handles** ([`alloc_pd`](Self::alloc_pd), [`alloc_dm`](Self::alloc_dm) and each `create_` method). The handle
-///    that is returned names an object that the call made in the context of this provider's device file, and that nothing
-///    else of this process has. Relied upon by all owners of handles in `verbs`, which change and destroy by handle.
-/// 2. **Queues of their own** (each `create_` method that returns queues). The queues are those of that object, and no
-///    other value acts on their memory. The device and the kernel access, for the object, only memory that the returned
-///    queues keep valid until they are dropped (and memory that requests name). Relied upon by `verbs`' `Cq`, `Qp`, `Srq`
-///    and `Wq`, which drop the queues after the kernel has destroyed the object and leak them where it refuses.
-/// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses memory of this
-///    process.
-/// 4. **Moves** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each outcome, also an error, the
-///    device and the kernel access, for the object, only memory that `queue` keeps. No completion is reported twice.
-/// 5. **Memory on the device** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The value that is returned
-///    reaches that memory only. Relied upon by `verbs`' `Dm`, whose reads and writes are safe.
-/// 6. **The null key** ([`null_key`](Self::null_key)). The device accesses no memory of this process by it.
+/// 1. **Fresh handles** ([`alloc_pd`](Self::alloc_pd), [`alloc_dm`](Self::alloc_dm) and each
+///    `create_` method). The handle that is returned names an object that the call made in the
+///    context of this provider's device file, and that nothing else of this process has. Relied
+///    upon by all owners of handles in `verbs`, which change and destroy by handle.
+/// 2. **Queues of their own** (each `create_` method that returns queues). The queues are those of
+///    that object, and no other value acts on their memory. The device and the kernel access, for
+///    the object, only memory that the returned queues keep valid until they are dropped (and
+///    memory that requests name). Relied upon by `verbs`' `Cq`, `Qp`, `Srq` and `Wq`, which drop
+///    the queues after the kernel has destroyed the object and leak them where it refuses.
+/// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses
+///    memory of this process.
+/// 4. **Moves** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each
+///    outcome, also an error, the device and the kernel access, for the object, only memory that
+///    `queue` keeps. No completion is reported twice.
+/// 5. **Memory on the device** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The
+///    value that is returned reaches that memory only. Relied upon by `verbs`' `Dm`, whose reads
+///    and writes are safe.
+/// 6. **The null key** ([`null_key`](Self::null_key)). The device accesses no memory of this
+///    process by it.
 ///
 /// Nothing may rely on what the other methods return: they inform.
 ///
@@ -182,9 +187,9 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// The caller must keep the queue that is returned until the kernel has destroyed the object behind the handle, or the
-    /// context is gone, and must leak it (`std::mem::forget`) where the kernel refuses to destroy the object: it keeps
-    /// the memory that the device accesses.
+    /// The caller must keep the queue that is returned until the kernel has destroyed the object
+    /// behind the handle, or the context is gone, and must leak it (`std::mem::forget`) where the
+    /// kernel refuses to destroy the object: it keeps the memory that the device accesses.
     unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
 
     /// Gives the completion queue with the kernel's handle `cq` room for at least `entries` completions; returns for
@@ -195,8 +200,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `cq` and `queue` must be what one [`Provider::create_cq`] of this provider returned, and the object must not have
-    /// been destroyed.
+    /// `cq` and `queue` must be what one [`Provider::create_cq`] of this provider returned, and the
+    /// object must not have been destroyed.
     unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
         let _ = (cq, queue, entries);
         Err(CreateError::Unsupported { what: "completion queues that change their size" })
@@ -232,8 +237,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `srq` and `queue` must be what one [`Provider::create_srq`] of this provider returned, and the object must not have
-    /// been destroyed.
+    /// `srq` and `queue` must be what one [`Provider::create_srq`] of this provider returned, and
+    /// the object must not have been destroyed.
     unsafe fn modify_srq(
         &self,
         srq: u32,
@@ -256,8 +261,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// `wq` must be the handle of a work queue of this provider's that the caller owns. After a change to RESET, the caller
-    /// must reset its queue before it pushes anything.
+    /// `wq` must be the handle of a work queue of this provider's that the caller owns. After a
+    /// change to RESET, the caller must reset its queue before it pushes anything.
     unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
         let _ = (wq, change);
         Err(CreateError::Unsupported { what: "work queues" })

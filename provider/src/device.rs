@@ -191,7 +191,8 @@ impl DeviceFile {
         response: &mut C::Response,
     ) -> Result<(), Refused> {
         let mut call = invoke::<C>(self.driver_id, request, response);
-        // SAFETY: as in `execute`.
+        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is
+        // borrowed; for memory that the request names by an address the caller answers.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
             .map_err(|errno| Refused { method: C::INFO.rust, errno })
     }

@@ -11,8 +11,8 @@ pub const WORD: usize = 4;
 
 /// Memory on a device, mapped. It is copied to and from word by word, since processors reach it over a bus.
 ///
-/// Several values may reach the same memory, where it was imported more than once. Each word is read and written as a
-/// whole; a copy of several words is no unit.
+/// Several values may reach the same memory, where it was imported more than once. Each word is
+/// read and written as a whole; a copy of several words is no unit.
 ///
 /// ```
 /// use bareverbs_provider::dm::DeviceMemory;
@@ -29,8 +29,8 @@ pub const WORD: usize = 4;
 /// # Ok::<(), bareverbs_provider::Errno>(())
 /// ```
 ///
-/// Pages of a device file may be something else than such memory, like a queue or a doorbell register, so safe code
-/// can't make one:
+/// Pages of a device file may be something else than such memory, like a queue or a doorbell
+/// register, so safe code can't make one:
 ///
 /// ```compile_fail,E0133
 /// # use bareverbs_provider::device::{DeviceFile, Refused};
@@ -50,13 +50,14 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The `len` bytes from `offset` on; none where they do not lie in the mapping, `offset` is no multiple of [`WORD`],
-    /// or the mapping can't be both read and written.
+    /// The `len` bytes from `offset` on; none where they do not lie in the mapping, `offset` is no
+    /// multiple of [`WORD`], or the mapping can't be both read and written.
     ///
     /// # Safety
     ///
-    /// The words that hold the bytes must be memory which the program may read and write at any time and with any
-    /// content, and which this process accesses by atomic words of [`WORD`] bytes only: no queue, no register.
+    /// The words that hold the bytes must be memory which the program may read and write at any
+    /// time and with any content, and which this process accesses by atomic words of [`WORD`] bytes
+    /// only: no queue, no register.
     #[must_use]
     pub unsafe fn new(mapping: Mapping, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?.checked_next_multiple_of(WORD)?;
@@ -79,9 +80,10 @@ impl DeviceMemory {
         // SAFETY: `new` checked that the bytes and so their start lie in the mapping.
         let start = unsafe { self.mapping.as_ptr().add(self.offset) };
         (bytes.start / WORD..bytes.end.div_ceil(WORD)).map(move |word| {
-            // SAFETY: the word holds one of the bytes, and `new` checked that the words of all of them lie in the mapping,
-            // which is readable, writable, page aligned and kept by this value. Who called `new` promised that this
-            // process accesses them by such atomics only; what the device writes, it writes as another process would.
+            // SAFETY: the word holds one of the bytes, and `new` checked that the words of all of
+            // them lie in the mapping, which is readable, writable, page aligned and kept by this
+            // value. Who called `new` promised that this process accesses them by such atomics
+            // only; what the device writes, it writes as another process would.
             (word * WORD, unsafe { AtomicU32::from_ptr(start.add(word * WORD).cast().as_ptr()) })
         })
     }

@@ -50,7 +50,8 @@ pub struct Mapping {
 
 // SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` gives out nothing but its address, size and protection, which never change.
+// SAFETY: a shared `Mapping` gives out nothing but its address, size and protection, which never
+// change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -93,15 +94,16 @@ impl Mapping {
     fn without_file(len: usize, flags: MapFlags, is_huge: bool) -> Result<Self, Errno> {
         let (home, protection) = (Home::here()?, Protection::ReadWrite);
         let flags = flags | MapFlags::PRIVATE;
-        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no existing memory
-        // changes.
+        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no
+        // existing memory changes.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection.flags(), flags) }?;
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Self { start, len, protection, home, is_huge }.kept_from_children()
     }
 
     fn kept_from_children(self) -> Result<Self, Errno> {
-        // SAFETY: the kernel gave this value the range, and the advice changes nothing in this process.
+        // SAFETY: the kernel gave this value the range, and the advice changes nothing in this
+        // process.
         unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
         Ok(self)
     }
@@ -138,9 +140,10 @@ impl Drop for Mapping {
             // A forked child has not inherited the range, and may have mapped something else there.
             return;
         }
-        // SAFETY: the kernel gave this value the range, which is unmapped only here. Accesses go through raw pointers, and
-        // the types that make them own the `Mapping`: rings by the contracts of `Producer::new` and `Consumer::new`,
-        // `DeviceMemory` and the providers' queues by a field. An error leaves the pages mapped.
+        // SAFETY: the kernel gave this value the range, which is unmapped only here. Accesses go
+        // through raw pointers, and the types that make them own the `Mapping`: rings by the
+        // contracts of `Producer::new` and `Consumer::new`, `DeviceMemory` and the providers'
+        // queues by a field. An error leaves the pages mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

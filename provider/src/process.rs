@@ -51,7 +51,7 @@ impl Home {
         }?;
         // SAFETY: the page is this function's, and children may have it empty.
         if let Err(errno) = unsafe { madvise(page, PAGE_BYTES, Advice::LinuxWipeOnFork) } {
-            // SAFETY: as above, and nothing refers to it.
+            // SAFETY: the page is this function's, and nothing refers to it.
             let _ = unsafe { munmap(page, PAGE_BYTES) };
             return Err(errno);
         }

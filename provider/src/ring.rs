@@ -7,11 +7,11 @@
 //! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
 //! it holds, every pointer given out lies inside the ring.
 //!
-//! The other side carries out the requests in published slots: it reads and writes the memory that they name. So
-//! whatever decides which slots are published is `unsafe`: [`Producer::advance`], [`KnownSlot::fill`],
-//! [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`] publishes only slots that were filled
-//! through these, or forgets such slots. A [`Consumer`] makes no side touch any memory but the ring, so its methods are
-//! safe.
+//! The other side carries out the requests in published slots: it reads and writes the memory that
+//! they name. So whatever decides which slots are published is `unsafe`: [`Producer::advance`],
+//! [`KnownSlot::fill`], [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`]
+//! publishes only slots that were filled through these, or forgets such slots. A [`Consumer`] makes
+//! no side touch any memory but the ring, so its methods are safe.
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::ring::Producer;
@@ -121,8 +121,8 @@ pub struct Producer {
     taken: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread, and whoever called `Producer::new` promised that nothing else uses the
-// producer's side of it.
+// SAFETY: the ring's memory belongs to no thread, and whoever called `Producer::new` promised that
+// nothing else uses the producer's side of it.
 unsafe impl Send for Producer {}
 
 /// A batch that was published, as [`Producer::take_back`] wants it.
@@ -234,11 +234,12 @@ impl Producer {
     ///
     /// # Safety
     ///
-    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`KnownSlot::fill`] or
-    ///    [`Producer::resync`]: it is free.
-    /// 2. The slot holds a whole element. If the other side carries out elements, as the kernel does with requests, then
-    ///    the memory that this one names may be read and written so from the next [`Producer::publish`] or
-    ///    [`Producer::publish_next`] on, unless [`Producer::abort`] or [`Producer::abort_to`] comes first.
+    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`KnownSlot::fill`]
+    ///    or [`Producer::resync`]: it is free.
+    /// 2. The slot holds a whole element. If the other side carries out elements, as the kernel
+    ///    does with requests, then the memory that this one names may be read and written so from
+    ///    the next [`Producer::publish`] or [`Producer::publish_next`] on, unless
+    ///    [`Producer::abort`] or [`Producer::abort_to`] comes first.
     #[inline]
     pub unsafe fn advance(&mut self) {
         self.next = (self.next + 1) & self.ring.mask;
@@ -292,10 +293,11 @@ impl Producer {
     ///
     /// # Safety
     ///
-    /// 1. `batch` must be what the last [`Producer::publish`] or [`Producer::publish_next`] of this producer returned.
-    /// 2. The other side must not have taken a slot of the batch, and not take one while this runs. A peer that is past
-    ///    the start of the batch takes the rest of the ring for filled slots; where it may be, it must be known that it
-    ///    accesses no memory that those name.
+    /// 1. `batch` must be what the last [`Producer::publish`] or [`Producer::publish_next`] of this
+    ///    producer returned.
+    /// 2. The other side must not have taken a slot of the batch, and not take one while this runs.
+    ///    A peer that is past the start of the batch takes the rest of the ring for filled slots;
+    ///    where it may be, it must be known that it accesses no memory that those name.
     pub unsafe fn take_back(&mut self, batch: Published) {
         // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.producer.as_ptr(), batch.from) };
@@ -307,8 +309,8 @@ impl Producer {
     ///
     /// # Safety
     ///
-    /// The other side must not read the slots or the producer's index any more: a later [`Producer::publish`] stores an
-    /// index that makes every slot look filled.
+    /// The other side must not read the slots or the producer's index any more: a later
+    /// [`Producer::publish`] stores an index that makes every slot look filled.
     pub unsafe fn close(&mut self) {
         // SAFETY: the words are valid: promised by the caller of `new`.
         self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
@@ -345,11 +347,11 @@ impl Producer {
         self.next = (self.published + keep) & self.ring.mask;
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied it. Slots that were
-    /// filled and not published are forgotten.
+    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied
+    /// it. Slots that were filled and not published are forgotten.
     pub fn resync(&mut self) {
-        // SAFETY: who called `Producer::new` promised that the ring stays valid as long as the `Producer` is used, and
-        // that it is the only producer.
+        // SAFETY: who called `Producer::new` promised that the ring stays valid as long as the
+        // `Producer` is used, and that it is the only producer.
         *self = unsafe { Self::new(self.ring) };
     }
 }
@@ -364,8 +366,8 @@ pub struct Consumer {
     filled: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread, and whoever called `Consumer::new` promised that nothing else uses the
-// consumer's side of it.
+// SAFETY: the ring's memory belongs to no thread, and whoever called `Consumer::new` promised that
+// nothing else uses the consumer's side of it.
 unsafe impl Send for Consumer {}
 
 impl Consumer {
@@ -448,11 +450,11 @@ impl Consumer {
         unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has moved this side's index. Slots
-    /// that were taken and not released are taken again.
+    /// Takes the ring up anew where the shared indices stand, as after the other side has moved
+    /// this side's index. Slots that were taken and not released are taken again.
     pub fn resync(&mut self) {
-        // SAFETY: who called `Consumer::new` promised that the ring stays valid as long as the `Consumer` is used, and
-        // that it is the only consumer.
+        // SAFETY: who called `Consumer::new` promised that the ring stays valid as long as the
+        // `Consumer` is used, and that it is the only consumer.
         *self = unsafe { Self::new(self.ring) };
     }
 }

@@ -30,8 +30,8 @@ impl<'a> Unfinished<'a> {
     ///
     /// # Safety
     ///
-    /// It must be sound to call `destroy` with the file and the handle, once, at any time until [`Unfinished::finished`]:
-    /// the caller made the object, and nothing else knows its handle.
+    /// It must be sound to call `destroy` with the file and the handle, once, at any time until
+    /// [`Unfinished::finished`]: the caller made the object, and nothing else knows its handle.
     #[must_use = "what is dropped is destroyed"]
     pub unsafe fn new(file: &'a DeviceFile, handle: u32, destroy: unsafe fn(&DeviceFile, u32)) -> Self {
         Self { file, handle, destroy }
@@ -48,7 +48,8 @@ impl<'a> Unfinished<'a> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        // SAFETY: who called `new` promised that it may be called once before `finished`, which forgets this value.
+        // SAFETY: who called `new` promised that it may be called once before `finished`, which
+        // forgets this value.
         unsafe { (self.destroy)(self.file, self.handle) };
     }
 }

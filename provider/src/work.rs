@@ -250,7 +250,8 @@ pub struct RecvRequest<'a> {
 // In the order of the kernel's own, so that it is copied as a whole.
 #[repr(C)]
 pub struct WorkCompletion {
-    /// Of the request.
+    /// Of the request; 0, with the status [`WcStatus::GENERAL_ERR`], where the device reported what
+    /// matches no request.
     pub wr_id: u64,
     /// How it ended.
     pub status: WcStatus,

@@ -117,7 +117,8 @@ proptest! {
                 Step::PublishAndTakeBack => {
                     let before = memory.get(PRODUCER);
                     let batch = producer.publish();
-                    // SAFETY: the batch was just published, and its consumer is in this test, on this thread.
+                    // SAFETY: the batch was just published, and its consumer is in this test, on
+                    // this thread.
                     unsafe { producer.take_back(batch) };
                     prop_assert_eq!(memory.get(PRODUCER), before);
                     pending.clear();

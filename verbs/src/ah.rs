@@ -83,8 +83,8 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        // It fails only where the device is gone, and the handle with it.
-        // SAFETY: the address handle is this value's; who posts keeps it until the request is complete.
+        // It fails only where the device is gone, and the handle with it. SAFETY: the address
+        // handle is this value's; who posts keeps it until the request is complete.
         let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
     }
 }

@@ -135,7 +135,8 @@ impl<P: Provider> Cq<P> {
             compressed: init.compressed,
             memory: init.memory,
         };
-        // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object, and leaks it otherwise.
+        // SAFETY: `CqShared::destroy` keeps the queue until the kernel has destroyed the object,
+        // and leaks it otherwise.
         let CreatedCq { handle, queue, .. } = unsafe { context.provider().create_cq(&request) }
             .map_err(|reason| Error::create(VERB, format!("{} entries", init.entries), reason))?;
         let shared = CqShared {
@@ -200,7 +201,8 @@ impl<P: Provider> Cq<P> {
             Error::refused(VERB, format!("{entries} entries"), Refused { method: "ResizeCq", errno })
         })?;
         let capacity = self.queue.capacity();
-        // SAFETY: handle and queue came from one `create_cq`, and who has `provider_queue` keeps them together.
+        // SAFETY: handle and queue came from one `create_cq`, and who has `provider_queue` keeps
+        // them together.
         let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
         resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(

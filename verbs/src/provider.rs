@@ -51,8 +51,9 @@ macro_rules! providers {
             $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
         }
 
-        // SAFETY: each method passes on to the provider of the variant, which fulfils the obligations; handles, queues and
-        // failures are passed back as they are. Where provider and queue are of different variants, nothing is done.
+        // SAFETY: each method passes on to the provider of the variant, which fulfils the
+        // obligations; handles, queues and failures are passed back as they are. Where provider and
+        // queue are of different variants, nothing is done.
         unsafe impl Provider for AnyProvider {
             type Cq = AnyCq;
             type Sq = AnySq;
@@ -210,8 +211,9 @@ macro_rules! providers {
             }
         }
 
-        // SAFETY: each method that has obligations passes on to the queue of the variant, which fulfils them. A request with
-        // an address handle of another variant is refused before any queue sees it.
+        // SAFETY: each method that has obligations passes on to the queue of the variant, which
+        // fulfils them. A request with an address handle of another variant is refused before any
+        // queue sees it.
         unsafe impl SendQueue for AnySq {
             type Ah = AnyAh;
 
@@ -393,7 +395,8 @@ macro_rules! providers {
         }
     };
     (@recv $queue:ident $($variant:ident)*) => {
-        // SAFETY: each method that has obligations passes on to the queue of the variant, which fulfils them.
+        // SAFETY: each method that has obligations passes on to the queue of the variant, which
+        // fulfils them.
         unsafe impl RecvQueue for $queue {
             #[inline]
             fn capacity(&self) -> u32 {

@@ -119,7 +119,8 @@ impl<P: Provider> Srq<P> {
             user_handle: user_data,
             xrc: xrc.map(|(xrcd, cq)| XrcSrqRequest { xrcd: xrcd.handle(), cq: cq.shared().handle }),
         };
-        // SAFETY: `SrqShared::destroy` keeps the queue until the kernel has destroyed the object, and leaks it otherwise.
+        // SAFETY: `SrqShared::destroy` keeps the queue until the kernel has destroyed the object,
+        // and leaks it otherwise.
         let created = unsafe { pd.context().provider().create_srq(&request) };
         let CreatedSrq { handle, max_sge, srq_num, queue, .. } = created.map_err(|reason| {
             Error::create(VERB, format!("{max_wr} receives of {max_sge} elements"), reason)
@@ -324,7 +325,8 @@ impl<P: Provider> SrqShared<P> {
         // SAFETY: all that names the queue keeps this, so nothing does any more.
         let told =
             unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The kernel did not let go of it, so the device may go on reading: its memory has to stay.
+                // The kernel did not let go of it, so the device may go on reading: its memory has
+                // to stay.
                 std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
             })?;
         Ok(told.events_reported)

@@ -117,7 +117,8 @@ impl<P: Provider> Wq<P> {
             memory,
             user_handle: user_data,
         };
-        // SAFETY: `WqShared::destroy` keeps the queue until the kernel has destroyed the object, and leaks it otherwise.
+        // SAFETY: `WqShared::destroy` keeps the queue until the kernel has destroyed the object,
+        // and leaks it otherwise.
         let created = unsafe { context.provider().create_wq(&request) }.map_err(|reason| {
             let asked = format!("{max_recv_wr} receives of {max_recv_sge} elements, {flags:?}");
             Error::create(VERB, asked, reason).or_hint(|errno| {
@@ -229,7 +230,8 @@ impl<P: Provider> Wq<P> {
     fn go(&mut self, to: WqState) -> Result<()> {
         let provider = self.shared.pd.context().provider();
         let step = |from| {
-            // SAFETY: the work queue is this value's, and `reset`, the only one to go to RESET, resets its queue.
+            // SAFETY: the work queue is this value's, and `reset`, the only one to go to RESET,
+            // resets its queue.
             unsafe { provider.modify_wq(self.shared.handle, WqChange::State { from, to }) }
         };
         let mut done = step(self.state);

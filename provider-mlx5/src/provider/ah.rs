@@ -30,7 +30,8 @@ impl Mlx5 {
         // SAFETY: the response has its full size.
         let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
         let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `Unfinished` calls it for the address handle made above, which nothing else knows of.
+            // SAFETY: `Unfinished` calls it for the address handle made above, which nothing else
+            // knows of.
             let _ = unsafe { command::destroy_ah(file, handle) };
         };
         // SAFETY: the address handle was made just now, and nothing else knows it.

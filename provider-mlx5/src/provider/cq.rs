@@ -24,7 +24,10 @@ impl Mlx5 {
         Ok((Ring::new(memory, log, CQE), (1 << log) - 1))
     }
 
-    pub(super) fn make_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`](bareverbs_provider::contract::Provider::create_cq).
+    pub(super) unsafe fn make_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
         let (ring, entries) = self.ring(request.entries, request.memory)?;
         let minis = if request.compressed {
             let told = self.query_driver()?.cqe_comp_caps.supported_format;
@@ -47,8 +50,9 @@ impl Mlx5 {
         };
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user` of its `cq.c`), and
-        // it and the record stay until the queue was destroyed.
+        // SAFETY: the ring has the size that the kernel computes from the entries (`create_cq_user`
+        // of its `cq.c`), and the queue that is returned keeps it and the record. The caller keeps
+        // that until the kernel has destroyed the object.
         let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
         let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
         note(&self.cqs, made.handle, queue.shared());
@@ -56,7 +60,16 @@ impl Mlx5 {
     }
 
     /// Gives a queue memory of another size.
-    pub(super) fn move_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::resize_cq`](bareverbs_provider::contract::Provider::resize_cq).
+    pub(super) unsafe fn move_cq(
+        &self,
+        cq: u32,
+        queue: &mut Mlx5Cq,
+        entries: u32,
+    ) -> Result<u32, CreateError> {
         let (ring, entries) = self.ring(entries, queue.memory())?;
         if entries == queue.capacity() {
             return Ok(entries);
@@ -64,7 +77,9 @@ impl Mlx5 {
         queue.release();
         let driver = ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
         let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-        // SAFETY: as in `make_cq`.
+        // SAFETY: the ring has the size that the kernel computes from the entries (`resize_user` of
+        // its `cq.c`), and `follow` puts it into the queue, which is that of `cq`, as the caller
+        // promises.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
         queue.follow(ring);
         Ok(queue.capacity())

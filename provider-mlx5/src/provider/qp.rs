@@ -21,7 +21,10 @@ use crate::table::{Receives, Record, Sends, Source};
 use crate::wqe::SEGMENT;
 
 impl Mlx5 {
-    pub(super) fn make_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    /// # Safety
+    ///
+    /// As for [`Provider::create_qp`](bareverbs_provider::contract::Provider::create_qp).
+    pub(super) unsafe fn make_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
         let known_type = match request.qp_type {
             QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
@@ -79,8 +82,9 @@ impl Mlx5 {
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
         let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
-        // SAFETY: the rings have the size that the kernel computes from their counts (`set_user_buf_size` of its
-        // `qp.c`), and they and the record stay until the queue pair was destroyed.
+        // SAFETY: the rings have the size that the kernel computes from their counts
+        // (`set_user_buf_size` of its `qp.c`), and the queues that are returned keep them and the
+        // record. The caller keeps those until the kernel has destroyed the object.
         let made = unsafe { command::create_qp(&self.file, &QpRequest { cap, ..*request }, payload) }?;
         let limits = SendLimits {
             qp_type: request.qp_type,

@@ -19,7 +19,10 @@ use crate::table::{NO_USER_INDEX, Record, Sends, Source};
 use crate::wqe::SEGMENT;
 
 impl Mlx5 {
-    pub(super) fn make_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    /// # Safety
+    ///
+    /// As for [`Provider::create_srq`](bareverbs_provider::contract::Provider::create_srq).
+    pub(super) unsafe fn make_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         let shift = Mlx5Srq::shift(request.max_sge);
         let slots = u64::from(request.max_wr) + 1;
         if slots > 1 << 16 {
@@ -50,8 +53,9 @@ impl Mlx5 {
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let asked = SrqRequest { max_wr: slots - 1, ..*request };
-        // SAFETY: the memory has the size that the kernel computes from depth and width (`mlx5_ib_create_srq` of its
-        // `srq.c`), and it and the record stay until the queue was destroyed.
+        // SAFETY: the memory has the size that the kernel computes from depth and width
+        // (`mlx5_ib_create_srq` of its `srq.c`), and the queue that is returned keeps it and the
+        // record. The caller keeps that until the kernel has destroyed the object.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
         let destroy = |file: &DeviceFile, handle| {
             // SAFETY: `Unfinished` calls it for the queue made above, which nothing else knows of.
@@ -77,7 +81,10 @@ impl Mlx5 {
         })
     }
 
-    pub(super) fn change_srq(
+    /// # Safety
+    ///
+    /// As for [`Provider::modify_srq`](bareverbs_provider::contract::Provider::modify_srq).
+    pub(super) unsafe fn change_srq(
         &self,
         srq: u32,
         queue: &mut Mlx5Srq,
@@ -106,7 +113,8 @@ impl Mlx5 {
             srq_limit: limit,
             ..ModifySrqReq::zeroed()
         };
-        // SAFETY: the callers own the queue, and a limit moves no ring. There is no payload.
+        // SAFETY: `make_srq` has just made the queue, or the caller of `change_srq` owns it; a
+        // limit moves no ring. There is no payload.
         unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
     }
 }

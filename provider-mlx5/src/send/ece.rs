@@ -64,8 +64,8 @@ impl Mlx5Sq {
         let driver = DriverReq { ece_options: asked, ..DriverReq::zeroed() };
         let mut response = ModifyQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks. The payload holds no addresses, and
-        // the response has its full size.
+        // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks. The
+        // payload holds no addresses, and the response has its full size.
         unsafe { command::modify_qp_with(file, change, payload) }?;
         self.options = Some(Options::new(response.ece_options));
         Ok(())

@@ -34,10 +34,12 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
         };
         let wqe = slot.as_ptr().cast::<SendWqe>();
-        // SAFETY: `locate` checked that a slot has room for a request and for the data that the limits allow behind it.
+        // SAFETY: `locate` checked that a slot has room for a request and for the data that the
+        // limits allow behind it.
         let data = unsafe { slot.as_ptr().add(DATA) };
-        // SAFETY: `locate` checked that behind a request a slot has room for the data that the limits allow; `DATA` is a
-        // multiple of 8. Ring memory is referenced by no Rust slice, by the contract of `QueueMemory`.
+        // SAFETY: `locate` checked that behind a request a slot has room for the data that the
+        // limits allow; `DATA` is a multiple of 8. Ring memory is referenced by no Rust slice, by
+        // the contract of `QueueMemory`.
         let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
         if length > max {
             return Err(Refusal::DatagramTooLong { given: length.into(), max });
@@ -50,8 +52,9 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             None => (WrOpcode::SEND, 0),
             Some(imm) => (WrOpcode::SEND_WITH_IMM, imm),
         };
-        // SAFETY: the form fits into the slot's `wr`, whose alignment is 8. The address vector behind the number is left: the kernel reads it only where
-        // there is no number (`rxe_get_av` in its `rxe_av.c`).
+        // SAFETY: the form fits into the slot's `wr`, whose alignment is 8. The address vector
+        // behind the number is left: the kernel reads it only where there is no number
+        // (`rxe_get_av` in its `rxe_av.c`).
         unsafe {
             let form = (&raw mut (*wqe).wr.wr).cast::<UdWr>();
             (&raw mut (*form).remote_qpn).write(qp_num);
@@ -72,7 +75,8 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         };
         // SAFETY: `locate` checked that a slot has room for a `SendWqe`; slots are aligned to 64.
         unsafe { write_common(wqe, &common) };
-        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the caller vouches.
+        // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
+        // caller vouches.
         unsafe { self.ring.advance() };
         Ok(())
     }

@@ -56,7 +56,8 @@ pub(super) unsafe fn write_inline(to: *mut u8, parts: &[&[u8]], max: u32) -> Opt
             unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             Some(part.len() as u32)
         }
-        // SAFETY: the caller promises room for `max` bytes at `to`, none of which overlaps the parts.
+        // SAFETY: the caller promises room for `max` bytes at `to`, none of which overlaps the
+        // parts.
         _ => unsafe { write_several_inline(to, parts, max) },
     }
 }
@@ -159,7 +160,8 @@ pub(super) unsafe fn write_short(
         length,
         num_sge,
     };
-    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8; every form fits into its `wr`.
+    // SAFETY: the caller promises room for a `SendWqe`, aligned to 8; every form fits into its
+    // `wr`.
     unsafe {
         if let Operation::Write(remote) = request.operation {
             write_rdma((&raw mut (*wqe).wr.wr).cast(), remote);

@@ -51,7 +51,8 @@ pub unsafe fn create_ah(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the address handle any more, such as a request not yet complete.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the address handle any more, such as a request not yet complete.
 #[doc(alias = "ibv_destroy_ah")]
 pub unsafe fn destroy_ah(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<AhDestroy>::new(file.driver_id());
@@ -81,7 +82,8 @@ pub fn attach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Res
 ///
 /// # Safety
 ///
-/// The handle must be that of a queue pair of the caller's own: nothing else of this process relies on its membership.
+/// The handle must be that of a queue pair of the caller's own: nothing else of this process relies
+/// on its membership.
 #[doc(alias = "ibv_detach_mcast")]
 pub unsafe fn detach_mcast(file: &DeviceFile, qp: u32, gid: [u8; 16], mlid: u16) -> Result<(), Refused> {
     let request = DetachMcastReq { gid, qp_handle: qp, mlid, ..DetachMcastReq::zeroed() };

@@ -15,7 +15,8 @@ use crate::device::{DeviceFile, Refused};
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the memory any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the memory any more.
 #[doc(alias = "ibv_free_dm")]
 pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<DmFree>::new(file.driver_id());

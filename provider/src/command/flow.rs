@@ -36,7 +36,8 @@ pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> 
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the flow any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the flow any more.
 #[doc(alias = "ibv_destroy_flow")]
 pub unsafe fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let request = DestroyFlowReq { flow_handle: handle, ..DestroyFlowReq::zeroed() };

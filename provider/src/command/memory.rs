@@ -40,7 +40,8 @@ pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle,
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the window any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the window any more.
 #[doc(alias = "ibv_dealloc_mw")]
 pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<MwDestroy>::new(file.driver_id());
@@ -67,10 +68,10 @@ pub struct ReregMr {
 ///
 /// # Safety
 ///
-/// 1. The handle must be that of a region of the caller's own: nothing else of this process relies on its domain, rights
-///    or keys.
-/// 2. The device and, as far as the new rights allow, peers will read and write the range from here on. It must be
-///    memory that may be used so.
+/// 1. The handle must be that of a region of the caller's own: nothing else of this process relies
+///    on its domain, rights or keys.
+/// 2. The device and, as far as the new rights allow, peers will read and write the range from here
+///    on. It must be memory that may be used so.
 #[doc(alias = "ibv_rereg_mr")]
 pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Result<(u32, u32), Refused> {
     let mut request = ReregMrReq { mr_handle: handle, ..ReregMrReq::zeroed() };

@@ -135,7 +135,8 @@ unsafe fn by_command(file: &DeviceFile, request: &MrRequest) -> Result<CreatedMr
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the region or its keys any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the region or its keys any more.
 #[doc(alias = "ibv_dereg_mr")]
 pub unsafe fn dereg_mr(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<MrDestroy>::new(file.driver_id());

@@ -15,7 +15,8 @@ use crate::device::{DeviceFile, Refused};
 ///
 /// # Safety
 ///
-/// 1. `cq` must be the handle of a completion queue of the caller's own, whose ring follows the resize.
+/// 1. `cq` must be the handle of a completion queue of the caller's own, whose ring follows the
+///    resize.
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_resize_cq")]
 pub unsafe fn resize_cq(

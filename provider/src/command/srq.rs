@@ -70,7 +70,8 @@ pub unsafe fn create_srq(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the queue any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the queue any more.
 #[doc(alias = "ibv_destroy_srq")]
 pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, Refused> {
     let mut response = DestroySrqResp::zeroed();
@@ -104,7 +105,8 @@ pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused
 ///
 /// # Safety
 ///
-/// 1. `request.srq_handle` must be the handle of a shared receive queue of the caller's own, whose rings follow a resize.
+/// 1. `request.srq_handle` must be the handle of a shared receive queue of the caller's own, whose
+///    rings follow a resize.
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_srq")]
 pub unsafe fn modify_srq(

@@ -67,8 +67,8 @@ pub unsafe fn create_wq(
 ///
 /// # Safety
 ///
-/// 1. `handle` must be that of a work queue of the caller's own. After a change to RESET, nothing may be pushed before its
-///    queue was [reset](crate::contract::RecvQueue::reset).
+/// 1. `handle` must be that of a work queue of the caller's own. After a change to RESET, nothing
+///    may be pushed before its queue was [reset](crate::contract::RecvQueue::reset).
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_wq")]
 pub unsafe fn modify_wq(
@@ -102,7 +102,8 @@ pub unsafe fn modify_wq(
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the work queue any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the work queue any more.
 #[doc(alias = "ibv_destroy_wq")]
 pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, Refused> {
     let mut events = 0;
@@ -144,7 +145,8 @@ pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Refus
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the table any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the table any more.
 #[doc(alias = "ibv_destroy_rwq_ind_table")]
 pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<RwqIndTblDestroy>::new(file.driver_id());

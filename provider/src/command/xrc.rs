@@ -38,7 +38,8 @@ pub fn open_xrcd(file: &DeviceFile, shared: Option<BorrowedFd<'_>>, flags: OFlag
 ///
 /// # Safety
 ///
-/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on the domain any more.
+/// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
+/// the domain any more.
 #[doc(alias = "ibv_close_xrcd")]
 pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
     let mut call = Call::<XrcdDestroy>::new(file.driver_id());

@@ -17,32 +17,41 @@ use crate::work::{
 ///
 /// # Safety
 ///
-/// Code that posts relies on these obligations. "The device" is whoever carries out the requests: the adapter, or the
-/// kernel for a software device. An implementation may take for granted that the device and the kernel keep to their
-/// specifications, and that each caller of an `unsafe` method keeps to its contract. All methods must fulfil them also
-/// when they panic: a panic must not leave a half-written request that is handed over later.
+/// Code that posts relies on these obligations. "The device" is whoever carries out the requests:
+/// the adapter, or the kernel for a software device. An implementation may take for granted that
+/// the device and the kernel keep to their specifications, and that each caller of an `unsafe`
+/// method keeps to its contract. All methods must fulfil them also when they panic: a panic must
+/// not leave a half-written request that is handed over later.
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests name (slots, doorbell
-///    record, inline data) stays valid and in place from the queue's making until the value is dropped, wherever it is
-///    moved. Relied upon by all that destroys a queue pair before it drops its queues: `verbs`' `Qp::drop`.
-/// 2. **Requests** ([`push`](Self::push), [`push_datagram`](Self::push_datagram), [`push_xrc`](Self::push_xrc),
-///    [`push_frame`](Self::push_frame), [`try_push`](Self::try_push), [`try_push_all`](Self::try_push_all),
-///    [`try_post`](Self::try_post)). For a request that was taken, the device accesses only the memory that its elements
-///    name, under their keys, and as the operation says. Inline data and headers are copied before the method returns. A
-///    request that is refused (`Err`) or declined (`false`, `None`, beyond the count) is not handed over, now or later.
-///    Relied upon by `verbs`' `post_send` and `Batch`, which return such requests to the caller as not posted.
-/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the device. A full queue
-///    refuses. Relied upon by every caller: an overwritten request may name memory that was given back.
-/// 4. **Handing over** ([`ring`](Self::ring), [`defer`](Self::defer), [`try_post`](Self::try_post)). The device sees a
-///    request in one of these, or in [`resume`](Self::resume) what they handed over, and not before.
-/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and neither handed over nor left for
-///    later. Relied upon by `verbs`' `Batch::drop`, after which the memory of such requests is the caller's again.
-/// 6. **Refused doorbells** ([`DoorbellError`]). After [`DoorbellError::TakenBack`], the device accesses no memory for any
-///    request of the batch, whatever becomes of the queue pair; it may at most report them as failed. In all other cases
-///    each request of the batch counts as posted. Relied upon by `verbs`' `Endpoint`, which gives the buffers of a batch
-///    back on `TakenBack` and keeps them otherwise.
-/// 7. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before. Relied upon by `verbs`'
-///    `Qp::reset`, after which the memory of the requests is the caller's again.
+/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests
+///    name (slots, doorbell record, inline data) stays valid and in place from the queue's making
+///    until the value is dropped, wherever it is moved. Relied upon by all that destroys a queue
+///    pair before it drops its queues: `verbs`' `Qp::drop`.
+/// 2. **Requests** ([`push`](Self::push), [`push_datagram`](Self::push_datagram),
+///    [`push_xrc`](Self::push_xrc), [`push_frame`](Self::push_frame), [`try_push`](Self::try_push),
+///    [`try_push_all`](Self::try_push_all), [`try_post`](Self::try_post)). For a request that was
+///    taken, the device accesses only the memory that its elements name, under their keys, and as
+///    the operation says. Inline data and headers are copied before the method returns. A request
+///    that is refused (`Err`) or declined (`false`, `None`, beyond the count) is not handed over,
+///    now or later. Relied upon by `verbs`' `post_send` and `Batch`, which return such requests to
+///    the caller as not posted.
+/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the
+///    device. A full queue refuses. Relied upon by every caller: an overwritten request may name
+///    memory that was given back.
+/// 4. **Handing over** ([`ring`](Self::ring), [`defer`](Self::defer),
+///    [`try_post`](Self::try_post)). The device sees a request in one of these, or in
+///    [`resume`](Self::resume) what they handed over, and not before.
+/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and neither handed
+///    over nor left for later. Relied upon by `verbs`' `Batch::drop`, after which the memory of
+///    such requests is the caller's again.
+/// 6. **Refused doorbells** ([`DoorbellError`]). After [`DoorbellError::TakenBack`], the device
+///    accesses no memory for any request of the batch, whatever becomes of the queue pair; it may
+///    at most report them as failed. In all other cases each request of the batch counts as posted.
+///    Relied upon by `verbs`' `Endpoint`, which gives the buffers of a batch back on `TakenBack`
+///    and keeps them otherwise.
+/// 7. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before.
+///    Relied upon by `verbs`' `Qp::reset`, after which the memory of the requests is the caller's
+///    again.
 /// 8. **Changes** ([`change`](Self::change)). The kernel is asked for this change and no other.
 ///
 /// Nothing may rely on what [`capacity`](Self::capacity), [`owns_doorbell`](Self::owns_doorbell),
@@ -225,8 +234,8 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Safety
     ///
-    /// The kernel must have brought the queue pair to RESET, as often as [`SendQueue::resets_twice`] says, and the queue
-    /// pair must not have left RESET since.
+    /// The kernel must have brought the queue pair to RESET, as often as
+    /// [`SendQueue::resets_twice`] says, and the queue pair must not have left RESET since.
     unsafe fn reset(&mut self);
 
     /// Looks at a change of the queue pair before the kernel is asked for it.
@@ -264,11 +273,12 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Safety
     ///
-    /// As for [`command::modify_qp`]: the change names the queue pair that this is the send queue of, by its handle in the
-    /// context of `file`. The caller owns the queue pair, and resets both of its queues after a change to RESET before it
-    /// pushes anything.
+    /// As for [`command::modify_qp`]: the change names the queue pair that this is the send queue
+    /// of, by its handle in the context of `file`. The caller owns the queue pair, and resets both
+    /// of its queues after a change to RESET before it pushes anything.
     unsafe fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
-        // SAFETY: the caller owns the queue pair that the change names, and resets its queues: this method's contract.
+        // SAFETY: the caller owns the queue pair that the change names, and resets its queues: this
+        // method's contract.
         unsafe { command::modify_qp(file, change) }
     }
 
@@ -288,22 +298,31 @@ pub unsafe trait SendQueue: Send {
 ///
 /// # Safety
 ///
-/// The obligations are those of a [`SendQueue`], with what its section says of the device, the kernel and panics:
+/// The obligations are those of a [`SendQueue`], with what its section says of the device, the
+/// kernel and panics:
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests name stays valid and
-///    in place until the value is dropped. Relied upon by all that destroys a queue pair or a shared queue before it drops
-///    the value: `verbs`' `Qp::drop`, `Srq::drop` and `Wq::drop`.
-/// 2. **Requests** ([`push`](Self::push), [`try_push`](Self::try_push), [`try_push_all`](Self::try_push_all),
-///    [`try_post`](Self::try_post)). For a request that was taken, the device writes only to the memory that its elements
-///    name, under their keys. A request that is refused or declined is not published, now or later. Relied upon by
-///    `verbs`' `post_recv` functions.
-/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the device.
-/// 4. **Publishing** ([`ring`](Self::ring), [`try_post`](Self::try_post)). The device sees a request in one of these, and
-///    not before.
-/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and not published. Relied upon by
-///    `verbs`' `post_recv` functions, which abort a list of which one request is refused.
-/// 6. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before. Relied upon by
-///    `verbs`' `Qp::reset` and `Wq::reset`.
+/// 1. **Memory.** All that the device reads or writes for the queue beside the memory that requests
+///    name stays valid and in place until the value is dropped. Relied upon by all that destroys a
+///    queue pair or a shared queue before it drops the value: `verbs`' `Qp::drop`, `Srq::drop` and
+///    `Wq::drop`.
+/// 2. **Requests** ([`push`](Self::push), [`try_push`](Self::try_push),
+///    [`try_push_all`](Self::try_push_all), [`try_post`](Self::try_post)). For a request that was
+///    taken, the device writes only to the memory that its elements name, under their keys. A
+///    request that is refused or declined is not published, now or later. Relied upon by `verbs`'
+///    `post_recv` functions.
+/// 3. **No overwriting.** A slot is written only while no request in it may still be read by the
+///    device.
+/// 4. **Publishing** ([`ring`](Self::ring), [`try_post`](Self::try_post)). The device sees a
+///    request in one of these, and not before.
+/// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and not published.
+///    Relied upon by `verbs`' `post_recv` functions, which abort a list of which one request is
+///    refused.
+/// 6. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before.
+///    Relied upon by `verbs`' `Qp::reset` and `Wq::reset`.
+///
+/// 7. **Memory of requests** ([`abandon`](Self::abandon), dropping). No thread of this process
+///    writes to the memory of posted receives after `abandon` has returned, or after the value was
+///    dropped. Relied upon by `verbs`' `Qp::drop`, after which the memory may be given back.
 ///
 /// Nothing may rely on what [`capacity`](Self::capacity) and [`posted`](Self::posted) return.
 ///
@@ -398,8 +417,8 @@ pub unsafe trait RecvQueue: Send {
     /// Takes back what was pushed and not yet published.
     fn abort(&mut self);
 
-    /// Takes the queue up where it stands after the kernel has brought the queue pair, or the work queue, to RESET: empty.
-    /// Does nothing to a shared receive queue, which has no such state.
+    /// Takes the queue up where it stands after the kernel has brought the queue pair, or the work
+    /// queue, to RESET: empty. Does nothing to a shared receive queue, which has no such state.
     ///
     /// # Safety
     ///
@@ -421,30 +440,34 @@ pub unsafe trait RecvQueue: Send {
 ///
 /// # Safety
 ///
-/// Code that lends or gives back the memory of requests relies on these obligations. An implementation may take for
-/// granted that the device and the kernel keep to their specifications where it can't tell that they don't.
+/// Code that lends or gives back the memory of requests relies on these obligations. An
+/// implementation may take for granted that the device and the kernel keep to their specifications
+/// where it can't tell that they don't.
 ///
-/// 1. **Memory.** All that the device reads or writes for the queue stays valid and in place until the value is dropped,
-///    and what a lent [`Completion`] reads as long as it is borrowed. Relied upon by `verbs`' `Cq::drop`, which destroys
-///    the kernel object first.
-/// 2. **Truth** ([`next`](Self::next), [`next_value`](Self::next_value), [`next_values`](Self::next_values)). A completion
-///    with the status [`WcStatus::SUCCESS`] is that of a request that was posted to a queue which completes here, and that
-///    has not been reported before. It has the `wr_id` that was posted. Relied upon by `verbs`' `Endpoint::poll`, which
-///    gives the request's buffer back.
-/// 3. **The end of access.** When a completion with the `wr_id` of a request is reported, with whatever status, the device
-///    has finished with the memory of that request, and what it wrote there is visible to the thread that polls. Relied
-///    upon by `Endpoint::poll` and by `Done::message`, which lends the bytes received.
-/// 4. **Nonsense.** An entry that matches no request is reported with the status [`WcStatus::GENERAL_ERR`] and the
-///    `wr_id` 0, or not at all. It is never the success of a request. A completion of a request that the device was
-///    denied ([`DoorbellError::TakenBack`]), or of a stale slot that the device flushes in the error state, has an error
-///    status. So users must not take a `wr_id` on trust: a safe type must recognize its own outstanding requests by ids
-///    that are never 0 and never used twice, as `Endpoint` does.
-/// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a taken completion only after `release`, or
-///    after [`next_value`](Self::next_value) or [`next_values`](Self::next_values), which release too. No completion can
-///    be borrowed then.
+/// 1. **Memory.** All that the device reads or writes for the queue stays valid and in place until
+///    the value is dropped, and what a lent [`Completion`] reads as long as it is borrowed. Relied
+///    upon by `verbs`' `Cq::drop`, which destroys the kernel object first.
+/// 2. **Truth** ([`next`](Self::next), [`next_value`](Self::next_value),
+///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`] is
+///    that of a request that was posted to a queue which completes here, and that has not been
+///    reported before. It has the `wr_id` that was posted. Relied upon by `verbs`'
+///    `Endpoint::poll`, which gives the request's buffer back.
+/// 3. **The end of access.** When a completion with the `wr_id` of a request is reported, with
+///    whatever status, the device has finished with the memory of that request, and what it wrote
+///    there is visible to the thread that polls. Relied upon by `Endpoint::poll` and by
+///    `Done::message`, which lends the bytes received.
+/// 4. **Nonsense.** An entry that matches no request is reported with the status
+///    [`WcStatus::GENERAL_ERR`] and the `wr_id` 0, or not at all. It is never the success of a
+///    request. A completion of a request that the device was denied ([`DoorbellError::TakenBack`]),
+///    or of a stale slot that the device flushes in the error state, has an error status. So users
+///    must not take a `wr_id` on trust: a safe type must recognize its own outstanding requests by
+///    ids that are never 0 and never used twice, as `Endpoint` does.
+/// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a taken completion
+///    only after `release`, or after [`next_value`](Self::next_value) or
+///    [`next_values`](Self::next_values), which release too. No completion can be borrowed then.
 ///
-/// Nothing may rely on the fields of a completion beyond its `wr_id` and status without a check: `byte_len` may exceed the
-/// memory of the request.
+/// Nothing may rely on the fields of a completion beyond its `wr_id` and status without a check:
+/// `byte_len` may exceed the memory of the request.
 ///
 /// Safe code can't implement it:
 ///
@@ -505,9 +528,11 @@ pub unsafe trait CompletionQueue: Send {
     fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
 }
 
-/// A completion in place. It is what [`CompletionQueue`] says of it; the trait by itself vouches for nothing.
+/// A completion in place. It is what [`CompletionQueue`] says of it; the trait by itself vouches
+/// for nothing.
 pub trait Completion {
-    /// Of the request.
+    /// Of the request; 0, with the status [`WcStatus::GENERAL_ERR`], where the device reported what
+    /// matches no request.
     fn wr_id(&self) -> u64;
     /// How it ended.
     fn status(&self) -> WcStatus;

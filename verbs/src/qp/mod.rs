@@ -198,7 +198,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             doorbell: init.doorbell,
             memory: init.memory,
         };
-        // SAFETY: `end` keeps the queues until the kernel has destroyed the object, and leaks them otherwise.
+        // SAFETY: `end` keeps the queues until the kernel has destroyed the object, and leaks them
+        // otherwise.
         let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
             .map_err(|reason| {
                 if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {

@@ -288,7 +288,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            // SAFETY: the request names this queue pair, and `change`, which calls this, resets both queues after RESET.
+            // SAFETY: the request names this queue pair, and `change`, which calls this, resets
+            // both queues after RESET.
             return unsafe { self.sq.change(file, &request.base) };
         }
         // SAFETY: the command reads and writes nothing but its structs.

@@ -98,10 +98,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     pub(super) fn queues_were_reset(&mut self) {
-        // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could change.
+        // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could
+        // change.
         unsafe { self.sq.reset() };
         if let Some(queue) = &mut self.rq {
-            // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could change.
+            // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could
+            // change.
             unsafe { queue.reset() };
         }
     }

@@ -307,7 +307,8 @@ impl<P: Provider> XrcTarget<P> {
 
     fn change(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
-        // SAFETY: the request names the queue pair that this value has a handle of, and which has no rings to reset.
+        // SAFETY: the request names the queue pair that this value has a handle of, and which has
+        // no rings to reset.
         unsafe { command::modify_qp(self.xrcd.context().file(), &request.base) }.map_err(|refused| {
             Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
         })?;

@@ -213,7 +213,8 @@ impl Bench {
                 ("query_qp", command::query_qp(file, handle, QpAttrMask::STATE).map(drop)),
                 ("modify_qp", self.modify_qp(handle)),
                 ("attach_mcast", command::attach_mcast(file, handle, group, 0)),
-                // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
+                // SAFETY: all objects of this file are the test's own, and nothing is posted to
+                // them.
                 ("detach_mcast", unsafe { command::detach_mcast(file, handle, group, 0) }),
             ],
             _ => Vec::new(),

@@ -81,8 +81,8 @@ pub(crate) fn an_armed_queue_raises_one_event() {
         compressed: false,
         memory: QueueMemory::Ordinary,
     };
-    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and nothing is posted to queues that are
-    // dropped here.
+    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and nothing is
+    // posted to queues that are dropped here.
     pair.server_cq = unsafe { pair.host.rxe.create_cq(&request) }.unwrap();
     pair.server = pair.host.qp(&pair.server_cq, None, CAP);
     pair.host.connect(&pair.client, &pair.server);
@@ -111,8 +111,8 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
         user_handle: 0,
         xrc: None,
     };
-    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and all that was posted is complete when
-    // the test drops the queue.
+    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and all that
+    // was posted is complete when the test drops the queue.
     let mut srq = unsafe { pair.host.rxe.create_srq(&request) }.unwrap();
     assert_eq!((srq.max_wr, srq.max_sge), (31, 2));
     pair.server = pair.host.qp(&pair.server_cq, Some(srq.handle), CAP);
