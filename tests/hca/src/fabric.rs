@@ -4,6 +4,8 @@ mod faults;
 mod late;
 mod pcap;
 pub(crate) mod subnet;
+#[cfg(feature = "test-utils")]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 mod transport;

@@ -15,6 +15,8 @@ mod firmware;
 pub mod memory;
 mod plain;
 mod shell;
+#[cfg(feature = "test-utils")]
+pub mod testing;
 
 pub use commands::CommandCard;
 pub use control::{Change, Control};

@@ -5,5 +5,7 @@ mod interrupts;
 pub(crate) mod pci;
 mod protocol;
 mod server;
+#[cfg(feature = "test-utils")]
+pub(crate) mod testing;
 
 pub use server::Server;

@@ -39,26 +39,33 @@ impl Trunk {
     /// Sends a packet, unless the peer is too slow.
     pub(super) fn packet(&self, link: Link, packet: &Packet) {
         if link == self.link {
-            let mut body = vec![0, 0, 0, 0, kind::PACKET];
-            write_route(&packet.route, &mut body);
-            transport::write(packet, &mut body);
-            self.send(body);
+            self.send(&packet_body(packet));
         }
     }
 
     /// Sends a frame, unless the peer is too slow.
     pub(super) fn frame(&self, frame: &[u8]) {
-        let mut body = vec![0, 0, 0, 0, kind::FRAME];
-        body.extend_from_slice(frame);
-        self.send(body);
+        self.send(&frame_body(frame));
     }
 
-    fn send(&self, mut body: Vec<u8>) {
-        let length = (body.len() - 4) as u32;
-        body[..4].copy_from_slice(&length.to_be_bytes());
+    fn send(&self, body: &[u8]) {
+        let message = [&(body.len() as u32).to_be_bytes(), body].concat();
         // A full outbox is a full switch: the message is lost.
-        let _ = self.outbox.try_send(body);
+        let _ = self.outbox.try_send(message);
     }
+}
+
+/// A message that brings a packet, without its length.
+pub(super) fn packet_body(packet: &Packet) -> Vec<u8> {
+    let mut body = vec![kind::PACKET];
+    write_route(&packet.route, &mut body);
+    transport::write(packet, &mut body);
+    body
+}
+
+/// A message that brings a frame, without its length.
+pub(super) fn frame_body(frame: &[u8]) -> Vec<u8> {
+    [&[kind::FRAME], frame].concat()
 }
 
 /// Accepts trunks until the fabric is gone.
@@ -127,7 +134,12 @@ fn write_messages(mut socket: &UnixStream, inbox: &Receiver<Vec<u8>>) {
     let _ = socket.shutdown(Shutdown::Both);
 }
 
-fn read_messages(mut socket: &UnixStream, fabric: &Weak<Fabric>, number: u64, link: Link) -> io::Result<()> {
+pub(super) fn read_messages(
+    mut socket: &UnixStream,
+    fabric: &Weak<Fabric>,
+    number: u64,
+    link: Link,
+) -> io::Result<()> {
     let garbage = || io::Error::new(io::ErrorKind::InvalidData, "the peer sent garbage");
     loop {
         let mut length = [0; 4];
@@ -150,7 +162,7 @@ fn read_messages(mut socket: &UnixStream, fabric: &Weak<Fabric>, number: u64, li
 }
 
 /// Adds a message to the packets or frames.
-fn parse(body: &[u8], packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) -> Option<()> {
+pub(super) fn parse(body: &[u8], packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) -> Option<()> {
     match body.split_first()? {
         (&kind::PACKET, rest) => {
             let (route, rest) = read_route(rest)?;
@@ -243,9 +255,7 @@ mod tests {
                     source: gid, destination: gid, flow_label: 0x1234, traffic_class: mac[1], hop_limit: mac[2], network,
                 }),
             };
-            let mut body = vec![kind::PACKET];
-            write_route(&packet.route, &mut body);
-            transport::write(&packet, &mut body);
+            let body = packet_body(&packet);
             let (mut packets, mut frames) = (Vec::new(), Vec::new());
             prop_assert!(parse(&body, &mut packets, &mut frames).is_some());
             prop_assert_eq!((packets, frames), (vec![packet], Vec::new()));

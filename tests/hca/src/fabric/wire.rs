@@ -14,7 +14,7 @@ pub(crate) fn ones_sum(bytes: &[u8]) -> u16 {
 }
 
 use super::transport;
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 use crate::engine::packet::Route;
 use crate::engine::packet::{Global, Network, Packet};
 
@@ -62,7 +62,7 @@ pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
 }
 
 /// Reads a RoCE v2 frame back, checks included; `None` if it isn't one of those that [`encode`] makes. Addresses made of LIDs stay what they became.
-#[cfg(test)]
+#[cfg(any(test, feature = "test-utils"))]
 pub(crate) fn decode(frame: &[u8]) -> Option<Packet> {
     let (ethernet, ip) = frame.split_at_checked(14)?;
     let short = |at: usize| Some(u16::from_be_bytes(ip.get(at..at + 2)?.try_into().ok()?));

@@ -33,9 +33,9 @@ pub(super) mod command {
 /// A request.
 #[derive(Debug)]
 pub(super) struct Message {
-    id: u16,
+    pub(super) id: u16,
     pub(super) command: u16,
-    wants_reply: bool,
+    pub(super) wants_reply: bool,
     pub(super) body: Vec<u8>,
     pub(super) fds: Vec<OwnedFd>,
 }
@@ -98,10 +98,24 @@ pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<Message>> {
 
 /// Answers a request, with a body or with an errno.
 pub(super) fn reply(socket: &UnixStream, to: &Message, answer: Result<Vec<u8>, Errno>) -> io::Result<()> {
+    let Some(bytes) = reply_bytes(to, answer) else { return Ok(()) };
+    let mut rest = bytes.as_slice();
+    while !rest.is_empty() {
+        let mut none = SendAncillaryBuffer::default();
+        match sendmsg(socket, &[IoSlice::new(rest)], &mut none, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            sent => rest = &rest[sent?..],
+        }
+    }
+    Ok(())
+}
+
+/// The answer to a request as a message; `None` where the peer wants none.
+pub(super) fn reply_bytes(to: &Message, answer: Result<Vec<u8>, Errno>) -> Option<Vec<u8>> {
     const REPLY: u32 = 1;
     const ERROR: u32 = 1 << 5;
     if !to.wants_reply {
-        return Ok(());
+        return None;
     }
     let (flags, errno, body) = match answer {
         Ok(body) => (REPLY, 0, body),
@@ -114,15 +128,7 @@ pub(super) fn reply(socket: &UnixStream, to: &Message, answer: Result<Vec<u8>, E
     bytes.extend_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&errno.to_le_bytes());
     bytes.extend_from_slice(&body);
-    let mut rest = bytes.as_slice();
-    while !rest.is_empty() {
-        let mut none = SendAncillaryBuffer::default();
-        match sendmsg(socket, &[IoSlice::new(rest)], &mut none, SendFlags::NOSIGNAL) {
-            Err(rustix::io::Errno::INTR) => {}
-            sent => rest = &rest[sent?..],
-        }
-    }
-    Ok(())
+    Some(bytes)
 }
 
 /// An error number for the peer.

@@ -102,18 +102,18 @@ impl Drop for Server {
     }
 }
 
-struct Function<'a> {
-    config: Config,
-    registers: Registers,
-    device: &'a Device,
-    vectors: &'a Vectors,
-    setup: Setup,
+pub(super) struct Function<'a> {
+    pub(super) config: Config,
+    pub(super) registers: Registers,
+    pub(super) device: &'a Device,
+    pub(super) vectors: &'a Vectors,
+    pub(super) setup: Setup,
 }
 
-type Answer = Result<Vec<u8>, Errno>;
+pub(super) type Answer = Result<Vec<u8>, Errno>;
 
 impl Function<'_> {
-    fn handle(&mut self, message: &mut Message) -> Answer {
+    pub(super) fn handle(&mut self, message: &mut Message) -> Answer {
         let fds = std::mem::take(&mut message.fds);
         let mut fields = Fields(&message.body);
         let answer = match message.command {

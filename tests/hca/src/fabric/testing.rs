@@ -1,0 +1,62 @@
+//! What comes over a trunk, and frames of RoCE v2, reachable for fuzzing.
+
+use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use super::{Fabric, trunk, wire};
+use crate::engine::packet::{Link, Packet};
+
+/// What a message of a trunk, without its length, brings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
+pub enum Message {
+    /// A packet of an RDMA transport.
+    Packet(Packet),
+    /// An Ethernet frame.
+    Frame(Vec<u8>),
+}
+
+/// Reads the body of a message; `None` if it is none.
+pub fn decode_message(body: &[u8]) -> Option<Message> {
+    let (mut packets, mut frames) = (Vec::new(), Vec::new());
+    trunk::parse(body, &mut packets, &mut frames)?;
+    match (packets.pop(), frames.pop()) {
+        (Some(packet), None) => Some(Message::Packet(packet)),
+        (None, Some(frame)) => Some(Message::Frame(frame)),
+        (packet, frame) => panic!("one message is one packet or frame: {packet:?}, {frame:?}"),
+    }
+}
+
+/// The body of a message.
+pub fn encode_message(message: &Message) -> Vec<u8> {
+    match message {
+        Message::Packet(packet) => trunk::packet_body(packet),
+        Message::Frame(frame) => trunk::frame_body(frame),
+    }
+}
+
+/// Reads a RoCE v2 frame, checks included; `None` if it is none.
+pub fn decode_frame(frame: &[u8]) -> Option<Packet> {
+    wire::decode(frame)
+}
+
+/// A packet as a RoCE v2 frame.
+pub fn encode_frame(packet: &Packet) -> Vec<u8> {
+    wire::encode(packet)
+}
+
+/// Reads what a peer that has greeted sends before it closes the trunk, into a fabric without ports.
+///
+/// # Errors
+/// The peer is cut off.
+pub fn read_trunk(link: Link, bytes: &[u8]) -> io::Result<()> {
+    let (ours, mut theirs) = UnixStream::pair()?;
+    theirs.set_nonblocking(true)?;
+    // What the socket has no room for is not sent.
+    let _ = theirs.write(bytes);
+    theirs.shutdown(Shutdown::Write)?;
+    let fabric = Fabric::new();
+    trunk::read_messages(&ours, &Arc::downgrade(&fabric), 1, link)
+}

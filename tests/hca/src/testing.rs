@@ -1,0 +1,6 @@
+//! Parsers of what virtual machine monitors and the fabrics of other processes send, reachable for fuzzing.
+
+pub use crate::fabric::testing::{
+    Message, decode_frame, decode_message, encode_frame, encode_message, read_trunk,
+};
+pub use crate::shell::testing::{Bar, Monitor, MonitorMessage, with_monitor};
