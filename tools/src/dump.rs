@@ -16,17 +16,21 @@ const MOST: u64 = 64 << 20;
 
 /// Prints the entries that a file holds.
 pub(crate) fn show(options: &Dump) -> Result<()> {
-    let bytes = read(options.file.as_deref())?;
+    let text = describe(read(options.file.as_deref())?, options.entries)?;
+    Ok(say::line(text.trim_end())?)
+}
+
+/// The entries in `bytes`, which are those of a queue or a text that names them, in words.
+pub(crate) fn describe(bytes: Vec<u8>, entries: Entries) -> Result<String> {
     let bytes = match from_text(&bytes) {
         Some(bytes) => bytes?,
         None => bytes,
     };
     ensure!(!bytes.is_empty(), "there are no bytes to show");
-    let text = match options.entries {
-        Entries::Cqe => completions(&bytes)?,
-        Entries::Wqe => requests(&bytes),
-    };
-    Ok(say::line(text.trim_end())?)
+    match entries {
+        Entries::Cqe => completions(&bytes),
+        Entries::Wqe => Ok(requests(&bytes)),
+    }
 }
 
 fn read(file: Option<&Path>) -> Result<Vec<u8>> {

@@ -1,43 +1,5 @@
 //! `bareverbs`: RDMA from one static program.
 
-#![cfg_attr(not(test), no_main)]
+#![no_main]
 
-mod asyncwatch;
-mod cli;
-mod devices;
-mod devinfo;
-mod dump;
-mod pingpong;
-mod resources;
-mod say;
-#[cfg(not(test))]
 mod start;
-mod stop;
-
-use std::ffi::OsString;
-
-use clap::Parser;
-
-use crate::cli::{Cli, Command};
-use crate::stop::Interrupted;
-
-/// The program from its arguments to its exit status.
-#[cfg_attr(test, expect(dead_code, reason = "the tests' own `main` takes its place"))]
-fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
-    let result = match Cli::parse_from(arguments).command {
-        Command::Devices(options) => devices::list(&options),
-        Command::Devinfo(options) => devinfo::show(&options),
-        Command::Asyncwatch(options) => asyncwatch::watch(&options),
-        Command::Resources(options) => resources::show(&options),
-        Command::Dump(options) => dump::show(&options),
-        Command::Pingpong(options) => pingpong::play(&options),
-    };
-    match result {
-        Ok(()) => 0,
-        Err(error) => {
-            say::remark(&format!("bareverbs: {error:#}"));
-            let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
-            interrupted.map_or(1, |interrupted| interrupted.exit_status())
-        }
-    }
-}

@@ -24,7 +24,7 @@ extern "C" fn main(argc: c_int, argv: *const *const c_char) -> c_int {
         OsString::from(OsStr::from_bytes(argument.to_bytes()))
     });
     // This way out writes what standard output still holds.
-    std::process::exit(crate::run(arguments).into())
+    std::process::exit(bareverbs_tools::run(arguments).into())
 }
 
 /// Opens `/dev/null` in place of a standard stream that is closed, for else the next file that is opened would take its

@@ -163,6 +163,12 @@ pub(crate) struct Peer<'s> {
 }
 
 impl<'s> Peer<'s> {
+    /// The connection that `socket`, which does not block, is one end of.
+    #[cfg(feature = "test-utils")]
+    pub(crate) fn over(socket: OwnedFd, stop: &'s Stop, patience: Duration) -> Self {
+        Self { socket, stop, patience }
+    }
+
     /// Connects to the first of the host's addresses that answers.
     pub(crate) fn connect(host: &str, port: u16, stop: &'s Stop) -> Result<Self, ExchangeError> {
         let addresses = (host, port)

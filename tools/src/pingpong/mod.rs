@@ -3,18 +3,18 @@
 
 mod arrivals;
 mod check;
-mod exchange;
+pub(crate) mod exchange;
 mod gaps;
 mod limits;
 mod lost;
 mod memory;
 mod queues;
 mod rally;
-mod record;
+pub(crate) mod record;
 mod report;
 mod run;
 mod status;
-mod xsrq;
+pub(crate) mod xsrq;
 
 use anyhow::{Context as _, Result};
 use bareverbs::{Context, Gid, LinkLayer, PortAttr};
