@@ -1,5 +1,8 @@
 //! Ethernet addresses of peers.
 
+#[cfg(feature = "test-utils")]
+pub(crate) mod testing;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::OwnedFd;

@@ -86,6 +86,8 @@ mod mr_hints;
 mod mw;
 pub mod netlink;
 pub mod owned;
+#[cfg(feature = "test-utils")]
+pub mod parsers;
 mod pd;
 mod pkey;
 mod provider;

@@ -20,6 +20,8 @@
 mod counters;
 mod resources;
 mod system;
+#[cfg(feature = "test-utils")]
+pub(crate) mod testing;
 mod told;
 
 use std::os::fd::OwnedFd;

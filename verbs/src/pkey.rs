@@ -30,7 +30,7 @@ impl<P: Provider> Context<P> {
                 Errno::from_io_error(&error).unwrap_or(Errno::IO),
             )
         })?;
-        u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).map_err(|_| {
+        parse(&text).ok_or_else(|| {
             Error::system(format!("reading {}: {text:?} is no P_Key", file.display()), Errno::PROTO)
         })
     }
@@ -60,4 +60,9 @@ impl<P: Provider> Context<P> {
         let reason = format!("port {port} has no P_Key {pkey:#06x}; it has {}", seen.join(", "));
         Err(Error::invalid("get_pkey_index", reason))
     }
+}
+
+/// `0xffff`.
+pub(crate) fn parse(text: &str) -> Option<u16> {
+    u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
 }

@@ -4,6 +4,8 @@
 //! and names the driver. Where the kernel has no RDMA netlink, or refuses it, sysfs is read.
 
 mod sysfs;
+#[cfg(feature = "test-utils")]
+pub(crate) mod testing;
 
 use std::fs;
 use std::os::fd::BorrowedFd;

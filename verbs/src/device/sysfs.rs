@@ -60,18 +60,18 @@ fn line(file: &Path) -> String {
 }
 
 /// `231:192`.
-fn device_number(text: &str) -> Option<(u32, u32)> {
+pub(super) fn device_number(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// `1: CA`.
-fn node_type(text: &str) -> NodeType {
+pub(super) fn node_type(text: &str) -> NodeType {
     text.split(':').next().and_then(|number| number.parse().ok()).map_or(NodeType::UNSPECIFIED, NodeType)
 }
 
 /// `0200:00ff:fe00:0001`.
-fn guid(text: &str) -> Option<Guid> {
+pub(super) fn guid(text: &str) -> Option<Guid> {
     let mut bytes = [0; 8];
     let mut groups = text.split(':');
     for pair in bytes.chunks_exact_mut(2) {

@@ -40,7 +40,7 @@ impl RdmaNetlink {
 }
 
 impl SystemInfo {
-    fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
+    pub(super) fn read(answer: &Attributes<'_>) -> Result<Self, Malformed> {
         Ok(Self {
             copy_on_fork: number8(answer, Attribute::SYS_COPY_ON_FORK)? != 0,
             shared_net_namespaces: number8(answer, Attribute::SYS_NETNS_MODE)? != 0,

@@ -1,0 +1,51 @@
+//! Answers of RDMA netlink, reachable for fuzzing.
+
+use bareverbs_uapi::netlink::{Attributes, Malformed};
+use bareverbs_uapi::nldev::Attribute;
+
+use super::counters::{Counter, MrCounters, QpCounters};
+use super::resources::{
+    CmIdResource, ContextResource, CqResource, MrResource, PdResource, QpResource, SrqResource,
+};
+use super::told::{Told, list};
+use super::{
+    CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo,
+    read_answers,
+};
+
+/// Reads a datagram that answers request `seq`, each message as the answer to every question; returns the devices that it
+/// tells of, and how many objects were read of lists.
+///
+/// # Errors
+/// The datagram is malformed.
+pub fn read_nldev(datagram: &[u8], seq: u32) -> Result<(Vec<DeviceInfo>, usize), Malformed> {
+    let (mut devices, mut objects) = (Vec::new(), 0);
+    read_answers(datagram, seq, &mut |answer| {
+        devices.extend(DeviceInfo::read(answer));
+        objects += read_lists(answer);
+        let _ = PortInfo::read(answer);
+        let _ = CharDevice::read(answer);
+        let _ = ResourceSummary::read(answer);
+        let _ = SystemInfo::read(answer);
+        let _ = CounterBinding::read(answer);
+        Ok(())
+    })?;
+    Ok((devices, objects))
+}
+
+fn read_lists(answer: &Attributes<'_>) -> usize {
+    fn count<T>(list: Result<Vec<T>, Malformed>) -> usize {
+        list.map_or(0, |list| list.len())
+    }
+    count(list(answer, Attribute::RES_QP, QpResource::read))
+        + count(list(answer, Attribute::RES_CQ, CqResource::read))
+        + count(list(answer, Attribute::RES_MR, MrResource::read))
+        + count(list(answer, Attribute::RES_PD, PdResource::read))
+        + count(list(answer, Attribute::RES_CM_ID, CmIdResource::read))
+        + count(list(answer, Attribute::RES_CTX, ContextResource::read))
+        + count(list(answer, Attribute::RES_SRQ, SrqResource::read))
+        + count(list(answer, Attribute::STAT_COUNTER, QpCounters::read))
+        + count(list(answer, Attribute::RES_MR, MrCounters::read))
+        + count(list(answer, Attribute::STAT_HWCOUNTERS, CounterStatus::read))
+        + count(Vec::<Counter>::told(answer, Attribute::STAT_HWCOUNTERS))
+}
