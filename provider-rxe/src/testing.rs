@@ -143,6 +143,17 @@ impl PlainMemory {
         unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
+    /// Puts bytes anywhere, the header included, as a kernel that breaks the rules might; returns `false` where they do
+    /// not lie in the memory.
+    pub fn poke(&self, offset: usize, bytes: &[u8]) -> bool {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.size()) {
+            return false;
+        }
+        // SAFETY: checked against the memory's size; queues hold no references into it.
+        unsafe { self.0.start.as_ptr().add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
     /// A copy of a slot's bytes.
     #[must_use]
     pub fn slot_bytes(&self, index: u32) -> Vec<u8> {
