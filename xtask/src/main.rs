@@ -5,6 +5,7 @@ mod counts;
 mod demo;
 mod deny;
 mod fastpath;
+mod fuzz;
 mod hca;
 mod installed;
 mod lab;
@@ -44,6 +45,8 @@ enum Command {
     Fastpath(fastpath::Fastpath),
     /// Count what the mlx5 data path costs in instructions, on a card in the same process.
     Counts(counts::Counts),
+    /// Fuzz the parsers of what devices, kernels and peers say; needs a nightly compiler.
+    Fuzz(fuzz::Fuzz),
     /// Compare what a card fetches of our requests and of the C library's, field by field.
     Wqes(wqes::Wqes),
     /// Change the product line by line and see whether a test notices.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
+        Command::Fuzz(fuzz) => fuzz.run(),
         Command::Wqes(wqes) => wqes.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Mutants(mutants) => mutants.run(),

@@ -1,37 +1,18 @@
 //! A driver that lies to the ConnectX in software: commands with wrong bytes, slots and mailboxes with wrong pointers, stores anywhere, memory that
 //! goes away, resets. Whatever it does, the card answers, and after a teardown nothing of it is left.
-#![no_main]
 
 use bareverbs_hca::{CommandCard, Link};
-use libfuzzer_sys::fuzz_target;
+
+use crate::input::Input;
 
 const TEARDOWN_HCA: u8 = 0x03;
 const PAGE_FAULT_RESUME: u16 = 0x204;
 const STEPS: usize = 200;
 const MEMORY: u64 = CommandCard::MEMORY;
 
-/// What is left of the input, read from the front; beyond its end there are zeros.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-
-    fn half(&mut self) -> u16 {
-        u16::from_be_bytes([self.byte(), self.byte()])
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.byte()).collect()
-    }
-
-    /// A place in or around the card's memory.
-    fn address(&mut self) -> u64 {
-        MEMORY.wrapping_add(u64::from(self.half()) << 4).wrapping_sub(0x100)
-    }
+/// A place in or around the card's memory.
+fn address(input: &mut Input<'_>) -> u64 {
+    MEMORY.wrapping_add(u64::from(input.half()) << 4).wrapping_sub(0x100)
 }
 
 /// An example with some of its bytes changed.
@@ -86,7 +67,7 @@ fn slot(card: &mut CommandCard, input: &mut Input<'_>, command: &[u8]) {
     card.slot(QUEUE, 0);
 }
 
-fuzz_target!(|data: &[u8]| {
+pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
     let link = if input.byte() & 1 == 0 { Link::InfiniBand } else { Link::Ethernet };
     let Ok(mut card) = CommandCard::new(link) else { return };
@@ -97,7 +78,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let mut time = 0;
     for _ in 0..STEPS {
-        if input.0.is_empty() {
+        if input.is_empty() {
             break;
         }
         match input.byte() % 12 {
@@ -122,11 +103,11 @@ fuzz_target!(|data: &[u8]| {
                 card.store(uar, offset, &input.bytes(length));
             }
             8 => {
-                let (address, length) = (input.address(), usize::from(input.byte()));
+                let (address, length) = (address(&mut input), usize::from(input.byte()));
                 let _ = card.memory().write(address, &input.bytes(length));
             }
             9 => {
-                time += u64::from(input.half()) << input.byte() % 24;
+                time += u64::from(input.half()) << (input.byte() % 24);
                 card.run(time);
             }
             10 => {
@@ -144,4 +125,4 @@ fuzz_target!(|data: &[u8]| {
     // Answered or refused because the card is off already; either way nothing is left.
     card.command(&[0x01, TEARDOWN_HCA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &mut [0; 16]);
     assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"), "{}", card.objects());
-});
+}

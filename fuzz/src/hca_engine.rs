@@ -1,11 +1,11 @@
 //! A driver and a peer that lie to the engine of the ConnectX in software: work requests, doorbells, receive queues and packets with wrong bytes, for
 //! queue pairs of every kind in every state, while memory goes away. Whatever they do, the engine comes to rest, and goes on working for others.
-#![no_main]
 
 use bareverbs_hca::engine::packet::{Global, Network, Packet, Route, Transport};
 use bareverbs_hca::engine::{CqSetup, KeyKind, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup, State};
 use bareverbs_hca::{Link, Memory, PlainCard};
-use libfuzzer_sys::fuzz_target;
+
+use crate::input::Input;
 
 const STEPS: usize = 300;
 const PAGE: usize = 0x1000;
@@ -19,29 +19,6 @@ const QUEUE: usize = 0x2000;
 const DOORBELLS: usize = 0x3_0000;
 const DATA: usize = 0x4_0000;
 const LENGTH: usize = 0x8_0000;
-
-/// What is left of the input, read from the front; beyond its end there are zeros.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((&first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        first
-    }
-
-    fn half(&mut self) -> u16 {
-        u16::from_be_bytes([self.byte(), self.byte()])
-    }
-
-    fn word(&mut self) -> u32 {
-        u32::from(self.half()) << 16 | u32::from(self.half())
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.byte()).collect()
-    }
-}
 
 struct Driver {
     card: PlainCard,
@@ -282,11 +259,11 @@ impl Driver {
     }
 }
 
-fuzz_target!(|data: &[u8]| {
+pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
     let Some(mut driver) = Driver::new(&mut input) else { return };
     for _ in 0..STEPS {
-        if input.0.is_empty() {
+        if input.is_empty() {
             break;
         }
         match input.byte() % 10 {
@@ -303,4 +280,4 @@ fuzz_target!(|data: &[u8]| {
     let mut fresh = Driver::new(&mut Input(&[])).expect("another card");
     fresh.post(&mut Input(&[0, 0, 1, 8]));
     fresh.card.run();
-});
+}

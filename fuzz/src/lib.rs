@@ -1,0 +1,41 @@
+//! What is fuzzed: for each parser of what others say, a function of bytes.
+//!
+//! A function returns whatever the bytes are, or panics where a property does not hold; its module says which. The crate in
+//! `libfuzzer` makes a program of each, `cargo xtask fuzz` runs them, and the test `replay` runs every function on its
+//! corpus.
+
+mod input;
+
+macro_rules! targets {
+    ($($name:ident),* $(,)?) => {
+        $(
+            mod $name;
+            #[doc = concat!("Target `", stringify!($name), "`.")]
+            pub fn $name(data: &[u8]) {
+                $name::run(data);
+            }
+        )*
+
+        /// All targets by name.
+        pub const TARGETS: &[(&str, fn(&[u8]))] = &[$((stringify!($name), $name)),*];
+    };
+}
+
+targets! {
+    dump_text,
+    fabric_packets,
+    grh_header,
+    hca_bar,
+    hca_commands,
+    hca_engine,
+    hca_vfio_user,
+    mlx5_liar,
+    netlink_messages,
+    nldev_answers,
+    pingpong_exchange,
+    rdma_cm_text,
+    route_answers,
+    rxe_rings,
+    sysfs_text,
+    uapi_calls,
+}

@@ -1,0 +1,132 @@
+//! The netlink reader, and the text of nldev messages.
+//!
+//! What the writer wrote is read back, nests included. Any bytes end the walk: a message needs 16 bytes, an attribute 4. A
+//! nest that is deeper than nldev has any is not printed.
+
+use bareverbs_uapi::netlink::{
+    Attributes, Content, ErrorBody, MessageFlags, MessageHeader, MessageWriter, messages,
+};
+use bareverbs_uapi::nldev;
+
+use crate::input::Input;
+
+/// Nests within nests that are written.
+const DEPTH: usize = 6;
+/// More than is printed for each byte.
+const PRINTED: usize = 64;
+
+enum Value {
+    U8(u8),
+    U16(u16),
+    U32(u32),
+    U64(u64),
+    Bytes(Vec<u8>),
+    Text(String),
+    Nested(Vec<(u16, Value)>),
+}
+
+fn values(input: &mut Input<'_>, depth: usize) -> Vec<(u16, Value)> {
+    let count = if input.is_empty() { 0 } else { input.byte() % 6 };
+    (0..count).map(|_| (input.half() & 0x3fff, value(input, depth))).collect()
+}
+
+fn value(input: &mut Input<'_>, depth: usize) -> Value {
+    match input.byte() % 8 {
+        0 => Value::U8(input.byte()),
+        1 => Value::U16(input.half()),
+        2 => Value::U32(input.word()),
+        3 => Value::U64(input.long()),
+        4 => {
+            let length = input.byte() % 40;
+            Value::Text(String::from_utf8_lossy(&input.bytes(length.into())).replace('\0', "x"))
+        }
+        5 | 6 if depth < DEPTH => Value::Nested(values(input, depth + 1)),
+        _ => {
+            let length = input.byte() % 40;
+            Value::Bytes(input.bytes(length.into()))
+        }
+    }
+}
+
+fn write(writer: &mut MessageWriter<'_>, values: &[(u16, Value)]) {
+    for (number, value) in values {
+        match value {
+            Value::U8(value) => writer.put_u8(*number, *value),
+            Value::U16(value) => writer.put_u16(*number, *value),
+            Value::U32(value) => writer.put_u32(*number, *value),
+            Value::U64(value) => writer.put_u64(*number, *value),
+            Value::Bytes(bytes) => writer.put_bytes(*number, bytes),
+            Value::Text(text) => writer.put_str(*number, text),
+            Value::Nested(values) => writer.put_nested(*number, |writer| write(writer, values)),
+        };
+    }
+}
+
+fn check(mut attributes: Attributes<'_>, values: &[(u16, Value)]) {
+    for (number, value) in values {
+        let found = attributes.next().expect("an attribute for every one written").expect("well formed");
+        assert_eq!(found.kind, *number);
+        match value {
+            Value::U8(value) => assert_eq!(found.u8(), Ok(*value)),
+            Value::U16(value) => assert_eq!(found.u16(), Ok(*value)),
+            Value::U32(value) => assert_eq!(found.u32(), Ok(*value)),
+            Value::U64(value) => assert_eq!(found.u64(), Ok(*value)),
+            Value::Bytes(bytes) => assert_eq!(found.payload, bytes),
+            Value::Text(text) => assert_eq!(found.str(), Ok(text.as_str())),
+            Value::Nested(values) => {
+                assert!(found.nested);
+                check(found.attributes(), values);
+            }
+        }
+    }
+    assert!(attributes.next().is_none());
+}
+
+fn walk(bytes: &[u8], depth: usize) {
+    let attributes = Attributes::new(bytes);
+    assert!(attributes.clone().count() <= bytes.len() / 4 + 1);
+    for attribute in attributes.flatten() {
+        let _ = (attribute.u8(), attribute.u32(), attribute.u64(), attribute.str());
+        assert!(attribute.payload.len() + 4 <= bytes.len());
+        if depth > 0 {
+            walk(attribute.payload, depth - 1);
+        }
+    }
+}
+
+fn read_all(datagram: &[u8]) {
+    assert!(messages(datagram).count() <= datagram.len() / size_of::<MessageHeader>() + 1);
+    for message in messages(datagram).flatten() {
+        assert!(message.payload.len() + size_of::<MessageHeader>() <= datagram.len());
+        if let Ok(Content::Refused(report)) = message.content() {
+            assert_ne!(report.errno, 0);
+        }
+        let _ = message.body::<ErrorBody>();
+        walk(message.payload, 3);
+    }
+    let text = nldev::decode(datagram).to_string();
+    assert!(text.len() <= PRINTED * datagram.len(), "{} bytes of {}", text.len(), datagram.len());
+}
+
+pub(crate) fn run(data: &[u8]) {
+    read_all(data);
+
+    let mut input = Input(data);
+    let (kind, flags, seq) = (input.half(), MessageFlags::from_bits_retain(input.half()), input.word());
+    let written = values(&mut input, 0);
+    let mut buffer = vec![0xff; 1 << 16];
+    let mut writer = MessageWriter::new(&mut buffer);
+    write(writer.begin(kind, flags, seq), &written);
+    let Ok(datagram) = writer.finish() else { return };
+    let message = messages(datagram).next().expect("a message").expect("well formed");
+    assert_eq!((message.header.kind, message.header.flags, message.header.seq), (kind, flags, seq));
+    check(message.attributes(), &written);
+
+    // The same, damaged.
+    let mut damaged = datagram.to_vec();
+    for _ in 0..input.byte() % 8 {
+        let at = usize::from(input.half()) % damaged.len();
+        damaged[at] = input.byte();
+    }
+    read_all(&damaged);
+}
