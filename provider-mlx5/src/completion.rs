@@ -485,3 +485,6 @@ impl Drop for Mlx5Cq {
         drop(strays);
     }
 }
+
+#[cfg(test)]
+mod exhaustive;

@@ -311,3 +311,6 @@ mod tests {
         }
     }
 }
+
+#[cfg(test)]
+mod exhaustive;

@@ -116,3 +116,6 @@ mod tests {
         assert!(is_before(0x1ff_ffff, 0x200_0001));
     }
 }
+
+#[cfg(test)]
+mod exhaustive;

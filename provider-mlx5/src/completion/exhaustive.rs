@@ -1,0 +1,215 @@
+//! A completion queue whose count starts shortly before it wraps, polled in every way.
+
+use bareverbs_provider::contract::{RecvQueue, SendQueue};
+use bareverbs_provider::work::{
+    Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
+};
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+use super::*;
+use crate::cqe::CQE;
+use crate::recv::Mlx5Rq;
+use crate::send::Mlx5Sq;
+use crate::testing::{Place, Plain};
+
+const QPN: u32 = 0x123;
+
+/// What the memory of the entries is written by.
+struct Device {
+    ring: Place,
+    log: u32,
+    cqe_size: usize,
+    /// Entries written, counted on.
+    written: u32,
+    user_index: u32,
+    sends: u16,
+    receives: u16,
+}
+
+impl Device {
+    fn complete(&mut self, opcode: CqeOpcode, wqe_opcode: u8, counter: u16, bytes: u32) {
+        let mut entry = [0; CQE];
+        entry[32..36].copy_from_slice(&self.user_index.to_be_bytes());
+        entry[44..48].copy_from_slice(&bytes.to_be_bytes());
+        entry[56..60].copy_from_slice(&(u32::from(wqe_opcode) << 24 | QPN).to_be_bytes());
+        entry[60..62].copy_from_slice(&counter.to_be_bytes());
+        entry[63] = opcode.0 << 4 | (self.written >> self.log & 1) as u8;
+        let slot = (self.written & ((1 << self.log) - 1)) as usize;
+        let at = (slot + 1) * self.cqe_size - CQE;
+        assert!(at + CQE <= self.ring.len);
+        // SAFETY: within the ring, which is only read otherwise, by this thread.
+        unsafe { self.ring.start.add(at).as_ptr().copy_from_nonoverlapping(entry.as_ptr(), CQE) };
+        self.written += 1;
+    }
+}
+
+struct Scene {
+    cq: Mlx5Cq,
+    sq: Mlx5Sq,
+    rq: Mlx5Rq,
+    device: Device,
+    posted: u64,
+    polled: u64,
+    _context: Plain,
+}
+
+const SGES: [Sge; 1] = [Sge { addr: 64, length: 8, lkey: 1 }];
+
+impl Scene {
+    /// A queue of `1 << log` entries of which the device seems to have written `start` before.
+    fn new(log: u32, cqe_size: usize, start: u32) -> Self {
+        let context = Plain::new(4).unwrap();
+        let parts = context.cq(log, cqe_size).unwrap();
+        let ring = parts.ring();
+        let mut cq = parts.finish(9);
+        cq.consumer = start;
+        cq.look_up();
+        let cap =
+            QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let parts = context.qp(QpType::UC, &cap, &cq, &cq, None).unwrap();
+        let user_index = parts.user_index();
+        let (sq, rq, _) = parts.finish(QPN, false).unwrap();
+        let device = Device { ring, log, cqe_size, written: start, user_index, sends: 0, receives: 0 };
+        Self { cq, sq, rq: rq.unwrap(), device, posted: 0, polled: 0, _context: context }
+    }
+
+    /// Posts `count` requests, sends and receives in turn, which complete.
+    fn complete(&mut self, count: u64) {
+        for _ in 0..count {
+            let wr_id = self.posted;
+            if wr_id.is_multiple_of(3) {
+                // SAFETY: no device touches the memory.
+                unsafe { self.rq.push(&RecvRequest { wr_id, sges: &SGES }) }.unwrap();
+                self.rq.ring();
+                self.device.complete(CqeOpcode::RESP_SEND, 0, self.device.receives, bytes(wr_id));
+                self.device.receives = self.device.receives.wrapping_add(1);
+            } else {
+                let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
+                let flags = SendFlags::SIGNALED;
+                let payload = Payload::Sges(&SGES);
+                // SAFETY: no device touches the memory.
+                unsafe { self.sq.push(&SendRequest { wr_id, operation, flags, payload }) }.unwrap();
+                self.sq.ring().unwrap();
+                self.device.complete(CqeOpcode::REQ, 8, self.device.sends, 0);
+                self.device.sends = self.device.sends.wrapping_add(1);
+            }
+            self.posted += 1;
+        }
+    }
+
+    fn check(&mut self, value: &WorkCompletion) {
+        let wr_id = self.polled;
+        assert_eq!((value.wr_id, value.status, value.qp_num), (wr_id, WcStatus::SUCCESS, QPN));
+        assert_eq!(value.byte_len, if wr_id.is_multiple_of(3) { bytes(wr_id) } else { 0 });
+        self.polled += 1;
+    }
+
+    /// Polls once into a slice of `len`.
+    fn poll_into(&mut self, len: usize) -> usize {
+        let mut into = vec![untouched(); len];
+        let count = self.cq.next_values(&mut into);
+        assert_eq!(count as u64, (self.posted - self.polled).min(len as u64), "into {len}");
+        for value in &into[..count] {
+            self.check(value);
+        }
+        assert!(into[count..].iter().all(|value| value.wr_id == u64::MAX), "the rest stays");
+        count
+    }
+
+    /// Asserts that the device was told of every entry that was polled.
+    fn check_released(&self, start: u32) {
+        let since = if self.polled == 0 { 0 } else { u64::from(start) + self.polled };
+        let expected = since as u32 & COUNT;
+        assert_eq!(self.cq.shared.doorbell.get(Word::First), expected);
+    }
+}
+
+/// A value that no completion has.
+fn untouched() -> WorkCompletion {
+    WorkCompletion {
+        wr_id: u64::MAX,
+        status: WcStatus::GENERAL_ERR,
+        opcode: WcOpcode::SEND,
+        vendor_err: 0,
+        byte_len: 0,
+        imm_data: 0,
+        qp_num: 0,
+        src_qp: 0,
+        wc_flags: WcFlags::empty(),
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+fn bytes(wr_id: u64) -> u32 {
+    wr_id as u32 * 5 + 1
+}
+
+/// Counts shortly before a wrap of the count, of the sign of 24 bits, and of nothing.
+const STARTS: [u32; 5] = [0, 0x7f_fff0, 0xff_ffe0, 0xff_fff7, 0xff_ffff];
+
+#[test]
+fn every_fill_level_is_polled_into_every_length_of_slice_across_wraps() {
+    for (log, cqe_size) in [(1, 64), (2, 64), (3, 64), (1, 128), (3, 128)] {
+        for start in STARTS {
+            let mut scene = Scene::new(log, cqe_size, start);
+            assert_eq!(scene.cq.capacity(), (1 << log) - 1);
+            for filled in 0..=1u64 << log {
+                for len in 1..=(1 << log) + 1 {
+                    scene.complete(filled);
+                    assert_eq!(scene.poll_into(0), 0);
+                    while scene.poll_into(len) != 0 {}
+                    assert_eq!(scene.polled, scene.posted);
+                    scene.check_released(start);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_ways_of_polling_take_each_entry_once_across_wraps() {
+    for (log, cqe_size) in [(1, 64), (2, 128), (3, 64)] {
+        for start in STARTS {
+            let mut scene = Scene::new(log, cqe_size, start);
+            for round in 0..200u64 {
+                scene.complete(round % ((1 << log) + 1));
+                let count = scene.posted - scene.polled;
+                match round % 4 {
+                    0 => while scene.poll_into(3) != 0 {},
+                    1 => {
+                        for _ in 0..count {
+                            let value = scene.cq.next_value().expect("written");
+                            scene.check(&value);
+                        }
+                    }
+                    2 => {
+                        while let Some(completion) = scene.cq.next() {
+                            let value = completion.to_value();
+                            scene.check(&value);
+                        }
+                        if count > 0 {
+                            scene.cq.release();
+                        }
+                    }
+                    _ => {
+                        for _ in 0..count {
+                            assert!(scene.cq.take_rare(), "the slow path takes what the fast one does");
+                            // SAFETY: the queue keeps the ring.
+                            let value = unsafe { scene.cq.rare.completion() }.to_value();
+                            scene.check(&value);
+                        }
+                        if count > 0 {
+                            scene.cq.release();
+                        }
+                    }
+                }
+                assert_eq!(scene.polled, scene.posted);
+                assert!(scene.cq.next().is_none() && scene.cq.next_value().is_none());
+                scene.check_released(start);
+            }
+        }
+    }
+}
