@@ -6,7 +6,7 @@ use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::work::{WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelProducer, PlainMemory};
-use bareverbs_rxe::{QueueMemory, RxeCq, RxeSq, SendLimits};
+use bareverbs_rxe::{KernelQueue, QueueMemory, RxeCq, RxeSq, SendLimits};
 use bareverbs_uapi::rxe::QueueBuf;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::Wc;
@@ -19,7 +19,9 @@ fn queue(capacity: u32, start: u32) -> (Queue, KernelProducer) {
     let memory = PlainMemory::new(capacity, size_of::<Wc>());
     memory.set_indices(start, start);
     let kernel = KernelProducer::new(memory.clone());
-    (RxeCq::new(memory, capacity, CountingArm::default()).unwrap(), kernel)
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let queue = unsafe { RxeCq::new(memory, capacity, CountingArm::default()) };
+    (queue.unwrap(), kernel)
 }
 
 fn receive(wr_id: u64) -> Wc {
@@ -147,7 +149,8 @@ proptest! {
 fn arming_asks_the_kernel_each_time() {
     let arm = CountingArm::default();
     let memory = PlainMemory::new(3, size_of::<Wc>());
-    let mut queue = RxeCq::new(memory, 3, arm.clone()).unwrap();
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeCq::new(memory, 3, arm.clone()) }.unwrap();
     for asked in 1..4 {
         queue.arm(false).unwrap();
         assert_eq!(arm.asked(), asked);
@@ -169,7 +172,8 @@ unsafe impl<M: QueueMemory> QueueMemory for Claims<M> {
 }
 
 fn problem(memory: impl QueueMemory) -> Option<&'static str> {
-    match RxeCq::new(memory, 1, CountingArm::default()) {
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    match unsafe { RxeCq::new(memory, 1, CountingArm::default()) } {
         Ok(_) => None,
         Err(CreateError::Layout { problem, .. }) => Some(problem),
         Err(other) => panic!("{other}"),
@@ -195,12 +199,14 @@ fn slots_are_as_large_as_their_elements_at_least_and_65536_bytes_at_most() {
     // A request of 208 bytes with three elements fills a slot of 256.
     let limits = SendLimits::new(QpType::RC, 3, 0).unwrap();
     let memory = PlainMemory::with_header(1 << 16, 8, 3);
-    assert!(RxeSq::new(memory, 3, limits, CountingDoorbell::default()).is_ok());
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    assert!(unsafe { RxeSq::new(memory, 3, limits, CountingDoorbell::default()) }.is_ok());
 }
 
 #[test]
 fn a_mapping_is_queue_memory_of_its_own_size() {
     let mapping = Mapping::anonymous(8192).unwrap();
     let start = mapping.as_ptr();
-    assert_eq!((mapping.start(), mapping.size()), (start, 8192));
+    let memory = KernelQueue::try_from(mapping).unwrap();
+    assert_eq!((memory.start(), memory.size()), (start, 8192));
 }

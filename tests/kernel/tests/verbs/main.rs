@@ -7,6 +7,7 @@ mod lifetime;
 mod memory;
 mod owned;
 mod pair;
+mod polling;
 mod posting;
 mod queue_pairs;
 mod traffic;
@@ -18,6 +19,7 @@ use events::*;
 use lifetime::*;
 use memory::*;
 use owned::*;
+use polling::*;
 use posting::*;
 use queue_pairs::*;
 use traffic::*;
@@ -58,6 +60,9 @@ kernel_tests! {
     a_region_is_reached_by_the_address_it_was_given,
     a_megabyte_arrives_whole,
     halves_work_on_two_threads,
+
+    slices_of_every_small_length_get_all_completions_in_order,
+    structs_that_borrow_a_queue_have_their_defaults,
 
     a_batch_of_64_completes_in_order,
     a_full_queue_tells_what_it_took_and_completes_it,

@@ -1,0 +1,111 @@
+//! What opens and closes the fast path of a queue, and what a queue tells of itself.
+
+use bareverbs_provider::contract::{CreateError, RecvQueue, SendQueue};
+use bareverbs_provider::work::{
+    Datagram, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+};
+use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
+use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
+use bareverbs_uapi::uverbs::types::QpType;
+use bareverbs_uapi::verbs_values::QpAttrMask;
+use bareverbs_uapi::write::structs::ModifyQpReq;
+
+const SGE: Sge = Sge { addr: 0x1000, length: 16, lkey: 7 };
+
+fn send_queue(qp_type: QpType, max_sge: u32, max_inline: u32) -> RxeSq<CountingDoorbell, PlainMemory> {
+    let limits = SendLimits::new(qp_type, max_sge, max_inline).expect("a type that rxe has");
+    let memory = PlainMemory::new(7, 208 + 128);
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.expect("a sound header")
+}
+
+fn request(operation: Operation, payload: Payload<'_>) -> SendRequest<'_> {
+    SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload }
+}
+
+#[test]
+fn a_datagram_queue_declines_requests_without_an_address_after_a_datagram_too() {
+    let mut queue = send_queue(QpType::UD, 4, 64);
+    let ah = RxeAh { number: 5 };
+    let datagram = SendRequest {
+        wr_id: 1,
+        operation: Datagram { ah: &ah, qp_num: 9, qkey: 1, imm: None },
+        flags: SendFlags::SIGNALED,
+        payload: Payload::Sges(&[SGE]),
+    };
+    let write = Operation::Write(Remote { addr: 64, rkey: 1 });
+    // SAFETY: no kernel carries the requests out; here and below.
+    unsafe {
+        queue.push_datagram(&datagram).expect("room");
+        for operation in [Operation::Send, write] {
+            assert!(!queue.try_push(&request(operation, Payload::Sges(&[SGE]))), "{operation:?}");
+            assert!(!queue.try_push(&request(operation, Payload::Inline(&[&[1; 8]]))), "{operation:?}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_without_elements_takes_none_on_the_fast_path() {
+    let mut queue = send_queue(QpType::RC, 0, 16);
+    let element = request(Operation::Send, Payload::Sges(&[SGE]));
+    // SAFETY: no kernel carries the requests out.
+    unsafe {
+        queue.push(&request(Operation::Send, Payload::Inline(&[&[1; 8]]))).expect("room");
+        assert!(!queue.try_push(&element));
+        assert!(matches!(queue.push(&element), Err(Refusal::TooManySges { given: 1, .. })));
+    }
+}
+
+#[test]
+fn the_fast_path_takes_inline_data_up_to_what_the_queue_holds() {
+    for max_inline in [8, 9, 15, 16, 24] {
+        let mut queue = send_queue(QpType::RC, 1, max_inline);
+        // SAFETY: no kernel carries the requests out.
+        unsafe { queue.push(&request(Operation::Send, Payload::Sges(&[SGE]))) }.expect("room");
+        for length in 1..=32 {
+            let bytes = [7; 32];
+            let parts = [&bytes[..length]];
+            // SAFETY: as above.
+            let taken = unsafe { queue.try_push(&request(Operation::Send, Payload::Inline(&parts))) };
+            queue.abort();
+            let fits = (8..=16).contains(&length) && length <= max_inline as usize;
+            assert_eq!(taken, fits, "{length} bytes in a queue for {max_inline}");
+        }
+    }
+}
+
+#[test]
+fn a_receive_queue_tells_what_the_kernel_still_has() {
+    let memory = PlainMemory::new(7, 40 + 16);
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeRq::new(memory.clone(), 7, 1) }.expect("a sound header");
+    let mut kernel = KernelConsumer::new(memory);
+    assert_eq!(queue.posted(), 0);
+    for wr_id in 0..5 {
+        // SAFETY: no kernel carries the requests out.
+        unsafe { queue.push(&RecvRequest { wr_id, sges: &[SGE] }) }.expect("room");
+    }
+    assert_eq!(queue.posted(), 0, "not published yet");
+    queue.ring();
+    assert_eq!(queue.posted(), 5);
+    assert!(kernel.take().is_some() && kernel.take().is_some());
+    assert_eq!(queue.posted(), 3);
+    let failed = CreateError::Unsupported { what: "a mapping" };
+    // SAFETY: the kernel's side reads the memory no more.
+    assert_eq!(unsafe { queue.move_to(Err(failed), 7) }, Err(failed));
+    assert_eq!(queue.posted(), 0, "the kernel's queue is elsewhere");
+}
+
+#[test]
+fn a_send_queue_refuses_more_reads_of_the_peer_than_there_are_places() {
+    let mut queue = send_queue(QpType::RC, 1, 0);
+    let change = |max_dest_rd_atomic| ModifyQpReq {
+        attr_mask: QpAttrMask::MAX_DEST_RD_ATOMIC,
+        max_dest_rd_atomic,
+        ..ModifyQpReq::zeroed()
+    };
+    assert_eq!(queue.check_change(&change(16)), Ok(()));
+    queue.changed(&change(2));
+    assert_eq!(queue.check_change(&change(2)), Ok(()));
+    assert!(queue.check_change(&change(3)).is_err_and(|reason| reason.contains("max_dest_rd_atomic")));
+}

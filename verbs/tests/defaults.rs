@@ -1,0 +1,197 @@
+//! Every default of the public attribute structs. A default is part of the API: programs rely on it
+//! without naming it.
+//!
+//! The patterns name every field, so a new field needs its default here. The structs that borrow a
+//! queue need a kernel, and are in `tests/kernel`.
+
+use bareverbs::{
+    Access, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid, Grh, InitAttr,
+    Ipv4Match, Mtu, PortMatch, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr, RtsAttr, SrqInit,
+    UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
+};
+
+const GID: Gid = Gid([9; 16]);
+
+#[test]
+fn reset_to_init_grants_the_peer_nothing() {
+    let InitAttr { port, pkey_index, access } = InitAttr::new(3);
+    assert_eq!((port, pkey_index, access), (3, 0, Access::empty()));
+    let UdInitAttr { port, pkey_index, qkey } = UdInitAttr::new(3, 0x1234);
+    assert_eq!((port, pkey_index, qkey), (3, 0, 0x1234));
+}
+
+#[test]
+fn init_to_rtr_expects_packet_0_of_1024_bytes_and_one_read_or_atomic() {
+    let way = AhAttr::global(1, GID, 2);
+    let RtrAttr { address, dest_qp_num, rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer } =
+        RtrAttr::new(way, 77);
+    assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
+    // 12 stands for 0.64 ms.
+    assert_eq!((max_dest_rd_atomic, min_rnr_timer), (1, 12));
+    let UcRtrAttr { address, dest_qp_num, rq_psn, path_mtu } = UcRtrAttr::new(way, 77);
+    assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
+}
+
+#[test]
+fn rtr_to_rts_waits_67_ms_and_retries_7_times_and_endlessly_without_a_receive() {
+    let RtsAttr { sq_psn, timeout, retry_cnt, rnr_retry, max_rd_atomic } = RtsAttr::default();
+    assert_eq!((sq_psn, max_rd_atomic), (0, 1));
+    // 4.096 µs × 2^14 = 67 ms.
+    assert_eq!((timeout, retry_cnt), (14, 7));
+    // 7 is endless.
+    assert_eq!(rnr_retry, 7);
+    let XrcTargetRtsAttr { sq_psn, timeout } = XrcTargetRtsAttr::default();
+    assert_eq!((sq_psn, timeout), (0, 14));
+}
+
+#[test]
+fn a_path_has_one_hop_and_no_classes() {
+    let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::global(2, GID, 5);
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate), (2, 0, 0, 0, 0));
+    let Grh { dgid, sgid_index, flow_label, hop_limit, traffic_class } = grh.expect("a global route");
+    assert_eq!((dgid, sgid_index, flow_label, hop_limit, traffic_class), (GID, 5, 0, 1, 0));
+    let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::local(2, 0x1234);
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (2, 0x1234, 0, 0, 0, None));
+    let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::default();
+    assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (0, 0, 0, 0, 0, None));
+}
+
+#[test]
+fn queues_hold_16_requests_of_one_element_and_nothing_inline() {
+    let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = QpCap::default();
+    assert_eq!((max_send_wr, max_recv_wr), (16, 16));
+    assert_eq!((max_send_sge, max_recv_sge, max_inline_data), (1, 1, 0));
+    let SrqInit { max_wr, max_sge, limit, memory, user_data } = SrqInit::new(100);
+    assert_eq!((max_wr, max_sge, limit, memory, user_data), (100, 1, 0, QueueMemory::Ordinary, 0));
+}
+
+#[test]
+fn a_completion_queue_has_no_channel_no_times_and_no_compression() {
+    let check = |init: CqInit<'_>, wanted: u32| {
+        let CqInit { entries, channel, vector, timestamps, compressed, memory, user_data } = init;
+        assert_eq!((entries, vector, user_data), (wanted, 0, 0));
+        assert!(channel.is_none() && !timestamps && !compressed);
+        assert_eq!(memory, QueueMemory::Ordinary);
+    };
+    check(CqInit::new(64), 64);
+    check(CqInit::default(), 0);
+}
+
+#[test]
+fn device_memory_and_flows_ask_for_nothing_special() {
+    let DmInit { len, log_align } = DmInit::new(4096);
+    assert_eq!((len, log_align), (4096, 0));
+    let EthernetMatch { to, from, ether_type } = EthernetMatch::default();
+    assert_eq!((to, from, ether_type), (None, None, None));
+    let Ipv4Match { from, to } = Ipv4Match::default();
+    assert_eq!((from, to), (None, None));
+    let PortMatch { from, to } = PortMatch::default();
+    assert_eq!((from, to), (None, None));
+    let FlowRule { port, priority, ethernet, ipv4, upper } = FlowRule::new(1, EthernetMatch::default());
+    // 0 is the first priority.
+    assert_eq!((port, priority, ipv4, upper), (1, 0, None, None));
+    assert_eq!(ethernet, EthernetMatch::default());
+}
+
+#[test]
+fn choices_default_to_the_ordinary_one() {
+    assert_eq!(QueueMemory::default(), QueueMemory::Ordinary);
+    assert_eq!(DoorbellChoice::default(), DoorbellChoice::Any);
+    let Ece { vendor_id, options } = Ece::default();
+    assert_eq!((vendor_id, options), (0, 0));
+    let Frame { header, checksums, mss } = Frame::default();
+    assert_eq!((header, checksums, mss), (&[][..], false, None));
+}
+
+#[test]
+fn attributes_of_a_raw_change_are_zero() {
+    let QpAttr {
+        qp_state,
+        cur_qp_state,
+        path_mtu,
+        path_mig_state,
+        qkey,
+        rq_psn,
+        sq_psn,
+        dest_qp_num,
+        access,
+        cap,
+        ah_attr,
+        alt_ah_attr,
+        pkey_index,
+        alt_pkey_index,
+        en_sqd_async_notify,
+        sq_draining,
+        max_rd_atomic,
+        max_dest_rd_atomic,
+        min_rnr_timer,
+        port_num,
+        timeout,
+        retry_cnt,
+        rnr_retry,
+        alt_port_num,
+        alt_timeout,
+        rate_limit,
+    } = QpAttr::default();
+    assert_eq!((qp_state, cur_qp_state), (QpState::RESET, QpState::RESET));
+    assert_eq!((path_mtu, path_mig_state, access), (0, 0, Access::empty()));
+    assert_eq!((qkey, rq_psn, sq_psn, dest_qp_num, rate_limit), (0, 0, 0, 0, 0));
+    let none = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline_data: 0 };
+    assert_eq!((cap, ah_attr, alt_ah_attr), (none, AhAttr::default(), AhAttr::default()));
+    assert_eq!((pkey_index, alt_pkey_index), (0, 0));
+    assert!(!en_sqd_async_notify && !sq_draining);
+    assert_eq!((max_rd_atomic, max_dest_rd_atomic, min_rnr_timer), (0, 0, 0));
+    assert_eq!((port_num, timeout, retry_cnt, rnr_retry), (0, 0, 0, 0));
+    assert_eq!((alt_port_num, alt_timeout), (0, 0));
+}
+
+/// What a step sets, and nothing else.
+fn step(attr: impl Into<(QpAttr, QpAttrMask)>) -> QpAttr {
+    attr.into().0
+}
+
+#[test]
+fn every_attribute_of_a_step_reaches_the_change() {
+    let access = Access::REMOTE_READ;
+    let init = InitAttr { port: 3, pkey_index: 4, access };
+    let expected =
+        QpAttr { qp_state: QpState::INIT, port_num: 3, pkey_index: 4, access, ..QpAttr::default() };
+    assert_eq!(step(&init), expected);
+    let init = UdInitAttr { port: 3, pkey_index: 4, qkey: 5 };
+    let expected =
+        QpAttr { qp_state: QpState::INIT, port_num: 3, pkey_index: 4, qkey: 5, ..QpAttr::default() };
+    assert_eq!(step(&init), expected);
+
+    let address = AhAttr::global(1, GID, 2);
+    let rtr = RtrAttr {
+        address,
+        dest_qp_num: 6,
+        rq_psn: 7,
+        path_mtu: Mtu::Mtu4096,
+        max_dest_rd_atomic: 8,
+        min_rnr_timer: 9,
+    };
+    let connected = QpAttr {
+        qp_state: QpState::RTR,
+        ah_attr: address,
+        dest_qp_num: 6,
+        rq_psn: 7,
+        path_mtu: 5,
+        ..QpAttr::default()
+    };
+    assert_eq!(step(&rtr), QpAttr { max_dest_rd_atomic: 8, min_rnr_timer: 9, ..connected });
+    let rtr = UcRtrAttr { address, dest_qp_num: 6, rq_psn: 7, path_mtu: Mtu::Mtu4096 };
+    assert_eq!(step(&rtr), connected);
+
+    let rts = RtsAttr { sq_psn: 10, timeout: 11, retry_cnt: 3, rnr_retry: 4, max_rd_atomic: 5 };
+    let expected = QpAttr {
+        qp_state: QpState::RTS,
+        sq_psn: 10,
+        timeout: 11,
+        retry_cnt: 3,
+        rnr_retry: 4,
+        max_rd_atomic: 5,
+        ..QpAttr::default()
+    };
+    assert_eq!(step(&rts), expected);
+}
