@@ -45,37 +45,35 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // Where this one is refused, so is the next.
         let _ = self.doorbell.ring();
         let first = self.ring.publish_next();
-        self.doorbell.ring().map_err(|errno| self.refused(first, errno))?;
-        while self.ring.pending() > 0 {
+        let mut answer = self.doorbell.ring().map_err(|errno| self.refused(first, errno));
+        while answer.is_ok() && self.ring.pending() > 0 {
             self.ring.publish_next();
-            if let Err(errno) = self.doorbell.ring() {
-                return Err(self.posted(errno));
-            }
+            answer = self.doorbell.ring().map_err(posted);
         }
+        // Of a batch that counts as posted, all is published. Of one that was taken back, nothing is left.
+        self.ring.publish();
         self.deferred = self.ring.position();
-        Ok(())
+        answer
     }
 
     #[cold]
     fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
         // Below RTS the kernel does not look at the ring. But a queue pair that fell into the error
         // state meanwhile may have flushed part of the batch, which can't be taken back then.
-        if errno != Errno::INVAL || self.ring.outstanding() < batch.count() {
-            return self.posted(errno);
+        if errno == Errno::INVAL && self.ring.outstanding() >= batch.count() {
+            // SAFETY: `batch` is what was published last: the callers publish, ring and come here.
+            // By `EINVAL` the kernel says that it did not look at the ring and that the queue pair
+            // is below RTS, where nothing else makes it look but a fall into the error state, in
+            // which it flushes slots and accesses no memory that they name.
+            unsafe { self.ring.take_back(batch) };
+            self.deferred = self.ring.position();
+            DoorbellError::TakenBack(Refused { method: DOORBELL, errno })
+        } else {
+            posted(errno)
         }
-        // SAFETY: `batch` is what was published last: the callers publish, ring and come here. By
-        // `EINVAL` the kernel says that it did not look at the ring and that the queue pair is
-        // below RTS, where nothing else makes it look but a fall into the error state, in which it
-        // flushes slots and accesses no memory that they name.
-        unsafe { self.ring.take_back(batch) };
-        self.deferred = self.ring.position();
-        DoorbellError::TakenBack(Refused { method: DOORBELL, errno })
     }
+}
 
-    /// The answer for a batch that counts as posted: all of it is published.
-    fn posted(&mut self, errno: Errno) -> DoorbellError {
-        self.ring.publish();
-        self.deferred = self.ring.position();
-        DoorbellError::Posted(Refused { method: DOORBELL, errno })
-    }
+fn posted(errno: Errno) -> DoorbellError {
+    DoorbellError::Posted(Refused { method: DOORBELL, errno })
 }
