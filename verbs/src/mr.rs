@@ -12,6 +12,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrRequest};
+use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::memory::{copy_in, copy_out};
@@ -148,12 +149,18 @@ impl<M: MemoryOwner> Mr<M> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just filled.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
+        if access.intersects(WRITTEN_BY_PEERS)
+            && let Err(error) = check_on_demand(VERB, domain, access, start)
+        {
+            // SAFETY: it was filled at the top of this function and not moved out of.
+            return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
+        }
         // SAFETY: the contract of `MemoryOwner`: the owner keeps the bytes valid for as long as it
         // exists, and nothing else reaches them while they are registered. The region frees the
         // owner only after the kernel has let go of the bytes.
         match unsafe { Registration::new(domain, start.as_ptr(), len, None, access) } {
             Ok(registration) => Ok(Self::new(registration, memory, start, len)),
-            // SAFETY: it was filled above and not moved out of.
+            // SAFETY: it was filled at the top of this function and not moved out of.
             Err(error) => Err(RegisterError { error, memory: unsafe { memory.assume_init() } }),
         }
     }
@@ -337,6 +344,11 @@ impl<M> Mr<M> {
         &self.registration.domain
     }
 
+    /// Refuses a region that the device is known to write beyond.
+    pub(crate) fn check_bounds_kept(&self, verb: &'static str) -> Result<()> {
+        check_on_demand(verb, self.domain(), self.access(), self.start)
+    }
+
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
         check_range(what, range, self.len)
     }
@@ -367,6 +379,19 @@ pub(crate) fn check_range(
             Err(Error::invalid(what, reason))
         }
     }
+}
+
+/// Refuses what would have Soft-RoCE write before a region that begins within a page. Its on-demand
+/// paging copies to the start of a page whatever the offset in it (`__rxe_odp_mr_copy` of
+/// `rxe_odp.c`, Linux 7.2).
+fn check_on_demand(verb: &'static str, domain: &Domain, access: Access, start: NonNull<u8>) -> Result<()> {
+    let misplaces = access.contains(Access::ON_DEMAND) && domain.session.file.driver_id() == DriverId::RXE.0;
+    if !misplaces || start.addr().get().is_multiple_of(rustix::param::page_size()) {
+        return Ok(());
+    }
+    let reason = "Soft-RoCE writes to the start of a page on demand, which is before this region: use memory that \
+                  begins at a page, as `Buffer` does, or register it without ON_DEMAND";
+    Err(Error::invalid(verb, reason))
 }
 
 /// An element over a checked range of a region that starts at `addr`.

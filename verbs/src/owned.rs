@@ -364,6 +364,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         })
     }
 
+    /// Refuses regions on demand that begin within a page on Soft-RoCE, where the kernel writes
+    /// before them.
     fn post(
         &mut self,
         verb: &'static str,
@@ -371,7 +373,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         range: impl RangeBounds<usize>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
     ) -> Result<(), Refused<M>> {
-        let sge = match buffer.sge(range) {
+        let sge = match buffer.check_bounds_kept(verb).and_then(|()| buffer.sge(range)) {
             Ok(sge) => sge,
             Err(error) => return Err(Refused { error, buffer }),
         };
@@ -513,7 +515,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{Plain, completion};
-    use crate::{ImplicitMr, RegisterError};
+    use crate::{DriverId, ImplicitMr, RegisterError};
 
     /// Memory that counts how often it is freed.
     struct Counted(Vec<u8>, Arc<AtomicUsize>);
@@ -528,7 +530,40 @@ mod tests {
     // forgotten.
     unsafe impl MemoryOwner for Counted {
         fn region(&mut self) -> (NonNull<u8>, usize) {
-            self.0.region()
+            // From the second byte on, which begins no page.
+            (NonNull::from(&mut self.0[1..]).cast(), self.0.len() - 1)
+        }
+    }
+
+    #[test]
+    fn soft_roce_gets_no_memory_on_demand_that_begins_within_a_page() {
+        let mut setup = Setup::of(DriverId::RXE);
+        let pd = setup.endpoint.qp.pd().clone();
+        setup.region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
+        let mut memory = Buffer::zeroed(64).unwrap();
+        let (start, _) = memory.region();
+        // SAFETY: within the buffer.
+        let within_page = unsafe { start.add(1) };
+        for (start, refused) in [(start, false), (within_page, true)] {
+            let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
+            assert_eq!(part.check_bounds_kept("recv").is_err(), refused);
+            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ON_DEMAND;
+            let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
+            assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{failed}");
+        }
+        let part = setup.region.part(Counted(vec![0; 64], Arc::default())).map_err(|failed| failed.error);
+        let refused = setup.endpoint.post_recv(part.unwrap()).unwrap_err();
+        assert!(refused.to_string().contains("without ON_DEMAND"), "{refused}");
+        assert_eq!(setup.plain.log().received, []);
+    }
+
+    /// 32 bytes at this place.
+    struct Placed(NonNull<u8>);
+
+    // SAFETY: the one test that uses it keeps the buffer that the bytes are of.
+    unsafe impl MemoryOwner for Placed {
+        fn region(&mut self) -> (NonNull<u8>, usize) {
+            (self.0, 32)
         }
     }
 
@@ -541,8 +576,12 @@ mod tests {
 
     impl Setup {
         fn new() -> Self {
+            Self::of(DriverId::UNKNOWN)
+        }
+
+        fn of(driver: DriverId) -> Self {
             let plain = Plain::default();
-            let pd = plain.domain();
+            let pd = plain.domain_of(driver);
             let context = pd.context();
             let endpoint = Endpoint {
                 qp: plain.queue_pair(&pd),

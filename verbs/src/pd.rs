@@ -110,8 +110,9 @@ impl<P: Provider> Pd<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes; the kernel refuses, as beyond the limit on locked memory. The error gives the
-    /// memory back.
+    /// [`Error::Invalid`] for no bytes, and on Soft-RoCE for memory on demand that peers may write
+    /// and that begins within a page: the kernel would write before it. The kernel refuses, as
+    /// beyond the limit on locked memory. The error gives the memory back.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
         Mr::register(&self.domain, memory, access)

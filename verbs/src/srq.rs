@@ -325,9 +325,11 @@ impl<P: Provider> SrqShared<P> {
         // SAFETY: all that names the queue keeps this, so nothing does any more.
         let told =
             unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The kernel did not let go of it, so the device may go on reading: its memory has
-                // to stay.
-                std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+                // The device may go on using the ring, so it is leaked.
+                let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
+                    queue.abandon();
+                }
             })?;
         Ok(told.events_reported)
     }

@@ -19,7 +19,7 @@ use bareverbs_uapi::uverbs::types::CoreSupport;
 use bareverbs_uapi::verbs_values::QpState;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
-use crate::{Context, CqInit, Pd, Qp, QpInit, Rc};
+use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc};
 
 /// What its queues have done, and what they shall complete.
 #[derive(Debug, Default)]
@@ -34,6 +34,8 @@ pub(crate) struct Log {
     pub(crate) freed: Vec<u32>,
     /// States that queue pairs were brought to.
     pub(crate) states: Vec<QpState>,
+    /// How many receive queues were abandoned.
+    pub(crate) abandoned: u32,
     rings: u32,
 }
 
@@ -48,10 +50,15 @@ impl Plain {
 
     /// A protection domain of a new context.
     pub(crate) fn domain(&self) -> Pd<Self> {
+        self.domain_of(DriverId::UNKNOWN)
+    }
+
+    /// A protection domain of a new context of a device of this driver.
+    pub(crate) fn domain_of(&self, driver: DriverId) -> Pd<Self> {
         let mut told = ExQueryDeviceResp::zeroed();
         let base = &mut told.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
-        let file = Arc::new(DeviceFile::open("/dev/null", 0).expect("/dev/null"));
+        let file = Arc::new(DeviceFile::open("/dev/null", driver.0).expect("/dev/null"));
         Context::on_plain_memory(file, self.clone(), told).alloc_pd().expect("a domain")
     }
 
@@ -163,6 +170,10 @@ unsafe impl RecvQueue for Ring {
 
     fn abort(&mut self) {
         self.pushed.clear();
+    }
+
+    fn abandon(&mut self) {
+        self.plain.log().abandoned += 1;
     }
 
     unsafe fn reset(&mut self) {

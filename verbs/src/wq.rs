@@ -364,8 +364,11 @@ impl<P: Provider> WqShared<P> {
         self.destroyed = true;
         // SAFETY: all that names the work queue keeps this, so nothing does any more.
         unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-            // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
-            std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+            // The device may go on using the ring, so it is leaked.
+            let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
+                queue.abandon();
+            }
         })
     }
 }

@@ -6,7 +6,7 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::contract::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object};
+use super::{Mr, Object, WRITTEN_BY_PEERS, check_on_demand};
 use crate::pd::Domain;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
@@ -126,10 +126,14 @@ impl<M: MemoryOwner> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the kernel or the device cannot do that; the kernel refuses, with `EACCES` for
+    /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] as
+    /// for [`Pd::register`]; the kernel refuses, with `EACCES` for
     /// writing to memory that was registered for reading.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
+        if access.intersects(WRITTEN_BY_PEERS) {
+            check_on_demand(VERB, self.domain(), access | self.access(), self.start)?;
+        }
         // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region
         // reaches them, so any right may be given. The exclusive borrow ends all slices that
         // `bytes` has lent, and `change` has it lend no more.

@@ -17,7 +17,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest, SendQueue};
+use bareverbs_provider::contract::{
+    CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest, RecvQueue, SendQueue,
+};
 use bareverbs_provider::device::Refused;
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
@@ -319,10 +321,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         }
         // Nor does it let go of one that a flow leads to.
         self.flows.end_all(self.pd.context().file());
-        // Where the kernel does not let go, the device may go on using the queues: their memory has to stay.
-        // SAFETY: the handle is this queue pair's own, which has none of its methods called after `end`. Its rings
-        // outlive the kernel's object: they are freed below, after the kernel has destroyed it.
-        let told = unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }?;
+        // SAFETY: the handle is this queue pair's own, and nothing asks for anything by it after
+        // `end`. The rings are freed below, after the kernel has destroyed the queue pair.
+        let told =
+            unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }.inspect_err(|_| {
+                // The device may go on using the rings, so they are leaked.
+                if let Some(rq) = &mut self.rq {
+                    rq.abandon();
+                }
+            })?;
         // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and
         // they drop the queue pair right after it without a look at the ring.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
@@ -499,7 +506,8 @@ mod tests {
         qp.destroy().unwrap_err();
         drop(plain.queue_pair(&pd));
         drop(pd);
-        assert_eq!(plain.log().freed, []);
+        let log = plain.log();
+        assert_eq!((&log.freed[..], log.abandoned), (&[][..], 2));
     }
 
     #[test]
