@@ -10,12 +10,37 @@
 //! |---|---|---|---|
 //! | [`before_device_reads`] | compiler only | `dmb oshst` | `fence ow, ow` |
 //! | [`after_device_wrote`] | compiler only | `dmb oshld` | `fence ir, ir` |
+//! | [`before_device_overwrites`] | compiler only | `dmb osh` | `fence iorw, ow` |
 //! | [`before_write_combining`] | `sfence` | `dsb st` | `fence ow, ow` |
 //! | [`flush_write_combining`] | `sfence` | `dsb st` | `fence ow, ow` |
 //!
 //! Other processors get a sequentially consistent fence for each.
+//!
+//! [`before_slots_are_reused`] orders accesses between threads of this process only.
+//!
+//! With `--cfg loom` the index words are loom's atomics, which are reached by the same pointers: `cargo xtask loom`
+//! explores the rings of [`crate::ring`] with them.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+#[cfg(loom)]
+use loom::sync::atomic::{AtomicU32, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// An index word as an atomic.
+///
+/// # Safety
+///
+/// As for [`read_peer_index`], for as long as the result is used.
+#[inline(always)]
+unsafe fn word<'a>(index: *mut u32) -> &'a AtomicU32 {
+    // SAFETY: aligned and valid for as long as the result is used, by this function's contract; this module accesses the
+    // word by atomics only, and so does nobody else.
+    #[cfg(not(loom))]
+    return unsafe { AtomicU32::from_ptr(index) };
+    // SAFETY: in a model the word is an atomic of loom, to which the model's author made the pointer.
+    #[cfg(loom)]
+    return unsafe { &*index.cast::<AtomicU32>() };
+}
 
 /// Reads the index that the other side of a shared queue advances.
 ///
@@ -28,7 +53,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[must_use]
 pub unsafe fn read_peer_index(index: *mut u32) -> u32 {
     // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
-    unsafe { AtomicU32::from_ptr(index) }.load(Ordering::Acquire)
+    unsafe { word(index) }.load(Ordering::Acquire)
 }
 
 /// Advances the index that this side of a shared queue owns.
@@ -42,7 +67,7 @@ pub unsafe fn read_peer_index(index: *mut u32) -> u32 {
 #[inline]
 pub unsafe fn publish_own_index(index: *mut u32, value: u32) {
     // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
-    unsafe { AtomicU32::from_ptr(index) }.store(value, Ordering::Release);
+    unsafe { word(index) }.store(value, Ordering::Release);
 }
 
 /// Reads the index that this side of a shared queue owns, as it stands in memory.
@@ -54,7 +79,7 @@ pub unsafe fn publish_own_index(index: *mut u32, value: u32) {
 #[must_use]
 pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
-    unsafe { AtomicU32::from_ptr(index) }.load(Ordering::Relaxed)
+    unsafe { word(index) }.load(Ordering::Relaxed)
 }
 
 /// Orders stores to normal memory before a later store that lets a device read them.
@@ -72,6 +97,26 @@ pub fn before_device_reads() {
 #[inline]
 pub fn after_device_wrote() {
     imp::after_device_wrote();
+}
+
+/// Orders all accesses to normal memory before a later store that lets a device write over them.
+///
+/// Stands between the reading of completions and the consumer index that gives their slots back. Loads have to come
+/// first, or they would find what the device writes next. Stores have to come first too: a run of compressed completions
+/// is written out in its slots.
+#[inline]
+pub fn before_device_overwrites() {
+    imp::before_device_overwrites();
+}
+
+/// Orders stores that took something away from other threads before later stores that put something else in its place.
+///
+/// Stands between a queue's reset, which hides the queue from pollers, and the requests that fill its slots anew. A
+/// thread that loads from such a slot with acquire ordering, and finds the new request there, finds the queue hidden too.
+/// No device takes part.
+#[inline]
+pub fn before_slots_are_reused() {
+    fence(Ordering::Release);
 }
 
 /// Orders stores to normal memory before the first store to write-combining device memory.
@@ -108,6 +153,12 @@ mod imp {
         compiler_fence(Ordering::SeqCst);
     }
 
+    /// The processor makes no store visible before an earlier load or store to normal memory.
+    #[inline]
+    pub(super) fn before_device_overwrites() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
     #[inline]
     pub(super) fn before_write_combining() {
         // SAFETY: every x86-64 processor has the instruction.
@@ -123,30 +174,40 @@ mod imp {
     }
 }
 
-#[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
-mod imp {
-    use std::arch::asm;
+/// Declares barriers that are one instruction each on these architectures.
+macro_rules! instructions {
+    ($($name:ident: aarch64 $aarch64:literal, riscv64 $riscv64:literal;)*) => {
+        #[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
+        mod imp {
+            use std::arch::asm;
 
-    macro_rules! barrier {
-        ($name:ident, $aarch64:literal, $riscv64:literal) => {
-            #[inline]
-            pub(super) fn $name() {
-                // SAFETY: a barrier has no operands and changes nothing but the order of accesses; without
-                // `nomem` the compiler keeps its own accesses on their side of it.
-                unsafe {
-                    #[cfg(target_arch = "aarch64")]
-                    asm!($aarch64, options(nostack, preserves_flags));
-                    #[cfg(target_arch = "riscv64")]
-                    asm!($riscv64, options(nostack, preserves_flags));
+            $(
+                #[inline]
+                pub(super) fn $name() {
+                    // SAFETY: a barrier has no operands and changes nothing but the order of accesses. Without `nomem`
+                    // the compiler keeps its own accesses on their side of it.
+                    unsafe {
+                        #[cfg(target_arch = "aarch64")]
+                        asm!($aarch64, options(nostack, preserves_flags));
+                        #[cfg(target_arch = "riscv64")]
+                        asm!($riscv64, options(nostack, preserves_flags));
+                    }
                 }
-            }
-        };
-    }
+            )*
+        }
 
-    barrier!(before_device_reads, "dmb oshst", "fence ow, ow");
-    barrier!(after_device_wrote, "dmb oshld", "fence ir, ir");
-    barrier!(before_write_combining, "dsb st", "fence ow, ow");
-    barrier!(flush_write_combining, "dsb st", "fence ow, ow");
+        /// What each barrier is on aarch64 and on riscv64, for a test on any architecture.
+        #[cfg(test)]
+        const INSTRUCTIONS: &[(&str, &str, &str)] = &[$((stringify!($name), $aarch64, $riscv64)),*];
+    };
+}
+
+instructions! {
+    before_device_reads: aarch64 "dmb oshst", riscv64 "fence ow, ow";
+    after_device_wrote: aarch64 "dmb oshld", riscv64 "fence ir, ir";
+    before_device_overwrites: aarch64 "dmb osh", riscv64 "fence iorw, ow";
+    before_write_combining: aarch64 "dsb st", riscv64 "fence ow, ow";
+    flush_write_combining: aarch64 "dsb st", riscv64 "fence ow, ow";
 }
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")))]
@@ -164,6 +225,11 @@ mod imp {
     }
 
     #[inline]
+    pub(super) fn before_device_overwrites() {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
     pub(super) fn before_write_combining() {
         fence(Ordering::SeqCst);
     }
@@ -171,5 +237,56 @@ mod imp {
     #[inline]
     pub(super) fn flush_write_combining() {
         fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOADS: u8 = 1;
+    const STORES: u8 = 2;
+    const BOTH: u8 = LOADS | STORES;
+
+    /// Which earlier accesses an instruction orders before which later ones.
+    fn orders(instruction: &str) -> (u8, u8) {
+        match instruction {
+            "dmb osh" => (BOTH, BOTH),
+            "dmb oshld" => (LOADS, BOTH),
+            "dmb oshst" | "dsb st" => (STORES, STORES),
+            riscv => {
+                let sets = riscv.strip_prefix("fence ").and_then(|sets| sets.split_once(", "));
+                let (before, after) = sets.expect("a fence of riscv64");
+                // Both normal memory and that of devices.
+                let of = |set: &str| match set {
+                    "ir" => LOADS,
+                    "ow" => STORES,
+                    "iorw" => BOTH,
+                    other => panic!("{other} of {riscv}"),
+                };
+                (of(before), of(after))
+            }
+        }
+    }
+
+    #[test]
+    fn each_barrier_orders_what_its_purpose_needs() {
+        let needed = [
+            ("before_device_reads", STORES, STORES),
+            ("after_device_wrote", LOADS, LOADS),
+            // The consumer index is stored after the entries were read, and written out.
+            ("before_device_overwrites", BOTH, STORES),
+            ("before_write_combining", STORES, STORES),
+            ("flush_write_combining", STORES, STORES),
+        ];
+        assert_eq!(INSTRUCTIONS.len(), needed.len());
+        for ((name, aarch64, riscv64), (expected, before, after)) in INSTRUCTIONS.iter().zip(needed) {
+            assert_eq!(*name, expected);
+            for instruction in [aarch64, riscv64] {
+                let (orders_before, orders_after) = orders(instruction);
+                assert_eq!(orders_before & before, before, "{name}: {instruction} orders what comes before");
+                assert_eq!(orders_after & after, after, "{name}: {instruction} orders what comes after");
+            }
+        }
     }
 }
