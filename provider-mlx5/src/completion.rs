@@ -9,8 +9,7 @@ mod taken;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{Completion, CompletionQueue};
@@ -25,10 +24,11 @@ use self::runs::is_title;
 pub(crate) use self::strays::CqShared;
 use self::strays::Strays;
 pub use self::taken::Mlx5Completion;
-use self::taken::{Taken, deliver, outcome};
+use self::taken::{Taken, carried, outcome};
 use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
-use crate::table::{Entry, Receives, Record, Sends, Side, Source, Table, tag};
+use crate::sync::Ordering;
+use crate::table::{Done, Entry, Receives, Record, Sends, Side, Source, Table, tag};
 
 /// A completion queue.
 #[derive(Debug)]
@@ -77,13 +77,7 @@ impl Mlx5Cq {
         doorbell: DoorbellRecord,
         uar: &Arc<Uar>,
     ) -> Self {
-        let shared = CqShared {
-            cqn,
-            doorbell,
-            ring: Mutex::new(ring.clone()),
-            strays: Mutex::default(),
-            has_strays: AtomicBool::new(false),
-        };
+        let shared = CqShared::new(cqn, doorbell, ring.clone());
         let nobody = Box::new((Sends::new(1), Receives::new(1)));
         let mut queue = Self {
             consumer: 0,
@@ -139,6 +133,10 @@ impl Mlx5Cq {
         self.owner ^= OWNER;
         self.sent ^= OWNER;
         self.received ^= OWNER;
+        if self.shared.has_strays.load(Ordering::Acquire) {
+            // Entries are compared by 24 bits: nothing may wait for the queue to be empty for longer than that.
+            self.shared.strays().show_passed(self.consumer.wrapping_sub(1));
+        }
     }
 
     /// Forgets which queues' completions were taken last.
@@ -172,21 +170,15 @@ impl Mlx5Cq {
         let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
         else {
             let Some(dead) = dead else { return Stray::Unknown };
-            if side == Side::Recv {
-                // Its slot in a shared queue goes back.
-                dead.complete_recv(cqe.wqe_counter());
-            }
+            dead.discard(side, cqe.wqe_counter());
             return Stray::Nobodys;
         };
         let (record, _, until) = &strays.reset[at];
         if is_before(self.consumer.wrapping_sub(1), *until) {
-            let record = dead.unwrap_or(record);
-            if side == Side::Recv && matches!(record.source, Source::Shared(_)) {
-                record.complete_recv(cqe.wqe_counter());
-            }
+            dead.unwrap_or(record).discard(side, cqe.wqe_counter());
             return Stray::Nobodys;
         }
-        record.show(side);
+        record.show_again(side);
         strays.reset.swap_remove(at);
         Stray::Back
     }
@@ -201,7 +193,7 @@ impl Mlx5Cq {
             return;
         }
         for (record, side, _) in strays.reset.drain(..) {
-            record.show(side);
+            record.show_again(side);
         }
         self.shared.has_strays.store(false, Ordering::Relaxed);
         let dead = std::mem::take(&mut strays.dead);
@@ -222,18 +214,24 @@ impl Mlx5Cq {
             barrier::after_device_wrote();
             // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
             let sends = unsafe { self.recent_sends.as_ref() };
-            if sends.name.is(&cqe)
-                && let Some(wr_id) = sends.complete_plain(last_word)
+            let _used = sends.lifetime.used();
+            // In this order, as the module `table` says.
+            if let Some(sent) = sends.read_plain(last_word)
+                && sends.name.is(&cqe)
             {
+                sends.finish_plain(sent);
                 self.advance();
-                return Short::Taken(Taken::plain(entry, wr_id, 0, CqeOpcode::REQ));
+                return Short::Taken(Taken::plain(entry, sent.wr_id, 0, CqeOpcode::REQ));
             }
         } else if op_own == self.received {
             barrier::after_device_wrote();
-            // SAFETY: as above.
+            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
             let receives = unsafe { self.recent_receives.as_ref() };
+            let _used = receives.lifetime.used();
+            // In this order, as the module `table` says.
+            let wr_id = receives.read((last_word >> 16) as u16);
             if receives.name.is(&cqe) {
-                let wr_id = receives.complete((last_word >> 16) as u16);
+                receives.finish();
                 self.advance();
                 return Short::Taken(Taken::plain(entry, wr_id, cqe.byte_count(), CqeOpcode::RESP_SEND));
             }
@@ -311,7 +309,7 @@ impl Mlx5Cq {
 
     fn find_next(&mut self) -> Option<Taken> {
         // A device that writes entries of nobody without end shall not keep its poller for ever.
-        for _ in 0..=self.ring.entries() {
+        'entries: for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
             // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
             let cqe = unsafe { Cqe::new(entry) };
@@ -344,30 +342,29 @@ impl Mlx5Cq {
                 _ => return Some(Taken::fault(entry)),
             };
             let id = self.table.id(&cqe, side);
-            let mut found = self.find(id, side);
-            if found.is_none() {
-                match self.stray(id, side, &cqe) {
-                    Stray::Nobodys => continue,
-                    Stray::Unknown => return Some(Taken::fault(entry)),
-                    Stray::Back => found = self.find(id, side),
-                }
-            }
-            let Some(record) = found else { return Some(Taken::fault(entry)) };
             let counter = cqe.wqe_counter();
-            let kept = match (side, &record.source) {
-                (Side::Recv, Source::Own(receives)) => receives.kept(),
-                _ => None,
-            };
-            // SAFETY: whoever posted the receive vouches for its memory until it is complete.
-            let arrived = unsafe { deliver(&cqe, opcode, kept) };
-            let (wr_id, purpose) = match (side, &record.source) {
-                (Side::Send, _) => record.sends.complete(counter),
-                (Side::Recv, Source::Own(receives)) => (receives.complete(counter), 0),
-                (Side::Recv, Source::Shared(srq)) => (srq.complete(counter), 0),
+            let message = carried(&cqe, opcode);
+            let message = message.as_ref().map(|(bytes, length)| &bytes[..*length]);
+            let (record, done) = loop {
+                if let Some(record) = self.find(id, side) {
+                    let _used = record.lifetime.used();
+                    // SAFETY: whoever posted the receive vouches for its memory until it is complete or taken back.
+                    let done =
+                        unsafe { record.complete(side, counter, message, || self.find(id, side).is_some()) };
+                    if let Some(done) = done {
+                        break (record, done);
+                    }
+                }
+                // Not found, or hidden since.
+                match self.stray(id, side, &cqe) {
+                    Stray::Nobodys => continue 'entries,
+                    Stray::Unknown => return Some(Taken::fault(entry)),
+                    Stray::Back => {}
+                }
             };
             let sends = NonNull::from(&record.sends);
             let receives = match &record.source {
-                Source::Own(receives) if kept.is_none() => Some(NonNull::from(receives)),
+                Source::Own(receives) if receives.kept().is_none() => Some(NonNull::from(receives)),
                 _ => None,
             };
             if !matches!(self.armed, Armed::Solicited(_)) {
@@ -377,7 +374,8 @@ impl Mlx5Cq {
                 }
             }
             let (status, byte_len) = outcome(&cqe, opcode);
-            let status = if arrived { status } else { WcStatus::GENERAL_ERR };
+            let Done { wr_id, purpose, has_arrived } = done;
+            let status = if has_arrived { status } else { WcStatus::GENERAL_ERR };
             return Some(Taken { entry, wr_id, status, byte_len, opcode, purpose });
         }
         None
@@ -466,7 +464,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
     fn release(&mut self) {
         let (read, consumer) = (self.read, self.consumer);
         // What was read was read before the device may write over it.
-        barrier::before_device_reads();
+        barrier::before_device_overwrites();
         // SAFETY: `shared` keeps the record.
         unsafe { read.set(consumer) };
     }

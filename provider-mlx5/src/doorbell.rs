@@ -5,6 +5,7 @@
 //! write makes it look. Receives need the record only.
 
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::Errno;
@@ -16,13 +17,20 @@ use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{UarObjAlloc, UarObjDestroy};
 
 use crate::short::{Lane, Short};
+use crate::sync::{AtomicU32, Ordering, Zeroed, ZeroedArray};
 use crate::wqe::{BLOCK, Segment};
 
-/// Bytes between records: each has a cache line, so that queues of different threads don't share one.
-const RECORD: usize = 64;
-
 /// Records of a page.
-const RECORDS: usize = PAGE / RECORD;
+const RECORDS: usize = PAGE / 64;
+
+/// The two words of a record, big-endian. Each record has a cache line, so that queues of different threads don't share
+/// one.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+struct Words([AtomicU32; 2]);
+
+// SAFETY: they are atomics, and zeros are their default.
+unsafe impl Zeroed for Words {}
 
 pub(crate) const PAGE: usize = 4096;
 
@@ -48,7 +56,7 @@ pub struct DoorbellRecords {
 
 #[derive(Debug)]
 struct Page {
-    memory: Mapping,
+    records: ZeroedArray<Words>,
     /// One bit per record that is in use.
     used: Mutex<u64>,
 }
@@ -65,7 +73,7 @@ impl DoorbellRecords {
         }
         // Pages of which nothing is used go when their last record does.
         pages.retain(|page| Arc::strong_count(page) > 1);
-        let page = Arc::new(Page { memory: Mapping::anonymous(PAGE)?, used: Mutex::new(0) });
+        let page = Arc::new(Page { records: ZeroedArray::new(RECORDS)?, used: Mutex::new(0) });
         let record = Page::take(&page).ok_or(Errno::NOMEM)?;
         pages.push(page);
         Ok(record)
@@ -80,8 +88,7 @@ impl Page {
             return None;
         }
         *used |= 1 << index;
-        // SAFETY: the record lies in the page.
-        let words = unsafe { self.memory.as_ptr().add(index * RECORD).cast::<u32>() };
+        let words = NonNull::from(self.records.get(index)?);
         let record = DoorbellRecord { words, index, page: Arc::clone(self) };
         record.set(Word::First, 0);
         record.set(Word::Second, 0);
@@ -92,14 +99,14 @@ impl Page {
 /// Two words that the device reads when it likes.
 #[derive(Debug)]
 pub struct DoorbellRecord {
-    words: NonNull<u32>,
+    words: NonNull<Words>,
     index: usize,
     page: Arc<Page>,
 }
 
-// SAFETY: the words belong to no thread; they are written and read as a whole and volatile.
+// SAFETY: the words belong to no thread, and `page` keeps them.
 unsafe impl Send for DoorbellRecord {}
-// SAFETY: as above.
+// SAFETY: a shared record gives access to its words by atomics only.
 unsafe impl Sync for DoorbellRecord {}
 
 impl DoorbellRecord {
@@ -112,30 +119,33 @@ impl DoorbellRecord {
     /// Writes a word. The caller sees to the order with what it announces.
     #[inline]
     pub fn set(&self, word: Word, value: u32) {
-        // SAFETY: a record has two words, which stay in place as long as its page; the device reads them as a whole.
-        unsafe { self.words.add(word as usize).write_volatile(value.to_be()) };
+        self.atomic(word).store(value.to_be(), Ordering::Relaxed);
     }
 
     /// A word by itself, for those who keep the record.
     pub(crate) fn word(&self, word: Word) -> RecordWord {
-        // SAFETY: a record has two words.
-        RecordWord(unsafe { self.words.add(word as usize) })
+        RecordWord(NonNull::from(self.atomic(word)))
     }
 
     /// What was last written.
     #[must_use]
     #[inline]
     pub fn get(&self, word: Word) -> u32 {
-        // SAFETY: as in `set`.
-        u32::from_be(unsafe { self.words.add(word as usize).read_volatile() })
+        u32::from_be(self.atomic(word).load(Ordering::Relaxed))
+    }
+
+    #[inline(always)]
+    fn atomic(&self, word: Word) -> &AtomicU32 {
+        // SAFETY: `page` keeps the record's words, which are accessed by atomics only.
+        &unsafe { self.words.as_ref() }.0[word as usize]
     }
 }
 
 /// A word of a record, found in one step.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RecordWord(NonNull<u32>);
+pub(crate) struct RecordWord(NonNull<AtomicU32>);
 
-// SAFETY: as for the record.
+// SAFETY: the word belongs to no thread; those who use it see to its being there.
 unsafe impl Send for RecordWord {}
 
 impl RecordWord {
@@ -146,19 +156,30 @@ impl RecordWord {
     /// The record must still be there.
     #[inline(always)]
     pub(crate) unsafe fn set(self, value: u32) {
-        // SAFETY: a word of a record that is there, by this function's contract; the device reads it as a whole.
-        unsafe { self.0.write_volatile(value.to_be()) };
+        // SAFETY: a word of a record that is there, by this function's contract.
+        unsafe { self.0.as_ref() }.store(value.to_be(), Ordering::Relaxed);
     }
 
     /// Writes the lower half of the word, where the upper one has always been 0.
     ///
     /// # Safety
     ///
-    /// As for [`RecordWord::set`].
+    /// As for [`RecordWord::set`]. No other thread may access the word at the same time: atomics of different sizes must
+    /// not race.
     #[inline(always)]
     pub(crate) unsafe fn set_low(self, value: u16) {
-        // SAFETY: the second half of a big-endian word of a record that is there, by this function's contract.
-        unsafe { self.0.cast::<u16>().add(1).write_volatile(value.to_be()) };
+        #[cfg(not(loom))]
+        {
+            use std::sync::atomic::AtomicU16;
+            // SAFETY: the second half of a big-endian word of a record that is there and that no other thread accesses, by
+            // this function's contract.
+            unsafe { self.0.cast::<AtomicU16>().add(1).as_ref() }.store(value.to_be(), Ordering::Relaxed);
+        }
+        #[cfg(loom)]
+        // SAFETY: this function's contract.
+        unsafe {
+            self.set(value.into());
+        }
     }
 }
 
@@ -238,13 +259,23 @@ impl Uar {
         unsafe { self.memory.as_ptr().add(offset).cast() }
     }
 
+    /// Writes a register that several threads may write: by an atomic of 8 bytes, as all of them do. The device takes
+    /// each write by itself, so they need no order among each other.
+    ///
+    /// The barriers on both sides have the compiler keep the write, and keep it by itself.
+    #[inline(always)]
+    fn write(&self, offset: usize, value: u64) {
+        barrier::before_write_combining();
+        // SAFETY: the register lies in the page, which `self` keeps mapped, at a multiple of 8 bytes. Pages whose registers
+        // are written in other ways belong to a `BlueFlame`, which is the only one to write there.
+        unsafe { AtomicU64::from_ptr(self.register(offset).as_ptr()) }.store(value, Ordering::Relaxed);
+        barrier::flush_write_combining();
+    }
+
     /// Arms a completion queue.
     #[inline]
     pub(crate) fn arm(&self, doorbell: u64) {
-        barrier::before_write_combining();
-        // SAFETY: the register lies in the page; a write of 8 bytes at once needs no order with others'.
-        unsafe { self.register(ARM).write_volatile(doorbell.to_be()) };
-        barrier::flush_write_combining();
+        self.write(ARM, doorbell.to_be());
     }
 }
 
@@ -299,14 +330,10 @@ impl SendRegister {
     /// Rings: `control` is the first 8 bytes of the last request.
     #[inline(always)]
     pub(crate) fn ring(&mut self, control: u64) {
-        let register = match self {
-            Self::Shared(uar) => uar.register(SEND),
-            Self::Exclusive(register) => register.next(),
-        };
-        barrier::before_write_combining();
-        // SAFETY: the register lies in a page that `self` keeps mapped.
-        unsafe { register.write_volatile(control) };
-        barrier::flush_write_combining();
+        match self {
+            Self::Shared(uar) => uar.write(SEND, control),
+            Self::Exclusive(register) => register.write(control),
+        }
     }
 }
 
@@ -356,6 +383,16 @@ impl BlueFlame {
         self.next =
             unsafe { NonNull::new_unchecked(register.as_ptr().map_addr(|address| address ^ self.half)) };
         register
+    }
+
+    /// Rings without a copy of the request.
+    #[inline(always)]
+    fn write(&mut self, control: u64) {
+        let register = self.next();
+        barrier::before_write_combining();
+        // SAFETY: the register lies in a page that `uar` keeps mapped, and nobody else writes it.
+        unsafe { register.write_volatile(control) };
+        barrier::flush_write_combining();
     }
 
     /// Copies a request of one block from registers: the whole block, as the device expects it.

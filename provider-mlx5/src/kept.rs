@@ -1,28 +1,59 @@
-//! Where messages go that their completions carry.
+//! Where messages go that their completions carry (scatter to CQE).
 //!
 //! The device may put a short message into the completion instead of writing it to memory, which spares it a transfer.
-//! The poller brings it where it belongs. What the receives said of that is kept here, and not read from the ring, which the
-//! device knows: an element is used once, and only while its receive is posted, as long as which its owner vouches for
-//! the memory.
-
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+//! The poller of the completion queue then copies the message to the elements of the receive. The elements are kept here
+//! and not read from the ring, to which the device has access.
+//!
+//! # Who writes to a receive's memory, and until when
+//!
+//! Each slot of the receive queue has a state word:
+//!
+//! | state | meaning | left by |
+//! |---|---|---|
+//! | [`EMPTY`] | no receive is posted | the owner: [`Kept::keep`] |
+//! | [`POSTED`] | the elements are those of a posted receive | the owner: [`Kept::take_back`]; the poller: [`Kept::claim`] |
+//! | [`COPYING`] | the poller copies a message to the elements | the poller: [`Claim`] |
+//!
+//! The poller takes a slot from `POSTED` to `COPYING` by one compare-and-exchange. Where that fails it discards the
+//! message; it never waits. The owner takes a slot back from `POSTED` to `EMPTY`, and waits while it is `COPYING`, which
+//! is at most the copy of one entry. So when the owner has taken a slot back, the poller has done with the memory of its
+//! receive and finds it no more. The owner takes all slots back before it lets go of the receives: when the queue is
+//! reset, dropped or [abandoned](bareverbs_provider::contract::RecvQueue::abandon).
+//!
+//! Each receive is claimed once at most, however often a device says that it is complete.
 
 use bareverbs_provider::work::Sge;
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering, yield_now};
+
+/// States of a slot.
+const EMPTY: u32 = 0;
+const POSTED: u32 = 1;
+const COPYING: u32 = 2;
 
 /// The elements of the receives of a queue.
 #[derive(Debug)]
 pub(crate) struct Kept {
+    states: Box<[AtomicU32]>,
     elements: Box<[Element]>,
     /// Elements of a receive, and slots less one.
     width: usize,
     mask: usize,
 }
 
-#[derive(Debug, Default)]
+/// Where a message goes. Written by the owner in an `EMPTY` slot, read by the poller in a `COPYING` one.
+#[derive(Debug)]
 struct Element {
     addr: AtomicU64,
     /// 0 for none.
     length: AtomicU32,
+}
+
+/// A receive that the poller has claimed; dropping it leaves its slot empty.
+#[derive(Debug)]
+pub(crate) struct Claim<'a> {
+    state: &'a AtomicU32,
+    elements: &'a [Element],
 }
 
 impl Kept {
@@ -30,38 +61,73 @@ impl Kept {
     pub(crate) fn new(slots: u32, width: u32) -> Self {
         let (slots, width) = (slots as usize, width as usize);
         assert!(slots.is_power_of_two(), "a ring of receives");
-        Self { elements: (0..slots * width).map(|_| Element::default()).collect(), width, mask: slots - 1 }
-    }
-
-    fn of(&self, slot: usize) -> &[Element] {
-        let first = (slot & self.mask) * self.width;
-        &self.elements[first..first + self.width]
-    }
-
-    /// Keeps the elements of the receive in a slot.
-    pub(crate) fn keep(&self, slot: usize, sges: &[Sge]) {
-        let sges = sges.iter().map(|sge| (sge.addr, sge.length)).chain(std::iter::repeat((0, 0)));
-        for (element, (addr, length)) in self.of(slot).iter().zip(sges) {
-            element.addr.store(addr, Ordering::Relaxed);
-            element.length.store(length, Ordering::Release);
+        let element = |_| Element { addr: AtomicU64::new(0), length: AtomicU32::new(0) };
+        Self {
+            states: (0..slots).map(|_| AtomicU32::new(EMPTY)).collect(),
+            elements: (0..slots * width).map(element).collect(),
+            width,
+            mask: slots - 1,
         }
     }
 
-    /// Takes the elements of a slot, whose receive is complete, and brings a message to them; whether all of it went
-    /// there.
+    fn of(&self, slot: usize) -> (&AtomicU32, &[Element]) {
+        let slot = slot & self.mask;
+        let first = slot * self.width;
+        (&self.states[slot], &self.elements[first..first + self.width])
+    }
+
+    /// Keeps the elements of a receive in a slot. Only the owner may.
+    pub(crate) fn keep(&self, slot: usize, sges: &[Sge]) {
+        // With a device that lies about its completions the slot may be used already.
+        self.take_back(slot);
+        let (state, elements) = self.of(slot);
+        let sges = sges.iter().map(|sge| (sge.addr, sge.length)).chain(std::iter::repeat((0, 0)));
+        for (element, (addr, length)) in elements.iter().zip(sges) {
+            element.addr.store(addr, Ordering::Relaxed);
+            element.length.store(length, Ordering::Relaxed);
+        }
+        // The poller that claims it sees the elements, and all that the owner did before.
+        state.store(POSTED, Ordering::Release);
+    }
+
+    /// Takes a slot back: afterwards no message is copied to the elements that were kept there. Only the owner may.
+    pub(crate) fn take_back(&self, slot: usize) {
+        let (state, _) = self.of(slot);
+        // Success and failure are ordered after the poller's copy, which its store of `EMPTY` releases.
+        while let Err(COPYING) = state.compare_exchange(POSTED, EMPTY, Ordering::Acquire, Ordering::Acquire) {
+            yield_now();
+        }
+    }
+
+    /// Takes all slots back. Only the owner may.
+    pub(crate) fn take_all_back(&self) {
+        (0..self.states.len()).for_each(|slot| self.take_back(slot));
+    }
+
+    /// Claims the receive in a slot, which is complete, if one is posted there. Only the poller may.
+    pub(crate) fn claim(&self, slot: usize) -> Option<Claim<'_>> {
+        let (state, elements) = self.of(slot);
+        state.compare_exchange(POSTED, COPYING, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(Claim { state, elements })
+    }
+}
+
+impl Claim<'_> {
+    /// Copies a message to the elements; whether all of it went there.
     ///
     /// # Safety
     ///
-    /// What is kept of the slot must be memory that may be written: whoever kept it vouches for that until the receive is
-    /// complete.
-    pub(crate) unsafe fn scatter(&self, slot: usize, mut message: &[u8]) -> bool {
-        for element in self.of(slot) {
-            let length = element.length.swap(0, Ordering::AcqRel) as usize;
+    /// The elements must be of memory that may be written: whoever kept them vouches for that until the receive is
+    /// complete or its slot was taken back.
+    pub(crate) unsafe fn scatter(self, mut message: &[u8]) -> bool {
+        for element in self.elements {
+            let length = element.length.load(Ordering::Relaxed) as usize;
             let (now, rest) = message.split_at(length.min(message.len()));
             let to =
                 std::ptr::with_exposed_provenance_mut::<u8>(element.addr.load(Ordering::Relaxed) as usize);
             if !now.is_empty() {
-                // SAFETY: this function's contract; the element is no shorter.
+                // SAFETY: this function's contract: the slot is neither complete nor taken back before `self` is
+                // dropped. The element is no shorter.
                 unsafe { to.copy_from_nonoverlapping(now.as_ptr(), now.len()) };
             }
             message = rest;
@@ -69,9 +135,16 @@ impl Kept {
         message.is_empty()
     }
 
-    /// Forgets all elements.
-    pub(crate) fn forget(&self) {
-        self.elements.iter().for_each(|element| element.length.store(0, Ordering::Release));
+    /// Gives the receive back unused.
+    pub(crate) fn cancel(self) {
+        self.state.store(POSTED, Ordering::Release);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.state.store(EMPTY, Ordering::Release);
     }
 }
 
@@ -85,18 +158,39 @@ mod tests {
         let start = memory.as_mut_ptr().expose_provenance() as u64;
         let sge = |at: u64, length| Sge { addr: start + at, length, lkey: 0 };
         let kept = Kept::new(4, 3);
-        kept.keep(5, &[sge(6, 2), sge(0, 3)]);
         // SAFETY: the elements are of `memory`.
-        unsafe {
-            assert!(!kept.scatter(0, &[9]), "another slot's");
-            assert!(kept.scatter(1, &[1, 2, 3, 4]));
-            assert!(!kept.scatter(1, &[9]), "complete already");
-            kept.keep(1, &[sge(0, 1)]);
-            assert!(!kept.scatter(1, &[5, 6]), "longer than its elements");
-            kept.keep(1, &[sge(0, 8)]);
-            kept.forget();
-            assert!(!kept.scatter(1, &[9]));
-        }
+        let scatter = |slot, message: &[u8]| kept.claim(slot).map(|claim| unsafe { claim.scatter(message) });
+        kept.keep(5, &[sge(6, 2), sge(0, 3)]);
+        assert_eq!(scatter(0, &[9]), None, "another slot's");
+        assert_eq!(scatter(1, &[1, 2, 3, 4]), Some(true));
+        assert_eq!(scatter(1, &[9]), None, "complete already");
+        kept.keep(1, &[sge(0, 1)]);
+        assert_eq!(scatter(1, &[5, 6]), Some(false), "longer than its elements");
+        kept.keep(1, &[sge(0, 8)]);
+        kept.take_all_back();
+        assert_eq!(scatter(1, &[9]), None);
         assert_eq!(memory, [5, 4, 0, 0, 0, 0, 1, 2]);
+    }
+
+    #[test]
+    fn a_cancelled_claim_leaves_the_receive_posted() {
+        let kept = Kept::new(1, 1);
+        kept.keep(0, &[]);
+        kept.claim(0).expect("posted").cancel();
+        assert!(kept.claim(0).is_some());
+        assert!(kept.claim(0).is_none());
+    }
+
+    #[test]
+    fn a_slot_is_taken_back_only_after_the_copy() {
+        let kept = Kept::new(1, 1);
+        kept.keep(0, &[]);
+        let claim = kept.claim(0).expect("posted");
+        std::thread::scope(|scope| {
+            let owner = scope.spawn(|| kept.take_all_back());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!owner.is_finished(), "the owner waits for the poller");
+            drop(claim);
+        });
     }
 }

@@ -56,6 +56,7 @@ mod recv;
 mod send;
 mod short;
 mod srq;
+mod sync;
 mod table;
 #[cfg(feature = "test-utils")]
 pub mod testing;

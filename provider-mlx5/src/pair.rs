@@ -1,14 +1,12 @@
 //! What the two halves of a queue pair have in common: its memory, and how its rings are laid out in it.
 
-use std::ptr::NonNull;
-use std::sync::Arc;
-
 use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+use std::ptr::NonNull;
 
 use crate::doorbell::{DoorbellRecord, PAGE};
-use crate::table::{Record, Side};
+use crate::table::{RecordRef, Side};
 use crate::wqe::{self, BLOCK, SEGMENT};
 
 /// The rings and the doorbell record; given back with the second half, after the kernel has let go of them.
@@ -16,11 +14,11 @@ use crate::wqe::{self, BLOCK, SEGMENT};
 pub(crate) struct PairMemory {
     rings: Mapping,
     doorbell: DoorbellRecord,
-    record: Arc<Record>,
+    record: RecordRef,
 }
 
 impl PairMemory {
-    pub(crate) fn new(rings: Mapping, doorbell: DoorbellRecord, record: Arc<Record>) -> Self {
+    pub(crate) fn new(rings: Mapping, doorbell: DoorbellRecord, record: RecordRef) -> Self {
         Self { rings, doorbell, record }
     }
 
@@ -37,10 +35,8 @@ impl PairMemory {
 
 impl Drop for PairMemory {
     fn drop(&mut self) {
-        self.record.hide(Side::Send);
-        self.record.hide(Side::Recv);
         for side in [Side::Send, Side::Recv] {
-            self.record.cq(side).bury(&self.record);
+            self.record.cq(side).bury(&self.record, side);
         }
     }
 }

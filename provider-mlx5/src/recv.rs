@@ -2,7 +2,6 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::RecvQueue;
@@ -12,18 +11,19 @@ use crate::doorbell::{RecordWord, Word};
 use crate::pair::PairMemory;
 use crate::send::{MAX_MESSAGE, too_long};
 use crate::short::element;
-use crate::table::{Receives, Record, Side, Source};
+use crate::sync::{AtomicU64, Ordering};
+use crate::table::{Receives, RecordRef, Side, Source};
 use crate::wqe::{self, SEGMENT, Segment};
 
 /// A receive queue.
 #[derive(Debug)]
 pub struct Mlx5Rq {
-    record: Arc<Record>,
+    record: RecordRef,
     memory: Arc<PairMemory>,
-    /// Receives pushed, counted on.
-    head: u32,
+    /// Receives pushed since the last reset.
+    head: u64,
     /// Where the short way ends: a receive of this number goes the long way.
-    until: u32,
+    until: u64,
     /// As long as the short way is open: the next slot, and from where the ids are found by the receive's number, which
     /// is no place of its own.
     next: *mut Segment,
@@ -42,8 +42,10 @@ pub struct Mlx5Rq {
     ends: bool,
     /// The record's ids, as many as slots.
     wr_ids: NonNull<AtomicU64>,
-    /// Receives complete when last looked.
-    done: u32,
+    /// Receives complete since the last reset, when last looked.
+    done: u64,
+    /// Receives pushed before the last reset.
+    base: u64,
 }
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
@@ -52,7 +54,7 @@ unsafe impl Send for Mlx5Rq {}
 impl Mlx5Rq {
     /// The receive queue at the start of `memory`, of `slots` slots, a power of 2, with `1 << shift` segments each.
     pub(crate) fn new(
-        record: Arc<Record>,
+        record: RecordRef,
         memory: Arc<PairMemory>,
         slots: u32,
         shift: u32,
@@ -78,6 +80,7 @@ impl Mlx5Rq {
             ends: false,
             wr_ids,
             done: 0,
+            base: 0,
             record,
             memory,
         };
@@ -92,16 +95,34 @@ impl Mlx5Rq {
         }
     }
 
+    /// Has the poller copy no message to posted receives any more.
+    fn take_all_back(&self) {
+        if let Some(kept) = self.receives().and_then(Receives::kept) {
+            kept.take_all_back();
+        }
+    }
+
     /// Where slot `index` is.
-    fn slot(&self, index: u32) -> *mut Segment {
+    fn slot(&self, index: u64) -> *mut Segment {
         // SAFETY: within the ring.
-        unsafe { self.start.byte_add((index & self.mask) as usize * self.stride) }
+        unsafe { self.start.byte_add(self.place(index) * self.stride) }
+    }
+
+    /// The number of slot `index`.
+    #[inline(always)]
+    fn place(&self, index: u64) -> usize {
+        (index & u64::from(self.mask)) as usize
+    }
+
+    /// Slots.
+    fn slots(&self) -> u64 {
+        u64::from(self.mask) + 1
     }
 
     /// The id of the receive in slot `index`.
-    fn id(&self, index: u32) -> &AtomicU64 {
+    fn id(&self, index: u64) -> &AtomicU64 {
         // SAFETY: there are `mask + 1` ids, which the record keeps as long as this queue keeps the record.
-        unsafe { self.wr_ids.add((index & self.mask) as usize).as_ref() }
+        unsafe { self.wr_ids.add(self.place(index)).as_ref() }
     }
 
     /// Opens the short way as far as room is known and the ring does not end; closes it where a slot may have more than
@@ -109,19 +130,19 @@ impl Mlx5Rq {
     fn open(&mut self) {
         self.until = self.head;
         if self.ends && !self.keeps {
-            let room = self.done.wrapping_add(self.mask + 1).wrapping_sub(self.head);
-            let to_end = self.mask + 1 - (self.head & self.mask);
-            self.until = self.head.wrapping_add(room.min(to_end));
+            let room = self.done + self.slots() - self.head;
+            let to_end = self.slots() - self.place(self.head) as u64;
+            self.until = self.head + room.min(to_end);
         }
         self.next = self.slot(self.head);
-        let (head, at) = (self.head as usize, (self.head & self.mask) as usize);
+        let (head, at) = (self.head as usize, self.place(self.head));
         self.ids_from = self.wr_ids.as_ptr().wrapping_add(at).wrapping_sub(head);
     }
 
     /// Writes the end of a list behind the first element of every slot, none of which the device may have.
     fn write_ends(&mut self) {
         if self.max_sge > 1 {
-            for index in 0..=self.mask {
+            for index in 0..self.slots() {
                 // SAFETY: a slot has room for `max_sge` segments.
                 unsafe { self.slot(index).add(1).write(wqe::end_of_list()) };
             }
@@ -153,18 +174,22 @@ impl Mlx5Rq {
             (*self.ids_from.wrapping_add(head as usize)).store(request.wr_id, Ordering::Relaxed);
             self.next = self.next.byte_add(self.stride);
         }
-        self.head = head.wrapping_add(1);
+        self.head = head + 1;
         true
     }
 
     /// Whether no slot is free; asks the poller only where it seems so.
     #[inline(always)]
     fn is_full(&mut self) -> bool {
-        if self.head.wrapping_sub(self.done) <= self.mask {
+        if self.head - self.done < self.slots() {
             return false;
         }
-        self.done = self.receives().map_or(self.head, Receives::done);
-        self.head.wrapping_sub(self.done) > self.mask
+        let done = self.receives().map_or(0, Receives::done).wrapping_sub(self.base);
+        // Other counts are of before the last reset, or made up by a device that lies.
+        if (self.done..=self.head).contains(&done) {
+            self.done = done;
+        }
+        self.head - self.done >= self.slots()
     }
 }
 
@@ -245,9 +270,9 @@ unsafe impl RecvQueue for Mlx5Rq {
         unsafe { write_elements(self.slot(self.head), request, self.max_sge) };
         self.id(self.head).store(request.wr_id, Ordering::Relaxed);
         if let Some(kept) = self.receives().and_then(Receives::kept) {
-            kept.keep(self.head as usize, request.sges);
+            kept.keep(self.place(self.head), request.sges);
         }
-        self.head = self.head.wrapping_add(1);
+        self.head += 1;
         // What follows a first element may be another one now.
         self.ends &= request.sges.len() < 2;
         self.open();
@@ -258,7 +283,7 @@ unsafe impl RecvQueue for Mlx5Rq {
     fn ring(&mut self) {
         let (filled, head) = (self.filled, self.head);
         barrier::before_device_reads();
-        // SAFETY: `memory` keeps the record.
+        // SAFETY: `memory` keeps the record. This word of it is the receive queue's, which only its owner accesses.
         unsafe { filled.set_low(head as u16) };
     }
 
@@ -266,25 +291,36 @@ unsafe impl RecvQueue for Mlx5Rq {
     fn abort(&mut self) {
         // The record says how many were published, by their low 16 bits; there are never as many pushed.
         let published = self.memory.record().get(Word::First) as u16;
-        let pushed = (self.head as u16).wrapping_sub(published).into();
-        let first = self.head.wrapping_sub(pushed);
+        let pushed: u64 = (self.head as u16).wrapping_sub(published).into();
+        let first = self.head - pushed;
         if let Some(kept) = self.receives().and_then(Receives::kept) {
             // Nobody vouches for their memory any more.
-            (0..pushed).for_each(|count| kept.keep(first.wrapping_add(count) as usize, &[]));
+            (first..self.head).for_each(|index| kept.take_back(self.place(index)));
         }
         self.head = first;
         self.until = self.head;
     }
 
     unsafe fn reset(&mut self) {
-        self.record.cq(Side::Recv).forget(&self.record, Side::Recv);
+        self.base += self.head;
+        self.record.cq(Side::Recv).forget(&self.record, Side::Recv, self.base);
+        self.take_all_back();
+        barrier::before_slots_are_reused();
         (self.head, self.until, self.done) = (0, 0, 0);
         if !self.ends {
             self.write_ends();
         }
-        if let Some(receives) = self.receives() {
-            receives.reset();
-        }
         self.memory.record().set(Word::First, 0);
+    }
+
+    fn abandon(&mut self) {
+        self.take_all_back();
+    }
+}
+
+/// The kernel has destroyed the queue. No completion of it is delivered any more, not even one that a poller has found.
+impl Drop for Mlx5Rq {
+    fn drop(&mut self) {
+        self.take_all_back();
     }
 }

@@ -23,7 +23,7 @@ use bareverbs_uapi::write::structs::ModifyQpReq;
 use crate::doorbell::{RecordWord, SendRegister, Word};
 use crate::pair::PairMemory;
 use crate::short::{Short, Templates, control_flags};
-use crate::table::{Record, SendSlot, Side};
+use crate::table::{RecordRef, SendSlot, Side};
 use crate::wqe::{BLOCK, Control, ControlFlags, Opcode, SEGMENTS_PER_BLOCK, Segment};
 
 pub use built::Built;
@@ -38,7 +38,7 @@ use writer::Writer;
 /// A send queue.
 #[derive(Debug)]
 pub struct Mlx5Sq {
-    record: Arc<Record>,
+    record: RecordRef,
     memory: Arc<PairMemory>,
     register: SendRegister,
     /// The first block.
@@ -51,7 +51,7 @@ pub struct Mlx5Sq {
     every: ControlFlags,
     next: Position,
     /// Where the short way ends: a request of this number goes the long way.
-    until: u32,
+    until: u64,
     /// Where the short way goes on, if it does: a block and its slot.
     at: *mut Segment,
     at_slot: NonNull<SendSlot>,
@@ -61,8 +61,8 @@ pub struct Mlx5Sq {
     published_fence: ControlFlags,
     /// The first block of the last request pushed.
     last: u32,
-    /// Requests complete when last looked.
-    done: u32,
+    /// Requests complete when last looked; those of before a reset are.
+    done: u64,
     /// The record's slots, as many as blocks.
     slots: NonNull<SendSlot>,
     /// In the doorbell record: how far the queue has been filled.
@@ -75,10 +75,10 @@ pub struct Mlx5Sq {
 /// How far a queue has been filled.
 #[derive(Clone, Copy, Debug)]
 struct Position {
-    /// Blocks, counted on.
+    /// Blocks, counted on from the last reset.
     block: u32,
-    /// Requests, counted on.
-    request: u32,
+    /// Requests, counted on across resets.
+    request: u64,
     /// What the next request waits for.
     fence: ControlFlags,
 }
@@ -93,7 +93,7 @@ unsafe impl Send for Mlx5Sq {}
 impl Mlx5Sq {
     /// The send queue `offset` bytes into `memory`, of `blocks` blocks, a power of 2.
     pub(crate) fn new(
-        record: Arc<Record>,
+        record: RecordRef,
         memory: Arc<PairMemory>,
         register: SendRegister,
         (offset, blocks): (usize, u32),
@@ -149,8 +149,8 @@ impl Mlx5Sq {
     fn open(&mut self) {
         let block = self.next.block;
         (self.at, self.at_slot) = (self.at(block), NonNull::from(self.slot(block)));
-        let room = self.limits.requests.saturating_sub(self.next.request.wrapping_sub(self.done));
-        self.until = self.next.request.wrapping_add(room.min(self.mask + 1 - (block & self.mask)));
+        let room = u64::from(self.limits.requests).saturating_sub(self.next.request - self.done);
+        self.until = self.next.request + room.min(u64::from(self.mask + 1 - (block & self.mask)));
     }
 
     /// Writes a request to the short way's next place, and takes it into the batch.
@@ -171,7 +171,7 @@ impl Mlx5Sq {
             }
             self.at = at.add(SEGMENTS_PER_BLOCK);
         }
-        let through = self.next.request.wrapping_add(1);
+        let through = self.next.request + 1;
         // SAFETY: as above.
         unsafe {
             self.at_slot.as_ref().note(wr_id, through, 0);
@@ -184,11 +184,16 @@ impl Mlx5Sq {
     /// Whether there may be no room; asks the poller only where it seems so.
     #[inline(always)]
     fn is_full(&mut self) -> bool {
-        if self.next.request.wrapping_sub(self.done) < self.limits.requests {
+        let most = u64::from(self.limits.requests);
+        if self.next.request - self.done < most {
             return false;
         }
-        self.done = self.record.sends.done();
-        self.next.request.wrapping_sub(self.done) >= self.limits.requests
+        let done = self.record.sends.done();
+        // Other counts are of before the last reset, or of requests that were taken back and that a device lies about.
+        if (self.done..=self.next.request).contains(&done) {
+            self.done = done;
+        }
+        self.next.request - self.done >= most
     }
 
     #[inline(always)]
@@ -215,8 +220,8 @@ impl Mlx5Sq {
         // SAFETY: the request's first segment.
         unsafe { writer.at(0).write(control) };
         let Position { block, request, .. } = self.next;
-        let through = request.wrapping_add(1);
-        self.slot(block).note(head.wr_id, through, head.purpose.0);
+        let through = request + 1;
+        self.slot(block).note(head.wr_id, through, head.purpose.0 as u8);
         let blocks = writer.segments.div_ceil(SEGMENTS_PER_BLOCK) as u32;
         self.last = block;
         let fence = if head.opcode == Opcode::UMR {
@@ -237,7 +242,7 @@ impl Mlx5Sq {
     #[inline(always)]
     fn tell(&self, block: u32) {
         barrier::before_device_reads();
-        // SAFETY: `memory` keeps the record.
+        // SAFETY: `memory` keeps the record. This word of it is the send queue's, which only its owner accesses.
         unsafe { self.filled.set_low(block as u16) };
     }
 
@@ -401,16 +406,18 @@ unsafe impl SendQueue for Mlx5Sq {
     fn abort(&mut self) {
         if self.next.block != self.published {
             // The first of them was noted as one more than those before it.
-            let request = self.slot(self.published).through().wrapping_sub(1);
+            let request = self.slot(self.published).through() - 1;
             self.next = Position { block: self.published, request, fence: self.published_fence };
             self.until = request;
         }
     }
 
     unsafe fn reset(&mut self) {
-        self.record.cq(Side::Send).forget(&self.record, Side::Send);
-        self.record.sends.reset();
-        (self.next, self.until, self.done) = (Position::START, 0, 0);
+        self.record.cq(Side::Send).forget(&self.record, Side::Send, 0);
+        barrier::before_slots_are_reused();
+        let request = self.next.request;
+        // None of them completes any more.
+        (self.next, self.until, self.done) = (Position { request, ..Position::START }, request, request);
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
     }

@@ -4,7 +4,6 @@
 //! from the pollers of several completion queues, and their owner hangs them on to the end of the list.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::RecvQueue;
@@ -14,7 +13,8 @@ use bareverbs_provider::work::{RecvRequest, Refusal};
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::recv::{check, write_elements};
 use crate::short::element;
-use crate::table::{Record, Side};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::table::{Record, RecordRef, Side};
 use crate::wqe::{self, SEGMENT, Segment};
 
 /// The end of a list of slots.
@@ -111,12 +111,11 @@ pub struct Mlx5Srq {
 
 /// A record that is found as long as this is there.
 #[derive(Debug)]
-struct Listed(Arc<Record>);
+struct Listed(RecordRef);
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.0.hide(Side::Recv);
-        self.0.cq(Side::Recv).bury(&self.0);
+        self.0.cq(Side::Recv).bury(&self.0, Side::Recv);
     }
 }
 
@@ -152,8 +151,8 @@ impl Mlx5Srq {
     }
 
     /// Makes `record`, which is of this queue, lead from completions to it.
-    pub(crate) fn list(&mut self, record: Arc<Record>) {
-        record.begin_srq(self.shared.number());
+    pub(crate) fn list(&mut self, record: RecordRef) {
+        Record::begin_srq(&record, self.shared.number());
         self.own = Some(Listed(record));
     }
 

@@ -1,35 +1,68 @@
-//! Which queue a completion is of.
+//! From a completion to its queue.
 //!
-//! A completion names its queue by the user's number, which was given when the queue was made. Whoever polls turns it
-//! into the queue's [`Record`]: the ids of the requests under way, and how many are done. The owner of the queue and
-//! the pollers of its two completion queues share the record; all of it is atomic, and each word has one writer at a
-//! time.
+//! A completion names its queue by the user index, which was given when the queue was made. The poller of a completion
+//! queue turns it into the queue's [`Record`]: the ids of the outstanding requests, and how many are done. The owner of
+//! the queue and the pollers of its two completion queues share the record. All of it is made of atomics.
 //!
-//! # Why a poller's record is never freed under it
+//! | word | written by |
+//! |---|---|
+//! | [`Entry::owners`], [`Name`] | the owner, to show the record first and to hide it; the poller, to show it again after a reset |
+//! | ids and marks of requests | the owner |
+//! | [`Sends::done`], [`Receives::done`] | the poller of the side's completion queue |
+//! | [`Receives::base`] | the owner, under the lock of the completion queue's [`Strays`](crate::completion::CqShared) |
+//!
+//! # Why a poller's record is not freed under it
 //!
 //! An entry says which completion queues may use it ([`Entry::owners`]). A poller reads that first and the record's
-//! address second. Before a queue's owner lets go of its record, it takes its entry away and leaves the record with
-//! both completion queues ([`CqShared::bury`](crate::completion::CqShared)), each of which drops it only where its
-//! poller has found the queue empty. An entry is used anew when the record is gone. So an entry that named a poller's
-//! completion queue names the same record until that poller is back in its completion queue.
+//! address second. The owner of a queue hides its record and leaves it with both completion queues
+//! ([`CqShared::bury`](crate::completion::CqShared::bury)) before it lets go of it. Each completion queue drops it only
+//! where its poller has found the queue empty, between two completions. The entry is given to another queue when the
+//! record was freed. So an entry that named a poller's completion queue names the same record until that poller has done
+//! with its completion.
 //!
-//! For the same reason a poller may keep the record that it found last: it stays until the poller itself drops its dead,
-//! and forgets it then. The record's [`Name`] tells whether it is still to be found.
+//! For the same reason a poller may keep the record that it found last: the record stays until the poller itself drops
+//! its dead, and it forgets the record then. The record's [`Name`] tells whether it is still shown.
+//!
+//! # Why a poller completes nothing of a later life
+//!
+//! A queue that was reset begins a new life: its slots are filled anew, and what the device wrote of the old life is
+//! passed over. A poller may have found the record before the owner hides it, and read the slots after the owner has
+//! filled them anew. Then it must not take the new request for complete. So the poller looks a second time:
+//!
+//! 1. It reads the id and the mark of the request with acquire ordering, or claims the receive
+//!    ([`Kept::claim`](crate::kept::Kept::claim)).
+//! 2. Then it checks that the record is shown: by its name on the short way, by its entry on the long one.
+//!
+//! The owner hides the record, issues a release fence ([`barrier::before_slots_are_reused`](bareverbs_provider::barrier))
+//! and fills the slots then. If the poller has read what a new life wrote, the fence and the acquire load order the
+//! hiding before the check, which finds the record hidden. The record isn't shown again meanwhile: after a reset only the
+//! poller does that.
+//!
+//! # Why an owner counts nothing twice
+//!
+//! A poller that is past its check may store to `done` after the queue was reset. Nothing else is wrong with that: the
+//! request was complete. So the counts of a later life are larger than any of an earlier one, and the owner ignores what
+//! is not between the last count that it accepted and the number of its requests:
+//!
+//! - Requests of a send queue are numbered on across resets. Each mark says how many requests are complete when its own
+//!   is, and the owner takes all for complete at a reset.
+//! - The poller counts the receives. The owner writes down how many receives there were in earlier lives
+//!   ([`Receives::base`]), and the poller goes on from there when it shows the record again. It shows the record before
+//!   the first completion of the new life, because it finds the record in no other way.
 
 mod numbers;
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::mapping::Mapping;
 
 use self::numbers::{Numbers, Wire};
 use crate::completion::CqShared;
 use crate::cqe::Cqe;
-use crate::kept::Kept;
+use crate::kept::{Claim, Kept};
 use crate::srq::SrqShared;
+use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Lifetime, Mutex, Ordering, Zeroed, ZeroedArray};
 
 /// Which half of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +85,7 @@ pub(crate) const fn tag(cqn: u32) -> u32 {
 }
 
 /// One number's queue.
+#[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Entry {
     /// [`tag`] of the completion queue of each side; 0 for none.
@@ -59,7 +93,23 @@ pub(crate) struct Entry {
     record: AtomicPtr<Record>,
 }
 
+impl Default for Entry {
+    fn default() -> Self {
+        let owners = [AtomicU32::new(0), AtomicU32::new(0)];
+        Self { owners, record: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+}
+
+// SAFETY: it consists of atomics, and zeros are its default.
+unsafe impl Zeroed for Entry {}
+
 impl Entry {
+    /// Whether the completion queue `tag` gets completions of its `side`.
+    #[inline(always)]
+    pub(crate) fn is_of(&self, side: Side, tag: u32) -> bool {
+        self.owners[side as usize].load(Ordering::Acquire) == tag
+    }
+
     /// The record, if the completion queue `tag` gets completions of its `side`.
     ///
     /// # Safety
@@ -68,7 +118,7 @@ impl Entry {
     /// record.
     #[inline(always)]
     pub(crate) unsafe fn record(&self, side: Side, tag: u32) -> Option<&Record> {
-        if self.owners[side as usize].load(Ordering::Acquire) != tag {
+        if !self.is_of(side, tag) {
             return None;
         }
         // SAFETY: null, or a record that stays, as the module says.
@@ -79,7 +129,7 @@ impl Entry {
 /// All numbers of a context.
 #[derive(Debug)]
 pub(crate) struct Table {
-    entries: Mapping,
+    entries: ZeroedArray<Entry>,
     len: u32,
     ids: Mutex<Ids>,
     /// Where completions name queues by their numbers on the wire.
@@ -97,7 +147,7 @@ struct Ids {
 impl Table {
     /// For numbers below `len` and completions of this version, 0 or 1. Memory is used for those that are given.
     pub(crate) fn new(len: u32, cqe_version: u8) -> Result<Self, Errno> {
-        let entries = Mapping::anonymous(len.max(2) as usize * size_of::<Entry>())?;
+        let entries = ZeroedArray::new(len as usize)?;
         let numbers = if cqe_version == 0 { Some(Numbers::new()?) } else { None };
         // 0 is no number: firmware has been seen to use it for queues of the kernel.
         Ok(Self { entries, len, ids: Mutex::new(Ids { next: 1, free: Vec::new() }), numbers })
@@ -114,12 +164,7 @@ impl Table {
 
     #[inline(always)]
     pub(crate) fn entry(&self, id: u32) -> Option<&Entry> {
-        if id >= self.len {
-            return None;
-        }
-        // SAFETY: the mapping has `len` entries, for which zeros are a value; they consist of atomics and are accessed
-        // in no other way.
-        Some(unsafe { self.entries.as_ptr().cast::<Entry>().add(id as usize).as_ref() })
+        self.entries.get(id as usize)
     }
 
     fn take(&self) -> Option<u32> {
@@ -146,9 +191,11 @@ const HIDDEN: u64 = u64::MAX;
 
 impl Name {
     /// Whether the queue is that of an entry.
+    ///
+    /// The caller knows the record already, so nothing is read that showing it would have to come before.
     #[inline(always)]
     pub(crate) fn is(&self, cqe: &Cqe<'_>) -> bool {
-        self.0.load(Ordering::Acquire) == u64::from(cqe.raw_srqn_uidx())
+        self.0.load(Ordering::Relaxed) == u64::from(cqe.raw_srqn_uidx())
     }
 
     fn set(&self, id: Option<u32>) {
@@ -163,29 +210,61 @@ impl Default for Name {
 }
 
 /// A request of a send queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SendSlot {
     wr_id: AtomicU64,
-    /// How many requests are complete when this one is (low half). Where its entry says less or there is more to it than
-    /// that it is complete, what it was (bits 32 and up), and [`NOT_PLAIN`].
+    /// How many requests of the queue are complete when this one is ([`THROUGH`]). Where its entry says less, or there is
+    /// more to it than that it is complete, what it was ([`PURPOSE`]) and [`NOT_PLAIN`]. So a plain mark is the count.
     mark: AtomicU64,
 }
 
 /// In a mark: see there. It is the sign.
 const NOT_PLAIN: u64 = 1 << 63;
+/// In a mark: the bits of the request's purpose, from this one up to the sign.
+const PURPOSE: u32 = 55;
+/// In a mark: the bits of the count. At 10^9 requests a second they last for more than a year.
+const THROUGH: u64 = (1 << PURPOSE) - 1;
+
+/// What the poller has read of a request that is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) wr_id: u64,
+    mark: u64,
+}
+
+impl Sent {
+    /// What it was; 0 where its entry tells.
+    pub(crate) fn purpose(self) -> u32 {
+        ((self.mark & !NOT_PLAIN) >> PURPOSE) as u32
+    }
+}
 
 impl SendSlot {
+    fn new() -> Self {
+        Self { wr_id: AtomicU64::new(0), mark: AtomicU64::new(0) }
+    }
+
     /// Notes that when the request is complete, `through` are.
     #[inline(always)]
-    pub(crate) fn note(&self, wr_id: u64, through: u32, purpose: u32) {
-        let sign = if purpose == 0 { 0 } else { NOT_PLAIN };
+    pub(crate) fn note(&self, wr_id: u64, through: u64, purpose: u8) {
+        let mark = if purpose == 0 {
+            through
+        } else {
+            NOT_PLAIN | u64::from(purpose) << PURPOSE | through & THROUGH
+        };
         self.wr_id.store(wr_id, Ordering::Relaxed);
-        self.mark.store(sign | u64::from(purpose) << 32 | u64::from(through), Ordering::Relaxed);
+        self.mark.store(mark, Ordering::Relaxed);
     }
 
     /// How many requests are complete when this one is.
-    pub(crate) fn through(&self) -> u32 {
-        self.mark.load(Ordering::Relaxed) as u32
+    pub(crate) fn through(&self) -> u64 {
+        self.mark.load(Ordering::Relaxed) & THROUGH
+    }
+
+    /// What was noted last. What the caller reads afterwards is as it was then, or later.
+    #[inline(always)]
+    fn read(&self) -> Sent {
+        Sent { mark: self.mark.load(Ordering::Acquire), wr_id: self.wr_id.load(Ordering::Acquire) }
     }
 }
 
@@ -193,23 +272,25 @@ impl SendSlot {
 #[derive(Debug)]
 pub(crate) struct Sends {
     pub(crate) name: Name,
-    /// Requests that are complete, counted on.
-    done: AtomicU32,
+    /// Requests that are complete, counted on across resets. Only the poller stores it.
+    done: AtomicU64,
     /// Slots less one.
     mask: u32,
     /// The same times the bytes of a slot.
     offsets: u32,
     /// By the request's first block; a power of 2 of them.
     slots: Box<[SendSlot]>,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Sends {
     /// For a ring of `blocks` blocks, a power of 2.
     pub(crate) fn new(blocks: u32) -> Self {
         assert!(blocks.is_power_of_two(), "a ring of sends");
-        let slots = (0..blocks).map(|_| SendSlot::default()).collect();
+        let slots = (0..blocks).map(|_| SendSlot::new()).collect();
         let (mask, offsets) = (blocks - 1, (blocks - 1) << 4);
-        Self { name: Name::default(), done: AtomicU32::new(0), mask, offsets, slots }
+        let (name, done, lifetime) = (Name::default(), AtomicU64::new(0), Lifetime::default());
+        Self { name, done, mask, offsets, slots, lifetime }
     }
 
     /// The slots, of which there are as many as blocks.
@@ -223,44 +304,47 @@ impl Sends {
         unsafe { self.slots.get_unchecked((u32::from(block) & self.mask) as usize) }
     }
 
-    /// The same as [`Sends::complete`] for a request of which there is no more to know than its id; for others, does
-    /// nothing. The first block is that of an entry's last word.
+    /// The request with the first block `block`, to be [finished](Sends::finish) once the queue is known to be shown.
     #[inline(always)]
-    pub(crate) fn complete_plain(&self, last_word: u32) -> Option<u64> {
-        const { assert!(size_of::<SendSlot>() == 16) };
-        // The block's number in the upper half times the bytes of a slot.
-        let offset = last_word >> 12 & self.offsets;
-        // SAFETY: `new` made `mask + 1` slots, of which this is one.
-        let slot = unsafe { &*self.slots.as_ptr().byte_add(offset as usize) };
-        let mark = slot.mark.load(Ordering::Relaxed);
-        if mark & NOT_PLAIN != 0 {
-            return None;
-        }
-        let wr_id = slot.wr_id.load(Ordering::Relaxed);
-        self.done.store(mark as u32, Ordering::Release);
-        Some(wr_id)
+    pub(crate) fn read(&self, block: u16) -> Sent {
+        self.slot(block).read()
     }
 
-    /// Notes that the request with the first block `block`, and all before it, are complete; returns its id and what it
-    /// was.
+    /// The same for a request of which there is no more to know than its id; none for others. The first block is that of
+    /// an entry's last word.
     #[inline(always)]
-    pub(crate) fn complete(&self, block: u16) -> (u64, u32) {
-        let slot = self.slot(block);
-        let mark = slot.mark.load(Ordering::Relaxed);
-        let wr_id = slot.wr_id.load(Ordering::Relaxed);
+    pub(crate) fn read_plain(&self, last_word: u32) -> Option<Sent> {
+        const { assert!(cfg!(loom) || size_of::<SendSlot>() == 16) };
+        let slot = if cfg!(loom) {
+            self.slot((last_word >> 16) as u16)
+        } else {
+            // The block's number in the upper half times the bytes of a slot.
+            let offset = last_word >> 12 & self.offsets;
+            // SAFETY: `new` made `mask + 1` slots, of which this is one.
+            unsafe { &*self.slots.as_ptr().byte_add(offset as usize) }
+        };
+        let sent = slot.read();
+        if sent.mark & NOT_PLAIN != 0 { None } else { Some(sent) }
+    }
+
+    /// Notes that a request of [`Sends::read_plain`], and all before it, are complete.
+    #[inline(always)]
+    pub(crate) fn finish_plain(&self, sent: Sent) {
         // The slot is free for its owner from here on.
-        self.done.store(mark as u32, Ordering::Release);
-        (wr_id, ((mark & !NOT_PLAIN) >> 32) as u32)
+        self.done.store(sent.mark, Ordering::Release);
     }
 
-    /// Requests that are complete.
+    /// Notes that a request, and all before it, are complete.
+    #[inline(always)]
+    pub(crate) fn finish(&self, sent: Sent) {
+        // The slot is free for its owner from here on.
+        self.done.store(sent.mark & THROUGH, Ordering::Release);
+    }
+
+    /// Requests that are complete, or fewer where a poller noted one of before a reset.
     #[inline]
-    pub(crate) fn done(&self) -> u32 {
+    pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn reset(&self) {
-        self.done.store(0, Ordering::Release);
     }
 }
 
@@ -268,13 +352,17 @@ impl Sends {
 #[derive(Debug)]
 pub(crate) struct Receives {
     pub(crate) name: Name,
-    done: AtomicU32,
+    /// Receives that are complete, counted on from `base`. Only the poller stores it.
+    done: AtomicU64,
+    /// Where the count begins: receives of before the last reset.
+    base: AtomicU64,
     /// Slots less one.
     mask: u32,
     /// By slot; a power of 2 of them.
     wr_ids: Box<[AtomicU64]>,
     /// Where completions may carry messages: where these go.
     kept: Option<Kept>,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Receives {
@@ -283,7 +371,9 @@ impl Receives {
         let slots = slots.max(1);
         assert!(slots.is_power_of_two(), "a ring of receives");
         let wr_ids = (0..slots).map(|_| AtomicU64::new(0)).collect();
-        Self { name: Name::default(), done: AtomicU32::new(0), mask: slots - 1, wr_ids, kept: None }
+        let (name, lifetime) = (Name::default(), Lifetime::default());
+        let (done, base) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { name, done, base, mask: slots - 1, wr_ids, kept: None, lifetime }
     }
 
     /// The same for completions that may carry messages, which the poller brings to the receives' elements.
@@ -302,24 +392,26 @@ impl Receives {
         &self.wr_ids
     }
 
-    /// Only the poller of the queue's completion queue writes `done`, so it need not be one step.
+    /// The id of the receive in a slot, to be [finished](Receives::finish) once the queue is known to be shown. What the
+    /// caller reads afterwards is as it was when the id was written, or later.
     #[inline(always)]
-    pub(crate) fn complete(&self, slot: u16) -> u64 {
+    pub(crate) fn read(&self, slot: u16) -> u64 {
         // SAFETY: `new` made `mask + 1` ids.
         let id = unsafe { self.wr_ids.get_unchecked((u32::from(slot) & self.mask) as usize) };
-        let wr_id = id.load(Ordering::Relaxed);
+        id.load(Ordering::Acquire)
+    }
+
+    /// Notes that one receive more is complete. Only the poller of the queue's completion queue writes `done`, so it need
+    /// not be one step.
+    #[inline(always)]
+    pub(crate) fn finish(&self) {
         self.done.store(self.done.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
-        wr_id
     }
 
+    /// Receives that are complete, or fewer where the poller has not shown the queue since a reset.
     #[inline]
-    pub(crate) fn done(&self) -> u32 {
+    pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn reset(&self) {
-        self.done.store(0, Ordering::Release);
-        self.kept.iter().for_each(Kept::forget);
     }
 }
 
@@ -332,6 +424,19 @@ pub(crate) enum Source {
     Shared(Arc<SrqShared>),
 }
 
+/// What a record tells of a request that is complete.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Done {
+    pub(crate) wr_id: u64,
+    /// What a send was; 0 where its entry tells.
+    pub(crate) purpose: u32,
+    /// Whether a message that the completion carried went to the receive's elements.
+    pub(crate) has_arrived: bool,
+}
+
+/// A [`Record`] that is kept.
+pub(crate) type RecordRef = crate::sync::Arc<Record>;
+
 /// What a queue's owner and its pollers share.
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -341,6 +446,7 @@ pub(crate) struct Record {
     pub(crate) sends: Sends,
     pub(crate) source: Source,
     wire: Wire,
+    pub(crate) lifetime: Lifetime,
 }
 
 impl Record {
@@ -350,9 +456,10 @@ impl Record {
         cqs: [Arc<CqShared>; 2],
         sends: Sends,
         source: Source,
-    ) -> Option<Arc<Self>> {
+    ) -> Option<RecordRef> {
         let id = table.take()?;
-        Some(Arc::new(Self { id, table: Arc::clone(table), cqs, sends, source, wire: Wire::default() }))
+        let (table, wire, lifetime) = (Arc::clone(table), Wire::default(), Lifetime::default());
+        Some(RecordRef::new(Self { id, table, cqs, sends, source, wire, lifetime }))
     }
 
     /// Its number.
@@ -382,7 +489,7 @@ impl Record {
         self.set_name(side, Some(self.id));
     }
 
-    /// Lets it no longer be found.
+    /// Lets it no longer be found by a poller that looks from here on.
     pub(crate) fn hide(&self, side: Side) {
         self.set_name(side, None);
         self.entry().owners[side as usize].store(0, Ordering::Release);
@@ -398,13 +505,72 @@ impl Record {
         }
     }
 
-    /// Takes note of a receive's completion; returns its id.
-    #[inline(always)]
-    pub(crate) fn complete_recv(&self, slot: u16) -> u64 {
-        match &self.source {
-            Source::Own(receives) => receives.complete(slot),
-            Source::Shared(srq) => srq.complete(slot),
+    /// Completes the request with this number, if the record `is_shown` when the request has been read; none where it is
+    /// not. A message that the completion carries goes to the receive's elements.
+    ///
+    /// # Safety
+    ///
+    /// The caller must be the poller of the side's completion queue. As for [`Claim::scatter`](crate::kept::Claim::scatter).
+    pub(crate) unsafe fn complete(
+        &self,
+        side: Side,
+        counter: u16,
+        message: Option<&[u8]>,
+        is_shown: impl FnOnce() -> bool,
+    ) -> Option<Done> {
+        // In this order, as the module says.
+        match (side, &self.source) {
+            (Side::Send, _) => {
+                let sent = self.sends.read(counter);
+                if !is_shown() {
+                    return None;
+                }
+                self.sends.finish(sent);
+                Some(Done { wr_id: sent.wr_id, purpose: sent.purpose(), has_arrived: message.is_none() })
+            }
+            (Side::Recv, Source::Own(receives)) => {
+                let wr_id = receives.read(counter);
+                let claim = receives.kept().and_then(|kept| kept.claim(counter.into()));
+                if !is_shown() {
+                    claim.into_iter().for_each(Claim::cancel);
+                    return None;
+                }
+                let has_arrived = match claim {
+                    // SAFETY: this function's contract.
+                    Some(claim) => unsafe { claim.scatter(message.unwrap_or_default()) },
+                    None => message.is_none_or(<[u8]>::is_empty),
+                };
+                receives.finish();
+                Some(Done { wr_id, purpose: 0, has_arrived })
+            }
+            (Side::Recv, Source::Shared(srq)) => is_shown().then(|| {
+                let wr_id = srq.complete(counter);
+                Done { wr_id, purpose: 0, has_arrived: message.is_none() }
+            }),
         }
+    }
+
+    /// Passes over a completion of before the queue was destroyed or reset: a receive's slot in a shared queue goes back.
+    pub(crate) fn discard(&self, side: Side, counter: u16) {
+        if let (Side::Recv, Source::Shared(srq)) = (side, &self.source) {
+            srq.complete(counter);
+        }
+    }
+
+    /// Writes down that the owner has reset a side, of which there were `base` receives so far. The caller holds the lock
+    /// of the side's strays.
+    pub(crate) fn rebase(&self, side: Side, base: u64) {
+        if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
+            receives.base.store(base, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets the poller find a side again that was reset. The caller is the poller, and holds the lock of its strays.
+    pub(crate) fn show_again(&self, side: Side) {
+        if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
+            receives.done.store(receives.base.load(Ordering::Relaxed), Ordering::Release);
+        }
+        self.show(side);
     }
 }
 

@@ -22,7 +22,7 @@ use crate::pair::{Layout, Limits, PairMemory, ReceiveLayout};
 use crate::recv::Mlx5Rq;
 use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
-use crate::table::{Receives, Record, Sends, Source, Table};
+use crate::table::{Receives, Record, RecordRef, Sends, Source, Table};
 use crate::wq::WqMemory;
 use crate::wqe::{AddressVector, SEGMENT};
 
@@ -152,7 +152,7 @@ impl Plain {
         let rings = Mapping::anonymous(layout.bytes()).map_err(refused)?;
         let doorbell = self.records.take().map_err(refused)?;
         let places = (Place::of(&rings), doorbell.address());
-        let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
+        let memory = Arc::new(PairMemory::new(rings, doorbell, record.clone()));
         Ok(PlainQp {
             qp_type,
             layout,
@@ -265,8 +265,10 @@ pub fn resize(cq: &mut Mlx5Cq, log: u32, tell: impl FnOnce(Place)) -> Result<(),
     use bareverbs_provider::contract::CompletionQueue;
     let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
     cq.release();
+    let shared = Arc::clone(cq.shared());
+    let mut current = shared.ring();
     tell(ring.place());
-    cq.follow(ring);
+    cq.follow(&mut current, ring);
     Ok(())
 }
 
@@ -328,7 +330,7 @@ pub struct PlainQp {
     layout: Layout,
     tso_header: u16,
     has_srq: bool,
-    record: Arc<Record>,
+    record: RecordRef,
     memory: Arc<PairMemory>,
     places: (Place, u64),
     uar: Arc<Uar>,
@@ -400,16 +402,16 @@ impl PlainQp {
         };
         let rq = (!self.has_srq).then(|| {
             let shift = self.layout.recv_shift - SEGMENT.trailing_zeros();
-            let (record, memory) = (Arc::clone(&self.record), Arc::clone(&self.memory));
+            let (record, memory) = (self.record.clone(), Arc::clone(&self.memory));
             Mlx5Rq::new(record, memory, self.layout.recv_slots.max(1), shift, self.layout.recv_sge)
         });
         let place = (self.layout.send_offset(), self.layout.send_blocks);
-        let sq = Mlx5Sq::new(Arc::clone(&self.record), self.memory, register, place, qp_num, limits);
+        let sq = Mlx5Sq::new(self.record.clone(), self.memory, register, place, qp_num, limits);
         let srq_num = match &self.record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
         };
-        self.record.begin(qp_num, srq_num);
+        Record::begin(&self.record, qp_num, srq_num);
         Ok((sq, rq, page))
     }
 }

@@ -19,12 +19,12 @@ use crate::doorbell::DoorbellRecord;
 use crate::pair::{Limits, PairMemory, ReceiveLayout};
 use crate::provider::{Mlx5, queue_memory};
 use crate::recv::Mlx5Rq;
-use crate::table::{Receives, Record, Sends, Side, Source, Table};
+use crate::table::{Receives, Record, RecordRef, Sends, Side, Source, Table};
 
 /// A work queue's memory, of which the device is told before it makes the queue.
 pub(crate) struct WqMemory {
     pub(crate) layout: ReceiveLayout,
-    pub(crate) record: Arc<Record>,
+    pub(crate) record: RecordRef,
     pub(crate) memory: Arc<PairMemory>,
 }
 
@@ -40,7 +40,7 @@ impl WqMemory {
         let source = Source::Own(Receives::new(layout.slots));
         let record = Record::new(table, [Arc::clone(&cq), cq], Sends::new(1), source)
             .ok_or(Refused { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
-        let memory = Arc::new(PairMemory::new(ring, doorbell, Arc::clone(&record)));
+        let memory = Arc::new(PairMemory::new(ring, doorbell, record.clone()));
         Ok(Self { layout, record, memory })
     }
 
@@ -52,7 +52,7 @@ impl WqMemory {
     /// The queue; completions lead to it from here on.
     pub(crate) fn finish(self) -> Mlx5Rq {
         let Self { layout, record, memory } = self;
-        let queue = Mlx5Rq::new(Arc::clone(&record), memory, layout.slots, layout.log_segments(), layout.sge);
+        let queue = Mlx5Rq::new(record.clone(), memory, layout.slots, layout.log_segments(), layout.sge);
         record.show(Side::Recv);
         queue
     }

@@ -1,12 +1,10 @@
 //! Moving to another ring.
 
-use std::sync::PoisonError;
-
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::QueueMemory;
+use bareverbs_provider::contract::{CompletionQueue, QueueMemory};
 
 use super::Mlx5Cq;
-use super::ring::{OWNER, Ring};
+use super::ring::{OWNER, Ring, counted};
 use crate::cqe::{CQE, CqeOpcode};
 
 impl Mlx5Cq {
@@ -18,7 +16,11 @@ impl Mlx5Cq {
     /// Goes on in `ring`, which the kernel has told the device of; what was left in the old one is moved there.
     ///
     /// The device marks the end of the old ring with an entry of its own, which counts.
-    pub(crate) fn follow(&mut self, ring: Ring) {
+    ///
+    /// `shared` is the ring as the owners of queue pairs see it, which the caller has had locked since before the kernel
+    /// was told. So no queue pair is reset meanwhile: neither the old ring nor the new one alone would show what was written
+    /// of it.
+    pub(crate) fn follow(&mut self, shared: &mut Ring, ring: Ring) {
         assert_eq!(ring.shift, self.ring.shift, "entries keep their size");
         let ring = ring.compressed(self.ring.minis);
         self.expand_all();
@@ -45,8 +47,14 @@ impl Mlx5Cq {
             index = to;
         }
         self.consumer = self.consumer.wrapping_add(1);
-        *self.shared.ring.lock().unwrap_or_else(PoisonError::into_inner) = ring.clone();
+        // Entries of queue pairs that were reset have moved with the others.
+        for (.., until) in &mut self.shared.strays().reset {
+            *until = counted(until.wrapping_add(1));
+        }
+        *shared = ring.clone();
         self.ring = ring;
         self.look_up();
+        // Whoever looks for entries in the new ring begins where the first of them is.
+        self.release();
     }
 }

@@ -32,8 +32,9 @@ pub(crate) struct Ring {
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
 unsafe impl Send for Ring {}
-// SAFETY: as above; entries are only read, and volatile, but for a resize, before anybody else has the ring, and for
-// runs, which the poller writes out in whole words.
+// SAFETY: the memory is kept by `memory` and belongs to no thread. Besides the device, the poller alone writes entries: by
+// a resize, before another thread has the ring, and where it writes runs out, by atomics. Other threads read by atomics of
+// the same size (`Ring::first_unwritten`), and the poller's reads in other ways conflict with no other thread's writes.
 unsafe impl Sync for Ring {}
 
 impl Ring {

@@ -5,10 +5,12 @@
 //! slot, and one in every eighth. The poller writes the entries out in the run's place when it comes to the title, so
 //! whoever takes or looks for entries afterwards finds nothing else.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use bareverbs_provider::barrier;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 
-use super::ring::{OWNER, Ring};
+use super::ring::{OWNER, Ring, counted, is_before};
 use crate::cqe::{CQE, CqeOpcode};
 
 /// In an entry's last byte: its format, and that of a title.
@@ -45,28 +47,45 @@ pub(super) fn is_title(op_own: u8) -> bool {
     op_own & FORMAT == COMPRESSED
 }
 
+fn load(word: &AtomicU32) -> u32 {
+    word.load(Ordering::Acquire)
+}
+
+fn store(word: &AtomicU32, value: u32) {
+    word.store(value, Ordering::Release);
+}
+
 impl Ring {
     /// The words of an entry that say whether it is a title, and how long its run is.
-    fn title_words(&self, index: u32) -> (*mut u32, *mut u32) {
-        let entry = self.at(index).cast_mut();
-        // SAFETY: both lie in the entry.
-        unsafe { (entry.add(WQE_COUNTER).cast(), entry.add(BYTE_COUNT).cast()) }
+    fn title_words(&self, index: u32) -> (&AtomicU32, &AtomicU32) {
+        let entry = self.at(index);
+        // SAFETY: both are aligned words of the entry, which lies in the ring as long as `self`. Threads that access an
+        // entry while another one may do so use atomics of this size: here. The poller, which alone writes entries, reads
+        // its own in other ways too.
+        unsafe { (&*entry.add(WQE_COUNTER).cast(), &*entry.add(BYTE_COUNT).cast()) }
     }
 
-    /// The first entry from `index` on that the device has not written, runs counted whole. The poller may be writing
-    /// runs out meanwhile.
-    pub(super) fn first_unwritten(&self, index: u32) -> u32 {
+    /// The first entry that the device has not written, runs counted whole; `consumed` tells how far the poller has given
+    /// entries back. Any thread may look. The poller may be writing runs out meanwhile, and taking and giving back entries.
+    pub(super) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
+        let mut end = consumed();
+        loop {
+            end = self.end_of_written(end);
+            barrier::after_device_wrote();
+            // The device writes over entries that were given back: what looked unwritten may be of its next round.
+            let consumed = consumed();
+            if !is_before(end, consumed) {
+                return counted(end);
+            }
+            end = consumed;
+        }
+    }
+
+    fn end_of_written(&self, index: u32) -> u32 {
         let mut end = index;
         while end.wrapping_sub(index) < self.entries() {
             let (last, count) = self.title_words(end);
-            // SAFETY: aligned words of the ring, which others access whole.
-            let (before, count, after) = unsafe {
-                (
-                    barrier::read_peer_index(last),
-                    barrier::read_peer_index(count),
-                    barrier::read_peer_index(last),
-                )
-            };
+            let (before, count, after) = (load(last), load(count), load(last));
             let op_own = u32::from_be(before) as u8;
             if !self.written(end, op_own) {
                 break;
@@ -77,7 +96,7 @@ impl Ring {
                 end = end.wrapping_add(self.run_length(u32::from_be(count)).unwrap_or(1));
             }
         }
-        super::ring::counted(end)
+        end
     }
 
     /// The length of a run whose title says `count`, if a run can be as long.
@@ -113,23 +132,20 @@ impl Ring {
         }
         let word = |at: usize| u32::from_ne_bytes([first[at], first[at + 1], first[at + 2], first[at + 3]]);
         let (last, bytes) = self.title_words(index);
-        // SAFETY: aligned words of the ring, which others access whole. Who finds the count changed finds the title
-        // changed too.
-        unsafe {
-            barrier::publish_own_index(last, word(WQE_COUNTER));
-            barrier::publish_own_index(bytes, word(BYTE_COUNT));
-        }
+        // A thread that finds the count changed finds the title changed too.
+        store(last, word(WQE_COUNTER));
+        store(bytes, word(BYTE_COUNT));
         self.write(index, &first);
         true
     }
 
     /// Writes an entry in words, the last word last.
     fn write(&self, index: u32, entry: &[u8; CQE]) {
-        let to = self.at(index).cast_mut().cast::<u32>();
+        let to = self.at(index).cast::<AtomicU32>();
         let (words, _) = entry.as_chunks::<4>();
         for (at, word) in words.iter().enumerate() {
-            // SAFETY: within the entry, which is aligned to 64, and which the device has given away.
-            unsafe { barrier::publish_own_index(to.add(at), u32::from_ne_bytes(*word)) };
+            // SAFETY: within the entry, which is aligned to 64.
+            store(unsafe { &*to.add(at) }, u32::from_ne_bytes(*word));
         }
     }
 }

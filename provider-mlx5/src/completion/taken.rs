@@ -6,8 +6,7 @@ use std::mem::MaybeUninit;
 use bareverbs_provider::contract::Completion;
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
-use crate::cqe::{Cqe, CqeOpcode, Syndrome};
-use crate::kept::Kept;
+use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
 
 /// An entry that was taken.
 #[derive(Clone, Copy, Debug)]
@@ -42,18 +41,10 @@ const CARRIED: usize = 32;
 /// In an entry's last byte: whether it carries a message, and where.
 const CARRIES: u8 = 3 << 2;
 
-/// Brings the message that an entry carries, if it does, to where the receive's are `kept`; whether there was such a place
-/// and it had room.
-///
-/// # Safety
-///
-/// As for [`Kept::scatter`].
-pub(super) unsafe fn deliver(cqe: &Cqe<'_>, opcode: CqeOpcode, kept: Option<&Kept>) -> bool {
+/// The message that an entry carries, if it does: at the start of the entry's bytes, and how long it is.
+pub(super) fn carried(cqe: &Cqe<'_>, opcode: CqeOpcode) -> Option<([u8; CQE], usize)> {
     let carries = cqe.op_own() & CARRIES != 0 && opcode.0 < CqeOpcode::REQ_ERR.0;
-    let Some(kept) = kept else { return !carries };
-    let length = if carries { CARRIED.min(cqe.byte_count() as usize) } else { 0 };
-    // SAFETY: this function's contract.
-    unsafe { kept.scatter(cqe.wqe_counter().into(), &cqe.bytes()[..length]) }
+    carries.then(|| (cqe.bytes(), CARRIED.min(cqe.byte_count() as usize)))
 }
 
 impl Taken {

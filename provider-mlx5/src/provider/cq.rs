@@ -1,5 +1,7 @@
 //! Completion queues.
 
+use std::sync::Arc;
+
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreateError, CreatedCq, QueueMemory};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
@@ -75,13 +77,16 @@ impl Mlx5 {
             return Ok(entries);
         }
         queue.release();
+        // Until the queue has followed, no queue pair that completes there is reset.
+        let shared = Arc::clone(queue.shared());
+        let mut current = shared.ring();
         let driver = ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
         let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
         // SAFETY: the ring has the size that the kernel computes from the entries (`resize_user` of
         // its `cq.c`), and `follow` puts it into the queue, which is that of `cq`, as the caller
         // promises.
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
-        queue.follow(ring);
+        queue.follow(&mut current, ring);
         Ok(queue.capacity())
     }
 }

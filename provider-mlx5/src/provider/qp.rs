@@ -81,7 +81,7 @@ impl Mlx5 {
         let mut response = CreateQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
-        let memory = Arc::new(PairMemory::new(rings, doorbell, Arc::clone(&record)));
+        let memory = Arc::new(PairMemory::new(rings, doorbell, record.clone()));
         // SAFETY: the rings have the size that the kernel computes from their counts
         // (`set_user_buf_size` of its `qp.c`), and the queues that are returned keep them and the
         // record. The caller keeps those until the kernel has destroyed the object.
@@ -99,16 +99,16 @@ impl Mlx5 {
         };
         let rq = receives.then(|| {
             let (slots, shift) = (layout.recv_slots.max(1), layout.recv_shift - SEGMENT.trailing_zeros());
-            Mlx5Rq::new(Arc::clone(&record), Arc::clone(&memory), slots, shift, layout.recv_sge)
+            Mlx5Rq::new(record.clone(), Arc::clone(&memory), slots, shift, layout.recv_sge)
         });
         let place = (layout.send_offset(), layout.send_blocks);
-        let sq = Mlx5Sq::new(Arc::clone(&record), memory, register, place, made.qp_num, limits)
+        let sq = Mlx5Sq::new(record.clone(), memory, register, place, made.qp_num, limits)
             .with_options(self.has_ece().then(|| Options::new(response.ece_options)));
         let srq_num = match &record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
         };
-        record.begin(made.qp_num, srq_num);
+        Record::begin(&record, made.qp_num, srq_num);
         Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
     }
 

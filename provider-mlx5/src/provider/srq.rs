@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use super::{Mlx5, known, note, queue_memory, refused};
 use crate::completion::CqShared;
 use crate::srq::Mlx5Srq;
-use crate::table::{NO_USER_INDEX, Record, Sends, Source};
+use crate::table::{NO_USER_INDEX, Record, RecordRef, Sends, Source};
 use crate::wqe::SEGMENT;
 
 impl Mlx5 {
@@ -100,7 +100,7 @@ impl Mlx5 {
     }
 
     /// What leads from completions of a shared receive queue, all of which come to `cq`, to the queue.
-    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<Arc<Record>, Refused> {
+    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<RecordRef, Refused> {
         let source = Source::Shared(Arc::clone(queue.shared()));
         Record::new(&self.table, [Arc::clone(&cq), cq], Sends::new(1), source)
             .ok_or(Refused { method: "SrqCreate (user index)", errno: Errno::NOMEM })

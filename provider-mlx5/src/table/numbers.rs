@@ -5,17 +5,14 @@
 //! Only that a number on the wire may be given to another queue while completions of the one that had it are still to be polled:
 //! what was written before the other was made is then that of the dead.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use bareverbs_provider::Errno;
-use bareverbs_provider::mapping::Mapping;
 
-use super::{Record, Side};
+use super::{Record, RecordRef, Side};
 use crate::cqe::Cqe;
+use crate::sync::{AtomicU32, Ordering, ZeroedArray};
 
 /// Numbers that there are, of queue pairs as of shared receive queues.
-const NUMBERS: usize = 1 << 24;
+const NUMBERS: usize = if cfg!(loom) { 1 << 4 } else { 1 << 24 };
 
 /// In place of a number: none.
 const NOBODY: u32 = u32::MAX;
@@ -23,14 +20,12 @@ const NOBODY: u32 = u32::MAX;
 /// By each number on the wire the user's number; 0 for none. Memory is used for those that are given.
 #[derive(Debug)]
 pub(super) struct Numbers {
-    qps: Mapping,
-    srqs: Mapping,
+    qps: ZeroedArray<AtomicU32>,
+    srqs: ZeroedArray<AtomicU32>,
 }
 
-fn slot(numbers: &Mapping, number: u32) -> &AtomicU32 {
-    let index = number as usize & (NUMBERS - 1);
-    // SAFETY: the mapping has so many words, for which zeros are a value; they are accessed in no other way.
-    unsafe { numbers.as_ptr().cast::<AtomicU32>().add(index).as_ref() }
+fn slot(numbers: &ZeroedArray<AtomicU32>, number: u32) -> &AtomicU32 {
+    numbers.get(number as usize & (NUMBERS - 1)).expect("there are so many")
 }
 
 /// The shared receive queue that an entry of a receive names; 0 for none.
@@ -40,7 +35,7 @@ fn srq_num(cqe: &Cqe<'_>) -> u32 {
 
 impl Numbers {
     pub(super) fn new() -> Result<Self, Errno> {
-        let words = || Mapping::anonymous(NUMBERS * size_of::<AtomicU32>());
+        let words = || ZeroedArray::new(NUMBERS);
         Ok(Self { qps: words()?, srqs: words()? })
     }
 
@@ -73,32 +68,32 @@ impl Default for Wire {
 impl Record {
     /// Makes the completions of a queue pair its own: those that name `qp_num` and, of receives, the shared queue `srq_num`, 0
     /// for none.
-    pub(crate) fn begin(self: &Arc<Self>, qp_num: u32, srq_num: u32) {
-        let follows = self.table.numbers.as_ref().is_some_and(|numbers| {
-            self.wire.qp.store(qp_num, Ordering::Relaxed);
-            self.wire.srq.store(srq_num, Ordering::Relaxed);
-            slot(&numbers.qps, qp_num).swap(self.id, Ordering::AcqRel) != 0
+    pub(crate) fn begin(record: &RecordRef, qp_num: u32, srq_num: u32) {
+        let follows = record.table.numbers.as_ref().is_some_and(|numbers| {
+            record.wire.qp.store(qp_num, Ordering::Relaxed);
+            record.wire.srq.store(srq_num, Ordering::Relaxed);
+            slot(&numbers.qps, qp_num).swap(record.id, Ordering::AcqRel) != 0
         });
         for side in [Side::Send, Side::Recv] {
-            self.begin_side(side, follows);
+            Self::begin_side(record, side, follows);
         }
     }
 
     /// The same for a shared receive queue that completes by itself.
-    pub(crate) fn begin_srq(self: &Arc<Self>, srq_num: u32) {
-        let follows = self.table.numbers.as_ref().is_some_and(|numbers| {
-            self.wire.srq.store(srq_num, Ordering::Relaxed);
-            slot(&numbers.srqs, srq_num).swap(self.id, Ordering::AcqRel) != 0
+    pub(crate) fn begin_srq(record: &RecordRef, srq_num: u32) {
+        let follows = record.table.numbers.as_ref().is_some_and(|numbers| {
+            record.wire.srq.store(srq_num, Ordering::Relaxed);
+            slot(&numbers.srqs, srq_num).swap(record.id, Ordering::AcqRel) != 0
         });
-        self.begin_side(Side::Recv, follows);
+        Self::begin_side(record, Side::Recv, follows);
     }
 
-    fn begin_side(self: &Arc<Self>, side: Side, follows: bool) {
+    fn begin_side(record: &RecordRef, side: Side, follows: bool) {
         if follows {
-            // What is there already is of whoever had the number before.
-            self.cq(side).forget(self, side);
+            // The entries that are there already are of the queue that had the number before.
+            record.cq(side).forget(record, side, 0);
         } else {
-            self.show(side);
+            record.show(side);
         }
     }
 
