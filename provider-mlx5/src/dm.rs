@@ -51,13 +51,37 @@ pub(crate) fn import(file: &DeviceFile, handle: u32) -> Result<DeviceMemory, Cre
     map(file, start, page, len.ok_or(wrong)?)
 }
 
-fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMemory, CreateError> {
-    // It starts in its first page, wherever that is.
+/// How far into its first page memory at `start` begins, and the bytes of all its pages.
+fn extent(start: u64, len: usize) -> Result<(usize, usize), CreateError> {
     let within = start as usize % PAGE;
-    let whole = (within + len).next_multiple_of(PAGE);
+    let whole = within.checked_add(len).and_then(|end| end.checked_next_multiple_of(PAGE));
+    // No mapping is longer.
+    let whole = whole.filter(|whole| isize::try_from(*whole).is_ok());
+    let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value: len as u64 };
+    Ok((within, whole.ok_or(wrong)?))
+}
+
+fn map(file: &DeviceFile, start: u64, page: u16, len: usize) -> Result<DeviceMemory, CreateError> {
+    let (within, whole) = extent(start, len)?;
     let mapping = file.map(offset_of(MmapCommand::DEVICE_MEM, page), whole, Protection::ReadWrite)?;
     let wrong = CreateError::Layout { queue: "device memory", problem: "an odd start", value: start };
     // SAFETY: the kernel maps the pages of this memory there, and other values over them access
     // them by words too.
     unsafe { DeviceMemory::new(mapping, within, len) }.ok_or(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_no_mapping_could_hold_is_refused() {
+        assert_eq!(extent(0x1010, 0xff0), Ok((0x10, 0x1000)));
+        assert_eq!(extent(0x1010, 0xff1), Ok((0x10, 0x2000)));
+        for len in [usize::MAX, usize::MAX - 0xfff, isize::MAX as usize] {
+            let value = len as u64;
+            let wrong = CreateError::Layout { queue: "device memory", problem: "an odd length", value };
+            assert_eq!(extent(0x1010, len), Err(wrong), "{len:#x}");
+        }
+    }
 }

@@ -44,6 +44,9 @@ impl Drop for PairMemory {
 /// Receives of the deepest queue: the device counts them by 16 bits.
 const MAX_RECEIVES: u32 = 1 << 15;
 
+/// Bytes of the longest send: its control segment counts segments by 8 bits, and a send fills whole blocks.
+const MAX_SEND: u32 = (u8::MAX as usize * SEGMENT / BLOCK * BLOCK) as u32;
+
 /// What the device can hold.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
@@ -129,6 +132,7 @@ impl Layout {
         limits: Limits,
     ) -> Result<Self, CreateError> {
         let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let limits = Limits { send_bytes: limits.send_bytes.min(MAX_SEND), ..limits };
         // What stands before the data: the control segment and, of the operations, the longest.
         let head = match qp_type {
             QpType::UD => 4,
@@ -271,6 +275,17 @@ mod tests {
         assert_eq!(large(67).map(|layout| (layout.send_blocks, layout.sends)), Ok((32, 10)));
         let refused = CreateError::Limit { what: "max_tso_header", asked: 963, max: 962 };
         assert_eq!((large(962).map(|layout| layout.sends), large(963)), (Ok(8), Err(refused)));
+    }
+
+    #[test]
+    fn a_send_has_no_more_segments_than_its_control_segment_counts() {
+        let huge = Limits { send_bytes: u16::MAX.into(), ..LIMITS };
+        let layout = |sges, inline| Layout::new(QpType::RC, &cap(1, sges, inline), 0, false, huge);
+        let refused = |what, asked, max| Err(CreateError::Limit { what, asked, max });
+        assert_eq!(layout(249, 0).map(|layout| layout.send_sge), Ok(249));
+        assert_eq!(layout(250, 0), refused("max_send_sge", 250, 249));
+        assert_eq!(layout(1, 3980).map(|layout| layout.inline), Ok(3980));
+        assert_eq!(layout(1, 3981), refused("max_inline_data", 3981, 3980));
     }
 
     #[test]

@@ -212,6 +212,7 @@ impl Mlx5Sq {
             opcode: head.opcode,
             index: self.next.block as u16,
             qp_num: self.qp_num,
+            // There is room for no more, as `Layout::new` and `Mlx5Sq::max_segments` see to.
             segments: writer.segments as u8,
             flags,
             imm: head.imm,

@@ -25,7 +25,9 @@ impl Mlx5Sq {
     /// the queue pair was made.
     #[must_use]
     pub fn max_segments(&self) -> usize {
-        ((self.mask + 1) / self.limits.requests) as usize * SEGMENTS_PER_BLOCK
+        let room = ((self.mask + 1) / self.limits.requests) as usize * SEGMENTS_PER_BLOCK;
+        // The control segment counts them by 8 bits.
+        room.min(u8::MAX.into())
     }
 
     /// Writes a request that the caller has built into the next free blocks, as
@@ -41,6 +43,7 @@ impl Mlx5Sq {
     /// the operation requires until the request is complete or the queue pair is destroyed.
     pub unsafe fn push_built(&mut self, request: &Built<'_>) -> Result<(), Refusal> {
         let Built { wr_id, opcode, imm, flags, segments } = *request;
+        // The control segment comes first.
         if segments.len() >= self.max_segments() {
             return Err(Refusal::Unsupported { operation: "a request of so many segments" });
         }
