@@ -50,9 +50,13 @@ mod completion;
 mod dm;
 mod import;
 mod kept;
+#[cfg(all(test, loom))]
+mod loom_models;
 mod pair;
 mod provider;
 mod recv;
+#[cfg(test)]
+mod scene;
 mod send;
 mod short;
 mod srq;

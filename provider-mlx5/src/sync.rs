@@ -60,13 +60,17 @@ mod imp {
     }
 
     /// Says when a value is used and when it is freed, for loom to check that no use comes after.
-    #[derive(Debug, Default)]
+    #[derive(Debug)]
     pub(crate) struct Lifetime;
 
     /// A value is used as long as this is there.
     pub(crate) struct Used;
 
     impl Lifetime {
+        pub(crate) fn new() -> Self {
+            Self
+        }
+
         #[inline(always)]
         pub(crate) fn used(&self) -> Used {
             Used
@@ -101,18 +105,19 @@ mod imp {
     #[derive(Debug)]
     pub(crate) struct Lifetime(loom::cell::UnsafeCell<()>);
 
+    // SAFETY: there is nothing in the cell; loom checks the accesses.
+    unsafe impl Sync for Lifetime {}
+
     /// A value is used as long as this is there.
     pub(crate) struct Used(
         #[allow(dead_code, reason = "loom looks at when it is dropped")] loom::cell::ConstPtr<()>,
     );
 
-    impl Default for Lifetime {
-        fn default() -> Self {
+    impl Lifetime {
+        pub(crate) fn new() -> Self {
             Self(loom::cell::UnsafeCell::new(()))
         }
-    }
 
-    impl Lifetime {
         pub(crate) fn used(&self) -> Used {
             Used(self.0.get())
         }

@@ -289,7 +289,7 @@ impl Sends {
         assert!(blocks.is_power_of_two(), "a ring of sends");
         let slots = (0..blocks).map(|_| SendSlot::new()).collect();
         let (mask, offsets) = (blocks - 1, (blocks - 1) << 4);
-        let (name, done, lifetime) = (Name::default(), AtomicU64::new(0), Lifetime::default());
+        let (name, done, lifetime) = (Name::default(), AtomicU64::new(0), Lifetime::new());
         Self { name, done, mask, offsets, slots, lifetime }
     }
 
@@ -371,7 +371,7 @@ impl Receives {
         let slots = slots.max(1);
         assert!(slots.is_power_of_two(), "a ring of receives");
         let wr_ids = (0..slots).map(|_| AtomicU64::new(0)).collect();
-        let (name, lifetime) = (Name::default(), Lifetime::default());
+        let (name, lifetime) = (Name::default(), Lifetime::new());
         let (done, base) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { name, done, base, mask: slots - 1, wr_ids, kept: None, lifetime }
     }
@@ -458,7 +458,7 @@ impl Record {
         source: Source,
     ) -> Option<RecordRef> {
         let id = table.take()?;
-        let (table, wire, lifetime) = (Arc::clone(table), Wire::default(), Lifetime::default());
+        let (table, wire, lifetime) = (Arc::clone(table), Wire::default(), Lifetime::new());
         Some(RecordRef::new(Self { id, table, cqs, sends, source, wire, lifetime }))
     }
 

@@ -21,6 +21,8 @@ pub mod command;
 pub mod contract;
 pub mod device;
 pub mod dm;
+#[cfg(all(test, loom))]
+mod loom_models;
 pub mod mapping;
 pub mod process;
 pub mod ring;

@@ -9,6 +9,7 @@ mod fuzz;
 mod hca;
 mod installed;
 mod lab;
+mod loom;
 mod mutants;
 mod native;
 mod plot;
@@ -47,6 +48,8 @@ enum Command {
     Counts(counts::Counts),
     /// Fuzz the parsers of what devices, kernels and peers say; needs a nightly compiler.
     Fuzz(fuzz::Fuzz),
+    /// Explore how threads that share queues interleave, with models of them.
+    Loom(loom::Loom),
     /// Compare what a card fetches of our requests and of the C library's, field by field.
     Wqes(wqes::Wqes),
     /// Change the product line by line and see whether a test notices.
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Loom(loom) => loom.run(),
         Command::Wqes(wqes) => wqes.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Mutants(mutants) => mutants.run(),

@@ -15,12 +15,13 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::print::heading;
-use crate::{build, counts, pyverbs};
+use crate::{build, counts, loom, pyverbs};
 
 pub(crate) use self::binaries::{GuestTest, guest_test_titles, guest_tests_of};
 use self::lanes::{Lab, Plan, Tested};
+use self::outcome::Totals;
+pub(crate) use self::outcome::result_line;
 pub(crate) use self::outcome::{Outcome, judge};
-use self::outcome::{Totals, result_line};
 
 #[derive(Args)]
 pub(crate) struct Test {
@@ -54,6 +55,10 @@ impl Test {
         if filter.takes_all() {
             heading("Tests without a kernel");
             plain_tests(&mut totals)?;
+            heading("Models of what threads share");
+            let (passed, failed) = loom::models("loom", None)?;
+            totals.passed += passed;
+            totals.failed += failed;
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");

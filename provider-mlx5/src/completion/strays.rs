@@ -95,3 +95,75 @@ impl Strays {
         });
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use bareverbs_provider::contract::{CompletionQueue, RecvQueue, SendQueue};
+
+    use crate::cqe::CqeOpcode;
+    use crate::scene::{LOG, Scene, poll, recv, send};
+    use crate::testing::resize;
+
+    #[test]
+    fn a_resize_moves_completions_of_before_a_reset_and_they_stay_discarded() {
+        let Scene { mut device, mut cq, mut sq, rq, user_index, .. } = Scene::known();
+        send(&mut sq, 1).expect("room");
+        device.completes(CqeOpcode::REQ, user_index, 1);
+        // SAFETY: no kernel and no device has the queue.
+        unsafe { sq.reset() };
+        resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+        send(&mut sq, 2).expect("room after a reset");
+        device.completes(CqeOpcode::REQ, user_index, 0);
+        assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(2), None));
+        drop(rq);
+    }
+
+    #[test]
+    fn a_reset_after_a_resize_finds_the_completions_that_have_moved() {
+        let Scene { mut device, mut cq, mut sq, rq, user_index, .. } = Scene::known();
+        send(&mut sq, 1).expect("room");
+        device.completes(CqeOpcode::REQ, user_index, 1);
+        resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+        // SAFETY: no kernel and no device has the queue.
+        unsafe { sq.reset() };
+        send(&mut sq, 2).expect("room after a reset");
+        device.completes(CqeOpcode::REQ, user_index, 0);
+        assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(2), None));
+        drop(rq);
+    }
+
+    #[test]
+    fn a_reset_is_settled_within_a_round_of_a_queue_that_is_never_empty() {
+        let Scene { mut device, mut cq, mut sq, mut rq, user_index, .. } = Scene::new(false);
+        // SAFETY: no kernel and no device has the queue.
+        unsafe { sq.reset() };
+        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        for id in 0..2 << LOG {
+            recv(&mut rq, id, &[]).expect("room for one");
+            // The next is there before this one is taken.
+            device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+            assert_eq!(poll(&mut cq), Some(id));
+        }
+        assert!(cq.shared().strays().reset.is_empty());
+        cq.release();
+    }
+
+    #[test]
+    fn a_queue_that_was_reset_has_room_for_as_much_as_a_new_one() {
+        let Scene { mut device, mut cq, mut sq, mut rq, user_index, .. } = Scene::known();
+        for id in 0..3 {
+            // SAFETY: no kernel and no device has the queue.
+            unsafe {
+                sq.reset();
+                rq.reset();
+            }
+            assert!((0..2).all(|_| send(&mut sq, id).is_ok()) && send(&mut sq, id).is_err());
+            assert!(recv(&mut rq, id, &[]).is_ok() && recv(&mut rq, id, &[]).is_err());
+        }
+        device.completes(CqeOpcode::REQ, user_index, 1);
+        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        assert_eq!((poll(&mut cq), poll(&mut cq), poll(&mut cq)), (Some(2), Some(2), None));
+        assert!((0..2).all(|_| send(&mut sq, 9).is_ok()) && send(&mut sq, 9).is_err());
+        assert!(recv(&mut rq, 9, &[]).is_ok() && recv(&mut rq, 9, &[]).is_err());
+    }
+}

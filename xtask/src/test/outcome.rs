@@ -103,7 +103,7 @@ pub(crate) fn judge(status: u8, log: &str) -> (Outcome, String) {
 }
 
 /// `test result: ok. 3 passed; 0 failed; 1 ignored; …`
-pub(super) fn result_line(line: &str) -> Option<(usize, usize)> {
+pub(crate) fn result_line(line: &str) -> Option<(usize, usize)> {
     let counts = line.strip_prefix("test result: ")?.split_once(". ")?.1;
     let count = |what: &str| {
         let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;

@@ -1,0 +1,196 @@
+//! Models of both sides of a ring, for `cargo xtask loom`.
+//!
+//! The index words are loom's atomics, and each slot is a cell in which loom finds accesses that nothing orders.
+
+use std::ptr::NonNull;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicU32;
+use loom::thread;
+
+use crate::ring::{Consumer, Producer, RingMemory};
+
+/// Slots, of which one always stays empty.
+const SLOTS: usize = 4;
+
+#[repr(align(128))]
+struct Slot(UnsafeCell<u64>);
+
+struct Memory {
+    producer: AtomicU32,
+    consumer: AtomicU32,
+    slots: [Slot; SLOTS],
+}
+
+// SAFETY: the models order all accesses to the slots by the index words, which loom checks.
+unsafe impl Sync for Memory {}
+// SAFETY: the memory belongs to no thread.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn new() -> Arc<Self> {
+        let slots = std::array::from_fn(|_| Slot(UnsafeCell::new(0)));
+        Arc::new(Self { producer: AtomicU32::new(0), consumer: AtomicU32::new(0), slots })
+    }
+
+    fn ring(&self) -> RingMemory {
+        RingMemory {
+            producer: NonNull::from(&self.producer).cast(),
+            consumer: NonNull::from(&self.consumer).cast(),
+            slots: NonNull::from(&self.slots).cast(),
+            log2_slot: size_of::<Slot>().trailing_zeros(),
+            mask: SLOTS as u32 - 1,
+        }
+    }
+
+    fn producer(&self) -> Producer {
+        // SAFETY: the models keep the memory, and have one producer at a time.
+        unsafe { Producer::new(self.ring()) }
+    }
+
+    fn consumer(&self) -> Consumer {
+        // SAFETY: the models keep the memory, and have one consumer at a time.
+        unsafe { Consumer::new(self.ring()) }
+    }
+}
+
+fn write(slot: NonNull<u8>, value: u64) {
+    // SAFETY: a slot of the memory, which loom finds to be this side's.
+    unsafe { slot.cast::<Slot>().as_ref().0.with_mut(|at| *at = value) };
+}
+
+fn read(slot: NonNull<u8>) -> u64 {
+    // SAFETY: a slot of the memory, which loom finds to be this side's.
+    unsafe { slot.cast::<Slot>().as_ref().0.with(|at| *at) }
+}
+
+/// Fills as many slots as there is room for, up to the value `last`.
+fn fill(producer: &mut Producer, next: &mut u64, last: u64) {
+    while *next <= last
+        && let Some(slot) = producer.next_slot()
+    {
+        write(slot, *next);
+        // SAFETY: the slot was written.
+        unsafe { producer.advance() };
+        *next += 1;
+    }
+}
+
+fn model(run: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.check(run);
+}
+
+#[test]
+fn publish_against_take() {
+    model(|| {
+        let memory = Memory::new();
+        let shared = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            let (mut producer, mut next) = (shared.producer(), 1);
+            // More than the ring holds: the last go where the first were.
+            for _ in 0..3 {
+                fill(&mut producer, &mut next, 5);
+                let _ = producer.publish();
+            }
+            next
+        });
+        let (mut consumer, mut expected) = (memory.consumer(), 1);
+        for _ in 0..2 {
+            while let Some(slot) = consumer.take() {
+                assert_eq!(read(slot), expected);
+                expected += 1;
+            }
+            consumer.release();
+        }
+        let filled = peer.join().expect("filling does not panic");
+        while let Some(slot) = consumer.take() {
+            assert_eq!(read(slot), expected);
+            expected += 1;
+        }
+        assert_eq!(expected, filled, "what was published is taken, in order and once");
+    });
+}
+
+#[test]
+fn publish_one_by_one_against_take_into() {
+    model(|| {
+        let memory = Memory::new();
+        let shared = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            let (mut producer, mut next) = (shared.producer(), 1);
+            fill(&mut producer, &mut next, 3);
+            while producer.publish_next().count() > 0 {}
+        });
+        let (mut consumer, mut taken) = (memory.consumer(), Vec::new());
+        let mut take = || {
+            let mut values = [0; 2];
+            let count = consumer.take_into(&mut values, read);
+            taken.extend_from_slice(&values[..count]);
+        };
+        take();
+        take();
+        peer.join().expect("filling does not panic");
+        take();
+        take();
+        assert_eq!(taken, [1, 2, 3]);
+    });
+}
+
+/// A batch is taken back while the peer does not look, as where the doorbell was refused; then the peer looks.
+#[test]
+fn take_back_before_the_peer_looks() {
+    model(|| {
+        let memory = Memory::new();
+        let (mut producer, mut next) = (memory.producer(), 1);
+        fill(&mut producer, &mut next, 2);
+        let batch = producer.publish();
+        // SAFETY: the peer has not looked.
+        unsafe { producer.take_back(batch) };
+        let shared = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            let mut consumer = shared.consumer();
+            let value = consumer.take().map(read);
+            consumer.release();
+            value
+        });
+        let mut next = 7;
+        fill(&mut producer, &mut next, 7);
+        let _ = producer.publish();
+        assert!(matches!(peer.join().expect("taking does not panic"), None | Some(7)));
+    });
+}
+
+/// A side is handed over, as from a poller to who resizes the queue, and taken up where the indices stand.
+#[test]
+fn resync_after_a_hand_over() {
+    model(|| {
+        let memory = Memory::new();
+        let shared = Arc::clone(&memory);
+        let peer = thread::spawn(move || {
+            let (mut producer, mut next) = (shared.producer(), 1);
+            fill(&mut producer, &mut next, 2);
+            let _ = producer.publish();
+            producer.resync();
+            fill(&mut producer, &mut next, 3);
+            let _ = producer.publish();
+        });
+        let mut consumer = memory.consumer();
+        let first = consumer.take().map(read);
+        consumer.release();
+        let shared = Arc::clone(&memory);
+        let follower = thread::spawn(move || {
+            consumer.resync();
+            let second = consumer.take().map(read);
+            consumer.release();
+            drop(shared);
+            second
+        });
+        let second = follower.join().expect("taking does not panic");
+        let taken: Vec<u64> = first.into_iter().chain(second).collect();
+        assert!([&[][..], &[1], &[1, 2]].contains(&taken.as_slice()), "{taken:?}");
+        peer.join().expect("filling does not panic");
+    });
+}

@@ -1,0 +1,59 @@
+//! `cargo xtask loom`: the models of what threads share, in every order that the memory model allows.
+
+use std::io::{BufRead, BufReader};
+use std::process::{ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::build;
+use crate::test::result_line;
+
+/// The packages that have models, all of them in modules whose names begin with `loom`.
+const PACKAGES: [&str; 2] = ["bareverbs-mlx5", "bareverbs-provider"];
+
+#[derive(Args)]
+pub(crate) struct Loom {
+    /// Run only the models whose names contain this.
+    #[arg(default_value = "loom")]
+    filter: String,
+    /// How often a thread may be preempted. Without it: what each model is written for.
+    #[arg(long, value_name = "N")]
+    preemptions: Option<u32>,
+}
+
+impl Loom {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        let (passed, failed) = models(&self.filter, self.preemptions)?;
+        println!("{passed} passed, {failed} failed");
+        Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Runs the models, and tells how many passed and failed.
+pub(crate) fn models(filter: &str, preemptions: Option<u32>) -> Result<(usize, usize)> {
+    let mut cargo = build::cargo();
+    cargo.args(["test", "--release", "--lib", "--no-fail-fast"]);
+    cargo.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
+    // The standard library's atomics are not the same types: what is built is of no use to others.
+    cargo.arg("--target-dir").arg(build::target_folder().join("loom")).args(["--", filter]);
+    cargo.env("RUSTFLAGS", "--cfg loom").env_remove("CARGO_ENCODED_RUSTFLAGS");
+    // Quicker to build, and quick enough.
+    cargo.env("CARGO_PROFILE_RELEASE_LTO", "false").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+    if let Some(preemptions) = preemptions {
+        cargo.env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
+    }
+    let mut child = cargo.stdout(Stdio::piped()).spawn().context("running cargo")?;
+    let stdout = child.stdout.take().context("its output is piped")?;
+    let (mut passed, mut failed) = (0, 0);
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        println!("{line}");
+        let (more, less) = result_line(&line).unwrap_or_default();
+        (passed, failed) = (passed + more, failed + less);
+    }
+    if !child.wait()?.success() && failed == 0 {
+        bail!("the models could not be built or run");
+    }
+    Ok((passed, failed))
+}
