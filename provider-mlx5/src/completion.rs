@@ -51,6 +51,8 @@ pub struct Mlx5Cq {
     /// The send and the receive queue whose completion was taken last; nobody's while the short way is closed.
     recent_sends: NonNull<Sends>,
     recent_receives: NonNull<Receives>,
+    /// Whether the ring's end was passed while there were strays.
+    has_wrapped: bool,
     /// What the long way found last.
     rare: Taken,
     /// What they are where there was none.
@@ -90,6 +92,7 @@ impl Mlx5Cq {
             read: shared.doorbell.word(Word::First),
             recent_sends: NonNull::from(&nobody.0),
             recent_receives: NonNull::from(&nobody.1),
+            has_wrapped: false,
             rare: Taken::fault(ring.start),
             nobody,
             ring,
@@ -133,9 +136,10 @@ impl Mlx5Cq {
         self.owner ^= OWNER;
         self.sent ^= OWNER;
         self.received ^= OWNER;
-        if self.shared.has_strays.load(Ordering::Acquire) {
-            // Entries are compared by 24 bits: nothing may wait for the queue to be empty for longer than that.
-            self.shared.strays().show_passed(self.consumer.wrapping_sub(1));
+        if self.shared.has_strays.load(Ordering::Relaxed) {
+            // The next entry goes the long way, on which calls cost the short one nothing.
+            self.forget_recent();
+            self.has_wrapped = true;
         }
     }
 
@@ -321,6 +325,10 @@ impl Mlx5Cq {
                 return None;
             }
             barrier::after_device_wrote();
+            if std::mem::take(&mut self.has_wrapped) {
+                // Entries are compared by 24 bits: no queue may stay hidden until this one is empty.
+                self.shared.strays().show_passed(self.consumer);
+            }
             if is_title(op_own) && self.ring.expand(self.consumer) {
                 continue;
             }
