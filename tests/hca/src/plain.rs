@@ -52,7 +52,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::engine::doorbell::{ARM_CQ, ARM_EQ, BLUEFLAME, Doorbell, READ_EQ, SEND};
 use crate::engine::packet::Route;
 use crate::engine::{Engine, EqSetup, Interrupts, Link, Packet, Port, QpAttributes, Refused, Ring, State};
-use crate::memory::OwnMemory;
+use crate::memory::{OwnMemory, take_word};
 
 const PAGE: usize = 0x1000;
 const LOG_PAGE: u32 = 12;
@@ -284,6 +284,23 @@ impl PlainCard {
             self.run();
         }
         self.now = end;
+    }
+
+    /// Follows what stores have left in another doorbell page than [`Self::uar`]. A BlueFlame copy rings as its first
+    /// eight bytes would: other threads may be writing the rest.
+    ///
+    /// # Safety
+    ///
+    /// The page must be aligned and valid for reads and writes. Others may only access it by volatile or atomic accesses.
+    pub unsafe fn take_doorbells_of(&mut self, page: NonNull<u8>) {
+        let registers = (SEND..PAGE as u16).step_by(usize::from(BLUEFLAME));
+        for at in [ARM_CQ].into_iter().chain(registers) {
+            // SAFETY: an aligned word of the page, by this function's contract.
+            let bytes = unsafe { take_word(page.add(usize::from(at)).cast().as_ptr()) }.to_ne_bytes();
+            if bytes != [0; 8] {
+                self.follow(at, &bytes);
+            }
+        }
     }
 
     fn take_doorbells(&mut self) {

@@ -3,8 +3,6 @@
 //! A bus moves aligned words whole, and drivers and programs count on it: a doorbell record is never half the old and half the new. So each copy is
 //! made of the largest aligned words that fit.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-
 /// Copies from shared memory.
 ///
 /// # Safety
@@ -19,13 +17,12 @@ pub(super) unsafe fn out_of_shared(from: *const u8, to: &mut [u8]) {
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact_mut(8).zip(0..).fold(0, |done, (to, word)| {
-                    let value = AtomicU64::from_ptr(place.cast::<u64>().add(word)).load(Ordering::Relaxed);
-                    to.copy_from_slice(&value.to_ne_bytes());
+                    to.copy_from_slice(&u64::load(place.cast::<u64>().add(word)).to_ne_bytes());
                     done + to.len()
                 }),
-                4 => put(rest, AtomicU32::from_ptr(place.cast()).load(Ordering::Relaxed).to_ne_bytes()),
-                2 => put(rest, AtomicU16::from_ptr(place.cast()).load(Ordering::Relaxed).to_ne_bytes()),
-                _ => put(rest, [AtomicU8::from_ptr(place).load(Ordering::Relaxed)]),
+                4 => put(rest, u32::load(place.cast()).to_ne_bytes()),
+                2 => put(rest, u16::load(place.cast()).to_ne_bytes()),
+                _ => put(rest, [u8::load(place)]),
             }
         };
     }
@@ -44,26 +41,125 @@ pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact(8).zip(0..).fold(0, |done, (from, word)| {
-                    let value = u64::from_ne_bytes(take(from));
-                    AtomicU64::from_ptr(place.cast::<u64>().add(word)).store(value, Ordering::Relaxed);
+                    u64::from_ne_bytes(take(from)).store(place.cast::<u64>().add(word));
                     done + from.len()
                 }),
                 4 => {
-                    AtomicU32::from_ptr(place.cast())
-                        .store(u32::from_ne_bytes(take(rest)), Ordering::Relaxed);
+                    u32::from_ne_bytes(take(rest)).store(place.cast());
                     4
                 }
                 2 => {
-                    AtomicU16::from_ptr(place.cast())
-                        .store(u16::from_ne_bytes(take(rest)), Ordering::Relaxed);
+                    u16::from_ne_bytes(take(rest)).store(place.cast());
                     2
                 }
                 _ => {
-                    AtomicU8::from_ptr(place).store(rest[0], Ordering::Relaxed);
+                    rest[0].store(place);
                     1
                 }
             }
         };
+    }
+}
+
+/// Takes a word and leaves 0 there.
+///
+/// # Safety
+/// `place` must be aligned and valid for reads and writes; others access it by volatile or atomic accesses.
+pub(crate) unsafe fn take_word(place: *mut u64) -> u64 {
+    // SAFETY: this function's contract.
+    unsafe { words::take(place) }
+}
+
+/// What is accessed as a whole.
+trait Word: Copy {
+    /// # Safety
+    /// `place` must be aligned and valid for reads.
+    unsafe fn load(place: *mut Self) -> Self;
+    /// # Safety
+    /// `place` must be aligned and valid for writes.
+    unsafe fn store(self, place: *mut Self);
+}
+
+/// Accesses to single words, as atomics.
+#[cfg(not(bareverbs_tsan))]
+mod words {
+    use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+    use super::Word;
+
+    macro_rules! words {
+        ($($word:ty: $atomic:ty;)*) => {$(
+            impl Word for $word {
+                unsafe fn load(place: *mut Self) -> Self {
+                    // SAFETY: this function's contract.
+                    unsafe { <$atomic>::from_ptr(place) }.load(Ordering::Relaxed)
+                }
+                unsafe fn store(self, place: *mut Self) {
+                    // SAFETY: this function's contract.
+                    unsafe { <$atomic>::from_ptr(place) }.store(self, Ordering::Relaxed);
+                }
+            }
+        )*};
+    }
+    words! { u8: AtomicU8; u16: AtomicU16; u32: AtomicU32; u64: AtomicU64; }
+
+    /// # Safety
+    /// `place` must be aligned and valid for reads and writes.
+    pub(super) unsafe fn take(place: *mut u64) -> u64 {
+        // SAFETY: this function's contract.
+        let word = unsafe { AtomicU64::from_ptr(place) };
+        // Most words are empty, and an exchange costs more than a load.
+        if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
+    }
+}
+
+/// Accesses to single words, as instructions that ThreadSanitizer does not see.
+///
+/// A device is not a thread of the program. Barriers order its DMA with the program's volatile accesses;
+/// ThreadSanitizer knows neither and would report each as a race. Without the device it checks the program's
+/// own threads against each other.
+#[cfg(bareverbs_tsan)]
+mod words {
+    use std::arch::asm;
+
+    use super::Word;
+
+    macro_rules! words {
+        ($($word:ty: $class:ident, $load:literal, $store:literal;)*) => {$(
+            impl Word for $word {
+                unsafe fn load(place: *mut Self) -> Self {
+                    let value;
+                    // SAFETY: reads the word, by this function's contract.
+                    unsafe { asm!($load, place = in(reg) place, value = out($class) value, options(nostack)) };
+                    value
+                }
+                unsafe fn store(self, place: *mut Self) {
+                    // SAFETY: writes the word, by this function's contract.
+                    unsafe { asm!($store, place = in(reg) place, value = in($class) self, options(nostack)) };
+                }
+            }
+        )*};
+    }
+    words! {
+        u8: reg_byte, "mov {value}, byte ptr [{place}]", "mov byte ptr [{place}], {value}";
+        u16: reg, "mov {value:x}, word ptr [{place}]", "mov word ptr [{place}], {value:x}";
+        u32: reg, "mov {value:e}, dword ptr [{place}]", "mov dword ptr [{place}], {value:e}";
+        u64: reg, "mov {value:r}, qword ptr [{place}]", "mov qword ptr [{place}], {value:r}";
+    }
+
+    /// # Safety
+    /// `place` must be aligned and valid for reads and writes.
+    pub(super) unsafe fn take(place: *mut u64) -> u64 {
+        // SAFETY: this function's contract.
+        if unsafe { u64::load(place) } == 0 {
+            return 0;
+        }
+        let mut value = 0u64;
+        // SAFETY: exchanges the word, by this function's contract.
+        unsafe {
+            asm!("xchg qword ptr [{place}], {value}", place = in(reg) place, value = inout(reg) value, options(nostack));
+        }
+        value
     }
 }
 
