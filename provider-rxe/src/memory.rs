@@ -127,6 +127,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_read_only_mapping_is_refused_as_queue_memory() {
         let refused = KernelQueue::try_from(mapped(Protection::Read)).map(drop);
         assert!(matches!(refused, Err(CreateError::Layout { .. })), "{refused:?}");

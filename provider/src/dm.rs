@@ -155,6 +155,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
     fn a_read_only_mapping_is_refused_as_device_memory() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let mapping = Mapping::new(file, 0, 4096, Protection::Read).unwrap();
@@ -163,6 +164,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
     fn two_values_over_the_same_pages_never_show_half_a_word() {
         let file = rustix::fs::memfd_create("dm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();

@@ -24,6 +24,7 @@ pub mod dm;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod mapping;
+mod pages;
 pub mod process;
 pub mod ring;
 pub mod rss;

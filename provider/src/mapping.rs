@@ -4,8 +4,9 @@ use std::ptr::NonNull;
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::ProtFlags;
 
+use crate::pages;
 use crate::process::Home;
 
 /// What the program may do with a mapping.
@@ -62,12 +63,7 @@ impl Mapping {
     /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
         let home = Home::here()?;
-        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no existing memory
-        // changes.
-        let start = unsafe {
-            mmap(std::ptr::null_mut(), len, protection.flags(), MapFlags::SHARED, file.as_fd(), offset)
-        }?;
-        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        let start = pages::map_file(file, offset, len, protection.flags())?;
         Self { start, len, protection, home, is_huge: false }.kept_from_children()
     }
 
@@ -77,7 +73,7 @@ impl Mapping {
     ///
     /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn anonymous(len: usize) -> Result<Self, Errno> {
-        Self::without_file(len, MapFlags::empty(), false)
+        Self::without_file(len, false)
     }
 
     /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are set aside at once.
@@ -88,23 +84,19 @@ impl Mapping {
     /// on kernels without huge pages of this size.
     pub fn huge(len: usize) -> Result<Self, Errno> {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
-        Self::without_file(len, MapFlags::HUGETLB | MapFlags::HUGE_2MB, true)
+        Self::without_file(len, true)
     }
 
-    fn without_file(len: usize, flags: MapFlags, is_huge: bool) -> Result<Self, Errno> {
+    fn without_file(len: usize, is_huge: bool) -> Result<Self, Errno> {
         let (home, protection) = (Home::here()?, Protection::ReadWrite);
-        let flags = flags | MapFlags::PRIVATE;
-        // SAFETY: with a null hint and without MAP_FIXED the kernel picks an unused range, so no
-        // existing memory changes.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), len, protection.flags(), flags) }?;
-        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        let start = pages::map_private(len, is_huge)?;
         Self { start, len, protection, home, is_huge }.kept_from_children()
     }
 
     fn kept_from_children(self) -> Result<Self, Errno> {
         // SAFETY: the kernel gave this value the range, and the advice changes nothing in this
         // process.
-        unsafe { madvise(self.start.as_ptr().cast(), self.len, Advice::LinuxDontFork) }?;
+        unsafe { pages::forget_in_children(self.start, self.len) }?;
         Ok(self)
     }
 
@@ -144,7 +136,7 @@ impl Drop for Mapping {
         // through raw pointers, and the types that make them own the `Mapping`: rings by the
         // contracts of `Producer::new` and `Consumer::new`, `DeviceMemory` and the providers'
         // queues by a field. An error leaves the pages mapped.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        unsafe { pages::unmap(self.start, self.len) };
     }
 }
 

@@ -8,13 +8,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+use crate::pages;
 
 /// The page of the process that last asked for one; in a child of it, the page is empty.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-
-/// Bytes of the page, at most those of the machine's.
-const PAGE_BYTES: usize = 4096;
 
 /// The process that something was made in.
 ///
@@ -45,20 +43,9 @@ impl Home {
 
     /// Makes a page for this process, and makes it the process's page. Where two threads do it, both pages are good.
     fn settle() -> Result<Self, Errno> {
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice replaces nothing.
-        let page = unsafe {
-            mmap_anonymous(ptr::null_mut(), PAGE_BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }?;
-        // SAFETY: the page is this function's, and children may have it empty.
-        if let Err(errno) = unsafe { madvise(page, PAGE_BYTES, Advice::LinuxWipeOnFork) } {
-            // SAFETY: the page is this function's, and nothing refers to it.
-            let _ = unsafe { munmap(page, PAGE_BYTES) };
-            return Err(errno);
-        }
-        // SAFETY: a page begins aligned and zeroed, is never unmapped from here on, and is accessed by atomics only.
-        let here = unsafe { &*page.cast::<AtomicU32>() };
+        let here = pages::wiped_in_children()?;
         here.store(1, Ordering::Relaxed);
-        PAGE.store(page.cast(), Ordering::Release);
+        PAGE.store(ptr::from_ref(here).cast_mut(), Ordering::Release);
         Ok(Self { here })
     }
 }
