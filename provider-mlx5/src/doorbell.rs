@@ -6,7 +6,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::barrier;
@@ -16,6 +16,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{UarObjAlloc, UarObjDestroy};
 
+use crate::lock::Mutex;
 use crate::short::{Lane, Short};
 use crate::sync::{AtomicU32, Ordering, Zeroed, ZeroedArray};
 use crate::wqe::{BLOCK, Segment};

@@ -50,6 +50,7 @@ mod completion;
 mod dm;
 mod import;
 mod kept;
+mod lock;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod pair;

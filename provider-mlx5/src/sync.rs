@@ -23,14 +23,15 @@ unsafe impl Zeroed for AtomicU32 {}
 mod imp {
     use std::marker::PhantomData;
     use std::ptr::NonNull;
+    pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-    pub(crate) use std::sync::{Arc, Mutex, MutexGuard};
     pub(crate) use std::thread::yield_now;
 
     use bareverbs_provider::Errno;
     use bareverbs_provider::mapping::Mapping;
 
     use super::Zeroed;
+    pub(crate) use crate::lock::{Mutex, MutexGuard};
 
     /// See [`Zeroed`].
     #[derive(Debug)]

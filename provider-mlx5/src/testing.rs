@@ -15,7 +15,7 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::completion::{Minis, Mlx5Cq, Ring};
+use crate::completion::{CqShared, Minis, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegister, Uar};
 use crate::pair::{Layout, Limits, PairMemory, ReceiveLayout};
@@ -106,7 +106,26 @@ impl Plain {
         recv_cq: &Mlx5Cq,
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
-        self.qp_of(qp_type, cap, 0, [send_cq, recv_cq], srq, |slots, _| Receives::new(slots))
+        let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
+        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Receives::new(slots))
+    }
+
+    /// The same, where completion queues are polled by other threads. With `scatters`, completions may carry messages.
+    ///
+    /// # Errors
+    /// As for [`Plain::qp`].
+    pub fn qp_beside_pollers(
+        &self,
+        qp_type: QpType,
+        cap: &QpCap,
+        cqs: [&CqName; 2],
+        srq: Option<&Mlx5Srq>,
+        scatters: bool,
+    ) -> Result<PlainQp, CreateError> {
+        let receives = |slots, width| {
+            if scatters { Receives::keeping(slots, width) } else { Receives::new(slots) }
+        };
+        self.qp_of(qp_type, cap, 0, cqs.map(CqName::clone), srq, receives)
     }
 
     /// The same for whole frames, of which those that a device cuts have headers of at most so many bytes.
@@ -114,7 +133,8 @@ impl Plain {
     /// # Errors
     /// As for [`Plain::qp`].
     pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
-        self.qp_of(QpType::RAW_PACKET, cap, tso_header, [cq, cq], None, |slots, _| Receives::new(slots))
+        let cqs = [CqName::of(cq), CqName::of(cq)];
+        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Receives::new(slots))
     }
 
     /// The same, with receives whose messages completions may carry.
@@ -128,7 +148,8 @@ impl Plain {
         send_cq: &Mlx5Cq,
         recv_cq: &Mlx5Cq,
     ) -> Result<PlainQp, CreateError> {
-        self.qp_of(qp_type, cap, 0, [send_cq, recv_cq], None, Receives::keeping)
+        let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
+        self.qp_of(qp_type, cap, 0, cqs, None, Receives::keeping)
     }
 
     fn qp_of(
@@ -136,7 +157,7 @@ impl Plain {
         qp_type: QpType,
         cap: &QpCap,
         tso_header: u16,
-        cqs: [&Mlx5Cq; 2],
+        cqs: [CqName; 2],
         srq: Option<&Mlx5Srq>,
         receives: impl FnOnce(u32, u32) -> Receives,
     ) -> Result<PlainQp, CreateError> {
@@ -146,7 +167,7 @@ impl Plain {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
             None => Source::Own(receives(layout.recv_slots, layout.recv_sge)),
         };
-        let cqs = cqs.map(|cq| Arc::clone(cq.shared()));
+        let cqs = cqs.map(|CqName(shared)| shared);
         let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
             .ok_or_else(|| refused(Errno::NOMEM))?;
         let rings = Mapping::anonymous(layout.bytes()).map_err(refused)?;
@@ -202,6 +223,18 @@ impl Plain {
     #[must_use]
     pub fn ah(vector: AddressVector) -> Mlx5Ah {
         Mlx5Ah { vector }
+    }
+}
+
+/// What queue pairs know of a completion queue, whoever polls it.
+#[derive(Clone, Debug)]
+pub struct CqName(Arc<CqShared>);
+
+impl CqName {
+    /// That of a completion queue.
+    #[must_use]
+    pub fn of(cq: &Mlx5Cq) -> Self {
+        Self(Arc::clone(cq.shared()))
     }
 }
 

@@ -1,0 +1,71 @@
+//! Locks of the standard library, or, for ThreadSanitizer, locks whose order it sees.
+//!
+//! With `--cfg bareverbs_tsan` (`cargo xtask tsan`) the standard library may be one that was not
+//! compiled for ThreadSanitizer. The way on which a thread waits for a lock is compiled into it and
+//! can't be seen. So the lock has a word of its own that each holder stores last and loads first.
+
+#[cfg(not(bareverbs_tsan))]
+#[cfg_attr(loom, allow(unused_imports, reason = "models have locks of loom's"))]
+pub(crate) use std::sync::{Mutex, MutexGuard};
+
+#[cfg(bareverbs_tsan)]
+pub(crate) use self::visible::{Mutex, MutexGuard};
+
+#[cfg(bareverbs_tsan)]
+mod visible {
+    use std::ops::{Deref, DerefMut};
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{LockResult, PoisonError};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T> {
+        lock: std::sync::Mutex<T>,
+        released: AtomicU32,
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct MutexGuard<'a, T> {
+        guard: std::sync::MutexGuard<'a, T>,
+        released: &'a AtomicU32,
+    }
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self { lock: std::sync::Mutex::new(value), released: AtomicU32::new(0) }
+        }
+
+        pub(crate) fn lock(&self) -> LockResult<MutexGuard<'_, T>> {
+            let locked = self.lock.lock();
+            self.released.load(Ordering::Acquire);
+            let released = &self.released;
+            match locked {
+                Ok(guard) => Ok(MutexGuard { guard, released }),
+                Err(poisoned) => {
+                    let guard = poisoned.into_inner();
+                    Err(PoisonError::new(MutexGuard { guard, released }))
+                }
+            }
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            &self.guard
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            &mut self.guard
+        }
+    }
+
+    impl<T> Drop for MutexGuard<'_, T> {
+        fn drop(&mut self) {
+            // The guard inside unlocks after this.
+            self.released.store(1, Ordering::Release);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Queue pairs that are reset on one thread while another polls.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::preempt::Preemption;
+use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
+
+/// Ids are the generation of a queue pair in the upper half, and a number.
+const GENERATION: u32 = 32;
+
+#[test]
+fn a_queue_holds_its_capacity_after_each_reset_and_no_completion_from_before_comes() {
+    for cqe_version in [0, 1] {
+        let bed = Testbed::of_version(cqe_version);
+        let cq = bed.cq(8);
+        let handle = cq.handle();
+        let mut pairs = bed.connected(&Kind::plain(&handle));
+        // Resets that are done. A poll that begins afterwards finds nothing from before.
+        let generation = Arc::new(AtomicU64::new(0));
+        let (now, polled) = (Arc::clone(&generation), Arc::new(AtomicU64::new(0)));
+        let count = Arc::clone(&polled);
+        let poller = Poller::start(
+            cq,
+            0,
+            move |_, current, _| *current = now.load(Ordering::Acquire),
+            move |current, completion| {
+                assert!(completion.wr_id >> GENERATION >= *current, "{completion:?} is from before a reset");
+                count.fetch_add(1, Ordering::Relaxed);
+            },
+        );
+        let preemption = Preemption::of(&[&poller.thread]);
+        let capacity = bareverbs_provider::contract::SendQueue::capacity(&pairs[0].sq);
+        for round in rounds(50) {
+            let id = |number: u32| (round - 1) << GENERATION | u64::from(number);
+            let [left, right] = &mut pairs;
+            for number in 0..DEPTH {
+                assert!(recv(left.rq.as_mut().expect("receives"), id(number), bed.sge()));
+                // More than there is room for, so that the owner looks for completions meanwhile.
+                let _ = bed.write(&mut left.sq, id(number));
+                let _ = bed.write(&mut left.sq, id(number));
+                let _ = bed.write(&mut right.sq, id(number));
+            }
+            // The poller shall be in the middle of them.
+            let before = polled.load(Ordering::Relaxed);
+            for _ in 0..1000 {
+                if polled.load(Ordering::Relaxed) > before + round % 8 {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            bed.reset(&mut pairs);
+            generation.store(round, Ordering::Release);
+            // Nothing completes in RESET, so the queues hold what they can. A poller that was in the
+            // middle of a completion during the reset has done with it after some polls.
+            for is_polled in [false, true] {
+                if is_polled {
+                    poller.let_poll();
+                }
+                for pair in &mut pairs {
+                    let sends = bed.room(&mut pair.sq);
+                    assert_eq!(sends, capacity, "sends after {round} resets, polled: {is_polled}");
+                }
+            }
+            let rq = pairs[0].rq.as_mut().expect("receives");
+            let room = (0..2 * DEPTH).take_while(|_| recv(rq, round << GENERATION, bed.sge())).count();
+            assert_eq!(room, DEPTH as usize, "receives after {round} resets");
+            // SAFETY: the queue pair is still in RESET.
+            unsafe { bareverbs_provider::contract::RecvQueue::reset(rq) };
+            let [left, right] = &pairs;
+            bed.connect(left, right);
+        }
+        drop(preemption);
+        poller.finish();
+    }
+}

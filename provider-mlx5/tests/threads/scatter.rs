@@ -1,0 +1,64 @@
+//! Messages that come in their completions, to queue pairs that go.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bareverbs_provider::work::{Operation, Sge};
+
+use crate::preempt::Preemption;
+use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
+
+/// What receives' memory holds once their queue pair is gone.
+const CANARY: u8 = 0xca;
+
+#[test]
+fn the_memory_of_receives_is_not_written_after_their_queue_pair_is_dropped_or_reset() {
+    let bed = Testbed::new();
+    let cq = bed.cq(10);
+    let handle = cq.handle();
+    let polled = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&polled);
+    let poller = Poller::start(
+        cq,
+        (),
+        |_, (), _| {},
+        move |(), _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        },
+    );
+    let preemption = Preemption::of(&[&poller.thread]);
+    for round in rounds(10) {
+        let mut pairs = bed.connected(&Kind { scatters: true, ..Kind::plain(&handle) });
+        // The poller brings messages here; the device never does.
+        let mut memory = vec![0u8; 8 * DEPTH as usize];
+        let start = memory.as_mut_ptr().expose_provenance() as u64;
+        let before = polled.load(Ordering::Relaxed);
+        let [left, right] = &mut pairs;
+        for number in 0..DEPTH {
+            let sge = Sge { addr: start + u64::from(8 * number), length: 8, lkey: bed.sge().lkey };
+            assert!(recv(right.rq.as_mut().expect("receives"), u64::from(number), sge));
+            bed.send(&mut left.sq, u64::from(number), Operation::Send).expect("room");
+        }
+        for _ in 0..200 {
+            if polled.load(Ordering::Relaxed) > before + round % 16 {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        if round % 2 == 0 {
+            bed.reset(&mut pairs);
+            memory.fill(CANARY);
+            std::thread::yield_now();
+            assert!(memory.iter().all(|byte| *byte == CANARY), "written after reset {round}");
+            drop(pairs);
+        } else {
+            drop(pairs);
+            memory.fill(CANARY);
+            std::thread::yield_now();
+            assert!(memory.iter().all(|byte| *byte == CANARY), "written after drop {round}");
+        }
+        poller.let_poll();
+    }
+    drop(preemption);
+    poller.finish();
+}
