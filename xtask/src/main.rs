@@ -18,6 +18,7 @@ mod pyverbs;
 mod soak;
 mod terminal;
 mod test;
+mod tsan;
 mod two_hosts;
 mod wqes;
 
@@ -56,6 +57,8 @@ enum Command {
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
     Deny(deny::Deny),
+    /// Run the threaded tests of the mlx5 provider under ThreadSanitizer.
+    Tsan(tsan::Tsan),
     /// Real kernels with Soft-RoCE, in QEMU.
     #[command(subcommand)]
     Lab(lab::Command),
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),
+        Command::Tsan(tsan) => tsan.run(),
         Command::Lab(command) => lab::run(command),
     };
     match result {

@@ -15,6 +15,7 @@ use bareverbs_lab::Accelerator;
 use clap::Args;
 
 use crate::print::heading;
+use crate::tsan::{self, Toolchain, Tsan};
 use crate::{build, counts, loom, pyverbs};
 
 pub(crate) use self::binaries::{GuestTest, guest_test_titles, guest_tests_of};
@@ -59,6 +60,7 @@ impl Test {
             let (passed, failed) = loom::models("loom", None)?;
             totals.passed += passed;
             totals.failed += failed;
+            data_races(&mut totals)?;
             pyverbs::check(&lab.peers, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
@@ -130,6 +132,23 @@ fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -
     let (table, over) = counted?;
     print!("{table}");
     *(if over.is_empty() { &mut totals.passed } else { &mut totals.failed }) += 1;
+    Ok(())
+}
+
+/// Runs the threaded tests under ThreadSanitizer, where a compiler here can build for it.
+fn data_races(totals: &mut Totals) -> Result<()> {
+    heading("Data races");
+    match Toolchain::find(false) {
+        Ok(toolchain) => {
+            let report = Tsan::default().measure(&toolchain)?;
+            println!("{report}");
+            *(if report.is_clean() { &mut totals.passed } else { &mut totals.failed }) += 1;
+        }
+        Err(reason) => {
+            println!("skipped: {}: {reason}", tsan::TITLE);
+            totals.skipped += 1;
+        }
+    }
     Ok(())
 }
 

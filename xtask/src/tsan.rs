@@ -1,0 +1,275 @@
+//! `cargo xtask tsan`: the threaded tests of provider-mlx5 under ThreadSanitizer.
+//!
+//! Any toolchain will do that has ThreadSanitizer's runtime: the options that need a nightly
+//! compiler are unlocked by `RUSTC_BOOTSTRAP`. Where the standard library's source is there
+//! (`rustup component add rust-src`, or a folder in `BAREVERBS_RUST_SRC`), the standard library is
+//! built for ThreadSanitizer too. Elsewhere the one that comes with the compiler is linked, and the
+//! few places are made visible where the code relies on its synchronisation:
+//! `tests/threads/tsan.rs` and the locks of `src/sync.rs` in provider-mlx5.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::build;
+use crate::print::heading;
+
+/// What the check is called among the tests.
+pub(crate) const TITLE: &str = "tsan::threads_of_the_mlx5_provider_have_no_data_race";
+
+/// The target must be named, or build scripts and macros would be built for ThreadSanitizer too.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Where the standard library's source is in a toolchain.
+const SOURCE: &str = "lib/rustlib/src/rust/library";
+
+#[derive(Args)]
+pub(crate) struct Tsan {
+    /// Milliseconds of each test's main loop.
+    #[arg(long, value_name = "MS", default_value_t = 2000)]
+    milliseconds: u32,
+    /// Link the standard library that comes with the compiler even where its source is there.
+    #[arg(long)]
+    prebuilt: bool,
+    /// Run only the tests whose names contain this.
+    filter: Option<String>,
+}
+
+impl Default for Tsan {
+    fn default() -> Self {
+        Self { milliseconds: 2000, prebuilt: false, filter: None }
+    }
+}
+
+impl Tsan {
+    pub(crate) fn run(self) -> Result<ExitCode> {
+        match Toolchain::find(self.prebuilt) {
+            Ok(toolchain) => {
+                let report = self.measure(&toolchain)?;
+                println!("{report}");
+                Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+            }
+            Err(reason) => {
+                println!("skipped: {TITLE}: {reason}");
+                Ok(ExitCode::SUCCESS)
+            }
+        }
+    }
+
+    /// Builds and runs the tests.
+    pub(crate) fn measure(&self, toolchain: &Toolchain) -> Result<Report> {
+        println!("{toolchain}");
+        let program = toolchain.build()?;
+        let mut tests = Command::new(program);
+        tests
+            .args(["--test-threads=1"])
+            .args(&self.filter)
+            .env("BAREVERBS_THREADS_MS", self.milliseconds.to_string())
+            // A race is reported once by each test that has it. The tests go on, so that their own
+            // checks count too.
+            .env("TSAN_OPTIONS", toolchain.options())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut child = tests.spawn().context("running the threaded tests")?;
+        let stderr = child.stderr.take().context("its errors are piped")?;
+        let reports = std::thread::spawn(move || {
+            let mut races = 0;
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                races += usize::from(is_report(&line));
+                eprintln!("{line}");
+            }
+            races
+        });
+        let mut report = Report::default();
+        for line in BufReader::new(child.stdout.take().context("its output is piped")?).lines() {
+            let line = line?;
+            println!("{line}");
+            if let Some((passed, failed)) = crate::test::result_line(&line) {
+                (report.passed, report.failed) = (passed, failed);
+            }
+        }
+        report.races = reports.join().unwrap_or_default();
+        report.ended_well = child.wait()?.success();
+        Ok(report)
+    }
+}
+
+/// Whether a line begins one of ThreadSanitizer's reports.
+fn is_report(line: &str) -> bool {
+    line.contains("WARNING: ThreadSanitizer:")
+}
+
+/// How the tests ended.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Report {
+    passed: usize,
+    failed: usize,
+    races: usize,
+    ended_well: bool,
+}
+
+impl Report {
+    /// Whether all tests ran, and nothing was found.
+    pub(crate) fn is_clean(&self) -> bool {
+        self.ended_well && self.races == 0 && self.failed == 0 && self.passed > 0
+    }
+}
+
+impl std::fmt::Display for Report {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { passed, failed, races, .. } = self;
+        write!(f, "ThreadSanitizer: {passed} tests passed, {failed} failed; {races} reports")
+    }
+}
+
+/// A compiler that can build for ThreadSanitizer.
+#[derive(Debug)]
+pub(crate) struct Toolchain {
+    /// Its root folder.
+    sysroot: PathBuf,
+    /// The standard library's source, to be built anew.
+    source: Option<PathBuf>,
+}
+
+impl std::fmt::Display for Toolchain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let library = if self.source.is_some() { "built for ThreadSanitizer" } else { "as it comes" };
+        write!(f, "{}, standard library {library}", self.sysroot.display())
+    }
+}
+
+impl Toolchain {
+    /// The toolchain that serves best: one with the standard library's source before one without.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub(crate) fn find(prebuilt: bool) -> Result<Self, String> {
+        if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+            return Err("the device's accesses are hidden from ThreadSanitizer on x86-64 only".to_owned());
+        }
+        let sysroots = sysroot("nightly").into_iter().chain(own_sysroot());
+        let able: Vec<_> = sysroots.filter(|sysroot| has_runtime(sysroot)).collect();
+        let Some(first) = able.first() else {
+            return Err("no toolchain here has ThreadSanitizer's runtime (librustc-*_rt.tsan.a)".to_owned());
+        };
+        let given = std::env::var_os("BAREVERBS_RUST_SRC").map(PathBuf::from);
+        let sources = able.iter().map(|sysroot| (sysroot, sysroot.join(SOURCE)));
+        let with_source = given.map(|given| (first, given)).into_iter().chain(sources);
+        let found = with_source.filter(|_| !prebuilt).find(|(_, source)| source.join("Cargo.lock").exists());
+        Ok(match found {
+            Some((sysroot, source)) => Self { sysroot: sysroot.clone(), source: Some(source) },
+            None => Self { sysroot: first.clone(), source: None },
+        })
+    }
+
+    /// What ThreadSanitizer is told.
+    fn options(&self) -> String {
+        let suppressions = build::workspace().join("xtask/tsan.supp");
+        match self.source {
+            Some(_) => "history_size=4".to_owned(),
+            None => format!("history_size=4 suppressions={}", suppressions.display()),
+        }
+    }
+
+    /// Builds the threaded tests; where the program is.
+    fn build(&self) -> Result<PathBuf> {
+        heading("Building the threaded tests for ThreadSanitizer");
+        let bin = self.sysroot.join("bin");
+        let mut cargo = Command::new(bin.join("cargo"));
+        let mut flags = vec![
+            "-Zsanitizer=thread",
+            // The device's accesses are no thread's.
+            "--cfg=bareverbs_tsan",
+            // ThreadSanitizer sees what libc maps and unmaps, but no system calls.
+            "--cfg=rustix_use_libc",
+            "-Clink-arg=-Wl,--wrap=__tsan_atomic64_fetch_sub",
+        ];
+        let target = build::workspace().join("target/tsan");
+        match &self.source {
+            Some(source) => {
+                cargo.arg("test").arg("-Zbuild-std").arg("--target-dir").arg(target.join("whole"));
+                if source != &self.sysroot.join(SOURCE) {
+                    // The only way that cargo has to build another one.
+                    cargo.env("__CARGO_TESTS_ONLY_SRC_ROOT", source);
+                }
+            }
+            None => {
+                flags.push("-Cunsafe-allow-abi-mismatch=sanitizer");
+                cargo.arg("test").arg("--target-dir").arg(target.join("prebuilt"));
+            }
+        }
+        cargo
+            .current_dir(build::workspace())
+            .args(["--quiet", "--no-run", "--message-format=json-render-diagnostics", "--target", TARGET])
+            .args(["--package", "bareverbs-mlx5", "--test", "threads"])
+            .env("RUSTC", bin.join("rustc"))
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
+            .env_remove("RUSTFLAGS")
+            .stderr(Stdio::inherit());
+        let output = cargo.output().context("running cargo")?;
+        if !output.status.success() {
+            bail!("the threaded tests could not be built for ThreadSanitizer");
+        }
+        let messages = String::from_utf8(output.stdout).context("cargo's messages")?;
+        messages.lines().rev().find_map(executable).context("cargo built no test program")
+    }
+}
+
+/// The program that one of cargo's messages names.
+fn executable(message: &str) -> Option<PathBuf> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    message.get("executable")?.as_str().map(PathBuf::from)
+}
+
+/// The root folder of one of rustup's toolchains.
+fn sysroot(toolchain: &str) -> Option<PathBuf> {
+    let rustc = Command::new("rustup").args(["which", "--toolchain", toolchain, "rustc"]).output().ok()?;
+    let path = PathBuf::from(String::from_utf8(rustc.stdout).ok()?.trim());
+    rustc.status.success().then(|| path.parent()?.parent().map(Path::to_owned)).flatten()
+}
+
+/// The root folder of the toolchain that runs this.
+fn own_sysroot() -> Option<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
+    Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim()))
+}
+
+/// Whether a toolchain has ThreadSanitizer's runtime.
+fn has_runtime(sysroot: &Path) -> bool {
+    let folder = sysroot.join("lib/rustlib").join(TARGET).join("lib");
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    files.into_iter().any(|file| file.file_name().to_string_lossy().ends_with("_rt.tsan.a"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_and_programs_are_found_in_what_is_printed() {
+        assert!(is_report("WARNING: ThreadSanitizer: data race (pid=1)"));
+        assert!(!is_report("ThreadSanitizer: reported 1 warnings"));
+        let message = r#"{"reason":"compiler-artifact","executable":"/target/threads-1"}"#;
+        assert_eq!(executable(message), Some(PathBuf::from("/target/threads-1")));
+        assert_eq!(executable(r#"{"reason":"compiler-artifact","executable":null}"#), None);
+    }
+
+    #[test]
+    fn a_run_without_tests_or_with_a_report_is_not_clean() {
+        let clean = Report { passed: 9, failed: 0, races: 0, ended_well: true };
+        assert!(clean.is_clean());
+        for report in [
+            Report { passed: 0, ..clean },
+            Report { failed: 1, ..clean },
+            Report { races: 1, ..clean },
+            Report { ended_well: false, ..clean },
+        ] {
+            assert!(!report.is_clean(), "{report:?}");
+        }
+    }
+}
