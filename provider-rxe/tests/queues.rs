@@ -77,6 +77,22 @@ fn a_receive_queue_that_is_moved_to_memory_too_small_is_lost() {
     assert_eq!(result, Err(Refusal::QueueLost));
 }
 
+#[test]
+fn a_lost_receive_queue_stays_lost_whatever_the_old_memory_says() {
+    let memory = PlainMemory::new(7, 40);
+    // SAFETY: the memory is plain, and this is the only queue in it.
+    let mut queue = unsafe { RxeRq::new(memory.clone(), 7, 0) }.unwrap();
+    // SAFETY: no kernel reads the old memory.
+    let result = unsafe { queue.move_to(Ok(PlainMemory::new(7, 40)), 100) };
+    assert!(matches!(result, Err(CreateError::Layout { .. })));
+    for consumer in 0..8 {
+        memory.set_indices(0, consumer);
+        // SAFETY: no kernel carries the request out.
+        let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
+        assert_eq!(result, Err(Refusal::QueueLost), "consumer index {consumer}");
+    }
+}
+
 proptest! {
     #[test]
     fn a_send_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {

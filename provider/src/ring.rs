@@ -119,6 +119,8 @@ pub struct Producer {
     published: u32,
     /// The other side's index as last read; it may have taken more since.
     taken: u32,
+    /// Whether [`Producer::close`] made the ring full, whatever the other side's index says.
+    closed: bool,
 }
 
 // SAFETY: the ring's memory belongs to no thread, and whoever called `Producer::new` promised that
@@ -185,7 +187,7 @@ impl Producer {
         let own = unsafe { read_own_index(ring.producer.as_ptr()) } & ring.mask;
         // SAFETY: valid by this function's contract.
         let taken = unsafe { read_peer_index(ring.consumer.as_ptr()) } & ring.mask;
-        Self { ring, next: own, published: own, taken }
+        Self { ring, next: own, published: own, taken, closed: false }
     }
 
     /// Slots that can be filled at the same time.
@@ -210,7 +212,7 @@ impl Producer {
         if after == self.taken {
             // SAFETY: the words are valid: promised by the caller of `new`.
             let taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
-            if after == taken {
+            if after == taken || self.closed {
                 return None;
             }
             self.taken = taken;
@@ -316,6 +318,7 @@ impl Producer {
         self.taken = unsafe { read_peer_index(self.ring.consumer.as_ptr()) } & self.ring.mask;
         self.next = self.taken.wrapping_sub(1) & self.ring.mask;
         self.published = self.next;
+        self.closed = true;
     }
 
     /// Forgets the filled slots that were not published.
