@@ -39,7 +39,8 @@ pub(super) fn merge(program: &Program) -> Result<String> {
         bail!("{}: the merge failed:\n{}", program.target, String::from_utf8_lossy(&output.stderr));
     }
     let inputs = read_control(&fs::read_to_string(&control)?)?;
-    let chosen = choose(inputs);
+    let (by_hand, found) = inputs.into_iter().partition(|input| is_by_hand(&input.path, &program.seeds));
+    let chosen = choose(by_hand, found);
     let covered: BTreeSet<u64> = chosen.iter().flat_map(|input| input.covers.iter().copied()).collect();
     let mut kept: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for input in &chosen {
@@ -55,10 +56,22 @@ pub(super) fn merge(program: &Program) -> Result<String> {
     Ok(format!("{}: {} files of {bytes} bytes, {} features", program.target, kept.len(), covered.len()))
 }
 
+/// What names of inputs that a run has found begin with.
+const FOUND: &str = "found-";
+
+/// Whether an input was written by hand, which always stays.
+fn is_by_hand(path: &Path, seeds: &Path) -> bool {
+    path.starts_with(seeds) && !path.file_name().unwrap_or_default().to_string_lossy().starts_with(FOUND)
+}
+
 /// A seed keeps its name; what was found is named after the first digits of its hash.
 fn name(path: &Path, seeds: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    if path.starts_with(seeds) { name.into_owned() } else { format!("found-{}", &name[..name.len().min(12)]) }
+    if path.starts_with(seeds) {
+        name.into_owned()
+    } else {
+        format!("{FOUND}{}", &name[..name.len().min(12)])
+    }
 }
 
 /// The inputs that libFuzzer noted in a merge: their number, the number of those in the first folder, their names, and of each
@@ -86,9 +99,10 @@ fn read_control(text: &str) -> Result<Vec<Input>> {
     Ok(inputs.collect())
 }
 
-/// The inputs that add most, one after the other, the shorter where two add the same.
-fn choose(mut inputs: Vec<Input>) -> Vec<Input> {
-    let (mut chosen, mut covered, mut bytes) = (Vec::new(), BTreeSet::new(), 0);
+/// Those `chosen` already, and the inputs that add most to them, one after the other, the shorter where two add the same.
+fn choose(mut chosen: Vec<Input>, mut inputs: Vec<Input>) -> Vec<Input> {
+    let mut covered: BTreeSet<u64> = chosen.iter().flat_map(|input| input.covers.iter().copied()).collect();
+    let mut bytes: u64 = chosen.iter().map(|input| input.bytes).sum();
     inputs.retain(|input| input.bytes <= LONGEST);
     while chosen.len() < FILES {
         let adds = |input: &Input| input.covers.difference(&covered).count();
@@ -121,8 +135,20 @@ mod tests {
             input("other", 5, &[4]),
             input("too long", LONGEST + 1, &[5]),
         ];
-        let names: Vec<_> = choose(inputs).into_iter().map(|input| input.path).collect();
+        let names: Vec<_> = choose(Vec::new(), inputs).into_iter().map(|input| input.path).collect();
         assert_eq!(names, [PathBuf::from("short"), PathBuf::from("other")]);
+    }
+
+    #[test]
+    fn an_input_written_by_hand_stays_and_what_it_covers_counts() {
+        let chosen =
+            choose(vec![input("by hand", 9, &[1])], vec![input("same", 1, &[1]), input("more", 1, &[2])]);
+        let names: Vec<_> = chosen.into_iter().map(|input| input.path).collect();
+        assert_eq!(names, [PathBuf::from("by hand"), PathBuf::from("more")]);
+        let seeds = Path::new("/seeds");
+        assert!(is_by_hand(Path::new("/seeds/device"), seeds));
+        assert!(!is_by_hand(Path::new("/seeds/found-0123"), seeds));
+        assert!(!is_by_hand(Path::new("/found/0123"), seeds));
     }
 
     #[test]
