@@ -109,3 +109,35 @@ fn a_send_queue_refuses_more_reads_of_the_peer_than_there_are_places() {
     assert_eq!(queue.check_change(&change(2)), Ok(()));
     assert!(queue.check_change(&change(3)).is_err_and(|reason| reason.contains("max_dest_rd_atomic")));
 }
+
+#[test]
+fn a_slot_holds_the_largest_request_to_the_byte() {
+    let made = |log2_slot, max_sge, max_inline| {
+        let limits = SendLimits::new(QpType::RC, max_sge, max_inline).expect("a type that rxe has");
+        let memory = PlainMemory::with_header(1 << 16, log2_slot, 7);
+        // SAFETY: the memory is plain, and this is the only queue in it.
+        unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.is_ok()
+    };
+    // A request has 208 bytes, and room for the 8 of an atomic write behind them.
+    assert!(!made(7, 0, 0) && made(8, 0, 0));
+    assert!(made(8, 3, 48) && !made(8, 4, 0) && !made(8, 0, 49));
+    assert!(!made(8, u32::MAX, 0) && !made(8, 0, u32::MAX));
+}
+
+#[test]
+fn operations_without_payload_refuse_elements_of_no_bytes_too() {
+    let mut queue = send_queue(QpType::RC, 2, 16);
+    let payloads = [
+        Payload::Sges(&[Sge { length: 0, ..SGE }]),
+        Payload::Sges(&[SGE]),
+        Payload::Inline(&[]),
+        Payload::Inline(&[&[1; 8]]),
+    ];
+    for payload in payloads {
+        // SAFETY: no kernel carries the requests out.
+        let pushed = unsafe { queue.push(&request(Operation::LocalInv(1), payload)) };
+        assert!(matches!(pushed, Err(Refusal::UnexpectedPayload { .. })), "{payload:?}");
+    }
+    // SAFETY: as above.
+    unsafe { queue.push(&request(Operation::LocalInv(1), Payload::Sges(&[]))) }.expect("no payload");
+}

@@ -158,7 +158,8 @@ fn sampled(tool: &Path, tree: &Tree, files: &[String], sample: u64) -> Result<Ve
 
 /// Builds the kernel tests of the copy.
 fn build(tree: &Tree) -> Result<(PathBuf, Vec<GuestTest>)> {
-    let cargo = build::static_cargo_in(&tree.root(), &tree.lab_target(), "test");
+    // In the folder of other programs for the lab: what they depend on is built there already.
+    let cargo = build::static_cargo_in(&tree.root(), &build::target_folder(), "test");
     guest_tests_of(cargo, &[TESTS])
 }
 

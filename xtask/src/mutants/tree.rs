@@ -54,11 +54,6 @@ impl Tree {
         self.folder.clone()
     }
 
-    /// Where programs for the lab are built.
-    pub(super) fn lab_target(&self) -> PathBuf {
-        self.folder.join("lab")
-    }
-
     /// Copies one file of the workspace, unless the copy has the same contents.
     pub(super) fn restore(&self, file: &Path) -> Result<()> {
         let (from, to) = (build::workspace().join(file), self.root().join(file));
