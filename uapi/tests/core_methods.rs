@@ -1,7 +1,10 @@
 //! The core's methods and the write commands: that all are there, and how calls of them are encoded.
 
 use bareverbs_uapi::abi::Since;
-use bareverbs_uapi::method::{AttributeKind, Call, MAX_ATTRIBUTES, MethodInfo, PayloadSize};
+use bareverbs_uapi::method::{
+    Attr, AttributeKind, Call, HandleWrite, MAX_ATTRIBUTES, MethodInfo, PayloadSize,
+};
+use bareverbs_uapi::mlx5::resources::PpObjAlloc;
 use bareverbs_uapi::registry::{self, COMMANDS, OBJECTS};
 use bareverbs_uapi::uverbs::dmah::TphMemType;
 use bareverbs_uapi::uverbs::types::{BufferDesc, BufferType, DriverId, QpCap, QpCreateFlags, QpType};
@@ -230,6 +233,40 @@ fn an_optional_attribute_is_not_marked_mandatory() {
     call.make(CqCreate::HANDLE).input(CqCreate::BUFFER_VA, &va).optional();
     assert_eq!(call.as_bytes()[24 + 4..][..2], 1_u16.to_ne_bytes());
     assert_eq!(call.as_bytes()[24 + 16 + 4..][..2], 0_u16.to_ne_bytes());
+}
+
+#[test]
+fn a_handle_to_change_travels_in_the_attribute_like_any_handle() {
+    // No method of the kernels so far has such an attribute.
+    let attribute = Attr::<CqCreate, HandleWrite<Qp>>::new(0x1003);
+    let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
+    call.handle_write(attribute, 77);
+    assert_eq!(call.as_bytes(), [header(1, 3, 0, 1), raw(0x1003, 0, 0, 77)].concat());
+}
+
+#[test]
+fn a_part_of_a_struct_travels_with_its_own_length() {
+    let limits = [7; 48];
+    let mut call = Call::<PpObjAlloc>::new(DriverId::MLX5.0);
+    call.input_part(PpObjAlloc::CTX, &limits);
+    assert_eq!(
+        call.as_bytes(),
+        [header(1, 0x1007, 0x1000, 1), raw(0x1001, 48, 0, address(&limits))].concat()
+    );
+}
+
+#[test]
+fn an_output_counts_as_written_once_the_kernel_marks_it() {
+    /// The flags of the first attribute of a call.
+    const FLAGS: std::ops::Range<usize> = 24 + 4..24 + 6;
+    let mut cqe = 0;
+    let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
+    assert!(!call.wrote(CqCreate::RESP_CQE), "the call has no such attribute");
+    call.output(CqCreate::RESP_CQE, &mut cqe);
+    assert!(!call.wrote(CqCreate::RESP_CQE));
+    // UVERBS_ATTR_F_VALID_OUTPUT
+    call.as_mut_bytes()[FLAGS].copy_from_slice(&2_u16.to_ne_bytes());
+    assert!(call.wrote(CqCreate::RESP_CQE));
 }
 
 #[test]
