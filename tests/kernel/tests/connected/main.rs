@@ -45,6 +45,7 @@ kernel_tests! {
     a_region_under_a_window_is_not_given_back if device::soft_roce_checks_windows,
     a_region_is_known_by_the_address_it_was_given,
     a_region_changes_its_rights_in_place,
+    a_region_of_raw_memory_changes_its_rights_in_place,
     a_region_moves_to_another_domain,
     many_regions_live_side_by_side,
     a_flush_reaches_the_peers_memory,

@@ -206,6 +206,34 @@ pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
     })
 }
 
+pub(crate) fn a_region_of_raw_memory_changes_its_rights_in_place() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut buffer = Buffer::zeroed(4096).unwrap();
+        let start = buffer.as_mut_ptr();
+        // SAFETY: the region goes before the buffer, and the buffer is looked at only while no peer may write it.
+        let mut memory = unsafe { pd.register_raw(start, 4096, None, Access::LOCAL_WRITE) }.unwrap();
+        let (mut a, _b) = pair(&pd, Plan::default());
+        // SAFETY: nobody looks at the buffer until the right is taken back.
+        match unsafe { memory.set_raw_access(ALL_REMOTE) } {
+            Err(refused @ Error::Unsupported { verb: "rereg_mr", .. }) => {
+                assert_eq!(memory.access(), Access::LOCAL_WRITE);
+                return skip(refused.to_string());
+            }
+            answer => answer.unwrap(),
+        }
+        assert_eq!(memory.access(), ALL_REMOTE);
+        assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"now"), WcStatus::SUCCESS);
+        // SAFETY: the region's own right to write stays; nothing is posted that would.
+        unsafe { memory.set_raw_access(Access::LOCAL_WRITE) }.unwrap();
+        assert_eq!(memory.access(), Access::LOCAL_WRITE);
+        assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"not"), WcStatus::REM_ACCESS_ERR);
+        drop(memory);
+        assert_eq!(&buffer[..4], b"now\0");
+        Ok(bareverbs_kernel_tests::Completion::Completed)
+    })
+}
+
 pub(crate) fn a_region_moves_to_another_domain() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
