@@ -9,13 +9,13 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Programs;
 
 /// The target must be named, or the flags would apply to build scripts and macros too.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
+pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// Debug builds are slow where every instruction is translated.
 pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=1"];
 
 /// Our tool's name.
-const TOOL: &str = "bareverbs";
+pub(crate) const TOOL: &str = "bareverbs";
 
 /// Does on this thread, and in what it starts, what may take the processors that others leave.
 pub(crate) fn modestly<T>(work: impl FnOnce() -> T) -> T {
@@ -51,16 +51,23 @@ pub(crate) fn cargo() -> Command {
 
 /// Builds the guest's init and our tool.
 pub(crate) fn guest_programs() -> Result<Programs> {
-    for (profile, package) in [("quick", "bareverbs-lab-init"), ("release", "bareverbs-tools")] {
-        let mut cargo = static_cargo("build");
-        cargo.args(["--quiet", "--profile", profile, "--package", package]);
-        if !cargo.status().context("running cargo")?.success() {
-            bail!("the guest's programs could not be built");
-        }
+    let init = guest_init()?;
+    let tool = guest_program("release", "bareverbs-tools", TOOL)?;
+    Ok(Programs { init, on_path: BTreeMap::from([(TOOL.to_owned(), tool)]) })
+}
+
+/// Builds the guest's init.
+pub(crate) fn guest_init() -> Result<PathBuf> {
+    guest_program("quick", "bareverbs-lab-init", "bareverbs-lab-init")
+}
+
+fn guest_program(profile: &str, package: &str, name: &str) -> Result<PathBuf> {
+    let mut cargo = static_cargo("build");
+    cargo.args(["--quiet", "--profile", profile, "--package", package]);
+    if !cargo.status().context("running cargo")?.success() {
+        bail!("the guest's program {name} could not be built");
     }
-    let folder = target_folder().join(TARGET);
-    let on_path = BTreeMap::from([(TOOL.to_owned(), folder.join("release").join(TOOL))]);
-    Ok(Programs { init: folder.join("quick/bareverbs-lab-init"), on_path })
+    Ok(target_folder().join(TARGET).join(profile).join(name))
 }
 
 /// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised a little: it takes

@@ -2,6 +2,7 @@
 
 mod build;
 mod counts;
+mod coverage;
 mod demo;
 mod deny;
 mod fastpath;
@@ -47,6 +48,8 @@ enum Command {
     Fastpath(fastpath::Fastpath),
     /// Count what the mlx5 data path costs in instructions, on a card in the same process.
     Counts(counts::Counts),
+    /// Measure which lines of the product crates the tests reach; fails where a public function is called by none.
+    Coverage(coverage::Measure),
     /// Fuzz the parsers of what devices, kernels and peers say; needs a nightly compiler.
     Fuzz(fuzz::Fuzz),
     /// Explore how threads that share queues interleave, with models of them.
@@ -65,12 +68,16 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = coverage::compile_if_wrapper() {
+        return code;
+    }
     let result = match Cli::parse().command {
         Command::Demo(demo) => demo.run(),
         Command::Test(test) => test.run(),
         Command::Pyverbs(pyverbs) => pyverbs.run(),
         Command::Soak(soak) => soak.run(),
         Command::Counts(counts) => counts.run(),
+        Command::Coverage(coverage) => coverage.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Loom(loom) => loom.run(),
         Command::Wqes(wqes) => wqes.run(),

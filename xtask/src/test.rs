@@ -18,11 +18,11 @@ use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
 use crate::{build, counts, loom, pyverbs};
 
-pub(crate) use self::binaries::{GuestTest, guest_test_titles, guest_tests_of};
-use self::lanes::{Lab, Plan, Tested};
-use self::outcome::Totals;
-pub(crate) use self::outcome::result_line;
-pub(crate) use self::outcome::{Outcome, judge};
+pub(crate) use self::binaries::{
+    GuestTest, TestBinary, guest_test_titles, guest_tests_of, listed, test_binaries,
+};
+pub(crate) use self::lanes::{Instrumented, Lab, PROFILE_FILE, Plan, Tested};
+pub(crate) use self::outcome::{Outcome, Totals, judge, result_line};
 
 #[derive(Args)]
 pub(crate) struct Test {
@@ -92,10 +92,10 @@ impl Test {
 
 /// Parts of the names of the kernel tests that were asked for. Without any, everything was.
 #[derive(Clone, Copy)]
-pub(crate) struct Filter<'a>(&'a [String]);
+pub(crate) struct Filter<'a>(pub(crate) &'a [String]);
 
 impl Filter<'_> {
-    fn takes_all(self) -> bool {
+    pub(crate) fn takes_all(self) -> bool {
         self.0.is_empty()
     }
 
@@ -117,7 +117,7 @@ impl fmt::Display for Filter<'_> {
 
 /// Processors spin on completion queues: with fewer beneath them, two guests take longer side by side than one after the
 /// other.
-fn side_by_side(processors: usize) -> usize {
+pub(crate) fn side_by_side(processors: usize) -> usize {
     std::thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }
 

@@ -74,14 +74,14 @@ impl Tools {
         Ok(())
     }
 
-    /// A program of the unpacked root, run by that root's own loader.
     fn program(&self, path: &str, name: &str) -> Command {
-        let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
-        command
-            .arg("--library-path")
-            .arg(self.root.join(LIBRARIES))
-            .args(["--argv0", name])
-            .arg(self.root.join(path));
-        command
+        unpacked_program(&self.root, path, name)
     }
+}
+
+/// A program of an unpacked Debian root, run by that root's own loader.
+pub(crate) fn unpacked_program(root: &Path, path: &str, name: &str) -> Command {
+    let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
+    command.arg("--library-path").arg(root.join(LIBRARIES)).args(["--argv0", name]).arg(root.join(path));
+    command
 }

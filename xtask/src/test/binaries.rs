@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::lanes::PROFILE_FILE;
 use crate::build;
 
 /// The crates whose test binaries run in the lab.
@@ -34,6 +35,34 @@ struct Artifact {
 #[derive(Deserialize)]
 struct Target {
     kind: Vec<String>,
+    src_path: PathBuf,
+}
+
+/// A program with tests.
+pub(crate) struct TestBinary {
+    pub(crate) path: PathBuf,
+    /// Whether it is built of a file in a crate's `tests` folder.
+    pub(crate) integration: bool,
+    /// The file that it is built of.
+    pub(crate) source: PathBuf,
+}
+
+/// Builds the programs with tests that a `cargo test` command names.
+pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
+    cargo.args(["--no-run", "--quiet", "--message-format=json"]);
+    let output = cargo.stderr(Stdio::inherit()).output().context("running cargo")?;
+    if !output.status.success() {
+        bail!("the tests could not be built");
+    }
+    let messages =
+        output.stdout.split(|&byte| byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok());
+    Ok(messages
+        .filter_map(|Artifact { executable, target }| {
+            let target = target?;
+            let integration = target.kind == ["test"];
+            Some(TestBinary { path: executable?, integration, source: target.src_path })
+        })
+        .collect())
 }
 
 /// Builds the test binaries for the guest: the folder they are in, and their tests.
@@ -43,26 +72,22 @@ pub(super) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
 
 /// The same by a cargo command with the subcommand `test`, for these crates.
 pub(crate) fn guest_tests_of(mut cargo: Command, crates: &[&str]) -> Result<(PathBuf, Vec<GuestTest>)> {
-    cargo.args(["--no-run", "--quiet", "--message-format=json"]).args(build::GUEST_PROFILE);
+    cargo.args(build::GUEST_PROFILE);
     for name in crates {
         cargo.args(["--package", name]);
     }
-    let output = cargo.stderr(Stdio::inherit()).output().context("running cargo")?;
-    if !output.status.success() {
-        bail!("the kernel tests could not be built");
-    }
+    listed(test_binaries(cargo)?.iter().filter(|binary| binary.integration))
+}
+
+/// The folder that test binaries are in, and their tests.
+pub(crate) fn listed<'a>(
+    binaries: impl Iterator<Item = &'a TestBinary>,
+) -> Result<(PathBuf, Vec<GuestTest>)> {
     let mut folder = None;
     let mut tests = Vec::new();
-    for line in output.stdout.split(|&byte| byte == b'\n') {
-        let Ok(Artifact { executable: Some(binary), target: Some(target) }) = serde_json::from_slice(line)
-        else {
-            continue;
-        };
-        if target.kind != ["test"] {
-            continue;
-        }
-        folder = binary.parent().map(Path::to_owned);
-        tests.extend(list(&binary)?);
+    for TestBinary { path, .. } in binaries {
+        folder = path.parent().map(Path::to_owned);
+        tests.extend(list(path)?);
     }
     Ok((folder.context("no crate has kernel tests")?, tests))
 }
@@ -73,7 +98,7 @@ pub(crate) fn guest_test_titles() -> Result<Vec<String>> {
 }
 
 fn list(binary: &Path) -> Result<Vec<GuestTest>> {
-    let output = Command::new(binary).arg("--list").output();
+    let output = Command::new(binary).arg("--list").env(PROFILE_FILE, "/dev/null").output();
     let output = output.with_context(|| format!("starting {}", binary.display()))?;
     let name = binary.file_name().unwrap_or_default().to_string_lossy();
     let text = String::from_utf8_lossy(&output.stdout);

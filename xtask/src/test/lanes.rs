@@ -1,7 +1,8 @@
 //! The lab at work: several guests side by side, each taking the next test of its kernel.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,12 +30,17 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The test that a guest's kernel takes when it is switched off.
 const SOUND: &str = "the kernel stays sound";
 
+/// Where an instrumented program finds the name of its profile.
+pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
+/// The profiles in a guest: one for each program, to which each process adds what it counted when it exits.
+const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
+
 /// Tests of scale.
 const ENDURANCE: &str = "endurance::";
 
 /// A device that the kernel tests run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Tested {
+pub(crate) enum Tested {
     /// Soft-RoCE.
     Rxe,
     /// The card, with InfiniBand.
@@ -69,15 +75,15 @@ impl Tested {
 }
 
 /// What guests are made of.
-pub(super) struct Lab {
-    cache: Cache,
+pub(crate) struct Lab {
+    pub(crate) cache: Cache,
     tools: Tools,
     kernels: Vec<(String, Kernel)>,
     pub(super) peers: Peers,
 }
 
 impl Lab {
-    pub(super) fn fetch(wanted: &[String]) -> Result<Self> {
+    pub(crate) fn fetch(wanted: &[String]) -> Result<Self> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         println!("QEMU {}", tools.version);
@@ -128,7 +134,7 @@ enum Job<'a> {
 }
 
 /// The tests that were asked for.
-pub(super) struct Plan<'a> {
+pub(crate) struct Plan<'a> {
     lab: &'a Lab,
     programs: Programs,
     folder: PathBuf,
@@ -136,6 +142,17 @@ pub(super) struct Plan<'a> {
     devices: &'a [Tested],
     filter: Filter<'a>,
     cards_only: bool,
+    /// Where the coverage profiles of instrumented programs go.
+    profiles: Option<PathBuf>,
+}
+
+/// Instrumented programs, and where their profiles go.
+pub(crate) struct Instrumented {
+    pub(crate) programs: Programs,
+    /// The folder with the test binaries.
+    pub(crate) folder: PathBuf,
+    pub(crate) tests: Vec<GuestTest>,
+    pub(crate) profiles: PathBuf,
 }
 
 impl<'a> Plan<'a> {
@@ -146,17 +163,29 @@ impl<'a> Plan<'a> {
         let cards_only = filter.only(hca::PREFIX);
         let (folder, mut tests) = if cards_only { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
-        Ok(Self { lab, programs, folder, tests, devices, filter, cards_only })
+        Ok(Self { lab, programs, folder, tests, devices, filter, cards_only, profiles: None })
+    }
+
+    /// The tests of instrumented programs, without those that bring guests of their own.
+    pub(crate) fn instrumented(
+        lab: &'a Lab,
+        devices: &'a [Tested],
+        filter: Filter<'a>,
+        instrumented: Instrumented,
+    ) -> Self {
+        let Instrumented { programs, folder, mut tests, profiles } = instrumented;
+        tests.retain(|test| filter.takes(&test.title()));
+        Self { lab, programs, folder, tests, devices, filter, cards_only: false, profiles: Some(profiles) }
     }
 
     /// How many processors a guest keeps busy.
-    pub(super) fn processors(&self) -> usize {
+    pub(crate) fn processors(&self) -> usize {
         // Hosts with cards come in twos with one each, and mostly one of them works.
         if self.cards_only { 1 } else { 2 }
     }
 
     /// Runs all of them, in so many guests (or groups of guests) at the same time.
-    pub(super) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
+    pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
         let kernels = self.lab.kernels.iter();
         let stations: Vec<_> = kernels
             .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.station(name, kernel, *device)))
@@ -193,7 +222,7 @@ impl<'a> Plan<'a> {
         let mut specials = VecDeque::new();
         let tests = self.tests.iter().collect();
         // What brings guests of its own brings the device, too.
-        if device != self.devices[0] {
+        if device != self.devices[0] || self.profiles.is_some() {
             return Station { name: device.lane(name), kernel, device, tests, specials, guests: 0 };
         }
         // All of the cards' tests take minutes for each kernel and kind of port: only where they are asked for.
@@ -348,8 +377,11 @@ impl<'b> Worker<'_, 'b> {
                 }
             };
             let begin = Instant::now();
-            let (outcome, log) = run(booted, test, &mut guests)?;
+            let (outcome, log) = self.run(booted, test, &mut guests)?;
             self.report(&name, &test.title(), outcome, &log, begin);
+        }
+        if let (Some(folder), Some(guests)) = (&self.plan.profiles, &mut guests) {
+            collect_profiles(guests, folder)?;
         }
         self.board().stations[station].guests -= 1;
         if let Some(Err(error)) = guests.map(Guests::shut_down) {
@@ -403,28 +435,54 @@ impl<'b> Worker<'_, 'b> {
         }
         Ok(())
     }
+
+    /// Runs one test; hands the guest back unless it is lost.
+    fn run(
+        &self,
+        mut booted: Guests,
+        test: &GuestTest,
+        guests: &mut Option<Guests>,
+    ) -> Result<(Outcome, String)> {
+        let program = format!("{GUEST_FOLDER}/{}", test.binary);
+        let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"].map(str::to_owned);
+        let env = self.plan.profiles.iter().map(|_| (PROFILE_FILE.to_owned(), GUEST_PROFILES.to_owned()));
+        match booted.run(0, Exec { argv: argv.into(), env: env.collect(), ..Exec::default() }, LIMIT) {
+            Ok(finished) => {
+                *guests = Some(booted);
+                let log = format!(
+                    "{}{}",
+                    String::from_utf8_lossy(&finished.stdout),
+                    String::from_utf8_lossy(&finished.stderr)
+                );
+                Ok(if finished.timed_out {
+                    (Outcome::Failed, format!("{log}killed after {} s", LIMIT.as_secs()))
+                } else {
+                    judge(finished.status, &log)
+                })
+            }
+            // The guest is lost; the tests that follow get a new one.
+            Err(error) if error.is::<Failure>() => Ok((Outcome::Failed, error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
 }
 
-/// Runs one test; hands the guest back unless it is lost.
-fn run(mut booted: Guests, test: &GuestTest, guests: &mut Option<Guests>) -> Result<(Outcome, String)> {
-    let program = format!("{GUEST_FOLDER}/{}", test.binary);
-    let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"].map(str::to_owned);
-    match booted.run(0, Exec { argv: argv.into(), ..Exec::default() }, LIMIT) {
-        Ok(finished) => {
-            *guests = Some(booted);
-            let log = format!(
-                "{}{}",
-                String::from_utf8_lossy(&finished.stdout),
-                String::from_utf8_lossy(&finished.stderr)
-            );
-            Ok(if finished.timed_out {
-                (Outcome::Failed, format!("{log}killed after {} s", LIMIT.as_secs()))
-            } else {
-                judge(finished.status, &log)
-            })
+/// Brings the profiles that a guest's programs left into the folder. A guest that is lost takes its profiles along.
+fn collect_profiles(guests: &mut Guests, folder: &Path) -> Result<()> {
+    let mut output = |script: &str| -> Result<Vec<u8>> {
+        let argv = ["sh", "-c", script].map(str::to_owned).into();
+        let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        if finished.status != 0 {
+            bail!("`{script}` in the guest: {}", String::from_utf8_lossy(&finished.stderr));
         }
-        // The guest is lost; the tests that follow get a new one.
-        Err(error) if error.is::<Failure>() => Ok((Outcome::Failed, error.to_string())),
-        Err(error) => Err(error),
+        Ok(finished.stdout)
+    };
+    fs::create_dir_all(folder)?;
+    let number = fs::read_dir(folder)?.count();
+    let names = String::from_utf8(output("cd /tmp; ls | grep '\\.profraw$' || true")?)?;
+    for name in names.lines() {
+        let profile = output(&format!("cat '/tmp/{name}'"))?;
+        fs::write(folder.join(format!("guest-{number}-{name}")), profile)?;
     }
+    Ok(())
 }

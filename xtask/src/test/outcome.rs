@@ -14,7 +14,7 @@ pub(crate) enum Outcome {
 }
 
 /// Outcomes by test name and kernel.
-pub(super) struct Table {
+pub(crate) struct Table {
     pub(super) kernels: Vec<String>,
     pub(super) rows: BTreeMap<String, BTreeMap<String, Outcome>>,
 }
@@ -35,7 +35,7 @@ impl Table {
         }
     }
 
-    pub(super) fn print(&self) {
+    pub(crate) fn print(&self) {
         heading("By test and kernel");
         let width = self.rows.keys().map(String::len).max().unwrap_or(0).max(4);
         let line = |name: &str, cells: &[&str]| {
@@ -63,14 +63,14 @@ impl Table {
 }
 
 #[derive(Default)]
-pub(super) struct Totals {
-    pub(super) passed: usize,
-    pub(super) failed: usize,
-    pub(super) skipped: usize,
+pub(crate) struct Totals {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) skipped: usize,
 }
 
 impl Totals {
-    pub(super) fn add(&mut self, table: &Table) {
+    pub(crate) fn add(&mut self, table: &Table) {
         for outcome in table.rows.values().flat_map(|row| row.values()) {
             match outcome {
                 Outcome::Passed => self.passed += 1,

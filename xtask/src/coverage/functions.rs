@@ -1,0 +1,359 @@
+//! The public functions of the product crates, found in their sources.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use proc_macro2::{Delimiter, Group, Span, TokenStream, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, Block, ImplItemFn, Item, ItemFn, ItemImpl, ItemMod, ItemTrait, Macro, Signature};
+use syn::{TraitItemFn, Type, Visibility};
+
+use super::PRODUCT_CRATES;
+use super::profiles::Coverage;
+use crate::build;
+
+/// A public function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Function {
+    /// The crate's folder, the modules, the type and the function.
+    pub(super) name: String,
+    file: PathBuf,
+    /// From the first word of its signature to the brace that opens its body.
+    head: RangeInclusive<usize>,
+}
+
+impl Function {
+    pub(super) fn is_in(&self, folder: &str) -> bool {
+        self.name.split("::").next() == Some(folder)
+    }
+
+    /// File and line, as compilers write them.
+    pub(super) fn place(&self) -> String {
+        let file = self.file.strip_prefix(build::workspace()).unwrap_or(&self.file);
+        format!("{}:{}", file.display(), self.head.start())
+    }
+}
+
+/// What the sources of the product crates say.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    functions: Vec<Function>,
+    /// Lines of tests and of what only tests use; the whole file where it has no lines here.
+    tests: BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>,
+}
+
+impl Sources {
+    pub(super) fn read() -> Result<Self> {
+        let mut sources = Self::default();
+        for name in PRODUCT_CRATES {
+            let root = build::workspace().join(name).join("src");
+            let mut files = Vec::new();
+            rust_files(&root, &mut files)?;
+            for file in files {
+                let text =
+                    fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+                let module = module_of(name, file.strip_prefix(&root)?);
+                sources.add(&file, &module, &text).with_context(|| format!("parsing {}", file.display()))?;
+            }
+        }
+        let tests = sources.tests.clone();
+        sources.functions.retain(|function| !is_test(&tests, &function.file, *function.head.start()));
+        Ok(sources)
+    }
+
+    fn add(&mut self, file: &Path, module: &str, text: &str) -> syn::Result<()> {
+        let parsed = syn::parse_file(text)?;
+        let mut visitor = Visitor { sources: self, file, scope: vec![module.to_owned()] };
+        visitor.visit_file(&parsed);
+        Ok(())
+    }
+
+    /// Each function, and whether it was called. One that is not compiled, for this machine's kind, is left out.
+    pub(super) fn called(&self, coverage: &Coverage) -> Vec<(Function, bool)> {
+        let calls = |function: &Function| coverage.calls(&function.file, function.head.clone());
+        self.functions.iter().filter_map(|function| Some((function.clone(), calls(function)? > 0))).collect()
+    }
+
+    /// Whether a line belongs to a test, or to what only tests use.
+    pub(super) fn is_test(&self, file: &Path, line: usize) -> bool {
+        is_test(&self.tests, file, line)
+    }
+}
+
+fn is_test(tests: &BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>, file: &Path, line: usize) -> bool {
+    let within = |lines: &Vec<RangeInclusive<usize>>| lines.iter().any(|lines| lines.contains(&line));
+    // A module in a file of its own brings the files in its folder along.
+    file.ancestors().any(|path| {
+        tests.get(path).is_some_and(within) || tests.get(&path.with_extension("rs")).is_some_and(within)
+    })
+}
+
+fn rust_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            rust_files(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(())
+}
+
+/// `verbs::qp::post` of `qp/post.rs`
+fn module_of(name: &str, file: &Path) -> String {
+    let path = file.with_extension("");
+    let parts = path.iter().map(|part| part.to_string_lossy());
+    let parts = parts.filter(|part| part != "mod" && part != "lib");
+    std::iter::once(name.into()).chain(parts).collect::<Vec<_>>().join("::")
+}
+
+struct Visitor<'a> {
+    sources: &'a mut Sources,
+    file: &'a Path,
+    scope: Vec<String>,
+}
+
+impl Visitor<'_> {
+    fn enter(&mut self, signature: &Signature, start: Span, body: &Block) {
+        let lines = start.start().line..=body.brace_token.span.open().start().line;
+        self.add(&signature.ident.to_string(), lines);
+    }
+
+    fn add(&mut self, name: &str, head: RangeInclusive<usize>) {
+        let name = format!("{}::{name}", self.scope.join("::"));
+        self.sources.functions.push(Function { name, file: self.file.to_owned(), head });
+    }
+
+    fn within(&mut self, name: String, visit: impl FnOnce(&mut Self)) {
+        self.scope.push(name);
+        visit(self);
+        self.scope.pop();
+    }
+
+    /// The functions among a macro's tokens.
+    fn tokens(&mut self, tokens: TokenStream) {
+        let tokens: Vec<_> = tokens.into_iter().collect();
+        // The line of the `pub` before the word that is looked at.
+        let mut public = None;
+        // The type of the `impl` before the braces that are looked at.
+        let mut of = None;
+        for (at, token) in tokens.iter().enumerate() {
+            let rest = &tokens[at + 1..];
+            match token {
+                TokenTree::Ident(word) if word == "pub" => {
+                    let restricted = group_of(rest.first(), Delimiter::Parenthesis).is_some();
+                    public = (!restricted).then(|| word.span().start().line);
+                }
+                TokenTree::Ident(word) if ["unsafe", "const", "async"].iter().any(|other| word == other) => {}
+                TokenTree::Ident(word) if word == "fn" => {
+                    let body = rest
+                        .iter()
+                        .take_while(|token| !is_punct(token, ';'))
+                        .find_map(|token| group_of(Some(token), Delimiter::Brace));
+                    if let (Some(start), Some(body)) = (public.take(), body) {
+                        self.add(&first_word(rest), start..=body.span_open().start().line);
+                    }
+                }
+                TokenTree::Ident(word) if word == "impl" => of = Some(implemented(rest)),
+                TokenTree::Group(group) => {
+                    public = None;
+                    let braces = group.delimiter() == Delimiter::Brace;
+                    match of.take_if(|_| braces) {
+                        Some(name) => self.within(name, |this| this.tokens(group.stream())),
+                        None => self.tokens(group.stream()),
+                    }
+                }
+                _ => public = None,
+            }
+        }
+    }
+}
+
+fn group_of(token: Option<&TokenTree>, delimiter: Delimiter) -> Option<&Group> {
+    match token {
+        Some(TokenTree::Group(group)) if group.delimiter() == delimiter => Some(group),
+        _ => None,
+    }
+}
+
+fn is_punct(token: &TokenTree, wanted: char) -> bool {
+    matches!(token, TokenTree::Punct(found) if found.as_char() == wanted)
+}
+
+/// `name`, or `$name` where the macro's caller names it.
+fn first_word(tokens: &[TokenTree]) -> String {
+    let variable = tokens.first().is_some_and(|token| is_punct(token, '$'));
+    tokens[..tokens.len().min(1 + usize::from(variable))].iter().map(ToString::to_string).collect()
+}
+
+/// The type after `impl`: the word behind `for`, or the first behind the parameters.
+fn implemented(tokens: &[TokenTree]) -> String {
+    let braces = tokens.iter().position(|token| group_of(Some(token), Delimiter::Brace).is_some());
+    let tokens = &tokens[..braces.unwrap_or(tokens.len())];
+    let is_for = |token: &TokenTree| matches!(token, TokenTree::Ident(word) if word == "for");
+    if let Some(at) = tokens.iter().position(is_for) {
+        return first_word(&tokens[at + 1..]);
+    }
+    let mut depth = 0;
+    let begin = tokens.iter().position(|token| {
+        depth += i32::from(is_punct(token, '<'));
+        let begins = depth == 0;
+        depth -= i32::from(is_punct(token, '>'));
+        begins
+    });
+    first_word(&tokens[begin.unwrap_or(tokens.len())..])
+}
+
+impl<'ast> Visit<'ast> for Visitor<'_> {
+    fn visit_item(&mut self, item: &'ast Item) {
+        if attributes(item).iter().any(is_for_tests) {
+            let lines = match item {
+                Item::Mod(ItemMod { content: None, ident, .. }) => {
+                    let folder = match self.file.file_stem().and_then(|stem| stem.to_str()) {
+                        Some("lib" | "mod") => self.file.parent().unwrap_or(self.file).to_owned(),
+                        _ => self.file.with_extension(""),
+                    };
+                    let file = folder.join(ident.to_string());
+                    self.sources.tests.insert(file.with_extension("rs"), vec![0..=usize::MAX]);
+                    self.sources.tests.insert(file, vec![0..=usize::MAX]);
+                    return;
+                }
+                item => item.span().start().line..=item.span().end().line,
+            };
+            self.sources.tests.entry(self.file.to_owned()).or_default().push(lines);
+            return;
+        }
+        visit::visit_item(self, item);
+    }
+
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        self.within(module.ident.to_string(), |this| visit::visit_item_mod(this, module));
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        if matches!(function.vis, Visibility::Public(_)) {
+            self.enter(&function.sig, function.vis.span(), &function.block);
+        }
+    }
+
+    fn visit_item_impl(&mut self, implementation: &'ast ItemImpl) {
+        let name = type_name(&implementation.self_ty);
+        self.within(name, |this| visit::visit_item_impl(this, implementation));
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+        let public = matches!(function.vis, Visibility::Public(_));
+        if public && !function.attrs.iter().any(is_for_tests) {
+            self.enter(&function.sig, function.vis.span(), &function.block);
+        }
+    }
+
+    fn visit_item_trait(&mut self, item: &'ast ItemTrait) {
+        if matches!(item.vis, Visibility::Public(_)) {
+            self.within(item.ident.to_string(), |this| visit::visit_item_trait(this, item));
+        }
+    }
+
+    fn visit_trait_item_fn(&mut self, function: &'ast TraitItemFn) {
+        if let Some(body) = &function.default {
+            self.enter(&function.sig, function.sig.span(), body);
+        }
+    }
+
+    fn visit_macro(&mut self, macro_call: &'ast Macro) {
+        self.tokens(macro_call.tokens.clone());
+    }
+}
+
+/// `#[cfg(test)]`, or a feature for tests.
+fn is_for_tests(attribute: &Attribute) -> bool {
+    let syn::Meta::List(list) = &attribute.meta else { return false };
+    let condition = list.tokens.to_string();
+    list.path.is_ident("cfg") && (condition == "test" || condition.contains("test-utils"))
+}
+
+fn attributes(item: &Item) -> &[Attribute] {
+    match item {
+        Item::Const(item) => &item.attrs,
+        Item::Enum(item) => &item.attrs,
+        Item::Fn(item) => &item.attrs,
+        Item::Impl(item) => &item.attrs,
+        Item::Macro(item) => &item.attrs,
+        Item::Mod(item) => &item.attrs,
+        Item::Static(item) => &item.attrs,
+        Item::Struct(item) => &item.attrs,
+        Item::Trait(item) => &item.attrs,
+        _ => &[],
+    }
+}
+
+/// The last word of a path without its parameters.
+fn type_name(of: &Type) -> String {
+    match of {
+        Type::Path(path) => path.path.segments.last().map_or_else(String::new, |part| part.ident.to_string()),
+        _ => "_".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Sources {
+        let mut sources = Sources::default();
+        sources.add(Path::new("/x/src/m.rs"), "x::m", text).unwrap();
+        sources
+    }
+
+    fn names(text: &str) -> Vec<String> {
+        read(text).functions.into_iter().map(|function| function.name).collect()
+    }
+
+    #[test]
+    fn only_what_is_public_is_listed() {
+        let text = "pub fn a() {} fn b() {} pub(crate) fn c() {}
+            impl<T> S<T> { pub const fn d(&self) {} fn e() {} }
+            impl Clone for S { fn clone(&self) -> Self { S } }
+            pub trait T { fn f(&self) {} fn g(&self); } trait U { fn h() {} }
+            pub mod inner { pub unsafe fn i() {} }";
+        assert_eq!(names(text), ["x::m::a", "x::m::S::d", "x::m::T::f", "x::m::inner::i"]);
+    }
+
+    #[test]
+    fn functions_in_macros_are_listed_with_their_types() {
+        let text = "macro_rules! m { ($name:ident, $t:ty) => {
+            impl<P: Provider> Wrapper<P> { pub async fn $name(&self) -> [u8; 2] { [1, 2] } fn private() {} }
+            impl Display for Other { fn fmt() {} }
+            pub(crate) fn inside() {}
+            impl $t { pub fn plain() {} }
+            pub fn free<T>(t: T) {} }; }";
+        assert_eq!(names(text), ["x::m::Wrapper::$name", "x::m::$t::plain", "x::m::free"]);
+    }
+
+    #[test]
+    fn a_head_ends_where_the_body_begins() {
+        let text = "#[inline]\n#[must_use]\npub fn a(\n    b: u8,\n) -> u8 {\n    b\n}\n";
+        assert_eq!(read(text).functions[0].head, 3..=5);
+    }
+
+    #[test]
+    fn tests_and_what_only_tests_use_are_left_out() {
+        let text =
+            "pub fn a() {}\n#[cfg(test)]\nmod tests {\n    pub fn b() {}\n}\n#[cfg(feature = \"test-utils\")]
+            impl S { pub fn c() {} }\n#[cfg(test)]\nmod more;\n";
+        let sources = read(text);
+        assert_eq!(sources.functions.len(), 1);
+        let file = Path::new("/x/src/m.rs");
+        assert_eq!([1, 3, 4, 7].map(|line| sources.is_test(file, line)), [false, true, true, true]);
+        for file in ["/x/src/m/more.rs", "/x/src/m/more/deep.rs"] {
+            assert!(sources.is_test(Path::new(file), 1), "{file}");
+        }
+        assert!(!sources.is_test(Path::new("/x/src/m/other.rs"), 1));
+    }
+}
