@@ -1,6 +1,6 @@
 //! Calls read back from their bytes.
 
-use bareverbs_uapi::decode::{DecodeError, DecodedCall, DecodedValue, Memory, NoMemory, decode};
+use bareverbs_uapi::decode::{DecodeError, DecodedCall, DecodedValue, Layout, Memory, NoMemory, decode};
 use bareverbs_uapi::ioctl::AttributeFlags;
 use bareverbs_uapi::method::{Access, AttributeKind, Call, MethodInfo, PayloadSize};
 use bareverbs_uapi::registry::{COMMANDS, OBJECTS};
@@ -8,7 +8,7 @@ use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpCap, QpCreateFlags,
 use bareverbs_uapi::uverbs::{AsyncEventAlloc, CqCreate, InfoHandles, ObjectClass, QpCreate, QueryGidEntry};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags};
 use bareverbs_uapi::write::structs::{
-    AllocPdReq, AllocPdResp, ModifyQpReq, PostSendReq, QueryPortReq, RegMrReq, RegMrResp, SendWr, Sge,
+    AllocPdReq, AllocPdResp, ModifyQpReq, PostSendReq, QueryPortReq, RegMrReq, RegMrResp, SendWr, Sge, Wc,
 };
 use bareverbs_uapi::write::types::WrOpcode;
 use bareverbs_uapi::{mlx5, write};
@@ -439,4 +439,30 @@ proptest! {
             prop_assert!(lines.len() >= line.len());
         }
     }
+}
+
+#[test]
+fn a_decoded_call_gives_its_header_and_attributes_as_they_stand() {
+    let cap = QpCap { max_send_wr: 10, ..QpCap::zeroed() };
+    let mut call = Call::<QpCreate>::new(DriverId::RXE.0);
+    call.handle(QpCreate::PD_HANDLE, 6).input_struct(QpCreate::CAP, &cap);
+    let decoded = decode(call.as_bytes(), &NoMemory).unwrap();
+    let header = decoded.header();
+    assert_eq!(
+        (header.num_attrs, header.driver_id, usize::from(header.length)),
+        (2, DriverId::RXE.0, 24 + 2 * 16)
+    );
+    let attributes: Vec<_> = decoded.attributes().collect();
+    let [handle, cap] = &attributes[..] else { panic!("{decoded}") };
+    assert_eq!((handle.raw().attr_id, handle.raw().len, handle.raw().data), (QpCreate::PD_HANDLE.id(), 0, 6));
+    assert_eq!(handle.info().unwrap().c, "UVERBS_ATTR_CREATE_QP_PD_HANDLE");
+    let DecodedValue::Input(payload) = cap.value() else { panic!("{decoded}") };
+    assert!(!payload.is_empty());
+    assert!(matches!(payload.layout(), Layout::One(_)), "{:?}", payload.layout());
+}
+
+#[test]
+fn immediate_data_is_read_as_it_came_over_the_wire() {
+    let wc = Wc { ex: u32::from_ne_bytes([0x12, 0x34, 0x56, 0x78]), ..Wc::zeroed() };
+    assert_eq!(wc.imm_data(), 0x1234_5678);
 }
