@@ -23,7 +23,7 @@ pub(super) struct Coverage {
 /// Counts by line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct File {
-    /// How often functions that begin there were called: the sum over all instances.
+    /// How often functions that begin there were called: the sum over their instances in a program.
     functions: BTreeMap<usize, u64>,
     /// How often lines with code were reached.
     lines: BTreeMap<usize, u64>,
@@ -41,14 +41,31 @@ impl Coverage {
             bail!("there are no profiles in {}", profile_folder().display());
         }
         output(llvm.profdata().args(["merge", "--sparse", "--output"]).arg(&merged).args(profiles))?;
-        let mut export = llvm.cov();
-        export.args(["export", "--format=lcov", "--skip-branches", "--instr-profile"]).arg(&merged);
+        let mut all = Self::default();
+        // One program at a time: given several, llvm-cov keeps the first record of a function, even where that is of a
+        // program which does not contain the function and counts nothing.
         for program in built.programs() {
-            export.arg("--object").arg(program);
+            let mut export = llvm.cov();
+            export.args(["export", "--format=lcov", "--skip-branches", "--instr-profile"]).arg(&merged);
+            export.arg(program).arg("--sources");
+            export.args(PRODUCT_CRATES.map(|name| build::workspace().join(name).join("src")));
+            all.add(Self::parse(&output(&mut export)?)?);
         }
-        export.arg("--sources");
-        export.args(PRODUCT_CRATES.map(|name| build::workspace().join(name).join("src")));
-        Self::parse(&output(&mut export)?)
+        Ok(all)
+    }
+
+    /// Adds what another program says. The counts are those of all programs already.
+    fn add(&mut self, other: Self) {
+        for (path, other) in other.files {
+            let file = self.files.entry(path).or_default();
+            let pairs = [(&mut file.functions, other.functions), (&mut file.lines, other.lines)];
+            for (counts, others) in pairs {
+                for (line, other) in others {
+                    let count = counts.entry(line).or_default();
+                    *count = other.max(*count);
+                }
+            }
+        }
     }
 
     /// Reads the tracefile format of lcov.
@@ -129,6 +146,16 @@ mod tests {
         assert_eq!(coverage.calls(&file, 9..=9), Some(0));
         assert_eq!(coverage.calls(&file, 4..=8), None);
         assert_eq!(coverage.calls(&PathBuf::from("/x/c.rs"), 0..=9), None);
+    }
+
+    #[test]
+    fn a_program_that_calls_a_function_prevails() {
+        let mut coverage = Coverage::parse(TRACE).unwrap();
+        coverage
+            .add(Coverage::parse("SF:/x/a.rs\nFN:9,three\nFNDA:2,three\nDA:3,0\nend_of_record\n").unwrap());
+        let file = PathBuf::from("/x/a.rs");
+        assert_eq!(coverage.calls(&file, 9..=9), Some(2));
+        assert_eq!(coverage.files[&file].lines[&3], 5);
     }
 
     #[test]
