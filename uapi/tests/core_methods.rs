@@ -5,6 +5,7 @@ use bareverbs_uapi::method::{
     Attr, AttributeKind, Call, HandleWrite, MAX_ATTRIBUTES, MethodInfo, PayloadSize,
 };
 use bareverbs_uapi::mlx5::resources::PpObjAlloc;
+use bareverbs_uapi::mlx5::steering::CreateFlow;
 use bareverbs_uapi::registry::{self, COMMANDS, OBJECTS};
 use bareverbs_uapi::uverbs::dmah::TphMemType;
 use bareverbs_uapi::uverbs::types::{BufferDesc, BufferType, DriverId, QpCap, QpCreateFlags, QpType};
@@ -242,6 +243,15 @@ fn a_handle_to_change_travels_in_the_attribute_like_any_handle() {
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.handle_write(attribute, 77);
     assert_eq!(call.as_bytes(), [header(1, 3, 0, 1), raw(0x1003, 0, 0, 77)].concat());
+}
+
+#[test]
+fn handles_travel_as_an_array() {
+    let actions = [3_u32, 9];
+    let mut call = Call::<CreateFlow>::new(DriverId::MLX5.0);
+    call.handles(CreateFlow::ARR_FLOW_ACTIONS, &actions);
+    let numbers = u64::from_ne_bytes([3_u32.to_ne_bytes(), 9_u32.to_ne_bytes()].concat().try_into().unwrap());
+    assert_eq!(call.as_bytes(), [header(1, 9, 0x1000, 1), raw(0x1005, 8, 0, numbers)].concat());
 }
 
 #[test]

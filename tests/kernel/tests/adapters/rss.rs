@@ -71,7 +71,10 @@ impl Queues {
     fn lying_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(256)).unwrap();
         let init = WqInit { user_data: 7, memory, ..WqInit::new(&cq, DEPTH as u32) };
-        let wqs = (0..count).map(|_| pd.create_wq(&init).unwrap()).collect();
+        let wqs: Vec<_> = (0..count).map(|_| pd.create_wq(&init).unwrap()).collect();
+        let numbers: HashSet<_> = wqs.iter().map(Wq::wq_num).collect();
+        assert_eq!(numbers.len(), count, "each has a number of its own");
+        assert!(wqs.iter().all(|wq| wq.max_recv_sge() >= init.max_recv_sge));
         let memory = region(pd, &vec![0; count * DEPTH as usize * ROOM], Access::LOCAL_WRITE);
         Self { wqs, cq, memory }
     }

@@ -27,6 +27,7 @@ fn here(context: &Context) -> AhAttr {
 fn connection(pd: &Pd, cq: &Cq, xrcd: &Xrcd) -> (Qp<XrcSend>, XrcTarget) {
     let mut sender = pd.create_qp::<XrcSend>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
     let mut target = xrcd.create_target(0).unwrap();
+    assert_eq!(target.xrcd().context().device().name(), pd.context().device().name());
     let way = here(pd.context());
     let init = InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) };
     target.init(&init).unwrap();
