@@ -148,7 +148,7 @@ impl<P: Over> Stage<P> {
     /// Posts a list of receives.
     #[inline(always)]
     pub fn post_receives(&mut self, requests: &[RecvRequest<'_>]) -> bool {
-        // SAFETY: as above.
+        // SAFETY: the region outlives the device and is not accessed meanwhile.
         unsafe { self.recv().post_recv(requests) }.is_ok()
     }
 

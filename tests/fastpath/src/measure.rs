@@ -141,7 +141,7 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
         let mut samples = Samples::new(RUNS);
         for _ in 0..RUNS {
             let requests = black_box(requests);
-            // SAFETY: as above.
+            // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
             samples.take(|| unsafe { qp.post_send_deferred(requests) })?;
             qp.flush()?;
             drain(cq, 1)?;
@@ -196,7 +196,7 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
         let requests = black_box(&inline[..]);
         samples.take(|| {
             for request in requests {
-                // SAFETY: as above.
+                // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
                 unsafe { qp.post_send_deferred(std::slice::from_ref(request)) }?;
             }
             qp.flush()
@@ -211,7 +211,7 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
         let requests = black_box(&inline[..]);
         let found = samples.take(|| {
             for request in requests {
-                // SAFETY: as above.
+                // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
                 unsafe { qp.post_send_deferred(std::slice::from_ref(request)) }?;
             }
             Ok::<_, PostError>(qp.flush_and_poll(cq)?.next().is_some())
@@ -324,7 +324,7 @@ fn receives<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> 
     let mut samples = Samples::new(RECEIVES);
     for _ in 0..RECEIVES / BATCH {
         let receives = black_box(&receives[..]);
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
         samples.take(|| unsafe { qp.post_recv(receives) })?;
     }
     report.line("post_recv 32", samples, BATCH)?;
@@ -340,7 +340,7 @@ fn receives<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> 
     let mut samples = Samples::new(RECEIVES);
     for _ in 0..RECEIVES / BATCH {
         let receives = black_box(&receives[..]);
-        // SAFETY: as above.
+        // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
         samples.take(|| unsafe { srq.post_recv(receives) })?;
     }
     report.line("srq post_recv 32", samples, BATCH)

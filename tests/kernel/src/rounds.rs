@@ -125,7 +125,7 @@ impl Correspondent {
         let operation = Datagram { imm, ..Datagram::new(&self.ah, to.qp.qp_num(), QKEY) };
         let payload = Payload::Sges(&sges);
         let request = SendRequest { wr_id: 7, operation, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: as for the inbox.
+        // SAFETY: the memory is only copied from, and is freed after the queue pair.
         unsafe { self.qp.post_send(&[request]) }.expect("the send queue takes it");
     }
 

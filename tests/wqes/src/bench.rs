@@ -184,7 +184,7 @@ impl Bench {
                     let to = Datagram::new(ah, self.ud[1].qp_num(), request.a as u32);
                     all.push(plain.with(Datagram { imm, ..to }));
                 }
-                // SAFETY: as for receives.
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
                 unsafe { self.ud[0].post_send(&all)? };
             }
             Sender::Uc => {
@@ -198,7 +198,7 @@ impl Bench {
                         other => bail!("{other:?} on an unreliable connection"),
                     }));
                 }
-                // SAFETY: as for receives.
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
                 unsafe { self.uc[0].post_send(&all)? };
             }
             Sender::Frames | Sender::LargeSends => {
@@ -215,7 +215,7 @@ impl Bench {
                     all.push(plain.with(Frame { header, checksums: request.checksums, mss }));
                 }
                 let frames = self.frames.as_mut().context("the port has no frames")?;
-                // SAFETY: as for receives.
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
                 unsafe { frames.of(sender).post_send(&all)? };
             }
             Sender::Rc | Sender::Shared | Sender::Back => {
@@ -228,7 +228,7 @@ impl Bench {
                     Sender::Shared => &mut self.shared[0],
                     _ => &mut self.rc[1],
                 };
-                // SAFETY: as for receives.
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
                 unsafe { qp.post_send(&all)? };
                 for request in &all {
                     if let Operation::BindMw(bind) = &request.operation {

@@ -395,7 +395,7 @@ impl<'a, Q: Queues> Player<'a, Q> {
         for slot in slots {
             let sges = [self.memory.sge(self.layout.receive(slot))?];
             let request = RecvRequest { wr_id: recv_id(slot), sges: &sges };
-            // SAFETY: as above.
+            // SAFETY: the region outlives the queue pairs (field order); its bytes are only copied.
             unsafe { self.queues.post_recv(&[request]) }.context("couldn't post receives")?;
         }
         Ok(())

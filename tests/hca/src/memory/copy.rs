@@ -37,7 +37,8 @@ pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
     while at < from.len() {
         let place = to.wrapping_add(at);
         let rest = &from[at..];
-        // SAFETY: as in `out_of_shared`, with the sides swapped.
+        // SAFETY: `rest` is as long as the range at `place` that the caller vouches for. `width`
+        // returns no more than that, and no more than `place` is aligned to.
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact(8).zip(0..).fold(0, |done, (from, word)| {
@@ -205,7 +206,7 @@ mod tests {
             prop_assert_eq!(&shared[at..end], &data[..]);
             prop_assert!(shared[..at].iter().chain(&shared[end..]).all(|byte| *byte == 0xee));
             let mut back = vec![0; data.len()];
-            // SAFETY: as above.
+            // SAFETY: offset and length stay below 128.
             unsafe { out_of_shared(shared.as_ptr().add(at), &mut back) };
             prop_assert_eq!(back, data);
         }

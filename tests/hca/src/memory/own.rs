@@ -20,7 +20,7 @@ pub(crate) struct OwnMemory {
 
 // SAFETY: the memory is written by anyone at any time; all accesses of this module are volatile copies or atomic.
 unsafe impl Send for OwnMemory {}
-// SAFETY: as above.
+// SAFETY: shared references reach the memory by volatile copies and atomics only.
 unsafe impl Sync for OwnMemory {}
 
 impl OwnMemory {
@@ -68,7 +68,7 @@ impl OwnMemory {
     pub(crate) fn write(&self, at: usize, from: &[u8]) -> bool {
         let inside = self.holds(at, from.len());
         if inside {
-            // SAFETY: as in `read`.
+            // SAFETY: `holds` found the range in the mapping, which lives as long as `self`.
             unsafe { into_shared(self.base.as_ptr().add(at), from) };
         }
         inside

@@ -81,7 +81,7 @@ pub(crate) fn what_arrives_together_lies_there_as_one_run() {
             let sends: Vec<_> = (0..RECEIVES)
                 .map(|id| request(id.into(), Operation::Send, Payload::Inline(&[b""])))
                 .collect();
-            // SAFETY: the same.
+            // SAFETY: messages without bytes need no memory.
             unsafe { a.post_send(&sends) }.unwrap();
             let mut left = RECEIVES;
             while left > 0 {

@@ -271,7 +271,7 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
             let wq = &mut queues.wqs[0];
             wq.set_error().unwrap();
             assert_eq!(wq.state(), WqState::ERR);
-            // SAFETY: as above.
+            // SAFETY: the bytes are only copied, and the region outlives the work queue.
             let refused = unsafe { wq.post_recv(&[request]) }.unwrap_err();
             assert!(refused.to_string().contains("the work queue is in ERR"), "{refused}");
             let flushed: Vec<_> =

@@ -90,7 +90,7 @@ fn send_to(end: &mut End<Ud>, to: Datagram<'_>, payload: Payload<'_>) -> Result<
 
 fn send(end: &mut End<Uc>, operation: UcOperation, payload: Payload<'_>) {
     let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
-    // SAFETY: as for `send_to`.
+    // SAFETY: the memory outlives the queue pair, and its bytes are only copied.
     unsafe { end.qp.post_send(&[request]) }.unwrap();
 }
 

@@ -158,7 +158,7 @@ pub(crate) fn every_post_has_its_states() {
                 _ => side.qp.ready_to_receive(&rtr).unwrap(),
             }
             refuses(side.send(&[hello(1)]), state);
-            // SAFETY: as above.
+            // SAFETY: the request names no memory.
             refuses(unsafe { side.qp.post_send_deferred(&[hello(1)]) }, state);
             side.recv(&receive).unwrap();
         }

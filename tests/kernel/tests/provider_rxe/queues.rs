@@ -24,7 +24,7 @@ pub(crate) fn a_queue_takes_exactly_as_many_requests_as_it_says() {
         // SAFETY: the memory stays registered.
         unsafe { recv.push(&RecvRequest { wr_id, sges: &[memory.sge(0, 8)] }) }.unwrap();
     }
-    // SAFETY: as above.
+    // SAFETY: the request names no memory.
     let refusal = unsafe { recv.push(&RecvRequest { wr_id: 15, sges: &[] }) };
     assert_eq!(refusal, Err(Refusal::QueueFull { capacity: 15 }));
     recv.ring();
@@ -123,7 +123,7 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
         // SAFETY: the memory stays registered.
         unsafe { srq.queue.push(&RecvRequest { wr_id, sges: &sges }) }.unwrap();
     }
-    // SAFETY: as above.
+    // SAFETY: the request names no memory.
     let refusal = unsafe { srq.queue.push(&RecvRequest { wr_id: 31, sges: &[] }) };
     assert_eq!(refusal, Err(Refusal::QueueFull { capacity: 31 }));
     srq.queue.ring();

@@ -140,7 +140,7 @@ impl World {
         };
         let all = 0..requests.len();
         let pd = self.model.qp(id).plan.pd;
-        // SAFETY: as for receives.
+        // SAFETY: the model keeps the regions of requests in flight; their bytes are only copied.
         let posted = unsafe {
             match self.qps.get_mut(&id).expect("it exists") {
                 AnyQp::Rc(qp) => qp.post_send(&all.map(request).collect::<Vec<_>>()),
