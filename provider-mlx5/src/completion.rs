@@ -129,7 +129,8 @@ impl Mlx5Cq {
         }
     }
 
-    #[cold]
+    /// Part of the caller: a call would have the fast path keep its arguments and reload the counter.
+    #[inline(always)]
     fn wrap(&mut self) {
         self.next = self.ring.start;
         self.consumer &= COUNT;
@@ -137,7 +138,7 @@ impl Mlx5Cq {
         self.sent ^= OWNER;
         self.received ^= OWNER;
         if self.shared.has_strays.load(Ordering::Relaxed) {
-            // The next entry goes the long way, on which calls cost the short one nothing.
+            // The next entry takes the slow path, on which calls cost the fast path nothing.
             self.forget_recent();
             self.has_wrapped = true;
         }
