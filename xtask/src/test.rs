@@ -138,7 +138,7 @@ fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -
 /// Runs the threaded tests under ThreadSanitizer, where a compiler here can build for it.
 fn data_races(totals: &mut Totals) -> Result<()> {
     heading("Data races");
-    match Toolchain::find(false) {
+    match Toolchain::find(false, None) {
         Ok(toolchain) => {
             let report = Tsan::default().measure(&toolchain)?;
             println!("{report}");
@@ -196,7 +196,10 @@ fn succeed(command: &mut Command) -> Result<()> {
 /// Runs `cargo test` and counts what its binaries report. What they ignore is for the lab.
 fn plain_tests(totals: &mut Totals) -> Result<()> {
     let mut cargo = build::cargo();
-    cargo.args(["test", "--workspace", "--all-features", "--no-fail-fast"]).stdout(Stdio::piped());
+    cargo
+        .args(["test", "--workspace", "--all-features", "--no-fail-fast"])
+        .env("RUSTDOC", build::workspace().join("xtask/rustdoc.sh"))
+        .stdout(Stdio::piped());
     let mut child = cargo.spawn().context("running cargo")?;
     let stdout = child.stdout.take().context("its output is piped")?;
     for line in BufReader::new(stdout).lines() {

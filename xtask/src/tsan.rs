@@ -2,7 +2,7 @@
 //!
 //! Any toolchain will do that has ThreadSanitizer's runtime: the options that need a nightly
 //! compiler are unlocked by `RUSTC_BOOTSTRAP`. Where the standard library's source is there
-//! (`rustup component add rust-src`, or a folder in `BAREVERBS_RUST_SRC`), the standard library is
+//! (`rustup component add rust-src`, or the folder of `--rust-src`), the standard library is
 //! built for ThreadSanitizer too. Elsewhere the one that comes with the compiler is linked, and the
 //! few places are made visible where the code relies on its synchronisation:
 //! `tests/threads/tsan.rs` and the locks of `src/sync.rs` in provider-mlx5.
@@ -34,19 +34,22 @@ pub(crate) struct Tsan {
     /// Link the standard library that comes with the compiler even where its source is there.
     #[arg(long)]
     prebuilt: bool,
+    /// The `library` folder of the standard library's source, of the toolchain's version.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "prebuilt")]
+    rust_src: Option<PathBuf>,
     /// Run only the tests whose names contain this.
     filter: Option<String>,
 }
 
 impl Default for Tsan {
     fn default() -> Self {
-        Self { milliseconds: 2000, prebuilt: false, filter: None }
+        Self { milliseconds: 2000, prebuilt: false, rust_src: None, filter: None }
     }
 }
 
 impl Tsan {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        match Toolchain::find(self.prebuilt) {
+        match Toolchain::find(self.prebuilt, self.rust_src.as_deref()) {
             Ok(toolchain) => {
                 let report = self.measure(&toolchain)?;
                 println!("{report}");
@@ -143,10 +146,11 @@ impl std::fmt::Display for Toolchain {
 
 impl Toolchain {
     /// The toolchain that serves best: one with the standard library's source before one without.
+    /// `given` is a folder with that source.
     ///
     /// # Errors
     /// The reason why there is none.
-    pub(crate) fn find(prebuilt: bool) -> Result<Self, String> {
+    pub(crate) fn find(prebuilt: bool, given: Option<&Path>) -> Result<Self, String> {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
             return Err("the device's accesses are hidden from ThreadSanitizer on x86-64 only".to_owned());
         }
@@ -155,9 +159,8 @@ impl Toolchain {
         let Some(first) = able.first() else {
             return Err("no toolchain here has ThreadSanitizer's runtime (librustc-*_rt.tsan.a)".to_owned());
         };
-        let given = std::env::var_os("BAREVERBS_RUST_SRC").map(PathBuf::from);
         let sources = able.iter().map(|sysroot| (sysroot, sysroot.join(SOURCE)));
-        let with_source = given.map(|given| (first, given)).into_iter().chain(sources);
+        let with_source = given.map(|given| (first, given.to_owned())).into_iter().chain(sources);
         let found = with_source.filter(|_| !prebuilt).find(|(_, source)| source.join("Cargo.lock").exists());
         Ok(match found {
             Some((sysroot, source)) => Self { sysroot: sysroot.clone(), source: Some(source) },
