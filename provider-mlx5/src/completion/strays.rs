@@ -99,9 +99,11 @@ impl Strays {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use bareverbs_provider::contract::{CompletionQueue, RecvQueue, SendQueue};
+    use bareverbs_uapi::uverbs::types::QpType;
 
     use crate::cqe::CqeOpcode;
-    use crate::scene::{LOG, Scene, poll, recv, send};
+    use crate::scene::{CAP, LOG, NUMBER, Scene, poll, recv, send};
+    use crate::sync::Ordering;
     use crate::testing::resize;
 
     #[test]
@@ -165,5 +167,44 @@ mod tests {
         assert_eq!((poll(&mut cq), poll(&mut cq), poll(&mut cq)), (Some(2), Some(2), None));
         assert!((0..2).all(|_| send(&mut sq, 9).is_ok()) && send(&mut sq, 9).is_err());
         assert!(recv(&mut rq, 9, &[]).is_ok() && recv(&mut rq, 9, &[]).is_err());
+    }
+
+    #[test]
+    fn user_indices_of_destroyed_queue_pairs_are_used_again_after_an_empty_poll() {
+        // The scene's table has indices for two queue pairs, one of which is the scene's own.
+        let Scene { mut cq, sq, rq, _context: context, .. } = Scene::new(false);
+        for round in 0..10 {
+            let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None);
+            let parts = parts.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+            let queues = parts.finish(NUMBER + 1, false).expect("memory");
+            assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "no index is left");
+            drop(queues);
+            // Completions of the destroyed queue pair may be left in the ring until it is empty.
+            assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "the index is in use");
+            assert_eq!(poll(&mut cq), None);
+            assert!(cq.shared().strays().dead.is_empty());
+        }
+        drop((sq, rq));
+    }
+
+    #[test]
+    fn an_empty_poll_shows_a_queue_pair_that_was_reset_again() {
+        let Scene { mut device, mut cq, mut sq, mut rq, user_index, .. } = Scene::known();
+        for id in 0..3 {
+            // SAFETY: no kernel and no device has the queue.
+            unsafe {
+                sq.reset();
+                rq.reset();
+            }
+            assert_eq!(cq.shared().strays().reset.len(), 2);
+            assert_eq!(poll(&mut cq), None);
+            assert!(cq.shared().strays().reset.is_empty());
+            assert!(!cq.shared().has_strays.load(Ordering::Relaxed));
+            send(&mut sq, id).expect("room after a reset");
+            recv(&mut rq, 10 + id, &[]).expect("room after a reset");
+            device.completes(CqeOpcode::REQ, user_index, 0);
+            device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+            assert_eq!((poll(&mut cq), poll(&mut cq), poll(&mut cq)), (Some(id), Some(10 + id), None));
+        }
     }
 }
