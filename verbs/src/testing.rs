@@ -36,6 +36,12 @@ pub(crate) struct Log {
     pub(crate) states: Vec<QpState>,
     /// How many receive queues were abandoned.
     pub(crate) abandoned: u32,
+    /// Answers to the next changes of queue pairs, in this order; further changes succeed.
+    pub(crate) answers: VecDeque<Result<(), Refused>>,
+    /// Whether queue pairs are brought to RESET by two requests.
+    pub(crate) resets_twice: bool,
+    /// Numbers of the rings that were reset.
+    pub(crate) reset: Vec<u32>,
     rings: u32,
 }
 
@@ -55,10 +61,16 @@ impl Plain {
 
     /// A protection domain of a new context of a device of this driver.
     pub(crate) fn domain_of(&self, driver: DriverId) -> Pd<Self> {
+        self.domain_behind("/dev/null", driver)
+    }
+
+    /// A protection domain of a new context of a device of this driver. Commands fail with the
+    /// error that `path` gives for an unknown ioctl.
+    pub(crate) fn domain_behind(&self, path: &str, driver: DriverId) -> Pd<Self> {
         let mut told = ExQueryDeviceResp::zeroed();
         let base = &mut told.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
-        let file = Arc::new(DeviceFile::open("/dev/null", driver.0).expect("/dev/null"));
+        let file = Arc::new(DeviceFile::open(path, driver.0).expect("a file that is there"));
         Context::on_plain_memory(file, self.clone(), told).alloc_pd().expect("a domain")
     }
 
@@ -144,11 +156,18 @@ unsafe impl SendQueue for Ring {
 
     unsafe fn reset(&mut self) {
         self.pushed.clear();
+        self.plain.log().reset.push(self.number);
     }
 
     unsafe fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
-        self.plain.log().states.push(change.qp_state);
+        let mut log = self.plain.log();
+        log.answers.pop_front().unwrap_or(Ok(()))?;
+        log.states.push(change.qp_state);
         Ok(())
+    }
+
+    fn resets_twice(&self) -> bool {
+        self.plain.log().resets_twice
     }
 }
 
@@ -178,6 +197,7 @@ unsafe impl RecvQueue for Ring {
 
     unsafe fn reset(&mut self) {
         self.pushed.clear();
+        self.plain.log().reset.push(self.number);
     }
 }
 

@@ -234,8 +234,10 @@ pub unsafe trait SendQueue: Send {
     ///
     /// # Safety
     ///
-    /// The kernel must have brought the queue pair to RESET, as often as
-    /// [`SendQueue::resets_twice`] says, and the queue pair must not have left RESET since.
+    /// The kernel must have carried out at least one request to bring the queue pair to RESET, and
+    /// the queue pair must not have left RESET since. Obligation 7 holds only if it has carried out
+    /// as many as [`SendQueue::resets_twice`] says: a caller who hears of fewer must keep the memory
+    /// of earlier requests as it is.
     unsafe fn reset(&mut self);
 
     /// Looks at a change of the queue pair before the kernel is asked for it.
@@ -315,8 +317,8 @@ pub unsafe trait SendQueue: Send {
 /// 4. **Publishing** ([`ring`](Self::ring), [`try_post`](Self::try_post)). The device sees a
 ///    request in one of these, and not before.
 /// 5. **Abort** ([`abort`](Self::abort)). The device never sees what was pushed and not published.
-///    Relied upon by `verbs`' `post_recv` functions, which abort a list of which one request is
-///    refused.
+///    `verbs` doesn't abort a list of which one request is refused: its `post_recv` functions
+///    publish the requests before that one.
 /// 6. **Reset** ([`reset`](Self::reset)). The device sees nothing later of what was pushed before.
 ///    Relied upon by `verbs`' `Qp::reset` and `Wq::reset`.
 ///
@@ -422,8 +424,9 @@ pub unsafe trait RecvQueue: Send {
     ///
     /// # Safety
     ///
-    /// The kernel must have brought the queue pair or the work queue to RESET, as often as
-    /// [`SendQueue::resets_twice`] says, and it must not have left RESET since.
+    /// The kernel must have carried out at least one request to bring the queue pair or the work
+    /// queue to RESET, and it must not have left RESET since. Obligation 6 holds only if it has
+    /// carried out as many as [`SendQueue::resets_twice`] says.
     unsafe fn reset(&mut self);
 
     /// Ends what this side does with the memory of posted receives, where the kernel has refused to destroy the queue:

@@ -52,8 +52,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    /// The way to the peer as the kernel is told it.
-    /// The way to the peer as the kernel is told it.
+    /// The address vector of the peer as the kernel gets it.
     pub(super) fn check_peer(
         &self,
         address: &AhAttr,
@@ -266,15 +265,18 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.sq.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
         let to_reset = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET;
         let times = if to_reset && self.sq.resets_twice() { 2 } else { 1 };
-        for _ in 0..times {
-            self.ask_kernel(&request).map_err(|refused| {
-                Error::refused(
-                    verb,
-                    format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()),
-                    refused,
-                )
-            })?;
+        let mut outcome = Ok(());
+        for time in 0..times {
+            outcome = self.ask_kernel(&request).map_err(|refused| {
+                let what = format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state());
+                Error::refused(verb, what, refused)
+            });
+            if time == 0 && outcome.is_err() {
+                return outcome;
+            }
         }
+        // One request succeeded, so the queue pair is in the new state, also where a second request
+        // to RESET was refused.
         self.sq.changed(&request.base);
         if mask.contains(QpAttrMask::STATE) {
             self.state = attr.qp_state;
@@ -282,17 +284,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 self.queues_were_reset();
             }
         }
-        Ok(())
+        outcome
     }
 
     fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            // SAFETY: the request names this queue pair, and `change`, which calls this, resets
-            // both queues after RESET.
+            // SAFETY: the request names this queue pair, which `self` owns, and `change`, which
+            // calls this, resets both queues after a request to RESET has succeeded.
             return unsafe { self.sq.change(file, &request.base) };
         }
-        // SAFETY: the command reads and writes nothing but its structs.
+        // SAFETY: the command reads and writes nothing but its structs. As for
+        // `command::modify_qp`, the caller has to own the queue pair and to reset its queues after
+        // RESET: `self` owns it, and `change`, which calls this, resets both queues.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
@@ -317,4 +321,34 @@ pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Re
 
 pub(super) fn check_most(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
     if asked <= max { Ok(()) } else { Err(Error::invalid(verb, format!("{what} {asked} is above {max}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::testing::Plain;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_pair_whose_second_reset_fails_is_in_reset_with_empty_queues() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let refused = Refused { method: "ModifyQp", errno: Errno::IO };
+        plain.log().resets_twice = true;
+        for (answers, failed, state, reset) in [
+            // Nothing was reset.
+            (vec![Err(refused)], true, QpState::RTS, 0),
+            (vec![Ok(()), Err(refused)], true, QpState::RESET, 2),
+            (vec![], false, QpState::RESET, 2),
+        ] {
+            plain.log().answers.extend(answers);
+            let errno = qp.reset().err().and_then(|error| error.errno());
+            assert_eq!((errno, qp.state()), (failed.then_some(Errno::IO), state));
+            // Both of its queues.
+            let queues = std::mem::take(&mut plain.log().reset);
+            assert_eq!(queues.len(), reset);
+        }
+        let states = std::mem::take(&mut plain.log().states);
+        assert_eq!(states, [QpState::RESET; 3]);
+    }
 }

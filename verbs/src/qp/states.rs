@@ -83,7 +83,10 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// then never completes (`rxe_qp_reset` of the kernel's `rxe_qp.c`).
     ///
     /// # Errors
-    /// The kernel refuses, as Soft-RoCE does while the queue is still draining.
+    /// The kernel refuses, as Soft-RoCE does while the queue is still draining. The queue pair stays
+    /// in its state then. On Soft-RoCE, RESET takes two requests. If the kernel refuses only the
+    /// second, the queue pair is in RESET, and what was posted before may be carried out in its next
+    /// life: reset it again, or drop it.
     #[doc(alias = "IBV_QPS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
@@ -98,12 +101,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 
     pub(super) fn queues_were_reset(&mut self) {
-        // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could
-        // change.
+        // SAFETY: the kernel has carried out at least one request to RESET, which `change`, the only
+        // caller, has checked. Only `&mut self` could bring the queue pair out of RESET since.
         unsafe { self.sq.reset() };
         if let Some(queue) = &mut self.rq {
-            // SAFETY: the caller has brought the queue pair to RESET, which only `&mut self` could
-            // change.
+            // SAFETY: the kernel has carried out at least one request to RESET, which `change`, the
+            // only caller, has checked. Only `&mut self` could bring the queue pair out of RESET
+            // since.
             unsafe { queue.reset() };
         }
     }
