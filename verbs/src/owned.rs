@@ -73,6 +73,7 @@ use std::fmt;
 use std::mem::{self, ManuallyDrop};
 use std::ops::RangeBounds;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bareverbs_provider::contract::Provider;
@@ -88,6 +89,8 @@ use crate::{
 ///
 /// The first operation that fails brings the connection down: the operations in flight fail too,
 /// and no more are taken.
+///
+/// It takes regions of its own protection domain only, [`Qp::pd`] of [`Endpoint::qp`].
 ///
 /// Dropping it destroys the queue pair before it frees the buffers of operations in flight.
 /// Forgetting it leaks them, and so does dropping it where the kernel refuses to destroy the queue
@@ -306,7 +309,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             // untouched, until the provider reports the completion of `wr_id` or `Drop` has
             // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
             // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
-            // whose bytes stay valid for ever if it is forgotten.
+            // whose bytes stay valid for ever if it is forgotten. `post` has also checked that its
+            // keys are those of this queue pair's domain, so the device finds this region by them.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
     }
@@ -359,13 +363,15 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             // untouched, until the provider reports the completion of `wr_id` or `Drop` has
             // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
             // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
-            // whose bytes stay valid for ever if it is forgotten.
+            // whose bytes stay valid for ever if it is forgotten. `post` has also checked that its
+            // keys are those of this queue pair's domain, so the device finds this region by them.
             unsafe { qp.post_send(&[request]) }
         })
     }
 
-    /// Refuses regions on demand that begin within a page on Soft-RoCE, where the kernel writes
-    /// before them.
+    /// Refuses regions of another protection domain than the queue pair's: keys are numbers of one
+    /// device, and there another region may have them. Refuses regions on demand that begin within
+    /// a page on Soft-RoCE, where the kernel reads and writes before them.
     fn post(
         &mut self,
         verb: &'static str,
@@ -373,6 +379,14 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         range: impl RangeBounds<usize>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
     ) -> Result<(), Refused<M>> {
+        if !Arc::ptr_eq(buffer.domain(), self.qp.pd().domain()) {
+            let pd = self.qp.pd().handle();
+            let reason = format!(
+                "the region belongs to another protection domain than the queue pair: register it in that of \
+                 `Endpoint::qp().pd()`, which has the handle {pd}"
+            );
+            return Err(Refused { error: Error::invalid(verb, reason), buffer });
+        }
         let sge = match buffer.check_bounds_kept(verb).and_then(|()| buffer.sge(range)) {
             Ok(sge) => sge,
             Err(error) => return Err(Refused { error, buffer }),
@@ -510,7 +524,6 @@ debug! {
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
@@ -547,9 +560,11 @@ mod tests {
         for (start, refused) in [(start, false), (within_page, true)] {
             let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
             assert_eq!(part.check_bounds_kept("recv").is_err(), refused);
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::ON_DEMAND;
-            let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
-            assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{failed}");
+            for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
+                let rights = Access::LOCAL_WRITE | right | Access::ON_DEMAND;
+                let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
+                assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{right:?}: {failed}");
+            }
         }
         let part = setup.region.part(Counted(vec![0; 64], Arc::default())).map_err(|failed| failed.error);
         let refused = setup.endpoint.post_recv(part.unwrap()).unwrap_err();
@@ -628,6 +643,34 @@ mod tests {
             );
             assert!(failed.buffer.is_none());
         }
+    }
+
+    #[test]
+    fn a_region_of_another_protection_domain_is_refused_and_given_back() {
+        let mut setup = Setup::new();
+        let same_context = setup.endpoint.qp.pd().context().alloc_pd().unwrap();
+        let other_context = setup.plain.domain();
+        for pd in [&same_context, &other_context] {
+            setup.region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE);
+            let remote = Remote { addr: 0, rkey: 1 };
+            for posted in [
+                setup.endpoint.post_recv(setup.buffer()),
+                setup.endpoint.post_send(setup.buffer(), ..),
+                setup.endpoint.post_write(setup.buffer(), .., remote),
+                setup.endpoint.post_read(setup.buffer(), .., remote),
+            ] {
+                let Refused { error, buffer } = posted.unwrap_err();
+                assert!(matches!(error, Error::Invalid { .. }), "{error}");
+                assert!(error.to_string().contains("another protection domain"), "{error}");
+                assert_eq!(buffer.len(), 15);
+            }
+        }
+        assert_eq!(setup.endpoint.pending(), 0);
+        let (received, sent) = {
+            let log = setup.plain.log();
+            (log.received.len(), log.sent.len())
+        };
+        assert_eq!((received, sent), (0, 0));
     }
 
     #[test]

@@ -147,6 +147,7 @@ kernel_tests! {
 
     an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all,
     a_refused_operation_gives_its_buffer_back,
+    a_region_of_another_protection_domain_is_refused_and_given_back,
     a_failed_endpoint_gives_everything_back_and_takes_nothing_more,
 
     no_step_out_of_order_is_made,
