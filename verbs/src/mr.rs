@@ -98,6 +98,13 @@ impl Registration {
             return Err(Error::invalid(VERB, reason));
         }
         let request = MrRequest { pd: domain.handle, addr, length: len as u64, iova, access };
+        if iova != addr && access.contains(Access::ON_DEMAND) && is_soft_roce(domain) {
+            let reason = format!(
+                "Soft-RoCE looks up pages on demand by the wrong address where a region is known as {iova:#x} \
+                 but lies at {addr:#x}: leave out `iova` and ZERO_BASED, or register it without ON_DEMAND"
+            );
+            return Err(Error::invalid(VERB, reason));
+        }
         // SAFETY: the caller answers for the range.
         let made = unsafe { session.reg_mr.register(&session.file, &request) }.map_err(|refused| {
             Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
@@ -149,7 +156,7 @@ impl<M: MemoryOwner> Mr<M> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just filled.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
-        if access.intersects(WRITTEN_BY_PEERS)
+        if access.intersects(REACHED_BY_PEERS)
             && let Err(error) = check_on_demand(VERB, domain, access, start)
         {
             // SAFETY: it was filled at the top of this function and not moved out of.
@@ -321,7 +328,7 @@ impl<M> Mr<M> {
         // (`MemoryOwner`, or the callers of `register_raw`). No peer may read or write them or ever
         // could; the caller of an `unsafe` method that posts an operation on them has promised that
         // nobody changes them until it is complete. The region is borrowed exclusively.
-        (!self.registration.ever.intersects(WRITTEN_BY_PEERS | Access::REMOTE_READ))
+        (!self.registration.ever.intersects(REACHED_BY_PEERS))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
@@ -344,7 +351,7 @@ impl<M> Mr<M> {
         &self.registration.domain
     }
 
-    /// Refuses a region that the device is known to write beyond.
+    /// Refuses a region that the device is known to read or write beyond.
     pub(crate) fn check_bounds_kept(&self, verb: &'static str) -> Result<()> {
         check_on_demand(verb, self.domain(), self.access(), self.start)
     }
@@ -381,17 +388,21 @@ pub(crate) fn check_range(
     }
 }
 
-/// Refuses what would have Soft-RoCE write before a region that begins within a page. Its on-demand
-/// paging copies to the start of a page whatever the offset in it (`__rxe_odp_mr_copy` of
-/// `rxe_odp.c`, Linux 7.2).
+/// Refuses what would have Soft-RoCE read or write before a region that begins within a page. Its
+/// on-demand paging copies to and from the start of a page whatever the offset in it
+/// (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
 fn check_on_demand(verb: &'static str, domain: &Domain, access: Access, start: NonNull<u8>) -> Result<()> {
-    let misplaces = access.contains(Access::ON_DEMAND) && domain.session.file.driver_id() == DriverId::RXE.0;
+    let misplaces = access.contains(Access::ON_DEMAND) && is_soft_roce(domain);
     if !misplaces || start.addr().get().is_multiple_of(rustix::param::page_size()) {
         return Ok(());
     }
-    let reason = "Soft-RoCE writes to the start of a page on demand, which is before this region: use memory that \
-                  begins at a page, as `Buffer` does, or register it without ON_DEMAND";
+    let reason = "Soft-RoCE reads and writes at the start of a page on demand, which is before this region: use memory \
+                  that begins at a page, as `Buffer` does, or register it without ON_DEMAND";
     Err(Error::invalid(verb, reason))
+}
+
+fn is_soft_roce(domain: &Domain) -> bool {
+    domain.session.file.driver_id() == DriverId::RXE.0
 }
 
 /// An element over a checked range of a region that starts at `addr`.
@@ -405,6 +416,9 @@ pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Res
 
 /// What lets a peer write a region's bytes without this process's doing.
 const WRITTEN_BY_PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
+
+/// What lets a peer read or write a region's bytes without this process's doing.
+const REACHED_BY_PEERS: Access = WRITTEN_BY_PEERS.union(Access::REMOTE_READ);
 
 impl<M> Drop for Mr<M> {
     fn drop(&mut self) {
@@ -505,6 +519,61 @@ mod tests {
         }
         let mut read = region(local, local | Access::REMOTE_READ);
         assert!(read.bytes().is_some() && read.bytes_mut().is_none());
+    }
+
+    #[test]
+    fn a_refused_change_of_rights_counts_as_possibly_made() {
+        // Its ioctl fails with `EINVAL`.
+        let domain = Plain::default().domain_behind("/dev/urandom", DriverId::UNKNOWN);
+        let mut memory = MaybeUninit::new(vec![7; 4]);
+        // SAFETY: it was just filled.
+        let (start, len) = unsafe { memory.assume_init_mut() }.region();
+        let registration = Registration::on_plain_memory(domain.domain(), Access::LOCAL_WRITE);
+        let mut region = Mr::new(registration, memory, start, len);
+        let refused = region.set_access(Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap_err();
+        assert_eq!(refused.errno(), Some(Errno::INVAL));
+        assert_eq!(region.access(), Access::LOCAL_WRITE);
+        assert!(region.bytes().is_none() && region.bytes_mut().is_none());
+    }
+
+    #[test]
+    fn soft_roce_keeps_the_kind_of_a_region_whose_rights_change() {
+        let domain = Plain::default().domain_of(DriverId::RXE);
+        for (has, asked) in [
+            (Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::ON_DEMAND),
+            (Access::LOCAL_WRITE | Access::ON_DEMAND, Access::LOCAL_WRITE),
+        ] {
+            let mut memory = MaybeUninit::new(vec![7; 4]);
+            // SAFETY: it was just filled.
+            let (start, len) = unsafe { memory.assume_init_mut() }.region();
+            let mut region = Mr::new(Registration::on_plain_memory(domain.domain(), has), memory, start, len);
+            let refused = region.set_access(asked).unwrap_err();
+            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+            assert_eq!(region.access(), has);
+        }
+    }
+
+    #[test]
+    fn soft_roce_gets_no_region_on_demand_whose_iova_is_not_its_address() {
+        let pages = crate::Buffer::zeroed(64).unwrap();
+        let start = pages.as_ptr().cast_mut();
+        let addr = start.expose_provenance() as u64;
+        for (driver, refuses) in [(DriverId::RXE, true), (DriverId::UNKNOWN, false)] {
+            let pd = Plain::default().domain_of(driver);
+            for (iova, access, refused) in [
+                (Some(addr), Access::ON_DEMAND, false),
+                (None, Access::ON_DEMAND, false),
+                (Some(addr + 4096), Access::empty(), false),
+                (None, Access::ZERO_BASED, false),
+                (Some(addr + 4096), Access::ON_DEMAND, refuses),
+                (Some(0), Access::ON_DEMAND, refuses),
+                (None, Access::ON_DEMAND | Access::ZERO_BASED, refuses),
+            ] {
+                // SAFETY: no device file is behind the domain, so nothing is registered.
+                let failed = unsafe { pd.register_raw(start, 64, iova, access) }.unwrap_err();
+                assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{iova:?} {access:?}: {failed}");
+            }
+        }
     }
 
     #[test]

@@ -110,9 +110,11 @@ impl<P: Provider> Pd<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes, and on Soft-RoCE for memory on demand that peers may write
-    /// and that begins within a page: the kernel would write before it. The kernel refuses, as
-    /// beyond the limit on locked memory. The error gives the memory back.
+    /// [`Error::Invalid`] for no bytes, and on Soft-RoCE for memory on demand
+    /// ([`Access::ON_DEMAND`]) in two cases. If peers may read or write it and it begins within a
+    /// page, the kernel would read or write before it. If it is [`Access::ZERO_BASED`], the kernel
+    /// would look up its pages by the wrong address. The kernel refuses, as beyond the limit on
+    /// locked memory. The error gives the memory back.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
         Mr::register(&self.domain, memory, access)
@@ -222,10 +224,14 @@ impl<P: Provider> Pd<P> {
     /// or at `addr` itself where that is `None`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes or a range beyond the address space; the kernel refuses, as where part of the
-    /// range is not mapped.
+    /// [`Error::Invalid`] for no bytes, a range beyond the address space, or on Soft-RoCE for
+    /// memory on demand ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; the kernel
+    /// refuses, as where part of the range is not mapped.
     ///
     /// # Safety
+    ///
+    /// For a region on demand on Soft-RoCE, "the range" begins at the start of the page that `addr`
+    /// is in: the kernel copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     ///
     /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
     /// operations, its own copying methods, on any thread, and, as far as `access` allows, peers

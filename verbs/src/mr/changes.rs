@@ -6,15 +6,11 @@ use bareverbs_provider::command::{self, MrInfo, ReregMr};
 use bareverbs_provider::contract::Provider;
 use rustix::io::Errno;
 
-use super::{Mr, Object, WRITTEN_BY_PEERS, check_on_demand};
+use super::{Mr, Object, REACHED_BY_PEERS, check_on_demand, is_soft_roce};
 use crate::pd::Domain;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";
-
-/// Refusals of arguments, which kernels check before they change anything (`ib_check_mr_access` of
-/// `rdma/ib_verbs.h` and the drivers' `rereg_user_mr`), and of what a forked child asks.
-const CHANGES_NOTHING: [Errno; 4] = [Errno::INVAL, Errno::OPNOTSUPP, Errno::ACCESS, Errno::STALE];
 
 impl<M> Mr<M> {
     /// What the kernel knows of it.
@@ -40,14 +36,23 @@ impl<M> Mr<M> {
             let reason = "it is part of a region over all memory, and has that region's rights and domain";
             return Err(Error::invalid(VERB, reason));
         };
+        if let Some(access) = access
+            && (access ^ registration.access).contains(Access::ON_DEMAND)
+            && is_soft_roce(&registration.domain)
+        {
+            let reason = "Soft-RoCE neither pins nor unpins a region that it has: leave ON_DEMAND as it was at \
+                          registration, or register anew";
+            return Err(Error::invalid(VERB, reason));
+        }
         let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&registration.domain.session.file);
         // SAFETY: the caller of `change` answers for the range with the new rights.
         let answer = unsafe { command::rereg_mr(&file, handle, &change) };
         if let Some(access) = access
-            && !answer.is_err_and(|refused| CHANGES_NOTHING.contains(&refused.errno))
+            && !answer.is_err_and(|refused| refused.errno == Errno::STALE)
         {
-            // Also where the device failed: it may have done half of it.
+            // Also where the kernel refuses: a driver may fail after the device has changed the
+            // region, with any error number. Only `ESTALE` says that nothing was asked.
             registration.ever |= access;
         }
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
@@ -100,8 +105,9 @@ impl<M> Mr<M> {
 impl<M: MemoryOwner> Mr<M> {
     /// Changes what may be done with it. Its keys may change.
     ///
-    /// Rights that let peers write, once given, count for the region's life: [`Mr::bytes`] is
-    /// `None` from then on, whatever its rights are later.
+    /// Rights that let peers write, once asked for, count for the region's life: [`Mr::bytes`] is
+    /// `None` from then on, whatever its rights are later and also where the kernel refuses. A
+    /// driver may fail after the device has changed the region.
     ///
     /// ```no_run
     /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -127,11 +133,11 @@ impl<M: MemoryOwner> Mr<M> {
     ///
     /// # Errors
     /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] as
-    /// for [`Pd::register`]; the kernel refuses, with `EACCES` for
-    /// writing to memory that was registered for reading.
+    /// for [`Pd::register`], and on Soft-RoCE where [`Access::ON_DEMAND`] would change; the kernel
+    /// refuses, with `EACCES` for writing to memory that was registered for reading.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
-        if access.intersects(WRITTEN_BY_PEERS) {
+        if access.intersects(REACHED_BY_PEERS) {
             check_on_demand(VERB, self.domain(), access | self.access(), self.start)?;
         }
         // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region

@@ -72,6 +72,10 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// process](crate::ImportedMr). Nobody may change the bytes that it sends, nor look at or
     /// change those that it fills (reads and atomics), except by the copying methods of the region.
     ///
+    /// For a region on demand ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)) on Soft-RoCE, the
+    /// same holds for the bytes from the start of each page that an element touches: the kernel
+    /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
+    ///
     /// A request that binds a [window](crate::Mw) opens its region to peers as far as the window's
     /// rights say.
     #[doc(alias = "ibv_post_send")]

@@ -47,6 +47,10 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     /// nobody may look at it or change it, except by the copying methods of the region. Where
     /// completions carry messages ([`QpInit::scatter_to_cqe`](crate::QpInit::scatter_to_cqe)), the
     /// elements' addresses must be those of this process.
+    ///
+    /// For a region on demand ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)) on Soft-RoCE, the
+    /// same holds for the bytes from the start of each page that an element touches: the kernel
+    /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
