@@ -52,12 +52,12 @@ fn resets_sends_against_polling(known: bool) {
 }
 
 #[test]
-fn reset_against_poll_of_sends_on_the_long_way() {
+fn reset_against_poll_of_sends_on_the_slow_path() {
     resets_sends_against_polling(false);
 }
 
 #[test]
-fn reset_against_poll_of_sends_on_the_short_way() {
+fn reset_against_poll_of_sends_on_the_fast_path() {
     resets_sends_against_polling(true);
 }
 
@@ -87,12 +87,12 @@ fn resets_receives_against_polling(known: bool) {
 }
 
 #[test]
-fn reset_against_poll_of_receives_on_the_long_way() {
+fn reset_against_poll_of_receives_on_the_slow_path() {
     resets_receives_against_polling(false);
 }
 
 #[test]
-fn reset_against_poll_of_receives_on_the_short_way() {
+fn reset_against_poll_of_receives_on_the_fast_path() {
     resets_receives_against_polling(true);
 }
 
@@ -244,12 +244,12 @@ fn destroys_against_polling(known: bool) {
 }
 
 #[test]
-fn destroy_against_poll_on_the_long_way() {
+fn destroy_against_poll_on_the_slow_path() {
     destroys_against_polling(false);
 }
 
 #[test]
-fn destroy_against_poll_on_the_short_way() {
+fn destroy_against_poll_on_the_fast_path() {
     destroys_against_polling(true);
 }
 

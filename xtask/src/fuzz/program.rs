@@ -10,8 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use indicatif::{HumanCount, MultiProgress, ProgressBar, ProgressStyle};
 
-/// Seconds after which an input counts as one that the target hangs on.
-const TIMEOUT: u32 = 20;
+/// Seconds after which an input counts as one that the target hangs on. The longest messages of
+/// `hca_engine` take 6 seconds of an idle processor.
+const TIMEOUT: u32 = 60;
 /// MiB of memory after which an input counts as one that the target takes too much for.
 const MEMORY: u32 = 2048;
 
