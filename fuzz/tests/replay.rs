@@ -32,7 +32,7 @@ fn every_target_has_a_program_and_a_corpus() {
 }
 
 #[test]
-fn every_target_holds_on_its_corpus() {
+fn targets_pass_on_corpus() {
     for (name, run) in TARGETS {
         let corpus = files(&folder("corpus").join(name));
         assert!(!corpus.is_empty(), "the corpus of {name} is empty");
@@ -45,7 +45,7 @@ fn every_target_holds_on_its_corpus() {
 }
 
 #[test]
-fn a_corpus_is_small() {
+fn corpus_is_within_its_size_limits() {
     for (name, _) in TARGETS {
         let corpus = files(&folder("corpus").join(name));
         let bytes: u64 = corpus.iter().map(|file| fs::metadata(file).unwrap().len()).sum();

@@ -129,7 +129,7 @@ impl Mlx5Cq {
         }
     }
 
-    /// Part of the caller: a call would have the fast path keep its arguments and reload the counter.
+    /// Inlined: a call would cost the fast path two instructions for its argument and the counter.
     #[inline(always)]
     fn wrap(&mut self) {
         self.next = self.ring.start;
@@ -313,7 +313,7 @@ impl Mlx5Cq {
     }
 
     fn find_next(&mut self) -> Option<Taken> {
-        // A device that writes entries of nobody without end shall not keep its poller for ever.
+        // Bounds the loop: a faulty device can write stale CQEs without limit.
         'entries: for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
             // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
@@ -327,7 +327,8 @@ impl Mlx5Cq {
             }
             barrier::after_device_wrote();
             if std::mem::take(&mut self.has_wrapped) {
-                // Entries are compared by 24 bits: no queue may stay hidden until this one is empty.
+                // The CQ consumer index has 24 bits. Reset queue pairs must be shown again within half of
+                // that, or `is_before` gives the wrong order.
                 self.shared.strays().show_passed(self.consumer);
             }
             if is_title(op_own) && self.ring.expand(self.consumer) {

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_no_mapping_could_hold_is_refused() {
+    fn alloc_dm_rejects_length_overflow() {
         assert_eq!(extent(0x1010, 0xff0), Ok((0x10, 0x1000)));
         assert_eq!(extent(0x1010, 0xff1), Ok((0x10, 0x2000)));
         for len in [usize::MAX, usize::MAX - 0xfff, isize::MAX as usize] {

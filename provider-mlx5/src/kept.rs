@@ -8,7 +8,7 @@
 //!
 //! Each slot of the receive queue has a state word:
 //!
-//! | state | meaning | left by |
+//! | state | meaning | transition out by |
 //! |---|---|---|
 //! | [`EMPTY`] | no receive is posted | the owner: [`Kept::keep`] |
 //! | [`POSTED`] | the elements are those of a posted receive | the owner: [`Kept::take_back`]; the poller: [`Kept::claim`] |
@@ -20,7 +20,7 @@
 //! receive and finds it no more. The owner takes all slots back before it lets go of the receives: when the queue is
 //! reset, dropped or [abandoned](bareverbs_provider::contract::RecvQueue::abandon).
 //!
-//! Each receive is claimed once at most, however often a device says that it is complete.
+//! A payload is copied at most once per receive, even if the device repeats the CQE.
 
 use bareverbs_provider::work::Sge;
 

@@ -254,7 +254,7 @@ fn destroy_against_poll_on_the_fast_path() {
 }
 
 #[test]
-fn complete_against_collect() {
+fn srq_slots_complete_while_the_owner_collects() {
     model(3, || {
         let context = Plain::new(2).expect("memory");
         let mut srq = context.srq(3, 1).expect("memory").queue;

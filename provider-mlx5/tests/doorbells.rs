@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const RECORDS: usize = 64;
 
 #[test]
-fn each_record_of_two_pages_comes_back_alone() {
+fn doorbell_records_are_freed_one_by_one() {
     let pool = DoorbellRecords::default();
     let mut taken: Vec<_> = (0..2 * RECORDS).map(|_| pool.take().expect("memory")).collect();
     for which in 0..taken.len() {
@@ -63,7 +63,7 @@ proptest! {
 }
 
 #[test]
-fn a_register_is_a_queues_own_while_no_other_has_it() {
+fn dedicated_uar_is_exclusive_until_released() {
     let uar = Arc::new(Uar::plain().expect("memory"));
     let register = SendRegister::Shared(Arc::clone(&uar));
     assert!(!register.is_own());

@@ -78,7 +78,7 @@ fn a_receive_queue_that_is_moved_to_memory_too_small_is_lost() {
 }
 
 #[test]
-fn a_lost_receive_queue_stays_lost_whatever_the_old_memory_says() {
+fn receive_queue_without_memory_rejects_posts_until_resized() {
     let memory = PlainMemory::new(7, 40);
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(memory.clone(), 7, 0) }.unwrap();

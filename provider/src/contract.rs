@@ -56,7 +56,7 @@ pub struct Offloads {
 ///    the queues after the kernel has destroyed the object and leak them where it refuses.
 /// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses
 ///    memory of this process.
-/// 4. **Moves** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each
+/// 4. **Resize** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each
 ///    outcome, also an error, the device and the kernel access, for the object, only memory that
 ///    `queue` keeps. No completion is reported twice.
 /// 5. **Memory on the device** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The

@@ -302,7 +302,7 @@ fn resync_starts_from_the_shared_indices() {
 }
 
 #[test]
-fn slots_are_all_slots_in_order() {
+fn slots_iterates_in_ring_order() {
     for mask in MASKS {
         let memory = Memory::new(mask, 0, 0);
         assert_eq!(memory.ring().bytes(), u64::from(mask + 1) << SLOT);

@@ -127,8 +127,8 @@ pub enum Error {
     /// posted with or that is complete already. [`owned::Endpoint`](crate::owned::Endpoint) then
     /// brings its queue pair to the error state.
     #[error(
-        "the device reported the completion of request {wr_id:#x}, which is not in flight: the connection was brought to \
-         the error state"
+        "the device reported the completion of request {wr_id:#x}, which is not in flight; the queue pair is moved to ERR: \
+         drop this endpoint and connect a new one"
     )]
     UnknownCompletion {
         /// The number in the completion.

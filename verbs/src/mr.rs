@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_is_asked_once_for_each_of_its_ends() {
+    fn check_range_evaluates_each_bound_once() {
         assert_eq!(check_range("test", Fickle(Cell::new(0)), 8).unwrap(), (2, 3));
         let part = ImplicitMr::on_plain_memory(Plain::default().domain().domain(), Access::LOCAL_WRITE)
             .part(vec![0; 8])

@@ -138,7 +138,7 @@ fn receives_lie_before_sends_and_frames_in_pages_of_their_own() {
 }
 
 #[test]
-fn every_header_of_a_large_send_has_room_before_all_elements() {
+fn tso_header_fits_before_max_sges() {
     for (sge, header) in (1..=14).flat_map(|sge| (0..=230).map(move |header| (sge, header))) {
         let cap =
             QpCap { max_send_wr: 1, max_recv_wr: 0, max_send_sge: sge, max_recv_sge: 0, max_inline_data: 0 };

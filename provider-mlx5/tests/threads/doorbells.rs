@@ -10,7 +10,7 @@ use bareverbs_provider::work::WcStatus;
 use crate::testbed::{Kind, Testbed, rounds, wait_until};
 
 #[test]
-fn two_threads_ring_and_arm_on_one_page() {
+fn two_threads_share_a_uar_page() {
     let bed = Arc::new(Testbed::new());
     let threads = [1u64, 2].map(|thread| -> JoinHandle<()> {
         let bed = Arc::clone(&bed);

@@ -208,7 +208,7 @@ impl Owner {
 }
 
 #[test]
-fn entries_that_a_malicious_device_writes_meanwhile_are_not_believed() {
+fn concurrent_malicious_cqes_complete_no_unposted_wr_id() {
     for cqe_version in [0, 1] {
         let context = Plain::with_version(1 << 12, cqe_version).expect("memory");
         let [(cq, ring), (other, other_ring)] = [1, 2].map(|number| {

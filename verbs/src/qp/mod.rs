@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn exchanged_halves_leave_the_rings_with_their_queue_pairs() {
+    fn swapping_split_halves_keeps_each_ring_in_its_qp() {
         let plain = Plain::default();
         let pd = plain.domain();
         let (mut a, mut b) = (plain.queue_pair(&pd), plain.queue_pair(&pd));

@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_calls_a_function_prevails() {
+    fn nonzero_count_of_any_program_wins() {
         let mut coverage = Coverage::parse(TRACE).unwrap();
         coverage
             .add(Coverage::parse("SF:/x/a.rs\nFN:9,three\nFNDA:2,three\nDA:3,0\nend_of_record\n").unwrap());

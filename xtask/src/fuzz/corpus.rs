@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_merge_notes_is_read() {
+    fn merge_control_file_is_parsed() {
         let text = "2\n0\n/a\n/b\nSTARTED 0 4\nFT 0 7 9\nCOV 0 1\nSTARTED 1 4\nFT 1 9\nCOV 1 1\n";
         assert_eq!(read_control(text).unwrap(), [input("/a", 0, &[7, 9]), input("/b", 0, &[9])]);
     }

@@ -57,7 +57,7 @@ fn a_ring_needs_memory_and_a_device_that_counts_far_enough() {
 }
 
 #[test]
-fn half_of_all_counts_lie_before_a_count() {
+fn is_before_compares_modulo_2_to_the_24() {
     let distances = (1..1 << 12).chain((1 << 23) - (1 << 12)..1 << 23);
     for distance in distances {
         for until in [0, 1, 0x7f_ffff, 0x80_0000, 0xff_ffff, 0x100_0000, 0x1ff_fffe, u32::MAX] {
