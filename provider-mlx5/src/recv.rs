@@ -324,3 +324,27 @@ impl Drop for Mlx5Rq {
         self.take_all_back();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use bareverbs_provider::contract::RecvQueue;
+    use bareverbs_provider::work::Sge;
+
+    use crate::scene::{Scene, recv};
+    use crate::wqe;
+
+    #[test]
+    fn slots_end_after_one_element_in_a_new_queue_and_after_a_reset() {
+        let Scene { mut rq, .. } = Scene::new(false);
+        // SAFETY: the slot has room for four segments, and no device has the queue.
+        assert_eq!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
+        let element = Sge { addr: 64, length: 8, lkey: 1 };
+        recv(&mut rq, 1, &[element; 3]).expect("room");
+        // SAFETY: the slot has room for four segments, and no device has the queue.
+        assert_ne!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
+        // SAFETY: no kernel and no device has the queue.
+        unsafe { rq.reset() };
+        // SAFETY: the slot has room for four segments, and no device has the queue.
+        assert_eq!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
+    }
+}
