@@ -179,6 +179,9 @@ unsafe impl Provider for Mlx5 {
     }
 
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+        if !Self::drives(file.driver_id()) {
+            return Err(Refused { method: "GetContext", errno: Errno::INVAL });
+        }
         let request = AllocUcontextReqV2 {
             max_cqe_version: 1,
             lib_caps: LibCaps::FOUR_K_UAR | LibCaps::DYN_UAR,
@@ -193,6 +196,9 @@ unsafe impl Provider for Mlx5 {
     }
 
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
+        if !Self::drives(file.driver_id()) {
+            return Err(Refused { method: "QueryContext", errno: Errno::INVAL }.into());
+        }
         let (info, told) = import::query_context(&file)?;
         Ok(Self::new(file, info, told, true)?)
     }
@@ -307,5 +313,17 @@ unsafe impl Provider for Mlx5 {
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
         self.make_ah(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_driver_is_refused() {
+        let file = Arc::new(DeviceFile::open("/dev/null", DriverId::UNKNOWN.0).unwrap());
+        let refused = Mlx5::open(file).map(drop).unwrap_err();
+        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::INVAL });
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
 use bareverbs_provider::contract::{
     AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DoorbellChoice, Provider,
@@ -112,6 +113,9 @@ unsafe impl Provider for Rxe {
     }
 
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+        if !Self::drives(file.driver_id()) {
+            return Err(Refused { method: "GetContext", errno: Errno::INVAL });
+        }
         // SAFETY: rxe has no payload for contexts.
         let info = unsafe { command::get_context(&file, DriverPayload::default()) }?;
         let capabilities = command::query_device_ex(&file)?.device_cap_flags_ex;
@@ -271,5 +275,17 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { what: "address handles that the kernel does not number" });
         }
         Ok(CreatedAh { handle: made.handle, ah: RxeAh { number: response.ah_num } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_another_driver_is_refused() {
+        let file = Arc::new(DeviceFile::open("/dev/null", DriverId::UNKNOWN.0).unwrap());
+        let refused = Rxe::open(file).map(drop).unwrap_err();
+        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::INVAL });
     }
 }

@@ -122,6 +122,8 @@ unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
 // 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
 //    promises, and forgets what was not published. Nothing panics between a slot's first byte and
 //    `advance`.
+// 7. Only the kernel writes to the memory of receives: no method of this type accesses it, so there
+//    is nothing for `abandon` or dropping to end.
 unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
     #[inline]
     fn capacity(&self) -> u32 {

@@ -49,6 +49,7 @@ use bareverbs_uapi::write::structs::{
     ExQueryDevice, ExQueryDeviceResp, ModifyQpReq, QueryDeviceReq, QueryDeviceResp, QueryQpReq, QueryQpResp,
     ReqNotifyCqReq,
 };
+use rustix::io::Errno;
 
 use crate::contract::{CqRequest, QpRequest};
 use crate::device::{DeviceFile, Refused};
@@ -149,8 +150,23 @@ pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, Refused> {
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }?;
     let fd = call.made_descriptor(AsyncEventAlloc::FD_HANDLE);
-    // SAFETY: the kernel made the descriptor for this call, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
+    // `DeviceFile::from_fd` asks for, has installed the descriptor for this call.
+    unsafe { own_descriptor("AsyncEventAlloc", fd) }
+}
+
+/// Takes ownership of a descriptor that the kernel has made for a call. Refuses a negative number
+/// with `EBADF`: the file wrote none.
+///
+/// # Safety
+///
+/// A number that is not negative must be that of a descriptor that nothing else owns.
+unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd, Refused> {
+    if number < 0 {
+        return Err(Refused { method, errno: Errno::BADF });
+    }
+    // SAFETY: it is not -1, and the caller vouches for its ownership.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Reads the device's attributes.
@@ -311,11 +327,13 @@ pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> 
 /// The kernel's refusal.
 #[doc(alias = "ibv_create_comp_channel")]
 pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, Refused> {
-    let mut response = CreateCompChannelResp::zeroed();
+    // No descriptor, where the file writes none.
+    let mut response = CreateCompChannelResp { fd: u32::MAX };
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::CreateCompChannel>(&CreateCompChannelReq::zeroed(), &mut response) }?;
-    // SAFETY: the kernel made the descriptor for this call, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(response.fd as RawFd) })
+    // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
+    // `DeviceFile::from_fd` asks for, has installed the descriptor for this call.
+    unsafe { own_descriptor("CreateCompChannel", response.fd as RawFd) }
 }
 
 /// A completion queue as the kernel made it.
@@ -521,4 +539,18 @@ pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<Quer
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::QueryQp>(&request, &mut response) }?;
     Ok(response)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_that_the_file_did_not_write_is_refused() {
+        for number in [-1, RawFd::MIN] {
+            // SAFETY: the numbers are negative.
+            let refused = unsafe { own_descriptor("AsyncEventAlloc", number) }.unwrap_err();
+            assert_eq!(refused, Refused { method: "AsyncEventAlloc", errno: Errno::BADF });
+        }
+    }
 }

@@ -120,7 +120,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Whether devices of the kernel driver `driver_id` are its.
     fn drives(driver_id: u32) -> bool;
 
-    /// Takes over a device file that has no context yet, and gets it one.
+    /// Takes over a device file that has no context yet, and gets it one. Refuses a file of a driver
+    /// that it does not [drive](Self::drives) with `EINVAL`.
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused>;
 
     /// Takes over a device file whose context another process made, and uses as well.

@@ -115,6 +115,13 @@ impl DeviceFile {
 
     /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in this process only.
     ///
+    /// The descriptor must be that of a uverbs device file of the kernel. This crate relies on what
+    /// such a file answers: that a descriptor number in an answer is a new descriptor, that handles
+    /// are fresh, and that mapped pages are the queue's. Other files of the kernel refuse the ioctl
+    /// (`ENOTTY`, `EINVAL`), so no call succeeds on them. A file that answers 0 to any ioctl, as a
+    /// character device in user space can (CUSE), may name descriptors that others own and map
+    /// memory that others change. Open only paths and take only descriptors that are trusted.
+    ///
     /// # Errors
     ///
     /// What `mmap` and `madvise` report, as where there is no memory.

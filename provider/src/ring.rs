@@ -5,7 +5,8 @@
 //! filled or read at leisure, and the shared index is stored once per batch.
 //!
 //! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
-//! it holds, every pointer given out lies inside the ring.
+//! it holds, every pointer given out lies inside the ring. [`Producer::new`], [`Consumer::new`] and
+//! [`Producer::resync`] take this side's own index from the shared memory too, masked as well.
 //!
 //! The other side carries out the requests in published slots: it reads and writes the memory that
 //! they name. So whatever decides which slots are published is `unsafe`: [`Producer::advance`],

@@ -219,7 +219,9 @@ fn word(value: u32) -> u64 {
 fn what_is_unknown_shows_its_numbers() {
     let mut call = Call::<AsyncEventAlloc>::new(77);
     call.make_descriptor(AsyncEventAlloc::FD_HANDLE);
+    assert_eq!(call.made_descriptor(AsyncEventAlloc::FD_HANDLE), -1, "the kernel wrote none");
     let mut bytes = call.as_bytes().to_vec();
+    bytes[32..40].copy_from_slice(&0_u64.to_ne_bytes());
     assert_eq!(shown(&bytes, &NoMemory), "AsyncEventAlloc on DriverId(77) {FD_HANDLE: new AsyncEvent fd 0}");
     bytes[4..6].copy_from_slice(&9_u16.to_ne_bytes());
     assert_eq!(shown(&bytes, &NoMemory), "AsyncEvent method 0x9 on DriverId(77) {0x0: 0 bytes, data 0x0}");

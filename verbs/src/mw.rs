@@ -65,8 +65,9 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// (`check_rkey` of `rxe_resp.c`). There too, drop a bound window of type 2 before the queue pair that bound it: the
 /// kernel waits for it for 50 seconds otherwise (`__rxe_cleanup` of `rxe_pool.c`).
 ///
-/// While a window is bound to it, the kernel lets go of no region: [`Mr::into_inner`] says so, and a region that is
-/// dropped then leaks its memory rather than free what peers may still use.
+/// Invalidate or deallocate a window before the region beneath it is dropped. Soft-RoCE is known to
+/// refuse to deregister a region with a bound window: [`Mr::into_inner`] fails then, and a dropped
+/// region leaks its memory. No other driver is known to refuse.
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
     domain: Arc<Domain>,

@@ -64,7 +64,11 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
             // SAFETY: `batch` is what was published last: the callers publish, ring and come here.
             // By `EINVAL` the kernel says that it did not look at the ring and that the queue pair
             // is below RTS, where nothing else makes it look but a fall into the error state, in
-            // which it flushes slots and accesses no memory that they name.
+            // which it flushes slots and accesses no memory that they name. It also says so where
+            // another command has locked the handle exclusively (`ib_uverbs_post_send` of
+            // `uverbs_cmd.c`). Premise: no safe command does that. Commands that do, such as
+            // destroying, are `unsafe`, and their caller owns the queue pair, so no other thread
+            // rings its doorbell meanwhile.
             unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
             DoorbellError::TakenBack(Refused { method: DOORBELL, errno })

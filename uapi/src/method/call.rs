@@ -146,7 +146,8 @@ impl<'a, M: Method> Call<'a, M> {
 
     /// Asks for a new object behind a descriptor; it is [`Call::made_descriptor`] afterwards.
     pub fn make_descriptor<O: Object>(&mut self, attr: Attr<M, NewDescriptor<O>>) -> &mut Self {
-        self.push(attr.id, 0, 0)
+        // The kernel does not read the number, and -1 is no descriptor where it writes none.
+        self.push(attr.id, 0, -1_i64 as u64)
     }
 
     /// Names an object to use.
@@ -311,10 +312,11 @@ impl<'a, M: Method> Call<'a, M> {
         self.find(attr.id).map_or(0, |attribute| attribute.data as u32)
     }
 
-    /// The number of the descriptor that the call made; the caller owns it from here.
+    /// The number of the descriptor that the call made; the caller owns it from here. Negative
+    /// where the kernel wrote none.
     #[must_use]
     pub fn made_descriptor<O: Object>(&self, attr: Attr<M, NewDescriptor<O>>) -> i32 {
-        self.find(attr.id).map_or(-1, |attribute| attribute.data as i32)
+        self.find(attr.id).map_or(-1, |attribute| i32::try_from(attribute.data as i64).unwrap_or(-1))
     }
 
     /// Whether the kernel wrote the output attribute.

@@ -77,7 +77,9 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     ///
     /// A request that binds a [window](crate::Mw) opens its region to peers as far as the window's
-    /// rights say.
+    /// rights say. The window must be invalidated or deallocated before the region is dropped,
+    /// unless the kernel refuses to deregister a region with a bound window. Soft-RoCE is known to
+    /// refuse; no other driver is.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
     pub unsafe fn post_send(
