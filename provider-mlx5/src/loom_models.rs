@@ -268,7 +268,7 @@ fn srq_slots_complete_while_the_owner_collects() {
         assert!((0..3).all(|id| post(&mut srq, id)));
         let completers = [0, 1].map(|slot| {
             let shared = Arc::clone(srq.shared());
-            thread::spawn(move || assert_eq!(shared.complete(slot), u64::from(slot)))
+            thread::spawn(move || assert_eq!(shared.complete(slot), Some(u64::from(slot))))
         });
         let mut posted = (3..5).filter(|id| post(&mut srq, *id)).count();
         for completer in completers {

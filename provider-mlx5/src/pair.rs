@@ -44,6 +44,9 @@ impl Drop for PairMemory {
 /// Receives of the deepest queue: the device counts them by 16 bits.
 const MAX_RECEIVES: u32 = 1 << 15;
 
+/// Send blocks are counted by 16 bits as well, in doorbell records and in CQEs.
+const MAX_SEND_BLOCKS: u32 = 1 << 15;
+
 /// Bytes of the longest send: its control segment counts segments by 8 bits, and a send fills whole blocks.
 const MAX_SEND: u32 = (u8::MAX as usize * SEGMENT / BLOCK * BLOCK) as u32;
 
@@ -172,8 +175,9 @@ impl Layout {
         let bytes = bytes.max(large);
         let blocks_each = bytes / BLOCK as u64;
         let blocks = (u64::from(cap.max_send_wr.max(1)) * blocks_each).next_power_of_two();
-        if blocks > limits.send_blocks.into() {
-            let most = u64::from(limits.send_blocks) / blocks_each;
+        let max_blocks = limits.send_blocks.min(MAX_SEND_BLOCKS);
+        if blocks > max_blocks.into() {
+            let most = u64::from(max_blocks) / blocks_each;
             return Err(limit("max_send_wr", cap.max_send_wr, most));
         }
         let room = bytes / SEGMENT as u64 - head;
@@ -286,6 +290,14 @@ mod tests {
         assert_eq!(layout(250, 0), refused("max_send_sge", 250, 249));
         assert_eq!(layout(1, 3980).map(|layout| layout.inline), Ok(3980));
         assert_eq!(layout(1, 3981), refused("max_inline_data", 3981, 3980));
+    }
+
+    #[test]
+    fn a_send_ring_never_exceeds_what_16_bits_count() {
+        let limits = Limits { send_blocks: 1 << 20, ..LIMITS };
+        let layout = |sends| Layout::new(QpType::UD, &cap(sends, 1, 0), 0, true, limits);
+        assert_eq!(layout(1 << 14).map(|layout| layout.send_blocks), Ok(1 << 15));
+        assert!(matches!(layout(1 << 15), Err(CreateError::Limit { what: "max_send_wr", .. })));
     }
 
     #[test]

@@ -299,6 +299,8 @@ unsafe impl RecvQueue for Mlx5Rq {
         }
         self.head = first;
         self.until = self.head;
+        // A faulty device may have completed what it was not told of.
+        self.done = self.done.min(first);
     }
 
     unsafe fn reset(&mut self) {

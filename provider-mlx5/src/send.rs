@@ -410,6 +410,8 @@ unsafe impl SendQueue for Mlx5Sq {
             let request = self.slot(self.published).through() - 1;
             self.next = Position { block: self.published, request, fence: self.published_fence };
             self.until = request;
+            // A faulty device may have completed what it was not told of.
+            self.done = self.done.min(request);
         }
     }
 

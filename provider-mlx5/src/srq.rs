@@ -59,29 +59,29 @@ impl SrqShared {
         self.number.store(number, Ordering::Relaxed);
     }
 
-    /// Takes note that a receive is complete; returns its id.
+    /// Completes the receive in a slot and returns its id; none where no receive is posted there.
     ///
-    /// A slot goes back once only, however often a device says that it is done: the list would close on itself.
-    pub(crate) fn complete(&self, slot: u16) -> u64 {
+    /// So a repeated CQE does not return the slot twice: the list would close on itself.
+    pub(crate) fn complete(&self, slot: u16) -> Option<u64> {
         let index = slot as usize & self.slots.len().wrapping_sub(1);
-        let Some(slot) = self.slots.get(index) else { return 0 };
+        let slot = self.slots.get(index)?;
         let wr_id = slot.wr_id.load(Ordering::Relaxed);
-        if slot.posted.swap(false, Ordering::AcqRel) {
-            let mut last = self.returned.load(Ordering::Relaxed);
-            loop {
-                slot.next.store(last, Ordering::Relaxed);
-                match self.returned.compare_exchange_weak(
-                    last,
-                    index as u32,
-                    Ordering::Release,
-                    Ordering::Relaxed,
-                ) {
-                    Ok(_) => break,
-                    Err(now) => last = now,
-                }
+        if !slot.posted.swap(false, Ordering::AcqRel) {
+            return None;
+        }
+        let mut last = self.returned.load(Ordering::Relaxed);
+        loop {
+            slot.next.store(last, Ordering::Relaxed);
+            match self.returned.compare_exchange_weak(
+                last,
+                index as u32,
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(wr_id),
+                Err(now) => last = now,
             }
         }
-        wr_id
     }
 }
 
@@ -355,7 +355,7 @@ mod tests {
         };
         (0..3).for_each(|id| post(&mut device, id));
         for slot in [1, 0, 2] {
-            device.srq.queue.shared.complete(slot);
+            assert!(device.srq.queue.shared.complete(slot).is_some());
         }
         (3..6).for_each(|id| post(&mut device, id));
         let slots: Vec<_> = device.taken.iter().map(|(slot, _)| *slot).collect();
@@ -399,9 +399,9 @@ mod tests {
                     _ if device.taken.is_empty() => {}
                     _ => {
                         let (slot, id) = device.taken.swap_remove(which.index(device.taken.len()));
-                        prop_assert_eq!(device.srq.queue.shared.complete(slot), id);
+                        prop_assert_eq!(device.srq.queue.shared.complete(slot), Some(id));
                         // A device that says so twice is not believed.
-                        device.srq.queue.shared.complete(slot);
+                        prop_assert_eq!(device.srq.queue.shared.complete(slot), None);
                     }
                 }
             }

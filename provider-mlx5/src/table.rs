@@ -324,7 +324,8 @@ impl Sends {
             unsafe { &*self.slots.as_ptr().byte_add(offset as usize) }
         };
         let sent = slot.read();
-        if sent.mark & NOT_PLAIN != 0 { None } else { Some(sent) }
+        // Of a slot that was never used the mark is 0, which the slow path rejects.
+        if (sent.mark as i64) <= 0 { None } else { Some(sent) }
     }
 
     /// Notes that a request of [`Sends::read_plain`], and all before it, are complete.
@@ -434,6 +435,11 @@ pub(crate) struct Done {
     pub(crate) has_arrived: bool,
 }
 
+impl Done {
+    /// Of an entry that names a slot without an outstanding request.
+    const UNMATCHED: Self = Self { wr_id: 0, purpose: 0, has_arrived: false };
+}
+
 /// A [`Record`] that is kept.
 pub(crate) type RecordRef = crate::sync::Arc<Record>;
 
@@ -525,6 +531,9 @@ impl Record {
                 if !is_shown() {
                     return None;
                 }
+                if sent.mark == 0 {
+                    return Some(Done::UNMATCHED);
+                }
                 self.sends.finish(sent);
                 Some(Done { wr_id: sent.wr_id, purpose: sent.purpose(), has_arrived: message.is_none() })
             }
@@ -535,17 +544,18 @@ impl Record {
                     claim.into_iter().for_each(Claim::cancel);
                     return None;
                 }
-                let has_arrived = match claim {
+                let has_arrived = match (claim, receives.kept()) {
                     // SAFETY: this function's contract.
-                    Some(claim) => unsafe { claim.scatter(message.unwrap_or_default()) },
-                    None => message.is_none_or(<[u8]>::is_empty),
+                    (Some(claim), _) => unsafe { claim.scatter(message.unwrap_or_default()) },
+                    (None, Some(_)) => return Some(Done::UNMATCHED),
+                    (None, None) => message.is_none_or(<[u8]>::is_empty),
                 };
                 receives.finish();
                 Some(Done { wr_id, purpose: 0, has_arrived })
             }
-            (Side::Recv, Source::Shared(srq)) => is_shown().then(|| {
-                let wr_id = srq.complete(counter);
-                Done { wr_id, purpose: 0, has_arrived: message.is_none() }
+            (Side::Recv, Source::Shared(srq)) => is_shown().then(|| match srq.complete(counter) {
+                Some(wr_id) => Done { wr_id, purpose: 0, has_arrived: message.is_none() },
+                None => Done::UNMATCHED,
             }),
         }
     }

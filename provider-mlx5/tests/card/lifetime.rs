@@ -154,3 +154,26 @@ fn a_number_given_anew_has_no_completions_of_the_queue_pair_that_had_it() {
         assert!(full.is_err());
     }
 }
+
+#[test]
+fn discarded_completions_of_destroyed_queue_pairs_make_room() {
+    let mut bench = Bench::new();
+    let mut cq = bench.cq(4, 64);
+    let local = [bench.sge(0, 8)];
+    for round in 0..4 {
+        let mut left = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        let right = bench.qp(QpType::RC, &cap(8, 0), (&cq, &cq), None, false);
+        bench.card.connect(left.number, right.number).expect("a connection");
+        for wr_id in 0..8 {
+            send(&mut left.sq, &request(wr_id, Operation::Write(bench.remote(0x1000)), &local));
+        }
+        bench.run();
+        if round == 3 {
+            let polled = std::iter::from_fn(|| cq.queue.next_value()).count();
+            assert_eq!(polled, 8, "never more than 8 of the 15 entries are in use");
+        }
+        bench.destroy(left);
+        bench.destroy(right);
+        while cq.queue.next_value().is_some() {}
+    }
+}
