@@ -547,7 +547,8 @@ impl Record {
                 let has_arrived = match (claim, receives.kept()) {
                     // SAFETY: this function's contract.
                     (Some(claim), _) => unsafe { claim.scatter(message.unwrap_or_default()) },
-                    (None, Some(_)) => return Some(Done::UNMATCHED),
+                    // No receive is posted there: the owner took it back, or the device repeats a CQE.
+                    (None, Some(_)) => return Some(Done { wr_id, ..Done::UNMATCHED }),
                     (None, None) => message.is_none_or(<[u8]>::is_empty),
                 };
                 receives.finish();

@@ -450,21 +450,22 @@ pub unsafe trait RecvQueue: Send {
 /// 1. **Memory.** All that the device reads or writes for the queue stays valid and in place until
 ///    the value is dropped, and what a lent [`Completion`] reads as long as it is borrowed. Relied
 ///    upon by `verbs`' `Cq::drop`, which destroys the kernel object first.
-/// 2. **Truth** ([`next`](Self::next), [`next_value`](Self::next_value),
+/// 2. **Success** ([`next`](Self::next), [`next_value`](Self::next_value),
 ///    [`next_values`](Self::next_values)). A completion with the status [`WcStatus::SUCCESS`] is
-///    that of a request that was posted to a queue which completes here, and that has not been
-///    reported before. It has the `wr_id` that was posted. Relied upon by `verbs`'
-///    `Endpoint::poll`, which gives the request's buffer back.
-/// 3. **The end of access.** When a completion with the `wr_id` of a request is reported, with
-///    whatever status, the device has finished with the memory of that request, and what it wrote
-///    there is visible to the thread that polls. Relied upon by `Endpoint::poll` and by
-///    `Done::message`, which lends the bytes received.
-/// 4. **Nonsense.** An entry that matches no request is reported with the status
-///    [`WcStatus::GENERAL_ERR`] and the `wr_id` 0, or not at all. It is never the success of a
-///    request. A completion of a request that the device was denied ([`DoorbellError::TakenBack`]),
-///    or of a stale slot that the device flushes in the error state, has an error status. So users
-///    must not take a `wr_id` on trust: a safe type must recognize its own outstanding requests by
-///    ids that are never 0 and never used twice, as `Endpoint` does.
+///    that of a request that was posted to a queue which completes here. It has the `wr_id` that
+///    was posted. Relied upon by `verbs`' `Endpoint::poll`, which gives the request's buffer back.
+/// 3. **The end of access.** When the completion of a request is reported, with whatever status, the
+///    device has finished with the memory of that request, and what it wrote there is visible to
+///    the thread that polls. Relied upon by `Endpoint::poll` and by `Done::message`, which lends
+///    the bytes received.
+/// 4. **Unmatched entries.** An entry that the provider can't match to an outstanding request is
+///    reported with the status [`WcStatus::GENERAL_ERR`], with the `wr_id` 0 or that of an earlier
+///    request of the same slot, or not at all. A provider need not detect an entry that the device
+///    repeats, or that names a slot whose request it was not told of: then the completion has the
+///    `wr_id` that the slot has or had, or 0. A request that the device was denied
+///    ([`DoorbellError::TakenBack`]), or a stale slot that the device flushes in the error state,
+///    has an error status. So a safe type must recognize its own outstanding requests by ids that
+///    are never 0 and never used twice, as `Endpoint` does.
 /// 5. **Slots** ([`release`](Self::release)). The device writes to the slot of a taken completion
 ///    only after `release`, or after [`next_value`](Self::next_value) or
 ///    [`next_values`](Self::next_values), which release too. No completion can be borrowed then.
