@@ -107,6 +107,7 @@ mod xrc;
 
 pub use ah::{Ah, GrhHeader};
 pub use attributes::{DeviceAttr, PortAttr};
+pub use bareverbs_provider::Errno;
 pub use bareverbs_provider::contract::{
     Completion, CreateError, DoorbellChoice, DoorbellError, Ece, Provider, QueueMemory,
 };

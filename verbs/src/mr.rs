@@ -336,7 +336,7 @@ impl<M> Mr<M> {
     ///
     /// # Errors
     /// The kernel refuses, as while a memory window is bound to it. The memory then stays
-    /// registered and is never freed.
+    /// registered, and memory that the region owns is never freed.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<M> {
         let mut region = ManuallyDrop::new(self);

@@ -233,11 +233,15 @@ impl<P: Provider> Pd<P> {
     /// For a region on demand on Soft-RoCE, "the range" begins at the start of the page that `addr`
     /// is in: the kernel copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     ///
-    /// Until the region is dropped, the range must stay mapped, and the memory there must be such that the region's
-    /// operations, its own copying methods, on any thread, and, as far as `access` allows, peers
-    /// may use it. While somebody holds what
-    /// [`Mr::bytes`] or [`Mr::bytes_mut`] gave, it must hold initialised bytes that nobody else changes, or looks at in
-    /// the second case.
+    /// Until [`Mr::into_inner`] has returned `Ok`, and for the life of the process where the kernel
+    /// refuses to deregister, there or when the region is dropped:
+    ///
+    /// - The range stays mapped. Its bytes are initialised, and valid for reads and writes by this
+    ///   process whatever `access` says: [`Mr::read`] and [`Mr::write`] are safe.
+    /// - The region's operations, its copying methods on any thread and, as far as `access` allows,
+    ///   peers may use the memory.
+    /// - While what [`Mr::bytes`] or [`Mr::bytes_mut`] returned is in use, nothing else changes the
+    ///   bytes, or reads them in the second case. Whoever has the region can call them.
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "ibv_reg_mr_iova")]
     pub unsafe fn register_raw(

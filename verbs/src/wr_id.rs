@@ -16,7 +16,7 @@
 /// }
 ///
 /// # fn example(peers: &mut [Peer], cq: &mut Cq, sges: &[Sge]) -> Result<(), bareverbs::PostError> {
-/// for (owner, peer) in (0..).zip(peers.iter_mut()) {
+/// for (owner, peer) in (1..).zip(peers.iter_mut()) {
 ///     let receive = RecvRequest { wr_id: WrId { owner, request: 0 }.into(), sges };
 ///     // SAFETY: nobody looks at the memory before the receive is complete.
 ///     unsafe { peer.qp.post_recv(&[receive]) }?;
@@ -24,7 +24,7 @@
 /// let mut completions = cq.poll();
 /// while let Some(completion) = completions.next() {
 ///     let WrId { owner, .. } = completion.wr_id().into();
-///     peers[owner as usize].received += 1;
+///     peers[owner as usize - 1].received += 1;
 /// }
 /// # Ok(())
 /// # }

@@ -58,7 +58,11 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ///
     /// A request is in use from this call on until one of these:
     ///
-    /// - It is complete: its completion was polled, or that of a later request of this half.
+    /// - It was not posted: the call returned a [`PostError`], and the request's index is
+    ///   [`PostError::accepted`] or above.
+    /// - It is complete: its completion was polled, or that of a later request of this half, with
+    ///   any status. A completion is known to be its own only if no other request, also none from
+    ///   before a reset, has its `wr_id`, and that is not 0.
     /// - The queue pair was brought to RESET: [`Qp::reset`](super::Qp::reset) or
     ///   [`Qp::modify`](super::Qp::modify) returned `Ok`.
     /// - The queue pair was destroyed: [`Qp::destroy`](super::Qp::destroy) returned `Ok`. Where the
