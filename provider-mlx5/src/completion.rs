@@ -213,7 +213,8 @@ impl Mlx5Cq {
     #[inline(always)]
     fn take_short(&mut self) -> Short {
         let entry = self.next;
-        // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
+        // SAFETY: an entry of the ring, which this queue keeps; entries are aligned to 64. A borrow of the
+        // ring would outlast the changes below.
         let cqe = unsafe { Cqe::new(entry) };
         let last_word = cqe.last_word();
         let op_own = last_word as u8;
@@ -273,7 +274,7 @@ impl Mlx5Cq {
                 true
             }
             Short::Taken(taken) => {
-                // SAFETY: as above.
+                // SAFETY: this queue keeps the ring.
                 unsafe { taken.write_all_fields(into) };
                 true
             }
@@ -329,7 +330,8 @@ impl Mlx5Cq {
         // Bounds the loop: a faulty device can write stale CQEs without limit.
         'entries: for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
-            // SAFETY: as in `Ring::entry`; the borrow of the ring would outlast the changes below.
+            // SAFETY: an entry of the ring, which this queue keeps; entries are aligned to 64. A borrow of the
+            // ring would outlast the changes below.
             let cqe = unsafe { Cqe::new(entry) };
             let op_own = cqe.op_own();
             if !self.ring.written(self.consumer, op_own) {

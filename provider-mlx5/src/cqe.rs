@@ -286,7 +286,7 @@ mod tests {
         for opcode in 0..=u8::MAX {
             let mut entry = error();
             entry.0[56] = opcode;
-            // SAFETY: as above.
+            // SAFETY: an aligned array of the size of an entry.
             let cqe = unsafe { Cqe::new(entry.0.as_ptr()) };
             if let Ok(verb @ (WcOpcode::SEND | WcOpcode::RDMA_WRITE | WcOpcode::TSO)) = cqe.send_opcode() {
                 assert_eq!(cqe.plain_send_opcode(), verb, "{opcode:#x}");

@@ -426,7 +426,8 @@ impl BlueFlame {
                 // SAFETY: the words lie in the block, by this function's contract, and in the half, whose bytes are at
                 // least those of the request.
                 unsafe { to.write_volatile(from.add(word).read()) };
-                // SAFETY: as above.
+                // SAFETY: the words lie in the block, by this function's contract, and in the half,
+                // whose bytes are at least those of the request.
                 to = unsafe { to.add(1) };
             }
         }
@@ -491,7 +492,7 @@ mod tests {
         // SAFETY: the record is there.
         unsafe { record.word(Word::Second).set_low(0x1234) };
         assert_eq!((record.get(Word::First), record.get(Word::Second)), (0, 0x1234));
-        // SAFETY: as above.
+        // SAFETY: the record is there.
         unsafe { record.word(Word::First).set(0xab_cdef) };
         assert_eq!((record.get(Word::First), record.get(Word::Second)), (0xab_cdef, 0x1234));
     }

@@ -222,7 +222,7 @@ pub(crate) unsafe fn write_elements(mut to: *mut Segment, request: &RecvRequest<
         room -= 1;
     }
     if room > 0 {
-        // SAFETY: as above.
+        // SAFETY: no more segments than elements, which are at most `max_sge`.
         unsafe { to.write(wqe::end_of_list()) };
     }
 }

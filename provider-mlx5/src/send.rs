@@ -172,7 +172,8 @@ impl Mlx5Sq {
             self.at = at.add(SEGMENTS_PER_BLOCK);
         }
         let through = self.next.request + 1;
-        // SAFETY: as above.
+        // SAFETY: `open` set out from a free block and its slot, and before `until` more of both
+        // follow. Blocks lie at multiples of their size.
         unsafe {
             self.at_slot.as_ref().note(wr_id, through, 0);
             self.at_slot = self.at_slot.add(1);

@@ -55,7 +55,7 @@ mod imp {
     /// The bytes behind a word of 4, as they lie in memory.
     #[inline(always)]
     pub(super) fn behind(word: u32, bytes: &[u8; 8]) -> Register {
-        // SAFETY: as above.
+        // SAFETY: every x86-64 processor has the instructions.
         unsafe {
             let bytes = _mm_set_epi64x(0, i64::from_le_bytes(*bytes));
             _mm_or_si128(_mm_slli_si128::<4>(bytes), _mm_set_epi32(0, 0, 0, word as i32))

@@ -383,7 +383,7 @@ mod tests {
                         true => pushed.push(id),
                         false => prop_assert!(!room),
                     },
-                    // SAFETY: as above.
+                    // SAFETY: there is no device that would touch the memory.
                     2 | 3 => if unsafe { queue.try_post(&request) } {
                         prop_assert!(room && pushed.is_empty());
                         device.fetch(&mut vec![id]);

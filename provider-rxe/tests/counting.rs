@@ -101,7 +101,7 @@ fn sending_allocates_nothing_not_even_to_refuse() {
             }
             queue.ring().expect("answered");
         }
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         while unsafe { queue.push(&send) }.is_ok() {}
     });
     assert_eq!(count, 0);

@@ -35,7 +35,7 @@ impl Doorbell for Requester {
             self.flushed.send(u64::from_ne_bytes(bytes[..8].try_into().unwrap())).unwrap();
             taken += 1;
         }
-        // SAFETY: as above.
+        // SAFETY: the word lies in the memory.
         let end = unsafe { self.memory.producer().read_volatile() };
         for back in 1..=taken {
             let status = WcStatus::WR_FLUSH_ERR.0.to_ne_bytes();
@@ -101,13 +101,13 @@ fn a_doorbell_that_is_refused_takes_all_requests_back_though_the_one_before_them
     queue.ring().unwrap();
     assert!(kernel.take().is_some());
     memory.put(0, offset_of!(SendWqe, status), &WcStatus::WR_FLUSH_ERR.0.to_ne_bytes());
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out.
     unsafe { (queue.push(&send(2)).unwrap(), queue.push(&send(3)).unwrap()) };
     doorbell.answer(Err(Errno::INVAL));
     assert!(matches!(queue.ring(), Err(DoorbellError::TakenBack(_))));
     assert!(kernel.take().is_none(), "both are taken back");
     doorbell.answer(Ok(()));
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out.
     unsafe { queue.push(&send(4)) }.unwrap();
     queue.ring().unwrap();
     assert_eq!(kernel.take().map(|bytes| bytes[0]), Some(4));

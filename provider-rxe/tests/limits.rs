@@ -65,7 +65,7 @@ fn the_fast_path_takes_inline_data_up_to_what_the_queue_holds() {
         for length in 1..=32 {
             let bytes = [7; 32];
             let parts = [&bytes[..length]];
-            // SAFETY: as above.
+            // SAFETY: no kernel carries the requests out.
             let taken = unsafe { queue.try_push(&request(Operation::Send, Payload::Inline(&parts))) };
             queue.abort();
             let fits = (8..=16).contains(&length) && length <= max_inline as usize;
@@ -138,6 +138,6 @@ fn operations_without_payload_refuse_elements_of_no_bytes_too() {
         let pushed = unsafe { queue.push(&request(Operation::LocalInv(1), payload)) };
         assert!(matches!(pushed, Err(Refusal::UnexpectedPayload { .. })), "{payload:?}");
     }
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out.
     unsafe { queue.push(&request(Operation::LocalInv(1), Payload::Sges(&[]))) }.expect("no payload");
 }

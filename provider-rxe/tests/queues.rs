@@ -111,7 +111,7 @@ proptest! {
                 Fill::Push(n) => for _ in 0..n {
                     // SAFETY: no kernel carries the request out.
                     let short = unsafe { queue.try_push(&send(next)) };
-                    // SAFETY: as above.
+                    // SAFETY: no kernel carries the request out.
                     let result = if short { Ok(()) } else { unsafe { queue.push(&send(next)) } };
                     if batch.len() + deferred.len() + posted.len() < capacity as usize {
                         prop_assert_eq!(result, Ok(()));
@@ -227,7 +227,7 @@ proptest! {
                     let result = if short {
                         Ok(())
                     } else {
-                        // SAFETY: as above.
+                        // SAFETY: no kernel carries the request out.
                         unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[SGE] }) }
                     };
                     if batch.len() + posted.len() < capacity as usize {
@@ -368,14 +368,14 @@ fn a_refused_doorbell_takes_the_batch_back_only_where_the_kernel_has_not_looked(
     assert_eq!(kernel.take(), None, "the kernel finds nothing of it");
 
     doorbell.answer(Err(Errno::NOMEM));
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out, here and below.
     unsafe { queue.push(&send(2)) }.unwrap();
     assert!(matches!(queue.ring(), Err(DoorbellError::Posted(refused)) if refused.errno == Errno::NOMEM));
     assert_eq!(kernel.take().map(|bytes| number(&bytes)), Some(2), "a worker under way may take it");
 
     doorbell.answer(Ok(()));
     for n in 3..10 {
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out, here and below.
         unsafe { queue.push(&send(n)) }.expect("the whole ring is free again");
     }
     assert_eq!(queue.ring(), Ok(()));

@@ -110,7 +110,7 @@ proptest! {
             }
         }
         // What is left the kernel drops, as it does on RESET; and a batch was being written.
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let _ = unsafe { (queue.push(&send), receives.push(&recv)) };
         while kernel.take().is_some() {}
         while receiver.take().is_some() {}
@@ -119,10 +119,10 @@ proptest! {
         // SAFETY: the kernel's side has taken all that was published, or there is none.
         unsafe { receives.reset() };
         for _ in 0..capacity {
-            // SAFETY: as above.
+            // SAFETY: no kernel carries the requests out.
             unsafe { (queue.push(&send).unwrap(), receives.push(&recv).unwrap()) };
         }
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let full = unsafe { (queue.push(&send).is_err(), receives.push(&recv).is_err()) };
         prop_assert_eq!(full, (true, true));
         queue.ring().unwrap();

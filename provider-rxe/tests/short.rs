@@ -60,7 +60,7 @@ fn it_opens_after_the_first_push_and_closes_with_a_reset() {
 #[test]
 fn it_never_opens_for_queues_of_datagrams() {
     let (mut queue, _) = send_queue(QpType::UD, 4, 64);
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out.
     unsafe {
         queue.push(&SEND).expect_err("a datagram needs an address");
         assert!(!queue.try_push(&SEND));
@@ -70,7 +70,7 @@ fn it_never_opens_for_queues_of_datagrams() {
 #[test]
 fn it_ends_where_the_queue_is_full() {
     let (mut queue, _) = send_queue(QpType::RC, 1, 0);
-    // SAFETY: as above.
+    // SAFETY: no kernel carries the requests out.
     unsafe {
         queue.push(&SEND).expect("room");
         assert_eq!((0..10).filter(|_| queue.try_push(&SEND)).count(), 6);
@@ -104,11 +104,11 @@ proptest! {
 
         let (mut queue, memory) = send_queue(QpType::RC, max_sge, max_inline);
         let nothing = SendRequest { payload: Payload::Sges(&[]), ..SEND };
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         unsafe { queue.push(&nothing) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let taken = unsafe { queue.try_push(&request) };
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let long = unsafe { queue.push(&request) };
         prop_assert!(!taken || long.is_ok(), "what is refused must not be taken");
         if taken {
@@ -130,11 +130,11 @@ proptest! {
         let sges: Vec<_> = lengths.iter().map(|&length| Sge { length, ..SGE }).collect();
         let request = RecvRequest { wr_id, sges: &sges };
         let (mut queue, memory) = recv_queue(max_sge);
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         unsafe { queue.push(&RecvRequest { wr_id: 0, sges: &[] }) }.unwrap();
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let taken = unsafe { queue.try_push(&request) };
-        // SAFETY: as above.
+        // SAFETY: no kernel carries the requests out.
         let long = unsafe { queue.push(&request) };
         prop_assert!(!taken || long.is_ok(), "what is refused must not be taken");
         if taken {

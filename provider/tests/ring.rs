@@ -173,7 +173,7 @@ proptest! {
                 Step::PublishAndTakeBack | Step::Abort => {
                     let room = if matches!(step, Step::Abort) { 5 } else { 1 };
                     let mut into = vec![u64::MAX; room];
-                    // SAFETY: as above.
+                    // SAFETY: a slot that is taken stays in place until released.
                     let taken = consumer.take_into(&mut into, |slot| unsafe { slot.cast::<u64>().read() });
                     prop_assert_eq!(taken, room.min(shared.len()));
                     for got in &into[..taken] {

@@ -196,12 +196,12 @@ impl Scene {
         let Some(qp) = self.qps.get_mut(at) else { return };
         match &mut qp.rq {
             Some(rq) => {
-                // SAFETY: as in `send`.
+                // SAFETY: the memory that requests name lives as long as the scene.
                 if unsafe { rq.try_push(&request) || rq.push(&request).is_ok() } {
                     rq.ring();
                 }
             }
-            // SAFETY: as in `send`.
+            // SAFETY: the memory that requests name lives as long as the scene.
             None => drop(unsafe { self.srq.push(&request) }.map(|()| self.srq.ring())),
         }
     }

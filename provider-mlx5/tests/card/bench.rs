@@ -316,10 +316,10 @@ impl Bench {
             for at in (0..PAGE).step_by(8) {
                 // SAFETY: within a page that lives as long as its queue.
                 let word = unsafe { page.add(at).cast::<u64>() };
-                // SAFETY: as above; nobody else is running.
+                // SAFETY: within a page that lives as long as its queue; nobody else is running.
                 let value = unsafe { word.read_volatile() };
                 if value != 0 {
-                    // SAFETY: as above.
+                    // SAFETY: within a page that lives as long as its queue.
                     unsafe { word.write_volatile(0) };
                     self.card.store(at, &value.to_ne_bytes());
                 }
@@ -344,7 +344,7 @@ pub(crate) fn push(sq: &mut Mlx5Sq, request: &SendRequest<'_>) -> Result<(), Ref
     if unsafe { sq.try_push(request) } {
         return Ok(());
     }
-    // SAFETY: as above.
+    // SAFETY: the elements are of the bench's region, which stays registered.
     unsafe { sq.push(request) }
 }
 
@@ -363,7 +363,7 @@ pub(crate) fn recv(queue: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) {
     let request = RecvRequest { wr_id, sges };
     // SAFETY: as in `push`.
     if !unsafe { queue.try_push(&request) } {
-        // SAFETY: as above.
+        // SAFETY: the elements are of the bench's region, which stays registered.
         unsafe { queue.push(&request) }.expect("room for the receive");
     }
     queue.ring();

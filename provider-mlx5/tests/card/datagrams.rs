@@ -39,7 +39,7 @@ fn a_datagram_arrives_behind_forty_bytes_of_header_with_its_sender() {
 
     let long = [bench.sge(0, 4097)];
     let request = SendRequest { payload: Payload::Sges(&long), ..request };
-    // SAFETY: as above.
+    // SAFETY: the elements are of the bench's region.
     let refused = unsafe { left.sq.push_datagram(&request) };
     assert_eq!(refused, Err(Refusal::DatagramTooLong { given: 4097, max: 4096 }));
 }

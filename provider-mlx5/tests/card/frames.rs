@@ -141,7 +141,7 @@ fn a_large_send_of_inline_bytes_and_a_whole_frame_go_their_ways_beside_each_othe
         // SAFETY: no registered memory.
         unsafe { pair.sq.push_frame(&request(round, frame, Payload::Inline(&parts))) }.expect("room");
         let whole: &[&[u8]] = &[&header, b"as it is"];
-        // SAFETY: as above.
+        // SAFETY: no registered memory.
         unsafe { pair.sq.push_frame(&request(round, Frame::default(), Payload::Inline(whole))) }
             .expect("room");
         pair.sq.ring().expect("doorbells are not refused");
