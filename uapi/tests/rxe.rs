@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use bareverbs_uapi::rdma_cm::address::AddressFamily;
-use bareverbs_uapi::rxe::SocketAddress;
+use bareverbs_uapi::rxe::{AtomicWr, RdmaWr, SendWr, SocketAddress};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -25,4 +25,16 @@ fn an_ipv6_address_lies_where_sockaddr_in6_has_it() {
     assert_eq!(bytes[..8], [10, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(bytes[8..24], ip);
     assert!(bytes[24..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_form_of_a_request_leaves_what_lies_beyond_it() {
+    let atomic = AtomicWr { remote_addr: 8, compare_add: 1, swap: 2, rkey: 3, ..AtomicWr::zeroed() };
+    let mut request = SendWr::zeroed();
+    request.set(&atomic);
+    assert_eq!(request.get::<AtomicWr>(), atomic);
+    let rdma = RdmaWr { remote_addr: 4096, rkey: 7, ..RdmaWr::zeroed() };
+    request.set(&rdma);
+    assert_eq!(request.get::<RdmaWr>(), rdma);
+    assert_eq!(request.get::<AtomicWr>().swap, 2);
 }

@@ -21,6 +21,7 @@ fn a_datagram_arrives_behind_forty_bytes_of_header_with_its_sender() {
         grh: 0,
         rgid: [0; 16],
     });
+    assert_eq!((ah.vector().path, ah.vector().grh), (lid, 0));
     let qkey = bench.card.attributes(0).qkey;
     bench.write(0, b"datagram");
     recv(right.rq.as_mut().expect("receives"), 1, &[bench.sge(0x1000, 256)]);

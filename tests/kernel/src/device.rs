@@ -128,6 +128,15 @@ pub fn ethernet() -> Need {
     })
 }
 
+/// For tests of what a process does up to its end: a program instrumented for coverage writes its counts then.
+///
+/// # Errors
+/// The programs are instrumented.
+pub fn not_instrumented() -> Need {
+    let instrumented = std::env::var_os("LLVM_PROFILE_FILE").is_some();
+    need(!instrumented, || "the programs are instrumented, and write their counts when they exit".into())
+}
+
 /// For tests of multicast groups that are known by their GIDs alone.
 ///
 /// # Errors

@@ -65,7 +65,9 @@ pub(crate) fn peers_reach_device_memory_with_every_operation() {
 
         // A region over part of it begins there, and ends there.
         let part: DmMr = pd.register_dm(&dm, 192..200, ALL_REMOTE).unwrap();
-        assert_eq!((part.len(), part.remote(0).unwrap().addr), (8, 0));
+        assert_eq!((part.len(), part.addr(), part.remote(0).unwrap().addr), (8, 0, 0));
+        assert_eq!(part.rkey(), part.remote(0).unwrap().rkey);
+        assert_eq!(part.lkey(), part.sge(..).unwrap().lkey);
         done(&mut a, Operation::Read(part.remote(0).unwrap()), &[ours.sge(8..16).unwrap()]);
         assert_eq!(contents(&ours)[8..], b"THE card"[..]);
         let beyond = bareverbs::Remote { addr: 1, ..part.remote(0).unwrap() };

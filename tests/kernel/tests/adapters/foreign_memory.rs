@@ -37,6 +37,7 @@ pub(crate) fn what_goes_nowhere_leaves_the_rest_of_a_message() {
     nothing_leaks(|| {
         let pd = domain();
         let nowhere = pd.null_mr().unwrap();
+        assert_eq!(nowhere.sge(10).lkey, nowhere.lkey());
         let (mut a, mut b) = pair(&pd, Plan::default());
         let ours = region(&pd, b"first, second, third", Access::LOCAL_WRITE);
         let theirs = region(&pd, &[b'.'; 32], Access::LOCAL_WRITE);

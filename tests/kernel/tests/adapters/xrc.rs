@@ -216,6 +216,8 @@ pub(crate) fn a_queue_of_an_extended_domain_tells_once_that_it_runs_low() {
         let inbox_cq = context.create_cq(&CqInit::new(64)).unwrap();
         let init = SrqInit { user_data: 0xfeed, ..SrqInit::new(16) };
         let srq = pd.create_xrc_srq(&XrcSrqInit { srq: init, xrcd: &xrcd, cq: &inbox_cq }).unwrap();
+        assert_eq!((srq.user_data(), srq.pd().handle()), (0xfeed, pd.handle()));
+        assert!(srq.capacity() >= init.max_wr && srq.max_sge() >= init.max_sge);
         let memory = region(&pd, &[0; 16 * SLOT], Access::LOCAL_WRITE);
         let mut inbox = Inbox { srq, cq: inbox_cq, memory };
         inbox.post(0..4);

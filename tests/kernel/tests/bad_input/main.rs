@@ -163,5 +163,5 @@ kernel_tests! {
     a_process_that_forgets_all_its_handles_leaves_nothing,
 
     the_tool_refuses_what_the_device_does_not_have,
-    the_tool_tells_an_ordinary_user_of_the_node,
+    the_tool_tells_an_ordinary_user_of_the_node if device::not_instrumented,
 }

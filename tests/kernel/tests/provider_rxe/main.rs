@@ -26,6 +26,7 @@ kernel_tests! {
     an_armed_queue_raises_one_event if soft_roce,
     a_shared_queue_feeds_a_connection if soft_roce,
     a_region_has_the_range_that_was_registered if soft_roce,
+    both_queries_of_the_device_agree if soft_roce,
     a_foreign_key_fails_with_its_status if soft_roce,
     destroyed_objects_leave_no_handles if soft_roce,
 }

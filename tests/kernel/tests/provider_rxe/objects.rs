@@ -16,6 +16,14 @@ pub(crate) fn a_region_has_the_range_that_was_registered() {
     assert_eq!((info.length, info.iova), (8192, memory.addr(0)));
 }
 
+pub(crate) fn both_queries_of_the_device_agree() {
+    let host = Host::new();
+    let (base, extended) =
+        (command::query_device(&host.file).unwrap(), command::query_device_ex(&host.file).unwrap().base);
+    assert_eq!(base, extended);
+    assert!(base.max_qp > 0);
+}
+
 pub(crate) fn a_foreign_key_fails_with_its_status() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);

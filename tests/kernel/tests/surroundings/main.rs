@@ -35,6 +35,7 @@ kernel_tests! {
     a_task_of_async_io_wakes_with_completions_of_several_queues,
     tasks_wake_with_asynchronous_events if device::drains,
     a_wait_that_is_given_up_loses_nothing,
+    streams_and_endpoints_come_back_from_a_runtime,
     what_cannot_be_waited_for_is_refused,
 
     memory_is_copied_on_fork,

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use bareverbs::owned::Endpoint;
 use bareverbs::{
-    AsyncEvent, CompChannel, CqInit, Error, EventType, Operation, Payload, QpCap, WcStatus, WorkCompletion,
+    AsyncEvent, Buffer, CompChannel, CqInit, Error, EventType, Operation, Payload, QpCap, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -107,6 +109,27 @@ pub(crate) fn a_wait_that_is_given_up_loses_nothing() {
                 send(&mut a, number);
                 is(channel.completion(&mut b.cq).await.unwrap(), number);
             }
+        });
+    });
+}
+
+pub(crate) fn streams_and_endpoints_come_back_from_a_runtime() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let endpoint = || Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();
+        let (a, b) = (endpoint(), endpoint());
+        let numbers = [a.address(), b.address()];
+        let events = runtime().block_on(async {
+            let wrapped = bareverbs::tokio::Endpoint::new(a).unwrap();
+            assert_eq!(wrapped.into_inner().address(), numbers[0]);
+            bareverbs::tokio::AsyncEvents::new(pd.context().async_events()).unwrap().into_inner()
+        });
+        // What came back can be given to another runtime.
+        async_io::block_on(async {
+            let wrapped = bareverbs::async_io::Endpoint::new(b).unwrap();
+            assert_eq!(wrapped.into_inner().address(), numbers[1]);
+            let wrapped = bareverbs::async_io::AsyncEvents::new(events).unwrap();
+            assert_eq!(wrapped.into_inner().try_get().unwrap(), None);
         });
     });
 }

@@ -24,6 +24,7 @@ pub(crate) fn a_datagram_arrives_behind_the_room_of_its_header() {
         let (mut text, memory) = (host.memory(4096), host.memory(4096));
         text.write(0, b"registered").unwrap();
         let ah = host.pd.create_ah(&host.here()).unwrap();
+        assert_eq!(ah.pd().handle(), host.pd.handle());
         receive(&mut to, 1, &memory);
 
         let operation = Datagram { imm: Some(0xaabb_u32.to_be()), ..Datagram::new(&ah, to.qp_num(), QKEY) };

@@ -111,6 +111,7 @@ pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
     assert_eq!(completion.wr_id, 2);
     // From 6.4 on, Soft-RoCE flushes the request at fault like any other, and the reason stands beside it.
     let failure = a.qp.failure().filter(|failure| failure.wr_id == 2);
+    assert_eq!(a.qp.split().0.failure(), a.qp.failure());
     let status = failure.map_or(completion.status, |failure| failure.status);
     assert!(matches!(status, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR), "{status:?}");
     assert!(bareverbs::explain(status).contains("another protection domain"));

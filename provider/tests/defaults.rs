@@ -1,0 +1,375 @@
+//! What a provider does that implements only what it must: the default methods of the traits.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+
+use bareverbs_provider::command::ContextInfo;
+use bareverbs_provider::contract::{
+    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
+    CreatedSrq, DmRequest, DoorbellError, Provider, QpRequest, QueueMemory, RecvQueue, SendQueue, SrqChange,
+    SrqRequest, XrcTargetRequest,
+};
+use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
+use bareverbs_provider::rss::{HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
+use bareverbs_provider::work::{
+    Datagram, Frame, Operation, Payload, RecvRequest, Refusal, SendFlags, SendRequest, WcFlags, WcOpcode,
+    WcStatus, WorkCompletion, XrcOperation,
+};
+use bareverbs_uapi::uverbs::types::{DriverId, WqFlags};
+use bareverbs_uapi::verbs_values::WqState;
+use bareverbs_uapi::write::structs::ModifyQpReq;
+
+/// A queue that takes every request of the fast path where it is `fast`, and counts what it is told.
+#[derive(Default)]
+struct Queue {
+    fast: bool,
+    pushed: usize,
+    rings: usize,
+    releases: usize,
+    completions: u64,
+}
+
+// SAFETY: the queue accesses no memory of requests, and no device does for it.
+unsafe impl SendQueue for Queue {
+    type Ah = ();
+
+    fn capacity(&self) -> u32 {
+        8
+    }
+
+    unsafe fn try_push(&mut self, _: &SendRequest<'_>) -> bool {
+        self.pushed += usize::from(self.fast);
+        self.fast
+    }
+
+    unsafe fn push(&mut self, _: &SendRequest<'_>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    unsafe fn push_datagram(&mut self, _: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn ring(&mut self) -> Result<(), DoorbellError> {
+        self.rings += 1;
+        Ok(())
+    }
+
+    fn abort(&mut self) {}
+
+    unsafe fn reset(&mut self) {}
+}
+
+// SAFETY: the queue accesses no memory of requests, and no device does for it.
+unsafe impl RecvQueue for Queue {
+    fn capacity(&self) -> u32 {
+        8
+    }
+
+    unsafe fn push(&mut self, _: &RecvRequest<'_>) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn ring(&mut self) {
+        self.rings += 1;
+    }
+
+    fn abort(&mut self) {}
+
+    unsafe fn reset(&mut self) {}
+}
+
+/// The completion with this number.
+struct Numbered(u64);
+
+impl Completion for Numbered {
+    fn wr_id(&self) -> u64 {
+        self.0
+    }
+
+    fn status(&self) -> WcStatus {
+        WcStatus::GENERAL_ERR
+    }
+
+    fn opcode(&self) -> WcOpcode {
+        WcOpcode::SEND
+    }
+
+    fn byte_len(&self) -> u32 {
+        0
+    }
+
+    fn qp_num(&self) -> u32 {
+        0
+    }
+
+    fn src_qp(&self) -> u32 {
+        0
+    }
+
+    fn imm_data(&self) -> Option<u32> {
+        None
+    }
+
+    fn invalidated_rkey(&self) -> Option<u32> {
+        None
+    }
+
+    fn vendor_err(&self) -> u32 {
+        0
+    }
+
+    fn wc_flags(&self) -> WcFlags {
+        WcFlags::empty()
+    }
+
+    fn slid(&self) -> u16 {
+        0
+    }
+
+    fn sl(&self) -> u8 {
+        0
+    }
+
+    fn dlid_path_bits(&self) -> u8 {
+        0
+    }
+
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.0,
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: 0,
+            src_qp: 0,
+            wc_flags: self.wc_flags(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+}
+
+// SAFETY: it reports no success, and there is no memory that a device writes to.
+unsafe impl CompletionQueue for Queue {
+    type Completion<'a> = Numbered;
+
+    fn capacity(&self) -> u32 {
+        8
+    }
+
+    fn next(&mut self) -> Option<Numbered> {
+        self.completions = self.completions.checked_sub(1)?;
+        Some(Numbered(self.completions))
+    }
+
+    fn release(&mut self) {
+        self.releases += 1;
+    }
+
+    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+        Ok(())
+    }
+}
+
+/// A provider without a device.
+struct Minimal;
+
+// SAFETY: it makes no objects.
+unsafe impl Provider for Minimal {
+    type Cq = Queue;
+    type Sq = Queue;
+    type Rq = Queue;
+    type Srq = Queue;
+    type Ah = ();
+
+    fn drives(_: u32) -> bool {
+        true
+    }
+
+    fn open(_: Arc<DeviceFile>) -> Result<Self, Refused> {
+        Ok(Self)
+    }
+
+    fn context_info(&self) -> ContextInfo {
+        unimplemented!("no test asks")
+    }
+
+    fn alloc_pd(&self) -> Result<u32, Refused> {
+        Ok(1)
+    }
+
+    unsafe fn create_cq(&self, _: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+        Err(CreateError::Unsupported { what: "objects" })
+    }
+
+    unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+        Err(CreateError::Unsupported { what: "objects" })
+    }
+
+    unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+        Err(CreateError::Unsupported { what: "objects" })
+    }
+
+    unsafe fn modify_srq(&self, _: u32, _: &mut Queue, _: SrqChange) -> Result<(), CreateError> {
+        Err(CreateError::Unsupported { what: "objects" })
+    }
+
+    fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+        Err(CreateError::Unsupported { what: "objects" })
+    }
+}
+
+/// A file that takes no verbs calls.
+fn no_device() -> DeviceFile {
+    let file = File::open("/dev/null").unwrap();
+    DeviceFile::from_fd(file.into(), DriverId::RXE.0).unwrap()
+}
+
+fn refused<T>(answer: Result<T, CreateError>) -> bool {
+    matches!(answer, Err(CreateError::Unsupported { .. }))
+}
+
+fn request<O>(operation: O) -> SendRequest<'static, O> {
+    SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) }
+}
+
+#[test]
+fn a_minimal_provider_has_no_optional_features() {
+    let provider = Minimal;
+    assert!(!provider.is_shareable() && !provider.has_ece() && !provider.has_raw_packets());
+    assert_eq!(provider.null_key(), None);
+    assert!(provider.offloads().is_ok());
+}
+
+#[test]
+fn a_minimal_provider_refuses_optional_objects() {
+    let provider = Minimal;
+    assert!(refused(Minimal::import(Arc::new(no_device()))));
+    assert!(refused(provider.import_pd(1)));
+    assert!(refused(provider.import_dm(1)));
+    assert!(refused(provider.read_clock()));
+    assert!(refused(provider.alloc_dm(&DmRequest { len: 64, log_align: 0 })));
+    assert!(refused(provider.create_xrc_target(&XrcTargetRequest { xrcd: 1, user_handle: 0 })));
+    let wq = WqRequest {
+        pd: 1,
+        cq: 1,
+        max_wr: 1,
+        max_sge: 1,
+        flags: WqFlags::empty(),
+        memory: QueueMemory::Ordinary,
+        user_handle: 0,
+    };
+    // SAFETY: the provider makes no object, so there is none to keep.
+    assert!(refused(unsafe { provider.create_wq(&wq) }));
+    let rss =
+        RssQpRequest { pd: 1, table: 1, fields: HashFields::empty(), key: [0; TOEPLITZ_KEY], user_handle: 0 };
+    assert!(refused(provider.create_rss_qp(&rss)));
+    let change = WqChange::State { from: WqState::RESET, to: WqState::RDY };
+    // SAFETY: the provider has no objects, and changes none.
+    unsafe {
+        assert!(refused(provider.resize_cq(1, &mut Queue::default(), 8)));
+        assert!(refused(provider.modify_wq(1, change)));
+    }
+}
+
+#[test]
+fn a_minimal_send_queue_refuses_optional_requests_and_changes_nothing() {
+    let mut queue = Queue::default();
+    let xrc = request(XrcOperation { operation: Operation::Send, remote_srq: 1 });
+    let frame = request(Frame::default());
+    // SAFETY: the queue accesses no memory.
+    unsafe {
+        assert!(matches!(queue.push_xrc(&xrc), Err(Refusal::Unsupported { .. })));
+        assert!(matches!(queue.push_frame(&frame), Err(Refusal::Unsupported { .. })));
+    }
+    queue.ask_ece(7);
+    assert_eq!((queue.ece(), SendQueue::failure(&queue)), (None, None));
+    assert!(!queue.owns_doorbell() && !queue.resets_twice());
+    let change = ModifyQpReq::zeroed();
+    assert_eq!(queue.check_change(&change), Ok(()));
+    queue.changed(&change);
+    queue.resume().unwrap();
+    assert_eq!(queue.rings, 0);
+    // SAFETY: the file is no device's, so that there is no queue pair to change.
+    assert!(unsafe { queue.change(&no_device(), &change) }.is_err());
+}
+
+#[test]
+fn a_minimal_send_queue_hands_deferred_requests_over_at_once() {
+    let mut queue = Queue { fast: true, ..Queue::default() };
+    let send = request(Operation::Send);
+    // SAFETY: the queue accesses no memory.
+    unsafe {
+        assert_eq!(SendQueue::try_post(&mut queue, &send, true), Some(Ok(())));
+        assert_eq!((queue.pushed, queue.rings, queue.deferred()), (1, 1, 0));
+        assert_eq!(SendQueue::try_post(&mut queue, &send, false), Some(Ok(())));
+        assert_eq!((queue.pushed, queue.rings), (2, 2));
+        assert_eq!(SendQueue::try_push_all(&mut queue, &[send; 3]), 3);
+        queue.fast = false;
+        assert_eq!(SendQueue::try_push_all(&mut queue, &[send; 3]), 0);
+        assert_eq!(SendQueue::try_post(&mut queue, &send, false), None);
+    }
+    assert_eq!((queue.pushed, queue.rings), (5, 2));
+}
+
+#[test]
+fn a_minimal_receive_queue_declines_the_fast_path() {
+    let mut queue = Queue::default();
+    let receive = RecvRequest { wr_id: 1, sges: &[] };
+    // SAFETY: the queue accesses no memory.
+    unsafe {
+        assert!(!RecvQueue::try_push(&mut queue, &receive));
+        assert_eq!(RecvQueue::try_push_all(&mut queue, &[receive; 2]), 0);
+        assert!(!RecvQueue::try_post(&mut queue, &receive));
+    }
+    queue.abandon();
+    assert_eq!((queue.posted(), queue.rings), (0, 0));
+}
+
+#[test]
+fn completions_by_value_release_their_slots_once() {
+    let mut queue = Queue { completions: 5, ..Queue::default() };
+    assert_eq!(queue.next_value().map(|wc| wc.wr_id), Some(4));
+    assert_eq!(queue.releases, 1);
+    assert_eq!(queue.next_values(&mut []), 0);
+    assert_eq!((queue.completions, queue.releases), (4, 1));
+    let mut taken = [Numbered(99).to_value(); 3];
+    assert_eq!(queue.next_values(&mut taken), 3);
+    assert_eq!((taken.map(|wc| wc.wr_id), queue.releases), ([3, 2, 1], 2));
+    assert_eq!(queue.next_values(&mut taken), 1);
+    assert_eq!((taken.map(|wc| wc.wr_id), queue.releases), ([0, 2, 1], 3));
+    assert_eq!((queue.next_values(&mut taken), queue.next_value()), (0, None));
+    assert_eq!(queue.releases, 3);
+    assert_eq!(Numbered(1).timestamp(), None);
+}
+
+#[test]
+fn a_device_file_keeps_its_first_event_stream_and_gives_its_descriptor_back() {
+    let file = File::open("/dev/null").unwrap();
+    let number = file.as_raw_fd();
+    let device = DeviceFile::from_fd(file.into(), DriverId::RXE.0).unwrap();
+    assert!(device.events().is_none());
+    let [first, second] = [(); 2].map(|()| File::open("/dev/zero").unwrap());
+    let stream = first.as_fd().as_raw_fd();
+    device.send_events_to(first.into());
+    device.send_events_to(second.into());
+    assert_eq!(device.events().map(|events| events.as_raw_fd()), Some(stream));
+    assert_eq!(device.into_fd().as_raw_fd(), number);
+}
+
+#[test]
+fn a_mapping_knows_whether_it_lies_in_huge_pages() {
+    assert!(!Mapping::anonymous(1).unwrap().is_huge());
+    // Few machines have set huge pages aside.
+    if let Ok(mapping) = Mapping::huge(1) {
+        assert!(mapping.is_huge());
+        assert_eq!(mapping.len(), HUGE_PAGE);
+    }
+}
