@@ -398,8 +398,52 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
+        // The fast path is here too, not in a half, and the slow one gets the queue pair as its only
+        // other argument: a view costs registers.
+        if let [request] = requests
+            // SAFETY: the caller vouches for the request.
+            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.sq, request, false) }
+        {
+            return posted.map_err(|error| post::doorbell_error(error, 1));
+        }
+        // SAFETY: the caller vouches for every request; none of them has been posted.
+        unsafe { self.post_rest(requests, false) }
+    }
+
+    /// Posts what the fast path declined.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(always)]
+    unsafe fn post_rest(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        later: bool,
+    ) -> Result<(), PostError> {
+        match requests {
+            // From a copy, so that a request that is known where it is posted need not lie in memory
+            // for the fast path.
+            // SAFETY: the caller's promise is the same, and a copy names the same memory.
+            [request] => unsafe { self.post_list(&[*request], later) },
+            // SAFETY: the caller's promise is the same.
+            _ => unsafe { self.post_list(requests, later) },
+        }
+    }
+
+    /// Posts any requests in any state, with a doorbell now or later.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SendHalf::post_send`].
+    #[inline(never)]
+    unsafe fn post_list(
+        &mut self,
+        requests: &[SendRequest<'_, T::Operation<'_, P>>],
+        later: bool,
+    ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.split().0.post_send(requests) }
+        unsafe { post::post_sends::<T, P>(&mut self.sq, self.state, requests, later) }
     }
 
     /// Posts sends and leaves the doorbell to the next flush, poll with a flush, or post; see
@@ -416,8 +460,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.split().0.post_send_deferred(requests) }
+        if let [request] = requests
+            // SAFETY: the caller vouches for the request.
+            && let Some(posted) = unsafe { T::try_post::<P>(&mut self.sq, request, true) }
+        {
+            return posted.map_err(|error| post::doorbell_error(error, 1));
+        }
+        // SAFETY: the caller vouches for every request; none of them has been posted.
+        unsafe { self.post_rest(requests, true) }
     }
 
     /// Hands all deferred requests to the device; see [`SendHalf::flush`].
@@ -449,13 +499,40 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[doc(alias = "ibv_post_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
-        let posted = unsafe { self.split().1.post_recv(requests) };
+        let posted = if let ([request], Some(queue)) = (requests, &mut self.rq)
+            // SAFETY: the caller vouches for the request.
+            && unsafe { queue.try_post(request) }
+        {
+            Ok(())
+        } else {
+            match requests {
+                // From a copy, as sends are, and its element too.
+                [RecvRequest { wr_id, sges: [sge] }] => {
+                    let (wr_id, sge) = (*wr_id, *sge);
+                    // SAFETY: the caller vouches for the request, which was not posted; the copy
+                    // names the same memory.
+                    unsafe { self.post_recv_list(&[RecvRequest { wr_id, sges: &[sge] }]) }
+                }
+                // SAFETY: the caller vouches for every request; none of them has been posted.
+                _ => unsafe { self.post_recv_list(requests) },
+            }
+        };
         if self.state() == QpState::ERR {
             // A device need not look at the queue by itself. Where it cannot be told to, it is gone.
             let _ = self.set_error();
         }
         posted
+    }
+
+    /// Posts any receives in any state.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RecvHalf::post_recv`].
+    #[inline(never)]
+    unsafe fn post_recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { post::post_receives_in::<T, _>(self.rq.as_deref_mut(), self.state, requests) }
     }
 }
 

@@ -12,8 +12,9 @@ pub use batch::Batch;
 pub use error::{PostError, PostReason};
 pub use recv::RecvHalf;
 pub(crate) use recv::post_receives;
+pub(super) use recv::post_receives_in;
 
-use self::error::doorbell_error;
+pub(super) use self::error::doorbell_error;
 use super::Transport;
 #[cfg(doc)]
 use crate::Pd;
@@ -227,9 +228,9 @@ unsafe fn post_rest<T: Transport, P: Provider>(
         // From a copy, so that a request that is known where it is posted need not lie in memory
         // for the fast path. SAFETY: the caller's promise is the same, and a copy of a request
         // names the same memory.
-        [request] => unsafe { post_list::<T, P>(queue, *state, &[*request], later) },
+        [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], later) },
         // SAFETY: the caller's promise is the same.
-        _ => unsafe { post_list::<T, P>(queue, *state, requests, later) },
+        _ => unsafe { post_sends::<T, P>(queue, *state, requests, later) },
     }
 }
 
@@ -239,7 +240,7 @@ unsafe fn post_rest<T: Transport, P: Provider>(
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(never)]
-unsafe fn post_list<T: Transport, P: Provider>(
+pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
     queue: &mut P::Sq,
     state: QpState,
     requests: &[SendRequest<'_, T::Operation<'_, P>>],

@@ -60,7 +60,7 @@ pub enum PostReason {
 
 /// `requests` share the doorbell's fate.
 #[cold]
-pub(super) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
+pub(in crate::qp) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
     let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
     PostError { accepted, reason: PostReason::Doorbell(error) }
 }

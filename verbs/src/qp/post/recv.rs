@@ -67,10 +67,12 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
                 let (wr_id, sge) = (*wr_id, *sge);
                 // SAFETY: the caller vouches for the request, which was not posted; the copy names
                 // the same memory.
-                unsafe { post_list::<T, _>(queue, *self.state, &[RecvRequest { wr_id, sges: &[sge] }]) }
+                unsafe {
+                    post_receives_in::<T, _>(queue, *self.state, &[RecvRequest { wr_id, sges: &[sge] }])
+                }
             }
             // SAFETY: the caller vouches for every request; none of them has been posted.
-            _ => unsafe { post_list::<T, _>(queue, *self.state, requests) },
+            _ => unsafe { post_receives_in::<T, _>(queue, *self.state, requests) },
         }
     }
 
@@ -87,7 +89,7 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
 ///
 /// As for [`RecvHalf::post_recv`].
 #[inline(never)]
-unsafe fn post_list<T: Transport, Q: RecvQueue>(
+pub(in crate::qp) unsafe fn post_receives_in<T: Transport, Q: RecvQueue>(
     queue: Option<&mut Q>,
     state: QpState,
     requests: &[RecvRequest<'_>],
