@@ -393,7 +393,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[doc(alias = "ibv_post_send")]
-    #[inline]
+    #[inline(always)]
     pub unsafe fn post_send(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
