@@ -151,7 +151,7 @@ pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, Refused> {
     unsafe { file.execute(&mut call) }?;
     let fd = call.made_descriptor(AsyncEventAlloc::FD_HANDLE);
     // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
-    // `DeviceFile::from_fd` asks for, has installed the descriptor for this call.
+    // every `DeviceFile` is of, has installed the descriptor for this call.
     unsafe { own_descriptor("AsyncEventAlloc", fd) }
 }
 
@@ -332,7 +332,7 @@ pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, Refused> {
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::CreateCompChannel>(&CreateCompChannelReq::zeroed(), &mut response) }?;
     // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
-    // `DeviceFile::from_fd` asks for, has installed the descriptor for this call.
+    // every `DeviceFile` is of, has installed the descriptor for this call.
     unsafe { own_descriptor("CreateCompChannel", response.fd as RawFd) }
 }
 

@@ -1,5 +1,7 @@
 //! The device file, and how the kernel is asked for something.
 
+mod identity;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,6 +45,29 @@ impl fmt::Display for Refused {
     }
 }
 
+/// Why there is no [`DeviceFile`] of a path or descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The kernel refused a system call.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// It is another sort of file.
+    #[error("it is not a uverbs character device, such as /dev/infiniband/uverbs0")]
+    NotUverbs,
+    /// It is a character device, and nothing says whether it is one of uverbs: the kernel gave it a
+    /// dynamic number, and sysfs is not mounted.
+    #[error(
+        "character device {major}:{minor} may be any: mount sysfs at /sys, which tells whether it is a uverbs device"
+    )]
+    Unidentified {
+        /// Its major number.
+        major: u32,
+        /// Its minor number.
+        minor: u32,
+    },
+}
+
 /// What a call from a forked child of the process that opened the device is answered with; the kernel's verbs never
 /// answer so.
 const FOREIGN: Errno = Errno::STALE;
@@ -75,9 +100,9 @@ fn hint(errno: Errno) -> Option<&'static str> {
 ///
 /// ```no_run
 /// use bareverbs_provider::command::{self, DriverPayload};
-/// use bareverbs_provider::device::{DeviceFile, Refused};
+/// use bareverbs_provider::device::DeviceFile;
 ///
-/// # fn main() -> Result<(), Refused> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let file = DeviceFile::open("/dev/infiniband/uverbs0", 14)?;
 /// // SAFETY: no payload, so no addresses in it.
 /// let context = unsafe { command::get_context(&file, DriverPayload::default()) }?;
@@ -102,8 +127,9 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// What `open` reports: `EACCES` where the file's permissions forbid it, `ENXIO` where the device is gone.
-    pub fn open(path: impl AsRef<Path>, driver_id: u32) -> Result<Self, Refused> {
+    /// [`OpenError::Refused`] with what `open` reports: `EACCES` where the file's permissions forbid
+    /// it, `ENXIO` where the device is gone. Otherwise as for [`DeviceFile::from_fd`].
+    pub fn open(path: impl AsRef<Path>, driver_id: u32) -> Result<Self, OpenError> {
         let fd = loop {
             match rustix::fs::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
                 Err(Errno::INTR) => {}
@@ -115,17 +141,35 @@ impl DeviceFile {
 
     /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in this process only.
     ///
-    /// The descriptor must be that of a uverbs device file of the kernel. This crate relies on what
-    /// such a file answers: that a descriptor number in an answer is a new descriptor, that handles
-    /// are fresh, and that mapped pages are the queue's. Other files of the kernel refuse the ioctl
-    /// (`ENOTTY`, `EINVAL`), so no call succeeds on them. A file that answers 0 to any ioctl, as a
-    /// character device in user space can (CUSE), may name descriptors that others own and map
-    /// memory that others change. Open only paths and take only descriptors that are trusted.
+    /// Other files are refused. The kernel reserves the character devices 231:192 to 231:223 for
+    /// uverbs. It gives dynamic numbers to further devices, and these are looked up in sysfs at `/sys`.
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report, as where there is no memory.
-    pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, Refused> {
+    /// [`OpenError::NotUverbs`]; [`OpenError::Unidentified`] for a dynamic number without sysfs;
+    /// [`OpenError::Refused`] with what `fstat`, `mmap` and `madvise` report, as where there is no
+    /// memory.
+    pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, OpenError> {
+        identity::check_uverbs(&fd)?;
+        // SAFETY: the kernel says that the descriptor is of a uverbs character device.
+        Ok(unsafe { Self::from_fd_unchecked(fd, driver_id) }?)
+    }
+
+    /// Takes a device file that was opened elsewhere, without a look at what it is.
+    ///
+    /// # Errors
+    ///
+    /// What `mmap` and `madvise` report.
+    ///
+    /// # Safety
+    ///
+    /// The descriptor must be that of a uverbs character device of the kernel, or of a file that
+    /// fails every `ioctl` and every `mmap`, as `/dev/null` does.
+    ///
+    /// The safe functions of this crate rely on what a uverbs device does: a call writes to the
+    /// memory of its own attributes only, a descriptor number in an answer is a new descriptor, handles
+    /// are fresh, and mapped pages are the object's.
+    pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, Refused> {
         let home = Home::here().map_err(|errno| Refused { method: "madvise", errno })?;
         Ok(Self { fd, driver_id, home, events: OnceLock::new() })
     }
@@ -282,8 +326,31 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_device_refuses_calls() {
-        let file = DeviceFile::open("/dev/null", 14).expect("/dev/null opens");
+    fn only_uverbs_devices_become_device_files() {
+        let (read, write) = std::io::pipe().unwrap();
+        let file = |path| OwnedFd::from(std::fs::File::open(path).unwrap());
+        let executable = std::env::current_exe().unwrap();
+        for fd in [read.into(), write.into(), file(executable.as_path()), file(Path::new("/"))] {
+            let refused = DeviceFile::from_fd(fd, 14).map(drop).unwrap_err();
+            assert_eq!(refused, OpenError::NotUverbs);
+        }
+        // Without sysfs nothing says what a character device is.
+        for path in ["/dev/null", "/dev/zero", "/dev/urandom"] {
+            for refused in [DeviceFile::from_fd(file(Path::new(path)), 14), DeviceFile::open(path, 14)] {
+                let refused = refused.map(drop).unwrap_err();
+                assert!(
+                    matches!(refused, OpenError::NotUverbs | OpenError::Unidentified { major: 1, .. }),
+                    "{refused}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_without_verbs_refuses_calls() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        // SAFETY: `/dev/null` fails every ioctl and mmap.
+        let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), 14) }.unwrap();
         let mut call = Call::<bareverbs_uapi::uverbs::GetContext>::new(file.driver_id());
         // SAFETY: the call has no attributes.
         let refused = unsafe { file.execute(&mut call) }.expect_err("no uverbs file");
@@ -293,6 +360,6 @@ mod tests {
     #[test]
     fn opening_a_path_that_does_not_exist_names_the_system_call() {
         let refused = DeviceFile::open("/dev/infiniband/no-such-device", 14).expect_err("no such file");
-        assert_eq!(refused, Refused { method: "open", errno: Errno::NOENT });
+        assert_eq!(refused, OpenError::Refused(Refused { method: "open", errno: Errno::NOENT }));
     }
 }

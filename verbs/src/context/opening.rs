@@ -1,14 +1,16 @@
 //! How a context comes about: made for a device file, or taken over from another process.
 
+use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::contract::{CreateError, Provider};
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, OpenError, Refused};
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};
+use rustix::io::Errno;
 
 use super::{Capabilities, Context, Inner, Session};
 use crate::{AsyncEvents, Device, Dm, Error, Pd, Result};
@@ -19,11 +21,13 @@ impl<P: Provider> Context<P> {
         let path =
             device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
         let open_file = |driver: DriverId| {
-            DeviceFile::open(path, driver.0).map_err(|refused| Error::Open {
+            let node = OpenOptions::new().read(true).write(true).open(path).map_err(|error| Error::Open {
                 device: device.name().to_owned(),
                 path: path.to_owned(),
-                errno: refused.errno,
-            })
+                // An error of no system call: a path with a zero byte.
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
+            })?;
+            device_file(VERB, device, node.into(), driver)
         };
         let driver = match device.driver_id() {
             Some(driver) => Some(driver),
@@ -43,30 +47,29 @@ impl<P: Provider> Context<P> {
     pub fn import_as(fd: OwnedFd) -> Result<Self> {
         const VERB: &str = "import_device";
         let device = Device::behind(VERB, fd.as_fd())?;
-        let refused = |refused: Refused| Error::refused(VERB, device.name(), refused);
         let (fd, driver) = match device.driver_id() {
             Some(driver) => (fd, Some(driver)),
             None => {
-                let file = DeviceFile::from_fd(fd, DriverId::UNKNOWN.0).map_err(refused)?;
+                let file = device_file(VERB, &device, fd, DriverId::UNKNOWN)?;
                 let driver = probe_driver(&file);
                 (file.into_fd(), driver)
             }
         };
         let driver = Self::driver(&device, driver)?;
-        let file = Arc::new(DeviceFile::from_fd(fd, driver.0).map_err(refused)?);
+        let file = Arc::new(device_file(VERB, &device, fd, driver)?);
         let provider = P::import(Arc::clone(&file)).map_err(|reason| match reason {
             CreateError::Unsupported { .. } => {
                 Error::Unsupported { verb: VERB, what: "contexts of other processes are" }
             }
             reason => Error::create(VERB, device.name(), reason).or_hint(|errno| {
-                (errno == rustix::io::Errno::INVAL).then(|| {
+                (errno == Errno::INVAL).then(|| {
                     "the file may have no context: open the device in the process that sends it".into()
                 })
             }),
         })?;
         let events = AsyncEvents::create(&file)?;
         let stream = events.as_fd().try_clone_to_owned().map_err(|error| {
-            let errno = rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::MFILE);
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::MFILE);
             Error::system("doubling the descriptor of asynchronous events", errno)
         })?;
         file.send_events_to(stream);
@@ -182,6 +185,21 @@ impl<P: Provider> AsFd for Context<P> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file().as_fd()
     }
+}
+
+/// The device file behind a descriptor that was opened as `device`'s.
+fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverId) -> Result<DeviceFile> {
+    let file = if device.kernel_vouches_for(fd.as_fd()) {
+        // SAFETY: the descriptor is of the character device that the kernel has just named, by RDMA
+        // netlink, as a uverbs device. This needs no sysfs, also for devices with dynamic numbers.
+        unsafe { DeviceFile::from_fd_unchecked(fd, driver.0) }.map_err(OpenError::from)
+    } else {
+        DeviceFile::from_fd(fd, driver.0)
+    };
+    file.map_err(|error| match error {
+        OpenError::Refused(refused) => Error::refused(verb, device.name(), refused),
+        error => Error::invalid(verb, format!("the file of device {}: {error}", device.name())),
+    })
 }
 
 /// The driver of an open device file without a context.

@@ -151,13 +151,23 @@ impl Device {
 
     /// The device that an open device file is of.
     pub(crate) fn behind(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
-        let found = rustix::fs::fstat(file)
+        let number = char_device_number(file)
             .map_err(|errno| Error::system("looking at what the descriptor is of", errno))?;
-        let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
-        let number = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
-        let is_it = |device: &Self| device.uverbs.as_ref().is_some_and(|uverbs| uverbs.number == number);
-        let device = if is_device { devices()?.into_iter().find(is_it) } else { None };
+        let device = match number {
+            Some(number) => devices()?.into_iter().find(|device| device.has_number(number)),
+            None => None,
+        };
         device.ok_or_else(|| Error::invalid(verb, "the descriptor is of no RDMA device's file"))
+    }
+
+    /// Whether `file` is of the character device that RDMA netlink named as this device's for verbs.
+    pub(crate) fn kernel_vouches_for(&self, file: BorrowedFd<'_>) -> bool {
+        self.found_by == FoundBy::Netlink
+            && matches!(char_device_number(file), Ok(Some(number)) if self.has_number(number))
+    }
+
+    fn has_number(&self, number: (u32, u32)) -> bool {
+        self.uverbs.as_ref().is_some_and(|uverbs| uverbs.number == number)
     }
 
     /// Its name, such as `rxe0`.
@@ -235,6 +245,14 @@ impl Device {
     }
 }
 
+/// Major and minor number of the character device that a descriptor is of; none for other files.
+fn char_device_number(file: BorrowedFd<'_>) -> std::result::Result<Option<(u32, u32)>, Errno> {
+    let found = rustix::fs::fstat(file)?;
+    let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
+    let number = (rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+    Ok(is_device.then_some(number))
+}
+
 /// The node of the character device `name` with that number: where udev puts it, else wherever in the folder a node
 /// has the number, since a container's nodes may be named otherwise.
 fn node(folder: &Path, name: &str, number: (u32, u32)) -> PathBuf {
@@ -255,6 +273,8 @@ fn node(folder: &Path, name: &str, number: (u32, u32)) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -268,6 +288,20 @@ mod tests {
         assert_eq!(node(&folder, "uverbs0", (1, 5)), folder.join("uverbs0"));
         assert_eq!(node(Path::new("/dev"), "null", (1, 3)), Path::new("/dev/null"));
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn the_kernel_vouches_for_the_number_that_it_named_and_for_no_other_file() {
+        let uverbs = Uverbs { path: PathBuf::new(), number: (1, 3), driver_id: None };
+        let by_netlink =
+            Device { uverbs: Some(uverbs), found_by: FoundBy::Netlink, ..Device::on_plain_memory() };
+        let file = |path: &str| fs::File::open(path).unwrap();
+        assert!(by_netlink.kernel_vouches_for(file("/dev/null").as_fd()));
+        for other in ["/dev/zero", "/proc/self/exe", "/"] {
+            assert!(!by_netlink.kernel_vouches_for(file(other).as_fd()), "{other}");
+        }
+        let by_sysfs = Device { found_by: FoundBy::Sysfs, ..by_netlink };
+        assert!(!by_sysfs.kernel_vouches_for(file("/dev/null").as_fd()));
     }
 
     #[test]

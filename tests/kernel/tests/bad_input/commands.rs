@@ -15,7 +15,7 @@ use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, Reg
 use bareverbs_provider::contract::{
     AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, QueueMemory, SrqRequest,
 };
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, OpenError, Refused};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{MwType, QpAttrMask, QpState, SrqAttrMask};
@@ -390,10 +390,12 @@ pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
 pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
+        for path in ["/dev/null", "/dev/zero", "/dev/kmsg"] {
+            let refused = DeviceFile::open(path, driver()).map(drop).unwrap_err();
+            assert_eq!(refused, OpenError::NotUverbs, "{path}");
+        }
         // The method, the file's own driver, and a context, in this order.
         for (file, errnos) in [
-            (with("/dev/null", driver()), [Errno::NOTTY, Errno::NOTTY]),
-            (with("/dev/zero", driver()), [Errno::NOTTY, Errno::NOTTY]),
             (with(PATH, DriverId::MLX4.0), [Errno::INVAL, Errno::INVAL]),
             (with(PATH, u32::MAX), [Errno::INVAL, Errno::INVAL]),
             (with(PATH, driver()), [Errno::INVAL, Errno::NOENT]),

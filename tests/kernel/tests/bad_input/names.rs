@@ -4,7 +4,7 @@ use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{Device, DriverId, Error};
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::device::{DeviceFile, OpenError};
 
 use crate::refusals::invalid;
 
@@ -114,7 +114,9 @@ pub(crate) fn a_path_that_is_no_device_is_not_opened() {
             "/dev/n\0",
             &long,
         ] {
-            let refused = DeviceFile::open(path, DriverId::MLX5.0).unwrap_err();
+            let OpenError::Refused(refused) = DeviceFile::open(path, DriverId::MLX5.0).unwrap_err() else {
+                panic!("{path:?} was opened");
+            };
             assert_eq!(refused.method, "open", "{path:?}");
             assert!(refused.to_string().starts_with("open was refused by the kernel: "), "{refused}");
         }
