@@ -266,7 +266,7 @@ unsafe impl Provider for Mlx5 {
         unsafe { command::alloc_pd(&self.file, payload) }
     }
 
-    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         // SAFETY: the caller's promise is the same.
         unsafe { self.make_cq(request) }
     }

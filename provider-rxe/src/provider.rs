@@ -131,7 +131,7 @@ unsafe impl Provider for Rxe {
         unsafe { command::alloc_pd(&self.file, DriverPayload::default()) }
     }
 
-    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         if request.compressed {
             return Err(CreateError::Unsupported { what: "compressed completions" });
         }

@@ -33,7 +33,7 @@
 //! }
 //! ```
 
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::{CoreSupport, GidEntry, QpCap, QpCreateFlags, QpType, QueryPortRespEx};
@@ -357,7 +357,7 @@ pub struct CqHandle {
 #[doc(alias = "ibv_create_cq")]
 pub unsafe fn create_cq(
     file: &DeviceFile,
-    request: &CqRequest,
+    request: &CqRequest<'_>,
     payload: DriverPayload<'_>,
 ) -> Result<CqHandle, Refused> {
     let mut entries = 0;
@@ -366,7 +366,7 @@ pub unsafe fn create_cq(
     call.input(CqCreate::CQE, &request.entries);
     call.input(CqCreate::USER_HANDLE, &request.user_handle);
     if let Some(channel) = request.channel {
-        call.descriptor(CqCreate::COMP_CHANNEL, channel);
+        call.descriptor(CqCreate::COMP_CHANNEL, channel.as_raw_fd());
     }
     call.input(CqCreate::COMP_VECTOR, &request.vector);
     call.output(CqCreate::RESP_CQE, &mut entries);

@@ -5,7 +5,7 @@
 
 mod queues;
 
-use std::os::fd::RawFd;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType};
@@ -86,7 +86,7 @@ pub struct Offloads {
 ///     // A handle that is somebody else's:
 ///     fn alloc_pd(&self) -> Result<u32, Refused> { Ok(0) }
 /// #   fn context_info(&self) -> ContextInfo { todo!() }
-/// #   unsafe fn create_cq(&self, _: &CqRequest) -> Result<CreatedCq<Self>, CreateError> { todo!() }
+/// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { todo!() }
 /// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { todo!() }
 /// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { todo!() }
 /// #   unsafe fn modify_srq(
@@ -100,7 +100,7 @@ pub struct Offloads {
 ///
 /// ```compile_fail,E0133
 /// # use bareverbs_provider::contract::{CqRequest, CreateError, Provider};
-/// fn make_and_unmap<P: Provider>(provider: &P, request: &CqRequest) -> Result<(), CreateError> {
+/// fn make_and_unmap<P: Provider>(provider: &P, request: &CqRequest<'_>) -> Result<(), CreateError> {
 ///     drop(provider.create_cq(request)?);
 ///     Ok(())
 /// }
@@ -191,7 +191,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// The caller must keep the queue that is returned until the kernel has destroyed the object
     /// behind the handle, or the context is gone, and must leak it (`std::mem::forget`) where the
     /// kernel refuses to destroy the object: it keeps the memory that the device accesses.
-    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError>;
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError>;
 
     /// Gives the completion queue with the kernel's handle `cq` room for at least `entries` completions; returns for
     /// how many. No completion is lost, taken twice or taken out of order.
@@ -354,13 +354,13 @@ pub enum QueueMemory {
 
 /// What a completion queue is to be.
 #[derive(Clone, Copy, Debug)]
-pub struct CqRequest {
+pub struct CqRequest<'a> {
     /// Completions it must hold.
     pub entries: u32,
     /// Comes back in completion events.
     pub user_handle: u64,
     /// The completion channel that gets its events.
-    pub channel: Option<RawFd>,
+    pub channel: Option<BorrowedFd<'a>>,
     /// Which of the device's completion vectors raises them.
     pub vector: u32,
     /// Whether the device may compress runs of completions that are alike.

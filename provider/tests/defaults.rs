@@ -205,7 +205,7 @@ unsafe impl Provider for Minimal {
         Ok(1)
     }
 
-    unsafe fn create_cq(&self, _: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         Err(CreateError::Unsupported { what: "objects" })
     }
 

@@ -1,6 +1,6 @@
 //! Completion channels.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -65,10 +65,6 @@ impl CompChannel {
     pub(crate) fn on_plain_memory(file: &Arc<DeviceFile>) -> Self {
         let events = EventFd::new(crate::testing::no_events(), "completion events", Arc::clone(file));
         Self { events: Arc::new(events.expect("a descriptor")) }
-    }
-
-    pub(crate) fn raw_fd(&self) -> RawFd {
-        self.events.as_fd().as_raw_fd()
     }
 
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {

@@ -1,6 +1,7 @@
 //! Completion queues.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
@@ -130,7 +131,7 @@ impl<P: Provider> Cq<P> {
         let request = CqRequest {
             entries: init.entries,
             user_handle: init.user_data,
-            channel: init.channel.map(CompChannel::raw_fd),
+            channel: init.channel.map(AsFd::as_fd),
             vector: init.vector,
             compressed: init.compressed,
             memory: init.memory,

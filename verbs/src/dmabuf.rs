@@ -1,7 +1,7 @@
 //! Regions over what is no memory of this process: other drivers' buffers, and nothing at all.
 
 use std::ops::Deref;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, DmabufMrRequest};
@@ -55,8 +55,7 @@ impl DmabufMr {
                 format!("{len} bytes at {offset:#x} (known as {iova:#x}) reach beyond the address space");
             return Err(Error::invalid(VERB, reason));
         }
-        let fd = buffer.as_raw_fd() as u32;
-        let request = DmabufMrRequest { pd: domain.handle, fd, offset, length, iova, access };
+        let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
         let made = command::reg_dmabuf_mr(&domain.session.file, &request).map_err(|refused| {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
                 return Error::Unsupported { verb: VERB, what: "regions of dma-bufs are" };

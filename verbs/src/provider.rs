@@ -123,7 +123,7 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.alloc_pd(),)* }
             }
 
-            unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+            unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
                         // SAFETY: the caller's promise is the same.

@@ -277,7 +277,7 @@ unsafe impl Provider for Plain {
         Ok(1)
     }
 
-    unsafe fn create_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         Ok(CreatedCq { handle: 1, entries: request.entries, queue: self.ring() })
     }
 

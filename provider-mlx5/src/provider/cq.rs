@@ -29,7 +29,7 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`](bareverbs_provider::contract::Provider::create_cq).
-    pub(super) unsafe fn make_cq(&self, request: &CqRequest) -> Result<CreatedCq<Self>, CreateError> {
+    pub(super) unsafe fn make_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         let (ring, entries) = self.ring(request.entries, request.memory)?;
         let minis = if request.compressed {
             let told = self.query_driver()?.cqe_comp_caps.supported_format;

@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use bareverbs::AnyProvider;
@@ -63,7 +63,7 @@ fn driver() -> u32 {
     device::device().driver_id().expect("RDMA netlink tells it").0
 }
 
-fn cq_request(channel: Option<RawFd>) -> CqRequest {
+fn cq_request(channel: Option<BorrowedFd<'_>>) -> CqRequest<'_> {
     CqRequest {
         entries: 16,
         user_handle: 0,
@@ -362,24 +362,13 @@ pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
         let null = File::open("/dev/null").unwrap();
         let events = command::async_event_alloc(&bench.file).unwrap();
         let device = File::options().read(true).write(true).open(PATH).unwrap();
-        let closed = File::open("/dev/null").unwrap().as_raw_fd();
         let elsewhere = Bench::new();
         let channel = command::create_comp_channel(&elsewhere.file).unwrap();
-        for fd in [
-            null.as_raw_fd(),
-            events.as_raw_fd(),
-            device.as_raw_fd(),
-            channel.as_raw_fd(),
-            closed,
-            -1,
-            i32::MIN,
-            i32::MAX,
-            1 << 20,
-        ] {
+        for fd in [null.as_fd(), events.as_fd(), device.as_fd(), channel.as_fd()] {
             // SAFETY: there is no queue to keep.
             let made = unsafe { bench.provider.create_cq(&cq_request(Some(fd))) };
             let refused = refused(made.map(drop)).unwrap_err();
-            assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd}: {refused}");
+            assert!([Errno::BADF, Errno::INVAL, Errno::NOENT].contains(&refused.errno), "{fd:?}: {refused}");
         }
         drop(channel);
         elsewhere.clear();

@@ -1,7 +1,7 @@
 //! What queues hold, and what they tell.
 
 use std::io::Read;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{
@@ -76,7 +76,7 @@ pub(crate) fn an_armed_queue_raises_one_event() {
     let request = CqRequest {
         entries: 10,
         user_handle: 0x1234,
-        channel: Some(channel.as_raw_fd()),
+        channel: Some(channel.as_fd()),
         vector: 0,
         compressed: false,
         memory: QueueMemory::Ordinary,
