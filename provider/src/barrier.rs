@@ -8,7 +8,7 @@
 //!
 //! | | x86-64 | aarch64 | riscv64 |
 //! |---|---|---|---|
-//! | [`before_device_reads`] | compiler only | `dmb oshst` | `fence ow, ow` |
+//! | [`before_device_reads`] | compiler only | `dmb osh` | `fence iorw, ow` |
 //! | [`after_device_wrote`] | compiler only | `dmb oshld` | `fence ir, ir` |
 //! | [`before_device_overwrites`] | compiler only | `dmb osh` | `fence iorw, ow` |
 //! | [`before_write_combining`] | `sfence` | `dsb st` | `fence ow, ow` |
@@ -82,10 +82,12 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     unsafe { word(index) }.load(Ordering::Relaxed)
 }
 
-/// Orders stores to normal memory before a later store that lets a device read them.
+/// Orders all accesses to normal memory before a later store that lets a device read what was stored.
 ///
 /// Stands between a work request and the doorbell record that announces it, and between the doorbell record and a
-/// doorbell register.
+/// doorbell register. Loads have to come first too: a request is often posted because of a CQE or an index that was
+/// read before. If the doorbell overtook that load, the device could answer the request before the load, which would
+/// find the answer.
 #[inline]
 pub fn before_device_reads() {
     imp::before_device_reads();
@@ -141,7 +143,8 @@ mod imp {
     use std::arch::x86_64::_mm_sfence;
     use std::sync::atomic::{Ordering, compiler_fence};
 
-    /// The processor keeps stores to normal memory in order, for devices as for cores.
+    /// The processor makes no store visible before an earlier load or store to normal memory, for devices as for
+    /// cores.
     #[inline]
     pub(super) fn before_device_reads() {
         compiler_fence(Ordering::SeqCst);
@@ -203,7 +206,7 @@ macro_rules! instructions {
 }
 
 instructions! {
-    before_device_reads: aarch64 "dmb oshst", riscv64 "fence ow, ow";
+    before_device_reads: aarch64 "dmb osh", riscv64 "fence iorw, ow";
     after_device_wrote: aarch64 "dmb oshld", riscv64 "fence ir, ir";
     before_device_overwrites: aarch64 "dmb osh", riscv64 "fence iorw, ow";
     before_write_combining: aarch64 "dsb st", riscv64 "fence ow, ow";
@@ -253,7 +256,7 @@ mod tests {
         match instruction {
             "dmb osh" => (BOTH, BOTH),
             "dmb oshld" => (LOADS, BOTH),
-            "dmb oshst" | "dsb st" => (STORES, STORES),
+            "dsb st" => (STORES, STORES),
             riscv => {
                 let sets = riscv.strip_prefix("fence ").and_then(|sets| sets.split_once(", "));
                 let (before, after) = sets.expect("a fence of riscv64");
@@ -272,7 +275,8 @@ mod tests {
     #[test]
     fn each_barrier_orders_what_its_purpose_needs() {
         let needed = [
-            ("before_device_reads", STORES, STORES),
+            // The doorbell is stored after the request, and after the loads that led to it.
+            ("before_device_reads", BOTH, STORES),
             ("after_device_wrote", LOADS, LOADS),
             // The consumer index is stored after the entries were read, and written out.
             ("before_device_overwrites", BOTH, STORES),
