@@ -420,7 +420,8 @@ impl<M, P: Provider> Drop for Endpoint<M, P> {
     fn drop(&mut self) {
         // Kept from being dropped, also where ending the queue pair panics.
         let mut operations = ManuallyDrop::new(mem::take(&mut self.operations));
-        if self.qp.end().is_ok() {
+        // SAFETY: the queue pair is this value's, which is being dropped and does not use it otherwise.
+        if unsafe { self.qp.end() }.is_ok() {
             // SAFETY: `operations` is not used after this.
             unsafe { ManuallyDrop::drop(&mut operations) };
         }

@@ -136,6 +136,8 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     /// None where a shared receive queue takes its place.
     rq: Option<ManuallyDrop<P::Rq>>,
     state: QpState,
+    /// Whether the kernel refused one of several requests to RESET, and none has succeeded since.
+    reset_is_incomplete: bool,
     _transport: PhantomData<T>,
     handle: u32,
     qp_num: u32,
@@ -223,6 +225,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             sq: ManuallyDrop::new(sq),
             rq: rq.map(ManuallyDrop::new),
             state: QpState::RESET,
+            reset_is_incomplete: false,
             _transport: PhantomData,
             handle,
             qp_num,
@@ -306,13 +309,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
-        self.end().map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
+        // SAFETY: the queue pair was not ended, and is dropped next.
+        unsafe { self.end() }
+            .map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
     /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the
-    /// rings and whatever is posted stay in use. Runs once; the queue pair is dropped after it and
-    /// not used otherwise.
-    pub(crate) fn end(&mut self) -> Result<u32, Refused> {
+    /// rings and whatever is posted stay in use.
+    ///
+    /// # Safety
+    ///
+    /// The queue pair must not have been ended before, and must not be used afterwards, except to
+    /// drop it.
+    pub(crate) unsafe fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
         for (group, lid) in self.groups.drain(..) {
@@ -330,12 +339,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                     rq.abandon();
                 }
             })?;
-        // SAFETY: `end` runs once for each queue pair, which its callers see to by `destroyed`, and
-        // they drop the queue pair right after it without a look at the ring.
+        // SAFETY: by the contract of `end`, this runs once, and nothing looks at the ring afterwards.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
         if let Some(rq) = &mut self.rq {
-            // SAFETY: `end` runs once for each queue pair, and its callers drop the queue pair
-            // without a look at this ring.
+            // SAFETY: by the contract of `end`, this runs once, and nothing looks at the ring
+            // afterwards.
             unsafe { ManuallyDrop::drop(rq) };
         }
         Ok(told.events_reported)
@@ -539,7 +547,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.end();
+            // SAFETY: it was not ended, and is being dropped.
+            let _ = unsafe { self.end() };
         }
     }
 }

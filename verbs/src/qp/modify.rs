@@ -263,40 +263,69 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
         self.sq.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
-        let to_reset = mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET;
-        let times = if to_reset && self.sq.resets_twice() { 2 } else { 1 };
-        let mut outcome = Ok(());
-        for time in 0..times {
-            outcome = self.ask_kernel(&request).map_err(|refused| {
-                let what = format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state());
-                Error::refused(verb, what, refused)
-            });
-            if time == 0 && outcome.is_err() {
-                return outcome;
-            }
+        if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET {
+            let times = if self.sq.resets_twice() { 2 } else { 1 };
+            return self.bring_to_reset(&request, times).map_err(|refused| self.refused(verb, mask, refused));
         }
-        // One request succeeded, so the queue pair is in the new state, also where a second request
-        // to RESET was refused.
+        if self.reset_is_incomplete {
+            self.complete_reset(verb)?;
+        }
+        // SAFETY: the request names this queue pair, and not the state RESET.
+        unsafe { self.ask_kernel(&request) }.map_err(|refused| self.refused(verb, mask, refused))?;
         self.sq.changed(&request.base);
         if mask.contains(QpAttrMask::STATE) {
             self.state = attr.qp_state;
-            if attr.qp_state == QpState::RESET {
-                self.queues_were_reset();
-            }
         }
+        Ok(())
+    }
+
+    /// Issues the request to RESET so many times. If the kernel refuses only a later one, the queue
+    /// pair is in RESET, and [`Qp::complete_reset`] has to issue it once more.
+    fn bring_to_reset(&mut self, request: &ExModifyQp, times: u32) -> Result<(), Refused> {
+        // SAFETY: the request names this queue pair, and its queues are reset below.
+        unsafe { self.ask_kernel(request) }?;
+        let mut outcome = Ok(());
+        for _ in 1..times {
+            // SAFETY: the request names this queue pair, and its queues are reset below.
+            outcome = outcome.and_then(|()| unsafe { self.ask_kernel(request) });
+        }
+        self.sq.changed(&request.base);
+        self.state = QpState::RESET;
+        self.reset_is_incomplete = outcome.is_err();
+        // SAFETY: the kernel has carried out a request to RESET, and no other request since.
+        unsafe { self.queues_were_reset() };
         outcome
     }
 
-    fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
+    /// Issues the request to RESET that the kernel refused in [`Qp::bring_to_reset`]. Without it,
+    /// the kernel would take up requests of before the reset in the next life of the queue pair.
+    fn complete_reset(&mut self, verb: &'static str) -> Result<()> {
+        let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
+        let request = attr.to_kernel(self.handle, QpAttrMask::STATE);
+        self.bring_to_reset(&request, 1).map_err(|refused| {
+            self.refused(verb, QpAttrMask::STATE, refused).or_hint(|_| {
+                Some("the queue pair was not reset completely: call `Qp::reset` again, or drop it".into())
+            })
+        })
+    }
+
+    fn refused(&self, verb: &'static str, mask: QpAttrMask, refused: Refused) -> Error {
+        Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
+    }
+
+    /// # Safety
+    ///
+    /// The request must name this queue pair. After a request to RESET that has succeeded, the
+    /// caller must reset both queues ([`Qp::queues_were_reset`]).
+    unsafe fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            // SAFETY: the request names this queue pair, which `self` owns, and `change`, which
-            // calls this, resets both queues after a request to RESET has succeeded.
+            // SAFETY: `self` owns the queue pair, and the caller resets both queues after RESET.
             return unsafe { self.sq.change(file, &request.base) };
         }
         // SAFETY: the command reads and writes nothing but its structs. As for
-        // `command::modify_qp`, the caller has to own the queue pair and to reset its queues after
-        // RESET: `self` owns it, and `change`, which calls this, resets both queues.
+        // `command::modify_qp`, `self` owns the queue pair, and the caller resets both queues after
+        // RESET.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
@@ -350,5 +379,41 @@ mod tests {
         }
         let states = std::mem::take(&mut plain.log().states);
         assert_eq!(states, [QpState::RESET; 3]);
+    }
+
+    #[test]
+    fn an_incomplete_reset_is_completed_before_the_queue_pair_leaves_reset() {
+        let plain = Plain::default();
+        let mut qp = plain.queue_pair(&plain.domain());
+        let refused = || Err(Refused { method: "ModifyQp", errno: Errno::IO });
+        plain.log().resets_twice = true;
+        plain.log().answers.extend([Ok(()), refused()]);
+        qp.reset().unwrap_err();
+        let (init, mask) = (&InitAttr::new(1)).into();
+
+        // The kernel refuses it again.
+        plain.log().answers.push_back(refused());
+        let error = qp.modify(&init, mask).unwrap_err();
+        assert!(error.to_string().contains("call `Qp::reset` again"), "{error}");
+        assert_eq!(qp.state(), QpState::RESET);
+        assert_eq!(plain.log().states, [QpState::RESET]);
+
+        plain.log().reset.clear();
+        qp.modify(&init, mask).unwrap();
+        assert_eq!(qp.state(), QpState::INIT);
+        assert_eq!(plain.log().states, [QpState::RESET, QpState::RESET, QpState::INIT]);
+        assert_eq!(plain.log().reset.len(), 2, "both queues");
+
+        // Once.
+        plain.log().states.clear();
+        qp.set_error().unwrap();
+        assert_eq!(plain.log().states, [QpState::ERR]);
+        qp.reset().unwrap();
+        qp.modify(&init, mask).unwrap();
+        assert_eq!(
+            plain.log().states,
+            [QpState::ERR, QpState::RESET, QpState::RESET, QpState::INIT],
+            "a complete reset needs no further request"
+        );
     }
 }

@@ -85,8 +85,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// # Errors
     /// The kernel refuses, as Soft-RoCE does while the queue is still draining. The queue pair stays
     /// in its state then. On Soft-RoCE, RESET takes two requests. If the kernel refuses only the
-    /// second, the queue pair is in RESET, and what was posted before may be carried out in its next
-    /// life: reset it again, or drop it.
+    /// second, the queue pair is in RESET, and requests that were posted before stay in use. The
+    /// next change of state issues the missing request first, and fails if the kernel refuses it
+    /// again.
     #[doc(alias = "IBV_QPS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
@@ -100,14 +101,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    pub(super) fn queues_were_reset(&mut self) {
-        // SAFETY: the kernel has carried out at least one request to RESET, which `change`, the only
-        // caller, has checked. Only `&mut self` could bring the queue pair out of RESET since.
+    /// Takes both queues to be empty.
+    ///
+    /// # Safety
+    ///
+    /// The kernel must have carried out a request to RESET, and no request to another state since.
+    pub(super) unsafe fn queues_were_reset(&mut self) {
+        // SAFETY: the caller's promise is that of `SendQueue::reset`.
         unsafe { self.sq.reset() };
         if let Some(queue) = &mut self.rq {
-            // SAFETY: the kernel has carried out at least one request to RESET, which `change`, the
-            // only caller, has checked. Only `&mut self` could bring the queue pair out of RESET
-            // since.
+            // SAFETY: the caller's promise is that of `RecvQueue::reset`.
             unsafe { queue.reset() };
         }
     }
