@@ -258,7 +258,9 @@ impl<P: Provider> Cq<P> {
         let Some(mut shared) = Arc::into_inner(shared) else {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
-        let told = shared.destroy().map_err(|refused| Error::refused(VERB, "a completion queue", refused))?;
+        // SAFETY: `shared` is the last owner, and was not destroyed before.
+        let told = unsafe { shared.destroy() }
+            .map_err(|refused| Error::refused(VERB, "a completion queue", refused))?;
         let DestroyCqResp { comp_events_reported, async_events_reported } = told;
         Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
     }
@@ -345,7 +347,10 @@ impl<P: Provider> Drop for Cq<P> {
 }
 
 impl<P: Provider> CqShared<P> {
-    fn destroy(&mut self) -> Result<DestroyCqResp, Refused> {
+    /// # Safety
+    ///
+    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    unsafe fn destroy(&mut self) -> Result<DestroyCqResp, Refused> {
         self.destroyed = true;
         // SAFETY: all that names the queue keeps this, so nothing does any more.
         unsafe { command::destroy_cq(self.context.file(), self.handle) }.inspect_err(|_| {
@@ -358,7 +363,8 @@ impl<P: Provider> CqShared<P> {
 impl<P: Provider> Drop for CqShared<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.destroy();
+            // SAFETY: it was not destroyed, and is being dropped.
+            let _ = unsafe { self.destroy() };
         }
     }
 }

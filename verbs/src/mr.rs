@@ -134,9 +134,16 @@ impl Registration {
         }
     }
 
-    fn end(&self) -> Result<()> {
+    /// Deregisters a region of its own; does nothing to a part of another one.
+    ///
+    /// # Safety
+    ///
+    /// It must not have ended before: the kernel may have given the handle to another region. Nothing
+    /// may use the registration afterwards.
+    unsafe fn end(&self) -> Result<()> {
         let Object::Own(handle) = self.object else { return Ok(()) };
-        // SAFETY: the region is this value's, and who posts keeps it until the request is complete.
+        // SAFETY: the handle is this region's, by the contract of `end`. Who posts keeps the region
+        // until the request is complete.
         unsafe { command::dereg_mr(&self.domain.session.file, handle) }.map_err(|refused| {
             Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
@@ -342,7 +349,8 @@ impl<M> Mr<M> {
         let mut region = ManuallyDrop::new(self);
         // SAFETY: the region is dropped by hand here and never used again.
         let registration = unsafe { ManuallyDrop::take(&mut region.registration) };
-        registration.end()?;
+        // SAFETY: the registration was taken out of the region, and is dropped after this.
+        unsafe { registration.end() }?;
         // SAFETY: the memory was put there when the region was made.
         Ok(unsafe { region.memory.assume_init_read() })
     }
@@ -425,7 +433,8 @@ impl<M> Drop for Mr<M> {
         // SAFETY: the region is not used after its drop.
         let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
         // Where the kernel does not let go, the device may go on using the memory: it has to stay.
-        if registration.end().is_ok() {
+        // SAFETY: the registration was taken out of the region, and is dropped after this.
+        if unsafe { registration.end() }.is_ok() {
             // SAFETY: the memory was put there when the region was made, and is dropped only here.
             unsafe { self.memory.assume_init_drop() };
         }

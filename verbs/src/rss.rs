@@ -76,14 +76,19 @@ impl<P: Provider> IndirectionTable<P> {
         let Some(mut shared) = Arc::into_inner(self.shared) else {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
-        shared.destroy().map_err(|refused| Error::refused(VERB, "a table of work queues", refused))
+        // SAFETY: `shared` is the last owner, and was not destroyed before.
+        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a table of work queues", refused))
     }
 }
 
 impl<P: Provider> TableShared<P> {
-    fn destroy(&mut self) -> Result<(), Refused> {
+    /// # Safety
+    ///
+    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    unsafe fn destroy(&mut self) -> Result<(), Refused> {
         self.destroyed = true;
-        // SAFETY: queue pairs of the table keep it, so there are none any more.
+        // SAFETY: by the contract of `destroy`, the handle is still the table's. Queue pairs of the
+        // table keep it, so there are none any more.
         unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }
     }
 }
@@ -91,7 +96,8 @@ impl<P: Provider> TableShared<P> {
 impl<P: Provider> Drop for TableShared<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.destroy();
+            // SAFETY: it was not destroyed, and is being dropped.
+            let _ = unsafe { self.destroy() };
         }
     }
 }
@@ -267,11 +273,15 @@ impl<P: Provider> RssQp<P> {
     /// The kernel refuses.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
-        self.end()
+        // SAFETY: it was not ended, and is dropped next.
+        unsafe { self.end() }
             .map_err(|refused| Error::refused("destroy_qp", "a queue pair that spreads frames", refused))
     }
 
-    fn end(&mut self) -> Result<u32, Refused> {
+    /// # Safety
+    ///
+    /// It must not have been ended before, and must not be used afterwards, except to drop it.
+    unsafe fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         let file = self.pd.context().file();
         // The kernel does not let go of one that a flow leads to.
@@ -284,7 +294,8 @@ impl<P: Provider> RssQp<P> {
 impl<P: Provider> Drop for RssQp<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.end();
+            // SAFETY: it was not ended, and is being dropped.
+            let _ = unsafe { self.end() };
         }
     }
 }

@@ -277,7 +277,8 @@ impl<P: Provider> Srq<P> {
         let Some(mut shared) = Arc::into_inner(shared) else {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
-        shared.destroy().map_err(|refused| Error::refused(VERB, "a shared receive queue", refused))
+        // SAFETY: `shared` is the last owner, and was not destroyed before.
+        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a shared receive queue", refused))
     }
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
@@ -320,7 +321,11 @@ impl<P: Provider> SrqShared<P> {
     }
 
     /// Tells how many of its events have been read.
-    fn destroy(&mut self) -> Result<u32, Refused> {
+    ///
+    /// # Safety
+    ///
+    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    unsafe fn destroy(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // SAFETY: all that names the queue keeps this, so nothing does any more.
         let told =
@@ -338,7 +343,8 @@ impl<P: Provider> SrqShared<P> {
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.destroy();
+            // SAFETY: it was not destroyed, and is being dropped.
+            let _ = unsafe { self.destroy() };
         }
     }
 }

@@ -196,7 +196,8 @@ impl<P: Provider> Wq<P> {
             let reason = format!("the work queue is in {:?}, not in RESET: reset it first", self.state);
             return Err(Error::invalid(MODIFY, reason));
         }
-        self.go(WqState::RDY)
+        // SAFETY: the state is not RESET.
+        unsafe { self.go(WqState::RDY) }
     }
 
     /// RDY → ERR: no more frames come, and everything that is posted completes as
@@ -210,7 +211,8 @@ impl<P: Provider> Wq<P> {
         if self.state == WqState::RESET {
             return Err(Error::invalid(MODIFY, "the work queue is in RESET, where nothing is posted"));
         }
-        self.go(WqState::ERR)
+        // SAFETY: the state is not RESET.
+        unsafe { self.go(WqState::ERR) }
     }
 
     /// To RESET, from any state: it is emptied without completions, and can be made ready again. What it completed before
@@ -221,17 +223,20 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
-        self.go(WqState::RESET)?;
+        // SAFETY: the queue is reset below.
+        unsafe { self.go(WqState::RESET) }?;
         // SAFETY: the kernel has just brought it to RESET, which only `&mut self` could change.
         unsafe { self.queue.reset() };
         Ok(())
     }
 
-    fn go(&mut self, to: WqState) -> Result<()> {
+    /// # Safety
+    ///
+    /// The caller must reset the queue after a change to RESET that has succeeded.
+    unsafe fn go(&mut self, to: WqState) -> Result<()> {
         let provider = self.shared.pd.context().provider();
         let step = |from| {
-            // SAFETY: the work queue is this value's, and `reset`, the only one to go to RESET,
-            // resets its queue.
+            // SAFETY: the work queue is this value's, and the caller resets its queue after RESET.
             unsafe { provider.modify_wq(self.shared.handle, WqChange::State { from, to }) }
         };
         let mut done = step(self.state);
@@ -317,7 +322,8 @@ impl<P: Provider> Wq<P> {
         let Some(mut shared) = Arc::into_inner(shared) else {
             return Err(Error::invalid(VERB, "indirection tables still hold it: drop them first"));
         };
-        shared.destroy().map_err(|refused| Error::refused(VERB, "a work queue", refused))
+        // SAFETY: `shared` is the last owner, and was not destroyed before.
+        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a work queue", refused))
     }
 }
 
@@ -360,7 +366,11 @@ impl<P: Provider> WqShared<P> {
     }
 
     /// Tells how many of its events have been read.
-    fn destroy(&mut self) -> Result<u32, Refused> {
+    ///
+    /// # Safety
+    ///
+    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    unsafe fn destroy(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // SAFETY: all that names the work queue keeps this, so nothing does any more.
         unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
@@ -376,7 +386,8 @@ impl<P: Provider> WqShared<P> {
 impl<P: Provider> Drop for WqShared<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.destroy();
+            // SAFETY: it was not destroyed, and is being dropped.
+            let _ = unsafe { self.destroy() };
         }
     }
 }

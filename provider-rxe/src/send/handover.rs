@@ -30,7 +30,8 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         self.deferred = self.ring.position();
         match self.doorbell.ring() {
             Ok(()) => Ok(()),
-            Err(errno) => Err(self.refused(batch, errno)),
+            // SAFETY: `batch` was published last, and the kernel refused the doorbell after that.
+            Err(errno) => Err(unsafe { self.refused(batch, errno) }),
         }
     }
 
@@ -45,7 +46,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // Where this one is refused, so is the next.
         let _ = self.doorbell.ring();
         let first = self.ring.publish_next();
-        let mut answer = self.doorbell.ring().map_err(|errno| self.refused(first, errno));
+        let mut answer = self.doorbell.ring().map_err(|errno| {
+            // SAFETY: `first` was published last, and the kernel refused the doorbell after that.
+            unsafe { self.refused(first, errno) }
+        });
         while answer.is_ok() && self.ring.pending() > 0 {
             self.ring.publish_next();
             answer = self.doorbell.ring().map_err(posted);
@@ -56,19 +60,25 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         answer
     }
 
+    /// Takes a batch back where that is possible.
+    ///
+    /// # Safety
+    ///
+    /// `batch` must be what was published last, and `errno` the kernel's answer to a doorbell that
+    /// was rung after that.
     #[cold]
-    fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
+    unsafe fn refused(&mut self, batch: Published, errno: Errno) -> DoorbellError {
         // Below RTS the kernel does not look at the ring. But a queue pair that fell into the error
         // state meanwhile may have flushed part of the batch, which can't be taken back then.
         if errno == Errno::INVAL && self.ring.outstanding() >= batch.count() {
-            // SAFETY: `batch` is what was published last: the callers publish, ring and come here.
-            // By `EINVAL` the kernel says that it did not look at the ring and that the queue pair
-            // is below RTS, where nothing else makes it look but a fall into the error state, in
-            // which it flushes slots and accesses no memory that they name. It also says so where
-            // another command has locked the handle exclusively (`ib_uverbs_post_send` of
-            // `uverbs_cmd.c`). Premise: no safe command does that. Commands that do, such as
-            // destroying, are `unsafe`, and their caller owns the queue pair, so no other thread
-            // rings its doorbell meanwhile.
+            // SAFETY: `batch` is what was published last, by the contract of `refused`. By `EINVAL`
+            // the kernel says that it did not look at the ring and that the queue pair is below
+            // RTS, where nothing else makes it look but a fall into the error state, in which it
+            // flushes slots and accesses no memory that they name. It also says so where another
+            // command has locked the handle exclusively (`ib_uverbs_post_send` of `uverbs_cmd.c`).
+            // Premise: no safe command does that. Commands that do, such as destroying, are
+            // `unsafe`, and their caller owns the queue pair, so no other thread rings its doorbell
+            // meanwhile.
             unsafe { self.ring.take_back(batch) };
             self.deferred = self.ring.position();
             DoorbellError::TakenBack(Refused { method: DOORBELL, errno })

@@ -42,7 +42,8 @@ impl Whole {
 impl Drop for Whole {
     fn drop(&mut self) {
         // Where the kernel does not let go, closing the file does it.
-        let _ = self.0.end();
+        // SAFETY: the region is being dropped, which is the only place that ends it.
+        let _ = unsafe { self.0.end() };
     }
 }
 

@@ -288,10 +288,15 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
-        self.end().map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
+        // SAFETY: it was not ended, and is dropped next.
+        unsafe { self.end() }
+            .map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
-    fn end(&mut self) -> Result<u32, Refused> {
+    /// # Safety
+    ///
+    /// It must not have been ended before, and must not be used afterwards, except to drop it.
+    unsafe fn end(&mut self) -> Result<u32, Refused> {
         self.destroyed = true;
         // SAFETY: the handle is this value's, which is used no more; the queue pair has no rings.
         unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }
@@ -320,7 +325,8 @@ impl<P: Provider> XrcTarget<P> {
 impl<P: Provider> Drop for XrcTarget<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            let _ = self.end();
+            // SAFETY: it was not ended, and is being dropped.
+            let _ = unsafe { self.end() };
         }
     }
 }
