@@ -92,13 +92,13 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
 }
 
 /// Builds the program that posts what the card's recording is compared by.
-pub(crate) fn wqes() -> Result<PathBuf> {
+pub(crate) fn wqe_diff() -> Result<PathBuf> {
     let mut cargo = static_cargo("build");
-    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-wqes"]);
+    cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-wqe-diff"]);
     if !cargo.status().context("running cargo")?.success() {
         bail!("the posting program could not be built");
     }
-    Ok(target_folder().join(TARGET).join("debug/wqes"))
+    Ok(target_folder().join(TARGET).join("debug/wqe-diff"))
 }
 
 /// Builds the program whose instructions valgrind counts.

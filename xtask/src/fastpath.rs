@@ -156,7 +156,7 @@ pub(crate) fn measure(
     std::fs::create_dir_all(&folder)?;
     let ours = build::fastpath()?;
     std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
-    compile(cache, peers, "tests/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
+    compile(cache, peers, "bench/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
     let programs = build::guest_programs()?;
     let card = port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
     let setup = Setup {

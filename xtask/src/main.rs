@@ -21,7 +21,7 @@ mod terminal;
 mod test;
 mod tsan;
 mod two_hosts;
-mod wqes;
+mod wqe_diff;
 
 use std::process::ExitCode;
 
@@ -55,7 +55,8 @@ enum Command {
     /// Explore how threads that share queues interleave, with models of them.
     Loom(loom::Loom),
     /// Compare what a card fetches of our requests and of the C library's, field by field.
-    Wqes(wqes::Wqes),
+    #[command(alias = "wqes")]
+    WqeDiff(wqe_diff::WqeDiff),
     /// Change the product line by line and see whether a test notices.
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
         Command::Coverage(coverage) => coverage.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Loom(loom) => loom.run(),
-        Command::Wqes(wqes) => wqes.run(),
+        Command::WqeDiff(diff) => diff.run(),
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),

@@ -32,7 +32,7 @@ const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc
 type Skips = BTreeMap<String, BTreeMap<String, String>>;
 
 fn path() -> PathBuf {
-    build::workspace().join("tests/hca/pyverbs.md")
+    build::workspace().join("hca/pyverbs.md")
 }
 
 /// Runs the suite on a card, on each kernel, and compares what was skipped with the list, or writes the list.

@@ -18,7 +18,7 @@ use super::Filter;
 use super::binaries::{GuestTest, guest_tests};
 use super::outcome::{Outcome, Table, judge};
 use crate::hca::{self, Bench, Extent};
-use crate::{build, fastpath, lab, two_hosts, wqes};
+use crate::{build, fastpath, lab, two_hosts, wqe_diff};
 
 /// Kinds of cards to test.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
@@ -110,7 +110,7 @@ impl Lab {
 /// Tests that bring guests of their own.
 enum Special {
     FastPath(Vec<fastpath::Check>),
-    Wqes(wqes::Check),
+    WqeDiff(wqe_diff::Check),
     Hosts(&'static str, two_hosts::Test),
     Cards(HcaPort, Extent, Vec<(String, hca::Test)>),
 }
@@ -198,7 +198,7 @@ impl<'a> Plan<'a> {
         }
         let specials = || stations.iter().flat_map(|station| &station.specials);
         let measures = specials().any(|special| matches!(special, Special::FastPath(..)));
-        let compares = specials().any(|special| matches!(special, Special::Wqes(..)));
+        let compares = specials().any(|special| matches!(special, Special::WqeDiff(..)));
         let plugs = measures || compares || specials().any(|special| matches!(special, Special::Cards(..)));
         let kernels = stations.iter().map(|station| station.name.clone()).collect();
         let board =
@@ -207,8 +207,11 @@ impl<'a> Plan<'a> {
             // What they need is built beside the first tests. Where that fails, it fails once more for who needs it.
             scope.spawn(move || {
                 build::modestly(|| {
-                    let _ =
-                        (plugs.then(build::card), compares.then(build::wqes), measures.then(build::fastpath));
+                    let _ = (
+                        plugs.then(build::card),
+                        compares.then(build::wqe_diff),
+                        measures.then(build::fastpath),
+                    );
                 });
             });
             let work = || Worker { plan: self, accelerator, board: &board }.work();
@@ -247,9 +250,9 @@ impl<'a> Plan<'a> {
                 specials.push_back(Special::FastPath(checks));
             }
         }
-        if name == wqes::KERNEL {
-            let checks = wqes::CHECKS.into_iter().filter(|(title, _)| wanted(title));
-            specials.extend(checks.map(Special::Wqes));
+        if name == wqe_diff::KERNEL {
+            let checks = wqe_diff::CHECKS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(checks.map(Special::WqeDiff));
         }
         if name == two_hosts::KERNEL {
             let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
@@ -414,9 +417,9 @@ impl<'b> Worker<'_, 'b> {
                     self.report(name, title, outcome, &figures, begin);
                 }
             }
-            Special::Wqes((title, port)) => {
+            Special::WqeDiff((title, port)) => {
                 let lab = self.plan.lab;
-                let report = wqes::check(&lab.cache, &lab.tools, kernel, &lab.peers, port)?;
+                let report = wqe_diff::check(&lab.cache, &lab.tools, kernel, &lab.peers, port)?;
                 let outcome = if report.unknown.is_empty() { Outcome::Passed } else { Outcome::Failed };
                 self.report(name, title, outcome, &report.text(), begin);
             }

@@ -1,7 +1,7 @@
 //! Queue pairs of whole frames.
 
 use bareverbs::{Pd, Qp, QpInit, RawPacket, Result};
-use bareverbs_wqes::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
+use bareverbs_wqe_diff::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
 
 pub(super) struct Frames {
     plain: Qp<RawPacket>,

@@ -1,4 +1,4 @@
-//! `cargo xtask wqes`: what a card fetches of our provider's requests and of the C library's, field by field.
+//! `cargo xtask wqe-diff`: what a card fetches of our provider's requests and of the C library's, field by field.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Tools};
-use bareverbs_wqes::compare::{Report, compare};
-use bareverbs_wqes::generate::generate;
-use bareverbs_wqes::record::{Facts, entries};
-use bareverbs_wqes::request::Request;
+use bareverbs_wqe_diff::compare::{Report, compare};
+use bareverbs_wqe_diff::generate::generate;
+use bareverbs_wqe_diff::record::{Facts, entries};
+use bareverbs_wqe_diff::request::Request;
 use clap::Args;
 
 use crate::{build, fastpath, lab};
@@ -22,16 +22,16 @@ pub(crate) type Check = (&'static str, HcaPort);
 
 /// The checks among the tests. Frames are for Ethernet, addresses without a global route for InfiniBand.
 pub(crate) const CHECKS: [Check; 2] = [
-    ("wqes::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys", HcaPort::Ib),
-    ("wqes::with_ethernet_it_fetches_the_same_frames_too", HcaPort::Roce),
+    ("wqe_diff::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys", HcaPort::Ib),
+    ("wqe_diff::with_ethernet_it_fetches_the_same_frames_too", HcaPort::Roce),
 ];
 /// Where the guest sees the two programs and their list.
-const GUEST_FOLDER: &str = "/lab/wqes";
+const GUEST_FOLDER: &str = "/lab/wqe-diff";
 /// How long each may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Args)]
-pub(crate) struct Wqes {
+pub(crate) struct WqeDiff {
     /// 6.1, 6.12, 7.2, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
@@ -46,7 +46,7 @@ pub(crate) struct Wqes {
     count: usize,
 }
 
-impl Wqes {
+impl WqeDiff {
     pub(crate) fn run(self) -> Result<ExitCode> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
@@ -80,10 +80,10 @@ fn measure(
     (seed, count): (u64, usize),
 ) -> Result<Report> {
     let requests = generate(seed, count, port == HcaPort::Roce);
-    let folder = build::target_folder().join("wqes").join(format!("{port:?}"));
+    let folder = build::target_folder().join("wqe-diff").join(format!("{port:?}"));
     fs::create_dir_all(&folder)?;
-    fs::copy(build::wqes()?, folder.join("wqes")).context("copying the posting program")?;
-    fastpath::compile(cache, peers, "tests/wqes/c/wqes.c", &folder.join("wqes-c"))?;
+    fs::copy(build::wqe_diff()?, folder.join("wqe-diff")).context("copying the posting program")?;
+    fastpath::compile(cache, peers, "bench/wqe-diff/c/wqe-diff.c", &folder.join("wqe-diff-c"))?;
     let lines: String = requests.iter().map(Request::line).map(|line| line + "\n").collect();
     fs::write(folder.join("list"), lines)?;
     let recording = folder.join("recording");
@@ -103,9 +103,9 @@ fn measure(
         hca: Some(&card),
     };
     let mut guests = Guests::boot(&setup)?;
-    let ours = run(&mut guests, &["wqes", "mlx5_0"])?;
+    let ours = run(&mut guests, &["wqe-diff", "mlx5_0"])?;
     let until = recorded(&recording)?.len();
-    let theirs = run(&mut guests, &["wqes-c", "mlx5_0", &ours.gid_index.to_string()])?;
+    let theirs = run(&mut guests, &["wqe-diff-c", "mlx5_0", &ours.gid_index.to_string()])?;
     guests.shut_down()?;
     let all = recorded(&recording)?;
     let (first, second) = all.split_at(until);

@@ -1,5 +1,5 @@
 // What ../src/bench.rs does, through libibverbs: posts the requests of a list and says what its queues are.
-// cc wqes.c -libverbs; run as: wqes DEVICE LIST GID-INDEX
+// cc wqe-diff.c -libverbs; run as: wqe-diff DEVICE LIST GID-INDEX
 #include <arpa/inet.h>
 #include <stdint.h>
 #include <stdio.h>

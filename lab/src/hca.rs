@@ -30,7 +30,7 @@ pub struct Hca {
 }
 
 impl Hca {
-    /// Starts `program` (the binary of `tests/hca`) with further arguments and waits until the cards are there.
+    /// Starts `program` (the binary of `hca`) with further arguments and waits until the cards are there.
     pub fn start(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
         Self::in_processes(program, port, hosts, usize::from(hosts), arguments)
     }
@@ -75,7 +75,7 @@ impl Hca {
     }
 
     /// Tells the cards of the first process a wish, such as `1 link down`, and answers what they say; the words are those of
-    /// `tests/hca/src/control.rs`.
+    /// `hca/src/control.rs`.
     pub fn wish(&self, wish: &str) -> Result<String> {
         let mut control = UnixStream::connect(self.folder.join(CONTROL)).context("speaking to the cards")?;
         control.write_all(format!("{wish}\n").as_bytes())?;

@@ -1,8 +1,8 @@
 //! The same requests, posted by our provider and by the C library's, as the card fetched them.
 //!
-//! [`generate`] makes requests from a seed and [`request`] writes them down; the program of this crate and `c/wqes.c`
+//! [`generate`] makes requests from a seed and [`request`] writes them down; the program of this crate and `c/wqe-diff.c`
 //! read them and post them; the card records what it fetches ([`record`]), and [`compare`] sets the two side by side, field by field
-//! ([`fields`]). `cargo xtask wqes` does all that.
+//! ([`fields`]). `cargo xtask wqe-diff` does all that.
 
 pub mod compare;
 pub mod fields;

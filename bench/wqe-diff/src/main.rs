@@ -1,16 +1,16 @@
-//! `wqes DEVICE LIST` posts the requests of a list and says what its queues are; `c/wqes.c` does the same.
+//! `wqe-diff DEVICE LIST` posts the requests of a list and says what its queues are; `c/wqe-diff.c` does the same.
 
 mod bench;
 
 use anyhow::{Context as _, Result};
 use bareverbs::Device;
-use bareverbs_wqes::request::Request;
+use bareverbs_wqe_diff::request::Request;
 use bench::Bench;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let (device, list) = (arguments.next(), arguments.next());
-    let (device, list) = device.zip(list).context("wqes DEVICE LIST")?;
+    let (device, list) = device.zip(list).context("wqe-diff DEVICE LIST")?;
     let text = std::fs::read_to_string(&list).with_context(|| format!("reading {list}"))?;
     let requests: Vec<_> = text.lines().map(Request::parse).collect::<Result<_>>()?;
     let mut bench = Bench::new(&Device::find(&device)?.open()?)?;

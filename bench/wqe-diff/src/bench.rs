@@ -10,7 +10,7 @@ use bareverbs::{
     MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
     SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
 };
-use bareverbs_wqes::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
+use bareverbs_wqe_diff::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
 use frames::{Frames, in_front, split};
 
 const PATIENCE: Duration = Duration::from_secs(20);
