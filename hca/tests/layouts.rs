@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{fs, io::Write as _};
 
+use bareverbs_lab::Series;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// The kernel's headers, and the unit in which its structures there count.
@@ -208,7 +209,7 @@ fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Opti
 }
 
 /// Compares what is declared with what a kernel says; also how many fields that kernel has.
-fn compare(series: &str, fields: &[Field]) -> Result<usize, Failed> {
+fn compare(series: Series, fields: &[Field]) -> Result<usize, Failed> {
     let headers = bareverbs_lab::headers(series).ok_or("no headers: `cargo xtask lab fetch --headers`")?;
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let measured = measured(&headers.kernel, fields, scratch)?;
@@ -234,7 +235,8 @@ fn compare(series: &str, fields: &[Field]) -> Result<usize, Failed> {
 
 /// A field of a name that no kernel knows would never be compared.
 fn all_are_real(fields: &[Field]) -> Result<(), Failed> {
-    let headers = bareverbs_lab::headers("7.2").ok_or("no headers: `cargo xtask lab fetch --headers`")?;
+    let headers =
+        bareverbs_lab::headers(Series::NEWEST).ok_or("no headers: `cargo xtask lab fetch --headers`")?;
     let measured = measured(&headers.kernel, fields, Path::new(env!("CARGO_TARGET_TMPDIR")))?;
     let unknown: Vec<_> = fields
         .iter()
@@ -252,7 +254,7 @@ fn alterations_are_seen() -> Result<(), Failed> {
     for field in &mut fields {
         field.offset += 1;
     }
-    let report = match compare("6.12", &fields) {
+    let report = match compare(Series::NEWEST, &fields) {
         Ok(_) => String::new(),
         Err(failed) => failed.message().unwrap_or_default().to_string(),
     };
@@ -265,14 +267,14 @@ fn alterations_are_seen() -> Result<(), Failed> {
 }
 
 fn main() -> ExitCode {
-    let trial = |name: String, series: &str, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| {
+    let trial = |name: String, series: Series, run: Box<dyn FnOnce() -> Result<(), Failed> + Send>| {
         let lacking = bareverbs_lab::headers(series).is_none();
         if lacking {
             eprintln!("{name}: left out, no headers of {series}: `cargo xtask lab fetch --headers`");
         }
         Trial::test(name, run).with_ignored_flag(lacking)
     };
-    let mut trials: Vec<_> = ["6.1", "6.12", "7.2"]
+    let mut trials: Vec<_> = Series::RELEASED
         .into_iter()
         .map(|series| {
             let run = move || {
@@ -286,7 +288,12 @@ fn main() -> ExitCode {
             trial(format!("the_cards_offsets_are_those_of_{series}"), series, Box::new(run))
         })
         .collect();
-    trials.push(trial("every_field_is_known_to_7.2".into(), "7.2", Box::new(|| all_are_real(&declared()))));
-    trials.push(trial("alterations_are_seen".into(), "6.12", Box::new(alterations_are_seen)));
+    let newest = Series::NEWEST;
+    trials.push(trial(
+        format!("every_field_is_known_to_{newest}"),
+        newest,
+        Box::new(|| all_are_real(&declared())),
+    ));
+    trials.push(trial("alterations_are_seen".into(), newest, Box::new(alterations_are_seen)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

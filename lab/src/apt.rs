@@ -16,31 +16,31 @@ use crate::sources::Mirrors;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A Debian release together with the suites that update it.
+/// A Debian release together with the suites that update it, by its codename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Channel {
-    Bookworm,
-    Trixie,
-    Sid,
-    Experimental,
-}
+pub(crate) struct Channel(pub(crate) &'static str);
 
 impl Channel {
+    /// The release of the guests' C stack.
+    pub(crate) const SID: Self = Self("sid");
+    /// What is newer than sid.
+    pub(crate) const EXPERIMENTAL: Self = Self("experimental");
+    /// The release whose backports have the QEMU that the lab needs.
+    pub(crate) const TRIXIE: Self = Self("trixie");
+
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Bookworm => "bookworm",
-            Self::Trixie => "trixie",
-            Self::Sid => "sid",
-            Self::Experimental => "experimental",
-        }
+        self.0
     }
 
-    fn suites(self) -> &'static [&'static str] {
+    fn suites(self) -> Vec<String> {
         match self {
-            Self::Bookworm => &["bookworm", "bookworm-updates", "bookworm-security"],
-            Self::Trixie => &["trixie", "trixie-updates", "trixie-security", "trixie-backports"],
-            Self::Sid => &["sid"],
-            Self::Experimental => &["sid", "experimental"],
+            Self::SID => vec!["sid".into()],
+            Self::EXPERIMENTAL => vec!["sid".into(), "experimental".into()],
+            Self(stable) => {
+                let backports = (self == Self::TRIXIE).then_some("-backports");
+                let parts = ["", "-updates", "-security"].into_iter().chain(backports);
+                parts.map(|part| format!("{stable}{part}")).collect()
+            }
         }
     }
 }
@@ -266,7 +266,7 @@ mod tests {
     #[test]
     fn security_suites_come_from_the_security_mirror() {
         let mirrors = Mirrors { archive: "http://a".into(), security: "http://s".into() };
-        let list = sources_list(Channel::Bookworm, &mirrors, false);
+        let list = sources_list(Channel("bookworm"), &mirrors, false);
         assert_eq!(
             list,
             "deb [arch=amd64] http://a bookworm main\ndeb [arch=amd64] http://a bookworm-updates main\n\

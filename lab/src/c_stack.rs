@@ -19,7 +19,7 @@ struct Manifest {
 /// cached.
 pub fn fetch_verbs_headers(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let (folder, _) = cache.ensure("headers-verbs", refresh, |folder| {
-        let apt = Apt::open(cache, Channel::Sid)?;
+        let apt = Apt::open(cache, Channel::SID)?;
         let newest = apt.show("libibverbs-dev")?.into_iter().next().context("there is no libibverbs-dev")?;
         let manifest = Manifest { version: newest.version.clone() };
         let debs = folder.join("debs");

@@ -29,12 +29,12 @@ struct Manifest {
     kernel: String,
 }
 
-/// The cached headers of a kernel series (`6.1`, `6.12`, `7.2`); `None` if they weren't fetched.
+/// The cached headers of a kernel series; `None` if they weren't fetched.
 ///
 /// Never uses the network; `cargo xtask lab fetch --headers` fills the cache.
-pub fn headers(series: &str) -> Option<HeaderDirs> {
+pub fn headers(series: Series) -> Option<HeaderDirs> {
     let cache = Cache::open().ok()?;
-    let (folder, manifest) = cache.get::<Manifest>(&format!("headers-{}", series.parse::<Series>().ok()?))?;
+    let (folder, manifest) = cache.get::<Manifest>(&format!("headers-{series}"))?;
     Some(dirs(folder, manifest))
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
+use bareverbs_uapi::kernels::{KERNELS, KernelSeries, Since};
 use serde::{Deserialize, Serialize};
 
 use crate::apt::{Apt, Channel, Package};
@@ -18,46 +19,52 @@ use crate::tools::Tools;
 /// A kernel series that Debian ships.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Series {
-    /// Debian bookworm's long-term kernel.
-    V6_1,
-    /// Debian trixie's long-term kernel.
-    V6_12,
-    /// Debian sid's kernel.
-    V7_2,
+    /// One of [`KERNELS`].
+    Released(Since),
     /// The newest release candidate in Debian experimental.
     Rc,
 }
 
 impl Series {
-    /// The series that the tests run on.
-    pub const RELEASED: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+    /// The series that the tests run on, oldest first.
+    pub const RELEASED: [Self; KERNELS.len()] = {
+        let mut released = [Self::Rc; KERNELS.len()];
+        let mut i = 0;
+        while i < KERNELS.len() {
+            released[i] = Self::Released(KERNELS[i].since);
+            i += 1;
+        }
+        released
+    };
+
+    /// The newest of them.
+    pub const NEWEST: Self = Self::RELEASED[KERNELS.len() - 1];
+
+    /// Their names, to list in messages: `6.1, 6.12, 7.2, rc`.
+    pub fn names() -> String {
+        let names: Vec<_> = Self::RELEASED.iter().chain(&[Self::Rc]).map(Self::to_string).collect();
+        names.join(", ")
+    }
 
     pub(crate) fn channel(self) -> Channel {
-        match self {
-            Self::V6_1 => Channel::Bookworm,
-            Self::V6_12 => Channel::Trixie,
-            Self::V7_2 => Channel::Sid,
-            Self::Rc => Channel::Experimental,
-        }
+        let listed = |series: &&KernelSeries| Self::Released(series.since) == self;
+        KERNELS.iter().find(listed).map_or(Channel::EXPERIMENTAL, |series| Channel(series.debian))
     }
 
     pub(crate) fn matches(self, version: &str) -> bool {
-        let prefix = match self {
-            Self::V6_1 => "6.1.",
-            Self::V6_12 => "6.12.",
-            Self::V7_2 => "7.2.",
-            Self::Rc => return version.contains("~rc"),
-        };
-        version.starts_with(prefix)
+        match self {
+            Self::Released(since) => {
+                version.strip_prefix(since.name()).is_some_and(|rest| rest.starts_with('.'))
+            }
+            Self::Rc => version.contains("~rc"),
+        }
     }
 }
 
 impl fmt::Display for Series {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::V6_1 => "6.1",
-            Self::V6_12 => "6.12",
-            Self::V7_2 => "7.2",
+            Self::Released(since) => since.name(),
             Self::Rc => "rc",
         })
     }
@@ -67,13 +74,11 @@ impl FromStr for Series {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        Ok(match text {
-            "6.1" => Self::V6_1,
-            "6.12" => Self::V6_12,
-            "7.2" => Self::V7_2,
-            "rc" => Self::Rc,
-            _ => bail!("no kernel series `{text}`: there are 6.1, 6.12, 7.2 and rc"),
-        })
+        let mut known = Self::RELEASED.into_iter().chain([Self::Rc]);
+        match known.find(|series| series.to_string() == text) {
+            Some(series) => Ok(series),
+            None => bail!("no kernel series `{text}`: there are {}", Self::names()),
+        }
     }
 }
 
@@ -235,17 +240,19 @@ mod tests {
 
     #[test]
     fn versions_belong_to_one_series() {
-        assert!(Series::V6_1.matches("6.1.192-2"));
-        assert!(!Series::V6_1.matches("6.12.107-1"));
+        const LONG_TERM: Series = Series::Released(Since::V6_1);
+        assert!(LONG_TERM.matches("6.1.192-2"));
+        assert!(!LONG_TERM.matches("6.12.107-1"));
         assert!(Series::Rc.matches("7.3~rc7-1~exp1"));
         assert!(!Series::Rc.matches("7.2.13-1"));
     }
 
     #[test]
     fn a_series_is_written_as_it_is_read() {
-        for text in ["6.1", "6.12", "7.2", "rc"] {
+        for text in Series::names().split(", ") {
             assert_eq!(text.parse::<Series>().unwrap().to_string(), text);
         }
+        assert_eq!("6.12".parse::<Series>().unwrap(), Series::Released(Since::V6_12));
         assert!("5.10".parse::<Series>().is_err());
     }
 }

@@ -41,3 +41,4 @@ pub use crate::output::Prefixed;
 pub use crate::peers::Peers;
 pub use crate::qemu::Accelerator;
 pub use crate::tools::Tools;
+pub use bareverbs_uapi::kernels::Since;

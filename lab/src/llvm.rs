@@ -36,7 +36,7 @@ impl Llvm {
     /// If Debian has neither this version nor one of the next two, or fetching fails.
     pub fn fetch(cache: &Cache, major: u32, refresh: bool) -> Result<Self> {
         let (folder, manifest) = cache.ensure(&format!("llvm-{major}"), refresh, |folder| {
-            let apt = Apt::open(cache, Channel::Sid)?;
+            let apt = Apt::open(cache, Channel::SID)?;
             let newest = major + NEWER;
             for candidate in major..=newest {
                 let name = format!("llvm-{candidate}");

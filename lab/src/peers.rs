@@ -67,7 +67,7 @@ impl Peers {
     /// The root, fetched if it isn't cached.
     pub fn fetch(cache: &Cache, refresh: bool) -> Result<Self> {
         let (folder, manifest) = cache.ensure("peers", refresh, |folder| {
-            let apt = Apt::open(cache, Channel::Sid)?;
+            let apt = Apt::open(cache, Channel::SID)?;
             let debs = folder.join("debs");
             let packages = apt.download_closure("Debian root with rdma-core", &PACKAGES, None, &debs)?;
             deb::unpack_all("Debian root with rdma-core", &debs, &folder.join("root"))?;

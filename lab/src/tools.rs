@@ -32,7 +32,7 @@ impl Tools {
     /// The tools, fetched if they aren't cached.
     pub fn fetch(cache: &Cache, refresh: bool) -> Result<Self> {
         let (folder, manifest) = cache.ensure("tools", refresh, |folder| {
-            let apt = Apt::open(cache, Channel::Trixie)?;
+            let apt = Apt::open(cache, Channel::TRIXIE)?;
             let debs = folder.join("debs");
             let packages =
                 apt.download_closure("QEMU", &["qemu-system-x86", "kmod"], Some("trixie-backports"), &debs)?;

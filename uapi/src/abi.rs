@@ -3,19 +3,7 @@
 //! The macros of this module turn one declaration into a Rust type and into its description: C name, header, the
 //! kernel series that first had it, and for structs every field with its offset.
 
-/// A kernel series whose headers and behaviour the project checks, oldest first.
-///
-/// As the `since` of an item it means "first present in this series, as far as the checked ones go";
-/// [`Since::V6_1`] therefore stands for "6.1 or earlier".
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Since {
-    /// Linux 6.1, the oldest series checked.
-    V6_1,
-    /// Linux 6.12.
-    V6_12,
-    /// Linux 7.2.
-    V7_2,
-}
+pub use crate::kernels::Since;
 
 /// How the bytes of a field are to be read.
 #[derive(Clone, Copy, Debug)]

@@ -16,6 +16,7 @@ pub mod decode;
 #[macro_use]
 pub mod driver;
 pub mod ioctl;
+pub mod kernels;
 #[macro_use]
 pub mod method;
 pub mod mlx5;

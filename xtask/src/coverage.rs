@@ -9,7 +9,7 @@ use std::fs;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use bareverbs_lab::{Accelerator, Cache, Llvm};
+use bareverbs_lab::{Accelerator, Cache, Llvm, Since};
 use clap::Args;
 
 use self::functions::{Function, Sources};
@@ -23,8 +23,8 @@ const PRODUCT_CRATES: [&str; 5] = ["uapi", "provider", "provider-rxe", "provider
 
 #[derive(Args)]
 pub(crate) struct Measure {
-    /// Kernels to test on: 6.1, 6.12, 7.2, rc or a folder; may be given more than once.
-    #[arg(long = "kernel", value_name = "KERNEL", default_value = "7.2")]
+    /// Kernels to test on: series such as 6.12, rc or a folder; may be given more than once.
+    #[arg(long = "kernel", value_name = "KERNEL", default_value = Since::V7_2.name())]
     kernels: Vec<String>,
     /// Devices to run the kernel tests on: rxe, or a card with ports of ib or roce; may be given more than once.
     /// Without it: all three.

@@ -20,8 +20,8 @@ const ITERATIONS: &str = "500";
 
 #[derive(Args)]
 pub(crate) struct Demo {
-    /// 6.1, 6.12, 7.2, rc, or a folder with a kernel.
-    #[arg(long, default_value = "6.12")]
+    /// A series such as 6.12, rc, or a folder with a kernel.
+    #[arg(long, default_value = lab::DEFAULT_KERNEL)]
     kernel: String,
     /// What executes the hosts: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]

@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Tools, fetch_headers,
-    fetch_verbs_headers,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Since, Tools,
+    fetch_headers, fetch_verbs_headers,
 };
 use clap::Args;
 
 use crate::{build, lab};
 
 /// The kernel that the check runs on.
-pub(crate) const KERNEL: &str = "7.2";
+pub(crate) const KERNEL: &str = Since::V7_2.name();
 /// What a check is called among the tests, and the card that it is of, if not of Soft-RoCE.
 pub(crate) type Check = (&'static str, Option<HcaPort>);
 
@@ -31,7 +31,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Args)]
 pub(crate) struct Fastpath {
-    /// 6.1, 6.12, 7.2, rc or a folder.
+    /// A series such as 6.12, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
     /// Measure an RDMA card, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
@@ -190,7 +190,7 @@ pub(crate) fn compile(cache: &Cache, peers: &Peers, source: &str, to: &Path) -> 
     let source = build::workspace().join(source);
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(fetch_verbs_headers(cache, false)?);
-    for folder in fetch_headers(cache, Series::RELEASED[Series::RELEASED.len() - 1], false)?.include {
+    for folder in fetch_headers(cache, Series::NEWEST, false)?.include {
         cc.arg("-I").arg(folder);
     }
     let library: PathBuf = peers.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");

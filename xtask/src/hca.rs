@@ -8,7 +8,7 @@ mod variants;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup};
+use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Since};
 
 use crate::build;
 use crate::test::Filter;
@@ -16,7 +16,7 @@ use crate::test::Filter;
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";
 /// The kernels on which the short part runs, each with a kind of port.
-pub(crate) const SHORT_ON: [(&str, HcaPort); 1] = [("6.1", HcaPort::Ib)];
+pub(crate) const SHORT_ON: [(&str, HcaPort); 1] = [(Since::V6_1.name(), HcaPort::Ib)];
 /// How long one script may take, and to end when it is killed.
 const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);
@@ -25,7 +25,7 @@ const READY: &str = "ready to play";
 /// The versions of completions: of the second host's card, they name queues by the card's numbers.
 const VERSIONS: &str = "--cqe-version=1,0";
 /// The kernel on which each of two hosts has a card of another process.
-const APART_ON: &str = "7.2";
+const APART_ON: &str = Since::V7_2.name();
 /// Where every test begins: which GID, and how games are served and played.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 

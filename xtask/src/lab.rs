@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Prefixed, Series, Setup, Stream, ToGuest,
-    Tools, fetch_headers,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Prefixed, Series, Setup, Since, Stream,
+    ToGuest, Tools, fetch_headers,
 };
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{build, terminal};
 
+/// The kernel to boot unless `--kernel` says otherwise.
+pub(crate) const DEFAULT_KERNEL: &str = Since::V6_12.name();
 /// How long commands may run unless `--timeout` says otherwise.
 const DEFAULT_LIMIT: u64 = 600;
 
@@ -29,13 +31,13 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Fetch {
-    /// 6.1, 6.12, 7.2 or rc; may be given more than once. Without it: 6.12.
+    /// A series such as 6.12, or rc; may be given more than once. Without it: 6.12.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
     /// Also the Debian root with rdma-core and its tools.
     #[arg(long)]
     peers: bool,
-    /// Also the headers of 6.1, 6.12 and 7.2, both those for user space and the kernel's own.
+    /// Also the headers of each series, both those for user space and the kernel's own.
     #[arg(long)]
     headers: bool,
     /// Look for newer versions even of what is cached.
@@ -62,8 +64,8 @@ impl From<Port> for HcaPort {
 
 #[derive(Args)]
 pub(crate) struct Machine {
-    /// 6.1, 6.12, 7.2, rc, or a folder with vmlinuz or bzImage and lib/modules.
-    #[arg(long, default_value = "6.12")]
+    /// A series such as 6.12, rc, or a folder with vmlinuz or bzImage and lib/modules.
+    #[arg(long, default_value = DEFAULT_KERNEL)]
     kernel: String,
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
     #[arg(long)]
@@ -122,7 +124,8 @@ impl Fetch {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, self.refresh)?;
         println!("QEMU {}", tools.version);
-        let kernels = if self.kernels.is_empty() { vec![Series::V6_12] } else { self.kernels };
+        let kernels =
+            if self.kernels.is_empty() { vec![Series::Released(Since::V6_12)] } else { self.kernels };
         for series in kernels {
             println!("kernel {}", Kernel::debian(&cache, &tools, series, self.refresh)?.version);
         }
@@ -190,7 +193,7 @@ pub(crate) fn kernel(cache: &Cache, tools: &Tools, wanted: &str) -> Result<Kerne
     }
     let folder = Path::new(wanted);
     if !folder.is_dir() {
-        bail!("no kernel `{wanted}`: give 6.1, 6.12, 7.2, rc or a folder");
+        bail!("no kernel `{wanted}`: give {} or a folder", Series::names());
     }
     Kernel::folder(folder, tools, cache)
 }

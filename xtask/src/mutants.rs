@@ -47,7 +47,7 @@ pub(crate) struct Mutants {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     sample: Option<u64>,
     /// Mutate the command functions of `provider` instead, and judge them by tests on this kernel:
-    /// 6.1, 6.12, 7.2, rc or a folder.
+    /// A series such as 6.12, rc or a folder.
     #[arg(long, value_name = "KERNEL", conflicts_with = "shard")]
     kernel: Option<String>,
 }

@@ -25,7 +25,7 @@ pub(crate) struct Pyverbs {
     /// Run the suite on a ConnectX in software instead, and compare what it skips with the list.
     #[arg(long, value_enum)]
     card: Option<lab::Port>,
-    /// Kernels to run the suite on: 6.1, 6.12 or 7.2; may be given more than once. Without it: the three releases, and with a
+    /// Kernels to run the suite on, such as 6.12; may be given more than once. Without it: each series, and with a
     /// card the newest, of which the list is.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,

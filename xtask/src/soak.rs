@@ -18,8 +18,8 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 #[derive(Args)]
 pub(crate) struct Soak {
-    /// 6.1, 6.12, 7.2, rc, or a folder with a kernel.
-    #[arg(long, default_value = "6.12", global = true)]
+    /// A series such as 6.12, rc, or a folder with a kernel.
+    #[arg(long, default_value = lab::DEFAULT_KERNEL, global = true)]
     kernel: String,
     /// What executes the guest: auto, kvm or tcg.
     #[arg(long, default_value = "auto", global = true)]

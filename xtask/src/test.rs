@@ -26,7 +26,8 @@ pub(crate) use self::outcome::{Outcome, Totals, judge, result_line};
 
 #[derive(Args)]
 pub(crate) struct Test {
-    /// Kernels to test on: 6.1, 6.12, 7.2, rc or a folder; may be given more than once. Without it: the three releases.
+    /// Kernels to test on: series such as 6.12, rc or a folder; may be given more than once. Without it: each series
+    /// that Debian ships.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
     /// Devices to run the kernel tests on: rxe, or a card with ports of ib or roce; may be given more than once.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::pcap::{RocePacket, frames};
-use bareverbs_lab::{Exec, Guests, Setup, Stream};
+use bareverbs_lab::{Exec, Guests, Setup, Since, Stream};
 
 use crate::build;
 use crate::demo::announced;
 
 /// The kernel that these tests run on.
-pub(crate) const KERNEL: &str = "6.12";
+pub(crate) const KERNEL: &str = Since::V6_12.name();
 /// How long one game or report may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Iterations of a game.

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Tools};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Since, Tools};
 use bareverbs_wqe_diff::compare::{Report, compare};
 use bareverbs_wqe_diff::generate::generate;
 use bareverbs_wqe_diff::record::{Facts, entries};
@@ -16,7 +16,7 @@ use clap::Args;
 use crate::{build, fastpath, lab};
 
 /// The kernel that the check runs on.
-pub(crate) const KERNEL: &str = "7.2";
+pub(crate) const KERNEL: &str = Since::V7_2.name();
 /// A check among the tests, by its name: on which port.
 pub(crate) type Check = (&'static str, HcaPort);
 
@@ -32,7 +32,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Args)]
 pub(crate) struct WqeDiff {
-    /// 6.1, 6.12, 7.2, rc or a folder.
+    /// A series such as 6.12, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
     /// The kind of the card's port: ib or roce.

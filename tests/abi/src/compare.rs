@@ -34,7 +34,7 @@ impl Comparison<'_> {
         let expected = since <= self.kernel.since;
         if expected != found {
             let presence = if found { "already" } else { "not" };
-            let (kernel, since) = (self.kernel.name, series(since));
+            let (kernel, since) = (self.kernel.name, since.name());
             self.differ(format!("{item}: {presence} in C ({kernel}), though Rust declares it since {since}"));
         }
         expected && found
@@ -137,14 +137,6 @@ impl Comparison<'_> {
             }
             None => self.differ(format!("{item}: not measured in C ({})", kernel.name)),
         }
-    }
-}
-
-fn series(since: Since) -> &'static str {
-    match since {
-        Since::V6_1 => "6.1",
-        Since::V6_12 => "6.12",
-        Since::V7_2 => "7.2",
     }
 }
 

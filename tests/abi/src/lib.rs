@@ -1,4 +1,4 @@
-//! Proof that the kernel ABI declared in `bareverbs-uapi` is the one in the real headers of Linux 6.1, 6.12 and 7.2.
+//! Proof that the kernel ABI declared in `bareverbs-uapi` is the one in the real headers of each series in `KERNELS`.
 //!
 //! The machine's C compiler preprocesses the headers and compiles one program per kernel that prints every size,
 //! offset and value ([`compiler`]); what it prints is compared with the registry ([`compare`]), and what the headers

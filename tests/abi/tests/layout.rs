@@ -2,33 +2,41 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{LazyLock, OnceLock};
 
 use bareverbs_abi_tests::compiler::Kernel;
 use bareverbs_abi_tests::declared::{Declared, Value};
 use bareverbs_abi_tests::{compare, complete, exempt, methods};
 use bareverbs_uapi::abi::{Since, StructInfo};
+use bareverbs_uapi::kernels::{KERNELS, KernelSeries};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 /// One kernel series, its headers read when a test first asks.
 struct Series {
-    name: &'static str,
     since: Since,
     kernel: OnceLock<Result<Kernel, String>>,
 }
 
 impl Series {
-    const fn new(name: &'static str, since: Since) -> Series {
-        Series { name, since, kernel: OnceLock::new() }
+    const fn new(series: KernelSeries) -> Series {
+        Series { since: series.since, kernel: OnceLock::new() }
+    }
+
+    const fn debian(&self) -> bareverbs_lab::Series {
+        bareverbs_lab::Series::Released(self.since)
+    }
+
+    const fn name(&self) -> &'static str {
+        self.since.name()
     }
 
     fn kernel(&self) -> Result<&Kernel, Failed> {
         let read = || {
-            let headers =
-                bareverbs_lab::headers(self.name).ok_or("no headers: `cargo xtask lab fetch --headers`")?;
+            let headers = bareverbs_lab::headers(self.debian())
+                .ok_or("no headers: `cargo xtask lab fetch --headers`")?;
             let scratch = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
             Kernel::read(
-                self.name,
+                self.name(),
                 self.since,
                 &headers.include,
                 &headers.kernel,
@@ -41,8 +49,7 @@ impl Series {
     }
 }
 
-static SERIES: [Series; 3] =
-    [Series::new("6.1", Since::V6_1), Series::new("6.12", Since::V6_12), Series::new("7.2", Since::V7_2)];
+static SERIES: LazyLock<[Series; KERNELS.len()]> = LazyLock::new(|| KERNELS.map(Series::new));
 
 fn verdict(differences: Vec<String>) -> Result<(), Failed> {
     if differences.is_empty() { Ok(()) } else { Err(differences.join("\n").into()) }
@@ -97,7 +104,7 @@ fn alterations_are_seen(series: &Series) -> Result<(), Failed> {
 
 fn exemptions_are_needed() -> Result<(), Failed> {
     let declared = Declared::from_registry();
-    for series in &SERIES {
+    for series in SERIES.iter() {
         let kernel = series.kernel()?;
         compare::compare(kernel, &declared);
         complete::missing(kernel, &declared);
@@ -109,8 +116,8 @@ fn exemptions_are_needed() -> Result<(), Failed> {
 fn trial(name: String, needs: &[Series], run: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     let lacking: Vec<_> = needs
         .iter()
-        .map(|series| series.name)
-        .filter(|name| bareverbs_lab::headers(name).is_none())
+        .filter(|series| bareverbs_lab::headers(series.debian()).is_none())
+        .map(Series::name)
         .collect();
     let trial = Trial::test(name, run);
     if lacking.is_empty() {
@@ -132,12 +139,12 @@ const CHECKS: [(&str, Check); 4] = [
 
 fn main() -> ExitCode {
     let mut trials = Vec::new();
-    for series in &SERIES {
+    for series in SERIES.iter() {
         for (name, check) in CHECKS {
             let needs = std::slice::from_ref(series);
-            trials.push(trial(format!("{}: {name}", series.name), needs, move || check(series)));
+            trials.push(trial(format!("{}: {name}", series.name()), needs, move || check(series)));
         }
     }
-    trials.push(trial("every exemption is needed".into(), &SERIES, exemptions_are_needed));
+    trials.push(trial("every exemption is needed".into(), &*SERIES, exemptions_are_needed));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, Peers, Series};
+use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, Peers, Series, Since};
 
 use super::{End, Lab, suite};
 use crate::build;
@@ -15,7 +15,7 @@ use crate::print::heading;
 
 /// The kernel that the list is true of. Others lack some of what it has: there, nothing may fail but what fails on
 /// Soft-RoCE too.
-const LISTED: Series = Series::V7_2;
+const LISTED: Series = Series::Released(Since::V7_2);
 const INTRODUCTION: &str = "\
 # pyverbs on the ConnectX in software: what is skipped
 

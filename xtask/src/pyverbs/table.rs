@@ -9,7 +9,7 @@ use bareverbs_lab::Series;
 use super::End;
 
 /// The kernels, a column each.
-pub(super) const KERNELS: [Series; 3] = Series::RELEASED;
+pub(super) const KERNELS: [Series; Series::RELEASED.len()] = Series::RELEASED;
 
 const INTRODUCTION: &str = "\
 # pyverbs, case by case

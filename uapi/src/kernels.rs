@@ -1,0 +1,45 @@
+//! The kernel series that the project checks: one line each.
+
+/// A kernel series, and where its image, modules and headers come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelSeries {
+    /// The series as the `since` of an ABI item names it.
+    pub since: Since,
+    /// The release that ships it, a codename of Debian.
+    pub debian: &'static str,
+}
+
+macro_rules! kernels {
+    ($($(#[doc = $doc:literal])* $since:ident = $name:literal, $debian:literal;)+) => {
+        /// A kernel series whose headers and behaviour the project checks, oldest first.
+        ///
+        /// As the `since` of an item it means "first present in this series, as far as the checked ones go";
+        /// the oldest series therefore stands for itself and all earlier ones.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Since {
+            $($(#[doc = $doc])* $since,)+
+        }
+
+        impl Since {
+            /// The series as people write it, such as `6.12`.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$since => $name,)+
+                }
+            }
+        }
+
+        /// The checked series, oldest first.
+        pub const KERNELS: [KernelSeries; [$($name),+].len()] =
+            [$(KernelSeries { since: Since::$since, debian: $debian }),+];
+    };
+}
+
+kernels! {
+    /// Linux 6.1.
+    V6_1 = "6.1", "bookworm";
+    /// Linux 6.12.
+    V6_12 = "6.12", "trixie";
+    /// Linux 7.2.
+    V7_2 = "7.2", "sid";
+}
