@@ -3,6 +3,7 @@
 mod capture;
 mod exec;
 mod links;
+mod listen;
 mod modules;
 mod mounts;
 mod netlink;
@@ -44,7 +45,7 @@ fn serve() -> Result<()> {
     let (commands, queue) = mpsc::channel();
     let current = exec::Current::default();
     let listener = current.clone();
-    std::thread::spawn(move || port::listen(receiver, &commands, &listener));
+    std::thread::spawn(move || listen::listen(receiver, &commands, &listener));
     for command in queue {
         match command {
             ToGuest::Exec(request) => {

@@ -1,17 +1,14 @@
 //! The virtio-serial port to the host.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::PathBuf;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::PORT_NAME;
-use bareverbs_lab_init::frame::{FromGuest, ToGuest};
-
-use crate::exec::Current;
+use bareverbs_lab_init::frame::FromGuest;
 
 /// Sends frames; clones share the port.
 #[derive(Clone)]
@@ -62,21 +59,4 @@ fn find() -> Result<PathBuf> {
         std::thread::sleep(Duration::from_millis(5));
     }
     bail!("no virtio port named {PORT_NAME}");
-}
-
-/// Hands the host's frames on: input and signals to the running command, the rest to the queue.
-pub(crate) fn listen(receiver: Receiver, commands: &mpsc::Sender<ToGuest>, current: &Current) {
-    let mut input = BufReader::new(receiver);
-    while let Ok(Some(frame)) = ToGuest::read_from(&mut input) {
-        match frame {
-            ToGuest::Stdin(bytes) => current.input(bytes),
-            ToGuest::Resize(size) => current.resize(size),
-            ToGuest::Kill => current.kill(),
-            other => {
-                if commands.send(other).is_err() {
-                    return;
-                }
-            }
-        }
-    }
 }
