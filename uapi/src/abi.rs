@@ -176,6 +176,23 @@ impl EnumInfo {
     }
 }
 
+/// The items of several tables in one.
+pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
+    let mut all = [tables[0][0]; N];
+    let (mut table, mut n) = (0, 0);
+    while table < tables.len() {
+        let mut i = 0;
+        while i < tables[table].len() {
+            all[n] = tables[table][i];
+            n += 1;
+            i += 1;
+        }
+        table += 1;
+    }
+    assert!(n == N, "the stated number of items is wrong");
+    all
+}
+
 /// `since V7_2` → `Since::V7_2`; nothing → `Since::V6_1`.
 #[doc(hidden)]
 #[macro_export]

@@ -39,8 +39,8 @@ pub use steering::{
 pub use structs::*;
 pub use values::*;
 
+use crate::abi::flatten;
 use crate::method::ObjectInfo;
-use crate::registry::flatten;
 
 /// The driver's own object classes, and those of the core with the methods that it adds.
 pub const OBJECTS: [&ObjectInfo; 15] = flatten(&[devx::OBJECTS, steering::OBJECTS, resources::OBJECTS]);

@@ -1,6 +1,6 @@
 //! Every declared ABI item in one table, for checks and for tools that print.
 
-use crate::abi::{ConstInfo, EnumInfo, StructInfo};
+use crate::abi::{ConstInfo, EnumInfo, StructInfo, flatten};
 use crate::driver::DriverAttributes;
 use crate::method::ObjectInfo;
 use crate::uverbs::types::DriverId;
@@ -251,21 +251,4 @@ pub fn driver(id: u32) -> Driver {
         DriverId::MLX5 => Driver { objects: &crate::mlx5::OBJECTS, attributes: crate::mlx5::ATTRIBUTES },
         _ => Driver::default(),
     }
-}
-
-/// The items of several tables in one.
-pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
-    let mut all = [tables[0][0]; N];
-    let (mut table, mut n) = (0, 0);
-    while table < tables.len() {
-        let mut i = 0;
-        while i < tables[table].len() {
-            all[n] = tables[table][i];
-            n += 1;
-            i += 1;
-        }
-        table += 1;
-    }
-    assert!(n == N, "the stated number of items is wrong");
-    all
 }
