@@ -15,8 +15,10 @@ use clap::Args;
 use self::functions::{Function, Sources};
 pub(crate) use self::instrument::compile_if_wrapper;
 use self::profiles::Coverage;
+use crate::filter::Filter;
+use crate::outcome::Totals;
 use crate::print::heading;
-use crate::test::{Filter, Lab, Plan, Tested, Totals, side_by_side};
+use crate::test::{Lab, Plan, Tested, side_by_side};
 
 /// The folders of the crates that are measured.
 const PRODUCT_CRATES: [&str; 5] = ["uapi", "provider", "provider-rxe", "provider-mlx5", "verbs"];

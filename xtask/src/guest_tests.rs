@@ -6,8 +6,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use super::lanes::PROFILE_FILE;
 use crate::build;
+
+/// Where an instrumented program finds the name of its profile.
+pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
 
 /// The crates whose test binaries run in the lab.
 const GUEST_TEST_CRATES: [&str; 3] = ["bareverbs-kernel-tests", "bareverbs-interop-tests", "bareverbs-soak"];
@@ -66,7 +68,7 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
 }
 
 /// Builds the test binaries for the guest: the folder they are in, and their tests.
-pub(super) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
+pub(crate) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
     guest_tests_of(build::static_cargo("test"), &GUEST_TEST_CRATES)
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Since};
 
 use crate::build;
-use crate::test::Filter;
+use crate::filter::Filter;
 
 /// What the tests' names begin with.
 pub(crate) const PREFIX: &str = "hca::";

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::build;
-use crate::test::result_line;
+use crate::outcome::result_line;
 
 /// The packages that have models, all of them in modules whose names begin with `loom`.
 const PACKAGES: [&str; 2] = ["bareverbs-mlx5", "bareverbs-provider"];

@@ -15,13 +15,13 @@ pub(crate) enum Outcome {
 
 /// Outcomes by test name and kernel.
 pub(crate) struct Table {
-    pub(super) kernels: Vec<String>,
-    pub(super) rows: BTreeMap<String, BTreeMap<String, Outcome>>,
+    pub(crate) kernels: Vec<String>,
+    pub(crate) rows: BTreeMap<String, BTreeMap<String, Outcome>>,
 }
 
 impl Table {
     /// Says how a test ended on a kernel, and keeps it.
-    pub(super) fn enter(&mut self, kernel: &str, title: &str, outcome: Outcome, log: &str, time: Duration) {
+    pub(crate) fn enter(&mut self, kernel: &str, title: &str, outcome: Outcome, log: &str, time: Duration) {
         let seconds = time.as_secs_f64();
         match &outcome {
             Outcome::Passed => println!("{kernel}: {title} ... ok ({seconds:.1} s)"),

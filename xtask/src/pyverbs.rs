@@ -14,7 +14,7 @@ use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Peers, Programs, Se
 use clap::Args;
 
 use crate::print::heading;
-use crate::{build, lab, test};
+use crate::{build, guest_tests, lab};
 use table::{KERNELS, Ours, Row, Table};
 
 #[derive(Args)]
@@ -48,7 +48,7 @@ impl Pyverbs {
         if self.record {
             record(&peers, &self.kernels, self.accel)?;
         }
-        check(&peers, &test::guest_test_titles()?)?;
+        check(&peers, &guest_tests::guest_test_titles()?)?;
         Ok(ExitCode::SUCCESS)
     }
 }

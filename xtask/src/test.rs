@@ -1,10 +1,7 @@
 //! `cargo xtask test`: everything that must hold, from formatting to real kernels.
 
-mod binaries;
 mod lanes;
-mod outcome;
 
-use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
 use std::process::{Command, ExitCode, Stdio};
@@ -14,15 +11,14 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Accelerator;
 use clap::Args;
 
+use crate::filter::Filter;
+use crate::guest_tests::guest_test_titles;
+use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
 use crate::{build, counts, loom, pyverbs};
 
-pub(crate) use self::binaries::{
-    GuestTest, TestBinary, guest_test_titles, guest_tests_of, listed, test_binaries,
-};
-pub(crate) use self::lanes::{Instrumented, Lab, PROFILE_FILE, Plan, Tested};
-pub(crate) use self::outcome::{Outcome, Totals, judge, result_line};
+pub(crate) use self::lanes::{Instrumented, Lab, Plan, Tested};
 
 #[derive(Args)]
 pub(crate) struct Test {
@@ -88,31 +84,6 @@ impl Test {
             seconds % 60
         );
         Ok(if failed == 0 && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-    }
-}
-
-/// Parts of the names of the kernel tests that were asked for. Without any, everything was.
-#[derive(Clone, Copy)]
-pub(crate) struct Filter<'a>(pub(crate) &'a [String]);
-
-impl Filter<'_> {
-    pub(crate) fn takes_all(self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub(crate) fn takes(self, title: &str) -> bool {
-        self.takes_all() || self.0.iter().any(|part| title.contains(part.as_str()))
-    }
-
-    /// Whether only tests were asked for whose names begin so.
-    fn only(self, prefix: &str) -> bool {
-        !self.takes_all() && self.0.iter().all(|part| part.starts_with(prefix))
-    }
-}
-
-impl fmt::Display for Filter<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("`, `"))
     }
 }
 

@@ -90,7 +90,7 @@ impl Tsan {
         for line in BufReader::new(child.stdout.take().context("its output is piped")?).lines() {
             let line = line?;
             println!("{line}");
-            if let Some((passed, failed)) = crate::test::result_line(&line) {
+            if let Some((passed, failed)) = crate::outcome::result_line(&line) {
                 (report.passed, report.failed) = (passed, failed);
             }
         }

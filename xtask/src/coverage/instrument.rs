@@ -10,7 +10,9 @@ use anyhow::{Context, Result, bail};
 use bareverbs_lab::Programs;
 
 use crate::build;
-use crate::test::{Instrumented, PROFILE_FILE, TestBinary, Totals, listed, result_line, test_binaries};
+use crate::guest_tests::{PROFILE_FILE, TestBinary, listed, test_binaries};
+use crate::outcome::{Totals, result_line};
+use crate::test::Instrumented;
 
 /// Set where cargo runs this program in the compiler's place.
 const WRAPPER: &str = "BAREVERBS_COVERAGE_WRAPPER";

@@ -12,7 +12,8 @@ use bareverbs_lab::{
 
 use super::tree::Tree;
 use super::{Mutant, Outcome, Tally, Verdict, list};
-use crate::test::{self, GuestTest, guest_tests_of, judge};
+use crate::guest_tests::{GuestTest, guest_tests_of};
+use crate::outcome::{self, judge};
 use crate::{build, lab};
 
 /// How many mutants are tried unless `--sample` says otherwise.
@@ -114,7 +115,7 @@ pub(super) fn run(
         let judges = judges_of(file)?;
         let mut passed = Vec::new();
         lab.run(judges, &folder, &tests, |test, outcome| {
-            if outcome == test::Outcome::Passed {
+            if outcome == outcome::Outcome::Passed {
                 passed.push(test.title());
             }
             true
@@ -182,7 +183,7 @@ impl Lab {
         let Ok((folder, tests)) = built else { return Ok((Verdict::Unviable, String::new())) };
         let mut noticed = None;
         self.run(judges_of(&mutant.file)?, &folder, &tests, |test, outcome| {
-            if outcome == test::Outcome::Failed && useful.contains(&test.title()) {
+            if outcome == outcome::Outcome::Failed && useful.contains(&test.title()) {
                 noticed = Some(test.title());
             }
             noticed.is_none()
@@ -199,7 +200,7 @@ impl Lab {
         judges: &Judges,
         folder: &Path,
         tests: &[GuestTest],
-        mut go_on: impl FnMut(&GuestTest, test::Outcome) -> bool,
+        mut go_on: impl FnMut(&GuestTest, outcome::Outcome) -> bool,
     ) -> Result<()> {
         let hca = judges.port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
         let setup = Setup {
@@ -222,11 +223,11 @@ impl Lab {
             let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"];
             let exec = Exec { argv: argv.map(str::to_owned).into(), ..Exec::default() };
             let outcome = match guests.run(0, exec, LIMIT) {
-                Ok(finished) if finished.timed_out => test::Outcome::Failed,
+                Ok(finished) if finished.timed_out => outcome::Outcome::Failed,
                 Ok(finished) => judge(finished.status, &String::from_utf8_lossy(&finished.stdout)).0,
                 // The guest is lost.
                 Err(error) if error.is::<Failure>() => {
-                    go_on(test, test::Outcome::Failed);
+                    go_on(test, outcome::Outcome::Failed);
                     return Ok(());
                 }
                 Err(error) => return Err(error),

@@ -14,10 +14,10 @@ use bareverbs_lab::{
 };
 use clap::ValueEnum;
 
-use super::Filter;
-use super::binaries::{GuestTest, guest_tests};
-use super::outcome::{Outcome, Table, judge};
+use crate::filter::Filter;
+use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
 use crate::hca::{self, Bench, Extent};
+use crate::outcome::{Outcome, Table, judge};
 use crate::{build, fastpath, lab, two_hosts, wqe_diff};
 
 /// Kinds of cards to test.
@@ -30,8 +30,6 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// The test that a guest's kernel takes when it is switched off.
 const SOUND: &str = "the kernel stays sound";
 
-/// Where an instrumented program finds the name of its profile.
-pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
 /// The profiles in a guest: one for each program, to which each process adds what it counted when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 

@@ -1,0 +1,28 @@
+//! Which tests were asked for, by parts of their names.
+
+use std::fmt;
+
+/// Parts of the names of the kernel tests that were asked for. Without any, everything was.
+#[derive(Clone, Copy)]
+pub(crate) struct Filter<'a>(pub(crate) &'a [String]);
+
+impl Filter<'_> {
+    pub(crate) fn takes_all(self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn takes(self, title: &str) -> bool {
+        self.takes_all() || self.0.iter().any(|part| title.contains(part.as_str()))
+    }
+
+    /// Whether only tests were asked for whose names begin so.
+    pub(crate) fn only(self, prefix: &str) -> bool {
+        !self.takes_all() && self.0.iter().all(|part| part.starts_with(prefix))
+    }
+}
+
+impl fmt::Display for Filter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("`, `"))
+    }
+}
