@@ -125,23 +125,29 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused>;
 
     /// Takes over a device file whose context another process made, and uses as well.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         let _ = file;
         Err(CreateError::Unsupported { what: "contexts of other processes" })
     }
 
-    /// Whether other processes can take over the context with [`Provider::import`].
+    /// Whether other processes can take over the context with [`Provider::import`]. Default: no.
     fn is_shareable(&self) -> bool {
         false
     }
 
     /// Looks whether the context has a protection domain with this handle, made by whomever.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
         let _ = handle;
         Err(CreateError::Unsupported { what: "domains of other processes" })
     }
 
     /// Maps memory on the device that was taken, by whomever, under this handle.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
         let _ = handle;
         Err(CreateError::Unsupported { what: "memory on the device that another process took" })
@@ -150,32 +156,35 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// What the context can do.
     fn context_info(&self) -> ContextInfo;
 
-    /// What only the driver tells of its device. Those that tell nothing have nothing of the kind.
+    /// What only the driver tells of its device. Default: no offloads.
     fn offloads(&self) -> Result<Offloads, Refused> {
         Ok(Offloads::default())
     }
 
-    /// What the device's clock shows, in its own ticks.
+    /// What the device's clock shows, in its own ticks. Default: [`CreateError::Unsupported`].
     fn read_clock(&self) -> Result<u64, CreateError> {
         Err(CreateError::Unsupported { what: "reading the device's clock" })
     }
 
     /// A local key whose reads and writes go nowhere; none where the device has no such key.
+    /// Default: none.
     fn null_key(&self) -> Option<u32> {
         None
     }
 
-    /// Whether its queue pairs have options beyond the standard: [`SendQueue::ece`].
+    /// Whether its queue pairs have options beyond the standard: [`SendQueue::ece`]. Default: no.
     fn has_ece(&self) -> bool {
         false
     }
 
-    /// Whether it makes queue pairs whose messages are whole frames.
+    /// Whether it makes queue pairs whose messages are whole frames. Default: no.
     fn has_raw_packets(&self) -> bool {
         false
     }
 
     /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails, nothing is left behind.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { what: "memory on the device" })
@@ -199,6 +208,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Where the kernel refuses, the queue stays as it is. Where the kernel did it and the new memory could not be
     /// mapped, the queue gives no completions until another resize succeeds, which brings all of them.
     ///
+    /// Default: [`CreateError::Unsupported`].
+    ///
     /// # Safety
     ///
     /// `cq` and `queue` must be what one [`Provider::create_cq`] of this provider returned, and the
@@ -217,6 +228,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Makes a queue pair that receives for an XRC domain, in the state RESET. It has no queues: requests that come to it
     /// take receives of the domain's shared receive queues.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { what: "XRC queue pairs" })
@@ -249,6 +262,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Makes a work queue that receives, in the state RESET. Where it fails, nothing is left behind.
     ///
+    /// Default: [`CreateError::Unsupported`].
+    ///
     /// # Safety
     ///
     /// As for [`Provider::create_cq`].
@@ -259,6 +274,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Changes the work queue with the kernel's handle `wq`. Whoever brings one to RESET
     /// [resets](RecvQueue::reset) its queue afterwards.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     ///
     /// # Safety
     ///
@@ -271,6 +288,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 
     /// Makes a queue pair that spreads the frames that come to it over the work queues of a table. It has no queues and
     /// no states.
+    ///
+    /// Default: [`CreateError::Unsupported`].
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
         let _ = request;
         Err(CreateError::Unsupported { what: "queue pairs that spread frames" })

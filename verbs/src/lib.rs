@@ -64,6 +64,11 @@
 //! An [`Error`] says what was asked, what refused it and what to do. Posting follows the `bad_wr` rule: a
 //! [`PostError`] tells how many requests were accepted, and those are carried out.
 
+/// The README, whose example is compiled with the others.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
 mod ah;
 #[cfg(feature = "async-io")]
 pub mod async_io;

@@ -32,6 +32,13 @@ use crate::{Error, Result};
 /// fn owns<M: bareverbs::MemoryOwner>() {}
 /// owns::<bareverbs::RawMemory>();
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not own registrable memory",
+    label = "not an owner of memory that stays valid when it is forgotten",
+    note = "use a `Buffer`, a `Vec<u8>` or a `Box<[u8]>`",
+    note = "a slice is registered by `Pd::register_borrowed` and posted by the `unsafe` methods of `Qp`; any other \
+            memory by the `unsafe` method `Pd::register_raw`"
+)]
 pub unsafe trait MemoryOwner {
     /// First byte and number of bytes.
     fn region(&mut self) -> (NonNull<u8>, usize);

@@ -105,6 +105,38 @@ use crate::{
 ///
 /// A device that reports success for an operation in flight too early can't be told from one that
 /// is done; a provider promises that its devices don't.
+///
+/// # Errors of posting
+///
+/// `post_recv`, `post_send`, `post_write` and `post_read` fail with [`Refused`], which holds the
+/// buffer and one of these errors:
+///
+/// | [`Refused::error`] | cause |
+/// |---|---|
+/// | [`Error::Invalid`] | The range is beyond the region, or longer than 4 GiB. |
+/// | [`Error::Invalid`] | The region belongs to another protection domain. |
+/// | [`Error::Invalid`] | On Soft-RoCE: the region has `ON_DEMAND` and begins within a page. |
+/// | [`Error::Invalid`] | The connection has failed. |
+/// | [`Error::Invalid`] | As many operations are in flight as the endpoint holds. |
+/// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The send or receive queue is full, or the provider does not carry the operation. |
+/// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. |
+///
+/// If the kernel refused the doorbell and the request may be carried out all the same, posting
+/// returns `Ok`: the operation is in flight.
+///
+/// # A device that is gone
+///
+/// Posting may return `Ok`, because queues are memory. [`Endpoint::poll`] finds no new completions.
+/// [`Endpoint::wait`], [`Endpoint::wait_timeout`] and [`Endpoint::arm`] fail with the kernel's `EIO`:
+/// [`Error::Kernel`] where the kernel arms the completion queue (Soft-RoCE), else [`Error::System`].
+/// [`Failed::buffer`] is `None`. Dropping the endpoint leaks the buffers in flight, because the
+/// kernel refuses to destroy the queue pair. [`Context::async_events`](crate::Context::async_events)
+/// reports [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
+///
+/// [`PostReason::State`]: crate::PostReason::State
+/// [`PostReason::Queue`]: crate::PostReason::Queue
+/// [`PostReason::Doorbell`]: crate::PostReason::Doorbell
 pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     qp: Qp<Rc, P>,
     cq: Cq<P>,
@@ -241,8 +273,11 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// Sleeps until an operation ends.
     ///
     /// # Errors
-    /// As for [`Endpoint::poll`]; [`Error::Invalid`] where no operation is in flight; the device is
-    /// gone.
+    /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
+    /// - [`Error::Invalid`]: no operation is in flight.
+    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device is
+    ///   gone](Endpoint#a-device-that-is-gone).
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the device.
     pub fn wait(&mut self) -> Result<Done<M>, Failed<M>> {
         loop {
             // An unending wait ends with an operation.
@@ -290,7 +325,7 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// before waiting for it.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
     pub fn arm(&mut self) -> Result<()> {
         // What was told of earlier ends must not be taken for news.
         while self.channel.try_get_event()?.is_some() {}
@@ -302,7 +337,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts `buffer` for one message, which may fill all of it.
     ///
     /// # Errors
-    /// The request is refused; the error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
     pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), Refused<M>> {
         self.post("recv", buffer, .., |qp, wr_id, sge| {
             // SAFETY: `post` has put the region into `operations`. It stays there, registered and
@@ -318,7 +353,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts the bytes of `buffer` in `range` as one message.
     ///
     /// # Errors
-    /// The request is refused; the error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
     pub fn post_send(&mut self, buffer: Mr<M>, range: impl RangeBounds<usize>) -> Result<(), Refused<M>> {
         self.post_operation("send", buffer, range, Operation::Send)
     }
@@ -326,7 +361,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
     ///
     /// # Errors
-    /// The request is refused; the error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
     pub fn post_write(
         &mut self,
         buffer: Mr<M>,
@@ -339,7 +374,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
     ///
     /// # Errors
-    /// The request is refused; the error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
     pub fn post_read(
         &mut self,
         buffer: Mr<M>,

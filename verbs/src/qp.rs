@@ -358,6 +358,75 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// Its halves, for two borrows or two threads.
     ///
+    /// One thread sends 100 messages, the other receives 100:
+    ///
+    /// ```no_run
+    /// use std::hint::spin_loop;
+    /// use std::thread;
+    ///
+    /// use bareverbs::{
+    ///     Access, AhAttr, Buffer, Cq, CqInit, Device, Error, Gid, InitAttr, Operation, Payload, QpInit, Rc,
+    ///     RecvRequest, Result, RtrAttr, RtsAttr, SendFlags, SendRequest, WcStatus,
+    /// };
+    ///
+    /// /// Waits for the one request in flight.
+    /// fn complete(cq: &mut Cq, verb: &'static str, wr_id: u64) -> Result<()> {
+    ///     loop {
+    ///         match cq.poll_one() {
+    ///             Some(done) if done.wr_id == wr_id => {
+    ///                 let (status, vendor_err) = (done.status, done.vendor_err);
+    ///                 let failed = Error::Completion { verb, status, vendor_err };
+    ///                 return if status == WcStatus::SUCCESS { Ok(()) } else { Err(failed) };
+    ///             }
+    ///             _ => spin_loop(),
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// fn main() -> Result<()> {
+    ///     let context = Device::first()?.open()?;
+    ///     let pd = context.alloc_pd()?;
+    ///     let mut send_cq = context.create_cq(&CqInit::new(16))?;
+    ///     let mut recv_cq = context.create_cq(&CqInit::new(16))?;
+    ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
+    ///     let incoming = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
+    ///     let mut qp = pd.create_qp::<Rc>(&QpInit::new(&send_cq, &recv_cq))?;
+    ///     // The peer is told this queue pair's number and GID, and tells its own.
+    ///     let (peer_gid, peer_qp_num) = (Gid::default(), 17);
+    ///     let gid = context.default_gid(1)?;
+    ///     qp.init(&InitAttr::new(1))?;
+    ///     qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index as u8), peer_qp_num))?;
+    ///     qp.ready_to_send(&RtsAttr::default())?;
+    ///
+    ///     let (mut send, mut recv) = qp.split();
+    ///     thread::scope(|scope| {
+    ///         let sender = scope.spawn(|| {
+    ///             let sges = [outgoing.sge(..64)?];
+    ///             for wr_id in 1..=100 {
+    ///                 let (flags, payload) = (SendFlags::SIGNALED, Payload::Sges(&sges));
+    ///                 let request = SendRequest { wr_id, operation: Operation::Send, flags, payload };
+    ///                 // SAFETY: `outgoing` stays registered and unchanged until `complete` returns.
+    ///                 unsafe { send.post_send(&[request]) }?;
+    ///                 complete(&mut send_cq, "send", wr_id)?;
+    ///             }
+    ///             Ok(())
+    ///         });
+    ///         let receiver = scope.spawn(|| {
+    ///             let sges = [incoming.sge(..)?];
+    ///             for wr_id in 1..=100 {
+    ///                 // SAFETY: `incoming` stays registered, and nothing reads it, until `complete` returns.
+    ///                 unsafe { recv.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }?;
+    ///                 complete(&mut recv_cq, "recv", wr_id)?;
+    ///                 println!("received {:?}", incoming.bytes().map(|bytes| &bytes[..8]));
+    ///             }
+    ///             Ok(())
+    ///         });
+    ///         let sent = sender.join().expect("the sender does not panic");
+    ///         sent.and(receiver.join().expect("the receiver does not panic"))
+    ///     })
+    /// }
+    /// ```
+    ///
     /// Each half refers to the queue pair, which owns the rings. So the queue pair outlives both
     /// halves:
     ///

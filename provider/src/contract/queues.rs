@@ -109,6 +109,8 @@ pub unsafe trait SendQueue: Send {
     /// whenever in doubt, and always after the queue was made or reset until a push has succeeded, so that a caller may
     /// leave the queue pair's state to the long way.
     ///
+    /// Default: declines every request.
+    ///
     /// # Safety
     ///
     /// As for [`SendQueue::push`].
@@ -120,7 +122,8 @@ pub unsafe trait SendQueue: Send {
 
     /// Writes requests as [`SendQueue::try_push`] does, until it declines one; tells how many.
     ///
-    /// A provider that chooses among several does so once here, not once for each request.
+    /// A provider that chooses among several does so once here, not once for each request. Default:
+    /// one `try_push` for each request.
     ///
     /// # Safety
     ///
@@ -141,7 +144,8 @@ pub unsafe trait SendQueue: Send {
     /// Writes a request as [`SendQueue::try_push`] does, and hands it over with all that was pushed or left before, or,
     /// where it may be `later`, leaves it for the next doorbell. None where it was declined.
     ///
-    /// A provider that chooses among several does so once here, not once for each step.
+    /// A provider that chooses among several does so once here, not once for each step. Default:
+    /// `try_push`, then [`SendQueue::defer`] or [`SendQueue::ring`].
     ///
     /// # Safety
     ///
@@ -180,6 +184,8 @@ pub unsafe trait SendQueue: Send {
     /// Writes a request to a shared receive queue of the peer's XRC domain into the next free slot, as
     /// [`SendQueue::push`] does with requests of connections.
     ///
+    /// Default: [`Refusal::Unsupported`].
+    ///
     /// # Safety
     ///
     /// As for [`SendQueue::push`].
@@ -190,6 +196,8 @@ pub unsafe trait SendQueue: Send {
 
     /// Writes a whole frame into the next free slot, as [`SendQueue::push`] does with requests of connections.
     ///
+    /// Default: [`Refusal::Unsupported`].
+    ///
     /// # Safety
     ///
     /// As for [`SendQueue::push`].
@@ -199,19 +207,19 @@ pub unsafe trait SendQueue: Send {
     }
 
     /// Whether no other queue rings the doorbell that this one does. A device may be faster then: requests are copied to it
-    /// with the doorbell. By default not.
+    /// with the doorbell. Default: no.
     fn owns_doorbell(&self) -> bool {
         false
     }
 
     /// Leaves what was pushed for the next [`SendQueue::ring`]: [`SendQueue::abort`] does not take it back any more.
     ///
-    /// By default it is handed over at once, which is right where a doorbell costs next to nothing.
+    /// Default: hands it over at once by `ring`, which is right where a doorbell costs next to nothing.
     fn defer(&mut self) -> Result<(), DoorbellError> {
         self.ring()
     }
 
-    /// Requests that [`SendQueue::defer`] has left for the next [`SendQueue::ring`].
+    /// Requests that [`SendQueue::defer`] has left for the next [`SendQueue::ring`]. Default: 0.
     fn deferred(&self) -> u32 {
         0
     }
@@ -225,7 +233,7 @@ pub unsafe trait SendQueue: Send {
     fn abort(&mut self);
 
     /// The `wr_id` of a request that failed on this side, and how it failed, where the queue knows more of that than
-    /// the completion said.
+    /// the completion said. Default: none.
     fn failure(&self) -> Option<(u64, WcStatus)> {
         None
     }
@@ -240,7 +248,8 @@ pub unsafe trait SendQueue: Send {
     /// of earlier requests as it is.
     unsafe fn reset(&mut self);
 
-    /// Looks at a change of the queue pair before the kernel is asked for it.
+    /// Looks at a change of the queue pair before the kernel is asked for it. Default: accepts every
+    /// change.
     ///
     /// # Errors
     ///
@@ -251,23 +260,27 @@ pub unsafe trait SendQueue: Send {
     }
 
     /// Whether the kernel has to be told twice to bring the queue pair to RESET, because the first time leaves something of
-    /// what was posted. By default not.
+    /// what was posted. Default: no.
+    ///
+    /// If the kernel refuses the second request, `verbs` issues it again before the queue pair leaves
+    /// RESET.
     fn resets_twice(&self) -> bool {
         false
     }
 
     /// What the queue pair has beyond the standard, as the device last told; none where there is no such thing. Options that
-    /// were [asked for](SendQueue::ask_ece) and not yet answered count as none.
+    /// were [asked for](SendQueue::ask_ece) and not yet answered count as none. Default: none.
     fn ece(&self) -> Option<Ece> {
         None
     }
 
-    /// Has the next change of the queue pair ask for these of the vendor's options. Does nothing where there is no such thing.
+    /// Has the next change of the queue pair ask for these of the vendor's options. Does nothing where there is no such thing,
+    /// which is the default.
     fn ask_ece(&mut self, options: u32) {
         let _ = options;
     }
 
-    /// Asks the kernel for a change of the queue pair.
+    /// Asks the kernel for a change of the queue pair. Default: [`command::modify_qp`].
     ///
     /// # Errors
     ///
@@ -284,12 +297,12 @@ pub unsafe trait SendQueue: Send {
         unsafe { command::modify_qp(file, change) }
     }
 
-    /// Takes note of a change that the kernel has made to the queue pair.
+    /// Takes note of a change that the kernel has made to the queue pair. Default: does nothing.
     fn changed(&mut self, change: &ModifyQpReq) {
         let _ = change;
     }
 
-    /// Makes the device look at what was handed over while the queue was draining. By default nothing, which is right
+    /// Makes the device look at what was handed over while the queue was draining. Default: does nothing, which is right
     /// where the device looks by itself when the queue pair is back in RTS.
     fn resume(&mut self) -> Result<(), Refused> {
         Ok(())
@@ -354,13 +367,13 @@ pub unsafe trait RecvQueue: Send {
     fn capacity(&self) -> u32;
 
     /// Requests that were published and not yet taken by the device, which may take more of them meanwhile; 0 where
-    /// that cannot be told, or the driver by itself refuses a queue too small for them.
+    /// that cannot be told, or the driver by itself refuses a queue too small for them. Default: 0.
     fn posted(&self) -> u32 {
         0
     }
 
     /// Writes a request of the commonest kind into the next free slot, or does nothing and returns `false`, as
-    /// [`SendQueue::try_push`] does.
+    /// [`SendQueue::try_push`] does. Default: declines every request.
     ///
     /// # Safety
     ///
@@ -371,7 +384,8 @@ pub unsafe trait RecvQueue: Send {
         false
     }
 
-    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one; tells how many.
+    /// Writes requests as [`RecvQueue::try_push`] does, until it declines one; tells how many. Default:
+    /// one `try_push` for each request.
     ///
     /// # Safety
     ///
@@ -390,7 +404,7 @@ pub unsafe trait RecvQueue: Send {
     }
 
     /// Writes a request as [`RecvQueue::try_push`] does and publishes it with all that was pushed, or does nothing and
-    /// returns `false`.
+    /// returns `false`. Default: `try_push`, then [`RecvQueue::ring`].
     ///
     /// # Safety
     ///
@@ -435,7 +449,8 @@ pub unsafe trait RecvQueue: Send {
     /// When this returns, no thread of this process writes to the memory of posted receives any more, nor does a
     /// completion that is polled later. The device may still write there. Nothing is posted afterwards.
     ///
-    /// Dropping the queue does the same. By default nothing, which is right where only the device writes to that memory.
+    /// Dropping the queue does the same. Default: does nothing, which is right where only the device writes to that
+    /// memory.
     fn abandon(&mut self) {}
 }
 
@@ -501,7 +516,7 @@ pub unsafe trait CompletionQueue: Send {
     fn next(&mut self) -> Option<Self::Completion<'_>>;
 
     /// Takes the next completion by value, if there is one, and gives its slot and all taken before it back to the
-    /// device.
+    /// device. Default: [`next`](Self::next), [`Completion::to_value`], [`release`](Self::release).
     #[inline]
     fn next_value(&mut self) -> Option<WorkCompletion> {
         let value = self.next()?.to_value();
@@ -510,7 +525,8 @@ pub unsafe trait CompletionQueue: Send {
     }
 
     /// Takes as many completions by value as there are and as `into` has room for, and gives their slots and all taken
-    /// before them back to the device; tells how many.
+    /// before them back to the device; tells how many. Default: `next` and `to_value` for each, then
+    /// one `release`.
     #[inline]
     fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
         let mut taken = 0;
@@ -564,7 +580,7 @@ pub trait Completion {
     /// Low bits of the LID that the message came to.
     fn dlid_path_bits(&self) -> u8;
     /// When it was made, in ticks of the device's clock ([`Provider::read_clock`](super::Provider::read_clock)), where the
-    /// device tells.
+    /// device tells. Default: none.
     fn timestamp(&self) -> Option<u64> {
         None
     }
