@@ -16,12 +16,14 @@
 //!
 //! The poller takes a slot from `POSTED` to `COPYING` by one compare-and-exchange. Where that fails it discards the
 //! message; it never waits. The owner takes a slot back from `POSTED` to `EMPTY`, and waits while it is `COPYING`, which
-//! is at most the copy of one entry. So when the owner has taken a slot back, the poller has done with the memory of its
+//! is at most the copy of one entry. A forked child does not wait: it has a copy of the words and no poller. So when the owner has taken a slot back, the poller has done with the memory of its
 //! receive and finds it no more. The owner takes all slots back before it lets go of the receives: when the queue is
 //! reset, dropped or [abandoned](bareverbs_provider::contract::RecvQueue::abandon).
 //!
 //! A payload is copied at most once per receive, even if the device repeats the CQE.
 
+use bareverbs_provider::Errno;
+use bareverbs_provider::process::Home;
 use bareverbs_provider::work::Sge;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, yield_now};
@@ -39,6 +41,8 @@ pub(crate) struct Kept {
     /// Elements of a receive, and slots less one.
     width: usize,
     mask: usize,
+    /// The process whose poller copies.
+    home: Home,
 }
 
 /// Where a message goes. Written by the owner in an `EMPTY` slot, read by the poller in a `COPYING` one.
@@ -58,16 +62,17 @@ pub(crate) struct Claim<'a> {
 
 impl Kept {
     /// For `slots` slots, a power of 2, of `width` elements.
-    pub(crate) fn new(slots: u32, width: u32) -> Self {
+    pub(crate) fn new(slots: u32, width: u32) -> Result<Self, Errno> {
         let (slots, width) = (slots as usize, width as usize);
         assert!(slots.is_power_of_two(), "a ring of receives");
         let element = |_| Element { addr: AtomicU64::new(0), length: AtomicU32::new(0) };
-        Self {
+        Ok(Self {
             states: (0..slots).map(|_| AtomicU32::new(EMPTY)).collect(),
             elements: (0..slots * width).map(element).collect(),
             width,
             mask: slots - 1,
-        }
+            home: Home::here()?,
+        })
     }
 
     fn of(&self, slot: usize) -> (&AtomicU32, &[Element]) {
@@ -95,6 +100,10 @@ impl Kept {
         let (state, _) = self.of(slot);
         // Success and failure are ordered after the poller's copy, which its store of `EMPTY` releases.
         while let Err(COPYING) = state.compare_exchange(POSTED, EMPTY, Ordering::Acquire, Ordering::Acquire) {
+            if !self.home.is_here() {
+                // A forked child. The poller is a thread of its parent, and writes to the parent's memory.
+                break;
+            }
             yield_now();
         }
     }
@@ -157,7 +166,7 @@ mod tests {
         let mut memory = [0u8; 8];
         let start = memory.as_mut_ptr().expose_provenance() as u64;
         let sge = |at: u64, length| Sge { addr: start + at, length, lkey: 0 };
-        let kept = Kept::new(4, 3);
+        let kept = Kept::new(4, 3).expect("a page");
         // SAFETY: the elements are of `memory`.
         let scatter = |slot, message: &[u8]| kept.claim(slot).map(|claim| unsafe { claim.scatter(message) });
         kept.keep(5, &[sge(6, 2), sge(0, 3)]);
@@ -174,16 +183,43 @@ mod tests {
 
     #[test]
     fn a_cancelled_claim_leaves_the_receive_posted() {
-        let kept = Kept::new(1, 1);
+        let kept = Kept::new(1, 1).expect("a page");
         kept.keep(0, &[]);
         kept.claim(0).expect("posted").cancel();
         assert!(kept.claim(0).is_some());
         assert!(kept.claim(0).is_none());
     }
 
+    /// Miri starts no processes.
+    #[cfg(not(any(loom, miri)))]
+    #[test]
+    fn a_forked_child_does_not_wait_for_the_poller_of_its_parent() {
+        use std::os::unix::process::CommandExt;
+        use std::process::Command;
+        use std::sync::Arc;
+
+        let kept = Arc::new(Kept::new(1, 1).expect("a page"));
+        kept.keep(0, &[]);
+        let claim = kept.claim(0).expect("posted");
+        let mut child = Command::new("/bin/true");
+        let inherited = Arc::clone(&kept);
+        // SAFETY: the child reads and writes atomics, and asks for a signal; it allocates nothing and takes no lock.
+        unsafe {
+            child.pre_exec(move || {
+                // Ends a child that waits.
+                nix::unistd::alarm::set(5);
+                inherited.take_all_back();
+                Ok(())
+            })
+        };
+        assert!(child.status().expect("a child").success());
+        assert!(kept.states[0].load(Ordering::Relaxed) == COPYING, "the parent's words are its own");
+        drop(claim);
+    }
+
     #[test]
     fn a_slot_is_taken_back_only_after_the_copy() {
-        let kept = Kept::new(1, 1);
+        let kept = Kept::new(1, 1).expect("a page");
         kept.keep(0, &[]);
         let claim = kept.claim(0).expect("posted");
         std::thread::scope(|scope| {

@@ -378,9 +378,9 @@ impl Receives {
     }
 
     /// The same for completions that may carry messages, which the poller brings to the receives' elements.
-    pub(crate) fn keeping(slots: u32, max_sge: u32) -> Self {
+    pub(crate) fn keeping(slots: u32, max_sge: u32) -> Result<Self, Errno> {
         let slots = slots.max(1);
-        Self { kept: Some(Kept::new(slots, max_sge)), ..Self::new(slots) }
+        Ok(Self { kept: Some(Kept::new(slots, max_sge)?), ..Self::new(slots) })
     }
 
     /// Where messages that completions carry go.

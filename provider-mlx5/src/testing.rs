@@ -107,7 +107,7 @@ impl Plain {
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
         let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
-        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Receives::new(slots))
+        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(Receives::new(slots)))
     }
 
     /// The same, where completion queues are polled by other threads. With `scatters`, completions may carry messages.
@@ -123,7 +123,7 @@ impl Plain {
         scatters: bool,
     ) -> Result<PlainQp, CreateError> {
         let receives = |slots, width| {
-            if scatters { Receives::keeping(slots, width) } else { Receives::new(slots) }
+            if scatters { Receives::keeping(slots, width) } else { Ok(Receives::new(slots)) }
         };
         self.qp_of(qp_type, cap, 0, cqs.map(CqName::clone), srq, receives)
     }
@@ -134,7 +134,7 @@ impl Plain {
     /// As for [`Plain::qp`].
     pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
         let cqs = [CqName::of(cq), CqName::of(cq)];
-        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Receives::new(slots))
+        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(Receives::new(slots)))
     }
 
     /// The same, with receives whose messages completions may carry.
@@ -159,13 +159,13 @@ impl Plain {
         tso_header: u16,
         cqs: [CqName; 2],
         srq: Option<&Mlx5Srq>,
-        receives: impl FnOnce(u32, u32) -> Receives,
+        receives: impl FnOnce(u32, u32) -> Result<Receives, Errno>,
     ) -> Result<PlainQp, CreateError> {
         let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), LIMITS)?;
         let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
-            None => Source::Own(receives(layout.recv_slots, layout.recv_sge)),
+            None => Source::Own(receives(layout.recv_slots, layout.recv_sge).map_err(refused)?),
         };
         let cqs = cqs.map(|CqName(shared)| shared);
         let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)

@@ -53,7 +53,8 @@ impl Mlx5 {
         let source = match request.srq {
             Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
             None if request.scatter_to_cqe => {
-                Source::Own(Receives::keeping(layout.recv_slots, layout.recv_sge))
+                let receives = Receives::keeping(layout.recv_slots, layout.recv_sge);
+                Source::Own(receives.map_err(refused("madvise"))?)
             }
             None => Source::Own(Receives::new(layout.recv_slots)),
         };
