@@ -14,6 +14,15 @@ use crate::cqe::CQE;
 /// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty one.
 const MAX_CQE_LOG: u32 = 22;
 
+/// The index of a page as the kernel takes it for a completion queue, which is narrower than that which it gives.
+fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
+    u16::try_from(page_id).map_err(|_| CreateError::Layout {
+        queue: "completion queue",
+        problem: "the index of its doorbell page has more than 16 bits",
+        value: page_id.into(),
+    })
+}
+
 impl Mlx5 {
     fn ring(&self, entries: u32, memory: QueueMemory) -> Result<(Ring, u32), CreateError> {
         // One entry always stays free.
@@ -46,8 +55,7 @@ impl Mlx5 {
             cqe_comp_en: minis.is_some().into(),
             cqe_comp_res_format: minis.map_or(0, |(_, format)| format.bits() as u8),
             flags: CqFlags::UAR_PAGE_INDEX,
-            // The kernel takes the index as wide as this.
-            uar_page_index: self.uar.page_id() as u16,
+            uar_page_index: uar_page_index(self.uar.page_id())?,
             ..CreateCqReq::zeroed()
         };
         let mut response = CreateCqResp::zeroed();
@@ -88,5 +96,19 @@ impl Mlx5 {
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
         queue.follow(&mut current, ring);
         Ok(queue.capacity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_index_of_a_doorbell_page_is_never_cut() {
+        assert_eq!((uar_page_index(0), uar_page_index(0xffff)), (Ok(0), Ok(0xffff)));
+        for page_id in [0x1_0000, u32::MAX] {
+            let refused = uar_page_index(page_id);
+            assert!(matches!(refused, Err(CreateError::Layout { value, .. }) if value == u64::from(page_id)));
+        }
     }
 }
