@@ -257,3 +257,52 @@ impl Completion for Mlx5Completion<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Entry([u8; CQE]);
+
+    /// An entry of this opcode that has every field.
+    fn entry(opcode: CqeOpcode) -> Entry {
+        let mut entry = Entry([0; CQE]);
+        // A global header, service level 5 and sender 0x123.
+        entry.0[24..28].copy_from_slice(&0x1500_0123u32.to_be_bytes());
+        entry.0[48..56].copy_from_slice(&0x0102_0304_0506_0708u64.to_be_bytes());
+        entry.0[63] = opcode.0 << 4;
+        entry
+    }
+
+    fn with<T>(opcode: CqeOpcode, look: impl FnOnce(&Mlx5Completion<'_>) -> T) -> T {
+        let entry = entry(opcode);
+        let taken = Taken { opcode, ..Taken::fault(entry.0.as_ptr()) };
+        // SAFETY: the entry is there until the end of this function.
+        look(&unsafe { taken.completion() })
+    }
+
+    const ERRORS: [CqeOpcode; 2] = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
+    const RECEIVES: [CqeOpcode; 4] =
+        [CqeOpcode::RESP_WR_IMM, CqeOpcode::RESP_SEND, CqeOpcode::RESP_SEND_IMM, CqeOpcode::RESP_SEND_INV];
+
+    #[test]
+    fn receives_have_a_global_header_where_they_succeeded() {
+        for opcode in RECEIVES {
+            assert!(with(opcode, |told| told.wc_flags().contains(WcFlags::GRH)), "{opcode:?}");
+        }
+        for opcode in ERRORS.into_iter().chain([CqeOpcode::REQ]) {
+            assert_eq!(with(opcode, |told| told.wc_flags()), WcFlags::empty(), "{opcode:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_success_is_that_of_its_entry_and_a_failure_has_none() {
+        for opcode in RECEIVES.into_iter().chain([CqeOpcode::REQ]) {
+            assert_eq!(with(opcode, |told| told.timestamp()), Some(0x0102_0304_0506_0708), "{opcode:?}");
+        }
+        for opcode in ERRORS {
+            assert_eq!(with(opcode, |told| told.timestamp()), None, "{opcode:?}");
+        }
+    }
+}
