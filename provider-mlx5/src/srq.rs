@@ -65,10 +65,11 @@ impl SrqShared {
     pub(crate) fn complete(&self, slot: u16) -> Option<u64> {
         let index = slot as usize & self.slots.len().wrapping_sub(1);
         let slot = self.slots.get(index)?;
-        let wr_id = slot.wr_id.load(Ordering::Relaxed);
         if !slot.posted.swap(false, Ordering::AcqRel) {
             return None;
         }
+        // The owner stored it before it marked the slot.
+        let wr_id = slot.wr_id.load(Ordering::Relaxed);
         let mut last = self.returned.load(Ordering::Relaxed);
         loop {
             slot.next.store(last, Ordering::Relaxed);
