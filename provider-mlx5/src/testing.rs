@@ -295,14 +295,11 @@ impl Ring {
 /// # Errors
 /// There is no memory.
 pub fn resize(cq: &mut Mlx5Cq, log: u32, tell: impl FnOnce(Place)) -> Result<(), Errno> {
-    use bareverbs_provider::contract::CompletionQueue;
     let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
-    cq.release();
-    let shared = Arc::clone(cq.shared());
-    let mut current = shared.ring();
-    tell(ring.place());
-    cq.follow(&mut current, ring);
-    Ok(())
+    cq.resize_by(ring, |ring| {
+        tell(ring.place());
+        Ok(())
+    })
 }
 
 /// A shared receive queue, and where the device finds it.

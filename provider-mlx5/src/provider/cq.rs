@@ -1,7 +1,5 @@
 //! Completion queues.
 
-use std::sync::Arc;
-
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreateError, CreatedCq, QueueMemory};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
@@ -84,17 +82,15 @@ impl Mlx5 {
         if entries == queue.capacity() {
             return Ok(entries);
         }
-        queue.release();
-        // Until the queue has followed, no queue pair that completes there is reset.
-        let shared = Arc::clone(queue.shared());
-        let mut current = shared.ring();
-        let driver = ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
-        let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-        // SAFETY: the ring has the size that the kernel computes from the entries (`resize_user` of
-        // its `cq.c`), and `follow` puts it into the queue, which is that of `cq`, as the caller
-        // promises.
-        unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
-        queue.follow(&mut current, ring);
+        queue.resize_by(ring, |ring| {
+            let driver =
+                ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
+            let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
+            // SAFETY: the ring has the size that the kernel computes from the entries (`resize_user` of
+            // its `cq.c`), and `resize_by` puts it into the queue, which is that of `cq`, as the caller
+            // promises.
+            unsafe { command::resize_cq(&self.file, cq, entries, payload) }.map(drop)
+        })?;
         Ok(queue.capacity())
     }
 }
