@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bareverbs_provider::barrier;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 
-use super::ring::{OWNER, Ring, counted, is_before};
+use super::ring::{COUNT, OWNER, Ring, counted, is_before};
 use crate::cqe::{CQE, CqeOpcode};
 
 /// In an entry's last byte: its format, and that of a title.
@@ -28,6 +28,12 @@ const BYTE_COUNT: usize = 44;
 const OPCODE: usize = 56;
 const WQE_COUNTER: usize = 60;
 const OP_OWN: usize = 63;
+
+/// The word with the request's number and `op_own`.
+const LAST_WORD: usize = 60;
+
+/// Most entries that a poller passes while an owner has the strays locked: at each end of the ring it waits for the lock.
+const PASSED: u32 = COUNT / 2;
 
 /// What minis tell of receives beside the byte count.
 #[doc(alias = "mlx5_mini_cqe8")]
@@ -47,53 +53,104 @@ pub(super) fn is_title(op_own: u8) -> bool {
     op_own & FORMAT == COMPRESSED
 }
 
-fn load(word: &AtomicU32) -> u32 {
-    word.load(Ordering::Acquire)
-}
+/// The entries of a ring in words of 4 bytes, as threads access them while others may: by atomics of this size. They are
+/// those of a ring's memory, or of a model's.
+trait Words {
+    /// Reads a word of an entry. What is read afterwards is as it was when the word was stored, or later.
+    fn load(&self, index: u32, offset: usize) -> u32;
 
-fn store(word: &AtomicU32, value: u32) {
-    word.store(value, Ordering::Release);
+    /// Writes a word of an entry. Who reads it finds all that was stored before.
+    fn store(&self, index: u32, offset: usize, word: u32);
+
+    /// A whole entry, for the poller, which alone writes entries.
+    fn bytes(&self, index: u32) -> [u8; CQE];
 }
 
 impl Ring {
-    /// The words of an entry that say whether it is a title, and how long its run is.
-    fn title_words(&self, index: u32) -> (&AtomicU32, &AtomicU32) {
-        let entry = self.at(index);
-        // SAFETY: both are aligned words of the entry, which lies in the ring as long as `self`. Threads that access an
-        // entry while another one may do so use atomics of this size: here. The poller, which alone writes entries, reads
-        // its own in other ways too.
-        unsafe { (&*entry.add(WQE_COUNTER).cast(), &*entry.add(BYTE_COUNT).cast()) }
+    fn word(&self, index: u32, offset: usize) -> &AtomicU32 {
+        assert!(offset < CQE && offset.is_multiple_of(4), "a word of an entry");
+        // SAFETY: an aligned word of the entry, which lies in the ring as long as `self`. Threads that access an entry while
+        // another one may do so use atomics of this size: these. The poller, which alone writes entries, reads its own in
+        // other ways too.
+        unsafe { &*self.at(index).add(offset).cast() }
+    }
+}
+
+impl Words for Ring {
+    fn load(&self, index: u32, offset: usize) -> u32 {
+        self.word(index, offset).load(Ordering::Acquire)
     }
 
+    fn store(&self, index: u32, offset: usize, word: u32) {
+        self.word(index, offset).store(word, Ordering::Release);
+    }
+
+    fn bytes(&self, index: u32) -> [u8; CQE] {
+        self.entry(index).bytes()
+    }
+}
+
+/// What an entry says to another thread than the poller.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    op_own: u8,
+    /// The length of the run, if the entry is a title.
+    count: u32,
+    /// Whether the poller wrote out a run there meanwhile, so that `count` may be the byte count of its first entry.
+    has_changed: bool,
+}
+
+impl Look {
+    /// The poller stores the last word of a title before the count ([`Ring::expand_in`]). So where the last word is still the
+    /// same after the count was read, the count is that of the title.
+    fn at(words: &impl Words, index: u32) -> Self {
+        let before = words.load(index, LAST_WORD);
+        let count = words.load(index, BYTE_COUNT);
+        let after = words.load(index, LAST_WORD);
+        Self { op_own: u32::from_be(before) as u8, count: u32::from_be(count), has_changed: before != after }
+    }
+}
+
+impl Ring {
     /// The first entry that the device has not written, runs counted whole; `consumed` tells how far the poller has given
-    /// entries back. Any thread may look. The poller may be writing runs out meanwhile, and taking and giving back entries.
+    /// entries back. Any thread may look. The poller may be writing runs out meanwhile, and taking and giving back entries,
+    /// but at most [`PASSED`].
     pub(super) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
-        let mut end = consumed();
+        self.first_unwritten_by(|index| Look::at(self, index), consumed)
+    }
+
+    fn first_unwritten_by(&self, look: impl Fn(u32) -> Look, consumed: impl Fn() -> u32) -> u32 {
+        let start = consumed();
+        let mut end = start;
         loop {
-            end = self.end_of_written(end);
+            end = self.end_of_written(end, &look);
+            // The device writes over entries that were given back: what looked unwritten may be of its next round. So the
+            // poller's count is read again after the entries.
             barrier::after_device_wrote();
-            // The device writes over entries that were given back: what looked unwritten may be of its next round.
             let consumed = consumed();
-            if !is_before(end, consumed) {
+            // The doorbell record is the device's to read. A count that runs away is that of a device that writes it too.
+            if !is_before(end, consumed) || end.wrapping_sub(start) > PASSED {
                 return counted(end);
             }
-            end = consumed;
+            end = end.wrapping_add(counted(consumed.wrapping_sub(end)));
         }
     }
 
-    fn end_of_written(&self, index: u32) -> u32 {
-        let mut end = index;
+    /// Looks at each entry twice at most, whatever the device writes meanwhile.
+    fn end_of_written(&self, index: u32, look: impl Fn(u32) -> Look) -> u32 {
+        let (mut end, mut looks_again) = (index, false);
         while end.wrapping_sub(index) < self.entries() {
-            let (last, count) = self.title_words(end);
-            let (before, count, after) = (load(last), load(count), load(last));
-            let op_own = u32::from_be(before) as u8;
+            let Look { op_own, count, has_changed } = look(end);
             if !self.written(end, op_own) {
                 break;
             }
-            if !is_title(op_own) {
-                end = end.wrapping_add(1);
-            } else if before == after {
-                end = end.wrapping_add(self.run_length(u32::from_be(count)).unwrap_or(1));
+            // The poller writes a run out once. A title that changes a second time is of a later round, which the poller's
+            // count shows, or of a faulty device.
+            looks_again = is_title(op_own) && has_changed && !looks_again;
+            if !looks_again {
+                let is_run = is_title(op_own) && !has_changed;
+                let length = if is_run { self.run_length(count) } else { None };
+                end = end.wrapping_add(length.unwrap_or(1));
             }
         }
         end
@@ -109,14 +166,18 @@ impl Ring {
     ///
     /// Only the poller may, or nobody else may have the ring.
     pub(super) fn expand(&self, index: u32) -> bool {
-        let title = self.entry(index).bytes();
+        self.expand_in(self, index)
+    }
+
+    fn expand_in(&self, words: &impl Words, index: u32) -> bool {
+        let title = words.bytes(index);
         let count = u32::from_be_bytes([title[44], title[45], title[46], title[47]]);
         let (Some(minis), Some(count)) = (self.minis, self.run_length(count)) else { return false };
         let mut first = title;
+        // 1. The entries behind the title: a thread that finds the title gone finds them.
         for array in (0..count.div_ceil(PER_ARRAY)).rev().map(|array| array * PER_ARRAY) {
             // What the slot of an array has to be instead is written after the array was read.
-            let bytes =
-                if count == 1 { [0; CQE] } else { self.entry(index.wrapping_add(array.max(1))).bytes() };
+            let bytes = if count == 1 { [0; CQE] } else { words.bytes(index.wrapping_add(array.max(1))) };
             let (chunks, _) = bytes.as_chunks::<MINI>();
             for (number, mini) in (array..count).zip(chunks).rev() {
                 let mut entry = title;
@@ -126,27 +187,28 @@ impl Ring {
                 if number == 0 {
                     first = entry;
                 } else {
-                    self.write(at, &entry);
+                    write(words, at, &entry);
                 }
             }
         }
-        let word = |at: usize| u32::from_ne_bytes([first[at], first[at + 1], first[at + 2], first[at + 3]]);
-        let (last, bytes) = self.title_words(index);
-        // A thread that finds the count changed finds the title changed too.
-        store(last, word(WQE_COUNTER));
-        store(bytes, word(BYTE_COUNT));
-        self.write(index, &first);
+        // 2. The title's last word. 3. The count: a thread that finds it changed finds the last word changed too.
+        for offset in [LAST_WORD, BYTE_COUNT] {
+            words.store(index, offset, word_of(&first, offset));
+        }
+        // 4. The rest, which only the poller reads.
+        write(words, index, &first);
         true
     }
+}
 
-    /// Writes an entry in words, the last word last.
-    fn write(&self, index: u32, entry: &[u8; CQE]) {
-        let to = self.at(index).cast::<AtomicU32>();
-        let (words, _) = entry.as_chunks::<4>();
-        for (at, word) in words.iter().enumerate() {
-            // SAFETY: within the entry, which is aligned to 64.
-            store(unsafe { &*to.add(at) }, u32::from_ne_bytes(*word));
-        }
+fn word_of(entry: &[u8; CQE], offset: usize) -> u32 {
+    u32::from_ne_bytes([entry[offset], entry[offset + 1], entry[offset + 2], entry[offset + 3]])
+}
+
+/// Writes an entry, the last word last.
+fn write(words: &impl Words, index: u32, entry: &[u8; CQE]) {
+    for offset in (0..CQE).step_by(4) {
+        words.store(index, offset, word_of(entry, offset));
     }
 }
 
@@ -182,3 +244,9 @@ impl Minis {
         entry[BYTE_COUNT..BYTE_COUNT + 4].copy_from_slice(&mini[4..]);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[cfg(all(test, loom))]
+mod loom_models;

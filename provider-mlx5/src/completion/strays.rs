@@ -68,8 +68,11 @@ impl CqShared {
     /// before it fills slots anew.
     pub(crate) fn forget(&self, record: &RecordRef, side: Side, base: u64) {
         let ring = self.ring();
-        let until = ring.first_unwritten(|| self.doorbell.get(Word::First));
         let mut strays = self.strays();
+        // Before the entries are counted, under the lock: at the ring's end the poller waits for it then. So it does not
+        // pass so many entries meanwhile that the count is ambiguous.
+        self.has_strays.store(!strays.closed, Ordering::Release);
+        let until = ring.first_unwritten(|| self.doorbell.get(Word::First));
         // Under the lock: the poller may be about to show the record again after an earlier reset.
         record.hide(side);
         record.rebase(side, base);
@@ -78,7 +81,6 @@ impl CqShared {
             record.show_again(side);
         } else {
             strays.reset.push((Arc::clone(record), side, until));
-            self.has_strays.store(true, Ordering::Release);
         }
     }
 }
