@@ -163,7 +163,7 @@ impl Mlx5Cq {
     /// The queue that an entry is of, if it is one of this completion queue's.
     #[inline(always)]
     fn find(&self, id: u32, side: Side) -> Option<&Record> {
-        // SAFETY: this is the completion queue's poller, and it drops its dead in `tidy` only.
+        // SAFETY: this is the completion queue's poller, and it drops its dead in `tidy` and `pass_strays` only.
         self.table.entry(id).and_then(|entry: &Entry| unsafe { entry.record(side, self.tag) })
     }
 
@@ -171,7 +171,7 @@ impl Mlx5Cq {
     #[cold]
     fn stray(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> Stray {
         let mut strays = self.shared.strays();
-        let dead = strays.dead.iter().find(|record| record.is_named(id, side, cqe));
+        let dead = strays.dead.iter().map(|(record, _)| record).find(|record| record.is_named(id, side, cqe));
         let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
         else {
             let Some(dead) = dead else { return Stray::Unknown };
@@ -206,6 +206,23 @@ impl Mlx5Cq {
         let dead = std::mem::take(&mut strays.dead);
         drop(strays);
         drop(dead);
+    }
+
+    /// Lets go of strays of which the entries were all passed. The CQ consumer index has 24 bits: this must be done within
+    /// half of that, or `is_before` gives the wrong order. And a queue that is never found empty would keep every queue pair
+    /// that was destroyed.
+    #[cold]
+    fn pass_strays(&mut self) {
+        // Before the dead are dropped.
+        self.forget_recent();
+        let mut strays = self.shared.strays();
+        strays.show_passed(self.consumer);
+        let passed = strays.take_passed(self.consumer, self.ring.entries());
+        if strays.is_empty() {
+            self.shared.has_strays.store(false, Ordering::Relaxed);
+        }
+        drop(strays);
+        drop(passed);
     }
 
     /// The next entry, and what it is the completion of: the short way, for the success of a queue whose completion was
@@ -342,9 +359,7 @@ impl Mlx5Cq {
             }
             barrier::after_device_wrote();
             if std::mem::take(&mut self.has_wrapped) {
-                // The CQ consumer index has 24 bits. Reset queue pairs must be shown again within half of
-                // that, or `is_before` gives the wrong order.
-                self.shared.strays().show_passed(self.consumer);
+                self.pass_strays();
             }
             if is_title(op_own) && self.ring.expand(self.consumer) {
                 continue;
@@ -392,7 +407,8 @@ impl Mlx5Cq {
                 Source::Own(receives) if receives.kept().is_none() => Some(NonNull::from(receives)),
                 _ => None,
             };
-            if !matches!(self.armed, Armed::Solicited(_)) {
+            // At the ring's end the next entry takes the slow path.
+            if !self.has_wrapped && !matches!(self.armed, Armed::Solicited(_)) {
                 match side {
                     Side::Send => self.recent_sends = sends,
                     Side::Recv => self.recent_receives = receives.unwrap_or(self.recent_receives),

@@ -13,12 +13,13 @@
 //!
 //! # Why a poller's record is not freed under it
 //!
-//! An entry says which completion queues may use it ([`Entry::owners`]). A poller reads that first and the record's
-//! address second. The owner of a queue hides its record and leaves it with both completion queues
-//! ([`CqShared::bury`](crate::completion::CqShared::bury)) before it lets go of it. Each completion queue drops it only
-//! where its poller has found the queue empty, between two completions. The entry is given to another queue when the
-//! record was freed. So an entry that named a poller's completion queue names the same record until that poller has done
-//! with its completion.
+//! An entry says which completion queues may use it ([`Entry::owners`]). A poller reads that first
+//! and the record's address second. The owner of a queue hides its record and leaves it with both
+//! completion queues ([`CqShared::bury`](crate::completion::CqShared::bury)) before it lets go of
+//! it. Each completion queue drops it only where its poller has found the queue empty, or has
+//! passed all that the ring held when it was left there, between two completions. The entry is
+//! given to another queue when the record was freed. So an entry that named a poller's completion
+//! queue names the same record until that poller has done with its completion.
 //!
 //! For the same reason a poller may keep the record that it found last: the record stays until the poller itself drops
 //! its dead, and it forgets the record then. The record's [`Name`] tells whether it is still shown.

@@ -70,10 +70,8 @@ impl Mlx5Cq {
             *first = counted(first.wrapping_add(1));
         }
         self.consumer = self.consumer.wrapping_add(1);
-        // Entries of queue pairs that were reset have moved with the others.
-        for (.., until) in &mut self.shared.strays().reset {
-            *until = counted(until.wrapping_add(1));
-        }
+        // Entries of queue pairs that were reset or destroyed have moved with the others.
+        self.shared.strays().move_on();
         *shared = ring.clone();
         self.ring = ring;
         self.look_up();

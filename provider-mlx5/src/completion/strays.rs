@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::ring::{Ring, is_before};
+use super::ring::{Ring, counted, is_before};
 use crate::doorbell::{DoorbellRecord, Word};
 use crate::sync::{Arc, AtomicBool, Mutex, MutexGuard, Ordering};
 use crate::table::{RecordRef, Side, tag};
@@ -22,8 +22,8 @@ pub(crate) struct CqShared {
 /// Queue pairs whose completions still to be polled are nobody's.
 #[derive(Debug, Default)]
 pub(super) struct Strays {
-    /// Destroyed.
-    pub(super) dead: Vec<RecordRef>,
+    /// Destroyed, and entry from which on none is theirs (24 bits), once the poller has come to the ring's end.
+    pub(super) dead: Vec<(RecordRef, Option<u32>)>,
     /// Reset, when the device had written this many entries (24 bits).
     pub(super) reset: Vec<(RecordRef, Side, u32)>,
     /// The queue is polled no more.
@@ -55,8 +55,8 @@ impl CqShared {
         // A poller that doesn't find the record any more finds it among the dead, which it looks at under the lock.
         record.hide(side);
         strays.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
-        if !strays.closed && !strays.dead.iter().any(|dead| Arc::ptr_eq(dead, record)) {
-            strays.dead.push(Arc::clone(record));
+        if !strays.closed && !strays.dead.iter().any(|(dead, _)| Arc::ptr_eq(dead, record)) {
+            strays.dead.push((Arc::clone(record), None));
             self.has_strays.store(true, Ordering::Release);
         }
     }
@@ -96,6 +96,28 @@ impl Strays {
             is_left
         });
     }
+
+    /// Takes out the records of the dead whose entries are all before entry `consumer`, in a ring of so many entries. The
+    /// caller is the poller, which drops them when the lock is released.
+    pub(super) fn take_passed(&mut self, consumer: u32, entries: u32) -> Vec<RecordRef> {
+        let is_passed = |(_, until): &mut (RecordRef, Option<u32>)| {
+            // What the device wrote of it is in the ring when this is first asked, or was.
+            !is_before(consumer, *until.get_or_insert(counted(consumer.wrapping_add(entries))))
+        };
+        self.dead.extract_if(.., is_passed).map(|(record, _)| record).collect()
+    }
+
+    /// The entries move to another ring, where each has the next number.
+    pub(super) fn move_on(&mut self) {
+        let of_reset = self.reset.iter_mut().map(|(.., until)| until);
+        for until in of_reset.chain(self.dead.iter_mut().filter_map(|(_, until)| until.as_mut())) {
+            *until = counted(until.wrapping_add(1));
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.dead.is_empty() && self.reset.is_empty()
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -133,6 +155,24 @@ mod tests {
         send(&mut sq, 2).expect("room after a reset");
         device.completes(CqeOpcode::REQ, user_index, 0);
         assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(2), None));
+        drop(rq);
+    }
+
+    #[test]
+    fn a_reset_counts_entries_under_the_lock_that_the_poller_waits_for() {
+        let Scene { mut device, mut cq, mut sq, rq, user_index, .. } = Scene::known();
+        send(&mut sq, 1).expect("room");
+        let lock = cq.shared().strays();
+        std::thread::scope(|scope| {
+            // SAFETY: no kernel and no device has the queue.
+            let owner = scope.spawn(|| unsafe { sq.reset() });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!owner.is_finished(), "the owner waits for the lock");
+            device.completes(CqeOpcode::REQ, user_index, 1);
+            drop(lock);
+        });
+        assert_eq!(poll(&mut cq), None, "of before the reset");
+        assert!(cq.shared().strays().reset.is_empty());
         drop(rq);
     }
 
@@ -187,6 +227,59 @@ mod tests {
             assert!(cq.shared().strays().dead.is_empty());
         }
         drop((sq, rq));
+    }
+
+    #[test]
+    fn a_queue_that_is_never_empty_lets_go_of_destroyed_queue_pairs_within_two_rounds() {
+        // The scene's table has indices for two queue pairs, one of which is the scene's own.
+        let Scene { mut device, mut cq, sq, mut rq, user_index, _context: context, .. } = Scene::new(false);
+        let mut id = 0;
+        let mut poll_one = |cq: &mut _, device: &mut crate::scene::Device| {
+            recv(&mut rq, id, &[]).expect("room for one");
+            device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+            assert_eq!(poll(cq), Some(id));
+            id += 1;
+        };
+        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        for round in 0..5 {
+            let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None);
+            let parts = parts.unwrap_or_else(|error| panic!("round {round}: {error:?}"));
+            let other = parts.user_index();
+            let queues = parts.finish(NUMBER + 1, false).expect("memory");
+            // The completion of the destroyed queue pair is behind the ring's end in one of the rounds.
+            (0..round).for_each(|_| poll_one(&mut cq, &mut device));
+            device.completes(CqeOpcode::REQ, other, 0);
+            drop(queues);
+            assert!(context.qp(QpType::RC, &CAP, &cq, &cq, None).is_err(), "the index is in use");
+            (0..3 << LOG).for_each(|_| poll_one(&mut cq, &mut device));
+            assert!(cq.shared().strays().dead.is_empty());
+            assert!(!cq.shared().has_strays.load(Ordering::Relaxed));
+        }
+        drop((sq, rq));
+    }
+
+    #[test]
+    fn a_resize_moves_completions_of_a_destroyed_queue_pair_and_they_stay_discarded() {
+        let Scene { mut device, mut cq, mut sq, mut rq, user_index, _context: context, .. } = Scene::known();
+        let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None).expect("an index");
+        let other = parts.user_index();
+        let queues = parts.finish(NUMBER + 1, false).expect("memory");
+        // The ring's end comes with the next two entries, and the last entry but one is of the destroyed queue pair.
+        for (wr_id, block) in [(1, 1), (2, 2)] {
+            send(&mut sq, wr_id).expect("room");
+            device.completes(CqeOpcode::REQ, user_index, block);
+        }
+        drop(queues);
+        assert_eq!((poll(&mut cq), poll(&mut cq)), (Some(1), Some(2)));
+        recv(&mut rq, 3, &[]).expect("room");
+        device.completes(CqeOpcode::RESP_SEND, user_index, 0);
+        assert_eq!(poll(&mut cq), Some(3));
+        let until = cq.shared().strays().dead[0].1.expect("noted at the ring's end");
+        device.completes(CqeOpcode::REQ, other, 0);
+        resize(&mut cq, LOG + 1, |ring| device.moves(ring, LOG + 1)).expect("memory");
+        assert_eq!(cq.shared().strays().dead[0].1, Some(until + 1));
+        assert_eq!(poll(&mut cq), None);
+        assert!(cq.shared().strays().dead.is_empty());
     }
 
     #[test]
