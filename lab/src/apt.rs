@@ -236,12 +236,13 @@ fn run(mut command: Command, what: &str, bytes: Option<u64>) -> Result<()> {
 }
 
 fn progress_bar(what: &str, bytes: Option<u64>) -> ProgressBar {
+    match bytes {
+        Some(bytes) => eprintln!("lab: fetching the {what} ({} MB)", bytes.div_ceil(1_000_000)),
+        None => eprintln!("lab: fetching the {what}"),
+    }
+    // Hidden where standard error is no terminal.
     let bar = ProgressBar::new(bytes.unwrap_or(1000));
     if bar.is_hidden() {
-        match bytes {
-            Some(bytes) => eprintln!("lab: fetching the {what} ({} MB)", bytes.div_ceil(1_000_000)),
-            None => eprintln!("lab: fetching the {what}"),
-        }
         return bar;
     }
     let template = match bytes {

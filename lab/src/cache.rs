@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -75,8 +76,14 @@ impl Cache {
     pub(crate) fn lock(&self, name: &str) -> Result<Flock<File>> {
         let path = self.root.join(format!("{}.lock", name.replace('/', "-")));
         let file = File::create(&path).with_context(|| format!("making {}", path.display()))?;
-        Flock::lock(file, FlockArg::LockExclusive)
-            .map_err(|(_, error)| error)
+        Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .or_else(|(file, error)| match error {
+                Errno::EWOULDBLOCK => {
+                    eprintln!("lab: waiting for another process that fetches {name}");
+                    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error)
+                }
+                _ => Err(error),
+            })
             .with_context(|| format!("locking {}", path.display()))
     }
 }

@@ -16,6 +16,7 @@ pub(crate) fn unpack_all(what: &str, from: &Path, root: &Path) -> Result<()> {
     packages.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
     packages.sort();
     fs::create_dir_all(root)?;
+    eprintln!("lab: unpacking the {what} ({} packages)", packages.len());
     let bar = ProgressBar::new(packages.len() as u64);
     bar.set_style(
         ProgressStyle::with_template("{msg:40} {wide_bar} {pos}/{len}").expect("the template is well-formed"),

@@ -91,6 +91,7 @@ fn compile(root: &Path) -> Result<()> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"python3")))
         .collect();
+    eprintln!("lab: compiling the Python files of the Debian root");
     // What shows that all is done comes last.
     folders.sort();
     folders.reverse();

@@ -57,6 +57,7 @@ impl Tools {
     pub(crate) fn depmod(&self, tree: &Path, output: &Path) -> Result<()> {
         // depmod insists on BASE/lib/modules/RELEASE, and on the same below its output folder.
         let release = tree.file_name().context("a module tree has a name")?;
+        eprintln!("lab: listing the modules of kernel {}", release.display());
         let base = output.join("base");
         fs::create_dir_all(base.join("lib/modules"))?;
         symlink(fs::canonicalize(tree)?, base.join("lib/modules").join(release))?;

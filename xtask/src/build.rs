@@ -1,9 +1,10 @@
 //! Building our programs for the guest: static, in a target folder of their own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Programs;
@@ -26,6 +27,15 @@ pub(crate) fn modestly<T>(work: impl FnOnce() -> T) -> T {
 /// The workspace's root folder.
 pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+}
+
+/// Says what is built, before it is built for the first time in this process: a first build takes
+/// minutes.
+pub(crate) fn announce(what: &'static str) {
+    static ANNOUNCED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    if ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
+        eprintln!("building {what}");
+    }
 }
 
 /// A cargo command that builds static programs.
@@ -61,7 +71,8 @@ pub(crate) fn guest_init() -> Result<PathBuf> {
     guest_program("quick", "bareverbs-lab-init", "bareverbs-lab-init")
 }
 
-fn guest_program(profile: &str, package: &str, name: &str) -> Result<PathBuf> {
+fn guest_program(profile: &str, package: &str, name: &'static str) -> Result<PathBuf> {
+    announce(name);
     let mut cargo = static_cargo("build");
     cargo.args(["--quiet", "--profile", profile, "--package", package]);
     if !cargo.status().context("running cargo")?.success() {
@@ -73,6 +84,7 @@ fn guest_program(profile: &str, package: &str, name: &str) -> Result<PathBuf> {
 /// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised a little: it takes
 /// little time beside the kernel, and most of it is built for the tests already.
 pub(crate) fn soak() -> Result<PathBuf> {
+    announce("the soak program");
     let mut cargo = static_cargo("build");
     cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-soak"]);
     if !cargo.status().context("running cargo")?.success() {
@@ -83,6 +95,7 @@ pub(crate) fn soak() -> Result<PathBuf> {
 
 /// Builds the program that measures the data path.
 pub(crate) fn fastpath() -> Result<PathBuf> {
+    announce("the measuring program");
     let mut cargo = static_cargo("build");
     cargo.args(["--quiet", "--release", "--package", "bareverbs-fastpath"]);
     if !cargo.status().context("running cargo")?.success() {
@@ -93,6 +106,7 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
 
 /// Builds the program that posts what the card's recording is compared by.
 pub(crate) fn wqe_diff() -> Result<PathBuf> {
+    announce("the program that posts for comparison");
     let mut cargo = static_cargo("build");
     cargo.args(["--quiet", GUEST_PROFILE[0], GUEST_PROFILE[1], "--package", "bareverbs-wqe-diff"]);
     if !cargo.status().context("running cargo")?.success() {
@@ -103,6 +117,7 @@ pub(crate) fn wqe_diff() -> Result<PathBuf> {
 
 /// Builds the program whose instructions valgrind counts.
 pub(crate) fn counts() -> Result<PathBuf> {
+    announce("the program to be counted");
     let mut cargo = cargo();
     cargo.args(["build", "--quiet", "--release", "--package", "bareverbs-counts"]);
     if !cargo.status().context("running cargo")?.success() {
@@ -113,6 +128,7 @@ pub(crate) fn counts() -> Result<PathBuf> {
 
 /// Builds the RDMA card.
 pub(crate) fn card() -> Result<PathBuf> {
+    announce("the software ConnectX");
     let arguments = ["build", "--quiet", "--profile", "quick", "--package", "bareverbs-hca"];
     if !cargo().args(arguments).status().context("running cargo")?.success() {
         bail!("the RDMA card could not be built");

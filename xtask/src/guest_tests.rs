@@ -69,6 +69,7 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
 
 /// Builds the test binaries for the guest: the folder they are in, and their tests.
 pub(crate) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
+    build::announce("the tests that run in guests");
     guest_tests_of(build::static_cargo("test"), &GUEST_TEST_CRATES)
 }
 

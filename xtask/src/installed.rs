@@ -15,7 +15,7 @@ pub(crate) fn installed(name: &str, version: &str) -> Result<PathBuf> {
     if program.is_file() {
         return Ok(program);
     }
-    println!("installing {name} {version} into {}", root.display());
+    eprintln!("installing {name} {version} into {}", root.display());
     let mut cargo = build::cargo();
     cargo.args(["install", "--quiet", "--locked", "--version", version, "--root"]).arg(&root).arg(name);
     if !cargo.status().context("running cargo")?.success() {
