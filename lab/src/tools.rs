@@ -34,9 +34,13 @@ impl Tools {
         let (folder, manifest) = cache.ensure("tools", refresh, |folder| {
             let apt = Apt::open(cache, Channel::TRIXIE)?;
             let debs = folder.join("debs");
-            let packages =
-                apt.download_closure("QEMU", &["qemu-system-x86", "kmod"], Some("trixie-backports"), &debs)?;
-            deb::unpack_all("QEMU", &debs, &folder.join("root"))?;
+            let packages = apt.download_closure(
+                "QEMU packages",
+                &["qemu-system-x86", "kmod"],
+                Some("trixie-backports"),
+                &debs,
+            )?;
+            deb::unpack_all("QEMU packages", &debs, &folder.join("root"))?;
             let qemu = packages.into_iter().find(|package| package.name == "qemu-system-x86");
             Ok(Manifest { version: qemu.context("apt planned no qemu-system-x86")?.version })
         })?;

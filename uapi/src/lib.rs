@@ -31,3 +31,8 @@ pub mod uverbs;
 pub mod verbs_values;
 #[macro_use]
 pub mod write;
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct ReadmeExamples;

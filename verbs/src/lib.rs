@@ -165,3 +165,8 @@ pub use values::{Guid, Mtu};
 pub use wq::{Wq, WqInit};
 pub use wr_id::WrId;
 pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};
+
+/// The examples of the README compile.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+pub struct ReadmeExamples;
