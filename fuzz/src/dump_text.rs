@@ -1,7 +1,7 @@
 //! Files given to `bareverbs dump`: text of the kernel's log, or entries as they are.
 //!
-//! Text with the hexadecimal digits of entries prints as the entries themselves do. The output is at most proportional to
-//! the input, and there is a line for each completion.
+//! Text with the hexadecimal digits of entries prints as the entries themselves do. The output is
+//! at most proportional to the input, and there is a line for each completion.
 
 use std::fmt::Write;
 

@@ -1,11 +1,13 @@
-//! What the fabric of another process sends: messages of a trunk, packets of the transports, RoCE v2 frames.
+//! What the fabric of another process sends: messages of an inter-switch link, packets of the
+//! transports, RoCE v2 frames.
 //!
-//! A message that was read and written again is read as the same; so is a frame. A stream of any bytes ends, read or cut off.
+//! A message that was read and written again is read as the same; so is a frame. A stream of any
+//! bytes ends, read or cut off.
 
 use bareverbs_hca::Link;
 use bareverbs_hca::engine::packet::{Packet, Route};
 use bareverbs_hca::testing::{
-    Message, decode_frame, decode_message, encode_frame, encode_message, read_trunk,
+    Message, decode_frame, decode_message, encode_frame, encode_message, read_inter_switch_link,
 };
 
 use crate::input::Input;
@@ -59,6 +61,6 @@ pub(crate) fn run(data: &[u8]) {
             bytes.extend(stated.to_be_bytes());
             bytes.extend(body);
         }
-        let _ = read_trunk(link, &bytes);
+        let _ = read_inter_switch_link(link, &bytes);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A header that was read has the fields of the header that was written, in both address families.
 
-use bareverbs::{GRH_BYTES, Gid, GrhHeader};
+use bareverbs::{GRH_BYTES, Gid, Grh};
 
 use crate::input::Input;
 
@@ -35,7 +35,7 @@ fn ipv4(input: &mut Input<'_>) -> [u8; GRH_BYTES] {
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
     let any: [u8; GRH_BYTES] = input.array();
-    if let Some(header) = GrhHeader::parse(&any) {
+    if let Some(header) = Grh::parse(&any) {
         assert!(header.flow_label < 1 << 20);
         assert!(any[0] >> 4 == 6 || any[20] >> 4 == 4);
     }
@@ -43,8 +43,8 @@ pub(crate) fn run(data: &[u8]) {
     let bytes = ipv6(&mut input);
     // One whose last 20 bytes are an IPv4 header too is taken for that.
     if bytes[20] != 0x45 || ones_sum(&bytes[20..]) != 0xffff {
-        let header = GrhHeader::parse(&bytes).expect("an IPv6 header");
-        assert_eq!((header.sender.0, header.receiver.0), (array(&bytes, 8), array(&bytes, 24)));
+        let header = Grh::parse(&bytes).expect("an IPv6 header");
+        assert_eq!((header.sgid.0, header.dgid.0), (array(&bytes, 8), array(&bytes, 24)));
         assert_eq!((header.next_header, header.hop_limit), (bytes[6], bytes[7]));
         let word = u32::from_be_bytes(array(&bytes, 0));
         let first = 6 << 28 | u32::from(header.traffic_class) << 20 | header.flow_label;
@@ -52,9 +52,9 @@ pub(crate) fn run(data: &[u8]) {
     }
 
     let bytes = ipv4(&mut input);
-    let header = GrhHeader::parse(&bytes).expect("an IPv4 header");
+    let header = Grh::parse(&bytes).expect("an IPv4 header");
     let address = |at| Gid::from(std::net::Ipv4Addr::from(array::<4>(&bytes, at)));
-    assert_eq!((header.sender, header.receiver), (address(32), address(36)));
+    assert_eq!((header.sgid, header.dgid), (address(32), address(36)));
     assert_eq!((header.traffic_class, header.hop_limit), (bytes[21], bytes[28]));
     assert_eq!((header.next_header, header.flow_label), (bytes[29], 0));
 }

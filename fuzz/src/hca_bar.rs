@@ -1,7 +1,8 @@
 //! Accesses to the registers and the configuration space of the ConnectX in software.
 //!
-//! A read of several bytes is that of each byte. The command queue is where it was written to be. Only as many slots or pages
-//! are rung as there are. No write changes what identifies the device or makes the capability list endless.
+//! A read of several bytes is that of each byte. The command queue is where it was written to be.
+//! Only as many slots or pages are rung as there are. No write changes what identifies the device
+//! or makes the capability list endless.
 
 use bareverbs_hca::Link;
 use bareverbs_hca::testing::Bar;

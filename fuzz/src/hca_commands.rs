@@ -1,26 +1,27 @@
-//! A driver that lies to the ConnectX in software: commands with wrong bytes, slots and mailboxes with wrong pointers, stores anywhere, memory that
-//! goes away, resets. Whatever it does, the card answers, and after a teardown nothing of it is left.
+//! A driver that lies to the ConnectX in software: commands with wrong bytes, slots and mailboxes
+//! with wrong pointers, stores anywhere, memory that goes away, resets. Whatever it does, the
+//! device answers, and after a teardown nothing of it is left.
 
-use bareverbs_hca::{CommandCard, Link};
+use bareverbs_hca::{FirmwareHarness, Link};
 
 use crate::input::Input;
 
 const TEARDOWN_HCA: u8 = 0x03;
 const PAGE_FAULT_RESUME: u16 = 0x204;
 const STEPS: usize = 200;
-const MEMORY: u64 = CommandCard::MEMORY;
+const MEMORY: u64 = FirmwareHarness::MEMORY;
 
-/// A place in or around the card's memory.
+/// A place in or around the device's memory.
 fn address(input: &mut Input<'_>) -> u64 {
     MEMORY.wrapping_add(u64::from(input.half()) << 4).wrapping_sub(0x100)
 }
 
 /// An example with some of its bytes changed.
 fn lie(input: &mut Input<'_>) -> Vec<u8> {
-    let examples = CommandCard::examples();
+    let examples = FirmwareHarness::examples();
     // One more answers a page fault, which there may or may not have been.
     let which = usize::from(input.byte()) % (examples.len() + 1);
-    let mut command = CommandCard::example(examples.get(which).copied().unwrap_or(PAGE_FAULT_RESUME));
+    let mut command = FirmwareHarness::example(examples.get(which).copied().unwrap_or(PAGE_FAULT_RESUME));
     for _ in 0..input.byte() % 6 {
         let (at, byte) = (usize::from(input.half()) % 0x140, input.byte());
         match command.get_mut(at) {
@@ -32,7 +33,7 @@ fn lie(input: &mut Input<'_>) -> Vec<u8> {
 }
 
 /// A slot of the command queue for this command, with its mailboxes, and some of the bytes changed.
-fn slot(card: &mut CommandCard, input: &mut Input<'_>, command: &[u8]) {
+fn slot(hca: &mut FirmwareHarness, input: &mut Input<'_>, command: &[u8]) {
     const QUEUE: u64 = MEMORY + 0xf_0000;
     const BOXES: u64 = MEMORY + 0xe_0000;
     const STEP: u64 = 0x400;
@@ -54,26 +55,26 @@ fn slot(card: &mut CommandCard, input: &mut Input<'_>, command: &[u8]) {
             mailbox[560..568].copy_from_slice(&next.to_be_bytes());
             mailbox[568..572].copy_from_slice(&number.to_be_bytes());
             // The memory may be unmapped by now.
-            let _ = card.memory().write(next - STEP, &mailbox);
+            let _ = hca.memory().write(next - STEP, &mailbox);
         }
     }
     for _ in 0..input.byte() % 4 {
         slot[usize::from(input.byte()) % 64] = input.byte();
     }
     for _ in 0..input.byte() % 3 {
-        let _ = card.memory().write(BOXES + u64::from(input.half()), &[input.byte()]);
+        let _ = hca.memory().write(BOXES + u64::from(input.half()), &[input.byte()]);
     }
-    let _ = card.memory().write(QUEUE, &slot);
-    card.slot(QUEUE, 0);
+    let _ = hca.memory().write(QUEUE, &slot);
+    hca.slot(QUEUE, 0);
 }
 
 pub(crate) fn run(data: &[u8]) {
     let mut input = Input(data);
     let link = if input.byte() & 1 == 0 { Link::InfiniBand } else { Link::Ethernet };
-    let Ok(mut card) = CommandCard::new(link) else { return };
+    let Ok(mut hca) = FirmwareHarness::new(link) else { return };
     if input.byte() & 1 == 0 {
-        for &opcode in CommandCard::examples() {
-            card.command(&CommandCard::example(opcode), &mut [0; 0x400]);
+        for &opcode in FirmwareHarness::examples() {
+            hca.command(&FirmwareHarness::example(opcode), &mut [0; 0x400]);
         }
     }
     let mut time = 0;
@@ -85,44 +86,44 @@ pub(crate) fn run(data: &[u8]) {
             0..4 => {
                 let command = lie(&mut input);
                 let mut output = vec![0; usize::from(input.half()) % 0x400];
-                let status = card.command(&command, &mut output);
+                let status = hca.command(&command, &mut output);
                 assert_eq!(output.first().copied().unwrap_or(status), status);
             }
             4 | 5 => {
                 let command = lie(&mut input);
-                slot(&mut card, &mut input, &command);
+                slot(&mut hca, &mut input, &command);
             }
             6 => {
                 let length = usize::from(input.half()) % 0x200;
                 let (command, mut output) = (input.bytes(length), [0; 0x110]);
-                card.command(&command, &mut output);
+                hca.command(&command, &mut output);
             }
             7 => {
                 let (uar, offset) = (u32::from(input.byte()) % 16, input.half() % 0x1000);
                 let length = [4, 8, 64, 256][usize::from(input.byte()) % 4];
-                card.store(uar, offset, &input.bytes(length));
+                hca.store(uar, offset, &input.bytes(length));
             }
             8 => {
                 let (address, length) = (address(&mut input), usize::from(input.byte()));
-                let _ = card.memory().write(address, &input.bytes(length));
+                let _ = hca.memory().write(address, &input.bytes(length));
             }
             9 => {
                 time += u64::from(input.half()) << (input.byte() % 24);
-                card.run(time);
+                hca.run(time);
             }
             10 => {
                 let length = usize::from(input.byte());
-                card.frame(&input.bytes(length));
+                hca.frame(&input.bytes(length));
             }
             _ => match input.byte() % 8 {
-                0 => drop(card.memory().unmap(0, u64::MAX)),
-                1 => drop(card.memory().map_zeroed(MEMORY, CommandCard::LENGTH)),
-                2 => card.reset(),
-                _ => card.run(time),
+                0 => drop(hca.memory().unmap(0, u64::MAX)),
+                1 => drop(hca.memory().map_zeroed(MEMORY, FirmwareHarness::LENGTH)),
+                2 => hca.reset(),
+                _ => hca.run(time),
             },
         }
     }
-    // Answered or refused because the card is off already; either way nothing is left.
-    card.command(&[0x01, TEARDOWN_HCA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &mut [0; 16]);
-    assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"), "{}", card.objects());
+    // Answered or refused because the device is off already; either way nothing is left.
+    hca.command(&[0x01, TEARDOWN_HCA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &mut [0; 16]);
+    assert!(hca.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"), "{}", hca.objects());
 }

@@ -1,9 +1,11 @@
-//! A driver and a peer that lie to the engine of the ConnectX in software: work requests, doorbells, receive queues and packets with wrong bytes, for
-//! queue pairs of every kind in every state, while memory goes away. Whatever they do, the engine comes to rest, and goes on working for others.
+//! A driver and a peer that lie to the engine of the ConnectX in software: work requests,
+//! doorbells, receive queues and packets with wrong bytes, for queue pairs of every kind in every
+//! state, while memory goes away. Whatever they do, the engine comes to rest, and goes on working
+//! for others.
 
 use bareverbs_hca::engine::packet::{Global, Network, Packet, Route, Transport};
 use bareverbs_hca::engine::{CqSetup, KeyKind, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup, State};
-use bareverbs_hca::{Link, Memory, PlainCard};
+use bareverbs_hca::{Link, Memory, InProcessHca};
 
 use crate::input::Input;
 
@@ -21,7 +23,7 @@ const DATA: usize = 0x4_0000;
 const LENGTH: usize = 0x8_0000;
 
 struct Driver {
-    card: PlainCard,
+    hca: InProcessHca,
     memory: Memory,
     mapped: bool,
     cq: u32,
@@ -32,8 +34,8 @@ struct Driver {
 
 impl Driver {
     fn new(input: &mut Input<'_>) -> Option<Self> {
-        let mut card = PlainCard::new(Link::InfiniBand).ok()?;
-        let memory = card.allocate(LENGTH).ok()?;
+        let mut hca = InProcessHca::new(Link::InfiniBand).ok()?;
+        let memory = hca.allocate(LENGTH).ok()?;
         let flags = input.byte();
         let base = memory.address();
         let wide = flags & 1 != 0;
@@ -41,12 +43,12 @@ impl Driver {
             ring: memory.ring(CQS, 128 << 8),
             log_size: 8,
             wide,
-            eq: PlainCard::EVENTS,
+            eq: InProcessHca::EVENTS,
             doorbell: base + DOORBELLS as u64,
             ignore_overrun: flags & 2 != 0,
             compression: (!wide && flags & 4 != 0).then_some(MiniFormat::Checksum),
         };
-        let cq = card.engine().create_cq(cq).ok()?;
+        let cq = hca.engine().create_cq(cq).ok()?;
         let srq = SrqSetup {
             ring: memory.ring(QUEUES + 8 * QUEUE, 32 << LOG_RING),
             log_size: LOG_RING,
@@ -58,7 +60,7 @@ impl Driver {
             xrcd: Some(1),
             linked: true,
         };
-        let srq = card.engine().create_srq(srq, 3).ok()?;
+        let srq = hca.engine().create_srq(srq, 3).ok()?;
         let kinds = [Transport::Rc, Transport::Uc, Transport::Xrc].map(Service::Connected);
         let kinds = [
             kinds[0],
@@ -89,22 +91,22 @@ impl Driver {
                 send_cq: cq,
                 receive_cq: cq,
                 xrcd: (4..6).contains(&index).then_some(1),
-                inline_answers: if flags & 16 != 0 { 32 } else { 0 },
+                inline_responses: if flags & 16 != 0 { 32 } else { 0 },
                 inline_receives: if flags & 16 != 0 { 32 } else { 0 },
                 ..QpSetup::default()
             };
-            qps.push(card.engine().create_qp(setup, Default::default()).ok()?);
+            qps.push(hca.engine().create_qp(setup, Default::default()).ok()?);
         }
         for (left, right) in [(0, 1), (2, 3), (4, 5), (6, 7)] {
-            card.connect(qps[left], qps[right]).ok()?;
+            hca.connect(qps[left], qps[right]).ok()?;
         }
         let data = base + DATA as u64;
-        let mut keys = vec![card.engine().register(PD, data, (LENGTH - DATA) as u64).ok()?];
-        for kind in [KeyKind::Pages, KeyKind::Ranges, KeyKind::EqualRanges] {
-            keys.push(card.engine().reserve_key(PD, kind, 64).ok()?);
+        let mut keys = vec![hca.engine().register(PD, data, (LENGTH - DATA) as u64).ok()?];
+        for kind in [KeyKind::Mtt, KeyKind::Klm, KeyKind::Ksm] {
+            keys.push(hca.engine().reserve_key(PD, kind, 64).ok()?);
         }
         keys.extend([0x200, 0x300, 0x100, 0x10_0000]);
-        Some(Self { card, memory, mapped: true, cq, qps, keys, posted: [0; 8] })
+        Some(Self { hca, memory, mapped: true, cq, qps, keys, posted: [0; 8] })
     }
 
     fn key(&self, input: &mut Input<'_>) -> u32 {
@@ -156,8 +158,8 @@ impl Driver {
         self.memory.write(DOORBELLS + 0x40 * (which + 1) + 4, &record);
         match input.byte() % 8 {
             0 => {}
-            1 => self.card.store(0x800, &wqe[..wqe.len().min(256)]),
-            _ => self.card.store(0x900, &wqe[..8]),
+            1 => self.hca.store(0x800, &wqe[..wqe.len().min(256)]),
+            _ => self.hca.store(0x900, &wqe[..8]),
         }
     }
 
@@ -204,7 +206,7 @@ impl Driver {
             });
         }
         if let Some(packet) = Packet::parse(route, &bytes) {
-            self.card.engine().receive(packet);
+            self.hca.engine().receive(packet);
         }
     }
 
@@ -221,16 +223,16 @@ impl Driver {
         ];
         match input.byte() % 11 {
             0 if self.mapped => {
-                self.card.revoke(&self.memory);
+                self.hca.revoke(&self.memory);
                 self.mapped = false;
             }
-            1 => drop(self.card.engine().destroy_qp(qp)),
+            1 => drop(self.hca.engine().destroy_qp(qp)),
             2 => {
-                let _ = self.card.connect(qp, peer);
+                let _ = self.hca.connect(qp, peer);
             }
             3 => {
                 let (consumer, sequence) = (u32::from(input.byte()), input.byte() & 3);
-                self.card.engine().arm_cq(self.cq, consumer, input.byte() & 1 != 0, sequence);
+                self.hca.engine().arm_cq(self.cq, consumer, input.byte() & 1 != 0, sequence);
             }
             4 => self.memory.write(DOORBELLS, &input.word().to_be_bytes()),
             5 => {
@@ -239,21 +241,21 @@ impl Driver {
             }
             6 => {
                 let at = usize::from(input.byte()) * 8;
-                self.card.store(at % PAGE, &input.bytes(8));
+                self.hca.store(at % PAGE, &input.bytes(8));
             }
             // An answer to a page fault, right or wrong.
             7 => {
                 let (token, kind) = (u32::from(input.byte() & 7) + 1, input.byte() & 7);
                 let queue = [qp, token, u32::from(input.byte())][usize::from(input.byte()) % 3];
-                let _ = self.card.engine().resume(token, kind, queue, input.byte() & 1 != 0);
+                let _ = self.hca.engine().resume(token, kind, queue, input.byte() & 1 != 0);
             }
             _ => {
                 let state = states[usize::from(input.byte()) % states.len()];
-                let mut attributes = self.card.attributes(peer);
+                let mut attributes = self.hca.attributes(peer);
                 attributes.mtu = 256 << (input.byte() % 5);
-                attributes.max_requested = input.byte() % 5;
-                attributes.max_responding = input.byte() % 5;
-                let _ = self.card.engine().move_qp(qp, state, attributes);
+                attributes.max_rd_atomic = input.byte() % 5;
+                attributes.max_dest_rd_atomic = input.byte() % 5;
+                let _ = self.hca.engine().move_qp(qp, state, attributes);
             }
         }
     }
@@ -271,13 +273,13 @@ pub(crate) fn run(data: &[u8]) {
             4 | 5 => driver.post_receive(&mut input),
             6 | 7 => driver.packet(&mut input),
             8 => driver.change(&mut input),
-            _ => driver.card.pass(u64::from(input.half()) << (input.byte() % 12)),
+            _ => driver.hca.pass(u64::from(input.half()) << (input.byte() % 12)),
         }
-        driver.card.run();
+        driver.hca.run();
     }
-    driver.card.pass(10_000_000);
+    driver.hca.pass(10_000_000);
     // Queues that nobody lied about still work.
-    let mut fresh = Driver::new(&mut Input(&[])).expect("another card");
+    let mut fresh = Driver::new(&mut Input(&[])).expect("another device");
     fresh.post(&mut Input(&[0, 0, 1, 8]));
-    fresh.card.run();
+    fresh.hca.run();
 }

@@ -1,8 +1,8 @@
-//! vfio-user messages of a virtual machine monitor to the ConnectX in software: the socket's bytes, and messages that make
-//! sense but for some of their fields.
+//! vfio-user messages of a virtual machine monitor to the ConnectX in software: the socket's bytes,
+//! and messages that make sense but for some of their fields.
 //!
-//! Every message is answered with a reply that names it and states its own length, which is bounded. After any of them the
-//! device still answers.
+//! Every message is answered with a reply that names it and states its own length, which is
+//! bounded. After any of them the device still answers.
 
 use std::os::fd::OwnedFd;
 

@@ -1,8 +1,8 @@
 //! What is fuzzed: for each parser of what others say, a function of bytes.
 //!
-//! A function returns whatever the bytes are, or panics where a property does not hold; its module says which. The crate in
-//! `libfuzzer` makes a program of each, `cargo xtask fuzz` runs them, and the test `replay` runs every function on its
-//! corpus.
+//! A function returns whatever the bytes are, or panics where a property does not hold; its module
+//! says which. The crate in `libfuzzer` makes a program of each, `cargo xtask fuzz` runs them, and
+//! the test `replay` runs every function on its corpus.
 
 mod input;
 
@@ -29,7 +29,7 @@ targets! {
     hca_commands,
     hca_engine,
     hca_vfio_user,
-    mlx5_liar,
+    malicious_device,
     netlink_messages,
     nldev_answers,
     pingpong_exchange,

@@ -1,7 +1,7 @@
 //! The netlink reader, and the text of nldev messages.
 //!
-//! What the writer wrote is read back, nests included. Any bytes end the walk: a message needs 16 bytes, an attribute 4. A
-//! nest that is deeper than nldev has any is not printed.
+//! What the writer wrote is read back, nests included. Any bytes end the walk: a message needs 16
+//! bytes, an attribute 4. A nest that is deeper than nldev has any is not printed.
 
 use bareverbs_uapi::netlink::{
     Attributes, Content, ErrorBody, MessageFlags, MessageHeader, MessageWriter, messages,
@@ -98,7 +98,7 @@ fn read_all(datagram: &[u8]) {
     assert!(messages(datagram).count() <= datagram.len() / size_of::<MessageHeader>() + 1);
     for message in messages(datagram).flatten() {
         assert!(message.payload.len() + size_of::<MessageHeader>() <= datagram.len());
-        if let Ok(Content::Refused(report)) = message.content() {
+        if let Ok(Content::Error(report)) = message.content() {
             assert_ne!(report.errno, 0);
         }
         let _ = message.body::<ErrorBody>();

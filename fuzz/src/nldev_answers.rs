@@ -1,7 +1,7 @@
 //! RDMA netlink's answers: devices, ports, lists of resources and counters.
 //!
-//! Any datagram is read or is malformed, with at most an object for every 4 bytes. Every device that the datagram lists is
-//! read with what was written of it.
+//! Any datagram is read or is malformed, with at most an object for every 4 bytes. Every device
+//! that the datagram lists is read with what was written of it.
 
 use bareverbs::parsers::read_nldev;
 use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};

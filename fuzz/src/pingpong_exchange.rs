@@ -1,7 +1,8 @@
 //! What a ping-pong peer says: address records of both kinds, and closing words.
 //!
-//! A record that was read is the record that was sent, but for the case of its digits. What is refused is named, with the
-//! index of the byte. Only as many bytes as are due, and the end, make a record.
+//! A record that was read is the record that was sent, but for the case of its digits. What is
+//! refused is named, with the index of the byte. Only as many bytes as are due, and the end, make a
+//! record.
 
 use bareverbs_tools::testing::{RECORD_LEN, Read, XRC_RECORD_LEN, receive, recode, recode_xrc};
 

@@ -1,4 +1,5 @@
-//! Writes to the RDMA connection manager and its answers, events among them, printed with names and values.
+//! Writes to the RDMA connection manager and its answers, events among them, printed with names and
+//! values.
 //!
 //! The text is at most proportional to the bytes, and malformed bytes are printed as such.
 
@@ -29,7 +30,8 @@ pub(crate) fn run(data: &[u8]) {
     let raw = input.slice(raw);
     check(raw, input.0);
 
-    // A command that there is, with bytes of its request's size or of another, and the answer to it.
+    // A command that there is, with bytes of its request's size or of another, and the answer to
+    // it.
     let command = input.one_of(COMMANDS);
     let length = match input.byte() % 4 {
         0 => usize::from(input.byte()),

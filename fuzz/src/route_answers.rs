@@ -1,6 +1,7 @@
 //! The kernel's answers about links, routes and neighbours.
 //!
-//! Any datagram is read or is malformed, a message at most for every 16 bytes. What was written is read back.
+//! Any datagram is read or is malformed, a message at most for every 16 bytes. What was written is
+//! read back.
 
 use std::net::IpAddr;
 

@@ -1,14 +1,16 @@
-//! A kernel that breaks the rules of the rings that it shares with the Soft-RoCE provider: headers, indices, states, statuses
-//! and requests with any bytes, at any time, and resizes to memory with any header.
+//! A kernel that breaks the rules of the rings that it shares with the Soft-RoCE provider: headers,
+//! indices, states, statuses and requests with any bytes, at any time, and resizes to memory with
+//! any header.
 //!
-//! Nothing outside of the memory is read or written, which AddressSanitizer sees. What a ring accepts fits into it, polling ends
-//! after twice as many completions as the ring holds at most, and a value is what its slot holds. The indices that the program
-//! publishes lie in the ring. After the kernel has come back to the rules, requests are taken again.
+//! Nothing outside of the memory is read or written, which AddressSanitizer sees. What a ring
+//! accepts fits into it, polling ends after twice as many completions as the ring holds at most,
+//! and a value is what its slot holds. The indices that the program publishes lie in the ring.
+//! After the kernel has come back to the rules, requests are taken again.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Datagram, MwBind, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+    Datagram, MwBind, Operation, Payload, RecvRequest, PushError, Remote, SendFlags, SendRequest, Sge,
     WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, PlainMemory};
@@ -66,7 +68,8 @@ struct Accepted {
     batch: u32,
     deferred: u32,
     published: u32,
-    /// Whether the kernel broke the rules: its index counts once as it was read before and once as it is.
+    /// Whether the kernel broke the rules: its index counts once as it was read before and once as
+    /// it is.
     lied: bool,
 }
 
@@ -81,7 +84,8 @@ impl Accepted {
     }
 }
 
-/// The index words as the program published them, and whether they lie in a ring with this capacity.
+/// The index words as the program published them, and whether they lie in a ring with this
+/// capacity.
 fn in_ring(index: *mut u32, capacity: u32) -> bool {
     // SAFETY: the word lies in memory that the caller holds, and only this thread accesses it.
     unsafe { index.read_volatile() <= capacity }
@@ -142,7 +146,7 @@ fn completion_queue(input: &mut Input<'_>) {
                 // What was taken is released before a resize.
                 cq.release();
                 // SAFETY: no kernel uses the old memory, and all that was taken is released.
-                let followed = unsafe { cq.follow(Ok(to.clone()), depth) };
+                let followed = unsafe { cq.finish_resize(Ok(to.clone()), depth) };
                 if followed.is_ok() {
                     ring = to;
                     assert!(cq.capacity() >= depth);
@@ -231,7 +235,7 @@ fn send_queue(input: &mut Input<'_>) {
                 };
                 match pushed {
                     Ok(()) => (next, accepted.batch) = (next + 1, accepted.batch + 1),
-                    Err(Refusal::QueueFull { capacity: told }) => assert_eq!(told, capacity),
+                    Err(PushError::QueueFull { capacity: reported }) => assert_eq!(reported, capacity),
                     Err(_) => {}
                 }
                 accepted.check(capacity);
@@ -265,8 +269,8 @@ fn send_queue(input: &mut Input<'_>) {
                     max_rd_atomic: input.byte() % 3,
                     ..ModifyQpReq::zeroed()
                 };
-                let _ = sq.check_change(&change);
-                sq.changed(&change);
+                let _ = sq.validate_modify(&change);
+                sq.modified(&change);
             }
             11 => {
                 // SAFETY: no kernel carries requests out.
@@ -335,7 +339,7 @@ fn receive_queue(input: &mut Input<'_>) {
             7 => {
                 let (to, depth) = memory(input, element);
                 // SAFETY: no kernel reads the old memory.
-                let moved = unsafe { rq.move_to(Ok(to.clone()), depth) };
+                let moved = unsafe { rq.finish_resize(Ok(to.clone()), depth) };
                 (lost, accepted) = (moved.is_err(), Accepted::default());
                 if moved.is_ok() {
                     ring = to;
@@ -351,7 +355,7 @@ fn receive_queue(input: &mut Input<'_>) {
             10 if input.byte() == 0 => {
                 let error = CreateError::Layout { queue: "receive queue", problem: "a test", value: 0 };
                 // SAFETY: no kernel reads the old memory.
-                let moved = unsafe { rq.move_to(Err(error), 0) };
+                let moved = unsafe { rq.finish_resize(Err(error), 0) };
                 assert!(moved.is_err());
                 lost = true;
             }

@@ -1,8 +1,8 @@
-//! ioctl calls on the uverbs file, as a tracer reads them: headers, attributes, write commands within `INVOKE_WRITE`, requests
-//! and responses in the memory that the calls point at.
+//! ioctl calls on the uverbs file, as a tracer reads them: headers, attributes, write commands
+//! within `INVOKE_WRITE`, requests and responses in the memory that the calls point at.
 //!
-//! Any bytes are a call or an error that says why not. Printing ends, in either form, with text of bounded length. The
-//! attributes that were encoded are the ones that are decoded.
+//! Any bytes are a call or an error that says why not. Printing ends, in either form, with text of
+//! bounded length. The attributes that were encoded are the ones that are decoded.
 
 use bareverbs_uapi::decode::{DecodeError, DecodedValue, Memory, decode};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};

@@ -1,5 +1,6 @@
-//! Messages through the engine in-process: 8-byte RDMA writes between two queue pairs of one card, in messages per second of one processor's time,
-//! which doesn't depend on what else the machine does.
+//! Messages through the engine in-process: 8-byte RDMA writes between two queue pairs of one
+//! device, in messages per second of one processor's time, which doesn't depend on what else the
+//! machine does.
 
 use std::time::Duration;
 
@@ -19,9 +20,9 @@ const CQ_RING: u64 = 0x4_0000;
 const DOORBELLS: u64 = 0x1000;
 const CQ_DOORBELL: u64 = 0x1100;
 
-struct Nobody;
+struct NoInterrupts;
 
-impl Interrupts for Nobody {
+impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
 }
 
@@ -47,8 +48,8 @@ fn attributes(remote_qp: u32) -> QpAttributes {
         remote_read: true,
         remote_write: true,
         remote_atomic: true,
-        max_requested: 1,
-        max_responding: 1,
+        max_rd_atomic: 1,
+        max_dest_rd_atomic: 1,
         min_rnr_timer: 1,
         retry_count: 7,
         rnr_retry: 7,
@@ -66,7 +67,7 @@ fn processor_time() -> Duration {
 }
 
 fn main() {
-    let mut engine = Engine::new(Port::new(Link::InfiniBand, 0), Box::new(Nobody));
+    let mut engine = Engine::new(Port::new(Link::InfiniBand, 0), Box::new(NoInterrupts));
     engine.memory().map_zeroed(0, 0x20_0000).expect("memory");
     let ring = |at, length| Ring::new(pages(at, length), 12, 0, length).expect("the pages hold the ring");
     let eq = EqSetup { ring: ring(0x2000, 64 << 6), log_size: 6, vector: 0, events: [0; 4] };

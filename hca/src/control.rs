@@ -1,27 +1,29 @@
-//! A socket by which people and tests do to cards what only a hand at the machine or a subnet manager can.
+//! A socket by which people and tests do to devices what only a hand at the machine or a subnet
+//! manager can.
 //!
-//! Each line is a wish, answered by a line that begins with `ok` or `error`. Cards count from 1.
+//! Each line is a command, answered by a line that begins with `ok` or `error`. Devices count from
+//! 1.
 //!
-//! | wish | |
+//! | command | |
 //! |---|---|
-//! | `CARD link down`, `CARD link up` | pulls the cable, or puts it back |
-//! | `CARD lid NUMBER` | the subnet manager gives an InfiniBand port another LID |
-//! | `CARD prefix NUMBER` | the subnet manager gives an InfiniBand port another subnet prefix, and so another GID |
-//! | `CARD objects` | how many objects the driver has on the card |
+//! | `DEVICE link down`, `DEVICE link up` | pulls the cable, or puts it back |
+//! | `DEVICE lid NUMBER` | the subnet manager gives an InfiniBand port another LID |
+//! | `DEVICE prefix NUMBER` | the subnet manager gives an InfiniBand port another subnet prefix, and so another GID |
+//! | `DEVICE objects` | how many objects the driver has on the device |
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use crate::shell::Server;
+use crate::vfio_user::Server;
 
-/// The longest line that is a wish.
-const LONGEST: u64 = 256;
+/// The longest line that is a command.
+const MAX_LINE: u64 = 256;
 
-/// What happens to a card from outside.
+/// A change of a port from outside the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum PortChange {
     /// The cable is in, or out.
     Link(bool),
     /// An InfiniBand port has this LID.
@@ -30,8 +32,8 @@ pub enum Change {
     Prefix(u64),
 }
 
-enum Wish {
-    Change(Change),
+enum Command {
+    Change(PortChange),
     Objects,
 }
 
@@ -51,12 +53,12 @@ impl Control {
         Ok(Self { path: path.to_owned(), listener: UnixListener::bind(path)? })
     }
 
-    /// Serves one visitor after the other; returns only when the socket fails.
-    pub fn serve(&self, cards: &[Server]) -> io::Error {
+    /// Serves one connection after the other; returns only when the socket fails.
+    pub fn serve(&self, devices: &[Server]) -> io::Error {
         loop {
             match self.listener.accept() {
-                // A visitor who goes away in the middle is no concern of the next.
-                Ok((visitor, _)) => drop(converse(&visitor, cards)),
+                // A connection that is closed early does not affect the next one.
+                Ok((connection, _)) => drop(serve_connection(&connection, devices)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return error,
             }
@@ -71,53 +73,53 @@ impl Drop for Control {
     }
 }
 
-fn converse(visitor: &UnixStream, cards: &[Server]) -> io::Result<()> {
-    let mut lines = BufReader::new(visitor);
+fn serve_connection(connection: &UnixStream, devices: &[Server]) -> io::Result<()> {
+    let mut lines = BufReader::new(connection);
     loop {
         let mut line = Vec::new();
-        if io::Read::take(&mut lines, LONGEST).read_until(b'\n', &mut line)? == 0 {
+        if io::Read::take(&mut lines, MAX_LINE).read_until(b'\n', &mut line)? == 0 {
             return Ok(());
         }
-        let answer = match answer(&String::from_utf8_lossy(&line), cards) {
+        let answer = match answer(&String::from_utf8_lossy(&line), devices) {
             Ok(said) => format!("ok {said}").trim_end().to_owned(),
             Err(why) => format!("error: {why}"),
         };
-        (&*visitor).write_all(format!("{answer}\n").as_bytes())?;
+        (&*connection).write_all(format!("{answer}\n").as_bytes())?;
     }
 }
 
-fn answer(line: &str, cards: &[Server]) -> Result<String, String> {
-    let (number, wish) = parse(line)?;
-    let card = number
+fn answer(line: &str, devices: &[Server]) -> Result<String, String> {
+    let (number, command) = parse(line)?;
+    let device = number
         .checked_sub(1)
-        .and_then(|index| cards.get(index))
-        .ok_or_else(|| format!("no card {number}: there are 1 to {}", cards.len()))?;
-    match wish {
-        Wish::Objects => Ok(card.objects()),
-        Wish::Change(change) if card.change(change) => Ok(String::new()),
-        Wish::Change(change) => Err(format!("{change:?} is nothing for this kind of port")),
+        .and_then(|index| devices.get(index))
+        .ok_or_else(|| format!("no device {number}: there are 1 to {}", devices.len()))?;
+    match command {
+        Command::Objects => Ok(device.objects()),
+        Command::Change(change) if device.change(change) => Ok(String::new()),
+        Command::Change(change) => Err(format!("{change:?} is nothing for this kind of port")),
     }
 }
 
-fn parse(line: &str) -> Result<(usize, Wish), String> {
+fn parse(line: &str) -> Result<(usize, Command), String> {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let card = |word: &str| word.parse().map_err(|_| format!("`{word}` is no card's number"));
-    let wish = match words[..] {
-        [_, "link", "up"] => Wish::Change(Change::Link(true)),
-        [_, "link", "down"] => Wish::Change(Change::Link(false)),
-        [_, "lid", lid] => Wish::Change(Change::Lid(
+    let device = |word: &str| word.parse().map_err(|_| format!("`{word}` is no device's number"));
+    let command = match words[..] {
+        [_, "link", "up"] => Command::Change(PortChange::Link(true)),
+        [_, "link", "down"] => Command::Change(PortChange::Link(false)),
+        [_, "lid", lid] => Command::Change(PortChange::Lid(
             number(lid)
                 .and_then(|lid| u16::try_from(lid).ok())
                 .filter(|lid| (1..0xc000).contains(lid))
                 .ok_or_else(|| format!("`{lid}` is no LID: give 1 to 0xbfff"))?,
         )),
-        [_, "prefix", prefix] => Wish::Change(Change::Prefix(
+        [_, "prefix", prefix] => Command::Change(PortChange::Prefix(
             number(prefix).ok_or_else(|| format!("`{prefix}` is no prefix: give a 64-bit number"))?,
         )),
-        [_, "objects"] => Wish::Objects,
+        [_, "objects"] => Command::Objects,
         _ => return Err(format!("`{}`: not one of link, lid, prefix, objects", line.trim())),
     };
-    Ok((card(words[0])?, wish))
+    Ok((device(words[0])?, command))
 }
 
 /// Decimal, or hexadecimal after `0x`.
@@ -133,24 +135,27 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn change(line: &str) -> Option<(usize, Change)> {
+    fn change(line: &str) -> Option<(usize, PortChange)> {
         match parse(line) {
-            Ok((card, Wish::Change(change))) => Some((card, change)),
+            Ok((device, Command::Change(change))) => Some((device, change)),
             _ => None,
         }
     }
 
     #[test]
-    fn wishes_are_understood() {
-        assert_eq!(change("1 link down\n"), Some((1, Change::Link(false))));
-        assert_eq!(change("12 link up"), Some((12, Change::Link(true))));
-        assert_eq!(change("2 lid 0x7f"), Some((2, Change::Lid(0x7f))));
-        assert_eq!(change("1 prefix 0xfec0000000000001"), Some((1, Change::Prefix(0xfec0_0000_0000_0001))));
-        assert!(matches!(parse("3 objects"), Ok((3, Wish::Objects))));
+    fn commands_are_parsed() {
+        assert_eq!(change("1 link down\n"), Some((1, PortChange::Link(false))));
+        assert_eq!(change("12 link up"), Some((12, PortChange::Link(true))));
+        assert_eq!(change("2 lid 0x7f"), Some((2, PortChange::Lid(0x7f))));
+        assert_eq!(
+            change("1 prefix 0xfec0000000000001"),
+            Some((1, PortChange::Prefix(0xfec0_0000_0000_0001)))
+        );
+        assert!(matches!(parse("3 objects"), Ok((3, Command::Objects))));
     }
 
     #[test]
-    fn what_is_no_wish_says_what_there_is() {
+    fn unknown_command_lists_valid_commands() {
         for line in
             ["", "link up", "x link up", "1 link", "1 lid 0", "1 lid 0xc000", "1 lid -3", "1 prefix z"]
         {
@@ -160,7 +165,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_line_is_answered(line: String) {
+        fn arbitrary_line_is_answered(line: String) {
             let _ = answer(&line, &[]);
         }
     }

@@ -1,7 +1,8 @@
-//! A whole card: engine and firmware behind one lock, and the thread that does the work.
+//! A whole device: engine and firmware behind one lock, and the thread that does the work.
 //!
-//! Doorbells only leave a note for the thread, so a driver's store returns at once. Commands, resets and changes of the memory map take the card's
-//! lock; the thread holds it for one turn of bounded work at a time, so nothing is under way while they run.
+//! Doorbells only leave a note for the thread, so a driver's store returns at once. Commands,
+//! resets and changes of the memory map take the device's lock; the thread holds it for one turn of
+//! bounded work at a time, so nothing is under way while they run.
 
 #[cfg(test)]
 mod tests;
@@ -10,16 +11,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::control::Change;
+use crate::control::PortChange;
 use crate::engine::{Doorbell, Engine, EventKind, Interrupts, Link, Port, Recorder};
-use crate::fabric::{Addresses, Fabric, Mail, Mailbox};
+use crate::fabric::{Addresses, Fabric, Inbox, SharedInbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
-use crate::memory::{CARD_SIZE, CARD_START, DmaMap, MapError};
+use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START, DmaMap, MapError};
 
 /// How long senders pause when the receiver can't keep up.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// What has happened to a port (`enum port_state_policy`'s neighbour `MLX5_PORT_CHANGE_SUBTYPE_*` in `include/linux/mlx5/device.h`).
+/// What has happened to a port (`enum port_state_policy`'s neighbour `MLX5_PORT_CHANGE_SUBTYPE_*`
+/// in `include/linux/mlx5/device.h`).
 mod port_event {
     pub(super) const DOWN: u8 = 1;
     pub(super) const ACTIVE: u8 = 4;
@@ -34,27 +36,28 @@ pub struct Setup {
     pub link: Link,
     /// Which of the fabric's devices it is, from 0; LID, GUID and MAC follow from it.
     pub index: u8,
-    /// The version of its completions: 1, or 0, where they name queues by their numbers and not by the user's.
+    /// The version of its completions: 1, or 0, where they name queues by their numbers and not by
+    /// the user's.
     pub cqe_version: u8,
     /// Whether commands are logged to standard error.
     pub verbose: bool,
 }
 
-struct Card {
+struct DeviceState {
     engine: Engine,
     firmware: Firmware,
 }
 
 struct Shared {
     setup: Setup,
-    card: Mutex<Card>,
-    mailbox: Arc<Mailbox>,
+    state: Mutex<DeviceState>,
+    shared_inbox: Arc<SharedInbox>,
     fabric: Arc<Fabric>,
     port: usize,
     start: Instant,
 }
 
-/// A card, plugged into a fabric.
+/// A device, plugged into a fabric.
 pub(crate) struct Device {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -67,58 +70,66 @@ impl Device {
         interrupts: Box<dyn Interrupts>,
     ) -> std::io::Result<Self> {
         let engine = Engine::new(Port::new(setup.link, setup.index), interrupts);
-        let mailbox = Arc::<Mailbox>::default();
-        let port = fabric.plug(addresses(&engine), mailbox.clone());
-        let card = Mutex::new(Card { engine, firmware: Firmware::of_version(setup.link, setup.cqe_version) });
-        let shared =
-            Arc::new(Shared { setup, card, mailbox, fabric: fabric.clone(), port, start: Instant::now() });
+        let shared_inbox = Arc::<SharedInbox>::default();
+        let port = fabric.add_port(addresses(&engine), shared_inbox.clone());
+        let state =
+            Mutex::new(DeviceState { engine, firmware: Firmware::of_version(setup.link, setup.cqe_version) });
+        let shared = Arc::new(Shared {
+            setup,
+            state,
+            shared_inbox,
+            fabric: fabric.clone(),
+            port,
+            start: Instant::now(),
+        });
         let worker = shared.clone();
         let thread =
             std::thread::Builder::new().name(format!("hca{}", setup.index)).spawn(move || worker.work())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Nanoseconds of the card's clock.
+    /// Nanoseconds of the device's clock.
     pub(crate) fn now(&self) -> u64 {
         self.shared.now()
     }
 
     /// Leaves a note for the thread.
     pub(crate) fn ring(&self, uar: u32, doorbell: Doorbell) {
-        self.shared.mailbox.post(|mail| mail.doorbells.push((uar, doorbell)));
+        self.shared.shared_inbox.post(|inbox| inbox.doorbells.push((uar, doorbell)));
     }
 
     /// Executes the commands in these slots of the queue.
     pub(crate) fn command(&self, queue: u64, slots: u32) {
         for slot in (0..32).filter(|slot| slots >> slot & 1 != 0) {
             let mut guard = self.shared.lock();
-            let Card { engine, firmware } = &mut *guard;
+            let DeviceState { engine, firmware } = &mut *guard;
             let before = addresses(engine);
             let outcome = execute_slot(firmware, engine, queue, slot);
             let after = addresses(engine);
             drop(guard);
             if before != after {
-                self.shared.fabric.readdress(self.shared.port, after);
+                self.shared.fabric.set_addresses(self.shared.port, after);
             }
             // A transition may have given the thread something to do.
-            self.shared.mailbox.post(|mail| mail.nudge = true);
+            self.shared.shared_inbox.post(|inbox| inbox.wake = true);
             if self.shared.setup.verbose {
                 log(self.shared.setup.index, self.shared.now(), &outcome);
             }
         }
     }
 
-    /// Copies out of the card's own memory; what nobody holds reads as ones. `false` outside of the BAR.
+    /// Copies out of the device's own memory; what nobody holds reads as ones. `false` outside of
+    /// the BAR.
     pub(crate) fn read_memory(&self, at: u64, to: &mut [u8]) -> bool {
-        if self.shared.lock().engine.memory().card().read(at, to).is_err() {
+        if self.shared.lock().engine.memory().device_memory().read(at, to).is_err() {
             to.fill(0xff);
         }
-        at.checked_add(to.len() as u64).is_some_and(|end| end <= CARD_START + CARD_SIZE)
+        at.checked_add(to.len() as u64).is_some_and(|end| end <= DEVICE_MEMORY_START + DEVICE_MEMORY_SIZE)
     }
 
-    /// Copies into the card's own memory; writes to what nobody holds go nowhere.
+    /// Copies into the device's own memory; writes to what nobody holds go nowhere.
     pub(crate) fn write_memory(&self, at: u64, from: &[u8]) {
-        let _ = self.shared.lock().engine.memory().card().write(at, from);
+        let _ = self.shared.lock().engine.memory().device_memory().write(at, from);
     }
 
     /// Changes the memory map, with no work under way.
@@ -136,8 +147,8 @@ impl Device {
         guard.firmware = Firmware::of_version(self.shared.setup.link, self.shared.setup.cqe_version);
         let after = addresses(&guard.engine);
         drop(guard);
-        self.shared.fabric.readdress(self.shared.port, after);
-        self.shared.mailbox.post(|mail| *mail = Mail { nudge: true, ..Mail::default() });
+        self.shared.fabric.set_addresses(self.shared.port, after);
+        self.shared.shared_inbox.post(|inbox| *inbox = Inbox { wake: true, ..Inbox::default() });
     }
 
     /// Forgets the memory map too.
@@ -146,15 +157,20 @@ impl Device {
         self.shared.lock().engine.memory().clear();
     }
 
-    /// Something happens to the port, and the driver hears of it; `false` if it can't happen to a port of this kind.
-    pub(crate) fn change(&self, change: Change) -> bool {
+    /// Something happens to the port, and the driver hears of it; `false` if it can't happen to a
+    /// port of this kind.
+    pub(crate) fn change(&self, change: PortChange) -> bool {
         let mut guard = self.shared.lock();
         let engine = &mut guard.engine;
         let (changed, event) = match change {
-            Change::Link(up) => (engine.set_up(up), if up { port_event::ACTIVE } else { port_event::DOWN }),
+            PortChange::Link(up) => {
+                (engine.set_up(up), if up { port_event::ACTIVE } else { port_event::DOWN })
+            }
             _ if self.shared.setup.link == Link::Ethernet => return false,
-            Change::Lid(lid) => (std::mem::replace(&mut engine.port_mut().lid, lid) != lid, port_event::LID),
-            Change::Prefix(prefix) => {
+            PortChange::Lid(lid) => {
+                (std::mem::replace(&mut engine.port_mut().lid, lid) != lid, port_event::LID)
+            }
+            PortChange::Prefix(prefix) => {
                 (std::mem::replace(&mut engine.port_mut().prefix, prefix) != prefix, port_event::GID)
             }
         };
@@ -166,7 +182,7 @@ impl Device {
         }
         let after = addresses(engine);
         drop(guard);
-        self.shared.fabric.readdress(self.shared.port, after);
+        self.shared.fabric.set_addresses(self.shared.port, after);
         true
     }
 
@@ -183,12 +199,12 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        self.shared.mailbox.post(|mail| mail.stop = true);
+        self.shared.shared_inbox.post(|inbox| inbox.stop = true);
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has said so already.
             let _ = thread.join();
         }
-        self.shared.fabric.readdress(self.shared.port, Addresses::default());
+        self.shared.fabric.set_addresses(self.shared.port, Addresses::default());
     }
 }
 
@@ -218,39 +234,39 @@ fn log(index: u8, now: u64, outcome: &Result<crate::firmware::Outcome, crate::me
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Card> {
-        self.card.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, DeviceState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The thread: takes mail, works for a turn, sends what came of it.
+    /// The thread: takes the inbox, works for a turn, sends what came of it.
     fn work(&self) {
-        let (mut mail, mut packets, mut frames) = (Mail::default(), Vec::new(), Vec::new());
-        let mut patience = None;
+        let (mut inbox, mut packets, mut frames) = (Inbox::default(), Vec::new(), Vec::new());
+        let mut timeout = None;
         loop {
-            self.mailbox.take(patience, &mut mail);
-            if mail.stop {
+            self.shared_inbox.take(timeout, &mut inbox);
+            if inbox.stop {
                 return;
             }
             let congested = self.fabric.congested(self.port);
             let mut guard = self.lock();
-            let Card { engine, firmware } = &mut *guard;
+            let DeviceState { engine, firmware } = &mut *guard;
             let now = self.now();
             engine.set_time(now);
-            for (uar, doorbell) in mail.doorbells.drain(..) {
+            for (uar, doorbell) in inbox.doorbells.drain(..) {
                 if may_ring(firmware, uar, &doorbell) {
                     engine.ring(doorbell);
                 }
             }
-            for packet in mail.packets.drain(..) {
+            for packet in inbox.packets.drain(..) {
                 if engine.port().up && engine.port().answers_to(&packet.route) {
                     engine.receive(packet);
                 }
             }
-            for frame in mail.frames.drain(..) {
+            for frame in inbox.frames.drain(..) {
                 if engine.port().up {
                     engine.frame_arrived(&frame);
                     for rq in firmware.steer(engine, &frame) {
@@ -264,14 +280,14 @@ impl Shared {
             engine.take_outgoing(&mut packets, &mut frames);
             let deadline = engine.next_deadline();
             drop(guard);
-            mail.nudge = false;
+            inbox.wake = false;
             if up {
                 self.fabric.send(self.port, self.setup.link, &mut packets, &mut frames);
             } else {
                 packets.clear();
                 frames.clear();
             }
-            patience = match (more, deadline) {
+            timeout = match (more, deadline) {
                 (true, _) if congested => Some(PAUSE),
                 (true, _) => Some(Duration::ZERO),
                 (false, Some(deadline)) => Some(Duration::from_nanos(deadline.saturating_sub(self.now()))),

@@ -1,7 +1,9 @@
-//! The card's engine: queue pairs, completion and event queues, memory keys, over any memory. It knows neither PCI nor the firmware's commands.
+//! The device's engine: queue pairs, completion and event queues, memory keys, over any memory. It
+//! knows neither PCI nor the firmware's commands.
 //!
-//! The engine is a state machine without threads and without a clock of its own. Whoever owns it tells it the time, hands it packets, and takes the
-//! packets that it wants to send; the device does that for a guest, tests and benches do it by hand.
+//! The engine is a state machine without threads and without a clock of its own. Whoever owns it
+//! tells it the time, hands it packets, and takes the packets that it wants to send; the device
+//! does that for a guest, tests and benches do it by hand.
 
 mod core;
 mod cq;
@@ -66,7 +68,7 @@ const BUDGET: u32 = 32;
 
 /// Why the engine refuses an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum EngineError {
     /// No such object.
     Missing,
     /// Others depend on it.
@@ -79,7 +81,7 @@ pub enum Refused {
     Outstanding,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for EngineError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Missing => "no such object, or it uses one that isn't there",
@@ -91,7 +93,7 @@ impl fmt::Display for Refused {
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for EngineError {}
 
 /// The engine of one device.
 pub struct Engine {
@@ -157,10 +159,10 @@ impl Engine {
         let recording = std::mem::take(&mut self.core.recording);
         let memory = std::mem::take(&mut self.core.memory);
         let port = self.core.port.clone();
-        let interrupts = std::mem::replace(&mut self.core.interrupts, Box::new(Silent));
+        let interrupts = std::mem::replace(&mut self.core.interrupts, Box::new(NoInterrupts));
         *self = Self::new(Port { gids: vec![None; port::GIDS], ..port }, interrupts);
         (self.core.memory, self.core.recording) = (memory, recording);
-        self.core.memory.card_mut().clear();
+        self.core.memory.device_memory_mut().clear();
     }
 
     /// The guest's memory.
@@ -260,7 +262,8 @@ impl Engine {
         self.wake(number);
     }
 
-    /// Works for a while at the time `now`, in nanoseconds of a clock that never goes back. `true` if there is more to do at once.
+    /// Works for a while at the time `now`, in nanoseconds of a clock that never goes back. `true`
+    /// if there is more to do at once.
     pub fn run(&mut self, now: u64) -> bool {
         self.core.now = now;
         self.expire_timers();
@@ -368,9 +371,9 @@ pub(crate) struct Progress {
     pub(crate) received: u16,
 }
 
-/// Interrupts that go nowhere.
-struct Silent;
+/// Interrupts are discarded.
+struct NoInterrupts;
 
-impl Interrupts for Silent {
+impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
 }

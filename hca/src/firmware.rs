@@ -30,7 +30,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use crate::engine::{Engine, Link, NO_USER_INDEX, Refused};
+use crate::engine::{Engine, EngineError, Link, NO_USER_INDEX};
 use bits::{Layout, View, ViewMut};
 use lifecycle::Lifecycle;
 pub(crate) use queue::{Delivery, LOG_SLOTS, LOG_STRIDE, Outcome, execute_slot};
@@ -56,14 +56,14 @@ pub(crate) enum Status {
     BadOutputLength = 0x51,
 }
 
-impl From<Refused> for Status {
-    fn from(refused: Refused) -> Self {
+impl From<EngineError> for Status {
+    fn from(refused: EngineError) -> Self {
         match refused {
-            Refused::Missing => Self::BadResource,
-            Refused::Busy => Self::BadResourceState,
-            Refused::Full => Self::Limit,
-            Refused::Invalid => Self::BadParameter,
-            Refused::Outstanding => Self::TooManyOutstanding,
+            EngineError::Missing => Self::BadResource,
+            EngineError::Busy => Self::BadResourceState,
+            EngineError::Full => Self::Limit,
+            EngineError::Invalid => Self::BadParameter,
+            EngineError::Outstanding => Self::TooManyOutstanding,
         }
     }
 }
@@ -164,14 +164,14 @@ pub(crate) struct Firmware {
     /// The version of completions, 0 or 1.
     cqe_version: u8,
     lifecycle: Lifecycle,
-    /// Guest pages lent to the card.
+    /// Guest pages lent to the device.
     pages: Vec<u64>,
     resources: Resources,
     /// Contexts as the driver wrote them, to be shown to it again.
-    qps: BTreeMap<u32, qps::Known>,
-    cqs: BTreeMap<u32, queues::KnownCq>,
-    eqs: BTreeMap<u32, queues::KnownEq>,
-    srqs: BTreeMap<u32, srqs::Known>,
+    qps: BTreeMap<u32, qps::QpEntry>,
+    cqs: BTreeMap<u32, queues::CqEntry>,
+    eqs: BTreeMap<u32, queues::EqEntry>,
+    srqs: BTreeMap<u32, srqs::SrqEntry>,
     keys: BTreeMap<u32, [u8; 64]>,
     /// Which event queue hears of finished commands.
     command_eq: Option<u32>,
@@ -181,7 +181,8 @@ pub(crate) struct Firmware {
 }
 
 impl Firmware {
-    /// The user's index that a context tells, or what stands for none: where completions have none, the field is reserved.
+    /// The user's index that a context tells, or what stands for none: where completions have none,
+    /// the field is reserved.
     fn user_index(&self, told: u32) -> Result<u32> {
         match (self.cqe_version, told) {
             (0, 0) => Ok(NO_USER_INDEX),
@@ -194,7 +195,7 @@ impl Firmware {
         Self::of_version(link, 1)
     }
 
-    /// The firmware of a card whose completions are of a version, 0 or 1.
+    /// The firmware of a device whose completions are of a version, 0 or 1.
     pub(crate) fn of_version(link: Link, cqe_version: u8) -> Self {
         Self {
             link,
@@ -417,7 +418,7 @@ impl Firmware {
     }
 }
 
-/// Commands that a card with InfiniBand ports doesn't know.
+/// Commands that a device with InfiniBand ports doesn't know.
 fn is_for_ethernet(code: u16) -> bool {
     use opcode::*;
     matches!(code, QUERY_NIC_VPORT_CONTEXT..=SET_ROCE_ADDRESS | SET_L2_TABLE_ENTRY..=DELETE_L2_TABLE_ENTRY)

@@ -1,27 +1,28 @@
 //! A ConnectX in software.
 //!
-//! Three parts, each of which stands alone: [`engine`] moves messages between queue pairs over any memory; `firmware` is the command interface
-//! through which a driver makes the engine's objects; `shell` is the PCI function around both, served to a virtual machine over vfio-user.
-//! [`Fabric`] joins devices. [`PlainCard`] is the engine alone, and [`CommandCard`] the firmware on top of it, over
-//! memory of this process.
+//! Three parts, each of which stands alone: [`engine`] moves messages between queue pairs over any
+//! memory; `firmware` is the command interface through which a driver makes the engine's objects;
+//! `vfio_user` is the PCI function around both, served to a virtual machine over vfio-user.
+//! [`Fabric`] joins devices. [`InProcessHca`] is the engine alone, and [`FirmwareHarness`] the
+//! firmware on top of it, over memory of this process.
 #![recursion_limit = "256"]
 
-mod commands;
 mod control;
 mod device;
 pub mod engine;
 mod fabric;
 mod firmware;
+mod firmware_harness;
+mod in_process;
 pub mod memory;
-mod plain;
-mod shell;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod vfio_user;
 
-pub use commands::CommandCard;
-pub use control::{Change, Control};
+pub use control::{Control, PortChange};
 pub use device::Setup;
 pub use engine::Link;
 pub use fabric::{Fabric, Faults};
-pub use plain::{Memory, PlainCard};
-pub use shell::Server;
+pub use firmware_harness::FirmwareHarness;
+pub use in_process::{InProcessHca, Memory};
+pub use vfio_user::Server;

@@ -1,4 +1,4 @@
-//! Serves cards over vfio-user: one socket per card, all cards on one fabric.
+//! Serves devices over vfio-user: one socket per device, all devices on one fabric.
 
 use std::fs::File;
 use std::io::Write;
@@ -50,26 +50,29 @@ struct Arguments {
     /// Record packets as RoCE v2 and frames as they are.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Record work requests as they were fetched, a line for each: `send`, `receive` or `shared`, queue, place, bytes.
+    /// Record work requests as they were fetched, a line for each: `send`, `receive` or `shared`,
+    /// queue, place, bytes.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// A socket that takes wishes: `1 link down`, `1 link up`, `1 lid 7`, `1 prefix 0xfec0000000000000`, `1 objects`.
+    /// A socket that takes commands: `1 link down`, `1 link up`, `1 lid 7`,
+    /// `1 prefix 0xfec0000000000000`, `1 objects`.
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
-    /// Let the cards of other processes join through this socket.
+    /// Let the devices of other processes join through this socket.
     #[arg(long, value_name = "SOCKET")]
     listen: Option<PathBuf>,
-    /// Join the cards of another process, which listens there.
+    /// Join the devices of another process, which listens there.
     #[arg(long, value_name = "SOCKET")]
     join: Option<PathBuf>,
-    /// The first card's place among all that are joined; LIDs, GUIDs and MACs follow from it.
+    /// The first device's place among all that are joined; LIDs, GUIDs and MACs follow from it.
     #[arg(long, default_value_t = 0)]
     first: u8,
-    /// The version of completions: 1, or 0, where they name queues by the card's numbers. Of several, the second is that of the
-    /// second of all cards that are joined, and so on; the last is that of all the others.
+    /// The version of completions: 1, or 0, where they name queues by the device's numbers. Of
+    /// several, the second is that of the second of all devices that are joined, and so on; the
+    /// last is that of all the others.
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=1))]
     cqe_version: Vec<u8>,
-    /// A socket for each card.
+    /// A socket for each device.
     #[arg(required = true, value_name = "SOCKET")]
     sockets: Vec<PathBuf>,
 }
@@ -97,8 +100,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         longest_delay: Duration::from_micros(arguments.longest_delay),
         seed: arguments.seed,
     };
-    // A card waits for no processor: where virtual ones spin for what it does, it would wait for them. What the user
-    // may not ask for is not given.
+    // A device waits for no processor: where virtual ones spin for what it does, it would wait for
+    // them. What the user may not ask for is not given.
     let _ = rustix::process::nice(-20);
     let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
     if let Some(path) = &arguments.listen {
@@ -110,7 +113,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let mut servers = Vec::new();
     for (index, path) in arguments.sockets.iter().enumerate() {
         let index = u8::try_from(index).ok().and_then(|index| index.checked_add(arguments.first));
-        let index = index.context("a fabric has at most 256 cards")?;
+        let index = index.context("a fabric has at most 256 devices")?;
         let versions = &arguments.cqe_version;
         let cqe_version = versions.get(usize::from(index)).or(versions.last()).copied().unwrap_or(1);
         let setup = Setup { link, index, cqe_version, verbose: arguments.verbose };

@@ -1,21 +1,25 @@
 //! Guest memory: reachable only through mappings that are checked on every access.
 
-mod card;
 mod copy;
+mod device_memory;
 mod map;
-mod own;
+mod process_memory;
 
-pub(crate) use card::{CardMemory, NoMemory, SIZE as CARD_SIZE, START as CARD_START, UNIT};
 pub(crate) use copy::take_word;
+pub(crate) use device_memory::{
+    DeviceMemory, NoMemory, SIZE as DEVICE_MEMORY_SIZE, START as DEVICE_MEMORY_START, UNIT,
+};
 pub(crate) use map::MAX_REGIONS;
 pub use map::{DmaFault, DmaMap, MapError};
-pub(crate) use own::OwnMemory;
+pub(crate) use process_memory::ProcessMemory;
 
-/// Writes to memory of this process as a device does: in the largest aligned words, and invisible to ThreadSanitizer.
+/// Writes to memory of this process as a device does: in the largest aligned words, and invisible
+/// to ThreadSanitizer.
 ///
 /// # Safety
 ///
-/// `to` must be valid for writes of so many bytes. Others may only access them by volatile or atomic accesses.
+/// `to` must be valid for writes of so many bytes. Others may only access them by volatile or
+/// atomic accesses.
 pub unsafe fn write_as_device(to: *mut u8, bytes: &[u8]) {
     // SAFETY: this function's contract.
     unsafe { copy::into_shared(to, bytes) };

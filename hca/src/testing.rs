@@ -1,6 +1,7 @@
-//! Parsers of what virtual machine monitors and the fabrics of other processes send, reachable for fuzzing.
+//! Parsers of what virtual machine monitors and the fabrics of other processes send, reachable for
+//! fuzzing.
 
 pub use crate::fabric::testing::{
-    Message, decode_frame, decode_message, encode_frame, encode_message, read_trunk,
+    Message, decode_frame, decode_message, encode_frame, encode_message, read_inter_switch_link,
 };
-pub use crate::shell::testing::{Bar, Monitor, MonitorMessage, with_monitor};
+pub use crate::vfio_user::testing::{Bar, Monitor, MonitorMessage, with_monitor};

@@ -1,5 +1,5 @@
-//! Every offset that the card uses, compared with the kernel's headers: the machine's C compiler says where each field lies. Left out with a word where
-//! a kernel's headers were not fetched.
+//! Every offset that the device uses, compared with the kernel's headers: the machine's C compiler
+//! says where each field lies. Left out with a word where a kernel's headers were not fetched.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,7 +19,7 @@ enum Header {
     Bytes,
 }
 
-/// A field as the card declares it.
+/// A field as the device declares it.
 #[derive(Debug)]
 struct Field {
     header: Header,
@@ -136,7 +136,8 @@ fn without_comments(text: &str) -> String {
     out
 }
 
-/// What the C compiler says of every field: offset and size, or nothing where this kernel doesn't have it.
+/// What the C compiler says of every field: offset and size, or nothing where this kernel doesn't
+/// have it.
 fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Option<(u64, u64)>>, String> {
     let read = |name: &str| {
         fs::read_to_string(include.join("linux/mlx5").join(name)).map(|text| without_comments(&text))
@@ -178,7 +179,7 @@ fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Opti
     program.push_str("}\n");
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let which = NEXT.fetch_add(1, Ordering::Relaxed);
-    let binary = scratch.join(format!("card-layouts-{}-{which}", std::process::id()));
+    let binary = scratch.join(format!("device-layouts-{}-{which}", std::process::id()));
     let mut compiler = Command::new("cc")
         .args(["-x", "c", "-std=gnu11", "-nostdinc", "-w", "-I"])
         .arg(include)
@@ -248,7 +249,7 @@ fn all_are_real(fields: &[Field]) -> Result<(), Failed> {
 }
 
 /// The proof of the proof: fields that are off by one are reported.
-fn alterations_are_seen() -> Result<(), Failed> {
+fn alterations_are_reported() -> Result<(), Failed> {
     let mut fields = declared();
     let count = fields.len();
     for field in &mut fields {
@@ -285,7 +286,7 @@ fn main() -> ExitCode {
                     Err(format!("only {compared} fields were compared").into())
                 }
             };
-            trial(format!("the_cards_offsets_are_those_of_{series}"), series, Box::new(run))
+            trial(format!("layouts_match_kernel_headers_{series}"), series, Box::new(run))
         })
         .collect();
     let newest = Series::NEWEST;
@@ -294,6 +295,6 @@ fn main() -> ExitCode {
         newest,
         Box::new(|| all_are_real(&declared())),
     ));
-    trials.push(trial("alterations_are_seen".into(), newest, Box::new(alterations_are_seen)));
+    trials.push(trial("alterations_are_reported".into(), newest, Box::new(alterations_are_reported)));
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

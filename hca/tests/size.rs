@@ -1,7 +1,7 @@
-//! How much memory a card's objects take.
+//! How much memory a device's objects take.
 
 use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue};
-use bareverbs_hca::{Link, PlainCard};
+use bareverbs_hca::{InProcessHca, Link};
 
 const QPS: u32 = 10_000;
 const LIMIT: usize = 200 << 20;
@@ -14,15 +14,16 @@ fn resident() -> usize {
     pages * rustix::param::page_size()
 }
 
-/// Ten thousand connected queue pairs, each with a ring of 64 blocks and a completion queue, that have all
-/// sent something.
+/// Ten thousand connected queue pairs, each with a ring of 64 blocks and a completion queue, that
+/// have all sent something.
 #[test]
 fn ten_thousand_queue_pairs_take_less_than_200_mib() {
     const LOG_RING: u8 = 6;
     const RING: usize = 64 << LOG_RING;
-    let mut card = PlainCard::new(Link::InfiniBand).unwrap();
-    // What belongs to the driver is one ring and one record for all, so that only the card's own memory counts.
-    let memory = card.allocate(0x4000).unwrap();
+    let mut hca = InProcessHca::new(Link::InfiniBand).unwrap();
+    // What belongs to the driver is one ring and one record for all, so that only the device's own
+    // memory counts.
+    let memory = hca.allocate(0x4000).unwrap();
     let before = resident();
     let mut qps = Vec::new();
     for _ in 0..QPS / 2 {
@@ -30,12 +31,12 @@ fn ten_thousand_queue_pairs_take_less_than_200_mib() {
             let cq = CqSetup {
                 ring: memory.ring(0, RING),
                 log_size: LOG_RING,
-                eq: PlainCard::EVENTS,
+                eq: InProcessHca::EVENTS,
                 doorbell: memory.address() + 0x3000,
                 ignore_overrun: true,
                 ..CqSetup::default()
             };
-            let cq = card.engine().create_cq(cq).unwrap();
+            let cq = hca.engine().create_cq(cq).unwrap();
             let setup = QpSetup {
                 pd: 1,
                 ring: memory.ring(0x1000, RING),
@@ -46,16 +47,16 @@ fn ten_thousand_queue_pairs_take_less_than_200_mib() {
                 receive_cq: cq,
                 ..QpSetup::default()
             };
-            card.engine().create_qp(setup, Default::default()).unwrap()
+            hca.engine().create_qp(setup, Default::default()).unwrap()
         });
-        card.connect(left, right).unwrap();
+        hca.connect(left, right).unwrap();
         for qp in [left, right] {
             let mut nop = [0; 64];
             nop[4..8].copy_from_slice(&(qp << 8 | 1).to_be_bytes());
             memory.write(0x1000, &nop);
             memory.write(0x3044, &1u32.to_be_bytes());
-            card.store(0x800, &nop[..8]);
-            card.run();
+            hca.store(0x800, &nop[..8]);
+            hca.run();
             memory.write(0x3044, &[0; 4]);
         }
         qps.extend([left, right]);
@@ -65,7 +66,7 @@ fn ten_thousand_queue_pairs_take_less_than_200_mib() {
     assert!(taken < LIMIT, "{} MiB", taken >> 20);
 
     for qp in qps {
-        card.engine().destroy_qp(qp).unwrap();
-        assert!(card.engine().qp_attributes(qp).is_err());
+        hca.engine().destroy_qp(qp).unwrap();
+        assert!(hca.engine().qp_attributes(qp).is_err());
     }
 }

@@ -1,4 +1,5 @@
-//! Debian packages by the machine's own apt, in a state folder of our own: no root needed, the system untouched.
+//! Debian packages by the machine's own apt, in a state folder of our own: no root needed, the
+//! system untouched.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -211,10 +212,10 @@ fn run(mut command: Command, what: &str, bytes: Option<u64>) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .context("starting apt-get: the lab fetches with Debian's apt")?;
-    let mut complaints = child.stderr.take().expect("stderr is piped");
-    let complaints = std::thread::spawn(move || {
+    let mut stderr = child.stderr.take().expect("stderr is piped");
+    let stderr = std::thread::spawn(move || {
         let mut text = String::new();
-        let _ = complaints.read_to_string(&mut text);
+        let _ = stderr.read_to_string(&mut text);
         text
     });
 
@@ -226,10 +227,10 @@ fn run(mut command: Command, what: &str, bytes: Option<u64>) -> Result<()> {
         }
     }
     let status = child.wait()?;
-    let complaints = complaints.join().unwrap_or_default();
+    let stderr = stderr.join().unwrap_or_default();
     if !status.success() {
         bar.abandon();
-        bail!("fetching the {what} failed ({status}); apt says:\n{}", complaints.trim_end());
+        bail!("fetching the {what} failed ({status}); apt says:\n{}", stderr.trim_end());
     }
     bar.finish_and_clear();
     Ok(())
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn stanzas_are_read_in_their_order() {
+    fn apt_cache_stanzas_keep_order() {
         let text =
             "Package: k\nVersion: 2-1\nDepends: k-2 (= 2-1), x\nSize: 30\n\nPackage: k\nVersion: 1-1\n\n";
         let found = stanzas(text);
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn planned_downloads_have_names_versions_and_sizes() {
+    fn print_uris_output_is_parsed() {
         let text = "Reading package lists...\n\
                     'http://m/q_11.deb' qemu-system-x86_1%3a11.1+ds-1_amd64.deb 10377056 SHA256:ab\n";
         let plan = planned(text);

@@ -45,9 +45,11 @@ impl Cache {
         Some((folder, serde_json::from_slice(&manifest).ok()?))
     }
 
-    /// The set `name`; if it isn't there (or `refresh` asks for it anew), `fill` makes it in an empty folder.
+    /// The set `name`; if it isn't there (or `refresh` asks for it anew), `fill` makes it in an
+    /// empty folder.
     ///
-    /// Only a complete set takes its place under `name`; two processes that want the same set wait for each other.
+    /// Only a complete set takes its place under `name`; two processes that want the same set wait
+    /// for each other.
     pub fn ensure<M: Serialize + DeserializeOwned>(
         &self,
         name: &str,
@@ -113,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_follows_xdg_and_falls_back_to_the_home_folder() {
+    fn cache_folder_follows_xdg_then_home() {
         let home = || Some(PathBuf::from("/home/u"));
         assert_eq!(user_cache(Some("/c".into()), home()), Some("/c/bareverbs".into()));
         assert_eq!(user_cache(None, home()), Some("/home/u/.cache/bareverbs".into()));
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_filled_once() {
+    fn cache_set_is_filled_once() {
         let cache = scratch("once");
         let fill = |folder: &Path| {
             fs::write(folder.join("file"), "x")?;
@@ -136,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_that_failed_halfway_is_not_there_and_can_be_filled_later() {
+    fn partially_filled_set_is_retried() {
         let cache = scratch("halfway");
         let failed: Result<(PathBuf, String)> = cache.ensure("set", false, |folder| {
             fs::write(folder.join("half"), "x")?;
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refresh_that_fails_keeps_what_was_there() {
+    fn failed_refresh_keeps_cached_set() {
         let cache = scratch("refresh");
         cache.ensure("set", false, |_| Ok("1".to_owned())).unwrap();
         assert!(cache.ensure("set", true, |_| -> Result<String> { bail!("offline") }).is_err());

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_kernel_are_seen() {
+    fn kernel_failures_are_detected() {
         for line in [
             "[    3.1] BUG: kernel NULL pointer dereference, address: 0000000000000008",
             "[    3.1] Oops: 0000 [#1] PREEMPT SMP NOPTI",
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_lines_and_warnings_are_no_failures() {
+    fn warnings_are_not_failures() {
         let text = "[    2.0] rdma_rxe: loaded\n[ 3.0] WARNING: CPU: 0 PID: 9 at drivers/x.c:1 f+0x1/0x2\nDEBUG: BUGS: none\n";
         let console = console(text);
         assert_eq!(console.failure(), None);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_keeps_the_last_lines_and_an_unfinished_one() {
+    fn console_tail_keeps_last_and_partial_lines() {
         let text: String = (0..100).map(|n| format!("line {n}\n")).collect::<String>() + "half";
         let tail = console(&text).tail();
         assert!(tail.starts_with("line 40\n") && tail.ends_with("line 99\nhalf"));

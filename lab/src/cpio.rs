@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_added_can_be_read_back() {
+    fn cpio_entries_round_trip() {
         let mut archive = Archive::new();
         archive.folder("/lab");
         archive.file("/lab/a", b"12345");
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_archive_has_only_the_trailer() {
+    fn empty_cpio_has_only_trailer() {
         let bytes = Archive::new().finish();
         assert!(entries(&bytes).is_empty());
         assert_eq!(bytes.len(), 124);

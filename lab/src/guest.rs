@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab_init::frame::{FromGuest, ToGuest};
-use bareverbs_lab_init::{Exec, Job, Link, PEERS_TAG, Share};
+use bareverbs_lab_init::{Exec, Job, Link, RDMA_CORE_TAG, Share};
 
 use crate::cache::Cache;
 use crate::console::Console;
@@ -24,10 +24,11 @@ use crate::qemu::{self, Accelerator, Folder, Machine};
 use crate::tools::Tools;
 use crate::wire::{self, Recording};
 
-/// How long a guest may take from power-on until it is ready: many times what it does, for machines that are busy.
+/// How long a guest may take from power-on until it is ready: many times what it does, for machines
+/// that are busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 /// How long a failed kernel may go on printing its reasons.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const PANIC_OUTPUT_LIMIT: Duration = Duration::from_secs(3);
 /// How long a guest may take to switch off.
 const OFF_LIMIT: Duration = Duration::from_secs(60);
 
@@ -45,7 +46,7 @@ pub struct Setup<'a> {
     /// How many hosts; more than one are joined by a wire.
     pub hosts: u8,
     /// The Debian root to run in, instead of the bare initramfs.
-    pub peers: Option<PathBuf>,
+    pub rdma_core: Option<PathBuf>,
     /// Host folders and where the guests see them, read-only.
     pub shares: Vec<(PathBuf, String)>,
     /// What executes the guests.
@@ -54,7 +55,7 @@ pub struct Setup<'a> {
     pub instruction_clock: bool,
     /// Where to record the packets on the wire.
     pub recording: Option<PathBuf>,
-    /// RDMA cards for the hosts, instead of rxe.
+    /// HCAs for the hosts, instead of rxe.
     pub hca: Option<&'a Hca>,
 }
 
@@ -66,7 +67,7 @@ pub enum Failure {
     /// The kernel itself failed: an oops, a bug, a panic, a lockup.
     Kernel(String, Report),
     /// The guest ended, or QEMU did.
-    Gone(String, Report),
+    Exited(String, Report),
     /// The guest's init could not set it up.
     SetUp(String, Report),
 }
@@ -84,7 +85,7 @@ impl Failure {
         match self {
             Self::TimedOut(report) => format!("host {}: the time limit passed", report.host),
             Self::Kernel(line, report) => format!("host {}: the kernel failed: {}", report.host, line.trim()),
-            Self::Gone(how, report) => format!("host {}: the guest ended on its own ({how})", report.host),
+            Self::Exited(how, report) => format!("host {}: the guest ended on its own ({how})", report.host),
             Self::SetUp(why, report) => format!("host {}: the guest could not be set up: {why}", report.host),
         }
     }
@@ -92,7 +93,7 @@ impl Failure {
     fn report(&self) -> &Report {
         let (Self::TimedOut(report)
         | Self::Kernel(_, report)
-        | Self::Gone(_, report)
+        | Self::Exited(_, report)
         | Self::SetUp(_, report)) = self;
         report
     }
@@ -128,11 +129,11 @@ enum Event {
     Closed,
 }
 
-/// A host, and which of its lives: what a killed guest still says is not heard.
+/// A host and its boot count: output of a killed guest is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Source {
     host: usize,
-    life: u32,
+    generation: u32,
 }
 
 /// Running guests. Dropping them kills them.
@@ -155,7 +156,7 @@ struct Host {
     release: Option<String>,
     running: bool,
     status: Option<u8>,
-    life: u32,
+    generation: u32,
 }
 
 impl Guests {
@@ -196,7 +197,7 @@ impl Guests {
         let mut guests =
             Self { hosts: Vec::new(), events, sender: Some(sender), wires, recording, accelerator };
         for host in 0..hosts {
-            let host = guests.start_host(setup, Source { host, life: 0 })?;
+            let host = guests.start_host(setup, Source { host, generation: 0 })?;
             guests.hosts.push(host);
         }
         guests.wait_until_ready()?;
@@ -212,7 +213,7 @@ impl Guests {
     /// Kills a host's virtual machine, as a power failure would. Its command has no status.
     pub fn kill(&mut self, host: usize) -> Result<()> {
         let host = &mut self.hosts[host];
-        host.life += 1;
+        host.generation += 1;
         (host.running, host.status) = (false, None);
         host.qemu.kill()?;
         host.qemu.wait()?;
@@ -222,8 +223,8 @@ impl Guests {
     /// Boots killed hosts again, from the setup that they had, and waits until they are ready.
     pub fn restart(&mut self, setup: &Setup<'_>, hosts: &[usize]) -> Result<()> {
         for &host in hosts {
-            let life = self.hosts[host].life;
-            self.hosts[host] = self.start_host(setup, Source { host, life })?;
+            let generation = self.hosts[host].generation;
+            self.hosts[host] = self.start_host(setup, Source { host, generation })?;
         }
         self.wait_until_ready()
     }
@@ -269,7 +270,8 @@ impl Guests {
         self.hosts[host].status
     }
 
-    /// Waits until every started command has ended; the answer holds their statuses (128+n after signal n).
+    /// Waits until every started command has ended; the answer holds their statuses (128+n after
+    /// signal n).
     pub fn wait(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<Vec<u8>> {
         while self.hosts.iter().any(|host| host.running) {
             self.step(deadline, output)?;
@@ -321,7 +323,8 @@ impl Guests {
         Ok(self.hosts[host].port.try_clone()?)
     }
 
-    /// Switches the guests off; an error if a kernel failed up to then. The answer is the kernels' warnings.
+    /// Switches the guests off; an error if a kernel failed up to then. The answer is the kernels'
+    /// warnings.
     pub fn shut_down(mut self) -> Result<Vec<String>> {
         for host in 0..self.hosts.len() {
             // A guest that is gone already is found below.
@@ -339,7 +342,7 @@ impl Guests {
         }
         // The console readers end with their QEMU, after everything was read.
         self.sender = None;
-        while let Ok((_, event)) = self.events.recv_timeout(LAST_WORDS) {
+        while let Ok((_, event)) = self.events.recv_timeout(PANIC_OUTPUT_LIMIT) {
             if let Event::Frame(FromGuest::Packet(frame)) = event {
                 wire::record(&self.recording, &frame);
             }
@@ -372,7 +375,7 @@ impl Guests {
                 None => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             match event {
-                Ok((source, _)) if source.life != self.hosts[source.host].life => {}
+                Ok((source, _)) if source.generation != self.hosts[source.host].generation => {}
                 Ok((_, Event::Frame(FromGuest::Packet(frame)))) => wire::record(&self.recording, &frame),
                 Ok((source, Event::Frame(frame))) => return Ok((source.host, frame)),
                 Ok((source, Event::KernelFailed | Event::Closed)) => {
@@ -386,7 +389,7 @@ impl Guests {
 
     /// Finds out why a guest ended, after letting its kernel finish what it has to say.
     fn ended(&mut self, host: usize) -> Failure {
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + PANIC_OUTPUT_LIMIT;
         let mut exit = None;
         while exit.is_none() && Instant::now() < deadline {
             exit = self.hosts[host].qemu.try_wait().ok().flatten();
@@ -397,7 +400,9 @@ impl Guests {
         let failure = self.console(host).failure().map(str::to_owned);
         match failure {
             Some(line) => Failure::Kernel(line, self.report(host)),
-            None => Failure::Gone(exit.map_or_else(|| "its port closed".into(), describe), self.report(host)),
+            None => {
+                Failure::Exited(exit.map_or_else(|| "its port closed".into(), describe), self.report(host))
+            }
         }
     }
 
@@ -439,8 +444,8 @@ impl Host {
         let link = if wire.is_some() { Link::Nic } else { Link::Veth };
         let mut folders = Vec::new();
         let mut shares = Vec::new();
-        if let Some(root) = &setup.peers {
-            folders.push(Folder { tag: PEERS_TAG.into(), path: root.clone() });
+        if let Some(root) = &setup.rdma_core {
+            folders.push(Folder { tag: RDMA_CORE_TAG.into(), path: root.clone() });
         }
         for (number, (path, target)) in setup.shares.iter().enumerate() {
             let tag = format!("share{number}");
@@ -451,10 +456,10 @@ impl Host {
         let job = Job {
             host: number,
             modules: modules.iter().map(|path| initramfs::base_name(path)).collect(),
-            peers: setup.peers.is_some(),
+            rdma_core: setup.rdma_core.is_some(),
             shares,
             link,
-            hca: setup.hca.map(|cards| cards.port),
+            hca: setup.hca.map(|hca| hca.port),
             capture: setup.recording.is_some() && link == Link::Veth,
         };
         let archive = initramfs::build(setup.programs, &modules, &job)?;
@@ -468,7 +473,7 @@ impl Host {
             folders: &folders,
             wire: wire.map(|wire| (wire, number)),
             port: guest_port.into(),
-            hca: setup.hca.and_then(|cards| cards.sockets.get(source.host)).map(PathBuf::as_path),
+            hca: setup.hca.and_then(|hca| hca.sockets.get(source.host)).map(PathBuf::as_path),
         }
         .start(setup.tools)?;
 
@@ -480,7 +485,15 @@ impl Host {
         }
         let (frames, events) = (port.try_clone()?, events.clone());
         std::thread::spawn(move || read_frames(frames, source, &events));
-        Ok(Self { qemu, port, console, release: None, running: false, status: None, life: source.life })
+        Ok(Self {
+            qemu,
+            port,
+            console,
+            release: None,
+            running: false,
+            status: None,
+            generation: source.generation,
+        })
     }
 }
 
@@ -492,7 +505,8 @@ impl Drop for Host {
     }
 }
 
-/// Two where the machine has enough for all hosts: busy polling slows other guests down if it hasn't.
+/// Two where the machine has enough for all hosts: busy polling slows other guests down if it
+/// hasn't.
 fn processors(hosts: u8) -> usize {
     let there = std::thread::available_parallelism().map_or(1, usize::from);
     (there / usize::from(hosts)).clamp(1, 2)
@@ -501,10 +515,10 @@ fn processors(hosts: u8) -> usize {
 fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     let modules = &setup.kernel.modules;
     let mut wanted = vec!["virtio_pci", "virtio_console"];
-    if setup.peers.is_some() || !setup.shares.is_empty() {
+    if setup.rdma_core.is_some() || !setup.shares.is_empty() {
         wanted.extend(["9pnet_virtio", "9p"]);
     }
-    if setup.peers.is_some() {
+    if setup.rdma_core.is_some() {
         wanted.push("overlay");
     }
     wanted.push(match link {
@@ -515,7 +529,7 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
     wanted.extend(["crc32_generic", "af_packet"].into_iter().filter(|name| modules.has(name)));
     wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
     wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
-    if setup.hca.is_some_and(|cards| cards.port == crate::HcaPort::Ib) {
+    if setup.hca.is_some_and(|hca| hca.port == crate::HcaPort::Ib) {
         wanted.extend(["ib_ipoib"].into_iter().filter(|name| modules.has(name)));
     }
     wanted

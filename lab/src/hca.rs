@@ -1,4 +1,4 @@
-//! RDMA cards for guests: the process that serves them.
+//! HCAs for guests: the process that serves them.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,13 +12,13 @@ use bareverbs_lab_init::HcaPort;
 
 use crate::process::bind_to_parent;
 
-/// How often cards were started; each time they lie in another folder.
+/// How often HCAs were started; each time they lie in another folder.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
-/// The names of the socket that takes wishes, and of the one by which processes join their cards.
-const CONTROL: &str = "control";
-const TRUNK: &str = "trunk";
+/// The names of the socket that takes commands, and of the one by which processes join their HCAs.
+const CONTROL_SOCKET: &str = "control";
+const ISL_SOCKET: &str = "inter-switch-link";
 
-/// Cards that wait behind vfio-user sockets, one for each host. Dropping it takes them away.
+/// HCAs that wait behind vfio-user sockets, one for each host. Dropping it takes them away.
 #[derive(Debug)]
 pub struct Hca {
     /// The kind of their ports.
@@ -30,13 +30,14 @@ pub struct Hca {
 }
 
 impl Hca {
-    /// Starts `program` (the binary of `hca`) with further arguments and waits until the cards are there.
+    /// Starts `program` (the binary of `hca`) with further arguments and waits until the HCAs are
+    /// there.
     pub fn start(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
         Self::in_processes(program, port, hosts, usize::from(hosts), arguments)
     }
 
-    /// The same with a process for each card. Their fabrics are joined over a socket.
-    pub fn start_apart(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
+    /// The same with a process for each HCA. Their fabrics are joined over a socket.
+    pub fn start_separately(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
         Self::in_processes(program, port, hosts, 1, arguments)
     }
 
@@ -44,7 +45,7 @@ impl Hca {
         program: &Path,
         port: HcaPort,
         hosts: u8,
-        cards_of_each: usize,
+        devices_per_process: usize,
         arguments: &[String],
     ) -> Result<Self> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
@@ -55,43 +56,44 @@ impl Hca {
             HcaPort::Ib => "ib",
             HcaPort::Roce => "roce",
         };
-        let mut cards = Self { port, sockets, folder, processes: Vec::new() };
-        for (process, sockets) in cards.sockets.chunks(cards_of_each).enumerate() {
+        let mut devices = Self { port, sockets, folder, processes: Vec::new() };
+        for (process, sockets) in devices.sockets.chunks(devices_per_process).enumerate() {
             let mut command = Command::new(program);
             command.args(["--port", kind]);
             if process == 0 {
-                command.arg("--control").arg(cards.folder.join(CONTROL));
+                command.arg("--control").arg(devices.folder.join(CONTROL_SOCKET));
             } else {
-                command.arg("--first").arg((process * cards_of_each).to_string());
+                command.arg("--first").arg((process * devices_per_process).to_string());
             }
-            if cards_of_each < cards.sockets.len() {
+            if devices_per_process < devices.sockets.len() {
                 let end = if process == 0 { "--listen" } else { "--join" };
-                command.arg(end).arg(cards.folder.join(TRUNK));
+                command.arg(end).arg(devices.folder.join(ISL_SOCKET));
             }
             command.args(arguments).args(sockets).stdin(Stdio::null()).stdout(Stdio::piped());
-            cards.processes.push(Process::start(command)?);
+            devices.processes.push(Process::start(command)?);
         }
-        Ok(cards)
+        Ok(devices)
     }
 
-    /// Tells the cards of the first process a wish, such as `1 link down`, and answers what they say; the words are those of
-    /// `hca/src/control.rs`.
-    pub fn wish(&self, wish: &str) -> Result<String> {
-        let mut control = UnixStream::connect(self.folder.join(CONTROL)).context("speaking to the cards")?;
-        control.write_all(format!("{wish}\n").as_bytes())?;
+    /// Tells the HCAs of the first process a control command, such as `1 link down`, and answers
+    /// what they say; the words are those of `hca/src/control.rs`.
+    pub fn control(&self, command: &str) -> Result<String> {
+        let mut control =
+            UnixStream::connect(self.folder.join(CONTROL_SOCKET)).context("speaking to the HCAs")?;
+        control.write_all(format!("{command}\n").as_bytes())?;
         let mut answer = String::new();
         BufReader::new(control).read_line(&mut answer)?;
         match answer.trim().strip_prefix("ok") {
             Some(said) => Ok(said.trim().to_owned()),
-            None => bail!("the cards answered `{wish}` with `{}`", answer.trim()),
+            None => bail!("the HCAs answered `{command}` with `{}`", answer.trim()),
         }
     }
 
-    /// Kills the cards, as a power failure would, and puts fresh ones into their place.
+    /// Kills the HCAs, as a power failure would, and puts fresh ones into their place.
     pub fn replace(&mut self) -> Result<()> {
         let commands: Vec<_> = self.processes.drain(..).map(Process::end).collect();
-        // There is none where all cards are of one process.
-        let _ = fs::remove_file(self.folder.join(TRUNK));
+        // There is none where all HCAs are of one process.
+        let _ = fs::remove_file(self.folder.join(ISL_SOCKET));
         for command in commands {
             self.processes.push(Process::start(command)?);
         }
@@ -106,7 +108,7 @@ impl Drop for Hca {
     }
 }
 
-/// A process that serves cards.
+/// A process that serves HCAs.
 #[derive(Debug)]
 struct Process {
     command: Command,
@@ -114,16 +116,16 @@ struct Process {
 }
 
 impl Process {
-    /// Starts it and waits until the cards are there.
+    /// Starts it and waits until the HCAs are there.
     fn start(mut command: Command) -> Result<Self> {
-        let mut child = bind_to_parent(&mut command).spawn().context("starting the cards")?;
+        let mut child = bind_to_parent(&mut command).spawn().context("starting the HCAs")?;
         let mut line = String::new();
-        let output = child.stdout.take().context("the cards' output is piped")?;
+        let output = child.stdout.take().context("the HCAs' output is piped")?;
         BufReader::new(output).read_line(&mut line)?;
         let process = Self { command, child };
         if line.trim() != "ready" {
             process.end();
-            bail!("the cards did not start");
+            bail!("the HCAs did not start");
         }
         Ok(process)
     }

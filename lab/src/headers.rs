@@ -62,7 +62,8 @@ fn newest(apt: &Apt, name: &str, series: Series) -> Result<Package> {
     }
 }
 
-/// The package of the kernel's own headers that all flavours share; the metapackage names the build.
+/// The package of the kernel's own headers that all flavours share; the metapackage names the
+/// build.
 fn kernel_headers(apt: &Apt, series: Series) -> Result<Package> {
     let meta = newest(apt, "linux-headers-amd64", series)?;
     let common = common_headers(&meta).with_context(|| {
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_metapackage_names_the_build_of_the_kernels_own_headers() {
+    fn metapackage_names_kernel_headers_build() {
         let meta = Package {
             name: "linux-headers-amd64".into(),
             version: "7.2.13-1".into(),

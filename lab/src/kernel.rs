@@ -170,8 +170,8 @@ fn locate(root: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((image, tree.clone()))
 }
 
-/// The packages that hold image and modules. The metapackage names the image package; from 7.x on that one only points
-/// to others of the same source.
+/// The packages that hold image and modules. The metapackage names the image package; from 7.x on
+/// that one only points to others of the same source.
 fn packages(apt: &Apt, series: Series) -> Result<Vec<Package>> {
     let known = apt.show("linux-image-amd64")?;
     let Some(meta) = known.iter().find(|package| series.matches(&package.version)) else {
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_series_is_written_as_it_is_read() {
+    fn series_display_round_trips() {
         for text in Series::names().split(", ") {
             assert_eq!(text.parse::<Series>().unwrap().to_string(), text);
         }

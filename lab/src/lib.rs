@@ -1,10 +1,10 @@
 //! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
 //!
-//! Everything it needs is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a root with the C
-//! stack ([`Peers`]), headers ([`headers`]). [`Guests::boot`] starts one guest per host; `cargo xtask lab` is its face.
+//! Everything it needs is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU
+//! ([`Tools`]), a root with the C stack ([`RdmaCore`]), headers ([`headers`]). [`Guests::boot`]
+//! starts one guest per host; `cargo xtask lab` is its face.
 
 mod apt;
-mod c_stack;
 mod cache;
 mod console;
 mod cpio;
@@ -18,17 +18,17 @@ mod llvm;
 mod modules;
 mod output;
 pub mod pcap;
-mod peers;
 mod process;
 mod qemu;
+mod rdma_core;
 mod sources;
 mod tools;
+mod verbs_headers;
 mod wire;
 
 pub use bareverbs_lab_init::frame::ToGuest;
 pub use bareverbs_lab_init::{Exec, HcaPort, TerminalSize};
 
-pub use crate::c_stack::fetch_verbs_headers;
 pub use crate::cache::Cache;
 pub use crate::guest::{Failure, Finished, Guests, Output, Report, Setup, Stream};
 pub use crate::hca::Hca;
@@ -38,7 +38,8 @@ pub use crate::kernel::{Kernel, Series};
 pub use crate::llvm::Llvm;
 pub use crate::modules::Modules;
 pub use crate::output::Prefixed;
-pub use crate::peers::Peers;
 pub use crate::qemu::Accelerator;
+pub use crate::rdma_core::RdmaCore;
 pub use crate::tools::Tools;
+pub use crate::verbs_headers::fetch_verbs_headers;
 pub use bareverbs_uapi::kernels::Since;

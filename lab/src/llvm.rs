@@ -11,7 +11,8 @@ use crate::cache::Cache;
 use crate::deb;
 use crate::tools::unpacked_program;
 
-/// How many major versions newer than the compiler's LLVM are tried. A newer LLVM reads the files of an older one.
+/// How many major versions newer than the compiler's LLVM are tried. A newer LLVM reads the files
+/// of an older one.
 const NEWER: u32 = 2;
 
 /// `llvm-profdata` and `llvm-cov`, unpacked with everything they need.

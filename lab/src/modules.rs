@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn each_module_comes_once_and_after_what_it_needs() {
+    fn modules_load_once_after_dependencies() {
         let modules = Modules::parse(Path::new("/m"), DEP, "");
         assert_eq!(
             names(&modules, &["rdma_rxe", "ib_uverbs"]),
@@ -101,13 +101,13 @@ mod tests {
     }
 
     #[test]
-    fn a_module_that_is_nowhere_is_an_error_with_its_name() {
+    fn missing_module_is_named_in_error() {
         let modules = Modules::parse(Path::new("/m"), DEP, "");
         assert!(modules.in_order(&["siw"]).unwrap_err().to_string().contains("siw"));
     }
 
     #[test]
-    fn a_circle_ends() {
+    fn dependency_cycle_terminates() {
         let modules = Modules::parse(Path::new("/m"), "a.ko: b.ko\nb.ko: a.ko\n", "");
         assert_eq!(modules.in_order(&["a"]).unwrap().len(), 2);
     }

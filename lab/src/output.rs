@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_line_gets_the_prefix_and_none_is_torn() {
+    fn every_line_is_prefixed_whole() {
         let mut out = Vec::new();
         let mut lines = Prefixed::new("1| ");
         lines.write(b"one\ntw", &mut out).unwrap();

@@ -49,7 +49,8 @@ impl<W: Write> Recorder<W> {
     }
 }
 
-/// The frames of a capture in this machine's byte order or the other; `None` if it isn't one or is cut off.
+/// The frames of a capture in this machine's byte order or the other; `None` if it isn't one or is
+/// cut off.
 pub fn frames(capture: &[u8]) -> Option<Vec<&[u8]>> {
     let word = |bytes: &[u8], swapped: bool| {
         let bytes: [u8; 4] = bytes.try_into().ok()?;
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_frames_come_back() {
+    fn pcap_frames_round_trip() {
         let mut bytes = Vec::new();
         let mut recorder = Recorder::new(&mut bytes).unwrap();
         recorder.record(UNIX_EPOCH + Duration::from_millis(1500), b"one").unwrap();
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_capture_or_another_file_is_refused() {
+    fn truncated_or_foreign_pcap_is_rejected() {
         let mut bytes = Vec::new();
         Recorder::new(&mut bytes).unwrap().record(UNIX_EPOCH, b"packet").unwrap();
         bytes.pop();
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roce_packet_shows_its_transport_header() {
+    fn roce_packet_bth_is_parsed() {
         let packet = RocePacket::parse(&send_only()).unwrap();
         assert_eq!(packet.opcode, RocePacket::RC_SEND_ONLY);
         assert_eq!((packet.source, packet.destination), ([10, 1, 0, 1], [10, 1, 0, 2]));

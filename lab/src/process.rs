@@ -9,6 +9,7 @@ use nix::sys::signal::Signal;
 
 /// Makes the kernel kill the command's process when the thread that starts it ends.
 pub(crate) fn bind_to_parent(command: &mut Command) -> &mut Command {
-    // SAFETY: prctl is one system call and touches no memory of ours, so it may run between fork and exec.
+    // SAFETY: prctl is one system call and touches no memory of ours, so it may run between fork
+    // and exec.
     unsafe { command.pre_exec(|| set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)) }
 }

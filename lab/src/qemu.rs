@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab_init::{GUEST_MARK, PORT_NAME};
+use bareverbs_lab_init::{CMDLINE_MARK, PORT_NAME};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::cache::Cache;
@@ -40,7 +40,8 @@ impl FromStr for Accelerator {
 }
 
 impl Accelerator {
-    /// Decides `Auto`: KVM if it can make a virtual machine and hasn't failed since the machine was started.
+    /// Decides `Auto`: KVM if it can make a virtual machine and hasn't failed since the machine was
+    /// started.
     pub(crate) fn settle(self, cache: &Cache) -> Self {
         match self {
             Self::Auto if kvm_works() && !kvm_failed(cache) => Self::Kvm,
@@ -103,7 +104,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) wire: Option<(OwnedFd, u8)>,
     /// The guest's end of the lab's port.
     pub(crate) port: OwnedFd,
-    /// The socket of an RDMA card.
+    /// The socket of an HCA.
     pub(crate) hca: Option<&'a Path>,
 }
 
@@ -124,12 +125,12 @@ impl Machine<'_> {
         command_basics(&mut add);
         let mut machine = "q35,usb=off,vmport=off".to_owned();
         if let Some(socket) = self.hca {
-            // The card reads and writes the guest's memory.
+            // The HCA reads and writes the guest's memory.
             add("object", "memory-backend-memfd,id=memory,size=2G,share=on".into());
             machine.push_str(",memory-backend=memory");
             let socket = serde_json::json!({ "type": "unix", "path": socket });
-            // On a bus, a card that reads memory sees everything that was stored to the card before. Here only
-            // stores that wait for their answer come before what is in memory afterwards.
+            // On a bus, an HCA that reads memory sees everything that was stored to the HCA before.
+            // Here only stores that wait for their answer come before what is in memory afterwards.
             let device = serde_json::json!({
                 "driver": "vfio-user-pci", "socket": socket, "x-no-posted-writes": true,
             });
@@ -167,7 +168,7 @@ impl Machine<'_> {
         if let Some((wire, host)) = &self.wire {
             inheritable(wire)?;
             add("netdev", format!("dgram,id=wire,local.type=fd,local.str={}", wire.as_raw_fd()));
-            // The option ROM of the card would only cost time.
+            // The option ROM of the HCA would only cost time.
             add("device", format!("virtio-net-pci,netdev=wire,mac=52:54:00:10:01:{host:02x},romfile="));
         }
         Ok(())
@@ -175,7 +176,8 @@ impl Machine<'_> {
 }
 
 fn command_basics(add: &mut impl FnMut(&str, String)) {
-    // Four levels of page tables, as almost all machines have; a fifth makes each walk of TCG longer.
+    // Four levels of page tables, as almost all machines have; a fifth makes each walk of TCG
+    // longer.
     add("cpu", "max,la57=off".into());
     add("m", "2G".into());
     add("display", "none".into());
@@ -199,13 +201,15 @@ fn kernel_command_line() -> String {
         "mitigations=off",
         "nokaslr",
         "cryptomgr.notests=1",
-        // On a busy machine the emulated timer may be late for the kernel's check of it, which then gives up.
+        // On a busy machine the emulated timer may be late for the kernel's check of it, which then
+        // gives up.
         "no_timer_check",
-        // All its processors have the host's counter. Without this, several of them would ask a slow device for the time.
+        // All its processors have the host's counter. Without this, several of them would ask a
+        // slow device for the time.
         "tsc=reliable",
         "random.trust_cpu=on",
         "audit=0",
-        GUEST_MARK,
+        CMDLINE_MARK,
     ]
     .join(" ")
 }

@@ -38,7 +38,8 @@ impl Default for Mirrors {
 }
 
 impl Mirrors {
-    /// The mirrors that the machine's own sources name; Debian's usual ones for what they don't name.
+    /// The mirrors that the machine's own sources name; Debian's usual ones for what they don't
+    /// name.
     pub(crate) fn of_machine() -> Self {
         let mut entries =
             fs::read_to_string("/etc/apt/sources.list").map(|text| one_line(&text)).unwrap_or_default();
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn disabled_foreign_and_local_sources_are_passed_over() {
+    fn disabled_and_foreign_sources_are_skipped() {
         let text = "Types: deb\nEnabled: no\nURIs: http://off.example/debian\nSuites: sid\nComponents: main\n\n\
                     Types: deb\nURIs: http://ubuntu.example/ubuntu\nSuites: noble\nComponents: main\n\n\
                     Types: deb\nURIs: file:/media/disc\nSuites: bookworm\nComponents: main\n";

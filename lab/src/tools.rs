@@ -1,4 +1,5 @@
-//! QEMU and depmod, unpacked with everything they need, so that any host with a Linux kernel can run them.
+//! QEMU and depmod, unpacked with everything they need, so that any host with a Linux kernel can
+//! run them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -57,7 +58,8 @@ impl Tools {
         command
     }
 
-    /// Writes `modules.dep` for the module tree (`…/lib/modules/RELEASE`) into the folder `output`, which lies outside it.
+    /// Writes `modules.dep` for the module tree (`…/lib/modules/RELEASE`) into the folder `output`,
+    /// which lies outside it.
     pub(crate) fn depmod(&self, tree: &Path, output: &Path) -> Result<()> {
         // depmod insists on BASE/lib/modules/RELEASE, and on the same below its output folder.
         let release = tree.file_name().context("a module tree has a name")?;

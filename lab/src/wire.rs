@@ -1,4 +1,5 @@
-//! The wire between hosts: a hub in this process. Each guest's network card is one end of a datagram socket pair.
+//! The wire between hosts: a hub in this process. Each guest's NIC is one end of a datagram socket
+//! pair.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::pcap::Recorder;
 
-/// Longest frame a network card sends, with room to spare.
+/// Longest frame a NIC sends, with room to spare.
 const FRAME: usize = 64 * 1024;
 
 /// Where recorded packets go, if anywhere.
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_other_end_hears_what_one_sends() {
+    fn hub_forwards_frames_to_all_other_ends() {
         let ends: Vec<UnixDatagram> = join(3, &None).unwrap().into_iter().map(UnixDatagram::from).collect();
         ends[1].send(b"hello").unwrap();
         let mut buffer = [0; 16];

@@ -1,4 +1,4 @@
-//! The way to a port, as datagrams carry it.
+//! Address vectors.
 
 use bareverbs_uapi::uverbs::types::GidType;
 use bareverbs_uapi::write::structs::AhAttr;
@@ -22,7 +22,8 @@ pub(crate) enum Link {
 /// The first source port of RoCE v2.
 const FIRST_PORT: u16 = 0xc000;
 
-/// The source port of datagrams with a flow label: its 20 bits folded to 14, so that flows spread over a network's paths.
+/// The source port of datagrams with a flow label: its 20 bits folded to 14, so that flows spread
+/// over a network's paths.
 ///
 /// Where there is no label, the destination stands for it.
 fn source_port(flow_label: u32, gid: &[u8; 16]) -> u16 {
@@ -35,7 +36,8 @@ fn source_port(flow_label: u32, gid: &[u8; 16]) -> u16 {
     FIRST_PORT | ((label & 0x3fff) ^ (label >> 14 & 0x3f)) as u16
 }
 
-/// The rate as the adapter knows it: the number of the kernel's `ib_rate`, moved by 5; 0 for the port's own.
+/// The rate as the adapter knows it: the number of the kernel's `ib_rate`, moved by 5; 0 for the
+/// port's own.
 fn rate(rate: u8) -> u8 {
     if (2..=10).contains(&rate) { rate + 5 } else { 0 }
 }
@@ -96,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn on_infiniband_the_lid_leads_and_the_global_header_is_announced() {
+    fn infiniband_vector_has_lid_and_grh_flag() {
         let vector = vector(&path(), Link::InfiniBand);
         assert_eq!((vector.path, vector.grh), (0x0501_1234, 0x4031_2345));
         assert_eq!((vector.traffic_class, vector.hop_limit, vector.rmac), (9, 64, [0; 6]));
@@ -106,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn on_ethernet_the_next_hop_leads_and_the_source_port_follows_the_flow() {
+    fn ethernet_vector_has_dmac_and_flow_source_port() {
         let link = Link::Ethernet { mac: [2, 0, 0, 0, 0, 1], gid_type: GidType::ROCE_V2 };
         let vector = vector(&path(), link);
         assert_eq!(vector.rmac, [2, 0, 0, 0, 0, 1]);
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_flow_label_the_port_is_in_range_all_the_same() {
+    fn source_port_without_flow_label_is_in_range() {
         let port = source_port(0, b"0123456789abcdef");
         assert!(port >= FIRST_PORT);
         assert_ne!(port, source_port(0, b"0123456789abcdeg"));

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::CreateError;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::mlx5::{AllocUcontextResp, AllocUcontextRespMask, MmapCommand};
 
@@ -25,44 +25,47 @@ struct Page {
 }
 
 impl Clock {
-    pub(crate) fn read(&self, file: &DeviceFile, told: &AllocUcontextResp) -> Result<u64, CreateError> {
-        let page = self.0.get_or_init(|| Page::new(file, told));
+    pub(crate) fn read(&self, file: &DeviceFile, resp: &AllocUcontextResp) -> Result<u64, CreateError> {
+        let page = self.0.get_or_init(|| Page::new(file, resp));
         page.as_ref().map(Page::read).map_err(|error| *error)
     }
 }
 
-/// Where in the device file a page is that a command maps: its number is the command and, in the bits around it, an index.
+/// Where in the device file a page is that a command maps: its number is the command and, in the
+/// bits around it, an index.
 pub(crate) fn offset_of(command: MmapCommand, index: u16) -> u64 {
     let index = u64::from(index);
     (u64::from(command.0) << 8 | index & 0xff | (index >> 8) << 16) * PAGE as u64
 }
 
 impl Page {
-    fn new(file: &DeviceFile, told: &AllocUcontextResp) -> Result<Self, CreateError> {
-        // The kernel doesn't tell where pages are larger than the device's.
-        if !told.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET) {
+    fn new(file: &DeviceFile, resp: &AllocUcontextResp) -> Result<Self, CreateError> {
+        // The kernel reports no offset if its pages are larger than the device's.
+        if !resp.comp_mask.contains(AllocUcontextRespMask::CORE_CLOCK_OFFSET) {
             return Err(CreateError::Unsupported { what: "reading the device's clock" });
         }
-        let offset = usize::try_from(told.hca_core_clock_offset).unwrap_or(usize::MAX);
+        let offset = usize::try_from(resp.hca_core_clock_offset).unwrap_or(usize::MAX);
         if offset > PAGE - CLOCK || !offset.is_multiple_of(CLOCK) {
-            let (problem, value) = ("a clock that does not lie in its page", told.hca_core_clock_offset);
+            let (problem, value) = ("a clock that does not lie in its page", resp.hca_core_clock_offset);
             return Err(CreateError::Layout { queue: "clock", problem, value });
         }
         let memory = file.map(offset_of(MmapCommand::CORE_CLOCK, 0), PAGE, Protection::Read)?;
         if memory.len() < PAGE {
-            return Err(Refused { method: "mmap", errno: Errno::INVAL }.into());
+            return Err(IoctlError { method: "mmap", errno: Errno::INVAL }.into());
         }
         Ok(Self { memory, offset })
     }
 
     fn read(&self) -> u64 {
         let word = |index: usize| {
-            // SAFETY: the clock lies in the page, as `new` checked; the device changes each word as a whole.
+            // SAFETY: the clock lies in the page, as `new` checked; the device changes each word as
+            // a whole.
             u32::from_be(unsafe {
                 self.memory.as_ptr().add(self.offset).cast::<u32>().add(index).read_volatile()
             })
         };
-        // The upper word may change between two looks: once, as the lower one comes round in seconds.
+        // The upper word may change between two looks: once, as the lower one comes round in
+        // seconds.
         let (mut high, mut low) = (word(0), word(1));
         let again = word(0);
         if again != high {
@@ -77,13 +80,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pages_are_found_by_command_and_index() {
+    fn mmap_offset_encodes_command_and_index() {
         assert_eq!(offset_of(MmapCommand::CORE_CLOCK, 0), 0x500 << 12);
         assert_eq!(offset_of(MmapCommand::DEVICE_MEM, 0x1234), 0x12_0834 << 12);
     }
 
     #[test]
-    fn the_upper_word_comes_first() {
+    fn clock_is_read_high_word_first() {
         let memory = Mapping::anonymous(PAGE).unwrap();
         // SAFETY: within the page, which is this test's.
         unsafe { memory.as_ptr().add(16).cast::<u64>().write(0x0102_0304_0506_0708u64.to_be()) };

@@ -1,11 +1,11 @@
 //! Completion queues.
 
-mod armed;
-mod moved;
+mod clean;
+mod decode;
+mod mini_cqe;
+mod notify;
+mod resize;
 mod ring;
-mod runs;
-mod strays;
-mod taken;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -13,74 +13,79 @@ use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{Completion, CompletionQueue};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
-use self::armed::Armed;
+pub(crate) use self::clean::CqShared;
+use self::clean::Retired;
+pub use self::decode::Mlx5Completion;
+use self::decode::{DecodedCqe, scattered_payload, status_and_byte_len};
+pub(crate) use self::mini_cqe::MiniCqeFormat;
+use self::mini_cqe::is_title;
+use self::notify::Armed;
 pub(crate) use self::ring::Ring;
 use self::ring::{COUNT, OWNER, is_before};
-pub(crate) use self::runs::Minis;
-use self::runs::is_title;
-pub(crate) use self::strays::CqShared;
-use self::strays::Strays;
-pub use self::taken::Mlx5Completion;
-use self::taken::{Taken, carried, outcome};
 use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::sync::Ordering;
-use crate::table::{Done, Entry, Receives, Record, Sends, Side, Source, Table, tag};
+use crate::uidx_table::{
+    CompletedWr, Entry, QueueRecord, RqTracker, Side, Source, SqTracker, UidxTable, tag,
+};
 
 /// A completion queue.
 #[derive(Debug)]
 pub struct Mlx5Cq {
     ring: Ring,
-    /// Entries taken, in the bits of [`COUNT`].
+    /// CQEs taken, in the bits of [`COUNT`].
     consumer: u32,
-    /// Entries less one.
+    /// CQEs less one.
     mask: u32,
-    /// The next entry, and bytes from one to the next.
+    /// The next CQE, and bytes from one to the next.
     next: *const u8,
     stride: usize,
-    /// The lowest bit of the next entry's last byte when the device has written it.
+    /// The lowest bit of the next CQE's last byte when the device has written it.
     owner: u8,
-    /// The whole byte where the entry is the success of a send, and where it is that of a receive of a plain message.
+    /// The whole byte where the CQE is the success of a send, and where it is that of a receive of
+    /// a plain message.
     sent: u8,
     received: u8,
     /// How far the queue has been read, in the doorbell record that `shared` keeps.
     read: RecordWord,
-    /// The send and the receive queue whose completion was taken last; nobody's while the short way is closed.
-    recent_sends: NonNull<Sends>,
-    recent_receives: NonNull<Receives>,
-    /// Whether the ring's end was passed while there were strays.
+    /// The send and the receive queue whose completion was taken last; the sentinels while the fast
+    /// path is disabled.
+    recent_sends: NonNull<SqTracker>,
+    recent_receives: NonNull<RqTracker>,
+    /// Whether the ring wrapped while there were retired QPs.
     has_wrapped: bool,
-    /// What the long way found last.
-    rare: Taken,
-    /// What they are where there was none.
-    nobody: Box<(Sends, Receives)>,
-    /// What entries of the table name it by.
+    /// The last result of the slow path.
+    slow_result: DecodedCqe,
+    /// The targets of both while the fast path is disabled.
+    sentinel: Box<(SqTracker, RqTracker)>,
+    /// Its tag in entries of the table.
     tag: u32,
-    table: Arc<Table>,
+    table: Arc<UidxTable>,
     shared: Arc<CqShared>,
     uar: Arc<Uar>,
     armed: Armed,
-    /// Events that the device has raised, counted on. It takes an arming for late that does not know of the last one.
+    /// Events that the device has raised, counted on. It takes an arming for late that does not
+    /// know of the last one.
     events: u32,
 }
 
-// SAFETY: the memory behind the pointers is kept by `ring`, `shared` and `nobody` and as the module `table` says, and
-// belongs to no thread.
+// SAFETY: the memory behind the pointers is kept by `ring`, `shared` and `sentinel` and as the
+// module `uidx_table` says, and belongs to no thread.
 unsafe impl Send for Mlx5Cq {}
 
 impl Mlx5Cq {
     pub(crate) fn new(
         ring: Ring,
         cqn: u32,
-        table: &Arc<Table>,
+        table: &Arc<UidxTable>,
         doorbell: DoorbellRecord,
         uar: &Arc<Uar>,
     ) -> Self {
         let shared = CqShared::new(cqn, doorbell, ring.clone());
-        let nobody = Box::new((Sends::new(1), Receives::new(1)));
+        let sentinel = Box::new((SqTracker::new(1), RqTracker::new(1)));
         let mut queue = Self {
             consumer: 0,
             mask: 0,
@@ -90,11 +95,11 @@ impl Mlx5Cq {
             sent: 0,
             received: 0,
             read: shared.doorbell.word(Word::First),
-            recent_sends: NonNull::from(&nobody.0),
-            recent_receives: NonNull::from(&nobody.1),
+            recent_sends: NonNull::from(&sentinel.0),
+            recent_receives: NonNull::from(&sentinel.1),
             has_wrapped: false,
-            rare: Taken::fault(ring.start),
-            nobody,
+            slow_result: DecodedCqe::general_err(ring.start),
+            sentinel,
             ring,
             tag: tag(cqn),
             table: Arc::clone(table),
@@ -103,12 +108,12 @@ impl Mlx5Cq {
             armed: Armed::Not,
             events: 0,
         };
-        queue.look_up();
+        queue.reload_ring();
         queue
     }
 
-    /// Works out anew what follows from the ring, the entries taken and what the queue is armed for.
-    fn look_up(&mut self) {
+    /// Works out anew what follows from the ring, the CQEs taken and what the queue is armed for.
+    fn reload_ring(&mut self) {
         self.mask = self.ring.entries() - 1;
         self.consumer &= COUNT;
         self.next = self.ring.at(self.consumer);
@@ -118,11 +123,11 @@ impl Mlx5Cq {
         self.received = self.owner | CqeOpcode::RESP_SEND.0 << 4;
     }
 
-    /// Goes on to the next entry.
+    /// Goes on to the next CQE.
     #[inline(always)]
     fn advance(&mut self) {
         self.consumer = self.consumer.wrapping_add(1);
-        // SAFETY: the next entry, or, where `wrap` makes it another one, the end of the ring.
+        // SAFETY: the next CQE, or, where `wrap` makes it another one, the end of the ring.
         self.next = unsafe { self.next.add(self.stride) };
         if self.consumer & self.mask == 0 {
             self.wrap();
@@ -137,8 +142,8 @@ impl Mlx5Cq {
         self.owner ^= OWNER;
         self.sent ^= OWNER;
         self.received ^= OWNER;
-        if self.shared.has_strays.load(Ordering::Relaxed) {
-            // The next entry takes the slow path, on which calls cost the fast path nothing.
+        if self.shared.has_retired.load(Ordering::Relaxed) {
+            // The next CQE takes the slow path, on which calls cost the fast path nothing.
             self.forget_recent();
             self.has_wrapped = true;
         }
@@ -146,134 +151,147 @@ impl Mlx5Cq {
 
     /// Forgets which queues' completions were taken last.
     fn forget_recent(&mut self) {
-        self.recent_sends = NonNull::from(&self.nobody.0);
-        self.recent_receives = NonNull::from(&self.nobody.1);
+        self.recent_sends = NonNull::from(&self.sentinel.0);
+        self.recent_receives = NonNull::from(&self.sentinel.1);
     }
 
     pub(crate) fn shared(&self) -> &Arc<CqShared> {
         &self.shared
     }
 
-    /// The next entry to be taken, written or not, for tools that show it.
+    /// The next CQE to be taken, written or not, for tools that show it.
     #[must_use]
     pub fn peek(&self) -> Cqe<'_> {
         self.ring.entry(self.consumer)
     }
 
-    /// The queue that an entry is of, if it is one of this completion queue's.
+    /// The queue that a CQE is of, if it is one of this completion queue's.
     #[inline(always)]
-    fn find(&self, id: u32, side: Side) -> Option<&Record> {
-        // SAFETY: this is the completion queue's poller, and it drops its dead in `tidy` and `pass_strays` only.
+    fn find(&self, id: u32, side: Side) -> Option<&QueueRecord> {
+        // SAFETY: this is the completion queue's poller, and it drops destroyed QPs in
+        // `release_retired` and `release_passed` only.
         self.table.entry(id).and_then(|entry: &Entry| unsafe { entry.record(side, self.tag) })
     }
 
-    /// What an entry is about that no queue was found for.
+    /// Resolves a CQE for which no queue was found.
     #[cold]
-    fn stray(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> Stray {
-        let mut strays = self.shared.strays();
-        let dead = strays.dead.iter().map(|(record, _)| record).find(|record| record.is_named(id, side, cqe));
-        let Some(at) = strays.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
+    fn resolve_unmatched(&self, id: u32, side: Side, cqe: &Cqe<'_>) -> Unmatched {
+        let mut retired = self.shared.retired();
+        let destroyed = retired
+            .destroyed
+            .iter()
+            .map(|(record, _)| record)
+            .find(|record| record.matches_cqe(id, side, cqe));
+        let Some(at) =
+            retired.reset.iter().position(|(record, which, _)| record.id() == id && *which == side)
         else {
-            let Some(dead) = dead else { return Stray::Unknown };
-            dead.discard(side, cqe.wqe_counter());
-            return Stray::Nobodys;
+            let Some(destroyed) = destroyed else { return Unmatched::Unknown };
+            destroyed.discard(side, cqe.wqe_counter());
+            return Unmatched::Discard;
         };
-        let (record, _, until) = &strays.reset[at];
+        let (record, _, until) = &retired.reset[at];
         if is_before(self.consumer.wrapping_sub(1), *until) {
-            // By CQE version 0, the entry may be that of a queue whose number this one got meanwhile.
-            let named = dead.or_else(|| record.is_named(id, side, cqe).then_some(record));
+            // By CQE version 0, the CQE may be that of a queue whose number this one got meanwhile.
+            let named = destroyed.or_else(|| record.matches_cqe(id, side, cqe).then_some(record));
             named.into_iter().for_each(|record| record.discard(side, cqe.wqe_counter()));
-            return Stray::Nobodys;
+            return Unmatched::Discard;
         }
         record.show_again(side);
-        strays.reset.swap_remove(at);
-        Stray::Back
+        retired.reset.swap_remove(at);
+        Unmatched::Retry
     }
 
-    /// Lets go of strays, of which nothing is left in the ring where it is empty.
+    /// Releases the retired QPs if the ring is empty: no CQE of theirs is left.
     #[cold]
-    fn tidy(&mut self) {
+    fn release_retired(&mut self) {
         self.forget_recent();
-        let mut strays = self.shared.strays();
-        // What the strays' owners saw the device write is seen here too; were there any of it, it would come first.
+        let mut retired = self.shared.retired();
+        // CQEs that the owners of retired QPs saw are visible here too, and would come first.
         if self.ring.written(self.consumer, self.peek().op_own()) {
             return;
         }
-        for (record, side, _) in strays.reset.drain(..) {
+        for (record, side, _) in retired.reset.drain(..) {
             record.show_again(side);
         }
-        self.shared.has_strays.store(false, Ordering::Relaxed);
-        let dead = std::mem::take(&mut strays.dead);
-        drop(strays);
-        drop(dead);
+        self.shared.has_retired.store(false, Ordering::Relaxed);
+        let destroyed = std::mem::take(&mut retired.destroyed);
+        drop(retired);
+        drop(destroyed);
     }
 
-    /// Lets go of strays of which the entries were all passed. The CQ consumer index has 24 bits: this must be done within
-    /// half of that, or `is_before` gives the wrong order. And a queue that is never found empty would keep every queue pair
-    /// that was destroyed.
+    /// Releases retired queue pairs whose CQEs were all polled. The CQ consumer index has 24 bits:
+    /// this must be done within half of that, or `is_before` gives the wrong order. And a queue
+    /// that is never found empty would keep every queue pair that was destroyed.
     #[cold]
-    fn pass_strays(&mut self) {
+    fn release_passed(&mut self) {
         // Before the dead are dropped.
         self.forget_recent();
-        let mut strays = self.shared.strays();
-        strays.show_passed(self.consumer);
-        let passed = strays.take_passed(self.consumer, self.ring.entries());
-        if strays.is_empty() {
-            self.shared.has_strays.store(false, Ordering::Relaxed);
+        let mut retired = self.shared.retired();
+        retired.show_passed(self.consumer);
+        let passed = retired.take_passed(self.consumer, self.ring.entries());
+        if retired.is_empty() {
+            self.shared.has_retired.store(false, Ordering::Relaxed);
         }
-        drop(strays);
+        drop(retired);
         drop(passed);
     }
 
-    /// The next entry, and what it is the completion of: the short way, for the success of a queue whose completion was
-    /// the last one taken of its side.
+    /// The next CQE, and what it is the completion of: the fast path, for the success of a queue
+    /// whose completion was the last one taken of its side.
     #[inline(always)]
-    fn take_short(&mut self) -> Short {
+    fn poll_fast(&mut self) -> FastPoll {
         let entry = self.next;
-        // SAFETY: an entry of the ring, which this queue keeps; entries are aligned to 64. A borrow of the
-        // ring would outlast the changes below.
+        // SAFETY: a CQE of the ring, which this queue keeps; CQEs are aligned to 64. A borrow of
+        // the ring would outlast the changes below.
         let cqe = unsafe { Cqe::new(entry) };
         let last_word = cqe.last_word();
         let op_own = last_word as u8;
         if op_own == self.sent {
             barrier::after_device_wrote();
-            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
+            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its
+            // destroyed QPs.
             let sends = unsafe { self.recent_sends.as_ref() };
             let _used = sends.lifetime.used();
-            // In this order, as the module `table` says.
+            // In this order, as the module `uidx_table` says.
             if let Some(sent) = sends.read_plain(last_word)
-                && sends.name.is(&cqe)
+                && sends.uidx.is(&cqe)
             {
                 sends.finish_plain(sent);
                 self.advance();
-                return Short::Taken(Taken::plain(entry, sent.wr_id, 0, CqeOpcode::REQ));
+                return FastPoll::Cqe(DecodedCqe::success(entry, sent.wr_id, 0, CqeOpcode::REQ));
             }
         } else if op_own == self.received {
             barrier::after_device_wrote();
-            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its dead.
+            // SAFETY: this is the completion queue's poller, and it forgets them when it drops its
+            // destroyed QPs.
             let receives = unsafe { self.recent_receives.as_ref() };
             let _used = receives.lifetime.used();
-            // In this order, as the module `table` says.
+            // In this order, as the module `uidx_table` says.
             let wr_id = receives.read((last_word >> 16) as u16);
-            if receives.name.is(&cqe) {
+            if receives.uidx.is(&cqe) {
                 receives.finish();
                 self.advance();
-                return Short::Taken(Taken::plain(entry, wr_id, cqe.byte_count(), CqeOpcode::RESP_SEND));
+                return FastPoll::Cqe(DecodedCqe::success(
+                    entry,
+                    wr_id,
+                    cqe.byte_count(),
+                    CqeOpcode::RESP_SEND,
+                ));
             }
-        } else if (op_own ^ self.owner) & OWNER != 0 && !self.shared.has_strays.load(Ordering::Acquire) {
-            return Short::Nothing;
+        } else if (op_own ^ self.owner) & OWNER != 0 && !self.shared.has_retired.load(Ordering::Acquire) {
+            return FastPoll::Empty;
         }
-        Short::Declined
+        FastPoll::Declined
     }
 
     #[inline(always)]
-    fn take(&mut self) -> Option<Taken> {
-        match self.take_short() {
-            Short::Taken(taken) => Some(taken),
-            Short::Nothing => None,
-            Short::Declined => {
-                if self.take_rare() {
-                    Some(self.rare)
+    fn poll_one(&mut self) -> Option<DecodedCqe> {
+        match self.poll_fast() {
+            FastPoll::Cqe(cqe) => Some(cqe),
+            FastPoll::Empty => None,
+            FastPoll::Declined => {
+                if self.poll_slow() {
+                    Some(self.slow_result)
                 } else {
                     None
                 }
@@ -283,58 +301,58 @@ impl Mlx5Cq {
 
     /// Takes the next completion by value; whether there was one.
     #[inline(always)]
-    fn take_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
-        match self.take_short() {
-            Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
+    fn poll_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        match self.poll_fast() {
+            FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
                 // SAFETY: this queue keeps the ring.
-                into.write(unsafe { taken.plain_send() });
+                into.write(unsafe { cqe.plain_send() });
                 true
             }
-            Short::Taken(taken) => {
+            FastPoll::Cqe(cqe) => {
                 // SAFETY: this queue keeps the ring.
-                unsafe { taken.write_all_fields(into) };
+                unsafe { cqe.write_all_fields(into) };
                 true
             }
-            Short::Nothing => false,
-            Short::Declined => self.take_rare_into(into),
+            FastPoll::Empty => false,
+            FastPoll::Declined => self.poll_slow_into(into),
         }
     }
 
     #[inline(never)]
-    fn value_of(&mut self, taken: Taken) -> Option<WorkCompletion> {
+    fn value_of(&mut self, cqe: DecodedCqe) -> Option<WorkCompletion> {
         // SAFETY: the ring is kept while this method runs.
-        let value = unsafe { taken.completion() }.to_value();
+        let value = unsafe { cqe.completion() }.to_value();
         self.release();
         Some(value)
     }
 
     #[inline(never)]
-    fn rare_value(&mut self) -> Option<WorkCompletion> {
-        self.find_next().and_then(|taken| self.value_of(taken))
+    fn poll_slow_value(&mut self) -> Option<WorkCompletion> {
+        self.find_next().and_then(|cqe| self.value_of(cqe))
     }
 
     #[inline(never)]
-    fn take_rare_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
-        let taken = self.find_next();
-        if let Some(taken) = taken {
+    fn poll_slow_into(&mut self, into: &mut MaybeUninit<WorkCompletion>) -> bool {
+        let cqe = self.find_next();
+        if let Some(cqe) = cqe {
             // SAFETY: this queue keeps the ring.
-            unsafe { taken.write_all_fields(into) };
+            unsafe { cqe.write_all_fields(into) };
         }
-        taken.is_some()
+        cqe.is_some()
     }
 
-    /// The same for any entry. What it finds is left in `rare`: where it is returned, the short way's result has to lie
-    /// in memory too.
+    /// The same for any CQE. What it finds is left in `slow_result`: where it is returned, the fast
+    /// path's result has to lie in memory too.
     #[inline(never)]
-    fn take_rare(&mut self) -> bool {
-        let taken = self.find_next();
-        self.rare = taken.unwrap_or(self.rare);
-        taken.is_some()
+    fn poll_slow(&mut self) -> bool {
+        let cqe = self.find_next();
+        self.slow_result = cqe.unwrap_or(self.slow_result);
+        cqe.is_some()
     }
 
-    /// Finds the next completion. Where there is none, entries that were discarded on the way are
+    /// Finds the next completion. Where there is none, CQEs that were discarded on the way are
     /// given back to the device here: the caller took nothing, so it releases nothing.
-    fn find_next(&mut self) -> Option<Taken> {
+    fn find_next(&mut self) -> Option<DecodedCqe> {
         let first = self.consumer;
         let found = self.find_entry();
         if found.is_none() && self.consumer != first {
@@ -343,33 +361,33 @@ impl Mlx5Cq {
         found
     }
 
-    fn find_entry(&mut self) -> Option<Taken> {
+    fn find_entry(&mut self) -> Option<DecodedCqe> {
         // Bounds the loop: a faulty device can write stale CQEs without limit.
         'entries: for _ in 0..=self.ring.entries() {
             let entry = self.ring.at(self.consumer);
-            // SAFETY: an entry of the ring, which this queue keeps; entries are aligned to 64. A borrow of the
-            // ring would outlast the changes below.
+            // SAFETY: a CQE of the ring, which this queue keeps; CQEs are aligned to 64. A borrow
+            // of the ring would outlast the changes below.
             let cqe = unsafe { Cqe::new(entry) };
             let op_own = cqe.op_own();
             if !self.ring.written(self.consumer, op_own) {
-                if self.shared.has_strays.load(Ordering::Acquire) {
-                    self.tidy();
+                if self.shared.has_retired.load(Ordering::Acquire) {
+                    self.release_retired();
                 }
                 return None;
             }
             barrier::after_device_wrote();
             if std::mem::take(&mut self.has_wrapped) {
-                self.pass_strays();
+                self.release_passed();
             }
             if is_title(op_own) && self.ring.expand(self.consumer) {
                 continue;
             }
             self.advance();
             if is_title(op_own) {
-                return Some(Taken::fault(entry));
+                return Some(DecodedCqe::general_err(entry));
             }
             if let Armed::Solicited(_) = self.armed {
-                self.settle(self.consumer);
+                self.count_event(self.consumer);
             }
             let opcode = CqeOpcode(op_own >> 4);
             let side = match opcode {
@@ -379,16 +397,17 @@ impl Mlx5Cq {
                 | CqeOpcode::RESP_SEND_IMM
                 | CqeOpcode::RESP_SEND_INV
                 | CqeOpcode::RESP_ERR => Side::Recv,
-                _ => return Some(Taken::fault(entry)),
+                _ => return Some(DecodedCqe::general_err(entry)),
             };
             let id = self.table.id(&cqe, side);
             let counter = cqe.wqe_counter();
-            let message = carried(&cqe, opcode);
+            let message = scattered_payload(&cqe, opcode);
             let message = message.as_ref().map(|(bytes, length)| &bytes[..*length]);
             let (record, done) = loop {
                 if let Some(record) = self.find(id, side) {
                     let _used = record.lifetime.used();
-                    // SAFETY: whoever posted the receive vouches for its memory until it is complete or taken back.
+                    // SAFETY: the caller that posted the receive vouches for its memory until it is
+                    // complete or taken back.
                     let done =
                         unsafe { record.complete(side, counter, message, || self.find(id, side).is_some()) };
                     if let Some(done) = done {
@@ -396,61 +415,61 @@ impl Mlx5Cq {
                     }
                 }
                 // Not found, or hidden since.
-                match self.stray(id, side, &cqe) {
-                    Stray::Nobodys => continue 'entries,
-                    Stray::Unknown => return Some(Taken::fault(entry)),
-                    Stray::Back => {}
+                match self.resolve_unmatched(id, side, &cqe) {
+                    Unmatched::Discard => continue 'entries,
+                    Unmatched::Unknown => return Some(DecodedCqe::general_err(entry)),
+                    Unmatched::Retry => {}
                 }
             };
             let sends = NonNull::from(&record.sends);
             let receives = match &record.source {
-                Source::Own(receives) if receives.kept().is_none() => Some(NonNull::from(receives)),
+                Source::Own(receives) if receives.scatter_to_cqe().is_none() => Some(NonNull::from(receives)),
                 _ => None,
             };
-            // At the ring's end the next entry takes the slow path.
+            // At the ring's end the next CQE takes the slow path.
             if !self.has_wrapped && !matches!(self.armed, Armed::Solicited(_)) {
                 match side {
                     Side::Send => self.recent_sends = sends,
                     Side::Recv => self.recent_receives = receives.unwrap_or(self.recent_receives),
                 }
             }
-            let (status, byte_len) = outcome(&cqe, opcode);
-            let Done { wr_id, purpose, has_arrived } = done;
-            let status = if has_arrived { status } else { WcStatus::GENERAL_ERR };
-            return Some(Taken { entry, wr_id, status, byte_len, opcode, purpose });
+            let (status, byte_len) = status_and_byte_len(&cqe, opcode);
+            let CompletedWr { wr_id, wr_data, payload_ok } = done;
+            let status = if payload_ok { status } else { WcStatus::GENERAL_ERR };
+            return Some(DecodedCqe { entry, wr_id, status, byte_len, opcode, wr_data });
         }
         None
     }
 }
 
-/// What became of an entry whose queue was not found.
-enum Stray {
+/// What to do with a CQE whose queue was not found.
+enum Unmatched {
     /// Its queue pair was destroyed or reset since.
-    Nobodys,
-    /// Its queue pair was reset before it was written, and is found again.
-    Back,
-    /// It can't be.
+    Discard,
+    /// Its QP was reset before it was written, and is shown again.
+    Retry,
+    /// No queue can have it.
     Unknown,
 }
 
-/// What the short way found.
-enum Short {
-    Taken(Taken),
+/// The result of the fast path.
+enum FastPoll {
+    Cqe(DecodedCqe),
     /// The device has written no more.
-    Nothing,
-    /// Something for the long way.
+    Empty,
+    /// The slow path must decide.
     Declined,
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `ring` and `shared` keep the entries and the doorbell record; a lent completion borrows the
+// 1. `ring` and `shared` keep the CQEs and the doorbell record; a lent completion borrows the
 //    queue.
-// 2. and 3. The device writes one entry when it is done with a request. An entry is taken once: the
+// 2. and 3. The device writes one CQE when it is done with a request. A CQE is taken once: the
 //    owner bit and the consumer's count tell it from those before. `wr_id` is that of the request
-//    whose place in its queue the entry names. `barrier::after_device_wrote` comes before all else
+//    whose place in its queue the CQE names. `barrier::after_device_wrote` comes before all else
 //    is read.
-// 4. An entry that leads to no queue of this completion queue, or has no meaning, becomes
-//    `Taken::fault`.
+// 4. A CQE that leads to no queue of this completion queue, or has no meaning, becomes
+//    `DecodedCqe::general_err`.
 // 5. The device writes up to the counter in the doorbell record, which `release` stores.
 unsafe impl CompletionQueue for Mlx5Cq {
     type Completion<'a>
@@ -466,22 +485,23 @@ unsafe impl CompletionQueue for Mlx5Cq {
     #[inline(always)]
     fn next(&mut self) -> Option<Mlx5Completion<'_>> {
         // SAFETY: the ring stays while the queue is borrowed.
-        Some(unsafe { self.take()?.completion() })
+        Some(unsafe { self.poll_one()?.completion() })
     }
 
-    /// The common result and the rare one are returned each by itself: what is one value for both lies in memory first.
+    /// The common result and the rare one are returned each by itself: what is one value for both
+    /// lies in memory first.
     #[inline(always)]
     fn next_value(&mut self) -> Option<WorkCompletion> {
-        match self.take_short() {
-            Short::Taken(taken) if taken.opcode == CqeOpcode::REQ => {
+        match self.poll_fast() {
+            FastPoll::Cqe(cqe) if cqe.opcode == CqeOpcode::REQ => {
                 // SAFETY: this queue keeps the ring.
-                let value = unsafe { taken.plain_send() };
+                let value = unsafe { cqe.plain_send() };
                 self.release();
                 Some(value)
             }
-            Short::Taken(taken) => self.value_of(taken),
-            Short::Nothing => None,
-            Short::Declined => self.rare_value(),
+            FastPoll::Cqe(cqe) => self.value_of(cqe),
+            FastPoll::Empty => None,
+            FastPoll::Declined => self.poll_slow_value(),
         }
     }
 
@@ -490,7 +510,7 @@ unsafe impl CompletionQueue for Mlx5Cq {
         let mut taken = 0;
         for slot in into {
             // SAFETY: a place that only ever gets values written.
-            if !self.take_into(unsafe { &mut *std::ptr::from_mut(slot).cast() }) {
+            if !self.poll_into(unsafe { &mut *std::ptr::from_mut(slot).cast() }) {
                 break;
             }
             taken += 1;
@@ -510,18 +530,19 @@ unsafe impl CompletionQueue for Mlx5Cq {
         unsafe { read.set(consumer) };
     }
 
-    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
-        self.ask_for_event(solicited_only);
+    fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError> {
+        self.req_notify(solicited_only);
         Ok(())
     }
 }
 
 impl Drop for Mlx5Cq {
     fn drop(&mut self) {
-        let closed = Strays { closed: true, ..Strays::default() };
-        // Records that go with it end in this queue's own lists, so they are dropped outside of the lock.
-        let strays = std::mem::replace(&mut *self.shared.strays(), closed);
-        drop(strays);
+        let closed = Retired { closed: true, ..Retired::default() };
+        // Records that go with it end in this queue's own lists, so they are dropped outside of the
+        // lock.
+        let retired = std::mem::replace(&mut *self.shared.retired(), closed);
+        drop(retired);
     }
 }
 

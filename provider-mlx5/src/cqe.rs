@@ -1,7 +1,7 @@
 //! Completion queue entries: what the device says of a request.
 //!
-//! An entry has 64 bytes, big-endian; in queues of 128-byte entries they are the second half. [`Cqe`] is a view of one
-//! in place, whose fields are decoded when asked for.
+//! A CQE has 64 bytes, big-endian; in queues of 128-byte CQEs they are the second half. [`Cqe`] is
+//! a view of one in place, whose fields are decoded when asked for.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,10 +10,10 @@ use bareverbs_provider::work::{WcOpcode, WcStatus};
 
 use crate::wqe;
 
-/// Bytes of an entry.
+/// Bytes of a CQE.
 pub const CQE: usize = 64;
 
-/// What an entry tells: the high half of its last byte.
+/// What a CQE tells: the high half of its last byte.
 #[doc(alias = "MLX5_CQE_REQ")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqeOpcode(pub u8);
@@ -35,11 +35,12 @@ impl CqeOpcode {
     pub const REQ_ERR: Self = Self(13);
     /// A receive failed.
     pub const RESP_ERR: Self = Self(14);
-    /// The entry was never written.
+    /// The CQE was never written.
     pub const INVALID: Self = Self(15);
 }
 
-/// Why a request failed, in an entry of the opcodes [`CqeOpcode::REQ_ERR`] and [`CqeOpcode::RESP_ERR`].
+/// Why a request failed, in a CQE of the opcodes [`CqeOpcode::REQ_ERR`] and
+/// [`CqeOpcode::RESP_ERR`].
 #[doc(alias = "MLX5_CQE_SYNDROME_LOCAL_LENGTH_ERR")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Syndrome(pub u8);
@@ -67,7 +68,7 @@ impl Syndrome {
     }
 }
 
-/// An entry in place.
+/// A CQE in place.
 #[doc(alias = "mlx5_cqe64")]
 #[derive(Clone, Copy)]
 pub struct Cqe<'a> {
@@ -82,8 +83,8 @@ macro_rules! fields {
         #[inline]
         pub fn $name(&self) -> $ty {
             const { assert!($offset % size_of::<$ty>() == 0 && $offset + size_of::<$ty>() <= CQE) };
-            // SAFETY: the field lies in the entry and is aligned, by `Cqe::new`'s contract and the assertion above. The
-            // read is volatile because the device could write at any time.
+            // SAFETY: the field lies in the CQE and is aligned, by `Cqe::new`'s contract and the
+            // assertion above. The read is volatile because the device could write at any time.
             <$ty>::from_be(unsafe { self.start.add($offset).cast::<$ty>().read_volatile() })
         }
     )*};
@@ -99,7 +100,7 @@ const PLAIN_SENDS: [WcOpcode; 32] = {
 };
 
 impl<'a> Cqe<'a> {
-    /// The entry of [`CQE`] bytes at `start`.
+    /// The CQE of [`CQE`] bytes at `start`.
     ///
     /// # Safety
     ///
@@ -115,7 +116,8 @@ impl<'a> Cqe<'a> {
         path_bits: u8 = 17;
         /// The sender's LID.
         slid: u16 = 22;
-        /// Global header (bits 28 and 29), service level (bits 24 to 27) and sender's queue pair (24 bits).
+        /// Global header (bits 28 and 29), service level (bits 24 to 27) and sender's queue pair
+        /// (24 bits).
         flags_rqpn: u32 = 24;
         /// The user's number of the queue, or, with version 0 of the format, the SRQ's.
         srqn_uidx: u32 = 32;
@@ -131,23 +133,24 @@ impl<'a> Cqe<'a> {
         syndrome: u8 = 55;
         /// The send's opcode (8 bits) and the queue pair (24 bits).
         opcode_qpn: u32 = 56;
-        /// [`Cqe::wqe_counter`] in the upper half and [`Cqe::op_own`] in the lowest byte, from one read: where that byte
-        /// is the device's, the number is too.
+        /// [`Cqe::wqe_counter`] in the upper half and [`Cqe::op_own`] in the lowest byte, from one
+        /// read: where that byte is the device's, the number is too.
         last_word: u32 = 60;
         /// The request's number in its queue.
         wqe_counter: u16 = 60;
-        /// What the entry tells (4 bits), how it tells it, and whose the entry is (the lowest bit).
+        /// What the CQE tells (4 bits), how it tells it, and whose the CQE is (the lowest bit).
         op_own: u8 = 63;
     }
 
     /// [`Cqe::srqn_uidx`] as it lies in memory.
     #[inline(always)]
     pub(crate) fn raw_srqn_uidx(&self) -> u32 {
-        // A field's bytes are swapped when read; the compiler sees that swapping them twice does nothing.
+        // A field's bytes are swapped when read; the compiler sees that swapping them twice does
+        // nothing.
         self.srqn_uidx().to_be()
     }
 
-    /// What the entry tells.
+    /// What the CQE tells.
     #[must_use]
     #[inline]
     pub fn opcode(&self) -> CqeOpcode {
@@ -161,8 +164,8 @@ impl<'a> Cqe<'a> {
         self.opcode_qpn() & 0xff_ffff
     }
 
-    /// What the send was that the entry is about, as verbs call it; the opcode itself where verbs need to be asked what
-    /// it was used for.
+    /// What the send was that the CQE is about, as verbs call it; the opcode itself where verbs
+    /// need to be asked what it was used for.
     ///
     /// # Errors
     /// The opcodes that stand for more than one verb, and unknown ones.
@@ -190,7 +193,7 @@ impl<'a> Cqe<'a> {
     pub fn bytes(&self) -> [u8; CQE] {
         let mut bytes = [0; CQE];
         for (at, byte) in bytes.iter_mut().enumerate() {
-            // SAFETY: within the entry, by `new`'s contract.
+            // SAFETY: within the CQE, by `new`'s contract.
             *byte = unsafe { self.start.add(at).read_volatile() };
         }
         bytes
@@ -257,9 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_where_the_manual_has_them() {
+    fn cqe_fields_match_the_prm() {
         let entry = error();
-        // SAFETY: an aligned array of the size of an entry.
+        // SAFETY: an aligned array of the size of a CQE.
         let cqe = unsafe { Cqe::new(entry.0.as_ptr()) };
         assert_eq!(cqe.opcode(), CqeOpcode::REQ_ERR);
         assert_eq!((cqe.qp_num(), cqe.wqe_counter(), cqe.srqn_uidx()), (0x2a, 0x0102, 9));
@@ -269,9 +272,9 @@ mod tests {
     }
 
     #[test]
-    fn a_person_can_read_what_went_wrong() {
+    fn error_cqe_display_names_status_and_syndrome() {
         let entry = error();
-        // SAFETY: an aligned array of the size of an entry.
+        // SAFETY: an aligned array of the size of a CQE.
         let text = unsafe { Cqe::new(entry.0.as_ptr()) }.to_string();
         let mut lines = text.lines();
         assert_eq!(
@@ -282,11 +285,11 @@ mod tests {
     }
 
     #[test]
-    fn plain_sends_are_told_apart_as_all_are() {
+    fn plain_send_opcode_agrees_with_send_opcode() {
         for opcode in 0..=u8::MAX {
             let mut entry = error();
             entry.0[56] = opcode;
-            // SAFETY: an aligned array of the size of an entry.
+            // SAFETY: an aligned array of the size of a CQE.
             let cqe = unsafe { Cqe::new(entry.0.as_ptr()) };
             if let Ok(verb @ (WcOpcode::SEND | WcOpcode::RDMA_WRITE | WcOpcode::TSO)) = cqe.send_opcode() {
                 assert_eq!(cqe.plain_send_opcode(), verb, "{opcode:#x}");

@@ -1,12 +1,12 @@
-//! Memory on the device.
+//! Device memory.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreateError, DmRequest};
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
+use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
-use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::{DmQuery, MmapCommand, attributes};
 use bareverbs_uapi::uverbs::DmAlloc;
@@ -26,17 +26,17 @@ pub(crate) fn alloc(file: &DeviceFile, request: &DmRequest) -> Result<(u32, Devi
     // SAFETY: the method writes nothing but its attributes.
     unsafe { file.execute(&mut call) }?;
     let destroy = |file: &DeviceFile, handle| {
-        // SAFETY: `Unfinished` calls it for the memory taken above, which nothing else knows of.
+        // SAFETY: `HandleGuard` calls it for the memory taken above, which nothing else knows of.
         let _ = unsafe { command::free_dm(file, handle) };
     };
     // SAFETY: the memory was taken just now, and nothing else knows its handle.
-    let unfinished = unsafe { Unfinished::new(file, call.made(DmAlloc::HANDLE), destroy) };
-    let len = usize::try_from(request.len).map_err(|_| Refused { method: "mmap", errno: Errno::NOMEM })?;
+    let guard = unsafe { HandleGuard::new(file, call.made(DmAlloc::HANDLE), destroy) };
+    let len = usize::try_from(request.len).map_err(|_| IoctlError { method: "mmap", errno: Errno::NOMEM })?;
     let memory = map(file, start, page, len)?;
-    Ok((unfinished.finished(), memory))
+    Ok((guard.disarm(), memory))
 }
 
-/// Maps memory that somebody took in this context.
+/// Maps device memory of this context by its handle.
 pub(crate) fn import(file: &DeviceFile, handle: u32) -> Result<DeviceMemory, CreateError> {
     let (mut start, mut page, mut length) = (0, 0, 0);
     let mut call = Call::<DmQuery>::new(file.driver_id());

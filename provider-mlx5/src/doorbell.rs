@@ -1,8 +1,8 @@
 //! Doorbells: how the device learns that there is work, and how far a queue has been read.
 //!
-//! Two things announce work: a *doorbell record*, two words in ordinary memory that the device reads when it needs to
-//! know how far a queue goes, and for sends and for arming a *register* in the doorbell area (UAR) of its BAR, whose
-//! write makes it look. Receives need the record only.
+//! Two things announce work: a *doorbell record*, two words in ordinary memory that the device
+//! reads when it needs to know how far a queue goes, and for sends and for arming a *register* in
+//! the doorbell area (UAR) of its BAR, whose write makes it look. RqTracker need the record only.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -10,22 +10,22 @@ use std::sync::{Arc, PoisonError};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::barrier;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{UarObjAlloc, UarObjDestroy};
 
+use crate::fast_path::{FastWqe, SegmentReg};
 use crate::lock::Mutex;
-use crate::short::{Lane, Short};
 use crate::sync::{AtomicU32, Ordering, Zeroed, ZeroedArray};
 use crate::wqe::{BLOCK, Segment};
 
 /// Records of a page.
 const RECORDS: usize = PAGE / 64;
 
-/// The two words of a record, big-endian. Each record has a cache line, so that queues of different threads don't share
-/// one.
+/// The two words of a record, big-endian. Each record has a cache line, so that queues of different
+/// threads don't share one.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 struct Words([AtomicU32; 2]);
@@ -165,15 +165,15 @@ impl RecordWord {
     ///
     /// # Safety
     ///
-    /// As for [`RecordWord::set`]. No other thread may access the word at the same time: atomics of different sizes must
-    /// not race.
+    /// As for [`RecordWord::set`]. No other thread may access the word at the same time: atomics of
+    /// different sizes must not race.
     #[inline(always)]
     pub(crate) unsafe fn set_low(self, value: u16) {
         #[cfg(not(loom))]
         {
             use std::sync::atomic::AtomicU16;
-            // SAFETY: the second half of a big-endian word of a record that is there and that no other thread accesses, by
-            // this function's contract.
+            // SAFETY: the second half of a big-endian word of a record that is there and that no
+            // other thread accesses, by this function's contract.
             unsafe { self.0.cast::<AtomicU16>().add(1).as_ref() }.store(value.to_be(), Ordering::Relaxed);
         }
         #[cfg(loom)]
@@ -208,11 +208,12 @@ pub struct Uar {
 }
 
 impl Uar {
-    /// A page from the kernel: write-combining, for one owner who copies requests into it, or uncached.
+    /// A page from the kernel: write-combining, for one owner who copies requests into it, or
+    /// uncached.
     ///
     /// # Errors
-    /// The kernel's refusal: `EOPNOTSUPP` where the processor can't combine writes to the device.
-    pub fn alloc(file: &Arc<DeviceFile>, kind: UarType) -> Result<Self, Refused> {
+    /// The kernel's error: `EOPNOTSUPP` where the processor can't combine writes to the device.
+    pub fn alloc(file: &Arc<DeviceFile>, kind: UarType) -> Result<Self, IoctlError> {
         let (mut offset, mut length, mut page_id) = (0, 0, 0);
         let mut call = Call::<UarObjAlloc>::new(file.driver_id());
         call.make(UarObjAlloc::HANDLE);
@@ -229,7 +230,7 @@ impl Uar {
             }
             other => {
                 destroy(file, handle);
-                Err(other.err().unwrap_or(Refused { method: "mmap", errno: Errno::INVAL }))
+                Err(other.err().unwrap_or(IoctlError { method: "mmap", errno: Errno::INVAL }))
             }
         }
     }
@@ -260,15 +261,16 @@ impl Uar {
         unsafe { self.memory.as_ptr().add(offset).cast() }
     }
 
-    /// Writes a register that several threads may write: by an atomic of 8 bytes, as all of them do. The device takes
-    /// each write by itself, so they need no order among each other.
+    /// Writes a register that several threads may write: by an atomic of 8 bytes, as all of them
+    /// do. The device takes each write by itself, so they need no order among each other.
     ///
     /// The barriers on both sides have the compiler keep the write, and keep it by itself.
     #[inline(always)]
     fn write(&self, offset: usize, value: u64) {
         barrier::before_write_combining();
-        // SAFETY: the register lies in the page, which `self` keeps mapped, at a multiple of 8 bytes. Pages whose registers
-        // are written in other ways belong to a `BlueFlame`, which is the only one to write there.
+        // SAFETY: the register lies in the page, which `self` keeps mapped, at a multiple of 8
+        // bytes. Pages whose registers are written in other ways belong to a `BlueFlame`, which is
+        // the only one to write there.
         unsafe { AtomicU64::from_ptr(self.register(offset).as_ptr()) }.store(value, Ordering::Relaxed);
         barrier::flush_write_combining();
     }
@@ -338,10 +340,12 @@ impl SendRegister {
     }
 }
 
-/// A register of one owner, into which a whole request can be copied, so that the device need not fetch it.
+/// A register of one owner, into which a whole request can be copied, so that the device need not
+/// fetch it.
 ///
-/// That needs the register to be exclusive: the copies of two owners would mix. So a `BlueFlame` owns its page and is
-/// neither shared nor cloned. It has two halves that are used in turn, because one may still be on its way.
+/// That needs the register to be exclusive: the copies of two owners would mix. So a `BlueFlame`
+/// owns its page and is neither shared nor cloned. It has two halves that are used in turn, because
+/// one may still be on its way.
 #[derive(Debug)]
 pub struct BlueFlame {
     uar: Uar,
@@ -355,7 +359,8 @@ pub struct BlueFlame {
 unsafe impl Send for BlueFlame {}
 
 impl BlueFlame {
-    /// The first register of a page of its own. `size` is the device's `bf_reg_size`: the bytes of both halves.
+    /// The first register of a page of its own. `size` is the device's `bf_reg_size`: the bytes of
+    /// both halves.
     ///
     /// # Errors
     /// The page comes back where a half has no room for a block.
@@ -379,8 +384,9 @@ impl BlueFlame {
     fn next(&mut self) -> NonNull<u64> {
         let register = self.next;
         const { assert!(SEND & (2 * MAX_HALF - 1) == 0) };
-        // SAFETY: the halves lie one behind the other in a page that `uar` keeps. Their addresses differ in the bits of
-        // `half`, which those of the first one don't have: so this is the other one's, and not 0.
+        // SAFETY: the halves lie one behind the other in a page that `uar` keeps. Their addresses
+        // differ in the bits of `half`, which those of the first one don't have: so this is the
+        // other one's, and not 0.
         self.next =
             unsafe { NonNull::new_unchecked(register.as_ptr().map_addr(|address| address ^ self.half)) };
         register
@@ -391,26 +397,28 @@ impl BlueFlame {
     fn write(&mut self, control: u64) {
         let register = self.next();
         barrier::before_write_combining();
-        // SAFETY: the register lies in a page that `uar` keeps mapped, and nobody else writes it.
+        // SAFETY: the register lies in a page that `uar` keeps mapped, and nothing else writes it.
         unsafe { register.write_volatile(control) };
         barrier::flush_write_combining();
     }
 
     /// Copies a request of one block from registers: the whole block, as the device expects it.
     #[inline(always)]
-    pub(crate) fn copy_short(&mut self, request: &Short) {
-        let [first, second] = request.lanes;
-        let lanes = [first, second, request.third.unwrap_or(Lane::ZERO), Lane::ZERO];
+    pub(crate) fn copy_fast(&mut self, request: &FastWqe) {
+        let [first, second] = request.segments;
+        let segments = [first, second, request.third.unwrap_or(SegmentReg::ZERO), SegmentReg::ZERO];
         let to = self.next().cast::<Segment>().as_ptr();
         barrier::before_write_combining();
-        for (index, lane) in lanes.into_iter().enumerate() {
-            // SAFETY: the segments lie in the half, which has room for a block and starts at a multiple of its size.
-            unsafe { lane.write(to.add(index)) };
+        for (index, segment) in segments.into_iter().enumerate() {
+            // SAFETY: the segments lie in the half, which has room for a block and starts at a
+            // multiple of its size.
+            unsafe { segment.write(to.add(index)) };
         }
         barrier::flush_write_combining();
     }
 
-    /// Copies a request of `blocks` blocks, at most [`BlueFlame::room`], whose blocks `block` gives.
+    /// Copies a request of `blocks` blocks, at most [`BlueFlame::room`], whose blocks `block`
+    /// gives.
     ///
     /// # Safety
     ///
@@ -423,8 +431,8 @@ impl BlueFlame {
         for index in 0..blocks {
             let from = block(index).cast::<u64>();
             for word in 0..BLOCK / 8 {
-                // SAFETY: the words lie in the block, by this function's contract, and in the half, whose bytes are at
-                // least those of the request.
+                // SAFETY: the words lie in the block, by this function's contract, and in the half,
+                // whose bytes are at least those of the request.
                 unsafe { to.write_volatile(from.add(word).read()) };
                 // SAFETY: the words lie in the block, by this function's contract, and in the half,
                 // whose bytes are at least those of the request.
@@ -440,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_given_once_and_again_after_they_were_given_back() {
+    fn doorbell_records_are_unique_and_reused_after_drop() {
         let pool = DoorbellRecords::default();
         let taken: Vec<_> = (0..RECORDS + 1).map(|_| pool.take().expect("memory")).collect();
         let mut addresses: Vec<_> = taken.iter().map(DoorbellRecord::address).collect();
@@ -455,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_register_alternates_between_its_halves() {
+    fn blueflame_register_alternates_between_halves() {
         let uar = Uar::plain().expect("memory");
         let start = uar.as_ptr();
         let mut register = SendRegister::Exclusive(BlueFlame::new(uar, 512).expect("room"));
@@ -468,13 +476,13 @@ mod tests {
     }
 
     #[test]
-    fn a_register_without_room_for_a_block_is_none() {
+    fn blueflame_half_below_one_block_is_rejected() {
         assert!(BlueFlame::new(Uar::plain().expect("memory"), 2 * BLOCK as u32 - 1).is_err());
         assert!(BlueFlame::new(Uar::plain().expect("memory"), 2 * BLOCK as u32).is_ok());
     }
 
     #[test]
-    fn a_request_is_copied_block_by_block() {
+    fn blueflame_copies_each_block() {
         let uar = Uar::plain().expect("memory");
         let start = uar.as_ptr();
         let mut register = BlueFlame::new(uar, 512).expect("room");
@@ -487,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lower_half_of_a_word_is_written_alone() {
+    fn set_low_writes_only_the_low_half() {
         let record = DoorbellRecords::default().take().expect("memory");
         // SAFETY: the record is there.
         unsafe { record.word(Word::Second).set_low(0x1234) };

@@ -1,8 +1,9 @@
 //! The provider for ConnectX adapters (`mlx5`).
 //!
-//! The adapter reads requests from and writes completions to rings in the program's own memory. Posting writes a request
-//! into a ring, advances a counter in memory and writes to a register of the adapter; polling reads an entry and a bit
-//! that says whose it is. No system call takes part in either.
+//! The adapter reads requests from and writes completions to rings in the program's own memory.
+//! Posting writes a request into a ring, advances a counter in memory and writes to a register of
+//! the adapter; polling reads an entry and a bit that says whose it is. No system call takes part
+//! in either.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -25,20 +26,22 @@
 //! # }
 //! ```
 //!
-//! # For those who look inside
+//! # Low-level access
 //!
-//! [`wqe`] and [`cqe`] are the adapter's formats as values and views, free of any queue. [`doorbell`] is how the adapter
-//! is told. [`Mlx5Completion::entry`] shows the entry behind a completion, [`Mlx5Sq::block`] a block of a send queue; both can
-//! be printed ([`wqe::Shown`]), as `bareverbs dump` does.
+//! [`wqe`] and [`cqe`] are the adapter's formats as values and views, free of any queue.
+//! [`doorbell`] has the doorbell records and registers. [`Mlx5Completion::entry`] shows the entry
+//! behind a completion, [`Mlx5Sq::block`] a block of a send queue; both can be printed
+//! ([`wqe::WqeDisplay`]), as `bareverbs dump` does.
 //!
-//! [`Mlx5Sq::push_built`] takes a request that was built by hand. The example `hand_built_wqe` of the crate `bareverbs`
-//! posts two of them on a queue pair that was brought up in the ordinary way.
+//! [`Mlx5Sq::push_raw_wqe`] takes a request that was built by hand. The example `raw_wqe` of the
+//! crate `bareverbs` posts two of them on a queue pair that was brought up in the ordinary way.
 //!
 //! # Who may touch what
 //!
-//! A send queue, a receive queue and a completion queue have an owner each, who may be three threads. What they share is
-//! how far the requests are done, and their ids: a completion names its request by its place in the queue. That is in one
-//! record per queue pair, made of atomics; the table that leads from a completion to the record is the module `table`'s.
+//! A send queue, a receive queue and a completion queue have an owner each, who may be three
+//! threads. What they share is how far the requests are done, and their ids: a completion names its
+//! request by its place in the queue. That is in one record per queue pair, made of atomics; the
+//! table that leads from a completion to the record is the module `uidx_table`'s.
 
 pub mod cqe;
 pub mod doorbell;
@@ -48,28 +51,28 @@ mod address;
 mod clock;
 mod completion;
 mod dm;
+mod fast_path;
+#[cfg(test)]
+mod fixture;
 mod import;
-mod kept;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_models;
-mod pair;
 mod provider;
+mod qp_memory;
 mod recv;
-#[cfg(test)]
-mod scene;
+mod scatter_to_cqe;
 mod send;
-mod short;
 mod srq;
 mod sync;
-mod table;
 #[cfg(feature = "test-utils")]
 pub mod testing;
+mod uidx_table;
 mod wq;
 mod xrc;
 
 pub use completion::{Mlx5Completion, Mlx5Cq};
 pub use provider::Mlx5;
 pub use recv::Mlx5Rq;
-pub use send::{Built, Mlx5Ah, Mlx5Sq};
+pub use send::{Mlx5Ah, Mlx5Sq, RawWqe};
 pub use srq::Mlx5Srq;

@@ -1,8 +1,8 @@
 //! Models of what owners of queues and pollers share, for `cargo xtask loom`.
 //!
-//! The queues are the real ones. loom runs each model once for every order of accesses that matters and that its bound on
-//! preemptions allows. What the device does is done by hand: entries are written before the threads start, or by the
-//! poller between two polls.
+//! The queues are the real ones. loom runs each model once for every order of accesses that matters
+//! and that its bound on preemptions allows. What the device does is done by hand: entries are
+//! written before the threads start, or by the poller between two polls.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use bareverbs_provider::work::{RecvRequest, Sge, WcStatus};
 use loom::thread;
 
 use crate::cqe::CqeOpcode;
+use crate::fixture::{Fixture, LOG, poll, recv, send};
 use crate::recv::Mlx5Rq;
-use crate::scene::{LOG, Scene, poll, recv, send};
 use crate::testing::{Plain, resize};
 
 /// Runs a model with at most so many preemptions.
@@ -23,15 +23,15 @@ fn model(preemptions: usize, run: impl Fn() + Sync + Send + 'static) {
     builder.check(run);
 }
 
-fn resets_sends_against_polling(known: bool) {
+fn resets_sends_concurrent_with_polling(cached: bool) {
     model(3, move || {
-        let scene = if known { Scene::known() } else { Scene::new(false) };
-        let Scene { mut device, mut cq, mut sq, rq, user_index, _context, .. } = scene;
-        let block = u16::from(known);
+        let fixture = if cached { Fixture::with_cached_records() } else { Fixture::new(false) };
+        let Fixture { mut device, mut cq, mut sq, rq, user_index, _context, .. } = fixture;
+        let block = u16::from(cached);
         send(&mut sq, 1).expect("room");
         device.completes(CqeOpcode::REQ, user_index, block);
         let poller = thread::spawn(move || {
-            // Before the reset or after it: what is told is of the request that was complete.
+            // Before or after the reset, only the completed request is reported.
             assert!(matches!(poll(&mut cq), None | Some(1)));
             cq
         });
@@ -52,19 +52,19 @@ fn resets_sends_against_polling(known: bool) {
 }
 
 #[test]
-fn reset_against_poll_of_sends_on_the_slow_path() {
-    resets_sends_against_polling(false);
+fn reset_concurrent_with_poll_of_sends_on_the_slow_path() {
+    resets_sends_concurrent_with_polling(false);
 }
 
 #[test]
-fn reset_against_poll_of_sends_on_the_fast_path() {
-    resets_sends_against_polling(true);
+fn reset_concurrent_with_poll_of_sends_on_the_fast_path() {
+    resets_sends_concurrent_with_polling(true);
 }
 
-fn resets_receives_against_polling(known: bool) {
+fn resets_receives_concurrent_with_polling(cached: bool) {
     model(3, move || {
-        let scene = if known { Scene::known() } else { Scene::new(false) };
-        let Scene { mut device, mut cq, sq, mut rq, user_index, _context, .. } = scene;
+        let fixture = if cached { Fixture::with_cached_records() } else { Fixture::new(false) };
+        let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = fixture;
         recv(&mut rq, 1, &[]).expect("room");
         device.completes(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
@@ -87,19 +87,19 @@ fn resets_receives_against_polling(known: bool) {
 }
 
 #[test]
-fn reset_against_poll_of_receives_on_the_slow_path() {
-    resets_receives_against_polling(false);
+fn reset_concurrent_with_poll_of_receives_on_the_slow_path() {
+    resets_receives_concurrent_with_polling(false);
 }
 
 #[test]
-fn reset_against_poll_of_receives_on_the_fast_path() {
-    resets_receives_against_polling(true);
+fn reset_concurrent_with_poll_of_receives_on_the_fast_path() {
+    resets_receives_concurrent_with_polling(true);
 }
 
 #[test]
-fn two_resets_against_polls() {
+fn two_resets_concurrent_with_polls() {
     model(2, || {
-        let Scene { mut device, mut cq, mut sq, mut rq, user_index, _context, .. } = Scene::new(false);
+        let Fixture { mut device, mut cq, mut sq, mut rq, user_index, _context, .. } = Fixture::new(false);
         recv(&mut rq, 1, &[]).expect("room");
         device.completes(CqeOpcode::RESP_SEND, user_index, 0);
         let poller = thread::spawn(move || {
@@ -126,13 +126,13 @@ fn two_resets_against_polls() {
 }
 
 /// What a poller copies to receives, as loom's threads see it.
-struct Landing(Box<[u8; 4]>);
+struct RecvBuffer(Box<[u8; 4]>);
 
-impl Landing {
+impl RecvBuffer {
     fn new() -> (Self, Sge) {
-        let mut landing = Self(Box::new([0; 4]));
-        let sge = Sge { addr: landing.0.as_mut_ptr().expose_provenance() as u64, length: 4, lkey: 1 };
-        (landing, sge)
+        let mut recv_buffer = Self(Box::new([0; 4]));
+        let sge = Sge { addr: recv_buffer.0.as_mut_ptr().expose_provenance() as u64, length: 4, lkey: 1 };
+        (recv_buffer, sge)
     }
 
     fn bytes(&mut self) -> &mut [u8; 4] {
@@ -142,92 +142,96 @@ impl Landing {
 }
 
 /// Ends the queue while a message for one of its receives is polled.
-fn ends_against_delivering(ends: fn(&mut Option<Mlx5Rq>)) {
+fn ends_concurrent_with_scatter(ends: fn(&mut Option<Mlx5Rq>)) {
     model(3, move || {
-        let Scene { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Scene::new(true);
-        let (mut landing, sge) = Landing::new();
+        let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Fixture::new(true);
+        let (mut recv_buffer, sge) = RecvBuffer::new();
         recv(&mut rq, 1, &[sge]).expect("room");
         device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
         let poller = thread::spawn(move || {
-            let told = cq.next().map(|completion| (completion.wr_id(), completion.status()));
+            let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
             // A poller that has found the queue may find that its receives were taken back.
-            assert!(matches!(told, None | Some((1, WcStatus::SUCCESS | WcStatus::GENERAL_ERR))), "{told:?}");
+            assert!(
+                matches!(completion, None | Some((1, WcStatus::SUCCESS | WcStatus::GENERAL_ERR))),
+                "{completion:?}"
+            );
             cq.release();
             cq
         });
         let mut rq = Some(rq);
         ends(&mut rq);
-        let arrived = *landing.bytes();
+        let arrived = *recv_buffer.bytes();
         assert!([*b"abcd", [0; 4]].contains(&arrived), "a whole message or none: {arrived:?}");
         // The memory is its owner's again.
-        *landing.bytes() = [7; 4];
+        *recv_buffer.bytes() = [7; 4];
         drop(poller.join().expect("polling does not panic"));
-        assert_eq!(*landing.bytes(), [7; 4], "nothing was written to it");
+        assert_eq!(*recv_buffer.bytes(), [7; 4], "nothing was written to it");
         drop((sq, rq));
     });
 }
 
 #[test]
-fn drop_against_deliver() {
-    ends_against_delivering(|rq| drop(rq.take()));
+fn drop_concurrent_with_scatter() {
+    ends_concurrent_with_scatter(|rq| drop(rq.take()));
 }
 
 #[test]
-fn abandon_against_deliver() {
-    ends_against_delivering(|rq| rq.as_mut().expect("receives").abandon());
+fn abandon_concurrent_with_scatter() {
+    ends_concurrent_with_scatter(|rq| rq.as_mut().expect("receives").abandon());
 }
 
 #[test]
-fn reset_against_deliver() {
+fn reset_concurrent_with_scatter() {
     model(3, || {
-        let Scene { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Scene::new(true);
-        let (mut landing, sge) = Landing::new();
-        let (mut other, new_sge) = Landing::new();
+        let Fixture { mut device, mut cq, sq, mut rq, user_index, _context, .. } = Fixture::new(true);
+        let (mut recv_buffer, sge) = RecvBuffer::new();
+        let (mut other, new_sge) = RecvBuffer::new();
         recv(&mut rq, 1, &[sge]).expect("room");
         device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"abcd");
         let poller = thread::spawn(move || {
-            let told = cq.next().map(|completion| completion.wr_id());
-            assert!(matches!(told, None | Some(1)), "{told:?}");
+            let completion = cq.next().map(|completion| completion.wr_id());
+            assert!(matches!(completion, None | Some(1)), "{completion:?}");
             cq.release();
             cq
         });
         // SAFETY: no kernel and no device has the queue.
         unsafe { rq.reset() };
-        *landing.bytes() = [7; 4];
+        *recv_buffer.bytes() = [7; 4];
         recv(&mut rq, 2, &[new_sge]).expect("room after a reset");
         let mut cq = poller.join().expect("polling does not panic");
         assert_eq!(
-            (*landing.bytes(), *other.bytes()),
+            (*recv_buffer.bytes(), *other.bytes()),
             ([7; 4], [0; 4]),
             "the message of before is discarded"
         );
         assert!(cq.next().is_none());
         device.writes(CqeOpcode::RESP_SEND, user_index, 0, b"efgh");
         assert_eq!(poll(&mut cq), Some(2));
-        assert_eq!((*landing.bytes(), *other.bytes()), ([7; 4], *b"efgh"));
+        assert_eq!((*recv_buffer.bytes(), *other.bytes()), ([7; 4], *b"efgh"));
         drop((sq, rq));
     });
 }
 
-/// Destroys a queue pair while its completions are polled, and a device that lies writes more of them. Those of its receives
-/// come to another queue, which is polled too, so that the record goes as soon as it may.
-fn destroys_against_polling(known: bool) {
+/// Destroys a queue pair while its completions are polled, and a device that misbehaves writes more
+/// of them. Those of its receives come to another queue, which is polled too, so that the record
+/// goes as soon as it may.
+fn destroys_concurrent_with_polling(cached: bool) {
     model(3, move || {
-        let scene = Scene::with(false, true);
-        let Scene { mut device, mut cq, mut sq, rq, user_index, recv_cq, _context } = scene;
+        let fixture = Fixture::with(false, true);
+        let Fixture { mut device, mut cq, mut sq, rq, user_index, recv_cq, _context } = fixture;
         let mut recv_cq = recv_cq.expect("a second queue");
-        if known {
+        if cached {
             send(&mut sq, 0).expect("room");
             device.completes(CqeOpcode::REQ, user_index, 0);
             assert_eq!(poll(&mut cq), Some(0));
         }
         send(&mut sq, 1).expect("room");
-        device.completes(CqeOpcode::REQ, user_index, u16::from(known));
+        device.completes(CqeOpcode::REQ, user_index, u16::from(cached));
         let poller = thread::spawn(move || {
-            let told = cq.next().map(|completion| (completion.wr_id(), completion.status()));
-            assert!(matches!(told, None | Some((1, WcStatus::SUCCESS))), "{told:?}");
+            let completion = cq.next().map(|completion| (completion.wr_id(), completion.status()));
+            assert!(matches!(completion, None | Some((1, WcStatus::SUCCESS))), "{completion:?}");
             cq.release();
-            // Finds nothing, and drops the dead.
+            // Finds nothing, and drops the destroyed QPs.
             assert!(cq.next().is_none());
             for _ in 0..2 {
                 device.completes(CqeOpcode::REQ, user_index, 0);
@@ -244,17 +248,17 @@ fn destroys_against_polling(known: bool) {
 }
 
 #[test]
-fn destroy_against_poll_on_the_slow_path() {
-    destroys_against_polling(false);
+fn destroy_concurrent_with_poll_on_the_slow_path() {
+    destroys_concurrent_with_polling(false);
 }
 
 #[test]
-fn destroy_against_poll_on_the_fast_path() {
-    destroys_against_polling(true);
+fn destroy_concurrent_with_poll_on_the_fast_path() {
+    destroys_concurrent_with_polling(true);
 }
 
 #[test]
-fn srq_slots_complete_while_the_owner_collects() {
+fn srq_completion_concurrent_with_collect() {
     model(3, || {
         let context = Plain::new(2).expect("memory");
         let mut srq = context.srq(3, 1).expect("memory").queue;
@@ -280,9 +284,10 @@ fn srq_slots_complete_while_the_owner_collects() {
 }
 
 #[test]
-fn resize_against_reset_and_poll() {
+fn resize_concurrent_with_reset_and_poll() {
     model(2, || {
-        let Scene { mut device, mut cq, mut sq, rq, user_index, _context, .. } = Scene::known();
+        let Fixture { mut device, mut cq, mut sq, rq, user_index, _context, .. } =
+            Fixture::with_cached_records();
         send(&mut sq, 1).expect("room");
         device.completes(CqeOpcode::REQ, user_index, 1);
         let poller = thread::spawn(move || {

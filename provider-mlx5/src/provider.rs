@@ -1,4 +1,4 @@
-//! A ConnectX, and the making of all that it has.
+//! The provider.
 
 mod ah;
 mod cq;
@@ -15,7 +15,7 @@ use bareverbs_provider::contract::{
     AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DmRequest, Offloads,
     Provider, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
 };
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
 use bareverbs_provider::rss::{CreatedWq, HashFields, HashFunctions, RssQpRequest, WqChange, WqRequest};
@@ -28,16 +28,17 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use zerocopy::IntoBytes;
 
 use crate::clock::Clock;
-use crate::completion::{CqShared, Minis, Mlx5Cq};
+use crate::completion::{CqShared, MiniCqeFormat, Mlx5Cq};
 use crate::doorbell::{DoorbellRecords, Uar};
-use crate::pair::Limits;
+use crate::qp_memory::Limits;
 use crate::recv::Mlx5Rq;
 use crate::send::{Mlx5Ah, Mlx5Sq};
 use crate::srq::{Mlx5Srq, SrqShared};
-use crate::table::Table;
+use crate::uidx_table::UidxTable;
 use crate::{dm, import, wq, xrc};
 
-/// Queue pairs of a context that get a register of their own, which is a page each; the others share one.
+/// Queue pairs of a context that get a register of their own, which is a page each; the others
+/// share one.
 const EXCLUSIVE_REGISTERS: u32 = 16;
 
 /// A ConnectX adapter, opened.
@@ -45,8 +46,8 @@ const EXCLUSIVE_REGISTERS: u32 = 16;
 pub struct Mlx5 {
     file: Arc<DeviceFile>,
     info: ContextInfo,
-    told: AllocUcontextResp,
-    table: Arc<Table>,
+    ucontext: AllocUcontextResp,
+    table: Arc<UidxTable>,
     records: DoorbellRecords,
     /// The register for all who have none of their own, and for arming.
     uar: Arc<Uar>,
@@ -58,34 +59,34 @@ pub struct Mlx5 {
     is_shareable: bool,
 }
 
-fn refused(method: &'static str) -> impl FnOnce(Errno) -> Refused {
-    move |errno| Refused { method, errno }
+fn ioctl_error(method: &'static str) -> impl FnOnce(Errno) -> IoctlError {
+    move |errno| IoctlError { method, errno }
 }
 
-/// Notes an object under the kernel's handle, and forgets those that are gone.
-fn note<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, object: &Arc<T>) {
+/// Stores an object under the kernel's handle, and removes those that were dropped.
+fn track<T>(map: &Mutex<HashMap<u32, Weak<T>>>, handle: u32, object: &Arc<T>) {
     let mut map = map.lock().unwrap_or_else(PoisonError::into_inner);
     map.retain(|_, known| known.strong_count() > 0);
     map.insert(handle, Arc::downgrade(object));
 }
 
-/// The object under a handle, as the method that names it would say if the kernel did not know it.
-fn known<T>(
+/// The object with this handle; without one, the error that `method` would give.
+fn lookup<T>(
     map: &Mutex<HashMap<u32, Weak<T>>>,
     handle: u32,
     method: &'static str,
-) -> Result<Arc<T>, Refused> {
+) -> Result<Arc<T>, IoctlError> {
     let map = map.lock().unwrap_or_else(PoisonError::into_inner);
-    map.get(&handle).and_then(Weak::upgrade).ok_or(Refused { method, errno: Errno::NOENT })
+    map.get(&handle).and_then(Weak::upgrade).ok_or(IoctlError { method, errno: Errno::NOENT })
 }
 
 /// Memory for a queue of so many bytes.
 pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping, CreateError> {
     match memory {
-        QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(refused("mmap"))?),
+        QueueMemory::Ordinary => Ok(Mapping::anonymous(bytes).map_err(ioctl_error("mmap"))?),
         QueueMemory::HugePages => Mapping::huge(bytes).map_err(|errno| match errno {
             Errno::NOMEM => CreateError::NoHugePages { pages: bytes.div_ceil(HUGE_PAGE) as u64 },
-            errno => refused("mmap (huge pages)")(errno).into(),
+            errno => ioctl_error("mmap (huge pages)")(errno).into(),
         }),
     }
 }
@@ -94,22 +95,22 @@ impl Mlx5 {
     fn new(
         file: Arc<DeviceFile>,
         info: ContextInfo,
-        told: AllocUcontextResp,
+        resp: AllocUcontextResp,
         is_shareable: bool,
-    ) -> Result<Self, Refused> {
-        if told.cqe_version > 1 {
-            return Err(Refused {
+    ) -> Result<Self, IoctlError> {
+        if resp.cqe_version > 1 {
+            return Err(IoctlError {
                 method: "GetContext (completions of a later version)",
                 errno: Errno::OPNOTSUPP,
             });
         }
         let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
-        let queues = told.qp_tab_size.clamp(1 << 12, 1 << 20);
-        let table = Arc::new(Table::new(queues, told.cqe_version).map_err(refused("mmap"))?);
+        let queues = resp.qp_tab_size.clamp(1 << 12, 1 << 20);
+        let table = Arc::new(UidxTable::new(queues, resp.cqe_version).map_err(ioctl_error("mmap"))?);
         Ok(Self {
             file,
             info,
-            told,
+            ucontext: resp,
             table,
             records: DoorbellRecords::default(),
             uar,
@@ -121,35 +122,35 @@ impl Mlx5 {
         })
     }
 
-    /// What the driver said of the device when it was opened.
+    /// The driver's response to the creation of the context.
     #[must_use]
-    pub fn told(&self) -> &AllocUcontextResp {
-        &self.told
+    pub fn ucontext_resp(&self) -> &AllocUcontextResp {
+        &self.ucontext
     }
 
     pub(crate) fn file(&self) -> &DeviceFile {
         &self.file
     }
 
-    pub(crate) fn table(&self) -> &Arc<Table> {
+    pub(crate) fn table(&self) -> &Arc<UidxTable> {
         &self.table
     }
 
-    /// What the driver tells of the device.
-    fn query_driver(&self) -> Result<QueryDeviceResp, Refused> {
-        let mut told = QueryDeviceResp::zeroed();
-        let payload = DriverPayload { input: &[], output: told.as_mut_bytes() };
+    /// The driver's part of the device attributes.
+    fn query_driver(&self) -> Result<QueryDeviceResp, IoctlError> {
+        let mut resp = QueryDeviceResp::zeroed();
+        let payload = DriverPayload { input: &[], output: resp.as_mut_bytes() };
         // SAFETY: the response holds no addresses, and has its full size.
         unsafe { command::query_driver(&self.file, payload) }?;
-        Ok(told)
+        Ok(resp)
     }
 
     fn limits(&self) -> Limits {
         Limits {
-            send_bytes: self.told.max_sq_desc_sz.into(),
-            recv_bytes: self.told.max_rq_desc_sz.into(),
-            send_blocks: self.told.max_send_wqebb,
-            receives: self.told.max_recv_wr,
+            send_bytes: self.ucontext.max_sq_desc_sz.into(),
+            recv_bytes: self.ucontext.max_rq_desc_sz.into(),
+            send_blocks: self.ucontext.max_send_wqebb,
+            receives: self.ucontext.max_recv_wr,
         }
     }
 }
@@ -160,10 +161,10 @@ impl Mlx5 {
 // 2. The memory of a ring and its doorbell record are allocated for each object, and the queues
 //    that are returned keep them. The device accesses nothing else for the object but what requests
 //    name.
-// 3. An object is made when all of its memory is there, or is destroyed by `Unfinished`. Nothing
+// 3. An object is made when all of its memory is there, or is destroyed by `HandleGuard`. Nothing
 //    was posted to it.
-// 4. `move_cq` gives the queue the new ring only when the kernel has moved to it, and the old one
-//    otherwise. A shared receive queue is never moved.
+// 4. `do_resize_cq` gives the queue the new ring only when the kernel has moved to it, and the old
+//    one otherwise. A shared receive queue is never moved.
 // 5. `dm` maps the pages that the kernel names for the memory, and checks that it lies within them.
 // 6. The null key is the device's own (`dump_fill_mkey`): it discards writes, and reads by it give
 //    no memory's bytes.
@@ -178,29 +179,29 @@ unsafe impl Provider for Mlx5 {
         driver_id == DriverId::MLX5.0
     }
 
-    fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+    fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         if !Self::drives(file.driver_id()) {
-            return Err(Refused { method: "GetContext", errno: Errno::INVAL });
+            return Err(IoctlError { method: "GetContext", errno: Errno::INVAL });
         }
         let request = AllocUcontextReqV2 {
             max_cqe_version: 1,
             lib_caps: LibCaps::FOUR_K_UAR | LibCaps::DYN_UAR,
             ..AllocUcontextReqV2::zeroed()
         };
-        let mut told = AllocUcontextResp::zeroed();
-        let payload = DriverPayload { input: request.as_bytes(), output: told.as_mut_bytes() };
+        let mut resp = AllocUcontextResp::zeroed();
+        let payload = DriverPayload { input: request.as_bytes(), output: resp.as_mut_bytes() };
         // SAFETY: the request holds no addresses, and the response has its full size.
         let info = unsafe { command::get_context(&file, payload) }?;
         let is_shareable = import::query_context(&file).is_ok();
-        Self::new(file, info, told, is_shareable)
+        Self::new(file, info, resp, is_shareable)
     }
 
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
         if !Self::drives(file.driver_id()) {
-            return Err(Refused { method: "QueryContext", errno: Errno::INVAL }.into());
+            return Err(IoctlError { method: "QueryContext", errno: Errno::INVAL }.into());
         }
-        let (info, told) = import::query_context(&file)?;
-        Ok(Self::new(file, info, told, true)?)
+        let (info, resp) = import::query_context(&file)?;
+        Ok(Self::new(file, info, resp, true)?)
     }
 
     fn is_shareable(&self) -> bool {
@@ -220,46 +221,47 @@ unsafe impl Provider for Mlx5 {
         self.info
     }
 
-    fn offloads(&self) -> Result<Offloads, Refused> {
-        let told = self.query_driver()?;
+    fn offloads(&self) -> Result<Offloads, IoctlError> {
+        let resp = self.query_driver()?;
         Ok(Offloads {
-            compressed_completions: Minis::best(told.cqe_comp_caps.supported_format).is_some(),
-            max_tso: told.tso_caps.max_tso,
-            tso_supported_qpts: told.tso_caps.supported_qpts,
-            rx_hash_fields_mask: HashFields::from_bits_retain(told.rss_caps.rx_hash_fields_mask.bits()),
-            rx_hash_function: HashFunctions::from_bits_retain(told.rss_caps.rx_hash_function.bits()),
-            qp_rate_limit_min: told.packet_pacing_caps.qp_rate_limit_min,
-            qp_rate_limit_max: told.packet_pacing_caps.qp_rate_limit_max,
-            rate_limit_supported_qpts: told.packet_pacing_caps.supported_qpts,
+            compressed_completions: MiniCqeFormat::best(resp.cqe_comp_caps.supported_format).is_some(),
+            max_tso: resp.tso_caps.max_tso,
+            tso_supported_qpts: resp.tso_caps.supported_qpts,
+            rx_hash_fields_mask: HashFields::from_bits_retain(resp.rss_caps.rx_hash_fields_mask.bits()),
+            rx_hash_function: HashFunctions::from_bits_retain(resp.rss_caps.rx_hash_function.bits()),
+            qp_rate_limit_min: resp.packet_pacing_caps.qp_rate_limit_min,
+            qp_rate_limit_max: resp.packet_pacing_caps.qp_rate_limit_max,
+            rate_limit_supported_qpts: resp.packet_pacing_caps.supported_qpts,
         })
     }
 
     fn read_clock(&self) -> Result<u64, CreateError> {
-        self.clock.read(&self.file, &self.told)
+        self.clock.read(&self.file, &self.ucontext)
     }
 
     fn null_key(&self) -> Option<u32> {
-        self.told
+        self.ucontext
             .comp_mask
             .contains(AllocUcontextRespMask::DUMP_FILL_MKEY)
-            .then_some(self.told.dump_fill_mkey)
+            .then_some(self.ucontext.dump_fill_mkey)
     }
 
     fn has_ece(&self) -> bool {
-        self.told.comp_mask.contains(AllocUcontextRespMask::ECE)
+        self.ucontext.comp_mask.contains(AllocUcontextRespMask::ECE)
     }
 
     fn has_raw_packets(&self) -> bool {
         // On Ethernet the driver tells how much of a frame's headers a request must hold itself.
         // With completions of version 0 it makes no such queue pairs.
-        self.told.cqe_version > 0 && matches!(self.told.eth_min_inline, InlineMode::NONE | InlineMode::L2)
+        self.ucontext.cqe_version > 0
+            && matches!(self.ucontext.eth_min_inline, InlineMode::NONE | InlineMode::L2)
     }
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
         dm::alloc(&self.file, request)
     }
 
-    fn alloc_pd(&self) -> Result<u32, Refused> {
+    fn alloc_pd(&self) -> Result<u32, IoctlError> {
         let mut response = AllocPdResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: the response has its full size.
@@ -268,36 +270,36 @@ unsafe impl Provider for Mlx5 {
 
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.make_cq(request) }
+        unsafe { self.do_create_cq(request) }
     }
 
     unsafe fn resize_cq(&self, cq: u32, queue: &mut Mlx5Cq, entries: u32) -> Result<u32, CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.move_cq(cq, queue, entries) }
+        unsafe { self.do_resize_cq(cq, queue, entries) }
     }
 
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.make_qp(request) }
+        unsafe { self.do_create_qp(request) }
     }
 
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
-        xrc::create_target(&self.file, self.told.cqe_version, request)
+        xrc::create_target(&self.file, self.ucontext.cqe_version, request)
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.make_srq(request) }
+        unsafe { self.do_create_srq(request) }
     }
 
     unsafe fn modify_srq(&self, srq: u32, queue: &mut Mlx5Srq, change: SrqChange) -> Result<(), CreateError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { self.change_srq(srq, queue, change) }
+        unsafe { self.do_modify_srq(srq, queue, change) }
     }
 
     unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
-        let cq = known(&self.cqs, request.cq, "WqCreate")?;
-        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let cq = lookup(&self.cqs, request.cq, "WqCreate")?;
+        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         // SAFETY: the caller's promise is the same.
         unsafe { wq::create(self, cq, doorbell, self.limits(), request) }
     }
@@ -312,7 +314,7 @@ unsafe impl Provider for Mlx5 {
     }
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
-        self.make_ah(request)
+        self.do_create_ah(request)
     }
 }
 
@@ -321,12 +323,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_another_driver_is_refused() {
+    fn open_rejects_files_of_other_drivers() {
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: `/dev/null` fails every ioctl and mmap.
         let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::UNKNOWN.0) }.unwrap();
         let file = Arc::new(file);
         let refused = Mlx5::open(file).map(drop).unwrap_err();
-        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::INVAL });
+        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::INVAL });
     }
 }

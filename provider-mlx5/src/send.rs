@@ -1,12 +1,12 @@
 //! The send queue.
 
-mod built;
 mod datagram;
 mod ece;
 mod limits;
 mod operation;
 mod payload;
-mod raw;
+mod raw_packet;
+mod raw_wqe;
 mod writer;
 mod xrc;
 
@@ -15,31 +15,31 @@ use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::{DoorbellError, Ece, SendQueue};
-use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_provider::work::{Datagram, Frame, Refusal, SendFlags, SendRequest, XrcOperation};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
 use crate::doorbell::{RecordWord, SendRegister, Word};
-use crate::pair::PairMemory;
-use crate::short::{Short, Templates, control_flags};
-use crate::table::{RecordRef, SendSlot, Side};
+use crate::fast_path::{FastWqe, Templates, control_flags};
+use crate::qp_memory::QpMemory;
+use crate::uidx_table::{QueueRecordRef, SendSlot, Side};
 use crate::wqe::{BLOCK, Control, ControlFlags, Opcode, SEGMENTS_PER_BLOCK, Segment};
 
-pub use built::Built;
 pub use datagram::Mlx5Ah;
-pub(crate) use ece::{FIRST_VERSION, Options};
+pub(crate) use ece::{ECE_VERSION_1, EceState};
 pub(crate) use limits::SendLimits;
-use operation::{Head, PLAIN, carries, unsupported};
+use operation::{Head, PLAIN, supports, unsupported};
 pub(crate) use payload::{MAX_MESSAGE, too_long};
-pub(crate) use raw::FRAME_HEADER;
+pub(crate) use raw_packet::FRAME_HEADER;
+pub use raw_wqe::RawWqe;
 use writer::Writer;
 
 /// A send queue.
 #[derive(Debug)]
 pub struct Mlx5Sq {
-    record: RecordRef,
-    memory: Arc<PairMemory>,
+    record: QueueRecordRef,
+    memory: Arc<QpMemory>,
     register: SendRegister,
     /// The first block.
     start: *mut Segment,
@@ -48,16 +48,16 @@ pub struct Mlx5Sq {
     limits: SendLimits,
     qp_num: u32,
     /// Flags of every request.
-    every: ControlFlags,
+    base_flags: ControlFlags,
     next: Position,
-    /// Where the short way ends: a request of this number goes the long way.
-    until: u64,
-    /// Where the short way goes on, if it does: a block and its slot.
-    at: *mut Segment,
-    at_slot: NonNull<SendSlot>,
-    /// The first block that the device has not been told of.
+    /// The fast path ends here: the request with this number takes the slow path.
+    fast_limit: u64,
+    /// The next block and slot of the fast path.
+    next_wqe: *mut Segment,
+    next_slot: NonNull<SendSlot>,
+    /// The first unpublished block.
     published: u32,
-    /// What the request there waits for.
+    /// The fence of the request there.
     published_fence: ControlFlags,
     /// The first block of the last request pushed.
     last: u32,
@@ -66,10 +66,10 @@ pub struct Mlx5Sq {
     /// The record's slots, as many as blocks.
     slots: NonNull<SendSlot>,
     /// In the doorbell record: how far the queue has been filled.
-    filled: RecordWord,
+    dbr: RecordWord,
     templates: Templates,
     /// What the queue pair has beyond the standard, where the device has such things.
-    options: Option<Options>,
+    options: Option<EceState>,
 }
 
 /// How far a queue has been filled.
@@ -79,7 +79,7 @@ struct Position {
     block: u32,
     /// Requests, counted on across resets.
     request: u64,
-    /// What the next request waits for.
+    /// The fence of the next request.
     fence: ControlFlags,
 }
 
@@ -93,8 +93,8 @@ unsafe impl Send for Mlx5Sq {}
 impl Mlx5Sq {
     /// The send queue `offset` bytes into `memory`, of `blocks` blocks, a power of 2.
     pub(crate) fn new(
-        record: RecordRef,
-        memory: Arc<PairMemory>,
+        record: QueueRecordRef,
+        memory: Arc<QpMemory>,
         register: SendRegister,
         (offset, blocks): (usize, u32),
         qp_num: u32,
@@ -104,13 +104,13 @@ impl Mlx5Sq {
         let rings = memory.ring(offset + blocks as usize * BLOCK);
         // SAFETY: so many bytes are there.
         let start = unsafe { rings.add(offset) }.cast().as_ptr();
-        let every = if limits.signal_all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
+        let base_flags = if limits.signal_all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
         assert!(record.sends.slots().len() == blocks as usize, "a slot for each block");
         let slots = NonNull::from(record.sends.slots()).cast();
         Self {
             slots,
-            filled: memory.record().word(Word::Second),
-            templates: Templates::new(qp_num, every, limits.max_message),
+            dbr: memory.record().word(Word::Second),
+            templates: Templates::new(qp_num, base_flags, limits.max_message),
             record,
             memory,
             register,
@@ -118,11 +118,11 @@ impl Mlx5Sq {
             mask: blocks - 1,
             limits,
             qp_num,
-            every,
+            base_flags,
             next: Position::START,
-            until: 0,
-            at: start,
-            at_slot: slots,
+            fast_limit: 0,
+            next_wqe: start,
+            next_slot: slots,
             published: 0,
             published_fence: ControlFlags::empty(),
             last: 0,
@@ -134,7 +134,8 @@ impl Mlx5Sq {
     /// What the record says of the request with the first block `block`.
     #[inline(always)]
     fn slot(&self, block: u32) -> &SendSlot {
-        // SAFETY: there are `mask + 1` slots, which the record keeps as long as this queue keeps the record.
+        // SAFETY: there are `mask + 1` slots, which the record keeps as long as this queue keeps
+        // the record.
         unsafe { self.slots.add((block & self.mask) as usize).as_ref() }
     }
 
@@ -145,38 +146,38 @@ impl Mlx5Sq {
         unsafe { self.start.add((block & self.mask) as usize * SEGMENTS_PER_BLOCK) }
     }
 
-    /// Opens the short way from here on, as far as there is room for requests and the ring does not end.
-    fn open(&mut self) {
+    /// Enables the fast path up to the known free room or the end of the ring.
+    fn open_fast_path(&mut self) {
         let block = self.next.block;
-        (self.at, self.at_slot) = (self.at(block), NonNull::from(self.slot(block)));
+        (self.next_wqe, self.next_slot) = (self.at(block), NonNull::from(self.slot(block)));
         let room = u64::from(self.limits.requests).saturating_sub(self.next.request - self.done);
-        self.until = self.next.request + room.min(u64::from(self.mask + 1 - (block & self.mask)));
+        self.fast_limit = self.next.request + room.min(u64::from(self.mask + 1 - (block & self.mask)));
     }
 
-    /// Writes a request to the short way's next place, and takes it into the batch.
+    /// Writes a request to the fast path's next place, and takes it into the batch.
     ///
     /// # Safety
     ///
-    /// It must be that of `wr_id` at `next`, the number of which must not be `until`.
+    /// It must be that of `wr_id` at `next`, the number of which must not be `fast_limit`.
     #[inline(always)]
-    unsafe fn take(&mut self, short: &Short, wr_id: u64) {
-        let at = self.at;
-        // SAFETY: `open` set out from a free block and its slot, and before `until` more of both follow. Blocks lie at
-        // multiples of their size.
+    unsafe fn write_fast(&mut self, wqe: &FastWqe, wr_id: u64) {
+        let at = self.next_wqe;
+        // SAFETY: `open_fast_path` set out from a free block and its slot, and before `fast_limit`
+        // more of both follow. Blocks lie at multiples of their size.
         unsafe {
-            short.lanes[0].write(at);
-            short.lanes[1].write(at.add(1));
-            if let Some(third) = short.third {
+            wqe.segments[0].write(at);
+            wqe.segments[1].write(at.add(1));
+            if let Some(third) = wqe.third {
                 third.write(at.add(2));
             }
-            self.at = at.add(SEGMENTS_PER_BLOCK);
+            self.next_wqe = at.add(SEGMENTS_PER_BLOCK);
         }
         let through = self.next.request + 1;
-        // SAFETY: `open` set out from a free block and its slot, and before `until` more of both
-        // follow. Blocks lie at multiples of their size.
+        // SAFETY: `open_fast_path` set out from a free block and its slot, and before `fast_limit`
+        // more of both follow. Blocks lie at multiples of their size.
         unsafe {
-            self.at_slot.as_ref().note(wr_id, through, 0);
-            self.at_slot = self.at_slot.add(1);
+            self.next_slot.as_ref().note(wr_id, through, 0);
+            self.next_slot = self.next_slot.add(1);
         }
         self.next.block = self.next.block.wrapping_add(1);
         self.next.request = through;
@@ -190,7 +191,8 @@ impl Mlx5Sq {
             return false;
         }
         let done = self.record.sends.done();
-        // Other counts are of before the last reset, or of requests that were taken back and that a device lies about.
+        // Other counts are of before the last reset, or of requests that were taken back and that a
+        // device lies about.
         if (self.done..=self.next.request).contains(&done) {
             self.done = done;
         }
@@ -205,7 +207,7 @@ impl Mlx5Sq {
     /// Writes the control segment and takes the request into the batch.
     #[inline(always)]
     fn finish(&mut self, writer: &Writer, head: &Head) {
-        let mut flags = self.every | control_flags(head.flags);
+        let mut flags = self.base_flags | control_flags(head.flags);
         if !head.flags.contains(SendFlags::FENCE) {
             flags |= self.next.fence;
         }
@@ -223,7 +225,7 @@ impl Mlx5Sq {
         unsafe { writer.at(0).write(control) };
         let Position { block, request, .. } = self.next;
         let through = request + 1;
-        self.slot(block).note(head.wr_id, through, head.purpose.0 as u8);
+        self.slot(block).note(head.wr_id, through, head.wr_data.0 as u8);
         let blocks = writer.segments.div_ceil(SEGMENTS_PER_BLOCK) as u32;
         self.last = block;
         let fence = if head.opcode == Opcode::UMR {
@@ -232,29 +234,30 @@ impl Mlx5Sq {
             ControlFlags::empty()
         };
         self.next = Position { block: block.wrapping_add(blocks), request: through, fence };
-        // The short way knows nothing of fences.
+        // The fast path knows nothing of fences.
         if fence.is_empty() && matches!(self.limits.qp_type, QpType::RC | QpType::UC) {
-            self.open();
+            self.open_fast_path();
         } else {
-            self.until = through;
+            self.fast_limit = through;
         }
     }
 
-    /// Tells the device, should it look, how far the queue has been filled.
+    /// Writes the producer index to the doorbell record.
     #[inline(always)]
-    fn tell(&self, block: u32) {
+    fn update_dbr(&self, block: u32) {
         barrier::before_device_reads();
-        // SAFETY: `memory` keeps the record. This word of it is the send queue's, which only its owner accesses.
-        unsafe { self.filled.set_low(block as u16) };
+        // SAFETY: `memory` keeps the record. This word of it is the send queue's, which only its
+        // owner accesses.
+        unsafe { self.dbr.set_low(block as u16) };
     }
 
     #[cold]
-    fn full(&self) -> Refusal {
-        Refusal::QueueFull { capacity: self.limits.requests }
+    fn full(&self) -> PushError {
+        PushError::QueueFull { capacity: self.limits.requests }
     }
 
-    /// Blocks of the ring as they are in memory, for tools that show them: the index of the next request's first block,
-    /// and the bytes of block `index`.
+    /// Blocks of the ring as they are in memory, for tools that show them: the index of the next
+    /// request's first block, and the bytes of block `index`.
     #[must_use]
     pub fn block(&self, index: u32) -> [u8; BLOCK] {
         let block = self.at(index);
@@ -270,18 +273,18 @@ impl Mlx5Sq {
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `memory` keeps the ring and the doorbell record, `register` the doorbell's page, and `record`
 //    what completions lead to.
-// 2. `Writer` and the templates copy elements, operation and inline data into blocks as they are
-//    given, and the device checks the keys. Only `finish` and `take`, which come last, count blocks
+// 2. `Writer` and the templates copy SGEs, operation and inline data into blocks as they are given,
+//    and the device checks the keys. Only `finish` and `write_fast`, which come last, count blocks
 //    as filled: a request that is refused or declined is not handed over.
-// 3. `is_full` and `until` give blocks only whose requests are complete by the record, or were
+// 3. `is_full` and `fast_limit` give blocks only whose requests are complete by the record, or were
 //    never filled.
-// 4. The device reads blocks up to the doorbell record's counter, which `tell` stores, and what
-//    BlueFlame copies, in `ring` and `try_post` only.
-// 5. `abort` goes back to the first block that `tell` was not called for.
+// 4. The device reads blocks up to the doorbell record's counter, which `update_dbr` stores, and
+//    what BlueFlame copies, in `ring` and `try_post` only.
+// 5. `abort` goes back to the first block that `update_dbr` was not called for.
 // 6. A write to the register can't be refused: no method returns a `DoorbellError`.
 // 7. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
 //    promises.
-// 8. `change_with_options` puts the change to the kernel as it is.
+// 8. `modify_with_ece` puts the change to the kernel as it is.
 unsafe impl SendQueue for Mlx5Sq {
     type Ah = Mlx5Ah;
 
@@ -293,12 +296,12 @@ unsafe impl SendQueue for Mlx5Sq {
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
         let Position { block, request: number, .. } = self.next;
-        if number == self.until {
+        if number == self.fast_limit {
             return false;
         }
-        let Some(short) = self.templates.request(block, request) else { return false };
-        // SAFETY: it is the request at `next`, which is before `until`.
-        unsafe { self.take(&short, request.wr_id) };
+        let Some(wqe) = self.templates.request(block, request) else { return false };
+        // SAFETY: it is the request at `next`, which is before `fast_limit`.
+        unsafe { self.write_fast(&wqe, request.wr_id) };
         self.last = block;
         true
     }
@@ -312,32 +315,32 @@ unsafe impl SendQueue for Mlx5Sq {
     ) -> Option<Result<(), DoorbellError>> {
         let Position { block, request: number, .. } = self.next;
         // What was pushed before would have to go first.
-        if number == self.until || block != self.published {
+        if number == self.fast_limit || block != self.published {
             return None;
         }
-        let short = self.templates.request(block, request)?;
-        // SAFETY: it is the request at `next`, which is before `until`.
-        unsafe { self.take(&short, request.wr_id) };
+        let wqe = self.templates.request(block, request)?;
+        // SAFETY: it is the request at `next`, which is before `fast_limit`.
+        unsafe { self.write_fast(&wqe, request.wr_id) };
         let end = block.wrapping_add(1);
         self.published = end;
-        self.tell(end);
+        self.update_dbr(end);
         match &mut self.register {
-            SendRegister::Exclusive(register) => register.copy_short(&short),
-            register => register.ring(short.control),
+            SendRegister::Exclusive(register) => register.copy_fast(&wqe),
+            register => register.ring(wqe.control),
         }
         Some(Ok(()))
     }
 
-    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
         if self.is_full() {
             return Err(self.full());
         }
-        if !carries(self.limits.qp_type, &request.operation) {
+        if !supports(self.limits.qp_type, &request.operation) {
             return Err(unsupported(&request.operation));
         }
         let mut writer = self.writer();
         let mut head =
-            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
+            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, wr_data: PLAIN };
         self.operation(&mut writer, request, &mut head)?;
         self.payload(&mut writer, request.payload)?;
         self.finish(&writer, &head);
@@ -348,11 +351,11 @@ unsafe impl SendQueue for Mlx5Sq {
     unsafe fn push_datagram(
         &mut self,
         request: &SendRequest<'_, Datagram<'_, Mlx5Ah>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         self.push_to_handle(request)
     }
 
-    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+    unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
         self.push_to_srq(request)
     }
 
@@ -361,19 +364,19 @@ unsafe impl SendQueue for Mlx5Sq {
     }
 
     fn ece(&self) -> Option<Ece> {
-        self.told_ece()
+        self.ece_options()
     }
 
-    fn ask_ece(&mut self, options: u32) {
-        self.ask_options(options);
+    fn set_ece(&mut self, options: u32) {
+        self.set_ece_options(options);
     }
 
-    unsafe fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+    unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
         // SAFETY: the caller owns the queue pair and resets its queues, as this method asks.
-        unsafe { self.change_with_options(file, change) }
+        unsafe { self.modify_with_ece(file, request) }
     }
 
-    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+    unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         self.push_whole_frame(request)
     }
 
@@ -386,13 +389,14 @@ unsafe impl SendQueue for Mlx5Sq {
         }
         self.published = end;
         self.published_fence = self.next.fence;
-        self.tell(end);
+        self.update_dbr(end);
         let blocks = end.wrapping_sub(first) as usize;
         let control = self.at(last);
         match &mut self.register {
             SendRegister::Exclusive(register) if first == last && blocks * BLOCK <= register.room() => {
                 let (start, mask) = (self.start, self.mask);
-                // SAFETY: the request's blocks, which lie in the ring and which only this queue's owner writes.
+                // SAFETY: the request's blocks, which lie in the ring and which only this queue's
+                // owner writes.
                 unsafe {
                     register.copy(blocks, |index| {
                         start.add((first.wrapping_add(index as u32) & mask) as usize * SEGMENTS_PER_BLOCK)
@@ -410,18 +414,18 @@ unsafe impl SendQueue for Mlx5Sq {
             // The first of them was noted as one more than those before it.
             let request = self.slot(self.published).through() - 1;
             self.next = Position { block: self.published, request, fence: self.published_fence };
-            self.until = request;
-            // A faulty device may have completed what it was not told of.
+            self.fast_limit = request;
+            // A faulty device may have completed unpublished requests.
             self.done = self.done.min(request);
         }
     }
 
     unsafe fn reset(&mut self) {
-        self.record.cq(Side::Send).forget(&self.record, Side::Send, 0);
+        self.record.cq(Side::Send).clean(&self.record, Side::Send, 0);
         barrier::before_slots_are_reused();
         let request = self.next.request;
         // None of them completes any more.
-        (self.next, self.until, self.done) = (Position { request, ..Position::START }, request, request);
+        (self.next, self.fast_limit, self.done) = (Position { request, ..Position::START }, request, request);
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
     }
@@ -432,7 +436,7 @@ mod tests {
     use super::*;
     use bareverbs_provider::work::{Operation, Payload, Remote, Sge};
 
-    use crate::scene::Scene;
+    use crate::fixture::Fixture;
 
     /// In a control segment: where the flags are.
     const FLAGS: usize = 11;
@@ -441,8 +445,8 @@ mod tests {
     fn each_send_is_signalled_where_all_are_or_it_asks_for_it() {
         for all in [false, true] {
             for flags in [SendFlags::empty(), SendFlags::SIGNALED] {
-                let Scene { mut sq, rq, .. } = Scene::new(false);
-                sq.every = if all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
+                let Fixture { mut sq, rq, .. } = Fixture::new(false);
+                sq.base_flags = if all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
                 let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
                 let payload = Payload::Sges(&[Sge { addr: 64, length: 8, lkey: 1 }]);
                 // SAFETY: there is no device that would touch the memory.

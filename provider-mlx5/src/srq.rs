@@ -1,20 +1,21 @@
 //! Shared receive queues.
 //!
-//! The device takes receives in the order of a list: each slot names the one after it. Slots come back in any order,
-//! from the pollers of several completion queues, and their owner hangs them on to the end of the list.
+//! The device takes receives in the order of a list: each slot names the one after it. Slots come
+//! back in any order, from the pollers of several completion queues, and their owner hangs them on
+//! to the end of the list.
 
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
 use bareverbs_provider::contract::RecvQueue;
 use bareverbs_provider::mapping::Mapping;
-use bareverbs_provider::work::{RecvRequest, Refusal};
+use bareverbs_provider::work::{PushError, RecvRequest};
 
 use crate::doorbell::{DoorbellRecord, Word};
+use crate::fast_path::data_segment;
 use crate::recv::{check, write_elements};
-use crate::short::element;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::table::{Record, RecordRef, Side};
+use crate::uidx_table::{QueueRecord, QueueRecordRef, Side};
 use crate::wqe::{self, SEGMENT, Segment};
 
 /// The end of a list of slots.
@@ -33,7 +34,7 @@ pub(crate) struct SrqShared {
 #[derive(Debug)]
 struct Slot {
     wr_id: AtomicU64,
-    /// Whether the device has it, as far as anybody knows.
+    /// Whether the device has it, as far as is known.
     posted: AtomicBool,
     /// The slot behind it in the list, or among those that came back the one that did so before.
     next: AtomicU32,
@@ -104,29 +105,30 @@ pub struct Mlx5Srq {
     /// Where the receives begin that are not published, and how many they are.
     first: u32,
     pushed: u32,
-    /// Receives that were published, counted on.
+    /// RqTracker that were published, counted on.
     posted: u32,
-    /// What completions name the queue by, where they are its own and not those of queue pairs.
-    own: Option<Listed>,
+    /// The record of an XRC SRQ, which has a CQ of its own.
+    xrc_record: Option<AttachedRecord>,
 }
 
-/// A record that is found as long as this is there.
+/// A record in the table; removed on drop.
 #[derive(Debug)]
-struct Listed(RecordRef);
+struct AttachedRecord(QueueRecordRef);
 
-impl Drop for Listed {
+impl Drop for AttachedRecord {
     fn drop(&mut self) {
-        self.0.cq(Side::Recv).bury(&self.0, Side::Recv);
+        self.0.cq(Side::Recv).retire(&self.0, Side::Recv);
     }
 }
 
 impl Mlx5Srq {
-    /// Log2 of the bytes of a slot for `max_sge` elements.
+    /// Log2 of the bytes of a slot for `max_sge` SGEs.
     pub(crate) fn shift(max_sge: u32) -> u32 {
         ((max_sge as usize + 1) * SEGMENT).max(32).next_power_of_two().trailing_zeros()
     }
 
-    /// The queue in `memory`, with room for `slots` slots of `1 << shift` bytes, a power of 2 from 2 to 2^16.
+    /// The queue in `memory`, with room for `slots` slots of `1 << shift` bytes, a power of 2 from
+    /// 2 to 2^16.
     pub(crate) fn new(memory: Mapping, slots: u32, shift: u32, max_sge: u32, record: DoorbellRecord) -> Self {
         assert!(slots.is_power_of_two() && (2..=1 << 16).contains(&slots), "a number of slots");
         assert!(memory.len() >= (slots as usize) << shift, "room for the slots");
@@ -142,19 +144,19 @@ impl Mlx5Srq {
             first: 0,
             pushed: 0,
             posted: 0,
-            own: None,
+            xrc_record: None,
         };
         for next in 1..slots {
             // SAFETY: nothing of the queue is published yet.
-            unsafe { queue.follow(next - 1, next) };
+            unsafe { queue.set_next(next - 1, next) };
         }
         queue
     }
 
-    /// Makes `record`, which is of this queue, lead from completions to it.
-    pub(crate) fn list(&mut self, record: RecordRef) {
-        Record::begin_srq(&record, self.shared.number());
-        self.own = Some(Listed(record));
+    /// Attaches the record of this SRQ, so that CQEs lead to it.
+    pub(crate) fn attach_record(&mut self, record: QueueRecordRef) {
+        QueueRecord::store_srq(&record, self.shared.number());
+        self.xrc_record = Some(AttachedRecord(record));
     }
 
     pub(crate) fn shared(&self) -> &Arc<SrqShared> {
@@ -163,7 +165,8 @@ impl Mlx5Srq {
 
     fn slot(&self, index: u32) -> *mut Segment {
         debug_assert!((index as usize) < self.shared.slots.len());
-        // SAFETY: `new` checked that the slots lie in the memory, and every index is below their number.
+        // SAFETY: `new` checked that the slots lie in the memory, and every index is below their
+        // number.
         unsafe { self.memory.as_ptr().as_ptr().add((index as usize) << self.shift).cast() }
     }
 
@@ -172,13 +175,13 @@ impl Mlx5Srq {
     /// # Safety
     ///
     /// The device must not have slot `index`.
-    unsafe fn follow(&self, index: u32, next: u32) {
+    unsafe fn set_next(&self, index: u32, next: u32) {
         // SAFETY: the slot lies in the memory, as `slot` says, and is not the device's.
         unsafe { self.slot(index).write(wqe::link(next)) };
         self.shared.slots[index as usize].next.store(next, Ordering::Relaxed);
     }
 
-    /// Hangs the slots on to the list that came back, in the order in which they did.
+    /// Appends the returned slots to the list, in the order of their return.
     fn collect(&mut self) {
         let last = self.shared.returned.swap(NONE, Ordering::Acquire);
         let (mut first, mut index) = (NONE, last);
@@ -186,19 +189,20 @@ impl Mlx5Srq {
             let before = slot.next.load(Ordering::Relaxed);
             if first != NONE {
                 // SAFETY: the slot came back, and was not published since.
-                unsafe { self.follow(index, first) };
+                unsafe { self.set_next(index, first) };
             }
             (first, index) = (index, before);
         }
         if first != NONE {
             // SAFETY: the end of the list is never published.
-            unsafe { self.follow(self.tail, first) };
+            unsafe { self.set_next(self.tail, first) };
             self.tail = last;
         }
     }
 
-    /// Takes the slot at the head, which is not the end of the list, for the receive `wr_id`; returns where up to `max_sge`
-    /// elements go. The device does not look at them before they are published.
+    /// Takes the slot at the head, which is not the end of the list, for the receive `wr_id`;
+    /// returns where up to `max_sge` SGEs go. The device does not read them before they are
+    /// published.
     #[inline(always)]
     fn take(&mut self, wr_id: u64) -> *mut Segment {
         let elements = self.slot(self.head).wrapping_add(1);
@@ -208,22 +212,22 @@ impl Mlx5Srq {
         elements
     }
 
-    /// Writes a receive of one element, or declines it.
+    /// Writes a receive of one SGE, or declines it.
     ///
     /// # Safety
     ///
     /// As for [`RecvQueue::push`].
     #[inline(always)]
-    unsafe fn push_short(&mut self, request: &RecvRequest<'_>) -> bool {
+    unsafe fn push_fast(&mut self, request: &RecvRequest<'_>) -> bool {
         let [sge] = request.sges else { return false };
-        // The device takes an element of no bytes for one of 2^31.
+        // The device takes an SGE of no bytes for one of 2^31.
         if (sge.length as i32) <= 0 || self.head == self.tail || self.max_sge == 0 {
             return false;
         }
         let elements = self.take(request.wr_id);
-        // SAFETY: there is room for one element, and for an end where there is for more.
+        // SAFETY: there is room for one SGE, and for an end where there is for more.
         unsafe {
-            elements.write(element(sge));
+            elements.write(data_segment(sge));
             if self.max_sge > 1 {
                 elements.add(1).write(wqe::end_of_list());
             }
@@ -243,7 +247,7 @@ impl Mlx5Srq {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `memory` keeps the slots, and `record` is the doorbell record.
-// 2. Elements are copied into a slot as they are given, and the device checks the keys. The head
+// 2. SGEs are copied into a slot as they are given, and the device checks the keys. The head
 //    moves on last.
 // 3. The list from `head` to `tail` has slots only that the device has given back, as `posted` of
 //    each says.
@@ -256,11 +260,11 @@ unsafe impl RecvQueue for Mlx5Srq {
         self.shared.slots.len() as u32 - 1
     }
 
-    /// One element.
+    /// One SGE.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
         // SAFETY: the caller's promise is the same.
-        let written = unsafe { self.push_short(request) };
+        let written = unsafe { self.push_fast(request) };
         self.pushed += u32::from(written);
         written
     }
@@ -269,7 +273,7 @@ unsafe impl RecvQueue for Mlx5Srq {
     unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
         let slot = self.head;
         // SAFETY: the caller's promise is the same.
-        if self.pushed != 0 || !unsafe { self.push_short(request) } {
+        if self.pushed != 0 || !unsafe { self.push_fast(request) } {
             return false;
         }
         self.shared.slots[slot as usize].posted.store(true, Ordering::Release);
@@ -277,15 +281,15 @@ unsafe impl RecvQueue for Mlx5Srq {
         true
     }
 
-    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
         check(request, self.max_sge)?;
         if self.head == self.tail {
             self.collect();
         }
         if self.head == self.tail {
-            return Err(Refusal::QueueFull { capacity: self.capacity() });
+            return Err(PushError::QueueFull { capacity: self.capacity() });
         }
-        // SAFETY: there is room for the elements.
+        // SAFETY: there is room for the SGEs.
         unsafe { write_elements(self.take(request.wr_id), request, self.max_sge) };
         self.pushed += 1;
         Ok(())
@@ -344,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_used_again_in_the_order_in_which_they_came_back() {
+    fn returned_slots_are_reused_in_order() {
         let context = Plain::new(4).expect("memory");
         let srq = context.srq(3, 1).expect("memory");
         let mut device = Device { srq, next: 0, published: 0, taken: Vec::new() };
@@ -365,7 +369,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_slot_is_free_or_pushed_or_posted_and_the_list_never_closes(
+        fn srq_free_list_never_becomes_cyclic(
             steps in vec((0u8..8, any::<prop::sample::Index>()), 0..200),
         ) {
             let context = Plain::new(4).expect("memory");
@@ -401,7 +405,7 @@ mod tests {
                     _ => {
                         let (slot, id) = device.taken.swap_remove(which.index(device.taken.len()));
                         prop_assert_eq!(device.srq.queue.shared.complete(slot), Some(id));
-                        // A device that says so twice is not believed.
+                        // A repeated CQE is ignored.
                         prop_assert_eq!(device.srq.queue.shared.complete(slot), None);
                     }
                 }

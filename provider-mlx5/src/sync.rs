@@ -1,15 +1,18 @@
 //! Atomics and locks of the standard library, or loom's.
 //!
-//! Owners of queues and pollers of completion queues run on different threads. All that they share is made of the types
-//! here, so that `cargo xtask loom` can explore how their accesses interleave: with `--cfg loom` they are those of
-//! [loom](https://docs.rs/loom), which tries every order that the memory model allows.
+//! Owners of queues and pollers of completion queues run on different threads. All that they share
+//! is made of the types here, so that `cargo xtask loom` can explore how their accesses interleave:
+//! with `--cfg loom` they are those of [loom](https://docs.rs/loom), which tries every order that
+//! the memory model allows.
 //!
-//! What lies in memory that the device reads or writes is not explored: the entries of completion queues, the requests and
-//! the registers. A model has the entries written before its threads start.
+//! What lies in memory that the device reads or writes is not explored: the entries of completion
+//! queues, the requests and the registers. A model has the entries written before its threads
+//! start.
 
 pub(crate) use self::imp::*;
 
-/// Values in memory of their own that are all zero at first. Memory is used for those that are written.
+/// Values in memory of their own that are all zero at first. Memory is used for those that are
+/// written.
 ///
 /// # Safety
 ///
@@ -54,8 +57,9 @@ mod imp {
                 return None;
             }
             let values: NonNull<T> = self.memory.as_ptr().cast();
-            // SAFETY: `new` mapped `len` values, and a page is aligned for them. Zeros are a value of atomics, by the
-            // contract of `Zeroed`, so they may be written through a shared reference.
+            // SAFETY: `new` mapped `len` values, and a page is aligned for them. Zeros are a value
+            // of atomics, by the contract of `Zeroed`, so they may be written through a shared
+            // reference.
             Some(unsafe { values.add(index).as_ref() })
         }
     }

@@ -1,10 +1,10 @@
 //! Queues without a kernel, for tests, benches and fuzzing.
 //!
-//! What [`Mlx5`](crate::Mlx5) does in two steps around a command to the kernel is done here in two steps around whatever
-//! takes the device's place: first the memory, whose addresses the device is told, then the queue, once the device has
-//! given it a number.
+//! What [`Mlx5`](crate::Mlx5) does in two steps around a command to the kernel is done here in two
+//! steps around whatever takes the device's place: first the memory, whose addresses the device
+//! needs, then the queue, once the device has numbered it.
 
-pub mod liar;
+pub mod malicious_device;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::completion::{CqShared, Minis, Mlx5Cq, Ring};
+use crate::completion::{CqShared, MiniCqeFormat, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegister, Uar};
-use crate::pair::{Layout, Limits, PairMemory, ReceiveLayout};
+use crate::qp_memory::{Layout, Limits, QpMemory, ReceiveLayout};
 use crate::recv::Mlx5Rq;
 use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
-use crate::table::{Receives, Record, RecordRef, Sends, Source, Table};
+use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Source, SqTracker, UidxTable};
 use crate::wq::WqMemory;
 use crate::wqe::{AddressVector, SEGMENT};
 
@@ -35,12 +35,12 @@ const LIMITS: Limits = Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 
 /// What queues of a context share.
 #[derive(Debug)]
 pub struct Plain {
-    table: Arc<Table>,
+    table: Arc<UidxTable>,
     records: DoorbellRecords,
     uar: Arc<Uar>,
 }
 
-/// Where something is that the device is told of.
+/// A range of memory that the device accesses.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The first byte.
@@ -70,12 +70,13 @@ impl Plain {
         Self::with_version(queues, 1)
     }
 
-    /// The same for a device whose completions are of this version: 0, where they name queues by their numbers on the wire, or 1.
+    /// The same for a device whose completions are of this version: 0, where they name queues by
+    /// their numbers on the wire, or 1.
     ///
     /// # Errors
     /// There is no memory.
     pub fn with_version(queues: u32, cqe_version: u8) -> Result<Self, Errno> {
-        let table = Arc::new(Table::new(queues, cqe_version)?);
+        let table = Arc::new(UidxTable::new(queues, cqe_version)?);
         Ok(Self { table, records: DoorbellRecords::default(), uar: Arc::new(Uar::plain()?) })
     }
 
@@ -107,10 +108,11 @@ impl Plain {
         srq: Option<&Mlx5Srq>,
     ) -> Result<PlainQp, CreateError> {
         let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
-        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(Receives::new(slots)))
+        self.qp_of(qp_type, cap, 0, cqs, srq, |slots, _| Ok(RqTracker::new(slots)))
     }
 
-    /// The same, where completion queues are polled by other threads. With `scatters`, completions may carry messages.
+    /// The same, where completion queues are polled by other threads. With `scatters`, completions
+    /// may carry messages.
     ///
     /// # Errors
     /// As for [`Plain::qp`].
@@ -123,18 +125,19 @@ impl Plain {
         scatters: bool,
     ) -> Result<PlainQp, CreateError> {
         let receives = |slots, width| {
-            if scatters { Receives::keeping(slots, width) } else { Ok(Receives::new(slots)) }
+            if scatters { RqTracker::with_scatter_to_cqe(slots, width) } else { Ok(RqTracker::new(slots)) }
         };
         self.qp_of(qp_type, cap, 0, cqs.map(CqName::clone), srq, receives)
     }
 
-    /// The same for whole frames, of which those that a device cuts have headers of at most so many bytes.
+    /// The same for whole frames, of which those that a device cuts have headers of at most so many
+    /// bytes.
     ///
     /// # Errors
     /// As for [`Plain::qp`].
     pub fn qp_of_frames(&self, cap: &QpCap, tso_header: u16, cq: &Mlx5Cq) -> Result<PlainQp, CreateError> {
         let cqs = [CqName::of(cq), CqName::of(cq)];
-        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(Receives::new(slots)))
+        self.qp_of(QpType::RAW_PACKET, cap, tso_header, cqs, None, |slots, _| Ok(RqTracker::new(slots)))
     }
 
     /// The same, with receives whose messages completions may carry.
@@ -149,7 +152,7 @@ impl Plain {
         recv_cq: &Mlx5Cq,
     ) -> Result<PlainQp, CreateError> {
         let cqs = [CqName::of(send_cq), CqName::of(recv_cq)];
-        self.qp_of(qp_type, cap, 0, cqs, None, Receives::keeping)
+        self.qp_of(qp_type, cap, 0, cqs, None, RqTracker::with_scatter_to_cqe)
     }
 
     fn qp_of(
@@ -159,21 +162,21 @@ impl Plain {
         tso_header: u16,
         cqs: [CqName; 2],
         srq: Option<&Mlx5Srq>,
-        receives: impl FnOnce(u32, u32) -> Result<Receives, Errno>,
+        receives: impl FnOnce(u32, u32) -> Result<RqTracker, Errno>,
     ) -> Result<PlainQp, CreateError> {
         let layout = Layout::new(qp_type, cap, tso_header, srq.is_some(), LIMITS)?;
-        let refused = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
+        let ioctl_error = |errno| bareverbs_provider::device::IoctlError { method: "mmap", errno };
         let source = match srq {
             Some(srq) => Source::Shared(Arc::clone(srq.shared())),
-            None => Source::Own(receives(layout.recv_slots, layout.recv_sge).map_err(refused)?),
+            None => Source::Own(receives(layout.recv_slots, layout.recv_sge).map_err(ioctl_error)?),
         };
         let cqs = cqs.map(|CqName(shared)| shared);
-        let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
-            .ok_or_else(|| refused(Errno::NOMEM))?;
-        let rings = Mapping::anonymous(layout.bytes()).map_err(refused)?;
-        let doorbell = self.records.take().map_err(refused)?;
+        let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
+            .ok_or_else(|| ioctl_error(Errno::NOMEM))?;
+        let rings = Mapping::anonymous(layout.bytes()).map_err(ioctl_error)?;
+        let doorbell = self.records.take().map_err(ioctl_error)?;
         let places = (Place::of(&rings), doorbell.address());
-        let memory = Arc::new(PairMemory::new(rings, doorbell, record.clone()));
+        let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
         Ok(PlainQp {
             qp_type,
             layout,
@@ -186,7 +189,7 @@ impl Plain {
         })
     }
 
-    /// A shared receive queue of at least `max_wr` receives of `max_sge` elements.
+    /// A shared receive queue of at least `max_wr` receives of `max_sge` SGEs.
     ///
     /// # Errors
     /// There is no memory.
@@ -200,15 +203,15 @@ impl Plain {
         Ok(PlainSrq { ring, doorbell: record, slots, shift, queue })
     }
 
-    /// A work queue of at least `max_wr` receives of `max_sge` elements that completes to `cq`.
+    /// A work queue of at least `max_wr` receives of `max_sge` SGEs that completes to `cq`.
     ///
     /// # Errors
     /// There is no memory, or depth or width are more than a ConnectX holds.
     pub fn wq(&self, max_wr: u32, max_sge: u32, cq: &Mlx5Cq) -> Result<PlainWq, CreateError> {
         let layout = ReceiveLayout::new(max_wr, max_sge, LIMITS)?;
-        let none = |errno| bareverbs_provider::device::Refused { method: "mmap", errno };
-        let ring = Mapping::anonymous(layout.bytes()).map_err(none)?;
-        let doorbell = self.records.take().map_err(none)?;
+        let ioctl_error = |errno| bareverbs_provider::device::IoctlError { method: "mmap", errno };
+        let ring = Mapping::anonymous(layout.bytes()).map_err(ioctl_error)?;
+        let doorbell = self.records.take().map_err(ioctl_error)?;
         let record = doorbell.address();
         let memory = WqMemory::new(&self.table, Arc::clone(cq.shared()), ring, doorbell, layout)?;
         let start = memory.memory.ring(layout.bytes());
@@ -226,7 +229,7 @@ impl Plain {
     }
 }
 
-/// What queue pairs know of a completion queue, whoever polls it.
+/// The shared part of a completion queue, for QPs that another thread's CQ completes.
 #[derive(Clone, Debug)]
 pub struct CqName(Arc<CqShared>);
 
@@ -266,8 +269,8 @@ impl PlainCq<'_> {
     /// If there is no such format.
     #[must_use]
     pub fn compressed(self, format: CqeCompressionFormats) -> Self {
-        let (minis, _) = Minis::best(format).expect("a format");
-        Self { ring: self.ring.compressed(Some(minis)), ..self }
+        let (mini_cqe_format, _) = MiniCqeFormat::best(format).expect("a format");
+        Self { ring: self.ring.compressed(Some(mini_cqe_format)), ..self }
     }
 
     /// Where its doorbell record is.
@@ -289,8 +292,8 @@ impl Ring {
     }
 }
 
-/// Moves a completion queue to a new ring of `1 << log` entries of 64 bytes, as the kernel does: `tell` tells the device
-/// of it.
+/// Moves a completion queue to a new ring of `1 << log` entries of 64 bytes, as the kernel does:
+/// `tell` tells the device of it.
 ///
 /// # Errors
 /// There is no memory.
@@ -360,8 +363,8 @@ pub struct PlainQp {
     layout: Layout,
     tso_header: u16,
     has_srq: bool,
-    record: RecordRef,
-    memory: Arc<PairMemory>,
+    record: QueueRecordRef,
+    memory: Arc<QpMemory>,
     places: (Place, u64),
     uar: Arc<Uar>,
 }
@@ -403,8 +406,8 @@ impl PlainQp {
         self.layout.cap()
     }
 
-    /// The queues, by the device's number for the queue pair. With `blue_flame` the send queue has a register of its own,
-    /// whose page is returned.
+    /// The queues, by the device's number for the queue pair. With `blue_flame` the send queue has
+    /// a register of its own, whose page is returned.
     ///
     /// # Errors
     /// There is no memory.
@@ -441,7 +444,7 @@ impl PlainQp {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
         };
-        Record::begin(&self.record, qp_num, srq_num);
+        QueueRecord::store(&self.record, qp_num, srq_num);
         Ok((sq, rq, page))
     }
 }

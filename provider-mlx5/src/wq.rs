@@ -1,11 +1,11 @@
-//! Work queues that receive, and queue pairs that spread frames over them.
+//! Receive work queues and RSS QPs.
 
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload, QpHandle};
 use bareverbs_provider::contract::CreateError;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::rss::{CreatedWq, HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
 use bareverbs_uapi::mlx5::{
@@ -16,31 +16,31 @@ use zerocopy::IntoBytes;
 
 use crate::completion::CqShared;
 use crate::doorbell::DoorbellRecord;
-use crate::pair::{Limits, PairMemory, ReceiveLayout};
 use crate::provider::{Mlx5, queue_memory};
+use crate::qp_memory::{Limits, QpMemory, ReceiveLayout};
 use crate::recv::Mlx5Rq;
-use crate::table::{Receives, Record, RecordRef, Sends, Side, Source, Table};
+use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Side, Source, SqTracker, UidxTable};
 
-/// A work queue's memory, of which the device is told before it makes the queue.
+/// A work queue's memory, allocated before the create command.
 pub(crate) struct WqMemory {
     pub(crate) layout: ReceiveLayout,
-    pub(crate) record: RecordRef,
-    pub(crate) memory: Arc<PairMemory>,
+    pub(crate) record: QueueRecordRef,
+    pub(crate) memory: Arc<QpMemory>,
 }
 
 impl WqMemory {
     /// A queue of this layout in `ring` whose completions come to `cq`.
     pub(crate) fn new(
-        table: &Arc<Table>,
+        table: &Arc<UidxTable>,
         cq: Arc<CqShared>,
         ring: Mapping,
         doorbell: DoorbellRecord,
         layout: ReceiveLayout,
-    ) -> Result<Self, Refused> {
-        let source = Source::Own(Receives::new(layout.slots));
-        let record = Record::new(table, [Arc::clone(&cq), cq], Sends::new(1), source)
-            .ok_or(Refused { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
-        let memory = Arc::new(PairMemory::new(ring, doorbell, record.clone()));
+    ) -> Result<Self, IoctlError> {
+        let source = Source::Own(RqTracker::new(layout.slots));
+        let record = QueueRecord::new(table, [Arc::clone(&cq), cq], SqTracker::new(1), source)
+            .ok_or(IoctlError { method: "WqCreate (user index)", errno: Errno::NOMEM })?;
+        let memory = Arc::new(QpMemory::new(ring, doorbell, record.clone()));
         Ok(Self { layout, record, memory })
     }
 
@@ -68,7 +68,7 @@ pub(crate) unsafe fn create(
     limits: Limits,
     request: &WqRequest,
 ) -> Result<CreatedWq<Mlx5>, CreateError> {
-    if mlx5.told().cqe_version == 0 {
+    if mlx5.ucontext_resp().cqe_version == 0 {
         // Nor does the driver make queue pairs of raw packets then.
         return Err(CreateError::Unsupported { what: "work queues whose completions are of version 0" });
     }

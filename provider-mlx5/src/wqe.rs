@@ -1,8 +1,9 @@
 //! Work queue entries: what a request looks like to the device.
 //!
-//! A send is a row of segments of 16 bytes, big-endian, in blocks of 64: a control segment first, then what the
-//! operation needs, then the data. The functions here give segments as they lie in memory; nothing in this module
-//! writes to a queue. Names and layouts are those of the adapter's programmer's reference manual (PRM).
+//! A send is a row of segments of 16 bytes, big-endian, in blocks of 64: a control segment first,
+//! then what the operation needs, then the data. The functions here give segments as they lie in
+//! memory; nothing in this module writes to a queue. Names and layouts are those of the adapter's
+//! programmer's reference manual (PRM).
 //!
 //! ```
 //! use bareverbs_mlx5::wqe::{self, Control, ControlFlags, Opcode};
@@ -18,11 +19,11 @@
 //! assert_eq!(wqe::bytes(request[0])[..8], [0, 0, 7, 0x08, 0, 0, 0x2a, 3]);
 //! ```
 
-mod shown;
+mod display;
 
 use bareverbs_provider::work::{AccessFlags, MwBind, MwType, Remote, Sge};
 
-pub use self::shown::Shown;
+pub use self::display::WqeDisplay;
 
 /// A segment as it lies in memory.
 pub type Segment = [u64; 2];
@@ -37,7 +38,7 @@ pub const BLOCK: usize = 64;
 /// Segments of a block.
 pub const SEGMENTS_PER_BLOCK: usize = BLOCK / SEGMENT;
 
-/// The key that ends a receive's list of elements.
+/// The key that ends a receive's list of SGEs.
 #[doc(alias = "MLX5_INVALID_LKEY")]
 pub const INVALID_LKEY: u32 = 0x100;
 
@@ -117,7 +118,8 @@ bitflags::bitflags! {
 pub struct Control {
     /// What to do.
     pub opcode: Opcode,
-    /// The number of the request's first block, counted from the queue's beginning and cut to 16 bits.
+    /// The number of the request's first block, counted from the queue's beginning and cut to 16
+    /// bits.
     pub index: u16,
     /// The queue pair, 24 bits.
     pub qp_num: u32,
@@ -125,7 +127,8 @@ pub struct Control {
     pub segments: u8,
     /// How to do it.
     pub flags: ControlFlags,
-    /// Immediate data as they go over the wire, a key to invalidate, or the key that a UMR changes; in memory order.
+    /// Immediate data as they go over the wire, a key to invalidate, or the key that a UMR changes;
+    /// in memory order.
     pub imm: u32,
 }
 
@@ -151,8 +154,8 @@ pub const fn remote_address(remote: Remote) -> Segment {
     words((remote.addr >> 32) as u32, remote.addr as u32, remote.rkey, 0)
 }
 
-/// The shared receive queue, of the peer's XRC domain, that a request goes to: 24 bits. It stands behind the control
-/// segment of every request of an XRC queue pair.
+/// The shared receive queue, of the peer's XRC domain, that a request goes to: 24 bits. It stands
+/// behind the control segment of every request of an XRC queue pair.
 #[doc(alias = "mlx5_wqe_xrc_seg")]
 #[must_use]
 #[inline(always)]
@@ -160,9 +163,10 @@ pub const fn xrc(srq_num: u32) -> Segment {
     words(srq_num, 0, 0, 0)
 }
 
-/// What stands behind the control segment of a whole frame, the first `header` bytes of which begin in the last two of this
-/// segment. With `checksums`, the device fills in those of the outer IP header and of the header behind it. `mss` is 0, or for
-/// [`Opcode::TSO`] the most bytes of a segment.
+/// What stands behind the control segment of a whole frame, the first `header` bytes of which begin
+/// in the last two of this segment. With `checksums`, the device fills in those of the outer IP
+/// header and of the header behind it. `mss` is 0, or for [`Opcode::TSO`] the most bytes of a
+/// segment.
 #[doc(alias = "mlx5_wqe_eth_seg")]
 #[must_use]
 #[inline(always)]
@@ -196,7 +200,8 @@ pub const fn atomic(swap_or_add: u64, compare: u64) -> Segment {
     [swap_or_add.to_be(), compare.to_be()]
 }
 
-/// A run of memory, of 1 to 2^31 bytes. The device takes a length of 0 for 2^31, and the highest bit for inline data.
+/// A run of memory, of 1 to 2^31 bytes. The device takes a length of 0 for 2^31, and the highest
+/// bit for inline data.
 #[doc(alias = "mlx5_wqe_data_seg")]
 #[must_use]
 #[inline(always)]
@@ -204,7 +209,8 @@ pub const fn data(sge: Sge) -> Segment {
     words(sge.length & !INLINE, sge.lkey, (sge.addr >> 32) as u32, sge.addr as u32)
 }
 
-/// Writes the same word by word: where the element's fields are in registers, they need not be brought together.
+/// Writes the same word by word: where the SGE's fields are in registers, they need not be brought
+/// together.
 ///
 /// # Safety
 ///
@@ -220,7 +226,8 @@ pub(crate) unsafe fn write_data(to: *mut Segment, sge: &Sge) {
     }
 }
 
-/// What a slot of a shared receive queue begins with: the slot after it in the list, the big-endian word of 2 bytes at 2.
+/// What a slot of a shared receive queue begins with: the slot after it in the list, the big-endian
+/// word of 2 bytes at 2.
 #[doc(alias = "mlx5_wqe_srq_next_seg")]
 #[must_use]
 #[inline(always)]
@@ -262,7 +269,8 @@ pub struct AddressVector {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Bit 30 for a global header on InfiniBand, index of the source GID in bits 20 to 27, flow label below.
+    /// Bit 30 for a global header on InfiniBand, index of the source GID in bits 20 to 27, flow
+    /// label below.
     pub grh: u32,
     /// GID of the destination.
     pub rgid: [u8; 16],
@@ -331,8 +339,9 @@ mod context {
     pub(super) const ANY_QP: u32 = 0xffff_ff00;
 }
 
-/// The segments behind the control segment of a bind by queue pair `qp_num`: [`BIND_SEGMENTS`] of them, or
-/// [`UNBIND_SEGMENTS`] where the window is bound to nothing. The control segment's `imm` is the window's key, big-endian.
+/// The segments behind the control segment of a bind by queue pair `qp_num`: [`BIND_SEGMENTS`] of
+/// them, or [`UNBIND_SEGMENTS`] where the window is bound to nothing. The control segment's `imm`
+/// is the window's key, big-endian.
 #[doc(alias = "ibv_wr_bind_mw")]
 #[must_use]
 pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
@@ -373,8 +382,8 @@ pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
     segments
 }
 
-/// The segments behind the control segment of an invalidation: [`UNBIND_SEGMENTS`]. The control segment's `imm` is the
-/// key, big-endian.
+/// The segments behind the control segment of an invalidation: [`UNBIND_SEGMENTS`]. The control
+/// segment's `imm` is the key, big-endian.
 #[must_use]
 pub fn invalidate(qp_num: u32) -> [Segment; BIND_SEGMENTS] {
     let nothing = MwBind {
@@ -394,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_segment_lies_as_the_manual_has_it() {
+    fn control_segment_matches_the_prm() {
         let control = Control {
             opcode: Opcode::SEND_IMM,
             index: 0x1234,
@@ -408,13 +417,13 @@ mod tests {
     }
 
     #[test]
-    fn two_gigabytes_are_written_as_zero_because_the_top_bit_means_inline_data() {
+    fn data_segment_of_2_gib_has_byte_count_zero() {
         let segment = bytes(data(Sge { addr: 0x0102_0304_0506_0708, length: 1 << 31, lkey: 0x090a_0b0c }));
         assert_eq!(segment, [0, 0, 0, 0, 9, 10, 11, 12, 1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
-    fn an_address_vector_has_the_destination_first_and_the_gid_last() {
+    fn address_vector_matches_the_prm() {
         let vector = AddressVector {
             path: 0x1122_3344,
             rmac: [1, 2, 3, 4, 5, 6],
@@ -430,19 +439,19 @@ mod tests {
     }
 
     #[test]
-    fn an_ethernet_segment_has_flags_and_segment_size_in_its_second_word() {
+    fn ethernet_segment_has_flags_and_mss_in_its_second_word() {
         let segment = bytes(ethernet(true, 0x0578, 54));
         assert_eq!(segment, [0, 0, 0, 0, 0xc0, 0, 5, 0x78, 0, 0, 0, 0, 0, 54, 0, 0]);
         assert_eq!(bytes(ethernet(false, 0, 18))[..13], [0; 13]);
     }
 
     #[test]
-    fn inline_data_take_whole_segments_with_their_header() {
+    fn inline_data_and_header_fill_whole_segments() {
         assert_eq!([0, 1, 12, 13, 28, 29].map(inline_segments), [0, 1, 1, 2, 2, 3]);
     }
 
     #[test]
-    fn a_window_of_type_2_is_bound_to_its_queue_pair_and_one_of_type_1_to_none() {
+    fn type_2_windows_are_bound_to_a_qp_and_type_1_to_none() {
         let request = MwBind {
             mw_type: MwType::TYPE_2,
             mw_rkey: 0x1100,
@@ -466,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalidation_frees_the_key_and_asks_whose_it_is() {
+    fn invalidation_frees_the_mkey_and_checks_the_qpn() {
         let segments = invalidate(0x33).map(bytes);
         assert_eq!(segments[0], [0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x20, 0, 0x60, 0]);
         assert_eq!(segments[3][..8], [0x40, 0, 0, 0, 0xff, 0xff, 0xff, 0]);

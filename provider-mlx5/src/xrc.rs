@@ -6,19 +6,20 @@ use bareverbs_provider::device::DeviceFile;
 use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp};
 use zerocopy::IntoBytes;
 
-use crate::table::NO_USER_INDEX;
+use crate::uidx_table::DEFAULT_UIDX;
 
-/// Makes a queue pair that receives for an XRC domain. The driver wants its payload all the same, and a user index that
-/// no completion ever names.
+/// Creates a queue pair that receives for an XRC domain. The driver wants its payload all the same,
+/// and a user index that no completion ever names.
 pub(crate) fn create_target(
     file: &DeviceFile,
     cqe_version: u8,
     request: &XrcTargetRequest,
 ) -> Result<QpHandle, CreateError> {
-    let uidx = if cqe_version == 0 { NO_USER_INDEX } else { 0 };
+    let uidx = if cqe_version == 0 { DEFAULT_UIDX } else { 0 };
     let driver = CreateQpReq { uidx, ..CreateQpReq::zeroed() };
     let mut response = CreateQpResp::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-    // SAFETY: of such a queue pair the driver takes no addresses (`create_xrc_tgt_qp` of its `qp.c`).
+    // SAFETY: of such a queue pair the driver takes no addresses (`create_xrc_tgt_qp` of its
+    // `qp.c`).
     Ok(unsafe { command::create_xrc_target(file, request, payload) }?)
 }

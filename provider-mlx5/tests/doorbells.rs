@@ -29,7 +29,7 @@ fn doorbell_records_are_freed_one_by_one() {
 }
 
 #[test]
-fn the_words_of_records_are_apart() {
+fn doorbell_record_words_are_independent() {
     let pool = DoorbellRecords::default();
     let taken: Vec<_> = (0..RECORDS).map(|_| pool.take().expect("memory")).collect();
     for (number, record) in (1..).zip(&taken) {
@@ -43,7 +43,7 @@ fn the_words_of_records_are_apart() {
 
 proptest! {
     #[test]
-    fn no_two_records_that_are_in_use_are_the_same(
+    fn doorbell_records_in_use_are_distinct(
         steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 0..400),
     ) {
         let pool = DoorbellRecords::default();
@@ -78,7 +78,7 @@ fn dedicated_uar_is_exclusive_until_released() {
 }
 
 #[test]
-fn a_register_holds_whole_blocks_of_at_most_512_bytes() {
+fn blueflame_room_is_whole_blocks_up_to_512_bytes() {
     for (size, room) in
         [(128, 64), (255, 64), (256, 128), (1000, 448), (1024, 512), (4096, 512), (u32::MAX, 512)]
     {

@@ -7,21 +7,21 @@ use std::sync::Arc;
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError};
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::ring::Consumer;
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_uapi::write::structs::Wc;
 
 use crate::memory::{KernelQueue, QueueMemory, locate};
 
-/// What asks the kernel for a completion event.
+/// Arms a completion queue.
 pub trait Arm: Send {
     /// Asks for one event when the next completion arrives, or the next solicited one.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal.
-    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused>;
+    /// The kernel's error.
+    fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError>;
 }
 
 /// The command `REQ_NOTIFY_CQ`.
@@ -40,7 +40,7 @@ impl KernelArm {
 }
 
 impl Arm for KernelArm {
-    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+    fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError> {
         command::req_notify_cq(&self.file, self.cq, solicited_only)
     }
 }
@@ -76,12 +76,13 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
         Ok(Self { ring, arm, memory })
     }
 
-    /// Follows the kernel to `memory`, into which it moved all completions that were not released, or empties the
-    /// queue where that cannot be done.
+    /// Switches to `memory`, to which the kernel moved all completions that were not released, or
+    /// empties the queue where that cannot be done.
     ///
-    /// The kernel copies under the lock under which it adds completions, and leaves the old memory with nothing in it
-    /// (`resize_finish` of `rxe_queue.c`); from then on it adds to the new one only. So nothing is lost or found
-    /// twice, provided that taken completions were [released](CompletionQueue::release) before the resize.
+    /// The kernel copies under the lock under which it adds completions, and leaves the old memory
+    /// with nothing in it (`resize_finish` of `rxe_queue.c`); from then on it adds to the new one
+    /// only. So nothing is lost or found twice, provided that taken completions were
+    /// [released](CompletionQueue::release) before the resize.
     ///
     /// # Errors
     ///
@@ -91,7 +92,11 @@ impl<A: Arm, M: QueueMemory> RxeCq<A, M> {
     ///
     /// The kernel must have moved the queue, and all taken completions must have been released
     /// before. The new memory must be as for [`RxeCq::new`].
-    pub unsafe fn follow(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
+    pub unsafe fn finish_resize(
+        &mut self,
+        memory: Result<M, CreateError>,
+        depth: u32,
+    ) -> Result<(), CreateError> {
         let moved = memory.and_then(|memory| {
             // SAFETY: the value keeps the memory beside the consumer, and the caller promises that
             // it is the only one.
@@ -128,9 +133,9 @@ unsafe fn take_up(memory: &impl QueueMemory, depth: u32) -> Result<Consumer, Cre
 //    queue.
 // 2. and 3. The kernel posts one completion for a request when it is done with it (`rxe_cq_post` of
 //    `rxe_cq.c`), with the request's `wr_id`, which it reads from the slot. `Consumer` takes each
-//    entry once: only `resync` could take one again, and `follow` calls it after a resize, which
-//    the kernel leaves nothing behind of that was not released. The load of the producer's index
-//    comes before those of the entry (`read_peer_index`), so what the kernel wrote before is
+//    entry once: only `resync` could take one again, and `finish_resize` calls it after a resize,
+//    which the kernel leaves nothing behind of that was not released. The load of the producer's
+//    index comes before those of the entry (`read_peer_index`), so what the kernel wrote before is
 //    visible.
 // 4. The kernel writes no entries without a request. Those of stale slots, which it may find in the
 //    ring in the error state (see `SendQueue for RxeSq`), it flushes with an error status.
@@ -164,7 +169,7 @@ unsafe impl<A: Arm, M: QueueMemory> CompletionQueue for RxeCq<A, M> {
         self.ring.release();
     }
 
-    fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+    fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError> {
         self.arm.arm(solicited_only)
     }
 }
@@ -178,16 +183,16 @@ pub struct RxeCompletion<'a> {
 
 macro_rules! field {
     ($self:ident . $field:ident) => {
-        // SAFETY: `locate` checked that a slot holds a `Wc`; the slot is not released, nor the memory given back,
-        // while the queue is borrowed. Every bit pattern is a value of the field, and the read is volatile because
-        // the kernel could write at any time.
+        // SAFETY: `locate` checked that a slot holds a `Wc`; the slot is not released, nor the
+        // memory given back, while the queue is borrowed. Every bit pattern is a value of the
+        // field, and the read is volatile because the kernel could write at any time.
         unsafe { (&raw const (*$self.wc).$field).read_volatile() }
     };
 }
 
 impl RxeCompletion<'_> {
-    /// Whether it is a receive's. The kernel marks completions of sends with immediate data as having some too,
-    /// but gives none.
+    /// Whether it is a receive's. The kernel marks completions of sends with immediate data as
+    /// having some too, but gives none.
     #[inline]
     fn is_receive(&self) -> bool {
         field!(self.opcode).0 & WcOpcode::RECV.0 != 0
@@ -202,7 +207,8 @@ impl RxeCompletion<'_> {
             // 64. The slot is not released, nor the memory given back, while the queue is borrowed.
             unsafe { self.wc.cast::<Chunk>().add(i).read_volatile() }
         });
-        // SAFETY: the fields of both lie at the same places, as is checked below, and take any bits.
+        // SAFETY: the fields of both lie at the same places, as is checked below, and take any
+        // bits.
         unsafe { std::mem::transmute::<Chunks, WorkCompletion>(chunks) }
     }
 }
@@ -241,7 +247,7 @@ const _: () = {
 
 /// The flags without that of immediate data, unless they are a receive's.
 #[cold]
-fn true_flags(opcode: WcOpcode, flags: WcFlags) -> WcFlags {
+fn fix_wc_flags(opcode: WcOpcode, flags: WcFlags) -> WcFlags {
     if opcode.0 & WcOpcode::RECV.0 == 0 { flags.difference(WcFlags::WITH_IMM) } else { flags }
 }
 
@@ -317,7 +323,7 @@ impl Completion for RxeCompletion<'_> {
     fn to_value(&self) -> WorkCompletion {
         let mut value = self.copy();
         if value.wc_flags.contains(WcFlags::WITH_IMM) {
-            value.wc_flags = true_flags(value.opcode, value.wc_flags);
+            value.wc_flags = fix_wc_flags(value.opcode, value.wc_flags);
         }
         value
     }

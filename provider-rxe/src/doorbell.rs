@@ -1,4 +1,4 @@
-//! Telling the kernel to look at a send queue.
+//! The doorbell of a send queue.
 
 use std::sync::Arc;
 
@@ -7,17 +7,17 @@ use bareverbs_provider::device::DeviceFile;
 use bareverbs_uapi::write::structs::{PostSendReq, PostSendResp, SendWr};
 use bareverbs_uapi::write::{self, PostSend};
 
-/// What makes the kernel look at a send queue.
+/// Rings a send queue's doorbell: the kernel then processes the queue.
 ///
 /// The trait vouches for nothing: who makes an [`RxeSq`](crate::RxeSq) promises that its doorbell
 /// answers as [`Doorbell::ring`] says.
 pub trait Doorbell: Send {
-    /// Makes it look.
+    /// Rings it.
     ///
     /// # Errors
     ///
-    /// The kernel's answer; `EINVAL` means that it did not look and that nothing else makes it look before the
-    /// queue pair's state changes.
+    /// The kernel's answer; `EINVAL` means that it did not process the queue and that nothing else
+    /// makes it do so before the queue pair's state changes.
     fn ring(&mut self) -> Result<(), Errno>;
 }
 
@@ -29,8 +29,8 @@ const CALL: usize = 24 + 3 * 16;
 pub struct KernelDoorbell {
     file: Arc<DeviceFile>,
     call: [u8; CALL],
-    /// What `call` points at. Freed by hand, so that moving the doorbell leaves the addresses and their validity
-    /// alone.
+    /// What `call` points at. Freed by hand, so that moving the doorbell leaves the addresses and
+    /// their validity alone.
     exchange: *mut Exchange,
 }
 
@@ -40,7 +40,8 @@ struct Exchange {
     response: PostSendResp,
 }
 
-// SAFETY: the doorbell owns what `exchange` points at, and only the kernel accesses it, during `ring`.
+// SAFETY: the doorbell owns what `exchange` points at, and only the kernel accesses it, during
+// `ring`.
 unsafe impl Send for KernelDoorbell {}
 
 impl KernelDoorbell {
@@ -58,7 +59,8 @@ impl KernelDoorbell {
             ..PostSendReq::zeroed()
         };
         let exchange = Box::into_raw(Box::new(Exchange { request, response: PostSendResp::zeroed() }));
-        // SAFETY: just allocated, and referenced by nobody else; both references end in this function.
+        // SAFETY: just allocated, and referenced by nothing else; both references end in this
+        // function.
         let (request, response) = unsafe { (&(*exchange).request, &mut (*exchange).response) };
         let built = write::invoke::<PostSend>(file.driver_id(), request, response);
         let mut call = [0; CALL];
@@ -70,8 +72,8 @@ impl KernelDoorbell {
 impl Doorbell for KernelDoorbell {
     #[inline]
     fn ring(&mut self) -> Result<(), Errno> {
-        // SAFETY: the call's header has the call's true length, and its attributes point into `exchange`, which
-        // lives as long as the doorbell and is accessed by nobody else.
+        // SAFETY: the call's header has the call's true length, and its attributes point into
+        // `exchange`, which lives as long as the doorbell and is accessed by nothing else.
         unsafe { self.file.execute_raw(&mut self.call) }
     }
 }

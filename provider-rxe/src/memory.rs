@@ -62,8 +62,8 @@ pub(crate) const HEADER: usize = size_of::<QueueBuf>();
 /// No slot of rxe is larger than 1024 bytes; the bound keeps the arithmetic far from overflow.
 const MAX_LOG2_SLOT: u32 = 16;
 
-/// Reads a queue's header and checks that the ring it describes lies in the memory, holds `depth` elements and has
-/// slots for elements of `element` bytes.
+/// RdAtomic a queue's header and checks that the ring it describes lies in the memory, holds
+/// `depth` elements and has slots for elements of `element` bytes.
 ///
 /// The header is read once: the kernel does not change it, and what it says later has no effect.
 pub(crate) fn locate(
@@ -78,7 +78,8 @@ pub(crate) fn locate(
         return Err(wrong("the memory is smaller than the header", size as u64));
     }
     let header = memory.start().cast::<QueueBuf>();
-    // SAFETY: the header lies in the memory, which is valid and aligned by the contract of `QueueMemory`.
+    // SAFETY: the header lies in the memory, which is valid and aligned by the contract of
+    // `QueueMemory`.
     let (log2_slot, mask) = unsafe {
         let header = header.as_ptr();
         (
@@ -98,7 +99,8 @@ pub(crate) fn locate(
     if mask < depth {
         return Err(wrong("the ring holds fewer elements than were asked for", mask.into()));
     }
-    // SAFETY: the offsets are those of the header's fields and of its end, all of which lie in the memory.
+    // SAFETY: the offsets are those of the header's fields and of its end, all of which lie in the
+    // memory.
     let ring = unsafe {
         RingMemory {
             producer: memory.start().add(offset_of!(QueueBuf, producer_index)).cast(),
@@ -128,13 +130,13 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
-    fn a_read_only_mapping_is_refused_as_queue_memory() {
+    fn read_only_mapping_is_rejected_as_queue_memory() {
         let refused = KernelQueue::try_from(mapped(Protection::Read)).map(drop);
         assert!(matches!(refused, Err(CreateError::Layout { .. })), "{refused:?}");
     }
 
     #[test]
-    fn a_readable_and_writable_mapping_is_queue_memory() {
+    fn read_write_mapping_is_accepted_as_queue_memory() {
         let queue = KernelQueue::try_from(Mapping::anonymous(4096).expect("memory")).expect("queue memory");
         assert_eq!(queue.size(), 4096);
         // SAFETY: the page is valid for writes, by the contract of `QueueMemory`.

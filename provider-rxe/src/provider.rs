@@ -1,4 +1,4 @@
-//! Making queues.
+//! The provider: creation and resize of queues.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use bareverbs_provider::contract::{
     QpRequest, QueueMemory, SendQueue, SrqChange, SrqRequest,
 };
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
-use bareverbs_provider::unfinished::Unfinished;
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
 };
@@ -36,27 +36,27 @@ pub struct Rxe {
 }
 
 impl Rxe {
-    /// Maps a queue. What the kernel told is good for one mapping only.
+    /// Maps a queue. The kernel lets each `MmapInfo` be mapped once.
     fn map(&self, info: &MmapInfo) -> Result<KernelQueue, CreateError> {
         self.file.map(info.offset, info.size as usize, Protection::ReadWrite)?.try_into()
     }
 
     /// Bytes of the active MTU of the only port.
-    fn mtu(&self) -> Result<u32, Refused> {
+    fn mtu(&self) -> Result<u32, IoctlError> {
         let port = command::query_port(&self.file, 1)?;
         Ok(128 << port.legacy_resp.active_mtu.0.clamp(1, 5))
     }
 }
 
-/// Looks whether queues may lie where the kernel puts them.
-fn in_memory_of_the_kernel(memory: QueueMemory) -> Result<(), CreateError> {
+/// Rejects huge pages: the kernel allocates the queues.
+fn check_queue_memory(memory: QueueMemory) -> Result<(), CreateError> {
     match memory {
         QueueMemory::Ordinary => Ok(()),
         QueueMemory::HugePages => Err(CreateError::Unsupported { what: "queues in huge pages" }),
     }
 }
 
-/// Destroys a completion queue that is not handed out.
+/// Destroys a completion queue that is not returned to the caller.
 ///
 /// # Safety
 ///
@@ -67,7 +67,7 @@ unsafe fn destroy_cq(file: &DeviceFile, handle: u32) {
     let _ = unsafe { command::destroy_cq(file, handle) };
 }
 
-/// Destroys a queue pair that is not handed out.
+/// Destroys a queue pair that is not returned to the caller.
 ///
 /// # Safety
 ///
@@ -78,7 +78,7 @@ unsafe fn destroy_qp(file: &DeviceFile, handle: u32) {
     let _ = unsafe { command::destroy_qp(file, handle) };
 }
 
-/// Destroys a shared receive queue that is not handed out.
+/// Destroys a shared receive queue that is not returned to the caller.
 ///
 /// # Safety
 ///
@@ -96,8 +96,8 @@ unsafe fn destroy_srq(file: &DeviceFile, handle: u32) {
 //    `rxe_mmap.c`); the mapping goes into the queue, which keeps it. For an object the kernel
 //    accesses its own mapping of those pages, which lasts as long as the object, and memory that
 //    requests name.
-// 3. `Unfinished` destroys an object whose rings could not be taken up. Nothing was posted to it.
-// 4. After a resize the kernel uses the new ring only, and `follow` and `move_to` keep its mapping.
+// 3. `HandleGuard` destroys an object whose rings could not be taken up. Nothing was posted to it.
+// 4. After a resize the kernel uses the new ring only, and `finish_resize` keeps its mapping.
 //    Where they can't, the queue keeps the old pages, which the kernel uses no more. `resize_cq`
 //    releases all taken completions before.
 // 5. and 6. Rxe has no memory on the device and no null key: the trait's own bodies refuse.
@@ -112,9 +112,9 @@ unsafe impl Provider for Rxe {
         driver_id == DriverId::RXE.0
     }
 
-    fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+    fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         if !Self::drives(file.driver_id()) {
-            return Err(Refused { method: "GetContext", errno: Errno::INVAL });
+            return Err(IoctlError { method: "GetContext", errno: Errno::INVAL });
         }
         // SAFETY: rxe has no payload for contexts.
         let info = unsafe { command::get_context(&file, DriverPayload::default()) }?;
@@ -126,7 +126,7 @@ unsafe impl Provider for Rxe {
         self.info
     }
 
-    fn alloc_pd(&self) -> Result<u32, Refused> {
+    fn alloc_pd(&self) -> Result<u32, IoctlError> {
         // SAFETY: rxe has no payload for domains.
         unsafe { command::alloc_pd(&self.file, DriverPayload::default()) }
     }
@@ -135,19 +135,19 @@ unsafe impl Provider for Rxe {
         if request.compressed {
             return Err(CreateError::Unsupported { what: "compressed completions" });
         }
-        in_memory_of_the_kernel(request.memory)?;
+        check_queue_memory(request.memory)?;
         let mut response = CreateCqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_cq(&self.file, request, payload) }?;
         // SAFETY: the kernel made the object just now, and nothing else knows its handle before
         // this function returns it.
-        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_cq) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_cq) };
         let memory = self.map(&response.mi)?;
         let arm = KernelArm::new(self.file.clone(), made.handle);
         // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
         let queue = unsafe { RxeCq::new(memory, request.entries, arm) }?;
-        Ok(CreatedCq { handle: unfinished.finished(), entries: queue.capacity(), queue })
+        Ok(CreatedCq { handle: guard.disarm(), entries: queue.capacity(), queue })
     }
 
     unsafe fn resize_cq(&self, cq: u32, queue: &mut RxeCq, entries: u32) -> Result<u32, CreateError> {
@@ -159,7 +159,7 @@ unsafe impl Provider for Rxe {
         unsafe { command::resize_cq(&self.file, cq, entries, payload) }?;
         // SAFETY: the kernel has just moved this queue to these pages, and lets them be mapped
         // once. `release` came before.
-        unsafe { queue.follow(self.map(&response.mi), entries) }?;
+        unsafe { queue.finish_resize(self.map(&response.mi), entries) }?;
         Ok(queue.capacity())
     }
 
@@ -168,7 +168,8 @@ unsafe impl Provider for Rxe {
             return Err(CreateError::Unsupported { what: "doorbells of one queue pair's own" });
         }
         let mut request = *request;
-        // Kernels that check the element in work against the width refuse inline data on a queue of width 0.
+        // Kernels that check the element in work against the width refuse inline data on a queue of
+        // width 0.
         request.cap.max_send_sge = request.cap.max_send_sge.max(1);
         if request.scatter_to_cqe {
             return Err(CreateError::Unsupported { what: "messages in completions" });
@@ -176,7 +177,7 @@ unsafe impl Provider for Rxe {
         if request.max_tso_header > 0 {
             return Err(CreateError::Unsupported { what: "large sends" });
         }
-        in_memory_of_the_kernel(request.memory)?;
+        check_queue_memory(request.memory)?;
         if SendLimits::new(request.qp_type, 0, 0).is_none() {
             return Err(CreateError::Unsupported { what: "queue pairs of this type" });
         }
@@ -187,7 +188,7 @@ unsafe impl Provider for Rxe {
         let made = unsafe { command::create_qp(&self.file, &request, payload) }?;
         // SAFETY: the kernel made the object just now, and nothing else knows its handle before
         // this function returns it.
-        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_qp) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_qp) };
 
         let mut cap = made.cap;
         let rq = match request.srq {
@@ -216,23 +217,23 @@ unsafe impl Provider for Rxe {
         // 6.1 reports the depths as asked for; the rings are deeper.
         cap.max_send_wr = sq.capacity();
         cap.max_recv_wr = rq.as_ref().map_or(0, RecvQueue::capacity);
-        Ok(CreatedQp { handle: unfinished.finished(), qp_num: made.qp_num, cap, sq, rq })
+        Ok(CreatedQp { handle: guard.disarm(), qp_num: made.qp_num, cap, sq, rq })
     }
 
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
-        in_memory_of_the_kernel(request.memory)?;
+        check_queue_memory(request.memory)?;
         let mut response = CreateSrqResp::zeroed();
         let payload = DriverPayload { input: &[], output: response.as_mut_bytes() };
         // SAFETY: rxe reads no payload and writes its response into ours, which has its full size.
         let made = unsafe { command::create_srq(&self.file, request, payload) }?;
         // SAFETY: the kernel made the object just now, and nothing else knows its handle before
         // this function returns it.
-        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy_srq) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy_srq) };
         let memory = self.map(&response.mi)?;
         // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once.
         let queue = unsafe { RxeRq::new(memory, request.max_wr, made.max_sge) }?;
         Ok(CreatedSrq {
-            handle: unfinished.finished(),
+            handle: guard.disarm(),
             max_wr: queue.capacity(),
             max_sge: made.max_sge,
             srq_num: response.srq_num,
@@ -260,7 +261,7 @@ unsafe impl Provider for Rxe {
         let info = unsafe { (&raw const info).read_volatile() };
         // SAFETY: the kernel has just moved this queue to these pages, lets them be mapped once,
         // and uses the old ones no more.
-        unsafe { queue.move_to(self.map(&info), max_wr) }
+        unsafe { queue.finish_resize(self.map(&info), max_wr) }
     }
 
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
@@ -283,12 +284,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_of_another_driver_is_refused() {
+    fn open_rejects_files_of_other_drivers() {
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: `/dev/null` fails every ioctl and mmap.
         let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), DriverId::UNKNOWN.0) }.unwrap();
         let file = Arc::new(file);
         let refused = Rxe::open(file).map(drop).unwrap_err();
-        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::INVAL });
+        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::INVAL });
     }
 }

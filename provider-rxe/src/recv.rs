@@ -4,25 +4,27 @@ use std::ptr::NonNull;
 
 use bareverbs_provider::contract::{CreateError, RecvQueue};
 use bareverbs_provider::ring::Producer;
-use bareverbs_provider::work::{self, RecvRequest, Refusal};
+use bareverbs_provider::work::{self, PushError, RecvRequest};
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 
 use crate::memory::{KernelQueue, QueueMemory, locate};
 use crate::send::{MAX_MESSAGE, too_long, too_many_sges, write_sges};
 
-/// Where a request's elements start in its slot.
+/// Where a request's SGEs start in its slot.
 const DATA: usize = size_of::<RecvWqe>();
 
 /// A receive queue.
 ///
-/// There is no doorbell: the kernel looks at the queue when a packet comes in. For that reason a receive posted
-/// after the queue pair has gone to the error state, and been flushed, does not complete.
+/// There is no doorbell: the kernel looks at the queue when a packet comes in. For that reason a
+/// receive posted after the queue pair has gone to the error state, and been flushed, does not
+/// complete.
 #[derive(Debug)]
 pub struct RxeRq<M: QueueMemory = KernelQueue> {
     ring: Producer,
     max_sge: u32,
-    /// Whether the short way is open: a request was written since the queue was new, and each may have an element.
-    short: bool,
+    /// Whether the fast path is enabled: a request was written since creation or reset, and
+    /// requests may have an SGE.
+    fast_path: bool,
     /// Whether the kernel has left the ring for one that is not mapped.
     lost: bool,
     /// Keeps the ring in place.
@@ -33,7 +35,7 @@ pub struct RxeRq<M: QueueMemory = KernelQueue> {
 pub type RxeSrq<M = KernelQueue> = RxeRq<M>;
 
 impl<M: QueueMemory> RxeRq<M> {
-    /// Takes up the queue in `memory`, which must hold `depth` requests of up to `max_sge` elements.
+    /// Takes up the queue in `memory`, which must hold `depth` requests of up to `max_sge` SGEs.
     ///
     /// # Errors
     ///
@@ -52,30 +54,35 @@ impl<M: QueueMemory> RxeRq<M> {
         // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
         // producer.
         let ring = unsafe { Producer::new(ring) };
-        Ok(Self { ring, max_sge, short: false, lost: false, _memory: memory })
+        Ok(Self { ring, max_sge, fast_path: false, lost: false, _memory: memory })
     }
 
-    /// Goes on in `memory`, where the kernel has moved the queue and which must hold `depth` requests. Requests that
-    /// were pushed and not published are forgotten: the kernel knew nothing of them.
+    /// Switches to `memory`, to which the kernel has moved the queue and which must hold `depth`
+    /// requests. Requests that were pushed and not published are forgotten: the kernel knew nothing
+    /// of them.
     ///
     /// # Errors
     ///
     /// What stopped the mapping, or [`CreateError::Layout`] where the header in the memory says
-    /// otherwise. The queue is lost then: it refuses requests with [`Refusal::QueueLost`] until it
-    /// is moved again.
+    /// otherwise. The queue is lost then: it refuses requests with [`PushError::QueueLost`] until
+    /// it is moved again.
     ///
     /// # Safety
     ///
     /// The kernel must have moved the queue: it reads the old memory no more. The new memory must
     /// be as for [`RxeRq::new`].
-    pub unsafe fn move_to(&mut self, memory: Result<M, CreateError>, depth: u32) -> Result<(), CreateError> {
+    pub unsafe fn finish_resize(
+        &mut self,
+        memory: Result<M, CreateError>,
+        depth: u32,
+    ) -> Result<(), CreateError> {
         // SAFETY: the caller promises for the new memory what `new` asks.
         match memory.and_then(|memory| unsafe { Self::new(memory, depth, self.max_sge) }) {
             Ok(moved) => *self = moved,
             Err(error) => {
                 // SAFETY: the caller promises that the kernel has left the old memory.
                 unsafe { self.ring.close() };
-                self.short = false;
+                self.fast_path = false;
                 self.lost = true;
                 return Err(error);
             }
@@ -84,12 +91,12 @@ impl<M: QueueMemory> RxeRq<M> {
     }
 
     #[cold]
-    fn full(&self) -> Refusal {
-        if self.lost { Refusal::QueueLost } else { Refusal::QueueFull { capacity: self.ring.capacity() } }
+    fn full(&self) -> PushError {
+        if self.lost { PushError::QueueLost } else { PushError::QueueFull { capacity: self.ring.capacity() } }
     }
 }
 
-/// Writes what stands before the elements, except the two words that are always zero.
+/// Writes what stands before the SGEs, except the two words that are always zero.
 ///
 /// # Safety
 ///
@@ -111,13 +118,14 @@ unsafe fn write(slot: NonNull<u8>, wr_id: u64, length: u32, num_sge: u32) {
 
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `_memory` keeps the ring, by the contract of `QueueMemory`.
-// 2. A request's elements are copied into a slot as they are, and the kernel writes to them when a
+// 2. A request's SGEs are copied into a slot as they are, and the kernel writes to them when a
 //    message comes. `advance` and `fill`, which make a slot part of a batch, come last in `push`
 //    and `try_push`: a request that is refused or declined is in no batch.
-// 3. `next_slot` and `known_slot` give free slots only. A queue that lost its memory has none.
+// 3. `next_slot` and `cached_free_slot` give free slots only. A queue that lost its memory has
+//    none.
 // 4. The kernel reads slots up to the producer's index, which only `publish` stores. `ring` after
-//    the queue was lost stores it in memory that the kernel reads no more, as who called `move_to`
-//    promised.
+//    the queue was lost stores it in memory that the kernel reads no more, as who called
+//    `finish_resize` promised.
 // 5. `abort` of the ring forgets the slots that were not published.
 // 6. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
 //    promises, and forgets what was not published. Nothing panics between a slot's first byte and
@@ -134,16 +142,16 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         if self.lost { 0 } else { self.ring.outstanding() }
     }
 
-    /// One element.
+    /// One SGE.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
         let [sge] = request.sges else { return false };
-        if !self.short || sge.length > i32::MAX as u32 {
+        if !self.fast_path || sge.length > i32::MAX as u32 {
             return false;
         }
-        let Some(slot) = self.ring.known_slot() else { return false };
-        // SAFETY: `locate` checked that a slot has room for a request and, as `short` says, one element. Slots are
-        // aligned to 64, and nobody else accesses this one before it is published.
+        let Some(slot) = self.ring.cached_free_slot() else { return false };
+        // SAFETY: `locate` checked that a slot has room for a request and, as `fast_path` says, one
+        // SGE. Slots are aligned to 64, and nothing else accesses this one before it is published.
         unsafe {
             write(slot.start(), request.wr_id, sge.length, 1);
             slot.start().add(DATA).cast::<work::Sge>().write(*sge);
@@ -153,7 +161,7 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         true
     }
 
-    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
         let Some(slot) = self.ring.next_slot() else {
             return Err(self.full());
         };
@@ -161,14 +169,14 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         if sges.len() > self.max_sge as usize {
             return Err(too_many_sges(sges, self.max_sge));
         }
-        // SAFETY: `locate` checked that a slot has room for `max_sge` elements behind the request, and slots and
-        // `DATA` are multiples of 8.
+        // SAFETY: `locate` checked that a slot has room for `max_sge` SGEs behind the request, and
+        // slots and `DATA` are multiples of 8.
         let length = unsafe { write_sges(slot.as_ptr().add(DATA).cast(), sges) };
         if length > MAX_MESSAGE {
             return Err(too_long(length));
         }
-        // SAFETY: a slot has room for a `RecvWqe`, is aligned to 64, and nobody else accesses it before it is
-        // published.
+        // SAFETY: a slot has room for a `RecvWqe`, is aligned to 64, and nothing else accesses it
+        // before it is published.
         unsafe {
             let wqe = slot.as_ptr().cast::<RecvWqe>();
             (&raw mut (*wqe).reserved).write(0);
@@ -178,7 +186,7 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
         // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
         // caller vouches.
         unsafe { self.ring.advance() };
-        self.short = self.max_sge > 0;
+        self.fast_path = self.max_sge > 0;
         Ok(())
     }
 
@@ -194,6 +202,6 @@ unsafe impl<M: QueueMemory> RecvQueue for RxeRq<M> {
 
     unsafe fn reset(&mut self) {
         self.ring.resync();
-        self.short = false;
+        self.fast_path = false;
     }
 }

@@ -1,32 +1,32 @@
 //! The send queue.
 
 mod datagram;
-mod handover;
 mod limits;
-mod refusals;
+mod push_errors;
 mod slot;
+mod submit;
 
 use std::ops::Range;
 
 use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::ring::{Position, Producer};
-use bareverbs_provider::work::{self, Datagram, Operation, Payload, Refusal, Remote, SendRequest};
+use bareverbs_provider::work::{self, Datagram, Operation, Payload, PushError, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WrOpcode};
 
 pub use self::datagram::RxeAh;
-use self::handover::DOORBELL;
 pub use self::limits::SendLimits;
-pub(crate) use self::refusals::{MAX_MESSAGE, too_long, too_many_sges};
-use self::refusals::{no_payload, too_long_inline, unsupported, wrong_atomic};
+pub(crate) use self::push_errors::{MAX_MESSAGE, too_long, too_many_sges};
+use self::push_errors::{no_payload, too_long_inline, unsupported, wrong_atomic};
 pub(crate) use self::slot::write_sges;
-use self::slot::{Common, DATA, kernel_flags, write_common, write_inline, write_rdma, write_short};
+use self::slot::{Common, DATA, kernel_flags, write_common, write_fast, write_inline, write_rdma};
+use self::submit::DOORBELL;
 use crate::doorbell::{Doorbell, KernelDoorbell};
 use crate::memory::{KernelQueue, QueueMemory, locate};
-use crate::reads::Reads;
+use crate::rd_atomic::RdAtomic;
 
 /// The state of a request that the kernel could not carry out (`enum wqe_state` of `rxe_verbs.h`).
 const STATE_ERROR: u32 = 4;
@@ -36,14 +36,14 @@ const STATE_ERROR: u32 = 4;
 pub struct RxeSq<D: Doorbell = KernelDoorbell, M: QueueMemory = KernelQueue> {
     ring: Producer,
     limits: SendLimits,
-    reads: Reads,
-    /// Whether the short way is open to an element.
-    short_sge: bool,
-    /// To how many lengths of inline data, from [`SHORT_INLINE`] up.
-    short_inline: usize,
+    rd_atomic: RdAtomic,
+    /// Whether the fast path takes requests of one SGE.
+    fast_sge: bool,
+    /// How many lengths of inline data the fast path takes, from the start of [`FAST_INLINE`] up.
+    fast_inline: usize,
     /// Where an abort goes back to: requests before it are published or deferred.
     deferred: Position,
-    /// Whether it was brought to the error state. There, the short way stays closed.
+    /// Whether it was moved to the error state. There, the fast path stays disabled.
     in_error: bool,
     doorbell: D,
     /// Keeps the ring in place.
@@ -70,14 +70,14 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // it is kept, by the contract of `QueueMemory`. The caller promises that this is the only
         // producer.
         let ring = unsafe { Producer::new(ring) };
-        let reads = Reads::new(limits.operations);
+        let rd_atomic = RdAtomic::new(limits.operations);
         let deferred = ring.position();
         Ok(Self {
             ring,
             limits,
-            reads,
-            short_sge: false,
-            short_inline: 0,
+            rd_atomic,
+            fast_sge: false,
+            fast_inline: 0,
             deferred,
             in_error: false,
             doorbell,
@@ -85,57 +85,59 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         })
     }
 
-    /// Opens the short way, as far as the limits go, once a request was written the long way.
-    fn shorten(&mut self) {
+    /// Enables the fast path within the limits, once a request took the slow path.
+    fn open_fast_path(&mut self) {
         if self.in_error {
             return;
         }
         let SendLimits { max_sge, max_inline, operations, .. } = self.limits;
-        if operations & SHORT_OPERATIONS == SHORT_OPERATIONS {
-            let longest = SHORT_INLINE.end.min(max_inline as usize + 1);
-            self.short_sge = max_sge > 0;
-            self.short_inline = longest.saturating_sub(SHORT_INLINE.start);
+        if operations & FAST_OPERATIONS == FAST_OPERATIONS {
+            let longest = FAST_INLINE.end.min(max_inline as usize + 1);
+            self.fast_sge = max_sge > 0;
+            self.fast_inline = longest.saturating_sub(FAST_INLINE.start);
         }
     }
 
-    fn close_short_way(&mut self) {
-        (self.short_sge, self.short_inline) = (false, 0);
+    fn close_fast_path(&mut self) {
+        (self.fast_sge, self.fast_inline) = (false, 0);
     }
 
     #[cold]
-    fn not_possible(&self, operation: &Operation, opcode: WrOpcode) -> Refusal {
-        if self.reads.has(opcode) {
-            Refusal::NoReadsOutstanding { operation: operation.name() }
+    fn unsupported_operation(&self, operation: &Operation, opcode: WrOpcode) -> PushError {
+        if self.rd_atomic.has(opcode) {
+            PushError::NoReadsOutstanding { operation: operation.name() }
         } else {
             unsupported(operation)
         }
     }
 }
 
-/// Lengths of inline data that the short way copies, in two words.
-const SHORT_INLINE: Range<usize> = 8..17;
+/// Lengths of inline data that the fast path copies, in two words.
+const FAST_INLINE: Range<usize> = 8..17;
 
-/// Operations of the short way, as in [`SendLimits`].
-const SHORT_OPERATIONS: u32 = 1 << WrOpcode::SEND.0 | 1 << WrOpcode::RDMA_WRITE.0;
+/// Operations of the fast path, as in [`SendLimits`].
+const FAST_OPERATIONS: u32 = 1 << WrOpcode::SEND.0 | 1 << WrOpcode::RDMA_WRITE.0;
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
-    /// Copies elements or inline data behind a request; returns their bytes, the number of elements and the flag.
+    /// Copies SGEs or inline data behind a request; returns their bytes, the number of SGEs and the
+    /// flag.
     ///
     /// # Safety
     ///
-    /// There must be room at `data` for what the limits allow, aligned to 8 and overlapping no Rust slice.
+    /// There must be room at `data` for what the limits allow, aligned to 8 and overlapping no Rust
+    /// slice.
     #[inline(always)]
     unsafe fn write_payload(
         &self,
         data: *mut u8,
         payload: Payload<'_>,
-    ) -> Result<(u32, u32, SendFlags), Refusal> {
+    ) -> Result<(u32, u32, SendFlags), PushError> {
         match payload {
             Payload::Sges(sges) => {
                 if sges.len() > self.limits.max_sge as usize {
                     return Err(too_many_sges(sges, self.limits.max_sge));
                 }
-                // SAFETY: the caller promises room for `max_sge` elements.
+                // SAFETY: the caller promises room for `max_sge` SGEs.
                 let length = unsafe { write_sges(data.cast(), sges) };
                 if length > MAX_MESSAGE {
                     return Err(too_long(length));
@@ -157,10 +159,10 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 // SAFETY: by the numbers of the trait's obligations:
 // 1. `_memory` keeps the ring, by the contract of `QueueMemory`. The kernel reads nothing else for
 //    the queue: inline data lie in the slots, and the doorbell's call is the doorbell's own.
-// 2. Elements, operation and inline data are copied into a slot as they are given, and the kernel
+// 2. SGEs, operation and inline data are copied into a slot as they are given, and the kernel
 //    checks the keys. `advance` and `fill`, which make a slot part of a batch, come last in `push`,
 //    `push_to_handle` and `try_push`: a request that is refused or declined is in no batch.
-// 3. `next_slot` and `known_slot` give slots only that the kernel has given back.
+// 3. `next_slot` and `cached_free_slot` give slots only that the kernel has given back.
 // 4. The kernel reads slots up to the producer's index, which only `publish`, `publish_next` and
 //    `take_back` store, in `ring_once`, `ring_one_by_one` and `refused`.
 // 5. `abort_to` forgets the slots that were filled after `deferred`, none of which was published.
@@ -171,7 +173,7 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 //    (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
 // 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
 //    promises, and forgets what was not published.
-// 8. `change` is the trait's own.
+// 8. `modify` is the trait's own.
 // Nothing panics between a slot's first byte and `advance`.
 unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     type Ah = RxeAh;
@@ -181,22 +183,23 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.capacity()
     }
 
-    /// A send or a write of one element or of a few bytes inline. Always part of the caller, where the operation and the
-    /// kind of payload are mostly known: what remains then is little more than the stores.
+    /// A send or a write of one SGE or of a few bytes inline. Always part of the caller, where the
+    /// operation and the kind of payload are mostly known: what remains then is little more than
+    /// the stores.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
-        let Some(slot) = self.ring.known_slot() else { return false };
+        let Some(slot) = self.ring.cached_free_slot() else { return false };
         let start = slot.start().as_ptr();
         let wqe = start.cast::<SendWqe>();
         // Both arms go on by themselves: what is constant in them stays so.
         let written = match request.payload {
             Payload::Inline([part]) => {
-                let beyond = part.len().wrapping_sub(SHORT_INLINE.start);
-                if beyond >= self.short_inline {
+                let beyond = part.len().wrapping_sub(FAST_INLINE.start);
+                if beyond >= self.fast_inline {
                     return false;
                 }
                 let from = part.as_ptr();
-                // SAFETY: `shorten` let `short_inline` be no longer than the inline data that
+                // SAFETY: `open_fast_path` let `fast_inline` be no longer than the inline data that
                 // `locate` found room for, behind the request. The two words together cover the
                 // part, and overlap where it is shorter than both. The slot is aligned to 64, and
                 // the kernel accesses it only once it is published.
@@ -205,16 +208,16 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     let last = from.add(beyond).cast::<u64>().read_unaligned();
                     start.add(DATA).cast::<u64>().write_unaligned(first);
                     start.add(DATA + beyond).cast::<u64>().write_unaligned(last);
-                    write_short(wqe, request, part.len() as u32, 0, SendFlags::INLINE)
+                    write_fast(wqe, request, part.len() as u32, 0, SendFlags::INLINE)
                 }
             }
-            Payload::Sges([sge]) if self.short_sge && sge.length <= i32::MAX as u32 => {
-                // SAFETY: `shorten` set `short_sge` only where `locate` found room for an element
+            Payload::Sges([sge]) if self.fast_sge && sge.length <= i32::MAX as u32 => {
+                // SAFETY: `open_fast_path` set `fast_sge` only where `locate` found room for an SGE
                 // behind the request. The slot is aligned to 64, and the kernel accesses it only
                 // once it is published.
                 unsafe {
                     start.add(DATA).cast::<work::Sge>().write(*sge);
-                    write_short(wqe, request, sge.length, 1, SendFlags::empty())
+                    write_fast(wqe, request, sge.length, 1, SendFlags::empty())
                 }
             }
             _ => return false,
@@ -226,29 +229,30 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         written
     }
 
-    /// In the error state, the long way rings.
+    /// In the error state, the slow path rings the doorbell.
     #[inline(always)]
     unsafe fn try_post(
         &mut self,
         request: &SendRequest<'_>,
-        later: bool,
+        defer: bool,
     ) -> Option<Result<(), DoorbellError>> {
         // SAFETY: the caller vouches for the memory that the request names, as `push` asks.
-        if !later && self.has_failed() || !unsafe { self.try_push(request) } {
+        if !defer && self.has_failed() || !unsafe { self.try_push(request) } {
             return None;
         }
-        Some(if later { self.defer() } else { self.ring_once() })
+        Some(if defer { self.defer() } else { self.ring_once() })
     }
 
-    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
         let Some(slot) = self.ring.next_slot() else {
-            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+            return Err(PushError::QueueFull { capacity: self.ring.capacity() });
         };
-        // A slot that is refused half-written stays free: only `advance` makes it part of the batch.
+        // A slot that is refused half-written stays free: only `advance` makes it part of the
+        // batch.
         let wqe = slot.as_ptr().cast::<SendWqe>();
-        // SAFETY: `locate` checked that a slot has room for a request and for the data that the limits allow
-        // behind it. Slots are aligned to 64, and nobody else accesses this one before it is published, here and in
-        // the rest of the function. `DATA` is a multiple of 8.
+        // SAFETY: `locate` checked that a slot has room for a request and for the data that the
+        // limits allow behind it. Slots are aligned to 64, and nothing else accesses this one
+        // before it is published, here and in the rest of the function. `DATA` is a multiple of 8.
         let (data, form) = unsafe { (slot.as_ptr().add(DATA), &raw mut (*wqe).wr.wr) };
 
         // SAFETY: `locate` checked that behind a request a slot has room for the data that the
@@ -282,7 +286,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             }
             Operation::Read(remote) => {
                 if !inline.is_empty() {
-                    return Err(Refusal::InlineResult);
+                    return Err(PushError::InlineResult);
                 }
                 rdma(remote);
                 (WrOpcode::RDMA_READ, remote.addr, 0)
@@ -327,7 +331,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
                     || placement.is_empty()
                     || !(PlacementType::GLOBAL | PlacementType::PERSISTENT).contains(placement)
                 {
-                    return Err(Refusal::Flush { level: level.0, placement: placement.bits() });
+                    return Err(PushError::Flush { level: level.0, placement: placement.bits() });
                 }
                 let value = FlushWr {
                     remote_addr: remote.addr,
@@ -346,10 +350,11 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             Operation::AtomicWrite { remote, value } => {
                 no_payload(&request.operation, length, num_sge, inline)?;
                 if !remote.addr.is_multiple_of(8) {
-                    return Err(Refusal::AtomicAddress { addr: remote.addr });
+                    return Err(PushError::AtomicAddress { addr: remote.addr });
                 }
                 rdma(remote);
-                // SAFETY: there is room for 8 bytes behind every request, as `SendLimits::element` says.
+                // SAFETY: there is room for 8 bytes behind every request, as `SendLimits::element`
+                // says.
                 unsafe { data.cast::<[u8; 8]>().write(value) };
                 length = 8;
                 (WrOpcode::ATOMIC_WRITE, remote.addr, 0)
@@ -357,7 +362,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
             ref other => return Err(unsupported(other)),
         };
         if self.limits.operations & (1 << opcode.0) == 0 {
-            return Err(self.not_possible(&request.operation, opcode));
+            return Err(self.unsupported_operation(&request.operation, opcode));
         }
         let flags = kernel_flags(request.flags, inline);
         let common = Common {
@@ -374,14 +379,14 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         // SAFETY: `next_slot` gave the slot, which holds a whole request, for whose memory the
         // caller vouches.
         unsafe { self.ring.advance() };
-        self.shorten();
+        self.open_fast_path();
         Ok(())
     }
 
     unsafe fn push_datagram(
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         // SAFETY: the caller vouches for the memory that the request names, as this method asks.
         unsafe { self.push_to_handle(request) }
     }
@@ -410,13 +415,14 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.ring.abort_to(self.deferred);
     }
 
-    /// From Linux 6.4 on, the kernel flushes a request that it cannot carry out like those after it; why it could not
-    /// stands in the request's slot only (`rxe_requester` of `rxe_req.c`, `flush_send_wqe` of `rxe_comp.c`).
+    /// From Linux 6.4 on, the kernel flushes a request that it cannot carry out like those after
+    /// it; why it could not stands in the request's slot only (`rxe_requester` of `rxe_req.c`,
+    /// `flush_send_wqe` of `rxe_comp.c`).
     fn failure(&self) -> Option<(u64, WcStatus)> {
         self.ring.slots().find_map(|slot| {
             let wqe = slot.as_ptr().cast::<SendWqe>();
-            // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be writing these words, so
-            // they are read one by one and volatile.
+            // SAFETY: a slot has room for a `SendWqe` and is aligned to 64; the kernel may be
+            // writing these words, so they are read one by one and volatile.
             let (state, status, wr_id) = unsafe {
                 (
                     (&raw const (*wqe).state).read_volatile(),
@@ -434,32 +440,33 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     unsafe fn reset(&mut self) {
         self.ring.resync();
         self.deferred = self.ring.position();
-        self.close_short_way();
+        self.close_fast_path();
     }
 
-    fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
-        self.reads.check_change(change)
+    fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
+        self.rd_atomic.validate_modify(request)
     }
 
-    /// From Linux 6.4 on, the kernel's requester takes up the queue at its first request, and only then does the completer
-    /// drop the requests (`rxe_qp_reset` of `rxe_qp.c`, `rxe_sender` of `rxe_req.c`). In its next life the queue pair would
-    /// send as many empty writes first, or, where the queue was full, nothing. The second time there is nothing to drop.
+    /// From Linux 6.4 on, the kernel's requester takes up the queue at its first request, and only
+    /// then does the completer drop the requests (`rxe_qp_reset` of `rxe_qp.c`, `rxe_sender` of
+    /// `rxe_req.c`). After the reset the queue pair would send as many empty writes first, or,
+    /// where the queue was full, nothing. The second time there is nothing to drop.
     fn resets_twice(&self) -> bool {
         true
     }
 
-    fn changed(&mut self, change: &ModifyQpReq) {
-        self.reads.changed(change, &mut self.limits.operations);
-        if change.attr_mask.contains(QpAttrMask::STATE) {
-            self.in_error = change.qp_state == QpState::ERR;
+    fn modified(&mut self, request: &ModifyQpReq) {
+        self.rd_atomic.modified(request, &mut self.limits.operations);
+        if request.attr_mask.contains(QpAttrMask::STATE) {
+            self.in_error = request.qp_state == QpState::ERR;
             if self.in_error {
-                self.close_short_way();
+                self.close_fast_path();
             }
         }
     }
 
     /// The kernel's change to RTS does not start its send task (`rxe_qp_from_attr` of `rxe_qp.c`).
-    fn resume(&mut self) -> Result<(), Refused> {
-        self.doorbell.ring().map_err(|errno| Refused { method: DOORBELL, errno })
+    fn resume(&mut self) -> Result<(), IoctlError> {
+        self.doorbell.ring().map_err(|errno| IoctlError { method: DOORBELL, errno })
     }
 }

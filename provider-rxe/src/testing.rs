@@ -1,7 +1,7 @@
 //! The kernel's side of the queues, on plain memory.
 //!
-//! It does with the rings what the kernel's `rxe_queue.h` does, written apart from the program's side, so that
-//! tests, benches and fuzzing can run a queue against it without a kernel.
+//! It does with the rings what the kernel's `rxe_queue.h` does, written apart from the program's
+//! side, so that tests, benches and fuzzing can run a queue against it without a kernel.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::barrier::{publish_own_index, read_peer_index};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::rxe::QueueBuf;
 use bareverbs_uapi::write::structs::Wc;
 use zerocopy::IntoBytes;
@@ -28,8 +28,8 @@ struct Allocation {
     layout: Layout,
 }
 
-// SAFETY: the allocation belongs to no thread, and all access to it goes through raw pointers with the order that
-// the queues keep.
+// SAFETY: the allocation belongs to no thread, and all access to it goes through raw pointers with
+// the order that the queues keep.
 unsafe impl Send for Allocation {}
 // SAFETY: a shared `Allocation` gives out raw pointers only, whose users keep the order of the
 // queues.
@@ -46,7 +46,8 @@ impl Drop for Allocation {
 #[derive(Clone, Debug)]
 pub struct PlainMemory(Arc<Allocation>);
 
-// SAFETY: the allocation is page aligned, lives until the last clone is dropped, and only raw pointers go out.
+// SAFETY: the allocation is page aligned, lives until the last clone is dropped, and only raw
+// pointers go out.
 unsafe impl QueueMemory for PlainMemory {
     fn start(&self) -> NonNull<u8> {
         self.0.start
@@ -80,7 +81,7 @@ impl PlainMemory {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         let header = start.as_ptr().cast::<QueueBuf>();
-        // SAFETY: the header lies in the allocation, which nobody else has.
+        // SAFETY: the header lies in the allocation, which nothing else has.
         unsafe {
             (&raw mut (*header).log2_elem_size).write(log2_slot);
             (&raw mut (*header).index_mask).write(mask);
@@ -139,12 +140,13 @@ impl PlainMemory {
     pub fn put(&self, index: u32, offset: usize, bytes: &[u8]) {
         let (start, len) = self.slot(index);
         assert!(offset + bytes.len() <= len, "beyond the slot");
-        // SAFETY: checked against the slot's size; a write that races with another is the test's mistake.
+        // SAFETY: checked against the slot's size; a write that races with another is the test's
+        // mistake.
         unsafe { start.add(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Puts bytes anywhere, the header included, as a kernel that breaks the rules might; returns `false` where they do
-    /// not lie in the memory.
+    /// Puts bytes anywhere, the header included, as a kernel that breaks the rules might; returns
+    /// `false` where they do not lie in the memory.
     pub fn poke(&self, offset: usize, bytes: &[u8]) -> bool {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > self.size()) {
             return false;
@@ -159,7 +161,8 @@ impl PlainMemory {
     pub fn slot_bytes(&self, index: u32) -> Vec<u8> {
         let (start, len) = self.slot(index);
         let mut bytes = vec![0; len];
-        // SAFETY: the slot has that many bytes; a copy that races with a writer is the test's mistake.
+        // SAFETY: the slot has that many bytes; a copy that races with a writer is the test's
+        // mistake.
         unsafe { start.copy_to_nonoverlapping(bytes.as_mut_ptr(), len) };
         bytes
     }
@@ -181,8 +184,8 @@ impl KernelConsumer {
         Self { memory, index }
     }
 
-    /// Moves the requests that are left to a queue for `depth` elements of `element` bytes, as a resize does, and goes on
-    /// there; returns its memory, or nothing where they don't fit.
+    /// Moves the requests that are left to a queue for `depth` elements of `element` bytes, as a
+    /// resize does, and goes on there; returns its memory, or nothing where they don't fit.
     pub fn resize(&mut self, depth: u32, element: usize) -> Option<PlainMemory> {
         let new = PlainMemory::new(depth, element);
         // SAFETY: the word lies in the memory and is accessed only in this way.
@@ -194,7 +197,7 @@ impl KernelConsumer {
         for to in 0..left {
             let bytes = self.memory.slot_bytes((self.index + to) & self.memory.mask());
             let (start, len) = new.slot(to);
-            // SAFETY: nobody else has the new memory yet, and no more than a slot is copied.
+            // SAFETY: nothing else has the new memory yet, and no more than a slot is copied.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
         }
         // The old queue is left empty, as the kernel leaves it.
@@ -256,8 +259,8 @@ impl KernelProducer {
 }
 
 impl KernelProducer {
-    /// Moves the completions that were not given back to `memory` and goes on there; does nothing and returns `false`
-    /// where they are too many for it.
+    /// Moves the completions that were not given back to `memory` and goes on there; does nothing
+    /// and returns `false` where they are too many for it.
     pub fn resize(&mut self, memory: PlainMemory) -> bool {
         let mask = self.memory.mask();
         // SAFETY: the word lies in the memory and is accessed only in this way.
@@ -269,7 +272,7 @@ impl KernelProducer {
         for i in 0..count {
             let bytes = self.memory.slot_bytes(consumer.wrapping_add(i));
             let (start, len) = memory.slot(i);
-            // SAFETY: both are slots of completion queues; nobody uses the new memory yet.
+            // SAFETY: both are slots of completion queues; nothing uses the new memory yet.
             unsafe { start.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(len)) };
         }
         // SAFETY: the words lie in the memories and are accessed only in this way.
@@ -282,7 +285,7 @@ impl KernelProducer {
     }
 }
 
-/// A doorbell that counts, and answers as it is told; clones are the same doorbell.
+/// A doorbell that counts and returns what the test sets; clones are the same doorbell.
 #[derive(Clone, Debug, Default)]
 pub struct CountingDoorbell {
     state: Arc<(AtomicU32, AtomicI32)>,
@@ -324,7 +327,7 @@ impl CountingArm {
 }
 
 impl Arm for CountingArm {
-    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+    fn arm(&mut self, _: bool) -> Result<(), IoctlError> {
         self.0.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -18,8 +18,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of the thread,
-// which allocates nothing.
+// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of
+// the thread, which allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
@@ -65,7 +65,7 @@ fn requests() -> [SendRequest<'static>; 4] {
 }
 
 #[test]
-fn the_counter_counts() {
+fn allocation_counter_counts() {
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
 }
 
@@ -87,7 +87,7 @@ fn a_batch_of_64_sends_is_one_doorbell() {
 }
 
 #[test]
-fn sending_allocates_nothing_not_even_to_refuse() {
+fn sending_and_rejecting_do_not_allocate() {
     let (mut queue, _) = send_queue(127);
     let [send, write, read, too_wide] = requests();
     let count = allocations(|| {
@@ -108,7 +108,7 @@ fn sending_allocates_nothing_not_even_to_refuse() {
 }
 
 #[test]
-fn receiving_allocates_nothing() {
+fn receiving_does_not_allocate() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(PlainMemory::new(64, 40 + 32), 64, 2) }.expect("a sound header");
     let count = allocations(|| {
@@ -122,7 +122,7 @@ fn receiving_allocates_nothing() {
 }
 
 #[test]
-fn polling_allocates_nothing_and_arms_nothing() {
+fn polling_neither_allocates_nor_arms() {
     let memory = PlainMemory::new(64, size_of::<Wc>());
     let arm = CountingArm::default();
     // SAFETY: the memory is plain, and this is the only queue in it.

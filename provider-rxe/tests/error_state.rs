@@ -13,8 +13,8 @@ use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, WcStatus};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use proptest::prelude::*;
 
-/// In the error state, the requester looks at its own index: at the end of the queue it does nothing, elsewhere it goes on
-/// by one and wakes the completer, which flushes the whole queue.
+/// In the error state, the requester looks at its own index: at the end of the queue it does
+/// nothing, elsewhere it goes on by one and wakes the completer, which flushes the whole queue.
 struct Requester {
     memory: PlainMemory,
     completer: KernelConsumer,
@@ -74,7 +74,7 @@ proptest! {
         let mut queue = queue(memory, slots - 1, doorbell);
         // All that was posted before has succeeded, but the requester was sending it once more.
         if behind.is_some() {
-            queue.changed(&to_error());
+            queue.modified(&to_error());
         }
         let mut next = 0;
         for batch in batches {
@@ -91,7 +91,7 @@ proptest! {
 }
 
 #[test]
-fn a_doorbell_that_is_refused_takes_all_requests_back_though_the_one_before_them_failed() {
+fn einval_doorbell_after_a_failed_request_takes_the_batch_back() {
     let memory = PlainMemory::new(7, 208 + 16);
     let doorbell = CountingDoorbell::default();
     let mut queue = queue(memory.clone(), 7, doorbell.clone());
@@ -125,7 +125,7 @@ impl Doorbell for Falling {
 }
 
 #[test]
-fn a_batch_of_which_the_kernel_has_flushed_a_request_is_not_taken_back() {
+fn partly_flushed_batch_is_not_taken_back() {
     let memory = PlainMemory::new(7, 208 + 16);
     let mut queue = queue(memory.clone(), 7, Falling(KernelConsumer::new(memory.clone())));
     // SAFETY: no kernel carries the requests out.
@@ -137,11 +137,11 @@ fn a_batch_of_which_the_kernel_has_flushed_a_request_is_not_taken_back() {
 }
 
 #[test]
-fn a_batch_that_counts_as_posted_is_published_as_a_whole() {
+fn batch_reported_as_posted_is_published_whole() {
     let memory = PlainMemory::new(7, 208 + 16);
     let doorbell = CountingDoorbell::default();
     let mut queue = queue(memory.clone(), 7, doorbell.clone());
-    queue.changed(&to_error());
+    queue.modified(&to_error());
     // SAFETY: no kernel carries the requests out.
     unsafe { (queue.push(&send(1)).unwrap(), queue.push(&send(2)).unwrap()) };
     doorbell.answer(Err(Errno::NOMEM));

@@ -2,7 +2,7 @@
 
 use bareverbs_provider::contract::{CreateError, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Datagram, Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge,
+    Datagram, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
 use bareverbs_rxe::{RxeAh, RxeRq, RxeSq, SendLimits};
@@ -24,7 +24,7 @@ fn request(operation: Operation, payload: Payload<'_>) -> SendRequest<'_> {
 }
 
 #[test]
-fn a_datagram_queue_declines_requests_without_an_address_after_a_datagram_too() {
+fn ud_queue_rejects_requests_without_an_ah() {
     let mut queue = send_queue(QpType::UD, 4, 64);
     let ah = RxeAh { number: 5 };
     let datagram = SendRequest {
@@ -45,19 +45,19 @@ fn a_datagram_queue_declines_requests_without_an_address_after_a_datagram_too() 
 }
 
 #[test]
-fn a_queue_without_elements_takes_none_on_the_fast_path() {
+fn queue_of_zero_sges_declines_sges_on_the_fast_path() {
     let mut queue = send_queue(QpType::RC, 0, 16);
     let element = request(Operation::Send, Payload::Sges(&[SGE]));
     // SAFETY: no kernel carries the requests out.
     unsafe {
         queue.push(&request(Operation::Send, Payload::Inline(&[&[1; 8]]))).expect("room");
         assert!(!queue.try_push(&element));
-        assert!(matches!(queue.push(&element), Err(Refusal::TooManySges { given: 1, .. })));
+        assert!(matches!(queue.push(&element), Err(PushError::TooManySges { given: 1, .. })));
     }
 }
 
 #[test]
-fn the_fast_path_takes_inline_data_up_to_what_the_queue_holds() {
+fn fast_path_takes_inline_data_up_to_max_inline() {
     for max_inline in [8, 9, 15, 16, 24] {
         let mut queue = send_queue(QpType::RC, 1, max_inline);
         // SAFETY: no kernel carries the requests out.
@@ -75,7 +75,7 @@ fn the_fast_path_takes_inline_data_up_to_what_the_queue_holds() {
 }
 
 #[test]
-fn a_receive_queue_tells_what_the_kernel_still_has() {
+fn posted_counts_receives_the_kernel_has_not_consumed() {
     let memory = PlainMemory::new(7, 40 + 16);
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(memory.clone(), 7, 1) }.expect("a sound header");
@@ -92,22 +92,22 @@ fn a_receive_queue_tells_what_the_kernel_still_has() {
     assert_eq!(queue.posted(), 3);
     let failed = CreateError::Unsupported { what: "a mapping" };
     // SAFETY: the kernel's side reads the memory no more.
-    assert_eq!(unsafe { queue.move_to(Err(failed), 7) }, Err(failed));
+    assert_eq!(unsafe { queue.finish_resize(Err(failed), 7) }, Err(failed));
     assert_eq!(queue.posted(), 0, "the kernel's queue is elsewhere");
 }
 
 #[test]
-fn a_send_queue_refuses_more_reads_of_the_peer_than_there_are_places() {
+fn raising_max_dest_rd_atomic_is_rejected() {
     let mut queue = send_queue(QpType::RC, 1, 0);
     let change = |max_dest_rd_atomic| ModifyQpReq {
         attr_mask: QpAttrMask::MAX_DEST_RD_ATOMIC,
         max_dest_rd_atomic,
         ..ModifyQpReq::zeroed()
     };
-    assert_eq!(queue.check_change(&change(16)), Ok(()));
-    queue.changed(&change(2));
-    assert_eq!(queue.check_change(&change(2)), Ok(()));
-    assert!(queue.check_change(&change(3)).is_err_and(|reason| reason.contains("max_dest_rd_atomic")));
+    assert_eq!(queue.validate_modify(&change(16)), Ok(()));
+    queue.modified(&change(2));
+    assert_eq!(queue.validate_modify(&change(2)), Ok(()));
+    assert!(queue.validate_modify(&change(3)).is_err_and(|reason| reason.contains("max_dest_rd_atomic")));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_slot_holds_the_largest_request_to_the_byte() {
 }
 
 #[test]
-fn operations_without_payload_refuse_elements_of_no_bytes_too() {
+fn operations_without_payload_reject_empty_sges() {
     let mut queue = send_queue(QpType::RC, 2, 16);
     let payloads = [
         Payload::Sges(&[Sge { length: 0, ..SGE }]),
@@ -136,7 +136,7 @@ fn operations_without_payload_refuse_elements_of_no_bytes_too() {
     for payload in payloads {
         // SAFETY: no kernel carries the requests out.
         let pushed = unsafe { queue.push(&request(Operation::LocalInv(1), payload)) };
-        assert!(matches!(pushed, Err(Refusal::UnexpectedPayload { .. })), "{payload:?}");
+        assert!(matches!(pushed, Err(PushError::UnexpectedPayload { .. })), "{payload:?}");
     }
     // SAFETY: no kernel carries the requests out.
     unsafe { queue.push(&request(Operation::LocalInv(1), Payload::Sges(&[]))) }.expect("no payload");

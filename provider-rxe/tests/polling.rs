@@ -91,7 +91,7 @@ enum Step {
 
 proptest! {
     #[test]
-    fn all_ways_of_polling_take_each_completion_once_and_in_order(
+    fn all_poll_functions_return_each_completion_once_and_in_order(
         log2 in 1..6u32,
         start: u32,
         steps in prop::collection::vec(
@@ -146,7 +146,7 @@ proptest! {
 }
 
 #[test]
-fn arming_asks_the_kernel_each_time() {
+fn each_arm_is_one_kernel_request() {
     let arm = CountingArm::default();
     let memory = PlainMemory::new(3, size_of::<Wc>());
     // SAFETY: the memory is plain, and this is the only queue in it.
@@ -181,7 +181,7 @@ fn problem(memory: impl QueueMemory) -> Option<&'static str> {
 }
 
 #[test]
-fn memory_holds_a_header_and_every_slot_to_the_byte() {
+fn queue_memory_must_hold_header_and_all_slots() {
     let header = size_of::<QueueBuf>();
     let there = PlainMemory::with_header(4096, 6, 1);
     let claimed = |size| problem(Claims(there.clone(), size));
@@ -192,7 +192,7 @@ fn memory_holds_a_header_and_every_slot_to_the_byte() {
 }
 
 #[test]
-fn slots_are_as_large_as_their_elements_at_least_and_65536_bytes_at_most() {
+fn slot_size_must_be_between_element_size_and_65536() {
     let too_large = Some("the slot size, as a binary logarithm, does not fit the elements");
     let sized = |log2| problem(PlainMemory::with_header(1 << 20, log2, 1));
     assert_eq!((sized(5), sized(6), sized(16), sized(17)), (too_large, None, None, too_large));
@@ -204,7 +204,7 @@ fn slots_are_as_large_as_their_elements_at_least_and_65536_bytes_at_most() {
 }
 
 #[test]
-fn a_mapping_is_queue_memory_of_its_own_size() {
+fn queue_memory_has_the_size_of_its_mapping() {
     let mapping = Mapping::anonymous(8192).unwrap();
     let start = mapping.as_ptr();
     let memory = KernelQueue::try_from(mapping).unwrap();

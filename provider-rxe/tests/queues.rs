@@ -1,4 +1,5 @@
-//! The queues against the kernel's side of them on plain memory, step by step beside plain `VecDeque`s.
+//! The queues against the kernel's side of them on plain memory, step by step beside plain
+//! `VecDeque`s.
 
 use std::collections::VecDeque;
 
@@ -7,7 +8,7 @@ use bareverbs_provider::contract::{
     Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue,
 };
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
+    Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
@@ -66,15 +67,15 @@ fn started_at(depth: u32, start: u32, element: usize) -> PlainMemory {
 }
 
 #[test]
-fn a_receive_queue_that_is_moved_to_memory_too_small_is_lost() {
+fn receive_queue_resized_to_short_memory_is_lost() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(PlainMemory::new(7, 40), 7, 0) }.unwrap();
     // SAFETY: the kernel's side has moved, and all that was taken is released.
-    let result = unsafe { queue.move_to(Ok(PlainMemory::new(7, 40)), 100) };
+    let result = unsafe { queue.finish_resize(Ok(PlainMemory::new(7, 40)), 100) };
     assert!(matches!(result, Err(CreateError::Layout { .. })));
     // SAFETY: no kernel carries the request out.
     let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
-    assert_eq!(result, Err(Refusal::QueueLost));
+    assert_eq!(result, Err(PushError::QueueLost));
 }
 
 #[test]
@@ -83,19 +84,19 @@ fn receive_queue_without_memory_rejects_posts_until_resized() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeRq::new(memory.clone(), 7, 0) }.unwrap();
     // SAFETY: no kernel reads the old memory.
-    let result = unsafe { queue.move_to(Ok(PlainMemory::new(7, 40)), 100) };
+    let result = unsafe { queue.finish_resize(Ok(PlainMemory::new(7, 40)), 100) };
     assert!(matches!(result, Err(CreateError::Layout { .. })));
     for consumer in 0..8 {
         memory.set_indices(0, consumer);
         // SAFETY: no kernel carries the request out.
         let result = unsafe { queue.push(&RecvRequest { wr_id: 1, sges: &[] }) };
-        assert_eq!(result, Err(Refusal::QueueLost), "consumer index {consumer}");
+        assert_eq!(result, Err(PushError::QueueLost), "consumer index {consumer}");
     }
 }
 
 proptest! {
     #[test]
-    fn a_send_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
+    fn send_queue_matches_bounded_queue_model(depth in 0..40u32, start: u32, steps in fills()) {
         let memory = started_at(depth, start, 208 + 16);
         let doorbell = CountingDoorbell::default();
         // SAFETY: the memory is plain, and this is the only queue in it.
@@ -118,7 +119,7 @@ proptest! {
                         batch.push_back(next);
                         next += 1;
                     } else {
-                        prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                        prop_assert_eq!(result, Err(PushError::QueueFull { capacity }));
                     }
                 },
                 Fill::Defer => {
@@ -155,7 +156,7 @@ proptest! {
     }
 
     #[test]
-    fn a_resized_receive_queue_loses_nothing_and_keeps_the_order(
+    fn resize_preserves_posted_receives_in_order(
         depth in 1..40u32,
         start: u32,
         steps in prop::collection::vec((1..40u8, 0..40u8, 1..80u32, any::<bool>()), 1..30),
@@ -175,7 +176,7 @@ proptest! {
                     next += 1;
                 } else {
                     let capacity = queue.capacity();
-                    prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                    prop_assert_eq!(result, Err(PushError::QueueFull { capacity }));
                 }
             }
             queue.ring();
@@ -190,17 +191,17 @@ proptest! {
             if unmapped {
                 let failed = CreateError::Unsupported { what: "a mapping" };
                 // SAFETY: the kernel's side has moved, and reads the old memory no more.
-                prop_assert_eq!(unsafe { queue.move_to(Err(failed), depth) }, Err(failed));
+                prop_assert_eq!(unsafe { queue.finish_resize(Err(failed), depth) }, Err(failed));
                 // SAFETY: no kernel carries the request out.
                 let result = unsafe { queue.push(&RecvRequest { wr_id: next, sges: &[] }) };
-                prop_assert_eq!(result, Err(Refusal::QueueLost));
+                prop_assert_eq!(result, Err(PushError::QueueLost));
                 queue.ring();
                 let memory = kernel.resize(depth, 40).unwrap();
                 // SAFETY: the kernel's side has moved, and all that was taken is released.
-                unsafe { queue.move_to(Ok(memory), depth) }.unwrap();
+                unsafe { queue.finish_resize(Ok(memory), depth) }.unwrap();
             } else {
                 // SAFETY: the kernel's side has moved, and all that was taken is released.
-                unsafe { queue.move_to(Ok(memory), depth) }.unwrap();
+                unsafe { queue.finish_resize(Ok(memory), depth) }.unwrap();
             }
             prop_assert_eq!(queue.capacity(), capacity);
         }
@@ -211,7 +212,7 @@ proptest! {
     }
 
     #[test]
-    fn a_receive_queue_is_a_bounded_queue_of_batches(depth in 0..40u32, start: u32, steps in fills()) {
+    fn receive_queue_matches_bounded_queue_model(depth in 0..40u32, start: u32, steps in fills()) {
         let memory = started_at(depth, start, 40 + 16);
         // SAFETY: the memory is plain, and this is the only queue in it.
         let mut queue = unsafe { RxeRq::new(memory.clone(), depth, 1) }.unwrap();
@@ -235,7 +236,7 @@ proptest! {
                         batch.push_back(next);
                         next += 1;
                     } else {
-                        prop_assert_eq!(result, Err(Refusal::QueueFull { capacity }));
+                        prop_assert_eq!(result, Err(PushError::QueueFull { capacity }));
                     }
                 },
                 Fill::Ring | Fill::RefusedRing | Fill::Defer => {
@@ -255,7 +256,7 @@ proptest! {
     }
 
     #[test]
-    fn a_completion_queue_is_a_bounded_queue_whose_room_comes_back_on_release(
+    fn completion_queue_frees_slots_on_release(
         depth in 1..40u32,
         start: u32,
         steps in prop::collection::vec((0..3u8, 1..40u8), 1..60),
@@ -290,9 +291,10 @@ proptest! {
         }
     }
 
-    /// Whatever the header and the kernel's indices hold, a queue is either refused or stays inside its memory.
+    /// Whatever the header and the kernel's indices hold, a queue is either refused or stays inside
+    /// its memory.
     #[test]
-    fn a_hostile_kernel_cannot_lead_out_of_the_memory(
+    fn hostile_kernel_never_leads_out_of_the_memory(
         size in 384..8192usize,
         log2_slot in prop_oneof![0..70u32, any::<u32>()],
         mask in prop_oneof![(0..33u32).prop_map(|n| (1u64 << n).wrapping_sub(1) as u32), any::<u32>()],
@@ -338,7 +340,7 @@ fn layout_problem(memory: PlainMemory, depth: u32) -> &'static str {
 }
 
 #[test]
-fn a_header_that_cannot_be_true_is_refused_by_name() {
+fn impossible_queue_header_is_rejected_with_reason() {
     let header = PlainMemory::with_header;
     assert!(
         layout_problem(header(384 + 64 * 16, 5, 15), 8).contains("slot size"),
@@ -354,7 +356,7 @@ fn a_header_that_cannot_be_true_is_refused_by_name() {
 }
 
 #[test]
-fn a_refused_doorbell_takes_the_batch_back_only_where_the_kernel_has_not_looked() {
+fn only_einval_doorbells_take_the_batch_back() {
     let memory = PlainMemory::new(7, 224);
     let doorbell = CountingDoorbell::default();
     // SAFETY: the memory is plain, and this is the only queue in it.
@@ -405,7 +407,7 @@ fn completed(wc: Wc) -> (Option<u32>, Option<u32>, bareverbs_provider::work::Wor
 }
 
 #[test]
-fn a_receive_with_immediate_data_gives_the_bytes_of_the_wire() {
+fn immediate_data_is_returned_in_wire_order() {
     let wire = 0x0102_0304u32.to_be();
     let wc = Wc {
         opcode: WcOpcode::RECV,
@@ -426,14 +428,14 @@ fn a_receive_with_immediate_data_gives_the_bytes_of_the_wire() {
 }
 
 #[test]
-fn a_receive_that_invalidated_a_key_gives_the_key() {
+fn receive_with_invalidate_returns_the_rkey() {
     let wc = Wc { opcode: WcOpcode::RECV, ex: 77, wc_flags: WcFlags::WITH_INVALIDATE, ..Wc::zeroed() };
     let (imm, rkey, _) = completed(wc);
     assert_eq!((imm, rkey), (None, Some(77)));
 }
 
 #[test]
-fn a_send_with_immediate_data_has_received_none_whatever_the_kernel_marks() {
+fn send_completions_have_no_immediate_data() {
     let wc = Wc { opcode: WcOpcode::SEND, wc_flags: WcFlags::WITH_IMM, ..Wc::zeroed() };
     let (imm, _, value) = completed(wc);
     assert_eq!(imm, None);
@@ -441,14 +443,14 @@ fn a_send_with_immediate_data_has_received_none_whatever_the_kernel_marks() {
 }
 
 #[test]
-fn a_failure_keeps_its_status_number_and_queue_pair() {
+fn failed_completion_has_status_wr_id_and_qp_num() {
     let wc = Wc { wr_id: 3, status: WcStatus::RNR_RETRY_EXC_ERR, vendor_err: 4, qp_num: 5, ..Wc::zeroed() };
     let (_, _, value) = completed(wc);
     assert_eq!((value.wr_id, value.status, value.vendor_err, value.qp_num), (3, wc.status, 4, 5));
 }
 
 #[test]
-fn polling_an_empty_queue_gives_nothing_back() {
+fn polling_an_empty_queue_releases_no_slot() {
     let memory = PlainMemory::new(3, size_of::<Wc>());
     memory.set_indices(2, 2);
     // SAFETY: the memory is plain, and this is the only queue in it.

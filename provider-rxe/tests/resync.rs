@@ -2,7 +2,7 @@
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, RecvQueue, SendQueue};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
@@ -31,12 +31,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 fn mapping_failed() -> CreateError {
-    CreateError::Refused(Refused { method: "mmap", errno: Errno::NOMEM })
+    CreateError::Ioctl(IoctlError { method: "mmap", errno: Errno::NOMEM })
 }
 
 proptest! {
     #[test]
-    fn a_moved_completion_queue_gives_each_completion_once_and_in_order(steps in steps()) {
+    fn cq_resize_preserves_completions_once_and_in_order(steps in steps()) {
         let element = size_of::<Wc>();
         let memory = PlainMemory::new(8, element);
         // SAFETY: the memory is plain, and this is the only queue in it.
@@ -70,7 +70,7 @@ proptest! {
                     sees = matches!(step, Step::Resize(_));
                     let mapped = if sees { Ok(memory) } else { Err(mapping_failed()) };
                     // SAFETY: the kernel's side has moved, and all that was taken is released.
-                    prop_assert_eq!(unsafe { queue.follow(mapped, depth) }.is_ok(), sees);
+                    prop_assert_eq!(unsafe { queue.finish_resize(mapped, depth) }.is_ok(), sees);
                 }
             }
         }
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn a_queue_that_was_reset_has_room_for_all_it_holds(depth in 1..40u32, used in 0..200u32, left in 0..40u32) {
+    fn reset_queue_has_its_full_capacity(depth in 1..40u32, used in 0..200u32, left in 0..40u32) {
         let memory = PlainMemory::new(depth, 208 + 16);
         let limits = SendLimits::new(QpType::RC, 1, 0).unwrap();
         // SAFETY: the memory is plain, and this is the only queue in it.
@@ -135,7 +135,7 @@ proptest! {
 }
 
 #[test]
-fn resuming_rings_the_doorbell_though_nothing_is_new() {
+fn resume_rings_the_doorbell_without_new_requests() {
     let memory = PlainMemory::new(4, 208 + 16);
     let limits = SendLimits::new(QpType::RC, 1, 0).expect("rxe has RC");
     let doorbell = CountingDoorbell::default();

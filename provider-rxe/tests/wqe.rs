@@ -1,11 +1,11 @@
 //! What lies in a slot, byte for byte, for every operation.
 //!
-//! The offsets are those of the C structs in the kernel's `rdma_user_rxe.h`. Slots are filled with 0xAA before, so
-//! that a byte that nobody writes shows.
+//! The offsets are those of the C structs in the kernel's `rdma_user_rxe.h`. Slots are filled with
+//! 0xAA before, so that an unwritten byte is found.
 
 use bareverbs_provider::contract::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    AccessFlags, Datagram, MwBind, MwType, Operation, Payload, PlacementType, RecvRequest, Refusal, Remote,
+    AccessFlags, Datagram, MwBind, MwType, Operation, Payload, PlacementType, PushError, RecvRequest, Remote,
     SelectivityLevel, SendFlags, SendRequest, Sge,
 };
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
@@ -40,8 +40,8 @@ impl Slot {
         self.put(offset, &value.to_ne_bytes())
     }
 
-    /// What every send request has: number, opcode, flags, key or immediate data, and zeros where the kernel reads
-    /// before it writes (status, state, ssn and the read/atomic mark).
+    /// What every send request has: number, opcode, flags, key or immediate data, and zeros where
+    /// the kernel reads before it writes (status, state, ssn and the read/atomic mark).
     fn send(self, wr_id: u64, opcode: u32, flags: u32, ex: u32) -> Self {
         self.u64(0, wr_id).u32(8, 0).u32(12, opcode).u32(16, flags).u32(20, ex).u64(144, 0).u64(176, 0)
     }
@@ -112,7 +112,7 @@ fn send_of_no_bytes() {
 }
 
 #[test]
-fn send_with_immediate_data_goes_as_it_lies_in_memory() {
+fn immediate_data_is_written_in_memory_order() {
     let imm = u32::from_ne_bytes([1, 2, 3, 4]);
     let expected = slot(3, 0).put(20, &[1, 2, 3, 4]).iova(0).dma(184, 16, 1).sges(208, &SGES[..1]);
     shows(request(Operation::SendImm(imm), Payload::Sges(&SGES[..1])), expected);
@@ -236,18 +236,18 @@ fn flush() {
 }
 
 #[test]
-fn atomic_write_carries_its_value_behind_the_request() {
+fn atomic_write_value_follows_the_wqe() {
     let operation = Operation::AtomicWrite { remote: REMOTE, value: *b"8 bytes!" };
     let expected = slot(15, 0).rdma().dma(184, 8, 0).put(208, b"8 bytes!");
     capable_shows(request(operation, Payload::Sges(&[])), expected);
 }
 
 #[test]
-fn flushes_and_atomic_writes_are_refused_where_the_device_has_none() {
+fn flush_and_atomic_write_need_device_support() {
     let operation = Operation::AtomicWrite { remote: REMOTE, value: [0; 8] };
     assert_eq!(
         refused(QpType::RC, operation, Payload::Sges(&[])),
-        Refusal::Unsupported { operation: "an atomic write" }
+        PushError::Unsupported { operation: "an atomic write" }
     );
     let unreliable = SendLimits::new(QpType::UC, 4, 64).expect("a type that rxe has");
     let memory = PlainMemory::new(7, 208 + 64);
@@ -257,18 +257,18 @@ fn flushes_and_atomic_writes_are_refused_where_the_device_has_none() {
         unsafe { RxeSq::new(memory, 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     // SAFETY: no kernel carries the request out.
     let refusal = unsafe { queue.push(&request(operation, Payload::Sges(&[]))) };
-    assert_eq!(refusal, Err(Refusal::Unsupported { operation: "an atomic write" }));
+    assert_eq!(refusal, Err(PushError::Unsupported { operation: "an atomic write" }));
 }
 
 #[test]
-fn operations_without_payload_refuse_one() {
-    let expected = Refusal::UnexpectedPayload { operation: "an invalidation of a local key" };
+fn operations_without_payload_reject_a_payload() {
+    let expected = PushError::UnexpectedPayload { operation: "an invalidation of a local key" };
     assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Sges(&SGES)), expected);
     assert_eq!(refused(QpType::RC, Operation::LocalInv(1), Payload::Inline(&[b"x"])), expected);
 }
 
 #[test]
-fn inline_data_lie_one_after_the_other_and_set_the_flag() {
+fn inline_parts_are_contiguous_and_set_the_inline_flag() {
     let parts: [&[u8]; 3] = [b"one", b"", b"two and three"];
     let expected = Slot::blank(512)
         .send(0x0102_0304_0506_0708, 2, 2 | 8, 0)
@@ -287,7 +287,7 @@ fn inline_write_fills_the_slot_to_the_limit() {
 }
 
 #[test]
-fn flags_are_the_kernels_and_inline_is_not_the_callers_to_set() {
+fn caller_flags_never_set_inline() {
     let mut all = request(Operation::Send, Payload::Sges(&SGES));
     all.flags = SendFlags::from_bits_retain(u32::MAX);
     let expected = Slot::blank(512).send(all.wr_id, 2, 1 | 2 | 4, 0).iova(0).dma(184, 21, 2).sges(208, &SGES);
@@ -309,8 +309,8 @@ fn datagram_request<'a>(imm: Option<u32>, payload: Payload<'a>) -> SendRequest<'
     }
 }
 
-/// The peer's queue pair and key, P_Key index, and the number of the address handle, which makes the kernel leave alone
-/// the address vector that follows.
+/// The peer's queue pair and key, P_Key index, and the number of the address handle, which makes
+/// the kernel leave alone the address vector that follows.
 fn addressed(slot: Slot) -> Slot {
     slot.u32(24, 0x0012_3456).u32(28, 0x8765_4321).u32(32, 0).u32(36, 0x0005_0007).iova(0)
 }
@@ -340,14 +340,14 @@ fn datagram_with_immediate_data_inline() {
 }
 
 #[test]
-fn datagrams_longer_than_the_mtu_are_refused_and_never_published() {
+fn datagrams_above_the_mtu_are_rejected_and_not_published() {
     let memory = PlainMemory::new(7, 208 + 64);
     let limits = SendLimits::new(QpType::UD, 4, 64).expect("rxe has datagrams").with_mtu(60);
     let mut queue =
         // SAFETY: the memory is plain, and this is the only queue in it.
         unsafe { RxeSq::new(memory.clone(), 7, limits, CountingDoorbell::default()) }.expect("a sound header");
     let sges = |length| [Sge { addr: 0, length, lkey: 0 }, Sge { addr: 0, length: 40, lkey: 0 }];
-    let too_long = Err(Refusal::DatagramTooLong { given: 61, max: 60 });
+    let too_long = Err(PushError::DatagramTooLong { given: 61, max: 60 });
     // SAFETY: no kernel carries the requests out.
     unsafe {
         assert_eq!(queue.push_datagram(&datagram_request(None, Payload::Sges(&sges(21)))), too_long);
@@ -361,19 +361,19 @@ fn datagrams_longer_than_the_mtu_are_refused_and_never_published() {
 }
 
 #[test]
-fn datagrams_and_requests_of_connections_do_not_mix() {
+fn ud_and_connected_requests_are_rejected_on_the_other_transport() {
     let refusal = refused(QpType::UD, Operation::Send, Payload::Sges(&SGES));
-    assert_eq!(refusal, Refusal::Unsupported { operation: "a send" });
+    assert_eq!(refusal, PushError::Unsupported { operation: "a send" });
     for connected in [QpType::RC, QpType::UC] {
         let (mut queue, _) = send_queue(connected);
         // SAFETY: no kernel carries the request out.
         let refusal = unsafe { queue.push_datagram(&datagram_request(None, Payload::Sges(&SGES))) };
-        assert_eq!(refusal, Err(Refusal::Unsupported { operation: "a datagram" }));
+        assert_eq!(refusal, Err(PushError::Unsupported { operation: "a datagram" }));
     }
 }
 
 #[test]
-fn the_reason_that_the_kernel_leaves_in_a_slot_is_found_until_the_slot_is_filled_again() {
+fn failure_status_is_read_from_the_slot_until_it_is_reused() {
     let (mut queue, memory) = send_queue(QpType::RC);
     memory.fill(0);
     let mut post = |wr_id| {
@@ -412,7 +412,7 @@ fn receive() {
 }
 
 #[track_caller]
-fn refused(qp_type: QpType, operation: Operation, payload: Payload<'_>) -> Refusal {
+fn refused(qp_type: QpType, operation: Operation, payload: Payload<'_>) -> PushError {
     let (mut queue, memory) = send_queue(qp_type);
     // SAFETY: no kernel carries the request out.
     let refusal = unsafe { queue.push(&request(operation, payload)) }.expect_err("to be refused");
@@ -424,21 +424,21 @@ fn refused(qp_type: QpType, operation: Operation, payload: Payload<'_>) -> Refus
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_never_published() {
+fn oversized_requests_are_rejected_and_not_published() {
     let five = [SGES[0]; 5];
     assert_eq!(
         refused(QpType::RC, Operation::Send, Payload::Sges(&five)),
-        Refusal::TooManySges { given: 5, max: 4 }
+        PushError::TooManySges { given: 5, max: 4 }
     );
     let halves: [&[u8]; 2] = [&[0; 40], &[0; 25]];
     assert_eq!(
         refused(QpType::RC, Operation::Send, Payload::Inline(&halves)),
-        Refusal::InlineTooLong { given: 65, max: 64 }
+        PushError::InlineTooLong { given: 65, max: 64 }
     );
     let huge = [Sge { addr: 0, length: u32::MAX, lkey: 0 }; 2];
     assert_eq!(
         refused(QpType::RC, Operation::Write(REMOTE), Payload::Sges(&huge)),
-        Refusal::MessageTooLong { given: 2 * u64::from(u32::MAX), max: 1 << 31 }
+        PushError::MessageTooLong { given: 2 * u64::from(u32::MAX), max: 1 << 31 }
     );
 }
 
@@ -449,25 +449,28 @@ fn operations_with_a_result_need_registered_memory_of_the_right_size() {
     let eight = [Sge { addr: 0, length: 8, lkey: 0 }];
     assert_eq!(
         refused(QpType::RC, Operation::Read(REMOTE), Payload::Inline(&[&[0; 8]])),
-        Refusal::InlineResult
+        PushError::InlineResult
     );
-    assert_eq!(refused(QpType::RC, add(aligned), Payload::Inline(&[&[0; 8]])), Refusal::InlineResult);
-    assert_eq!(refused(QpType::RC, add(aligned), Payload::Sges(&SGES)), Refusal::AtomicResult { given: 21 });
+    assert_eq!(refused(QpType::RC, add(aligned), Payload::Inline(&[&[0; 8]])), PushError::InlineResult);
+    assert_eq!(
+        refused(QpType::RC, add(aligned), Payload::Sges(&SGES)),
+        PushError::AtomicResult { given: 21 }
+    );
     assert_eq!(
         refused(QpType::RC, add(Remote { addr: 12, rkey: 0 }), Payload::Sges(&eight)),
-        Refusal::AtomicAddress { addr: 12 }
+        PushError::AtomicAddress { addr: 12 }
     );
 }
 
 #[test]
-fn unreliable_connections_refuse_what_they_have_no_packets_for() {
+fn uc_rejects_operations_without_uc_opcodes() {
     assert!(matches!(
         refused(QpType::UC, Operation::Read(REMOTE), Payload::Sges(&SGES)),
-        Refusal::Unsupported { operation: "an RDMA read" }
+        PushError::Unsupported { operation: "an RDMA read" }
     ));
     assert!(matches!(
         refused(QpType::UC, Operation::SendInv(1), Payload::Sges(&SGES)),
-        Refusal::Unsupported { operation: "a send that invalidates a key" }
+        PushError::Unsupported { operation: "a send that invalidates a key" }
     ));
     let (mut queue, _) = send_queue(QpType::UC);
     // SAFETY: no kernel carries the request out.
@@ -475,7 +478,7 @@ fn unreliable_connections_refuse_what_they_have_no_packets_for() {
 }
 
 #[test]
-fn queue_pairs_of_other_types_are_not_made() {
+fn other_qp_types_are_rejected() {
     assert!(SendLimits::new(QpType::RAW_PACKET, 1, 0).is_none());
     assert!(SendLimits::new(QpType(77), 1, 0).is_none());
 }

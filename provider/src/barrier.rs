@@ -1,10 +1,11 @@
-//! Memory ordering between the processor and whoever shares a queue with it.
+//! Memory ordering between the processor and the kernel or device that shares a queue with it.
 //!
-//! Two kinds of peer take part in a queue. The kernel's side of a software device is another processor, so ordinary
-//! atomics on the index words are enough. A hardware device reads and writes memory over a bus: there the
-//! processor's normal ordering between its own cores does not suffice everywhere, and registers mapped as
-//! write-combining need more still. Every place where order matters calls one of these functions, named for the
-//! reason, and no other module of the providers issues a fence.
+//! Two kinds of peer take part in a queue. The kernel's side of a software device is another
+//! processor, so ordinary atomics on the index words are enough. A hardware device reads and writes
+//! memory over a bus: there the processor's normal ordering between its own cores does not suffice
+//! everywhere, and registers mapped as write-combining need more still. Every place where order
+//! matters calls one of these functions, named for the reason, and no other module of the providers
+//! issues a fence.
 //!
 //! | | x86-64 | aarch64 | riscv64 |
 //! |---|---|---|---|
@@ -18,8 +19,8 @@
 //!
 //! [`before_slots_are_reused`] orders accesses between threads of this process only.
 //!
-//! With `--cfg loom` the index words are loom's atomics, which are reached by the same pointers: `cargo xtask loom`
-//! explores the rings of [`crate::ring`] with them.
+//! With `--cfg loom` the index words are loom's atomics, which are reached by the same pointers:
+//! `cargo xtask loom` explores the rings of [`crate::ring`] with them.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -33,40 +34,45 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 /// As for [`read_peer_index`], for as long as the result is used.
 #[inline(always)]
 unsafe fn word<'a>(index: *mut u32) -> &'a AtomicU32 {
-    // SAFETY: aligned and valid for as long as the result is used, by this function's contract; this module accesses the
-    // word by atomics only, and so does nobody else.
+    // SAFETY: aligned and valid for as long as the result is used, by this function's contract; all
+    // accesses to the word are atomic and in this module.
     #[cfg(not(loom))]
     return unsafe { AtomicU32::from_ptr(index) };
-    // SAFETY: in a model the word is an atomic of loom, to which the model's author made the pointer.
+    // SAFETY: in a model the word is an atomic of loom, to which the model's author made the
+    // pointer.
     #[cfg(loom)]
     return unsafe { &*index.cast::<AtomicU32>() };
 }
 
 /// Reads the index that the other side of a shared queue advances.
 ///
-/// Everything the other side wrote before it advanced the index to the value returned is visible afterwards.
+/// Everything the other side wrote before it advanced the index to the value returned is visible
+/// afterwards.
 ///
 /// # Safety
 ///
-/// `index` must be aligned, valid for reads and writes, and accessed by this process only through this module.
+/// `index` must be aligned, valid for reads and writes, and accessed by this process only through
+/// this module.
 #[inline]
 #[must_use]
 pub unsafe fn read_peer_index(index: *mut u32) -> u32 {
-    // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
     unsafe { word(index) }.load(Ordering::Acquire)
 }
 
 /// Advances the index that this side of a shared queue owns.
 ///
-/// The other side sees everything that was written to the queue before, and everything it may overwrite now has
-/// been read before.
+/// The other side sees everything that was written to the queue before, and everything it may
+/// overwrite now has been read before.
 ///
 /// # Safety
 ///
 /// As for [`read_peer_index`].
 #[inline]
 pub unsafe fn publish_own_index(index: *mut u32, value: u32) {
-    // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
     unsafe { word(index) }.store(value, Ordering::Release);
 }
 
@@ -78,16 +84,18 @@ pub unsafe fn publish_own_index(index: *mut u32, value: u32) {
 #[inline]
 #[must_use]
 pub unsafe fn read_own_index(index: *mut u32) -> u32 {
-    // SAFETY: valid and aligned by this function's contract; the word is never accessed non-atomically.
+    // SAFETY: valid and aligned by this function's contract; the word is never accessed
+    // non-atomically.
     unsafe { word(index) }.load(Ordering::Relaxed)
 }
 
-/// Orders all accesses to normal memory before a later store that lets a device read what was stored.
+/// Orders all accesses to normal memory before a later store that lets a device read what was
+/// stored.
 ///
-/// Stands between a work request and the doorbell record that announces it, and between the doorbell record and a
-/// doorbell register. Loads have to come first too: a request is often posted because of a CQE or an index that was
-/// read before. If the doorbell overtook that load, the device could answer the request before the load, which would
-/// find the answer.
+/// Stands between a work request and the doorbell record that announces it, and between the
+/// doorbell record and a doorbell register. Loads have to come first too: a request is often posted
+/// because of a CQE or an index that was read before. If the doorbell overtook that load, the
+/// device could answer the request before the load, which would find the answer.
 #[inline]
 pub fn before_device_reads() {
     imp::before_device_reads();
@@ -103,19 +111,20 @@ pub fn after_device_wrote() {
 
 /// Orders all accesses to normal memory before a later store that lets a device write over them.
 ///
-/// Stands between the reading of completions and the consumer index that gives their slots back. Loads have to come
-/// first, or they would find what the device writes next. Stores have to come first too: a run of compressed completions
-/// is written out in its slots.
+/// Stands between the reading of completions and the consumer index that gives their slots back.
+/// Loads have to come first, or they would find what the device writes next. Stores have to come
+/// first too: a run of compressed completions is written out in its slots.
 #[inline]
 pub fn before_device_overwrites() {
     imp::before_device_overwrites();
 }
 
-/// Orders stores that took something away from other threads before later stores that put something else in its place.
+/// Orders stores that took something away from other threads before later stores that put something
+/// else in its place.
 ///
-/// Stands between a queue's reset, which hides the queue from pollers, and the requests that fill its slots anew. A
-/// thread that loads from such a slot with acquire ordering, and finds the new request there, finds the queue hidden too.
-/// No device takes part.
+/// Stands between a queue's reset, which hides the queue from pollers, and the requests that fill
+/// its slots anew. A thread that loads from such a slot with acquire ordering, and finds the new
+/// request there, finds the queue hidden too. No device takes part.
 #[inline]
 pub fn before_slots_are_reused() {
     fence(Ordering::Release);
@@ -131,8 +140,8 @@ pub fn before_write_combining() {
 
 /// Sends stores to write-combining device memory on their way, ahead of any later store.
 ///
-/// Stands after the last store of a doorbell, so that it does not linger in the buffer and no later doorbell merges
-/// with it or overtakes it.
+/// Stands after the last store of a doorbell, so that it does not linger in the buffer and no later
+/// doorbell merges with it or overtakes it.
 #[inline]
 pub fn flush_write_combining() {
     imp::flush_write_combining();
@@ -143,8 +152,8 @@ mod imp {
     use std::arch::x86_64::_mm_sfence;
     use std::sync::atomic::{Ordering, compiler_fence};
 
-    /// The processor makes no store visible before an earlier load or store to normal memory, for devices as for
-    /// cores.
+    /// The processor makes no store visible before an earlier load or store to normal memory, for
+    /// devices as for cores.
     #[inline]
     pub(super) fn before_device_reads() {
         compiler_fence(Ordering::SeqCst);
@@ -187,8 +196,9 @@ macro_rules! instructions {
             $(
                 #[inline]
                 pub(super) fn $name() {
-                    // SAFETY: a barrier has no operands and changes nothing but the order of accesses. Without `nomem`
-                    // the compiler keeps its own accesses on their side of it.
+                    // SAFETY: a barrier has no operands and changes nothing but the order of
+                    // accesses. Without `nomem` the compiler keeps its own accesses on their side
+                    // of it.
                     unsafe {
                         #[cfg(target_arch = "aarch64")]
                         asm!($aarch64, options(nostack, preserves_flags));
@@ -273,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn each_barrier_orders_what_its_purpose_needs() {
+    fn each_barrier_orders_the_accesses_it_is_named_for() {
         let needed = [
             // The doorbell is stored after the request, and after the loads that led to it.
             ("before_device_reads", BOTH, STORES),

@@ -1,8 +1,8 @@
 //! The kernel's commands, one function each.
 //!
-//! Commands that have an ioctl method of their own use it; the others go through the method `InvokeWrite`. The
-//! functions are what verbs and providers share; each returns the kernel's answer. Only
-//! how memory is registered has to be remembered ([`RegMrMethod`]).
+//! Commands that have an ioctl method of their own use it; the others go through the method
+//! `InvokeWrite`. The functions are what verbs and providers share; each returns the kernel's
+//! answer. Only how memory is registered has to be remembered ([`RegMrMethod`]).
 //!
 //! # Which commands are `unsafe`
 //!
@@ -18,17 +18,17 @@
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::command;
-//! # use bareverbs_provider::device::{DeviceFile, Refused};
-//! fn destroy_a_guess(file: &DeviceFile) -> Result<(), Refused> {
+//! # use bareverbs_provider::device::{DeviceFile, IoctlError};
+//! fn destroy_a_guess(file: &DeviceFile) -> Result<(), IoctlError> {
 //!     command::dereg_mr(file, 7)
 //! }
 //! ```
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::command;
-//! # use bareverbs_provider::device::{DeviceFile, Refused};
+//! # use bareverbs_provider::device::{DeviceFile, IoctlError};
 //! # use bareverbs_uapi::write::structs::ModifyQpReq;
-//! fn change_a_guess(file: &DeviceFile) -> Result<(), Refused> {
+//! fn change_a_guess(file: &DeviceFile) -> Result<(), IoctlError> {
 //!     command::modify_qp(file, &ModifyQpReq { qp_handle: 7, ..ModifyQpReq::zeroed() })
 //! }
 //! ```
@@ -52,7 +52,7 @@ use bareverbs_uapi::write::structs::{
 use rustix::io::Errno;
 
 use crate::contract::{CqRequest, QpRequest};
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
 /// A driver's own request and response beside a command's.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ macro_rules! add_payload {
     };
 }
 
-/// Names the stream for the events of what a call makes, where it is not the context's first one.
+/// Adds the event stream of the created object, unless it is the context's first one.
 macro_rules! add_events {
     ($call:ident, $file:ident, $attribute:expr) => {
         if let Some(stream) = $file.events() {
@@ -83,24 +83,24 @@ macro_rules! add_events {
     };
 }
 
-mod address;
+mod ah;
 mod dm;
 mod dmabuf;
 mod flow;
 mod memory;
-mod queueless;
-mod region;
+mod mr;
+mod qp_without_rings;
 mod resize;
 mod srq;
 mod wq;
 mod xrc;
 
-pub use address::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
+pub use ah::{AhHandle, attach_mcast, create_ah, destroy_ah, detach_mcast};
 pub use dm::{free_dm, reg_dm_mr};
 pub use dmabuf::{DmabufMrRequest, reg_dmabuf_mr};
 pub use flow::{create_flow, destroy_flow};
 pub use memory::{MwHandle, ReregMr, alloc_mw, dealloc_mw, rereg_mr};
-pub use region::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
+pub use mr::{CreatedMr, MrInfo, MrRequest, RegMrMethod, dereg_mr, query_mr};
 pub use resize::{moderate_cq, resize_cq};
 pub use srq::{SrqHandle, create_srq, destroy_srq, modify_srq, query_srq};
 pub use wq::{
@@ -121,13 +121,13 @@ pub struct ContextInfo {
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 ///
 /// # Safety
 ///
 /// Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_open_device")]
-pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<ContextInfo, Refused> {
+pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<ContextInfo, IoctlError> {
     let mut num_comp_vectors = 0;
     let mut core_support = CoreSupport::empty();
     let mut call = Call::<GetContext>::new(file.driver_id());
@@ -139,12 +139,13 @@ pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Resu
     Ok(ContextInfo { num_comp_vectors, core_support })
 }
 
-/// Makes a stream of asynchronous events. The first one of a context gets the events of every object.
+/// Creates a stream of asynchronous events. The first one of a context gets the events of every
+/// object.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
-pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, Refused> {
+/// The kernel's error.
+pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
     let mut call = Call::<AsyncEventAlloc>::new(file.driver_id());
     call.make_descriptor(AsyncEventAlloc::FD_HANDLE);
     // SAFETY: the call names no memory.
@@ -161,9 +162,9 @@ pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, Refused> {
 /// # Safety
 ///
 /// A number that is not negative must be that of a descriptor that nothing else owns.
-unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd, Refused> {
+unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd, IoctlError> {
     if number < 0 {
-        return Err(Refused { method, errno: Errno::BADF });
+        return Err(IoctlError { method, errno: Errno::BADF });
     }
     // SAFETY: it is not -1, and the caller vouches for its ownership.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
@@ -173,9 +174,9 @@ unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd,
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_query_device")]
-pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, Refused> {
+pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     let mut response = QueryDeviceResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::QueryDevice>(&QueryDeviceReq::zeroed(), &mut response) }?;
@@ -186,9 +187,9 @@ pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, Refused> {
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_query_device_ex")]
-pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, Refused> {
+pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, IoctlError> {
     let mut response = ExQueryDeviceResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::ex::QueryDevice>(&ExQueryDevice::zeroed(), &mut response) }?;
@@ -199,27 +200,27 @@ pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, Refused> 
 ///
 /// # Errors
 ///
-/// The kernel's refusal, such as the driver's of a payload.
+/// The kernel's error, such as the driver's of a payload.
 ///
 /// # Safety
 ///
 /// Addresses in the driver's payload must be as the driver requires.
-pub unsafe fn query_driver(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<(), Refused> {
+pub unsafe fn query_driver(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<(), IoctlError> {
     let request = ExQueryDevice::zeroed();
     let mut response = ExQueryDeviceResp::zeroed();
     let mut call = write::invoke::<write::ex::QueryDevice>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ex::QueryDevice", ..refused })
+    unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "ex::QueryDevice", ..refused })
 }
 
 /// Reads a port's attributes; ports count from 1.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a port that the device does not have.
+/// The kernel's error, `EINVAL` for a port that the device does not have.
 #[doc(alias = "ibv_query_port")]
-pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, Refused> {
+pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, IoctlError> {
     let mut response = QueryPortRespEx::zeroed();
     let mut call = Call::<QueryPort>::new(file.driver_id());
     call.constant(QueryPort::PORT_NUM, port);
@@ -233,9 +234,9 @@ pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, Refuse
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` where `into` is too short.
+/// The kernel's error, `EINVAL` where `into` is too short.
 #[doc(alias = "ibv_query_gid_table")]
-pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize, Refused> {
+pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize, IoctlError> {
     let mut count = 0;
     let room = into.len();
     let mut call = Call::<QueryGidTable>::new(file.driver_id());
@@ -251,9 +252,9 @@ pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `ENODATA` for an empty entry.
+/// The kernel's error, `ENODATA` for an empty entry.
 #[doc(alias = "ibv_query_gid_ex")]
-pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEntry, Refused> {
+pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEntry, IoctlError> {
     let mut entry = GidEntry::zeroed();
     let mut call = Call::<QueryGidEntry>::new(file.driver_id());
     call.constant(QueryGidEntry::PORT, port);
@@ -269,8 +270,8 @@ pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEn
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
-pub fn info_handles(file: &DeviceFile, class: ObjectClass, into: &mut [u32]) -> Result<usize, Refused> {
+/// The kernel's error.
+pub fn info_handles(file: &DeviceFile, class: ObjectClass, into: &mut [u32]) -> Result<usize, IoctlError> {
     let mut total = 0;
     let room = into.len();
     let mut call = Call::<InfoHandles>::new(file.driver_id());
@@ -282,51 +283,51 @@ pub fn info_handles(file: &DeviceFile, class: ObjectClass, into: &mut [u32]) -> 
     Ok((total as usize).min(room))
 }
 
-/// Makes a protection domain; returns its handle.
+/// Creates a protection domain; returns its handle.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 ///
 /// # Safety
 ///
 /// Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_alloc_pd")]
-pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<u32, Refused> {
+pub unsafe fn alloc_pd(file: &DeviceFile, payload: DriverPayload<'_>) -> Result<u32, IoctlError> {
     let request = AllocPdReq::zeroed();
     let mut response = AllocPdResp::zeroed();
     let mut call = write::invoke::<write::AllocPd>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "AllocPd", ..refused })?;
+    unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "AllocPd", ..refused })?;
     Ok(response.pd_handle)
 }
 
-/// Gives a protection domain back.
+/// Deallocates a protection domain.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while objects use it.
+/// The kernel's error, `EBUSY` while objects use it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the domain any more.
 #[doc(alias = "ibv_dealloc_pd")]
-pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<PdDestroy>::new(file.driver_id());
     call.destroy(PdDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }
 }
 
-/// Makes a channel of completion events.
+/// Creates a channel of completion events.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_create_comp_channel")]
-pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, Refused> {
+pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
     // No descriptor, where the file writes none.
     let mut response = CreateCompChannelResp { fd: u32::MAX };
     // SAFETY: the command reads and writes nothing but its structs.
@@ -341,15 +342,15 @@ pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, Refused> {
 pub struct CqHandle {
     /// The handle.
     pub handle: u32,
-    /// Completions it holds, by the kernel's word.
+    /// Completions it holds, as the kernel reports it.
     pub entries: u32,
 }
 
-/// Makes a completion queue.
+/// Creates a completion queue.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a depth that the device does not have.
+/// The kernel's error, `EINVAL` for a depth that the device does not have.
 ///
 /// # Safety
 ///
@@ -359,7 +360,7 @@ pub unsafe fn create_cq(
     file: &DeviceFile,
     request: &CqRequest<'_>,
     payload: DriverPayload<'_>,
-) -> Result<CqHandle, Refused> {
+) -> Result<CqHandle, IoctlError> {
     let mut entries = 0;
     let mut call = Call::<CqCreate>::new(file.driver_id());
     call.make(CqCreate::HANDLE);
@@ -378,18 +379,18 @@ pub unsafe fn create_cq(
     Ok(CqHandle { handle, entries })
 }
 
-/// Gives a completion queue back; returns how many of its events were put into their streams.
+/// Destroys a completion queue; returns how many of its events were put into their streams.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+/// The kernel's error, `EBUSY` while a queue pair uses it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the queue any more.
 #[doc(alias = "ibv_destroy_cq")]
-pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, Refused> {
+pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp, IoctlError> {
     let mut response = DestroyCqResp::zeroed();
     let mut call = Call::<CqDestroy>::new(file.driver_id());
     call.destroy(CqDestroy::HANDLE, handle);
@@ -399,14 +400,14 @@ pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp
     Ok(response)
 }
 
-/// Asks for one event when the next completion arrives, or the next solicited one; for drivers whose queues are
-/// armed by the kernel.
+/// Asks for one event when the next completion arrives, or the next solicited one; for drivers
+/// whose queues are armed by the kernel.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_req_notify_cq")]
-pub fn req_notify_cq(file: &DeviceFile, handle: u32, solicited_only: bool) -> Result<(), Refused> {
+pub fn req_notify_cq(file: &DeviceFile, handle: u32, solicited_only: bool) -> Result<(), IoctlError> {
     let request = ReqNotifyCqReq { cq_handle: handle, solicited_only: u32::from(solicited_only) };
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ReqNotifyCq>(&request, &mut ()) }
@@ -419,15 +420,15 @@ pub struct QpHandle {
     pub handle: u32,
     /// Its number on the wire.
     pub qp_num: u32,
-    /// Depths and widths it has, by the kernel's word.
+    /// Depths and widths it has, as the kernel reports it.
     pub cap: QpCap,
 }
 
-/// Makes a queue pair.
+/// Creates a queue pair.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for depths or widths that the device does not have.
+/// The kernel's error, `EINVAL` for depths or widths that the device does not have.
 ///
 /// # Safety
 ///
@@ -437,7 +438,7 @@ pub unsafe fn create_qp(
     file: &DeviceFile,
     request: &QpRequest,
     payload: DriverPayload<'_>,
-) -> Result<QpHandle, Refused> {
+) -> Result<QpHandle, IoctlError> {
     let mut cap = QpCap::zeroed();
     let mut qp_num = 0;
     let mut call = Call::<QpCreate>::new(file.driver_id());
@@ -466,18 +467,18 @@ pub unsafe fn create_qp(
     Ok(QpHandle { handle, qp_num, cap })
 }
 
-/// Gives a queue pair back; returns how many of its events were put into their stream.
+/// Destroys a queue pair; returns how many of its events were put into their stream.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while it is in a multicast group.
+/// The kernel's error, `EBUSY` while it is in a multicast group.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the queue pair any more.
 #[doc(alias = "ibv_destroy_qp")]
-pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, Refused> {
+pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp, IoctlError> {
     let mut response = DestroyQpResp::zeroed();
     let mut call = Call::<QpDestroy>::new(file.driver_id());
     call.destroy(QpDestroy::HANDLE, handle);
@@ -491,7 +492,8 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a transition that is not one or attributes that do not belong to it.
+/// The kernel's error, `EINVAL` for a transition that is not one or attributes that do not belong
+/// to it.
 ///
 /// # Safety
 ///
@@ -501,7 +503,7 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
 ///    [reset](crate::contract::SendQueue::reset): a device that starts anew would carry out old
 ///    slots.
 #[doc(alias = "ibv_modify_qp")]
-pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), Refused> {
+pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
 }
@@ -519,21 +521,21 @@ pub unsafe fn modify_qp_with(
     file: &DeviceFile,
     request: &ModifyQpReq,
     payload: DriverPayload<'_>,
-) -> Result<(), Refused> {
-    let mut call = write::invoke_unanswered::<write::ModifyQp>(file.driver_id(), request);
+) -> Result<(), IoctlError> {
+    let mut call = write::invoke_without_response::<write::ModifyQp>(file.driver_id(), request);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
     unsafe { file.execute(&mut call) }
-        .map_err(|refused| Refused { method: write::ModifyQp::INFO.rust, ..refused })
+        .map_err(|refused| IoctlError { method: write::ModifyQp::INFO.rust, ..refused })
 }
 
 /// Reads a queue pair's attributes; all of them, whatever `mask` says, on most drivers.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_query_qp")]
-pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<QueryQpResp, Refused> {
+pub fn query_qp(file: &DeviceFile, handle: u32, mask: QpAttrMask) -> Result<QueryQpResp, IoctlError> {
     let request = QueryQpReq { qp_handle: handle, attr_mask: mask, ..QueryQpReq::zeroed() };
     let mut response = QueryQpResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
@@ -546,11 +548,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_that_the_file_did_not_write_is_refused() {
+    fn missing_descriptor_gives_ebadf() {
         for number in [-1, RawFd::MIN] {
             // SAFETY: the numbers are negative.
             let refused = unsafe { own_descriptor("AsyncEventAlloc", number) }.unwrap_err();
-            assert_eq!(refused, Refused { method: "AsyncEventAlloc", errno: Errno::BADF });
+            assert_eq!(refused, IoctlError { method: "AsyncEventAlloc", errno: Errno::BADF });
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The traits that a provider fulfils.
 //!
-//! Control goes through [`Provider`]; the data path through the queues it makes. Queues have a single owner: every
-//! method that moves an index takes `&mut self`, so none needs a lock or an atomic read-modify-write.
+//! Control goes through [`Provider`]; the data path through the queues it makes. Queues have a
+//! single owner: every method that moves an index takes `&mut self`, so none needs a lock or an
+//! atomic read-modify-write.
 
 mod queues;
 
@@ -13,7 +14,7 @@ use bareverbs_uapi::write::structs::AhAttr;
 
 pub use self::queues::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use crate::command::{ContextInfo, QpHandle};
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 use crate::dm::DeviceMemory;
 use crate::rss::{CreatedWq, HashFields, HashFunctions, RssQpRequest, WqChange, WqRequest};
 
@@ -73,7 +74,7 @@ pub struct Offloads {
 /// # use std::sync::Arc;
 /// # use bareverbs_provider::command::ContextInfo;
 /// # use bareverbs_provider::contract::*;
-/// # use bareverbs_provider::device::{DeviceFile, Refused};
+/// # use bareverbs_provider::device::{DeviceFile, IoctlError};
 /// struct Wrapper<P>(P);
 /// impl<P: Provider> Provider for Wrapper<P> {
 ///     type Cq = P::Cq;
@@ -82,9 +83,9 @@ pub struct Offloads {
 ///     type Srq = P::Srq;
 ///     type Ah = P::Ah;
 ///     fn drives(driver_id: u32) -> bool { P::drives(driver_id) }
-///     fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> { P::open(file).map(Self) }
-///     // A handle that is somebody else's:
-///     fn alloc_pd(&self) -> Result<u32, Refused> { Ok(0) }
+///     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> { P::open(file).map(Self) }
+///     // A handle that the call did not create:
+///     fn alloc_pd(&self) -> Result<u32, IoctlError> { Ok(0) }
 /// #   fn context_info(&self) -> ContextInfo { todo!() }
 /// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { todo!() }
 /// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { todo!() }
@@ -120,9 +121,9 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// Whether devices of the kernel driver `driver_id` are its.
     fn drives(driver_id: u32) -> bool;
 
-    /// Takes over a device file that has no context yet, and gets it one. Refuses a file of a driver
-    /// that it does not [drive](Self::drives) with `EINVAL`.
-    fn open(file: Arc<DeviceFile>) -> Result<Self, Refused>;
+    /// Takes over a device file that has no context yet, and gets it one. Refuses a file of a
+    /// driver that it does not [drive](Self::drives) with `EINVAL`.
+    fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError>;
 
     /// Takes over a device file whose context another process made, and uses as well.
     ///
@@ -137,7 +138,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         false
     }
 
-    /// Looks whether the context has a protection domain with this handle, made by whomever.
+    /// Checks that the context has a protection domain with this handle.
     ///
     /// Default: [`CreateError::Unsupported`].
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
@@ -145,7 +146,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "domains of other processes" })
     }
 
-    /// Maps memory on the device that was taken, by whomever, under this handle.
+    /// Maps the device memory with this handle, allocated by any process.
     ///
     /// Default: [`CreateError::Unsupported`].
     fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
@@ -157,7 +158,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     fn context_info(&self) -> ContextInfo;
 
     /// What only the driver tells of its device. Default: no offloads.
-    fn offloads(&self) -> Result<Offloads, Refused> {
+    fn offloads(&self) -> Result<Offloads, IoctlError> {
         Ok(Offloads::default())
     }
 
@@ -166,23 +167,24 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "reading the device's clock" })
     }
 
-    /// A local key whose reads and writes go nowhere; none where the device has no such key.
+    /// The key of the null MR: reads are undefined, writes are discarded. `None` without one.
     /// Default: none.
     fn null_key(&self) -> Option<u32> {
         None
     }
 
-    /// Whether its queue pairs have options beyond the standard: [`SendQueue::ece`]. Default: no.
+    /// Whether its QPs have ECE: [`SendQueue::ece`]. Default: no.
     fn has_ece(&self) -> bool {
         false
     }
 
-    /// Whether it makes queue pairs whose messages are whole frames. Default: no.
+    /// Whether it creates raw packet QPs. Default: no.
     fn has_raw_packets(&self) -> bool {
         false
     }
 
-    /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails, nothing is left behind.
+    /// Takes memory on the device; returns the kernel's handle and the memory. Where it fails,
+    /// nothing is left behind.
     ///
     /// Default: [`CreateError::Unsupported`].
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
@@ -190,10 +192,10 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "memory on the device" })
     }
 
-    /// Makes a protection domain; returns the kernel's handle.
-    fn alloc_pd(&self) -> Result<u32, Refused>;
+    /// Creates a protection domain; returns the kernel's handle.
+    fn alloc_pd(&self) -> Result<u32, IoctlError>;
 
-    /// Makes a completion queue. Where it fails, nothing is left behind.
+    /// Creates a completion queue. Where it fails, nothing is left behind.
     ///
     /// # Safety
     ///
@@ -202,11 +204,12 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
     /// kernel refuses to destroy the object: it keeps the memory that the device accesses.
     unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError>;
 
-    /// Gives the completion queue with the kernel's handle `cq` room for at least `entries` completions; returns for
-    /// how many. No completion is lost, taken twice or taken out of order.
+    /// Gives the completion queue with the kernel's handle `cq` room for at least `entries`
+    /// completions; returns for how many. No completion is lost, taken twice or taken out of order.
     ///
-    /// Where the kernel refuses, the queue stays as it is. Where the kernel did it and the new memory could not be
-    /// mapped, the queue gives no completions until another resize succeeds, which brings all of them.
+    /// Where the kernel refuses, the queue stays as it is. Where the kernel did it and the new
+    /// memory could not be mapped, the queue gives no completions until another resize succeeds,
+    /// which brings all of them.
     ///
     /// Default: [`CreateError::Unsupported`].
     ///
@@ -219,15 +222,15 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "completion queues that change their size" })
     }
 
-    /// Makes a queue pair in the state RESET. Where it fails, nothing is left behind.
+    /// Creates a queue pair in the state RESET. Where it fails, nothing is left behind.
     ///
     /// # Safety
     ///
     /// As for [`Provider::create_cq`], with both queues.
     unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
 
-    /// Makes a queue pair that receives for an XRC domain, in the state RESET. It has no queues: requests that come to it
-    /// take receives of the domain's shared receive queues.
+    /// Creates a queue pair that receives for an XRC domain, in the state RESET. It has no queues:
+    /// requests that come to it take receives of the domain's shared receive queues.
     ///
     /// Default: [`CreateError::Unsupported`].
     fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
@@ -235,19 +238,19 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "XRC queue pairs" })
     }
 
-    /// Makes a shared receive queue. Where it fails, nothing is left behind.
+    /// Creates a shared receive queue. Where it fails, nothing is left behind.
     ///
     /// # Safety
     ///
     /// As for [`Provider::create_cq`].
     unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
 
-    /// Changes the shared receive queue with the kernel's handle `srq`. What was pushed into `queue` is published
-    /// before.
+    /// Changes the shared receive queue with the kernel's handle `srq`. What was pushed into
+    /// `queue` is published before.
     ///
-    /// A resize moves the receives that are posted to new memory. Where the kernel resized but `queue` could not
-    /// follow, it refuses further requests with [`Refusal::QueueLost`](crate::work::Refusal::QueueLost) until a resize
-    /// succeeds.
+    /// A resize moves the receives that are posted to new memory. Where the kernel resized but
+    /// `queue` could not follow, it refuses further requests with
+    /// [`PushError::QueueLost`](crate::work::PushError::QueueLost) until a resize succeeds.
     ///
     /// # Safety
     ///
@@ -260,7 +263,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         change: SrqChange,
     ) -> Result<(), CreateError>;
 
-    /// Makes a work queue that receives, in the state RESET. Where it fails, nothing is left behind.
+    /// Creates a work queue that receives, in the state RESET. Where it fails, nothing is left
+    /// behind.
     ///
     /// Default: [`CreateError::Unsupported`].
     ///
@@ -272,8 +276,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "work queues" })
     }
 
-    /// Changes the work queue with the kernel's handle `wq`. Whoever brings one to RESET
-    /// [resets](RecvQueue::reset) its queue afterwards.
+    /// Changes the work queue with the kernel's handle `wq`. The caller of a change to
+    /// RESET [resets](RecvQueue::reset) the queue afterwards.
     ///
     /// Default: [`CreateError::Unsupported`].
     ///
@@ -286,8 +290,8 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "work queues" })
     }
 
-    /// Makes a queue pair that spreads the frames that come to it over the work queues of a table. It has no queues and
-    /// no states.
+    /// Creates a queue pair that spreads the frames that come to it over the work queues of a
+    /// table. It has no queues and no states.
     ///
     /// Default: [`CreateError::Unsupported`].
     fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
@@ -295,7 +299,7 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
         Err(CreateError::Unsupported { what: "queue pairs that spread frames" })
     }
 
-    /// Makes an address handle. Where it fails, nothing is left behind.
+    /// Creates an address handle. Where it fails, nothing is left behind.
     fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
 }
 
@@ -303,9 +307,9 @@ pub unsafe trait Provider: Sized + Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// The kernel refused it, or the mapping of its memory.
+    /// The kernel rejected it, or the mapping of its memory failed.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Ioctl(#[from] IoctlError),
     /// The kernel described the queue's memory in a way that cannot be true.
     #[error(
         "the kernel described the memory of the {queue} in a way that cannot be true: {problem} ({value})"
@@ -350,11 +354,11 @@ pub enum CreateError {
 pub enum DoorbellError {
     /// The device accesses no memory for any of the requests, now or later: they were taken back.
     #[error("{0}; the requests were taken back")]
-    TakenBack(#[source] Refused),
-    /// The requests count as posted: the device may be carrying them out, and they complete at the latest when the
-    /// queue pair goes to the error state.
+    TakenBack(#[source] IoctlError),
+    /// The requests count as posted: the device may be carrying them out, and they complete at the
+    /// latest when the queue pair goes to the error state.
     #[error("{0}; the requests may be carried out all the same")]
-    Posted(#[source] Refused),
+    Posted(#[source] IoctlError),
 }
 
 /// What pages the memory of a queue lies in.
@@ -363,11 +367,12 @@ pub enum DoorbellError {
 #[doc(alias = "MLX_SRQ_ALLOC_TYPE")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum QueueMemory {
-    /// Those of the process.
+    /// Pages of the default size.
     #[default]
     Ordinary,
-    /// Huge pages of 2 MiB, of which it takes at least one for itself. A device and a processor find their way in few of
-    /// them faster than in many ordinary ones. The kernel has to have some set aside (`vm.nr_hugepages`).
+    /// Huge pages of 2 MiB, of which it takes at least one for itself. Devices and processors
+    /// translate addresses in few large pages faster than in many small ones. The kernel has to
+    /// have some set aside (`vm.nr_hugepages`).
     HugePages,
 }
 
@@ -417,8 +422,8 @@ pub struct QpRequest {
     pub max_tso_header: u16,
     /// Creation flags, such as signalling every request.
     pub flags: QpCreateFlags,
-    /// Whether completions of receives may carry short messages, which polling brings to memory. Then the addresses of
-    /// receives must be those by which this process reaches the memory.
+    /// Whether completions of receives may carry short messages, which polling brings to memory.
+    /// Then the addresses of receives must be those by which this process reaches the memory.
     pub scatter_to_cqe: bool,
     /// Comes back in asynchronous events.
     pub user_handle: u64,
@@ -433,7 +438,8 @@ pub struct QpRequest {
 #[doc(alias = "ibv_alloc_parent_domain")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DoorbellChoice {
-    /// The provider's choice: its own for the first queue pairs of a context, say, and a shared one for later ones.
+    /// The provider's choice: its own for the first queue pairs of a context, say, and a shared one
+    /// for later ones.
     #[default]
     Any,
     /// One that queue pairs share, so that none is used up.
@@ -491,7 +497,7 @@ pub struct SrqRequest {
     pub pd: u32,
     /// Receives it must hold.
     pub max_wr: u32,
-    /// Elements that each must carry.
+    /// SGEs that each must carry.
     pub max_sge: u32,
     /// Level below which it raises an event; 0 for none.
     pub limit: u32,
@@ -499,7 +505,8 @@ pub struct SrqRequest {
     pub user_handle: u64,
     /// What its memory lies in.
     pub memory: QueueMemory,
-    /// Of an XRC domain, with completions of its own; otherwise it completes where its queue pairs do.
+    /// Of an XRC domain, with completions of its own; otherwise it completes where its queue pairs
+    /// do.
     pub xrc: Option<XrcSrqRequest>,
 }
 
@@ -509,7 +516,7 @@ pub struct CreatedSrq<P: Provider> {
     pub handle: u32,
     /// Receives it holds.
     pub max_wr: u32,
-    /// Elements that each carries.
+    /// SGEs that each carries.
     pub max_sge: u32,
     /// Its number on the wire, as extended reliable connections name it.
     pub srq_num: u32,
@@ -540,7 +547,7 @@ pub struct DmRequest {
 pub struct AhRequest {
     /// Handle of its protection domain.
     pub pd: u32,
-    /// The way.
+    /// The path.
     pub attr: AhAttr,
 }
 

@@ -16,20 +16,20 @@ use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 
 use crate::mapping::{Mapping, Protection};
-use crate::process::Home;
+use crate::process::ForkGuard;
 
-/// A request that the kernel refused.
+/// A failed request to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct Refused {
-    /// What was asked: an ioctl method, a write command, or a system call.
+pub struct IoctlError {
+    /// The ioctl method, write command or system call.
     pub method: &'static str,
-    /// The kernel's answer.
+    /// The kernel's error number.
     pub errno: Errno,
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for IoctlError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.errno == FOREIGN {
+        if self.errno == FORKED {
             return write!(
                 f,
                 "{} was not put to the kernel: {}: this process was forked from the one that opened the device; open \
@@ -51,7 +51,7 @@ impl fmt::Display for Refused {
 pub enum OpenError {
     /// The kernel refused a system call.
     #[error(transparent)]
-    Refused(#[from] Refused),
+    Ioctl(#[from] IoctlError),
     /// It is another sort of file.
     #[error("it is not a uverbs character device, such as /dev/infiniband/uverbs0")]
     NotUverbs,
@@ -68,9 +68,9 @@ pub enum OpenError {
     },
 }
 
-/// What a call from a forked child of the process that opened the device is answered with; the kernel's verbs never
-/// answer so.
-const FOREIGN: Errno = Errno::STALE;
+/// What a call from a forked child of the process that opened the device is answered with; the
+/// kernel's verbs never answer so.
+const FORKED: Errno = Errno::STALE;
 
 /// What an error number means when it comes from the verbs ABI.
 fn hint(errno: Errno) -> Option<&'static str> {
@@ -92,11 +92,12 @@ fn hint(errno: Errno) -> Option<&'static str> {
 
 /// An open device file.
 ///
-/// Everything a program does with a device goes through its file: objects live in the context behind it and are
-/// gone, all of them, when its last descriptor is closed.
+/// Everything a program does with a device goes through its file: objects live in the context
+/// behind it and are gone, all of them, when its last descriptor is closed.
 ///
-/// It is of use in the process that opened it only. A child that was forked from that has the descriptor too, and could
-/// destroy what its parent uses; there, every call is answered with `ESTALE` and never reaches the kernel.
+/// It is of use in the process that opened it only. A child that was forked from that has the
+/// descriptor too, and could destroy what its parent uses; there, every call is answered with
+/// `ESTALE` and never reaches the kernel.
 ///
 /// ```no_run
 /// use bareverbs_provider::command::{self, DriverPayload};
@@ -115,39 +116,42 @@ fn hint(errno: Errno) -> Option<&'static str> {
 pub struct DeviceFile {
     fd: OwnedFd,
     driver_id: u32,
-    home: Home,
+    fork_guard: ForkGuard,
     events: OnceLock<OwnedFd>,
 }
 
 impl DeviceFile {
-    /// Opens the file at `path`, say `/dev/infiniband/uverbs0`, of a device of kernel driver `driver_id`.
+    /// Opens the file at `path`, say `/dev/infiniband/uverbs0`, of a device of kernel driver
+    /// `driver_id`.
     ///
-    /// The driver's number comes with the device's description, from RDMA netlink or `sysfs`; the kernel refuses
-    /// every call with a wrong one.
+    /// The driver's number comes with the device's description, from RDMA netlink or `sysfs`; the
+    /// kernel refuses every call with a wrong one.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Refused`] with what `open` reports: `EACCES` where the file's permissions forbid
+    /// [`OpenError::Ioctl`] with what `open` reports: `EACCES` where the file's permissions forbid
     /// it, `ENXIO` where the device is gone. Otherwise as for [`DeviceFile::from_fd`].
     pub fn open(path: impl AsRef<Path>, driver_id: u32) -> Result<Self, OpenError> {
         let fd = loop {
             match rustix::fs::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
                 Err(Errno::INTR) => {}
-                result => break result.map_err(|errno| Refused { method: "open", errno })?,
+                result => break result.map_err(|errno| IoctlError { method: "open", errno })?,
             }
         };
         Self::from_fd(fd, driver_id)
     }
 
-    /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in this process only.
+    /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in
+    /// this process only.
     ///
     /// Other files are refused. The kernel reserves the character devices 231:192 to 231:223 for
-    /// uverbs. It gives dynamic numbers to further devices, and these are looked up in sysfs at `/sys`.
+    /// uverbs. It gives dynamic numbers to further devices, and these are looked up in sysfs at
+    /// `/sys`.
     ///
     /// # Errors
     ///
     /// [`OpenError::NotUverbs`]; [`OpenError::Unidentified`] for a dynamic number without sysfs;
-    /// [`OpenError::Refused`] with what `fstat`, `mmap` and `madvise` report, as where there is no
+    /// [`OpenError::Ioctl`] with what `fstat`, `mmap` and `madvise` report, as where there is no
     /// memory.
     pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, OpenError> {
         identity::check_uverbs(&fd)?;
@@ -167,20 +171,21 @@ impl DeviceFile {
     /// fails every `ioctl` and every `mmap`, as `/dev/null` does.
     ///
     /// The safe functions of this crate rely on what a uverbs device does: a call writes to the
-    /// memory of its own attributes only, a descriptor number in an answer is a new descriptor, handles
-    /// are fresh, and mapped pages are the object's.
-    pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, Refused> {
-        let home = Home::here().map_err(|errno| Refused { method: "madvise", errno })?;
-        Ok(Self { fd, driver_id, home, events: OnceLock::new() })
+    /// memory of its own attributes only, a descriptor number in an answer is a new descriptor,
+    /// handles are fresh, and mapped pages are the object's.
+    pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, IoctlError> {
+        let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
+        Ok(Self { fd, driver_id, fork_guard, events: OnceLock::new() })
     }
 
-    /// Has the asynchronous events of objects that are made from here on sent to `stream`, not to the context's first
-    /// stream, which in a context that another process made is that one's. Only the first call has an effect.
+    /// Has the asynchronous events of objects that are made from here on sent to `stream`, not to
+    /// the context's first stream, which in a context that another process made is that one's. Only
+    /// the first call has an effect.
     pub fn send_events_to(&self, stream: OwnedFd) {
         let _ = self.events.set(stream);
     }
 
-    /// What [`DeviceFile::send_events_to`] was told.
+    /// The stream that [`DeviceFile::send_events_to`] was given.
     #[must_use]
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.events.get().map(AsFd::as_fd)
@@ -198,8 +203,8 @@ impl DeviceFile {
     ///
     /// As said.
     #[inline]
-    pub fn check_home(&self) -> Result<(), Errno> {
-        if self.home.is_here() { Ok(()) } else { Err(FOREIGN) }
+    pub fn check_same_process(&self) -> Result<(), Errno> {
+        if self.fork_guard.is_same_process() { Ok(()) } else { Err(FORKED) }
     }
 
     /// Number of the kernel driver whose namespace the calls use.
@@ -212,26 +217,26 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// The kernel's refusal. A call that a signal interrupted is made again: the kernel undoes what an interrupted
-    /// call began.
+    /// The kernel's refusal. A call that a signal interrupted is made again: the kernel undoes what
+    /// an interrupted call began.
     ///
     /// # Safety
     ///
-    /// The call's own buffers are borrowed by it and need no care. But where the method makes the kernel or the
-    /// device use other memory, by an address passed as a number or in a driver's payload, that memory must be as
-    /// the method requires.
-    pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), Refused> {
-        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is borrowed; the rest
-        // is this function's contract.
+    /// The call's own buffers are borrowed by it and need no care. But where the method makes the
+    /// kernel or the device use other memory, by an address passed as a number or in a driver's
+    /// payload, that memory must be as the method requires.
+    pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), IoctlError> {
+        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is
+        // borrowed; the rest is this function's contract.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
-            .map_err(|errno| Refused { method: M::INFO.rust, errno })
+            .map_err(|errno| IoctlError { method: M::INFO.rust, errno })
     }
 
     /// Carries out a write command through the ioctl method `InvokeWrite`.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal, under the command's own name.
+    /// The kernel's error, under the command's own name.
     ///
     /// # Safety
     ///
@@ -240,28 +245,29 @@ impl DeviceFile {
         &self,
         request: &C::Request,
         response: &mut C::Response,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), IoctlError> {
         let mut call = invoke::<C>(self.driver_id, request, response);
         // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is
         // borrowed; for memory that the request names by an address the caller answers.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
-            .map_err(|errno| Refused { method: C::INFO.rust, errno })
+            .map_err(|errno| IoctlError { method: C::INFO.rust, errno })
     }
 
-    /// Hands bytes to the kernel as they are.
+    /// Passes bytes to the kernel unchanged.
     ///
     /// # Errors
     ///
-    /// The kernel's error number, except `EINTR`, after which the call is made again; `ESTALE` in a forked child.
+    /// The kernel's error number, except `EINTR`, after which the call is made again; `ESTALE` in a
+    /// forked child.
     ///
     /// # Safety
     ///
-    /// The kernel reads a header from `call` and then reads and writes as many bytes as the header says; they must
-    /// lie in `call`. Every attribute that holds an address must hold one that the kernel may read or write as the
-    /// attribute is meant.
+    /// The kernel reads a header from `call` and then reads and writes as many bytes as the header
+    /// says; they must lie in `call`. Every attribute that holds an address must hold one that the
+    /// kernel may read or write as the attribute is meant.
     #[inline]
     pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
-        self.check_home()?;
+        self.check_same_process()?;
         loop {
             // SAFETY: the kernel touches only what this function's contract allows it to.
             match unsafe { ioctl(&self.fd, VerbsIoctl(call.as_mut_ptr().cast())) } {
@@ -276,9 +282,9 @@ impl DeviceFile {
     /// # Errors
     ///
     /// What `mmap` and `madvise` report.
-    pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, Refused> {
-        let refused = |errno| Refused { method: "mmap", errno };
-        self.check_home().map_err(refused)?;
+    pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, IoctlError> {
+        let refused = |errno| IoctlError { method: "mmap", errno };
+        self.check_same_process().map_err(refused)?;
         Mapping::new(&self.fd, offset, len, protection).map_err(refused)
     }
 }
@@ -292,8 +298,8 @@ impl AsFd for DeviceFile {
 /// The one ioctl of device files.
 struct VerbsIoctl(*mut c_void);
 
-// SAFETY: the opcode is the one whose argument is a uverbs call, and the pointer is to such a call, which the
-// kernel reads and writes. There is no output beside it.
+// SAFETY: the opcode is the one whose argument is a uverbs call, and the pointer is to such a call,
+// which the kernel reads and writes. There is no output beside it.
 unsafe impl Ioctl for VerbsIoctl {
     type Output = ();
 
@@ -317,8 +323,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_says_what_was_asked_what_was_answered_and_what_it_means() {
-        let refused = Refused { method: "RegMr", errno: Errno::NOMEM };
+    fn ioctl_error_names_method_errno_and_hint() {
+        let refused = IoctlError { method: "RegMr", errno: Errno::NOMEM };
         let text = refused.to_string();
         assert!(text.starts_with("RegMr was refused by the kernel: "), "{text}");
         assert!(text.contains("os error 12"), "{text}");
@@ -326,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn only_uverbs_devices_become_device_files() {
+    fn only_uverbs_devices_are_accepted() {
         let (read, write) = std::io::pipe().unwrap();
         let file = |path| OwnedFd::from(std::fs::File::open(path).unwrap());
         let executable = std::env::current_exe().unwrap();
@@ -347,19 +353,19 @@ mod tests {
     }
 
     #[test]
-    fn a_file_without_verbs_refuses_calls() {
+    fn non_uverbs_file_gives_enotty() {
         let null = std::fs::File::open("/dev/null").unwrap();
         // SAFETY: `/dev/null` fails every ioctl and mmap.
         let file = unsafe { DeviceFile::from_fd_unchecked(null.into(), 14) }.unwrap();
         let mut call = Call::<bareverbs_uapi::uverbs::GetContext>::new(file.driver_id());
         // SAFETY: the call has no attributes.
         let refused = unsafe { file.execute(&mut call) }.expect_err("no uverbs file");
-        assert_eq!(refused, Refused { method: "GetContext", errno: Errno::NOTTY });
+        assert_eq!(refused, IoctlError { method: "GetContext", errno: Errno::NOTTY });
     }
 
     #[test]
-    fn opening_a_path_that_does_not_exist_names_the_system_call() {
+    fn open_of_missing_path_gives_enoent() {
         let refused = DeviceFile::open("/dev/infiniband/no-such-device", 14).expect_err("no such file");
-        assert_eq!(refused, OpenError::Refused(Refused { method: "open", errno: Errno::NOENT }));
+        assert_eq!(refused, OpenError::Ioctl(IoctlError { method: "open", errno: Errno::NOENT }));
     }
 }

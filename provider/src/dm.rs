@@ -9,7 +9,8 @@ use crate::mapping::{Mapping, Protection};
 /// Bytes that are read and written at once. Devices take no smaller writes.
 pub const WORD: usize = 4;
 
-/// Memory on a device, mapped. It is copied to and from word by word, since processors reach it over a bus.
+/// Memory on a device, mapped. It is copied to and from word by word, since processors reach it
+/// over a bus.
 ///
 /// Several values may reach the same memory, where it was imported more than once. Each word is
 /// read and written as a whole; a copy of several words is no unit.
@@ -33,10 +34,10 @@ pub const WORD: usize = 4;
 /// register, so safe code can't make one:
 ///
 /// ```compile_fail,E0133
-/// # use bareverbs_provider::device::{DeviceFile, Refused};
+/// # use bareverbs_provider::device::{DeviceFile, IoctlError};
 /// # use bareverbs_provider::dm::DeviceMemory;
 /// # use bareverbs_provider::mapping::Protection;
-/// fn ring_any_doorbell(file: &DeviceFile) -> Result<(), Refused> {
+/// fn ring_any_doorbell(file: &DeviceFile) -> Result<(), IoctlError> {
 ///     let page = file.map(0, 4096, Protection::ReadWrite)?;
 ///     DeviceMemory::new(page, 0, 4096).unwrap().write(0x800, &[0; 8]);
 ///     Ok(())
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_read_and_words_are_written() {
+    fn reads_take_any_range_and_writes_take_words() {
         let mut memory = memory(4096 - 16, 14).unwrap();
         memory.write(4, b"abcdefgh");
         for start in 0..14 {
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_lies_in_its_mapping() {
+    fn device_memory_outside_the_mapping_is_rejected() {
         let within = |offset, len| memory(offset, len).is_some();
         assert!(within(0, 4096) && within(4092, 1) && within(4096, 0));
         assert!(!within(4092, 5) && !within(2, 4) && !within(4100, 0));
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
-    fn a_read_only_mapping_is_refused_as_device_memory() {
+    fn read_only_mapping_is_rejected_as_device_memory() {
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         let mapping = Mapping::new(file, 0, 4096, Protection::Read).unwrap();
         // SAFETY: the memory is not accessed.
@@ -165,7 +166,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "maps a file")]
-    fn two_values_over_the_same_pages_never_show_half_a_word() {
+    fn aliased_device_memory_never_tears_a_word() {
         let file = rustix::fs::memfd_create("dm", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let over = || {

@@ -1,8 +1,9 @@
 //! What a provider is, and the tools it is built from.
 //!
-//! A provider knows one kind of device: how its queues lie in memory, how a work request is written into them and
-//! how its doorbell is rung. It fulfils the traits of [`contract`]; nothing in this crate knows any particular
-//! device, and the providers of this project use nothing that one outside it could not.
+//! A provider knows one kind of device: how its queues lie in memory, how a work request is written
+//! into them and how its doorbell is rung. It fulfils the traits of [`contract`]; nothing in this
+//! crate knows any particular device, and the providers of this project use nothing that one
+//! outside it could not.
 //!
 //! | module | what it gives |
 //! |---|---|
@@ -12,7 +13,7 @@
 //! | [`device`] | the device file: calls and mappings |
 //! | [`command`] | the kernel's commands, one function each |
 //! | [`mapping`] | shared memory |
-//! | [`process`] | which process something belongs to, so that forked children leave it alone |
+//! | [`process`] | fork detection |
 //! | [`ring`] | a ring of slots in shared memory, either side |
 //! | [`barrier`] | memory ordering, all of it |
 
@@ -21,6 +22,7 @@ pub mod command;
 pub mod contract;
 pub mod device;
 pub mod dm;
+pub mod handle_guard;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod mapping;
@@ -28,7 +30,6 @@ mod pages;
 pub mod process;
 pub mod ring;
 pub mod rss;
-pub mod unfinished;
 pub mod work;
 
 pub use rustix::io::Errno;

@@ -1,6 +1,7 @@
 //! Models of both sides of a ring, for `cargo xtask loom`.
 //!
-//! The index words are loom's atomics, and each slot is a cell in which loom finds accesses that nothing orders.
+//! The index words are loom's atomics, and each slot is a cell in which loom finds accesses that
+//! nothing orders.
 
 use std::ptr::NonNull;
 
@@ -84,7 +85,7 @@ fn model(run: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn publish_against_take() {
+fn publish_concurrent_with_take() {
     model(|| {
         let memory = Memory::new();
         let shared = Arc::clone(&memory);
@@ -115,7 +116,7 @@ fn publish_against_take() {
 }
 
 #[test]
-fn publish_one_by_one_against_take_into() {
+fn publish_next_concurrent_with_take_into() {
     model(|| {
         let memory = Memory::new();
         let shared = Arc::clone(&memory);
@@ -139,7 +140,8 @@ fn publish_one_by_one_against_take_into() {
     });
 }
 
-/// A batch is taken back while the peer does not look, as where the doorbell was refused; then the peer looks.
+/// A batch is taken back while the peer does not look, as where the doorbell was refused; then the
+/// peer looks.
 #[test]
 fn take_back_before_the_peer_looks() {
     model(|| {
@@ -163,9 +165,10 @@ fn take_back_before_the_peer_looks() {
     });
 }
 
-/// A side is handed over, as from a poller to who resizes the queue, and taken up where the indices stand.
+/// A side is handed over, as from a poller to who resizes the queue, and taken up where the indices
+/// stand.
 #[test]
-fn resync_after_a_hand_over() {
+fn resync_after_move_to_another_thread() {
     model(|| {
         let memory = Memory::new();
         let shared = Arc::clone(&memory);

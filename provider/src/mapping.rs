@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
 use crate::pages;
-use crate::process::Home;
+use crate::process::ForkGuard;
 
 /// What the program may do with a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,21 +35,22 @@ pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Shared memory, unmapped when dropped.
 ///
-/// A forked child does not have it: what it did there would be done to its parent's queues. It is stopped by `SIGSEGV`
-/// where it tries.
+/// A forked child does not have it: what it did there would be done to its parent's queues. It is
+/// stopped by `SIGSEGV` where it tries.
 ///
-/// The other side may change it at any time, so it gives out raw pointers only: no Rust reference may be made to
-/// what lies in it.
+/// The other side may change it at any time, so it gives out raw pointers only: no Rust reference
+/// may be made to what lies in it.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     protection: Protection,
-    home: Home,
+    fork_guard: ForkGuard,
     is_huge: bool,
 }
 
-// SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself accesses nothing.
+// SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself
+// accesses nothing.
 unsafe impl Send for Mapping {}
 // SAFETY: a shared `Mapping` gives out nothing but its address, size and protection, which never
 // change.
@@ -62,9 +63,9 @@ impl Mapping {
     ///
     /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
-        let home = Home::here()?;
+        let fork_guard = ForkGuard::new()?;
         let start = pages::map_file(file, offset, len, protection.flags())?;
-        Self { start, len, protection, home, is_huge: false }.kept_from_children()
+        Self { start, len, protection, fork_guard, is_huge: false }.with_dont_fork()
     }
 
     /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
@@ -76,27 +77,28 @@ impl Mapping {
         Self::without_file(len, false)
     }
 
-    /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are set aside at once.
+    /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are
+    /// set aside at once.
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report: `ENOMEM` where not so many huge pages are free, `EINVAL` too for a length of 0 and
-    /// on kernels without huge pages of this size.
+    /// What `mmap` and `madvise` report: `ENOMEM` where not so many huge pages are free, `EINVAL`
+    /// too for a length of 0 and on kernels without huge pages of this size.
     pub fn huge(len: usize) -> Result<Self, Errno> {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
         Self::without_file(len, true)
     }
 
     fn without_file(len: usize, is_huge: bool) -> Result<Self, Errno> {
-        let (home, protection) = (Home::here()?, Protection::ReadWrite);
+        let (fork_guard, protection) = (ForkGuard::new()?, Protection::ReadWrite);
         let start = pages::map_private(len, is_huge)?;
-        Self { start, len, protection, home, is_huge }.kept_from_children()
+        Self { start, len, protection, fork_guard, is_huge }.with_dont_fork()
     }
 
-    fn kept_from_children(self) -> Result<Self, Errno> {
+    fn with_dont_fork(self) -> Result<Self, Errno> {
         // SAFETY: the kernel gave this value the range, and the advice changes nothing in this
         // process.
-        unsafe { pages::forget_in_children(self.start, self.len) }?;
+        unsafe { pages::set_dont_fork(self.start, self.len) }?;
         Ok(self)
     }
 
@@ -128,7 +130,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if !self.home.is_here() {
+        if !self.fork_guard.is_same_process() {
             // A forked child has not inherited the range, and may have mapped something else there.
             return;
         }
@@ -145,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_huge_pages_and_more_than_can_be_are_refused() {
+    fn invalid_huge_page_lengths_are_rejected() {
         assert_eq!(Mapping::huge(0).map(drop), Err(Errno::INVAL));
         assert_eq!(Mapping::huge(usize::MAX).map(drop), Err(Errno::NOMEM));
     }

@@ -1,7 +1,7 @@
 //! Pages from the kernel, or from the heap where Miri interprets the program: it has no `mmap` and
 //! no `madvise` as they are used here.
 
-pub(crate) use self::imp::{forget_in_children, map_file, map_private, unmap, wiped_in_children};
+pub(crate) use self::imp::{map_file, map_private, map_wiped_on_fork, set_dont_fork, unmap};
 
 #[cfg(not(miri))]
 mod imp {
@@ -36,12 +36,12 @@ mod imp {
         NonNull::new(start.cast()).ok_or(Errno::NOMEM)
     }
 
-    /// Has forked children not inherit a range.
+    /// Keeps forked children from inheriting a range (`MADV_DONTFORK`).
     ///
     /// # Safety
     ///
     /// The range must be one that a function of this module has mapped and the caller owns.
-    pub(crate) unsafe fn forget_in_children(start: NonNull<u8>, len: usize) -> Result<(), Errno> {
+    pub(crate) unsafe fn set_dont_fork(start: NonNull<u8>, len: usize) -> Result<(), Errno> {
         // SAFETY: the range is the caller's, and the advice changes nothing in this process.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontFork) }
     }
@@ -50,16 +50,16 @@ mod imp {
     ///
     /// # Safety
     ///
-    /// The range must be one that a function of this module has mapped, as a whole, and nobody may
+    /// The range must be one that a function of this module has mapped, as a whole, and nothing may
     /// access it any more.
     pub(crate) unsafe fn unmap(start: NonNull<u8>, len: usize) {
         // SAFETY: this function's contract.
         let _ = unsafe { munmap(start.as_ptr().cast(), len) };
     }
 
-    /// A word that is 0, and that the kernel sets to 0 in forked children, whatever it was. It
+    /// A word that is 0 and that the kernel zeroes in forked children (`MADV_WIPEONFORK`). It
     /// stays for ever.
-    pub(crate) fn wiped_in_children() -> Result<&'static AtomicU32, Errno> {
+    pub(crate) fn map_wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
         /// At most a page of the machine's.
         const BYTES: usize = 4096;
         let page = map_private(BYTES, false)?;
@@ -114,13 +114,13 @@ mod imp {
     /// # Safety
     ///
     /// None is needed.
-    pub(crate) unsafe fn forget_in_children(_: NonNull<u8>, _: usize) -> Result<(), Errno> {
+    pub(crate) unsafe fn set_dont_fork(_: NonNull<u8>, _: usize) -> Result<(), Errno> {
         Ok(())
     }
 
     /// # Safety
     ///
-    /// The range must be one that [`map_private`] has made, as a whole, and nobody may access it
+    /// The range must be one that [`map_private`] has made, as a whole, and nothing may access it
     /// any more.
     pub(crate) unsafe fn unmap(start: NonNull<u8>, len: usize) {
         let layout = layout(len).expect("the layout that the range was made with");
@@ -129,7 +129,7 @@ mod imp {
     }
 
     /// A word that is 0. It stays for ever.
-    pub(crate) fn wiped_in_children() -> Result<&'static AtomicU32, Errno> {
+    pub(crate) fn map_wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
         Ok(Box::leak(Box::new(AtomicU32::new(0))))
     }
 }

@@ -1,8 +1,8 @@
-//! Which process something belongs to.
+//! Fork detection.
 //!
-//! A forked child has its parent's descriptors, so without care the handles that it inherited would destroy the
-//! parent's objects. [`Home`] tells the two apart at the price of one load: it looks at a page that the kernel empties
-//! in children.
+//! A forked child has its parent's descriptors, so without care the handles that it inherited would
+//! destroy the parent's objects. [`ForkGuard`] tells the two apart at the cost of one load, from a
+//! page that the kernel wipes on fork.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -11,42 +11,44 @@ use rustix::io::Errno;
 
 use crate::pages;
 
-/// The page of the process that last asked for one; in a child of it, the page is empty.
+/// The page of the process that mapped one last; in a child of it, the page is zero.
 static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
 
-/// The process that something was made in.
+/// The process that created an object.
 ///
-/// Threads and the children that share its memory (as between `vfork` and `exec`) count as the same process.
+/// Threads and the children that share its memory (as between `vfork` and `exec`) count as the same
+/// process.
 #[derive(Clone, Copy, Debug)]
-pub struct Home {
-    here: &'static AtomicU32,
+pub struct ForkGuard {
+    live: &'static AtomicU32,
 }
 
-impl Home {
-    /// This process.
+impl ForkGuard {
+    /// A guard for the current process.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal to give the page, or to empty it in children, which it can since Linux 4.14.
-    pub fn here() -> Result<Self, Errno> {
+    /// The kernel's error for `mmap` or for `MADV_WIPEONFORK`, which Linux has since 4.14.
+    pub fn new() -> Result<Self, Errno> {
         // SAFETY: the pointer is null or that of a page that is never unmapped.
-        let known = unsafe { PAGE.load(Ordering::Acquire).as_ref() }.map(|here| Self { here });
-        known.filter(Self::is_here).map_or_else(Self::settle, Ok)
+        let known = unsafe { PAGE.load(Ordering::Acquire).as_ref() }.map(|live| Self { live });
+        known.filter(Self::is_same_process).map_or_else(Self::map_page, Ok)
     }
 
-    /// Whether this is the process.
+    /// Whether the current process is the one that created the guard.
     #[inline]
     #[must_use]
-    pub fn is_here(&self) -> bool {
-        self.here.load(Ordering::Relaxed) != 0
+    pub fn is_same_process(&self) -> bool {
+        self.live.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes a page for this process, and makes it the process's page. Where two threads do it, both pages are good.
-    fn settle() -> Result<Self, Errno> {
-        let here = pages::wiped_in_children()?;
-        here.store(1, Ordering::Relaxed);
-        PAGE.store(ptr::from_ref(here).cast_mut(), Ordering::Release);
-        Ok(Self { here })
+    /// Maps a page for this process and stores it in `PAGE`. If two threads do so at once, both
+    /// pages are valid.
+    fn map_page() -> Result<Self, Errno> {
+        let live = pages::map_wiped_on_fork()?;
+        live.store(1, Ordering::Relaxed);
+        PAGE.store(ptr::from_ref(live).cast_mut(), Ordering::Release);
+        Ok(Self { live })
     }
 }
 
@@ -55,10 +57,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_at_home_in_itself_in_all_its_threads() {
-        let home = Home::here().unwrap();
-        assert!(home.is_here());
-        std::thread::spawn(move || assert!(home.is_here())).join().unwrap();
-        assert!(Home::here().unwrap().is_here());
+    fn fork_guard_accepts_all_threads_of_its_process() {
+        let guard = ForkGuard::new().unwrap();
+        assert!(guard.is_same_process());
+        std::thread::spawn(move || assert!(guard.is_same_process())).join().unwrap();
+        assert!(ForkGuard::new().unwrap().is_same_process());
     }
 }

@@ -1,16 +1,18 @@
 //! A ring of slots in memory shared with the kernel.
 //!
-//! The number of slots is a power of two and one slot always stays empty, so that equal indices mean "empty" and
-//! nothing else. Each side owns one index and reads the other's. This side works on private copies: slots are
-//! filled or read at leisure, and the shared index is stored once per batch.
+//! The number of slots is a power of two and one slot always stays empty, so that equal indices
+//! mean "empty" and nothing else. Each side owns one index and reads the other's. This side works
+//! on private copies: slots are filled or read at leisure, and the shared index is stored once per
+//! batch.
 //!
-//! The other side is not trusted with more than the bytes in the slots. Its index is masked when read, so whatever
-//! it holds, every pointer given out lies inside the ring. [`Producer::new`], [`Consumer::new`] and
-//! [`Producer::resync`] take this side's own index from the shared memory too, masked as well.
+//! The other side is not trusted with more than the bytes in the slots. Its index is masked when
+//! read, so whatever it holds, every pointer given out lies inside the ring. [`Producer::new`],
+//! [`Consumer::new`] and [`Producer::resync`] take this side's own index from the shared memory
+//! too, masked as well.
 //!
 //! The other side carries out the requests in published slots: it reads and writes the memory that
-//! they name. So whatever decides which slots are published is `unsafe`: [`Producer::advance`],
-//! [`KnownSlot::fill`], [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`]
+//! they name. Functions that decide which slots are published are `unsafe`: [`Producer::advance`],
+//! [`FreeSlot::fill`], [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`]
 //! publishes only slots that were filled through these, or forgets such slots. A [`Consumer`] makes
 //! no side touch any memory but the ring, so its methods are safe.
 //!
@@ -25,7 +27,7 @@
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::ring::Producer;
 //! fn publish_what_is_in_the_slot(producer: &mut Producer) {
-//!     if let Some(slot) = producer.known_slot() {
+//!     if let Some(slot) = producer.cached_free_slot() {
 //!         slot.fill();
 //!     }
 //! }
@@ -105,7 +107,8 @@ impl RingMemory {
     #[inline]
     fn slot(&self, index: u32) -> NonNull<u8> {
         debug_assert!(index <= self.mask);
-        // SAFETY: `index` was masked, so the offset is below `bytes()`, which the constructors require to be valid.
+        // SAFETY: `index` was masked, so the offset is below `bytes()`, which the constructors
+        // require to be valid.
         unsafe { self.slots.add((index as usize) << self.log2_slot) }
     }
 }
@@ -116,7 +119,7 @@ pub struct Producer {
     ring: RingMemory,
     /// The slot to fill next.
     next: u32,
-    /// What the other side has been told.
+    /// The index that was published last.
     published: u32,
     /// The other side's index as last read; it may have taken more since.
     taken: u32,
@@ -124,7 +127,7 @@ pub struct Producer {
     closed: bool,
 }
 
-// SAFETY: the ring's memory belongs to no thread, and whoever called `Producer::new` promised that
+// SAFETY: the ring's memory belongs to no thread, and the caller of `Producer::new` promised that
 // nothing else uses the producer's side of it.
 unsafe impl Send for Producer {}
 
@@ -146,13 +149,13 @@ impl Published {
 
 /// The next slot to fill.
 #[derive(Debug)]
-pub struct KnownSlot<'a> {
+pub struct FreeSlot<'a> {
     producer: &'a mut Producer,
     after: u32,
 }
 
-impl KnownSlot<'_> {
-    /// Its first byte. Until it is filled and published, nobody else reads or writes it.
+impl FreeSlot<'_> {
+    /// Its first byte. Until it is filled and published, nothing else reads or writes it.
     #[inline(always)]
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
@@ -179,9 +182,10 @@ impl Producer {
     ///
     /// # Safety
     ///
-    /// `ring.mask + 1` must be a power of two. The index words must be aligned, and they and the slots valid for
-    /// reads and writes as long as the `Producer` and any pointer from it is used. Nothing else in this process may
-    /// act as this ring's producer or access the words except through [`crate::barrier`].
+    /// `ring.mask + 1` must be a power of two. The index words must be aligned, and they and the
+    /// slots valid for reads and writes as long as the `Producer` and any pointer from it is used.
+    /// Nothing else in this process may act as this ring's producer or access the words except
+    /// through [`crate::barrier`].
     #[must_use]
     pub unsafe fn new(ring: RingMemory) -> Self {
         // SAFETY: valid by this function's contract.
@@ -198,14 +202,15 @@ impl Producer {
         self.ring.mask
     }
 
-    /// Every slot, whoever's it is now: to be read with the care that the other side's writing asks for.
+    /// All slots. The other side may be writing some of them.
     pub fn slots(&self) -> impl Iterator<Item = NonNull<u8>> + '_ {
         (0..=self.ring.mask).map(|index| self.ring.slot(index))
     }
 
-    /// The next slot to fill, unless the ring is full. It stays the next one until [`Producer::advance`].
+    /// The next slot to fill, unless the ring is full. It stays the next one until
+    /// [`Producer::advance`].
     ///
-    /// Until then nobody else reads or writes it, so plain writes are in order.
+    /// Until then nothing else reads or writes it, so plain writes are in order.
     #[inline]
     #[must_use]
     pub fn next_slot(&mut self) -> Option<NonNull<u8>> {
@@ -221,23 +226,23 @@ impl Producer {
         Some(self.ring.slot(self.next))
     }
 
-    /// The next slot to fill, unless the ring may be full as far as is known.
+    /// The next slot to fill, unless the ring is full by the cached index of the other side.
     ///
-    /// This is the short way of [`Producer::next_slot`]: it does not look at the other side's index.
+    /// This is the fast path of [`Producer::next_slot`]: it does not read the other side's index.
     #[inline(always)]
-    pub fn known_slot(&mut self) -> Option<KnownSlot<'_>> {
+    pub fn cached_free_slot(&mut self) -> Option<FreeSlot<'_>> {
         let after = (self.next + 1) & self.ring.mask;
         if after == self.taken {
             return None;
         }
-        Some(KnownSlot { after, producer: self })
+        Some(FreeSlot { after, producer: self })
     }
 
     /// Counts the slot that [`Producer::next_slot`] gave as filled.
     ///
     /// # Safety
     ///
-    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`KnownSlot::fill`]
+    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`FreeSlot::fill`]
     ///    or [`Producer::resync`]: it is free.
     /// 2. The slot holds a whole element. If the other side carries out elements, as the kernel
     ///    does with requests, then the memory that this one names may be read and written so from
@@ -248,14 +253,15 @@ impl Producer {
         self.next = (self.next + 1) & self.ring.mask;
     }
 
-    /// Filled slots that the other side has not been told of.
+    /// Filled slots that are not published.
     #[inline]
     #[must_use]
     pub fn pending(&self) -> u32 {
         self.next.wrapping_sub(self.published) & self.ring.mask
     }
 
-    /// Slots that were published and that the other side has not yet given back; it may give back more meanwhile.
+    /// Slots that were published and that the other side has not yet given back; it may give back
+    /// more meanwhile.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
         // SAFETY: the words are valid: promised by the caller of `new`.
@@ -263,7 +269,7 @@ impl Producer {
         self.published.wrapping_sub(taken) & self.ring.mask
     }
 
-    /// Tells the other side of all filled slots.
+    /// Publishes all filled slots.
     #[inline]
     pub fn publish(&mut self) -> Published {
         let next = self.next;
@@ -274,7 +280,7 @@ impl Producer {
         batch
     }
 
-    /// Tells the other side of the first filled slot that it has not been told of, where there is one.
+    /// Publishes the first filled slot that is not published yet, if there is one.
     pub fn publish_next(&mut self) -> Published {
         let count = self.pending().min(1);
         let batch = Published { from: self.published, count };
@@ -284,8 +290,8 @@ impl Producer {
         batch
     }
 
-    /// The slot that was published last; in a new ring, one that never was. The other side may be writing it, as in
-    /// [`Producer::slots`].
+    /// The slot that was published last; in a new ring, one that never was. The other side may be
+    /// writing it, as in [`Producer::slots`].
     #[inline]
     #[must_use]
     pub fn last_published(&self) -> NonNull<u8> {
@@ -335,15 +341,15 @@ impl Producer {
         Position(self.next)
     }
 
-    /// Filled slots before `position` that the other side has not been told of.
+    /// Filled slots before `position` that are not published.
     #[inline]
     #[must_use]
     pub fn pending_before(&self, position: Position) -> u32 {
         position.0.wrapping_sub(self.published) & self.ring.mask
     }
 
-    /// Forgets the slots that were filled since `position`, unless some before it were published or forgotten since:
-    /// then those that were not published.
+    /// Forgets the slots that were filled since `position`, unless some before it were published or
+    /// forgotten since: then those that were not published.
     #[inline]
     pub fn abort_to(&mut self, position: Position) {
         let keep = self.pending_before(position);
@@ -370,7 +376,7 @@ pub struct Consumer {
     filled: u32,
 }
 
-// SAFETY: the ring's memory belongs to no thread, and whoever called `Consumer::new` promised that
+// SAFETY: the ring's memory belongs to no thread, and the caller of `Consumer::new` promised that
 // nothing else uses the consumer's side of it.
 unsafe impl Send for Consumer {}
 
@@ -396,12 +402,13 @@ impl Consumer {
 
     /// Takes the next filled slot, if there is one.
     ///
-    /// Its bytes stay in place until [`Consumer::release`]. A peer that breaks the rules may change them all the
-    /// same, so they must be read as volatile.
+    /// Its bytes stay in place until [`Consumer::release`]. A peer that breaks the rules may change
+    /// them all the same, so they must be read as volatile.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Option<NonNull<u8>> {
-        // The compiler must take it that the other side's index is anything's index, this one's too.
+        // The compiler must take it that the other side's index is anything's index, this one's
+        // too.
         let next = self.next;
         if next == self.filled {
             // SAFETY: the words are valid: promised by the caller of `new`.
@@ -415,8 +422,8 @@ impl Consumer {
         Some(self.ring.slot(next))
     }
 
-    /// Takes as many filled slots as there are and as `into` has room for, puts what `value` makes of each into it, and
-    /// gives all taken slots back; tells how many.
+    /// Takes as many filled slots as there are and as `into` has room for, puts what `value` makes
+    /// of each into it, and gives all taken slots back; tells how many.
     #[inline(always)]
     pub fn take_into<T>(&mut self, into: &mut [T], value: impl Fn(NonNull<u8>) -> T) -> usize {
         let RingMemory { producer, mask, .. } = self.ring;

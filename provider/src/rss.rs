@@ -1,5 +1,5 @@
-//! Receive-side scaling: work queues that receive, and queue pairs that spread whole frames over them by a hash of their
-//! headers.
+//! Receive-side scaling: work queues that receive, and queue pairs that spread whole frames over
+//! them by a hash of their headers.
 
 use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
@@ -55,8 +55,8 @@ bitflags::bitflags! {
     }
 }
 
-/// Bytes of a key of the Toeplitz hash: those of the longest that is hashed, two IPv6 addresses and two ports, and four
-/// more.
+/// Bytes of a key of the Toeplitz hash: those of the longest that is hashed, two IPv6 addresses and
+/// two ports, and four more.
 pub const TOEPLITZ_KEY: usize = 40;
 
 /// What a work queue that receives is to be.
@@ -68,7 +68,7 @@ pub struct WqRequest {
     pub cq: u32,
     /// Receives it must hold.
     pub max_wr: u32,
-    /// Elements that each must carry.
+    /// SGEs that each must carry.
     pub max_sge: u32,
     /// What becomes of frames on their way into it.
     pub flags: WqFlags,
@@ -86,7 +86,7 @@ pub struct CreatedWq<P: Provider> {
     pub wq_num: u32,
     /// Receives it holds, at least as many as asked for.
     pub max_wr: u32,
-    /// Elements that each carries.
+    /// SGEs that each carries.
     pub max_sge: u32,
     /// The queue.
     pub queue: P::Rq,
@@ -102,7 +102,7 @@ pub enum WqChange {
         /// The state that it is to be in.
         to: WqState,
     },
-    /// These of its flags become as told.
+    /// Sets or clears these of its flags.
     Flags {
         /// Which.
         which: WqFlags,

@@ -49,14 +49,15 @@ pub struct Remote {
 pub enum Operation {
     /// A message into a receive of the peer.
     Send,
-    /// A message with four bytes of immediate data, which go over the wire as they lie in memory: pass
-    /// `number.to_be()`.
+    /// A message with four bytes of immediate data, which go over the wire as they lie in memory:
+    /// pass `number.to_be()`.
     SendImm(u32),
     /// A message that invalidates a remote key of the peer.
     SendInv(u32),
     /// Bytes into memory of the peer.
     Write(Remote),
-    /// Bytes into memory of the peer, and a receive with immediate data as in [`Operation::SendImm`].
+    /// Bytes into memory of the peer, and a receive with immediate data as in
+    /// [`Operation::SendImm`].
     WriteImm(Remote, u32),
     /// Bytes from memory of the peer.
     Read(Remote),
@@ -76,7 +77,8 @@ pub enum Operation {
         /// What is added.
         add: u64,
     },
-    /// Takes the rights of a key of this process: of a memory window of type 2, say. Has no payload.
+    /// Takes the rights of a key of this process: of a memory window of type 2, say. Has no
+    /// payload.
     LocalInv(u32),
     /// Binds a memory window to part of a region, or a window of type 1 to nothing. Has no payload.
     BindMw(MwBind),
@@ -125,30 +127,34 @@ impl Operation {
 #[doc(alias = "ibv_wr_set_xrc_srqn")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcOperation {
-    /// Number of the shared receive queue, 24 bits: receives are taken from it. Operations that take none ignore it.
+    /// Number of the shared receive queue, 24 bits: receives are taken from it. Operations that
+    /// take none ignore it.
     pub remote_srq: u32,
     /// What to do.
     pub operation: Operation,
 }
 
-/// A whole Ethernet frame, from the address of its receiver to the end of its payload, as the bytes of a request: the
-/// device puts the check sequence behind it.
+/// A whole Ethernet frame, from the address of its receiver to the end of its payload, as the bytes
+/// of a request: the device puts the check sequence behind it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The first bytes of the frame, before those of the payload: at most 18, the length of an Ethernet header with a
-    /// VLAN tag. They are copied when posted. Some devices want to have all 18 there, unless the payload is inline.
+    /// The first bytes of the frame, before those of the payload: at most 18, the length of an
+    /// Ethernet header with a VLAN tag. They are copied when posted. Some devices want to have all
+    /// 18 there, unless the payload is inline.
     ///
     /// With [`mss`](Self::mss): the whole headers, from that of Ethernet to the end of that of TCP.
     pub header: &'a [u8],
-    /// The device fills in the checksums of the frame's IP header and of the TCP or UDP header behind it.
+    /// The device fills in the checksums of the frame's IP header and of the TCP or UDP header
+    /// behind it.
     #[doc(alias = "IBV_SEND_IP_CSUM")]
     pub checksums: bool,
-    /// Makes it a large send (TCP segmentation offload): the device cuts the payload into frames with at most so many bytes
-    /// of it, 1 to 16383, and puts the header before each, with lengths, sequence number, identification and flags as
-    /// TCP over IPv4 or IPv6 has them there. The frames have no more than the port's MTU only if this is chosen so.
+    /// Makes it a large send (TCP segmentation offload): the device cuts the payload into frames
+    /// with at most so many bytes of it, 1 to 16383, and puts the header before each, with lengths,
+    /// sequence number, identification and flags as TCP over IPv4 or IPv6 has them there. The
+    /// frames have no more than the port's MTU only if this is chosen so.
     ///
-    /// For queue pairs made with room for such headers (`max_tso_header`); the payload may have as many bytes as the
-    /// device's `max_tso` says.
+    /// For queue pairs made with room for such headers (`max_tso_header`); the payload may have as
+    /// many bytes as the device's `max_tso` says.
     #[doc(alias = "IBV_WR_TSO")]
     pub mss: Option<u16>,
 }
@@ -184,7 +190,7 @@ pub enum Payload<'a> {
 
 /// A message to any queue pair, over an address handle `A` of the provider's.
 pub struct Datagram<'a, A> {
-    /// The way to the peer's port.
+    /// The path to the peer's port.
     pub ah: &'a A,
     /// The peer's queue pair, 24 bits.
     pub qp_num: u32,
@@ -273,28 +279,29 @@ pub struct WorkCompletion {
     pub pkey_index: u16,
     /// The sender's LID.
     pub slid: u16,
-    /// Service level, of InfiniBand. What a device of Ethernet leaves here is its own (mlx5: the kind of the sender's header).
+    /// Service level, of InfiniBand. What a device of Ethernet leaves here is its own (mlx5: the
+    /// kind of the sender's header).
     pub sl: u8,
     /// Low bits of the destination LID.
     pub dlid_path_bits: u8,
 }
 
-/// Why a request was not taken into the queue.
+/// Why a request was not written into the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum PushError {
     /// Every slot holds a request that is not complete yet.
     #[error("the queue is full ({capacity} requests): poll completions first, or create the queue deeper")]
     QueueFull {
         /// Requests that the queue holds.
         capacity: u32,
     },
-    /// More elements than a request of this queue can carry.
+    /// More SGEs than a request of this queue can carry.
     #[error("{given} scatter/gather elements, but a request of this queue carries at most {max}")]
     TooManySges {
-        /// Elements asked for.
+        /// SGEs asked for.
         given: usize,
-        /// Elements that fit.
+        /// SGEs that fit.
         max: usize,
     },
     /// More bytes than a request of this queue can carry inline.
@@ -305,7 +312,8 @@ pub enum Refusal {
         /// Bytes that fit.
         max: usize,
     },
-    /// A large send whose header is no Ethernet header, or is longer than the queue pair was made for.
+    /// A large send whose header is no Ethernet header, or is longer than the queue pair was made
+    /// for.
     #[error(
         "a header of {given} bytes, but that of a large send has 14 to {max}, as the queue pair's `max_tso_header` says"
     )]

@@ -10,18 +10,18 @@ use bareverbs_provider::contract::{
     CreatedSrq, DmRequest, DoorbellError, Offloads, Provider, QpRequest, QueueMemory, RecvQueue, SendQueue,
     SrqChange, SrqRequest, XrcTargetRequest,
 };
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
 use bareverbs_provider::rss::{HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
 use bareverbs_provider::work::{
-    Datagram, Frame, Operation, Payload, RecvRequest, Refusal, SendFlags, SendRequest, WcFlags, WcOpcode,
+    Datagram, Frame, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode,
     WcStatus, WorkCompletion, XrcOperation,
 };
 use bareverbs_uapi::uverbs::types::{CoreSupport, DriverId, WqFlags};
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 
-/// A queue that takes every request of the fast path where it is `fast`, and counts what it is told.
+/// A queue that takes every request of the fast path where it is `fast`, and counts its calls.
 #[derive(Default)]
 struct Queue {
     fast: bool,
@@ -44,11 +44,11 @@ unsafe impl SendQueue for Queue {
         self.fast
     }
 
-    unsafe fn push(&mut self, _: &SendRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, _: &SendRequest<'_>) -> Result<(), PushError> {
         Ok(())
     }
 
-    unsafe fn push_datagram(&mut self, _: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), Refusal> {
+    unsafe fn push_datagram(&mut self, _: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), PushError> {
         Ok(())
     }
 
@@ -68,7 +68,7 @@ unsafe impl RecvQueue for Queue {
         8
     }
 
-    unsafe fn push(&mut self, _: &RecvRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, _: &RecvRequest<'_>) -> Result<(), PushError> {
         Ok(())
     }
 
@@ -173,7 +173,7 @@ unsafe impl CompletionQueue for Queue {
         self.releases += 1;
     }
 
-    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+    fn arm(&mut self, _: bool) -> Result<(), IoctlError> {
         Ok(())
     }
 }
@@ -193,7 +193,7 @@ unsafe impl Provider for Minimal {
         true
     }
 
-    fn open(_: Arc<DeviceFile>) -> Result<Self, Refused> {
+    fn open(_: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         Ok(Self)
     }
 
@@ -201,7 +201,7 @@ unsafe impl Provider for Minimal {
         ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() }
     }
 
-    fn alloc_pd(&self) -> Result<u32, Refused> {
+    fn alloc_pd(&self) -> Result<u32, IoctlError> {
         Ok(1)
     }
 
@@ -242,7 +242,7 @@ fn request<O>(operation: O) -> SendRequest<'static, O> {
 }
 
 #[test]
-fn a_minimal_provider_has_no_optional_features() {
+fn minimal_provider_has_no_optional_features() {
     let provider = Minimal;
     assert!(!provider.is_shareable() && !provider.has_ece() && !provider.has_raw_packets());
     assert_eq!(provider.null_key(), None);
@@ -251,7 +251,7 @@ fn a_minimal_provider_has_no_optional_features() {
 }
 
 #[test]
-fn a_minimal_provider_refuses_optional_objects() {
+fn minimal_provider_rejects_optional_objects() {
     let provider = Minimal;
     assert!(refused(Minimal::import(Arc::new(no_device()))));
     assert!(refused(provider.import_pd(1)));
@@ -282,29 +282,29 @@ fn a_minimal_provider_refuses_optional_objects() {
 }
 
 #[test]
-fn a_minimal_send_queue_refuses_optional_requests_and_changes_nothing() {
+fn minimal_send_queue_rejects_optional_requests() {
     let mut queue = Queue::default();
     let xrc = request(XrcOperation { operation: Operation::Send, remote_srq: 1 });
     let frame = request(Frame::default());
     // SAFETY: the queue accesses no memory.
     unsafe {
-        assert!(matches!(queue.push_xrc(&xrc), Err(Refusal::Unsupported { .. })));
-        assert!(matches!(queue.push_frame(&frame), Err(Refusal::Unsupported { .. })));
+        assert!(matches!(queue.push_xrc(&xrc), Err(PushError::Unsupported { .. })));
+        assert!(matches!(queue.push_frame(&frame), Err(PushError::Unsupported { .. })));
     }
-    queue.ask_ece(7);
+    queue.set_ece(7);
     assert_eq!((queue.ece(), SendQueue::failure(&queue)), (None, None));
     assert!(!queue.owns_doorbell() && !queue.resets_twice());
     let change = ModifyQpReq::zeroed();
-    assert_eq!(queue.check_change(&change), Ok(()));
-    queue.changed(&change);
+    assert_eq!(queue.validate_modify(&change), Ok(()));
+    queue.modified(&change);
     queue.resume().unwrap();
     assert_eq!(queue.rings, 0);
     // SAFETY: the file is no device's, so that there is no queue pair to change.
-    assert!(unsafe { queue.change(&no_device(), &change) }.is_err());
+    assert!(unsafe { queue.modify(&no_device(), &change) }.is_err());
 }
 
 #[test]
-fn a_minimal_send_queue_hands_deferred_requests_over_at_once() {
+fn minimal_send_queue_rings_for_deferred_requests() {
     let mut queue = Queue { fast: true, ..Queue::default() };
     let send = request(Operation::Send);
     // SAFETY: the queue accesses no memory.
@@ -322,7 +322,7 @@ fn a_minimal_send_queue_hands_deferred_requests_over_at_once() {
 }
 
 #[test]
-fn a_minimal_receive_queue_declines_the_fast_path() {
+fn minimal_receive_queue_declines_the_fast_path() {
     let mut queue = Queue::default();
     let receive = RecvRequest { wr_id: 1, sges: &[] };
     // SAFETY: the queue accesses no memory.
@@ -353,7 +353,7 @@ fn completions_by_value_release_their_slots_once() {
 }
 
 #[test]
-fn a_device_file_keeps_its_first_event_stream_and_gives_its_descriptor_back() {
+fn device_file_keeps_its_first_event_stream() {
     let file = File::open("/dev/null").unwrap();
     let number = file.as_raw_fd();
     // SAFETY: `/dev/null` fails every ioctl and mmap.
@@ -368,7 +368,7 @@ fn a_device_file_keeps_its_first_event_stream_and_gives_its_descriptor_back() {
 }
 
 #[test]
-fn a_mapping_knows_whether_it_lies_in_huge_pages() {
+fn mapping_reports_huge_pages() {
     assert!(!Mapping::anonymous(1).unwrap().is_huge());
     // Few machines have set huge pages aside.
     if let Ok(mapping) = Mapping::huge(1) {

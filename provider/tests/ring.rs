@@ -87,7 +87,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn the_producer_is_a_bounded_queue_of_batches(log2 in 0..7u32, start: u32, steps in steps()) {
+    fn producer_matches_bounded_queue_model(log2 in 0..7u32, start: u32, steps in steps()) {
         let memory = Memory::new(log2, start);
         // SAFETY: the memory outlives the producer, which is the only one.
         let mut producer = unsafe { Producer::new(memory.ring()) };
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn the_consumer_is_a_queue_whose_room_comes_back_on_release(log2 in 0..7u32, start: u32, steps in steps()) {
+    fn consumer_frees_slots_on_release(log2 in 0..7u32, start: u32, steps in steps()) {
         let memory = Memory::new(log2, start);
         // SAFETY: the memory outlives the consumer, which is the only one.
         let mut consumer = unsafe { Consumer::new(memory.ring()) };
@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_other_side_stores_every_slot_lies_in_the_ring(
+    fn hostile_peer_index_never_leads_out_of_the_ring(
         log2 in 0..7u32,
         start: u32,
         hostile: [u32; 20],
@@ -226,7 +226,7 @@ proptest! {
 }
 
 #[test]
-fn a_ring_of_one_slot_holds_nothing() {
+fn ring_of_one_slot_has_capacity_zero() {
     let memory = Memory::new(0, 0);
     // SAFETY: the memory outlives the producer, which is the only one.
     let mut producer = unsafe { Producer::new(memory.ring()) };
@@ -234,9 +234,10 @@ fn a_ring_of_one_slot_holds_nothing() {
 }
 
 #[test]
-fn two_threads_hand_over_every_element_once_and_in_order() {
+fn elements_pass_between_threads_once_and_in_order() {
     struct Shared(Memory);
-    // SAFETY: the index words are accessed as atomics, and the slots in the order that the indices keep.
+    // SAFETY: the index words are accessed as atomics, and the slots in the order that the indices
+    // keep.
     unsafe impl Sync for Shared {}
 
     const COUNT: u64 = 100_000;

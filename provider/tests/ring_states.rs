@@ -47,12 +47,14 @@ impl Memory {
     }
 
     fn set(&self, which: usize, value: u32) {
-        // SAFETY: this thread is the only one, and the words are accessed through the barriers only.
+        // SAFETY: this thread is the only one, and the words are accessed through the barriers
+        // only.
         unsafe { publish_own_index(self.word(which), value) };
     }
 
     fn get(&self, which: usize) -> u32 {
-        // SAFETY: this thread is the only one, and the words are accessed through the barriers only.
+        // SAFETY: this thread is the only one, and the words are accessed through the barriers
+        // only.
         unsafe { read_peer_index(self.word(which)) }
     }
 
@@ -146,12 +148,12 @@ impl Filling {
 fn fill(producer: &mut Producer, count: u32) {
     for _ in 0..count {
         // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
-        unsafe { producer.known_slot().expect("room as far as is known").fill() };
+        unsafe { producer.cached_free_slot().expect("room as far as is known").fill() };
     }
 }
 
 #[test]
-fn every_producer_state_is_what_the_model_says() {
+fn every_producer_state_matches_the_model() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         state.check(&memory, &mut producer, "built");
@@ -159,17 +161,17 @@ fn every_producer_state_is_what_the_model_says() {
 }
 
 #[test]
-fn known_slot_looks_at_no_shared_index() {
+fn cached_free_slot_reads_no_shared_index() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         let expected = (state.next - state.known < state.mask).then_some(state.next & state.mask);
-        let slot = producer.known_slot().map(|slot| memory.number(slot.start()));
+        let slot = producer.cached_free_slot().map(|slot| memory.number(slot.start()));
         assert_eq!(slot, expected, "{state:?}");
         state.check(&memory, &mut producer, "a known slot that is not filled");
         if expected.is_some() {
             let (memory, mut producer) = state.build();
             // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
-            unsafe { producer.known_slot().expect("known").fill() };
+            unsafe { producer.cached_free_slot().expect("known").fill() };
             let after = Filling { next: state.next + 1, ..state };
             after.check(&memory, &mut producer, "a known slot that is filled");
         }
@@ -177,7 +179,7 @@ fn known_slot_looks_at_no_shared_index() {
 }
 
 #[test]
-fn a_masked_peer_index_decides_what_is_full() {
+fn full_is_decided_by_the_masked_peer_index() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         // A kernel counts on without masking.
@@ -191,7 +193,7 @@ fn a_masked_peer_index_decides_what_is_full() {
 }
 
 #[test]
-fn publish_shows_all_pending_slots_and_can_be_taken_back() {
+fn publish_of_all_pending_slots_can_be_taken_back() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         let batch = producer.publish();
@@ -209,7 +211,7 @@ fn publish_shows_all_pending_slots_and_can_be_taken_back() {
 }
 
 #[test]
-fn publish_next_shows_one_pending_slot_and_can_be_taken_back() {
+fn publish_next_of_one_slot_can_be_taken_back() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         let count = u32::from(state.next > state.published);
@@ -227,7 +229,7 @@ fn publish_next_shows_one_pending_slot_and_can_be_taken_back() {
 }
 
 #[test]
-fn abort_forgets_exactly_the_pending_slots() {
+fn abort_discards_exactly_the_pending_slots() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         producer.abort();
@@ -237,7 +239,7 @@ fn abort_forgets_exactly_the_pending_slots() {
 }
 
 #[test]
-fn abort_to_keeps_what_is_pending_before_the_position() {
+fn abort_to_keeps_pending_slots_before_the_position() {
     for state in Filling::all() {
         for kept in state.published..=state.next {
             let (memory, mut producer) = Filling { next: kept, ..state }.build();
@@ -252,7 +254,7 @@ fn abort_to_keeps_what_is_pending_before_the_position() {
 }
 
 #[test]
-fn abort_to_a_position_that_was_published_forgets_all_pending_slots() {
+fn abort_to_a_published_position_discards_all_pending_slots() {
     for state in Filling::all() {
         for position_at in state.known..state.published {
             let memory = Memory::new(state.mask, state.known, state.known);
@@ -272,14 +274,14 @@ fn abort_to_a_position_that_was_published_forgets_all_pending_slots() {
 }
 
 #[test]
-fn a_closed_ring_is_full_whatever_was_in_it() {
+fn closed_ring_is_full() {
     for state in Filling::all() {
         let (memory, mut producer) = state.build();
         let before = memory.producer();
         // SAFETY: the other side of the ring is this test, which follows no slot anywhere.
         unsafe { producer.close() };
         assert_eq!(producer.pending(), 0, "{state:?}");
-        assert!(producer.known_slot().is_none(), "{state:?}");
+        assert!(producer.cached_free_slot().is_none(), "{state:?}");
         assert!(producer.next_slot().is_none(), "{state:?}");
         assert_eq!(memory.producer(), before, "close stores no index");
     }
@@ -367,7 +369,7 @@ impl Taking {
 }
 
 #[test]
-fn every_consumer_state_is_what_the_model_says() {
+fn every_consumer_state_matches_the_model() {
     for state in Taking::all() {
         let (memory, mut consumer) = state.build();
         state.check(&memory, &mut consumer, "built");
@@ -377,7 +379,7 @@ fn every_consumer_state_is_what_the_model_says() {
 }
 
 #[test]
-fn release_gives_back_exactly_the_taken_slots() {
+fn release_frees_exactly_the_taken_slots() {
     for state in Taking::all() {
         let (memory, mut consumer) = state.build();
         consumer.release();
@@ -407,7 +409,7 @@ fn take_into_fills_every_length_of_slice_in_order() {
 }
 
 #[test]
-fn a_consumer_masks_the_index_of_its_peer() {
+fn consumer_masks_the_peer_index() {
     for state in Taking::all() {
         for take_by_value in [false, true] {
             let (memory, mut consumer) = state.build();
@@ -428,7 +430,7 @@ fn a_consumer_masks_the_index_of_its_peer() {
 }
 
 #[test]
-fn a_consumer_resyncs_to_the_shared_index() {
+fn consumer_resyncs_to_the_shared_index() {
     for state in Taking::all() {
         for moved in state.released..=state.filled {
             let (memory, mut consumer) = state.build();

@@ -3,14 +3,14 @@
 use bareverbs_provider::work::{Datagram, Operation, Payload, Remote, SendFlags, SendRequest};
 
 #[test]
-fn a_datagram_over_another_handle_keeps_its_target_and_data() {
+fn datagram_over_another_ah_keeps_qpn_qkey_and_imm() {
     let first = Datagram { ah: &1_u8, qp_num: 0x12_3456, qkey: 0x8001_0000, imm: Some(7) };
     let Datagram { ah, qp_num, qkey, imm } = first.over(&"handle");
     assert_eq!((*ah, qp_num, qkey, imm), ("handle", 0x12_3456, 0x8001_0000, Some(7)));
 }
 
 #[test]
-fn a_request_with_another_operation_keeps_everything_else() {
+fn request_with_another_operation_keeps_all_other_fields() {
     let parts: [&[u8]; 1] = [b"payload"];
     let request = SendRequest {
         wr_id: u64::MAX,

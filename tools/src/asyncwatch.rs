@@ -8,8 +8,8 @@ use rustix::event::PollFlags;
 use serde::Serialize;
 
 use crate::cli::Asyncwatch;
-use crate::stop::{Interrupted, Stop, Wake};
-use crate::{devices, say};
+use crate::signal::{Interrupted, Stop, Wake};
+use crate::{devices, output};
 
 /// The first line of JSON, which says that events are being watched.
 #[derive(Debug, Serialize)]
@@ -32,20 +32,20 @@ struct Line<'a> {
 /// `bareverbs asyncwatch`: a line for each event, at once, until a signal or the end of the device.
 pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
     let stop = Stop::on_signals().context("couldn't prepare for signals")?;
-    let device = devices::choose(options.ib_dev.as_deref())?;
+    let device = devices::find_or_first(options.ib_dev.as_deref())?;
     let name = device.name();
     let events = device.open()?.async_events();
     let start = match options.json {
         true => serde_json::to_string(&Start { device: name, watching: true })?,
         false => format!("{name}: async event FD {}", events.as_fd().as_raw_fd()),
     };
-    say::line(&start)?;
+    output::line(&start)?;
     loop {
         if stop.wait(events.as_fd(), PollFlags::IN, None)? == Wake::Stopped {
             return Err(Interrupted.into());
         }
         while let Some(event) = events.try_get()? {
-            say::line(&if options.json { json(name, &event)? } else { text(&event) })?;
+            output::line(&if options.json { json(name, &event)? } else { text(&event) })?;
         }
     }
 }

@@ -88,14 +88,15 @@ pub(crate) struct Resources {
 pub(crate) struct Dump {
     /// What the bytes are
     #[arg(value_enum)]
-    pub(crate) entries: Entries,
-    /// Where they are: bytes, or hexadecimal digits as the kernel prints them (default: standard input)
+    pub(crate) entries: EntryKind,
+    /// Where they are: bytes, or hexadecimal digits as the kernel prints them (default: standard
+    /// input)
     pub(crate) file: Option<PathBuf>,
 }
 
-/// Entries of a queue.
+/// What kind of queue entries.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum Entries {
+pub(crate) enum EntryKind {
     /// Completions
     Cqe,
     /// Send requests
@@ -107,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_definition_is_sound() {
+    fn clap_definition_is_valid() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
     }
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn watching_takes_a_period_or_has_one() {
+    fn watch_has_a_default_period() {
         let watch = |args: &[&str]| {
             let line = ["bareverbs", "resources"].into_iter().chain(args.iter().copied());
             Cli::try_parse_from(line).map(|cli| match cli.command {

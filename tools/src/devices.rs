@@ -5,7 +5,7 @@ use bareverbs::Device;
 use serde::Serialize;
 
 use crate::cli::Devices;
-use crate::say;
+use crate::output;
 
 /// A device as listed.
 #[derive(Debug, Serialize)]
@@ -25,7 +25,7 @@ pub(crate) fn list(options: &Devices) -> Result<()> {
         })
         .collect();
     let text = if options.json { serde_json::to_string_pretty(&rows)? } else { table(&rows) };
-    Ok(say::line(&text)?)
+    Ok(output::line(&text)?)
 }
 
 fn table(rows: &[Row]) -> String {
@@ -37,7 +37,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// The device named `name`, or the first one.
-pub(crate) fn choose(name: Option<&str>) -> bareverbs::Result<Device> {
+pub(crate) fn find_or_first(name: Option<&str>) -> bareverbs::Result<Device> {
     match name {
         Some(name) => Device::find(name),
         None => bareverbs::devices()?.into_iter().next().ok_or(bareverbs::Error::NoDevice),

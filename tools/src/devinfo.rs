@@ -12,7 +12,7 @@ use rustix::net::netdevice::index_to_name;
 use serde::Serialize;
 
 use crate::cli::Devinfo;
-use crate::{devices, say};
+use crate::{devices, output};
 
 /// `bareverbs devinfo`.
 pub(crate) fn show(options: &Devinfo) -> Result<()> {
@@ -20,7 +20,7 @@ pub(crate) fn show(options: &Devinfo) -> Result<()> {
         return list(options);
     }
     let chosen = match &options.ib_dev {
-        Some(name) => vec![devices::choose(Some(name))?],
+        Some(name) => vec![devices::find_or_first(Some(name))?],
         None => bareverbs::devices()?,
     };
     if chosen.is_empty() {
@@ -31,10 +31,10 @@ pub(crate) fn show(options: &Devinfo) -> Result<()> {
         shown.push(describe(device, options)?);
     }
     if options.json {
-        say::line(&serde_json::to_string_pretty(&shown)?)?;
+        output::line(&serde_json::to_string_pretty(&shown)?)?;
     } else {
         for info in &shown {
-            say::page(&text::render(info, options.verbose))?;
+            output::write(&text::render(info, options.verbose))?;
         }
     }
     Ok(())
@@ -44,12 +44,12 @@ fn list(options: &Devinfo) -> Result<()> {
     let devices = bareverbs::devices()?;
     let names: Vec<&str> = devices.iter().map(Device::name).collect();
     let text = if options.json { serde_json::to_string_pretty(&names)? } else { text::list(&names) };
-    Ok(say::line(&text)?)
+    Ok(output::line(&text)?)
 }
 
-/// Declares a part of the report whose fields are those of one of the API's types: numbers as they are, flag sets
-/// by `=> bits`, named values by `= .0`.
-macro_rules! mirrored {
+/// Declares a part of the report whose fields are those of one of the API's types: numbers as they
+/// are, flag sets by `=> bits`, named values by `= .0`.
+macro_rules! mirror_attr {
     ($(#[$meta:meta])* $name:ident of $source:ident {
         $($field:ident: $type:ty $(=> $method:ident)? $(= .$part:tt)?,)*
     }) => {
@@ -65,7 +65,7 @@ macro_rules! mirrored {
     };
 }
 
-mirrored! {
+mirror_attr! {
     /// What a device can do, by the names of libibverbs.
     Limits of DeviceAttr {
         max_mr_size: u64,
@@ -126,9 +126,9 @@ mirrored! {
     }
 }
 
-mirrored! {
+mirror_attr! {
     /// What works on memory that is paged on demand.
-    OnDemand of DeviceAttr {
+    OdpCaps of DeviceAttr {
         odp_general_caps: u64 => bits,
         rc_odp_caps: u32 => bits,
         uc_odp_caps: u32 => bits,
@@ -137,9 +137,9 @@ mirrored! {
     }
 }
 
-mirrored! {
+mirror_attr! {
     /// The plain numbers of a port.
-    PortNumbers of PortAttr {
+    PortAttrs of PortAttr {
         sm_lid: u16,
         lid: u16,
         lmc: u8,
@@ -177,14 +177,14 @@ struct Info {
     board_id: Option<String>,
     phys_port_cnt: u8,
     limits: Limits,
-    odp: OnDemand,
+    odp: OdpCaps,
     num_comp_vectors: u32,
     ports: Vec<Port>,
 }
 
 /// A value with its name.
 #[derive(Clone, Debug, Serialize)]
-struct Named {
+struct NamedValue {
     name: &'static str,
     value: u8,
 }
@@ -192,14 +192,14 @@ struct Named {
 #[derive(Clone, Debug, Serialize)]
 struct Port {
     port: u32,
-    state: Named,
-    phys_state: Named,
+    state: NamedValue,
+    phys_state: NamedValue,
     /// Bytes.
     max_mtu: u32,
     active_mtu: u32,
     link_layer: &'static str,
     #[serde(flatten)]
-    numbers: PortNumbers,
+    numbers: PortAttrs,
     /// In Mbit/s, where kernel and driver tell it.
     effective_speed: Option<u64>,
     gids: Vec<GidRow>,
@@ -250,8 +250,8 @@ fn describe_port(context: &Context, port: u32, gids: &[GidEntry]) -> Result<Port
     let attr = context.query_port(port)?;
     Ok(Port {
         port,
-        state: Named { name: names::port_state(attr.state.0), value: attr.state.0 },
-        phys_state: Named { name: names::phys_state(attr.phys_state.0), value: attr.phys_state.0 },
+        state: NamedValue { name: names::port_state(attr.state.0), value: attr.state.0 },
+        phys_state: NamedValue { name: names::phys_state(attr.phys_state.0), value: attr.phys_state.0 },
         max_mtu: attr.max_mtu.bytes(),
         active_mtu: attr.active_mtu.bytes(),
         link_layer: link_layer(attr.link_layer),

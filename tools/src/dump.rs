@@ -6,30 +6,30 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs_mlx5::cqe::{CQE, Cqe};
-use bareverbs_mlx5::wqe::{BLOCK, Shown};
+use bareverbs_mlx5::wqe::{BLOCK, WqeDisplay};
 
-use crate::cli::{Dump, Entries};
-use crate::say;
+use crate::cli::{Dump, EntryKind};
+use crate::output;
 
 /// More than any queue has.
-const MOST: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Prints the entries that a file holds.
 pub(crate) fn show(options: &Dump) -> Result<()> {
     let text = describe(read(options.file.as_deref())?, options.entries)?;
-    Ok(say::line(text.trim_end())?)
+    Ok(output::line(text.trim_end())?)
 }
 
 /// The entries in `bytes`, which are those of a queue or a text that names them, in words.
-pub(crate) fn describe(bytes: Vec<u8>, entries: Entries) -> Result<String> {
+pub(crate) fn describe(bytes: Vec<u8>, entries: EntryKind) -> Result<String> {
     let bytes = match from_text(&bytes) {
         Some(bytes) => bytes?,
         None => bytes,
     };
     ensure!(!bytes.is_empty(), "there are no bytes to show");
     match entries {
-        Entries::Cqe => completions(&bytes),
-        Entries::Wqe => Ok(requests(&bytes)),
+        EntryKind::Cqe => completions(&bytes),
+        EntryKind::Wqe => Ok(requests(&bytes)),
     }
 }
 
@@ -44,17 +44,18 @@ fn read(file: Option<&Path>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     source
         .by_ref()
-        .take(MOST + 1)
+        .take(MAX_BYTES + 1)
         .read_to_end(&mut bytes)
         .with_context(|| format!("couldn't read {name}"))?;
-    if bytes.len() as u64 > MOST {
+    if bytes.len() as u64 > MAX_BYTES {
         bail!("{name} is longer than any queue");
     }
     Ok(bytes)
 }
 
-/// The bytes that text names in hexadecimal digits; none where it is no text. A line may begin with whatever ends with an
-/// offset and a colon, as the kernel's do: `[   12.3] 00000030: 00 00 00 01 5e 00 …`; lines without bytes are passed over.
+/// The bytes that text names in hexadecimal digits; none where it is no text. A line may begin with
+/// whatever ends with an offset and a colon, as the kernel's do:
+/// `[   12.3] 00000030: 00 00 00 01 5e 00 …`; lines without bytes are passed over.
 fn from_text(bytes: &[u8]) -> Option<Result<Vec<u8>>> {
     let text = std::str::from_utf8(bytes).ok()?;
     if text.contains('\0') {
@@ -97,7 +98,7 @@ fn completions(bytes: &[u8]) -> Result<String> {
 fn requests(mut bytes: &[u8]) -> String {
     let mut text = String::new();
     while !bytes.is_empty() {
-        let shown = Shown::new(bytes);
+        let shown = WqeDisplay::new(bytes);
         text += &shown.to_string();
         bytes = &bytes[(shown.blocks() * BLOCK).min(bytes.len())..];
     }
@@ -109,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_kernel_are_read() {
+    fn kernel_hex_dump_lines_are_parsed() {
         let text = "[   12.345678] infiniband mlx5_0: dump_cqe:273:(pid 0): dump error cqe\n\
                     [   12.345679] 00000000: 00 00 00 00\n00000010: 0a0b 0c0d\n";
         assert_eq!(from_text(text.as_bytes()).unwrap().unwrap(), [0, 0, 0, 0, 0x0a, 0x0b, 0x0c, 0x0d]);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_completion_is_shown_with_its_reason() {
+    fn error_cqe_is_printed_with_its_syndrome() {
         let mut entry = [0; CQE];
         (entry[55], entry[54], entry[58], entry[59], entry[61], entry[63]) = (0x15, 0x81, 0, 0x4d, 3, 0xd0);
         let text = completions(&entry).unwrap();
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_shown_one_behind_the_other() {
+    fn wqes_are_printed_in_order() {
         let mut ring = vec![0; 3 * BLOCK];
         // A request of two blocks, and a NOP.
         (ring[3], ring[7]) = (0x0a, 5);

@@ -7,10 +7,10 @@ mod cli;
 mod devices;
 mod devinfo;
 mod dump;
+mod output;
 mod pingpong;
 mod resources;
-mod say;
-mod stop;
+mod signal;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 
@@ -19,7 +19,7 @@ use std::ffi::OsString;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
-use crate::stop::Interrupted;
+use crate::signal::Interrupted;
 
 /// The program from its arguments to its exit status.
 #[must_use]
@@ -30,12 +30,12 @@ pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
         Command::Asyncwatch(options) => asyncwatch::watch(&options),
         Command::Resources(options) => resources::show(&options),
         Command::Dump(options) => dump::show(&options),
-        Command::Pingpong(options) => pingpong::play(&options),
+        Command::Pingpong(options) => pingpong::run(&options),
     };
     match result {
         Ok(()) => 0,
         Err(error) => {
-            say::remark(&format!("bareverbs: {error:#}"));
+            output::diagnostic(&format!("bareverbs: {error:#}"));
             let interrupted = error.chain().find_map(|cause| cause.downcast_ref::<Interrupted>());
             interrupted.map_or(1, |interrupted| interrupted.exit_status())
         }

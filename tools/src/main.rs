@@ -2,4 +2,4 @@
 
 #![no_main]
 
-mod start;
+mod entry;

@@ -11,12 +11,12 @@ use serde::Serialize;
 
 use self::rows::{Cell, Row};
 use crate::cli::Resources;
-use crate::say;
-use crate::stop::{Interrupted, Stop, Wake};
+use crate::output;
+use crate::signal::{Interrupted, Stop, Wake};
 
 /// Everything of a device.
 #[derive(Debug, Serialize)]
-struct Picture {
+struct Snapshot {
     device: String,
     /// How many objects of each sort there are, by the kernel's count.
     summary: Row,
@@ -45,35 +45,35 @@ struct PortCounters {
 
 /// A line of JSON while watching.
 #[derive(Debug, Serialize)]
-struct Moment<'a> {
+struct Sample<'a> {
     /// Seconds since 1970.
     time: f64,
-    devices: &'a [Picture],
+    devices: &'a [Snapshot],
 }
 
 /// `bareverbs resources`.
 pub(crate) fn show(options: &Resources) -> Result<()> {
     let mut netlink = RdmaNetlink::open()?;
     let Some(period) = options.watch.map(Duration::try_from_secs_f64).transpose()? else {
-        let pictures = take(&mut netlink, options.dev.as_deref())?;
+        let snapshots = snapshots(&mut netlink, options.dev.as_deref())?;
         let text = match options.json {
-            true => serde_json::to_string_pretty(&pictures)? + "\n",
-            false => text::render(&pictures, None),
+            true => serde_json::to_string_pretty(&snapshots)? + "\n",
+            false => text::render(&snapshots, None),
         };
-        return Ok(say::page(&text)?);
+        return Ok(output::write(&text)?);
     };
     let stop = Stop::on_signals().context("couldn't prepare for signals")?;
     let redraws = !options.json && rustix::termios::isatty(std::io::stdout());
-    let mut before: Option<Vec<Picture>> = None;
+    let mut before: Option<Vec<Snapshot>> = None;
     let mut due = Instant::now();
     loop {
-        let now = take(&mut netlink, options.dev.as_deref())?;
+        let now = snapshots(&mut netlink, options.dev.as_deref())?;
         if options.json {
             let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-            say::line(&serde_json::to_string(&Moment { time, devices: &now })?)?;
+            output::line(&serde_json::to_string(&Sample { time, devices: &now })?)?;
         } else {
             let page = text::render(&now, before.as_deref());
-            say::page(&if redraws { format!("{}{page}", text::CLEAR) } else { format!("{page}\n") })?;
+            output::write(&if redraws { format!("{}{page}", text::CLEAR) } else { format!("{page}\n") })?;
         }
         before = Some(now);
         due += period;
@@ -84,7 +84,7 @@ pub(crate) fn show(options: &Resources) -> Result<()> {
 }
 
 /// The devices as they are now.
-fn take(netlink: &mut RdmaNetlink, only: Option<&str>) -> Result<Vec<Picture>> {
+fn snapshots(netlink: &mut RdmaNetlink, only: Option<&str>) -> Result<Vec<Snapshot>> {
     let mut devices = netlink.devices()?;
     if let Some(name) = only {
         let known = devices.iter().map(|device| device.name.clone()).collect();
@@ -93,10 +93,10 @@ fn take(netlink: &mut RdmaNetlink, only: Option<&str>) -> Result<Vec<Picture>> {
             return Err(bareverbs::Error::UnknownDevice { name: name.to_owned(), known }.into());
         }
     }
-    devices.iter().map(|device| picture(netlink, &device.name, device.index)).collect()
+    devices.iter().map(|device| snapshot(netlink, &device.name, device.index)).collect()
 }
 
-fn picture(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Picture> {
+fn snapshot(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Snapshot> {
     let used = netlink.resources(device)?;
     let summary = [
         ("pd", used.pd),
@@ -108,13 +108,13 @@ fn picture(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Pictur
         ("srq", used.srq),
     ];
     let objects = vec![
-        Group { kind: "ctx", list: rows::of(&netlink.contexts(device)?) },
-        Group { kind: "pd", list: rows::of(&netlink.protection_domains(device)?) },
-        Group { kind: "mr", list: rows::of(&netlink.memory_regions(device)?) },
-        Group { kind: "cq", list: rows::of(&netlink.completion_queues(device)?) },
-        Group { kind: "qp", list: rows::of(&netlink.queue_pairs(device)?) },
-        Group { kind: "srq", list: rows::of(&netlink.shared_receive_queues(device)?) },
-        Group { kind: "cm_id", list: rows::of(&netlink.connection_ids(device)?) },
+        Group { kind: "ctx", list: rows::from_objects(&netlink.contexts(device)?) },
+        Group { kind: "pd", list: rows::from_objects(&netlink.protection_domains(device)?) },
+        Group { kind: "mr", list: rows::from_objects(&netlink.memory_regions(device)?) },
+        Group { kind: "cq", list: rows::from_objects(&netlink.completion_queues(device)?) },
+        Group { kind: "qp", list: rows::from_objects(&netlink.queue_pairs(device)?) },
+        Group { kind: "srq", list: rows::from_objects(&netlink.shared_receive_queues(device)?) },
+        Group { kind: "cm_id", list: rows::from_objects(&netlink.connection_ids(device)?) },
     ];
     let mut ports = Vec::new();
     for port in netlink.ports(index)? {
@@ -123,10 +123,10 @@ fn picture(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Pictur
         ports.push(PortCounters {
             port: port.port,
             qp_counter_mode: binding.and_then(|binding| rows::mode(binding.mode)),
-            counters: counted(&counters),
+            counters: counter_row(&counters),
         });
     }
-    Ok(Picture {
+    Ok(Snapshot {
         device: device.to_owned(),
         summary: Row(summary.map(|(name, count)| (name.into(), Cell::Number(count))).into()),
         objects,
@@ -135,14 +135,14 @@ fn picture(netlink: &mut RdmaNetlink, device: &str, index: u32) -> Result<Pictur
     })
 }
 
-fn counted(counters: &[Counter]) -> Row {
+fn counter_row(counters: &[Counter]) -> Row {
     Row(counters.iter().map(|counter| (counter.name.clone().into(), Cell::Number(counter.value))).collect())
 }
 
 fn bound_counters(sets: &[QpCounters]) -> Vec<Row> {
-    let mut rows = rows::of(sets);
+    let mut rows = rows::from_objects(sets);
     for (row, set) in rows.iter_mut().zip(sets) {
-        row.0.extend(counted(&set.counters).0);
+        row.0.extend(counter_row(&set.counters).0);
     }
     rows
 }

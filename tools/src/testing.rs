@@ -5,12 +5,12 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::cli::Entries;
+use crate::cli::EntryKind;
 use crate::dump;
 use crate::pingpong::exchange::{ExchangeError, Peer};
 use crate::pingpong::record::{self, BadRecord, Record};
 use crate::pingpong::xsrq::record::{self as xrc_record, XrcRecord};
-use crate::stop::Stop;
+use crate::signal::Stop;
 
 /// Bytes of an address record.
 pub const RECORD_LEN: usize = record::RECORD_LEN;
@@ -22,7 +22,7 @@ pub const XRC_RECORD_LEN: usize = xrc_record::XRC_RECORD_LEN;
 /// # Errors
 /// The message that the program ends with.
 pub fn dump_cqe(file: Vec<u8>) -> Result<String, String> {
-    dump::describe(file, Entries::Cqe).map_err(|error| format!("{error:#}"))
+    dump::describe(file, EntryKind::Cqe).map_err(|error| format!("{error:#}"))
 }
 
 /// What `bareverbs dump wqe` prints of a file.
@@ -30,7 +30,7 @@ pub fn dump_cqe(file: Vec<u8>) -> Result<String, String> {
 /// # Errors
 /// The message that the program ends with.
 pub fn dump_wqe(file: Vec<u8>) -> Result<String, String> {
-    dump::describe(file, Entries::Wqe).map_err(|error| format!("{error:#}"))
+    dump::describe(file, EntryKind::Wqe).map_err(|error| format!("{error:#}"))
 }
 
 /// An address record, decoded and encoded again.
@@ -78,7 +78,8 @@ pub enum Read {
     End,
 }
 
-/// Reads what a peer that sends `bytes` and closes the connection has said; returns the records, encoded again.
+/// Reads what a peer that sends `bytes` and closes the connection has said; returns the records,
+/// encoded again.
 ///
 /// # Errors
 /// The message that the program ends with.
@@ -94,17 +95,17 @@ pub fn receive(read: Read, bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     // What the socket has no room for is not sent.
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write).expect("a connected socket");
-    let peer = Peer::over(ours.into(), &stop, Duration::from_secs(1));
-    let told = |error: ExchangeError| error.to_string();
+    let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));
+    let message = |error: ExchangeError| error.to_string();
     match read {
         Read::Records { ours, places } => peer
             .receive_records(ours, places)
             .map(|records| records.iter().map(|record| record.encode().to_vec()).collect())
-            .map_err(told),
+            .map_err(message),
         Read::XrcRecord => {
-            peer.receive_xrc_record().map(|record| vec![record.encode().to_vec()]).map_err(told)
+            peer.receive_xrc_record().map(|record| vec![record.encode().to_vec()]).map_err(message)
         }
-        Read::Done => peer.receive_done().map(|()| Vec::new()).map_err(told),
-        Read::End => peer.receive_end().map(|()| Vec::new()).map_err(told),
+        Read::Done => peer.receive_done().map(|()| Vec::new()).map_err(message),
+        Read::End => peer.receive_end().map(|()| Vec::new()).map_err(message),
     }
 }

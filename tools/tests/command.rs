@@ -15,7 +15,7 @@ fn complaint(args: &[&str], status: i32) -> String {
 }
 
 #[test]
-fn a_command_line_that_cannot_be_read_ends_with_2() {
+fn invalid_command_line_exits_with_2() {
     for args in [
         &[][..],
         &["pingpong"],
@@ -52,7 +52,7 @@ fn an_unknown_device_is_named() {
 }
 
 #[test]
-fn a_listing_has_its_head_even_without_a_device() {
+fn device_listing_prints_its_header_without_devices() {
     let output = run(&["devices"]);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());

@@ -1,7 +1,7 @@
 //! How an ABI item is declared, and what is known of it at run time.
 //!
-//! The macros of this module turn one declaration into a Rust type and into its description: C name, header, the
-//! kernel series that first had it, and for structs every field with its offset.
+//! The macros of this module turn one declaration into a Rust type and into its description: C
+//! name, header, the kernel series that first had it, and for structs every field with its offset.
 
 pub use crate::kernels::Since;
 
@@ -93,8 +93,8 @@ impl<T: AbiField, const N: usize> AbiField for [T; N] {
 pub struct FieldInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones); empty for
-    /// padding, which has none.
+    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones);
+    /// empty for padding, which has none.
     pub c: &'static str,
     /// Bytes from the start of the struct.
     pub offset: usize,
@@ -102,8 +102,8 @@ pub struct FieldInfo {
     pub size: usize,
     /// The kernel series whose header first names it.
     pub since: Since,
-    /// How its bytes are to be read. For [`FieldKind::Named`] the width is `size`, which may differ from the
-    /// enumeration's own.
+    /// How its bytes are to be read. For [`FieldKind::Named`] the width is `size`, which may differ
+    /// from the enumeration's own.
     pub kind: FieldKind,
 }
 
@@ -141,7 +141,8 @@ pub struct ConstInfo {
     pub c: &'static str,
     /// Its value, sign-extended to 64 bits.
     pub value: u64,
-    /// The header under the kernel's `include/uapi`; one that user space does not get starts with `include/`.
+    /// The header under the kernel's `include/uapi`; one that user space does not get starts with
+    /// `include/`.
     pub header: &'static str,
     /// The kernel series that first had it.
     pub since: Since,
@@ -253,12 +254,14 @@ macro_rules! enum_source {
     };
 }
 
-/// Declares ABI structs: `struct RustName = tag "c_tag"` or `= expr "C type expression"`, an optional
-/// `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or `name: Type = "c_name" since V7_2;`.
+/// Declares ABI structs: `struct RustName = tag "c_tag"` or `= expr "C type expression"`, an
+/// optional `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or
+/// `name: Type = "c_name" since V7_2;`.
 ///
-/// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another width. A field
-/// with the C name `""` is padding that the C compiler inserts. `struct Name align(8) = …` aligns a struct whose
-/// fields alone would not ask for it; `in "linux/in.h"` after the C type names a header other than its neighbours'.
+/// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another
+/// width. A field with the C name `""` is padding that the C compiler inserts.
+/// `struct Name align(8) = …` aligns a struct whose fields alone would not ask for it;
+/// `in "linux/in.h"` after the C type names a header other than its neighbours'.
 macro_rules! abi_structs {
     (header = $header:literal; $(
         $(#[$meta:meta])*
@@ -329,7 +332,8 @@ macro_rules! own_header {
     };
 }
 
-/// Declares open enumerations: integers with names, of which the kernel may know more than this crate does.
+/// Declares open enumerations: integers with names, of which the kernel may know more than this
+/// crate does.
 /// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`, with
 /// `in "include/rdma/ib_verbs.h"` after the C name of a value that another header defines.
 macro_rules! abi_enums {
@@ -409,7 +413,8 @@ macro_rules! abi_enums {
     };
 }
 
-/// Declares flag sets; unknown bits are kept. The same form as [`abi_enums`] with `flags` in place of `enum`.
+/// Declares flag sets; unknown bits are kept. The same form as [`abi_enums`] with `flags` in place
+/// of `enum`.
 macro_rules! abi_flags {
     (header = $header:literal; $(
         $(#[$meta:meta])*
@@ -486,8 +491,8 @@ macro_rules! abi_flags {
     };
 }
 
-/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `in "linux/neighbour.h"` and `since V7_2` after the C
-/// name where needed.
+/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `in "linux/neighbour.h"` and
+/// `since V7_2` after the C name where needed.
 macro_rules! abi_consts {
     (header = $header:literal; $(
         $(#[$meta:meta])*

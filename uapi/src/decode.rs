@@ -1,4 +1,5 @@
-//! The bytes of an ioctl call as names and values, from the declarations that the encoder is made of.
+//! The bytes of an ioctl call as names and values, from the declarations that the encoder is made
+//! of.
 //!
 //! ```
 //! use bareverbs_uapi::decode::{NoMemory, decode};
@@ -12,7 +13,8 @@
 //! # Ok::<(), bareverbs_uapi::decode::DecodeError>(())
 //! ```
 //!
-//! Printed with `{}` a call is one line, with `{:#}` each attribute and field has a line of its own.
+//! Printed with `{}` a call is one line, with `{:#}` each attribute and field has a line of its
+//! own.
 
 mod payload;
 mod print;

@@ -13,8 +13,9 @@ pub struct DriverAttributes {
     pub attributes: &'static [AttributeInfo],
 }
 
-/// Declares attributes that a driver adds to methods of the core: `on CqCreate = uverbs::CqCreate { … }` makes a type
-/// `CqCreate` whose constants go with calls of the core's method, each declared as in [`objects!`].
+/// Declares attributes that a driver adds to methods of the core:
+/// `on CqCreate = uverbs::CqCreate { … }` makes a type `CqCreate` whose constants go with calls of
+/// the core's method, each declared as in [`objects!`].
 macro_rules! driver_attributes {
     ($(
         $(#[$meta:meta])*

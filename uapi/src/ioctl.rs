@@ -41,7 +41,8 @@ abi_flags! {
 
     /// [`Attribute::flags`].
     flags AttributeFlags: u16 = "" {
-        /// Fail with `EPROTONOSUPPORT` where the kernel does not know the attribute, rather than ignore it.
+        /// Fail with `EPROTONOSUPPORT` where the kernel does not know the attribute, rather than
+        /// ignore it.
         MANDATORY = 1 << 0, "UVERBS_ATTR_F_MANDATORY";
         /// Set by the kernel on an output attribute that it wrote.
         VALID_OUTPUT = 1 << 1, "UVERBS_ATTR_F_VALID_OUTPUT";

@@ -13,8 +13,8 @@ macro_rules! kernels {
     ($($(#[doc = $doc:literal])* $since:ident = $name:literal, $debian:literal;)+) => {
         /// A kernel series whose headers and behaviour the project checks, oldest first.
         ///
-        /// As the `since` of an item it means "first present in this series, as far as the checked ones go";
-        /// the oldest series therefore stands for itself and all earlier ones.
+        /// As the `since` of an item it means "first present in this series, as far as the checked
+        /// ones go"; the oldest series therefore stands for itself and all earlier ones.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Since {
             $($(#[doc = $doc])* $since,)+

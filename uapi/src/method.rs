@@ -1,8 +1,9 @@
 //! The ioctl methods: how one is declared, described and called.
 //!
-//! A method is a type (`QpCreate`), its attributes are typed constants of it (`QpCreate::PD_HANDLE`), and a
-//! [`Call`] accepts only those, each with a value of its own kind. The same declaration yields a [`MethodInfo`] for
-//! the decoder, for printing and for generated conformance cases.
+//! A method is a type (`QpCreate`), its attributes are typed constants of it
+//! (`QpCreate::PD_HANDLE`), and a [`Call`] accepts only those, each with a value of its own kind.
+//! The same declaration yields a [`MethodInfo`] for the decoder, for printing and for generated
+//! conformance cases.
 
 mod call;
 mod kinds;
@@ -193,10 +194,9 @@ pub const UHW_OUT: u16 = 0x1001;
 
 /// Declares object classes with their methods and attributes.
 ///
-/// `object Qp = 4, "UVERBS_OBJECT_QP" { method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload {
-/// HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory; … } }`, each C name followed by
-/// `since V7_2` where a later kernel first had it. A driver's additions to a core class are declared as an object of
-/// their own with the core class's number.
+/// `object Qp = 4, "UVERBS_OBJECT_QP" { method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload { HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory; … } }`,
+/// each C name followed by `since V7_2` where a later kernel first had it. A driver's additions to
+/// a core class are declared as an object of their own with the core class's number.
 #[macro_export]
 macro_rules! objects {
     ($(

@@ -1,8 +1,9 @@
-//! The mlx5 driver: its payloads of core calls, its own object classes and methods, and the attributes that it adds
-//! to the core's.
+//! The mlx5 driver: its payloads of core calls, its own object classes and methods, and the
+//! attributes that it adds to the core's.
 //!
-//! The method types stand here flat ([`DevxObjCreate`]); the attributes added to a core method are constants of a
-//! type of the method's name in [`attributes`], and go with calls of the core's method:
+//! The method types stand here flat ([`DevxObjCreate`]); the attributes added to a core method are
+//! constants of a type of the method's name in [`attributes`], and go with calls of the core's
+//! method:
 //!
 //! ```
 //! use bareverbs_uapi::method::Call;

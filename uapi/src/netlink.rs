@@ -1,7 +1,7 @@
 //! Netlink: messages of a header, a fixed struct and attributes, in buffers of the caller.
 //!
-//! [`MessageWriter`] lays messages into a buffer, [`messages`] walks those of a received datagram. Nothing here
-//! opens a socket. Everything is in the machine's byte order, as netlink has it.
+//! [`MessageWriter`] lays messages into a buffer, [`messages`] walks those of a received datagram.
+//! Nothing here opens a socket. Everything is in the machine's byte order, as netlink has it.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};
@@ -108,8 +108,8 @@ abi_enums! {
 abi_flags! {
     header = "linux/netlink.h";
 
-    /// [`MessageHeader::flags`]. The bits from 8 on mean different things in requests to read, requests to make,
-    /// requests to delete, and answers.
+    /// [`MessageHeader::flags`]. The bits from 8 on mean different things in requests to read,
+    /// requests to make, requests to delete, and answers.
     flags MessageFlags: u16 = "" {
         /// A request.
         REQUEST = 0x01, "NLM_F_REQUEST";

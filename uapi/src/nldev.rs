@@ -1,7 +1,8 @@
 //! RDMA netlink's device interface: devices, ports, links, resources in use, counters.
 //!
-//! A request is a netlink message ([`crate::netlink`]) of type [`Command::message_type`] with [`Attribute`]s and no
-//! fixed struct. Asked with [`crate::netlink::MessageFlags::DUMP`], many commands answer for every device.
+//! A request is a netlink message ([`crate::netlink`]) of type [`Command::message_type`] with
+//! [`Attribute`]s and no fixed struct. Asked with [`crate::netlink::MessageFlags::DUMP`], many
+//! commands answer for every device.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter};
@@ -55,7 +56,8 @@ abi_enums! {
     enum Command: u16 = "rdma_nldev_command" {
         /// Tell of a device or, dumped, of all.
         GET = 1, "RDMA_NLDEV_CMD_GET";
-        /// Rename a device, move it to a network namespace or set its CQ moderation; for administrators.
+        /// Rename a device, move it to a network namespace or set its CQ moderation; for
+        /// administrators.
         SET = 2, "RDMA_NLDEV_CMD_SET";
         /// Make a software device over a network device; for administrators.
         NEWLINK = 3, "RDMA_NLDEV_CMD_NEWLINK";

@@ -4,7 +4,8 @@ use core::fmt;
 
 use crate::abi::{EnumInfo, FieldInfo, FieldKind, StructInfo};
 
-/// The value of an enumeration or a flag set, printed by name; what has no name is printed as a number.
+/// The value of an enumeration or a flag set, printed by name; what has no name is printed as a
+/// number.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
     /// The names.
@@ -48,8 +49,8 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// Bytes read as `kind` says; with names the bytes are the number, whatever its width. Too few are printed as far as
-/// they go.
+/// Bytes read as `kind` says; with names the bytes are the number, whatever its width. Too few are
+/// printed as far as they go.
 #[derive(Clone, Copy, Debug)]
 pub struct Value<'a> {
     /// How to read them.
@@ -99,12 +100,12 @@ impl fmt::Display for List<'_> {
             return Hex(self.bytes).fmt(f);
         }
         let each = self.bytes.chunks_exact(size_of_kind(self.kind).max(1));
-        f.debug_list().entries(each.map(|bytes| Shown(Value { kind: self.kind, bytes }))).finish()
+        f.debug_list().entries(each.map(|bytes| DebugAsDisplay(Value { kind: self.kind, bytes }))).finish()
     }
 }
 
-/// The bytes of a struct, field by field; padding and reserved fields are left out where they are zero. A flexible
-/// array at the end takes the bytes beyond the struct.
+/// The bytes of a struct, field by field; padding and reserved fields are left out where they are
+/// zero. A flexible array at the end takes the bytes beyond the struct.
 #[derive(Clone, Copy, Debug)]
 pub struct Struct<'a> {
     /// The struct.
@@ -137,9 +138,11 @@ impl Struct<'_> {
                 continue;
             }
             match field.kind {
-                FieldKind::Named(_) if bytes.len() < field.size => out.field(field.rust, &Shown(Hex(bytes))),
-                FieldKind::Array(kind, 0) => out.field(field.rust, &Shown(List { kind, bytes })),
-                ref kind => out.field(field.rust, &Shown(Value { kind, bytes })),
+                FieldKind::Named(_) if bytes.len() < field.size => {
+                    out.field(field.rust, &DebugAsDisplay(Hex(bytes)))
+                }
+                FieldKind::Array(kind, 0) => out.field(field.rust, &DebugAsDisplay(List { kind, bytes })),
+                ref kind => out.field(field.rust, &DebugAsDisplay(Value { kind, bytes })),
             };
         }
     }
@@ -154,9 +157,9 @@ pub(crate) fn number_of(field: &FieldInfo, bytes: &[u8]) -> Option<u64> {
 }
 
 /// Lets a value stand in the standard library's builders as it is displayed.
-pub(crate) struct Shown<T>(pub(crate) T);
+pub(crate) struct DebugAsDisplay<T>(pub(crate) T);
 
-impl<T: fmt::Display> fmt::Debug for Shown<T> {
+impl<T: fmt::Display> fmt::Debug for DebugAsDisplay<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

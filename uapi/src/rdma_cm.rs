@@ -1,8 +1,9 @@
-//! The connection manager of `/dev/infiniband/rdma_cm`: find a peer by its address, connect, hear of events.
+//! The connection manager of `/dev/infiniband/rdma_cm`: find a peer by its address, connect, hear
+//! of events.
 //!
-//! It has no ioctl: a command is written to the file as a [`Header`] and the command's request, and the kernel puts
-//! the answer where the request says before the write returns. A [`Call`] holds such a write; [`decode`] tells one
-//! in words.
+//! It has no ioctl: a command is written to the file as a [`Header`] and the command's request, and
+//! the kernel puts the answer where the request says before the write returns. A [`Call`] holds
+//! such a write; [`decode`] tells one in words.
 //!
 //! ```
 //! use bareverbs_uapi::rdma_cm::{Call, CreateId, PortSpace, decode, structs::{CreateIdReq, CreateIdResp}};

@@ -1,8 +1,8 @@
 //! Soft-RoCE's user ABI: driver payloads, and the queues shared with the kernel.
 //!
-//! A queue is a [`QueueBuf`] and a power-of-two number of slots of a power-of-two size, both told by the header.
-//! Send slots hold a [`SendWqe`] and its data, receive slots a [`RecvWqe`] and its [`Sge`]s, completion slots a
-//! [`Wc`](crate::write::structs::Wc). One slot stays empty.
+//! A queue is a [`QueueBuf`] and a power-of-two number of slots of a power-of-two size, both told
+//! by the header. Send slots hold a [`SendWqe`] and its data, receive slots a [`RecvWqe`] and its
+//! [`Sge`]s, completion slots a [`Wc`](crate::write::structs::Wc). One slot stays empty.
 
 use crate::abi::Be16;
 use crate::rdma_cm::address::AddressFamily;

@@ -1,7 +1,7 @@
 //! Values that cross the user ABI but are named only in the kernel's own `include/rdma/ib_verbs.h`.
 //!
-//! User space is not given that header, yet the numbers are ABI: they stand in the fields of [`crate::write`]
-//! structs, in queue entries and in events.
+//! User space is not given that header, yet the numbers are ABI: they stand in the fields of
+//! [`crate::write`] structs, in queue entries and in events.
 
 abi_enums! {
     header = "include/rdma/ib_verbs.h";

@@ -1,7 +1,8 @@
-//! The write commands: the ABI's older half, reached here through the ioctl method `INVOKE_WRITE` only.
+//! The write commands: the ABI's older half, reached here through the ioctl method `INVOKE_WRITE`
+//! only.
 //!
-//! Each command is a type with a request and a response struct. A command of the extended kind has bit 31 set in
-//! its number.
+//! Each command is a type with a request and a response struct. A command of the extended kind has
+//! bit 31 set in its number.
 //!
 //! ```
 //! use bareverbs_uapi::uverbs::types::DriverId;
@@ -72,7 +73,8 @@ impl<T: crate::abi::AbiStruct> OptionalStruct for T {
     const INFO: Option<&'static StructInfo> = Some(&T::INFO);
 }
 
-/// A call that carries out command `C`; [`invoke_unanswered`] is for those without a response.
+/// A call that carries out command `C`; [`invoke_without_response`] is for those without a
+/// response.
 ///
 /// A driver's own payloads are added with [`Call::driver_input`] and [`Call::driver_output`].
 #[must_use]
@@ -86,14 +88,15 @@ pub fn invoke<'a, C: WriteCommand>(
 
 /// A call that carries out a command to which the kernel answers nothing.
 #[must_use]
-pub fn invoke_unanswered<C: WriteCommand<Response = ()>>(
+pub fn invoke_without_response<C: WriteCommand<Response = ()>>(
     driver_id: u32,
     request: &C::Request,
 ) -> Call<'_, InvokeWrite> {
     invoke_bytes::<C>(driver_id, request.as_bytes(), &mut [])
 }
 
-/// [`invoke`] for requests that go on after their struct, and for the wrong sizes that tests of the kernel want.
+/// [`invoke`] for requests that go on after their struct, and for the wrong sizes that tests of the
+/// kernel want.
 #[must_use]
 pub fn invoke_bytes<'a, C: WriteCommand>(
     driver_id: u32,
@@ -161,10 +164,12 @@ macro_rules! driver_direction {
     };
 }
 
-/// Declares write commands: `AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;`
-/// with `EXTENDED` before the number for the extended kind, `()` for an absent struct, and `driver input`,
-/// `driver output` or `driver both` where a driver's payload may follow. `grows reserved => response_length` names the
-/// last fields that the kernel insists on where those are not the last of the structs.
+/// Declares write commands:
+/// `AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;` with
+/// `EXTENDED` before the number for the extended kind, `()` for an absent struct, and
+/// `driver input`, `driver output` or `driver both` where a driver's payload may follow.
+/// `grows reserved => response_length` names the last fields that the kernel insists on where those
+/// are not the last of the structs.
 macro_rules! write_commands {
     ($(
         $(#[$meta:meta])*

@@ -1,4 +1,5 @@
-//! The core's methods and the write commands: that all are there, and how calls of them are encoded.
+//! The core's methods and the write commands: that all are there, and how calls of them are
+//! encoded.
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{
@@ -25,7 +26,7 @@ fn attributes(method: &MethodInfo, series: Since) -> usize {
 }
 
 #[test]
-fn every_series_has_as_many_objects_methods_and_attributes_as_its_kernel() {
+fn object_method_and_attribute_counts_match_each_kernel() {
     for (series, expected) in
         [(Since::V6_1, (17, 33, 133)), (Since::V6_12, (17, 33, 133)), (Since::V7_2, (19, 38, 164))]
     {
@@ -42,7 +43,7 @@ fn every_series_has_as_many_objects_methods_and_attributes_as_its_kernel() {
 }
 
 #[test]
-fn every_write_command_with_a_handler_is_there_once() {
+fn each_write_command_is_declared_once() {
     let classic = COMMANDS.iter().filter(|command| command.number & EXTENDED == 0).count();
     assert_eq!((classic, COMMANDS.len() - classic), (35, 12));
     let mut numbers = COMMANDS.map(|command| command.number);
@@ -54,7 +55,7 @@ fn every_write_command_with_a_handler_is_there_once() {
 }
 
 #[test]
-fn a_command_asks_for_its_whole_structs_unless_they_have_grown() {
+fn write_commands_have_the_minimum_struct_sizes() {
     let minima =
         |number| registry::command(number).map(|found| (found.request_minimum, found.response_minimum));
     for (number, expected) in [
@@ -99,7 +100,7 @@ fn numbers_within_a_class_and_within_a_method_are_unique_and_fit_a_call() {
 }
 
 #[test]
-fn nothing_is_older_than_what_it_belongs_to() {
+fn since_is_never_older_than_the_parents() {
     for object in OBJECTS {
         for method in object.methods {
             assert!(method.since >= object.since, "{}", method.rust);
@@ -112,7 +113,7 @@ fn nothing_is_older_than_what_it_belongs_to() {
 }
 
 #[test]
-fn a_growing_struct_asks_for_no_more_than_it_has() {
+fn extensible_structs_require_at_most_their_size() {
     for method in methods() {
         for attribute in method.attributes {
             if let AttributeKind::Input { size: PayloadSize::Extensible { minimum, known }, .. }
@@ -217,7 +218,7 @@ fn every_attribute_of_qp_create_is_laid_out_as_the_kernel_reads_it() {
 }
 
 #[test]
-fn a_foreign_descriptor_and_an_element_have_no_length() {
+fn descriptor_attributes_have_length_zero() {
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.raw_descriptor(CqCreate::BUFFER_FD, -1).flags(CqCreate::FLAGS, CqCreateFlags::IGNORE_OVERRUN);
     assert_eq!(call.as_bytes(), [header(2, 3, 0, 1), raw(10, 0, 0, u64::MAX), raw(5, 8, 0, 2)].concat());
@@ -237,7 +238,7 @@ fn an_optional_attribute_is_not_marked_mandatory() {
 }
 
 #[test]
-fn a_handle_to_change_travels_in_the_attribute_like_any_handle() {
+fn write_access_handles_are_encoded_inline() {
     // No method of the kernels so far has such an attribute.
     let attribute = Attr::<CqCreate, HandleWrite<Qp>>::new(0x1003);
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
@@ -246,7 +247,7 @@ fn a_handle_to_change_travels_in_the_attribute_like_any_handle() {
 }
 
 #[test]
-fn handles_travel_as_an_array() {
+fn handle_arrays_are_encoded_as_pointers() {
     let actions = [3_u32, 9];
     let mut call = Call::<CreateFlow>::new(DriverId::MLX5.0);
     call.handles(CreateFlow::ARR_FLOW_ACTIONS, &actions);
@@ -255,7 +256,7 @@ fn handles_travel_as_an_array() {
 }
 
 #[test]
-fn a_part_of_a_struct_travels_with_its_own_length() {
+fn struct_prefixes_are_encoded_with_their_length() {
     let limits = [7; 48];
     let mut call = Call::<PpObjAlloc>::new(DriverId::MLX5.0);
     call.input_part(PpObjAlloc::CTX, &limits);
@@ -280,7 +281,7 @@ fn an_output_counts_as_written_once_the_kernel_marks_it() {
 }
 
 #[test]
-fn a_command_is_its_number_its_request_and_its_response() {
+fn invoke_write_encodes_number_request_and_response() {
     let request = PostSendReq { qp_handle: 3, wqe_size: 56, ..PostSendReq::zeroed() };
     let mut response = PostSendResp::zeroed();
     let place = address(&response);
@@ -292,9 +293,9 @@ fn a_command_is_its_number_its_request_and_its_response() {
 }
 
 #[test]
-fn a_command_without_response_leaves_it_out() {
+fn invoke_write_without_response_omits_the_attribute() {
     let request = ModifyQpReq { qp_state: QpState::INIT, ..ModifyQpReq::zeroed() };
-    let call = write::invoke_unanswered::<write::ModifyQp>(DriverId::RXE.0, &request);
+    let call = write::invoke_without_response::<write::ModifyQp>(DriverId::RXE.0, &request);
     let expected = [header(2, 0, 0, 14), raw(2, 8, 0, 26), raw(0, 112, 0, address(&request))].concat();
     assert_eq!(call.as_bytes(), expected);
     assert_eq!(write::ex::ModifyQp::INFO.number, 0x8000_001a);

@@ -132,7 +132,7 @@ fn a_response_is_shown_once_the_kernel_has_written_it() {
 }
 
 #[test]
-fn an_extended_command_shows_as_such_and_a_drivers_payload_as_bytes() {
+fn extended_commands_and_driver_payloads_are_printed() {
     let request = write::structs::ExQueryDevice::zeroed();
     let mut response = write::structs::ExQueryDeviceResp::zeroed();
     let payload = [0x12, 0xab];
@@ -168,7 +168,7 @@ fn posted_requests_and_their_entries_follow_the_command() {
 }
 
 #[test]
-fn a_requests_counts_may_lie() {
+fn wrong_wr_counts_do_not_panic_the_decoder() {
     let head =
         PostSendReq { wr_count: u32::MAX, sge_count: u32::MAX, wqe_size: u32::MAX, ..PostSendReq::zeroed() };
     let request = [head.as_bytes(), &[1; 40]].concat();
@@ -177,7 +177,7 @@ fn a_requests_counts_may_lie() {
 }
 
 #[test]
-fn a_cut_request_shows_the_fields_that_are_there() {
+fn truncated_requests_print_the_fields_present() {
     let request = QueryPortReq { response: 0, port_num: 1, reserved: [0; 7], driver_data: [] };
     let cut = &request.as_bytes()[..9];
     let call = write::invoke_bytes::<write::QueryPort>(DriverId::RXE.0, cut, &mut []);
@@ -216,7 +216,7 @@ fn word(value: u32) -> u64 {
 }
 
 #[test]
-fn what_is_unknown_shows_its_numbers() {
+fn unknown_ids_are_printed_as_numbers() {
     let mut call = Call::<AsyncEventAlloc>::new(77);
     call.make_descriptor(AsyncEventAlloc::FD_HANDLE);
     assert_eq!(call.made_descriptor(AsyncEventAlloc::FD_HANDLE), -1, "the kernel wrote none");
@@ -230,7 +230,7 @@ fn what_is_unknown_shows_its_numbers() {
 }
 
 #[test]
-fn a_malformed_header_says_what_is_wrong() {
+fn malformed_headers_are_reported() {
     let mut call = Call::<AsyncEventAlloc>::new(14);
     let whole = call.make_descriptor(AsyncEventAlloc::FD_HANDLE).as_bytes();
     let error = |bytes: &[u8]| decode(bytes, &NoMemory).err();
@@ -315,7 +315,7 @@ fn check_every_attribute(call: &DecodedCall<'_>, method: &MethodInfo, data: u64)
 
 proptest! {
     #[test]
-    fn every_attribute_of_every_method_comes_back_with_its_name_and_value(data: u64) {
+    fn every_attribute_decodes_to_its_name_and_value(data: u64) {
         for method in OBJECTS.into_iter().flat_map(|object| object.methods) {
             let bytes = every_attribute(method, data);
             check_every_attribute(&decode(&bytes, &NoMemory).expect("the header is good"), method, data);
@@ -323,7 +323,7 @@ proptest! {
     }
 
     #[test]
-    fn what_the_encoder_writes_comes_back(
+    fn encoded_calls_decode_to_the_same_values(
         pd: u32, cq: u32, user_handle: u64, kind: u32, flags: u32, fd: i32, caps: [u32; 5]
     ) {
         let [max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data] = caps;
@@ -360,7 +360,7 @@ proptest! {
     }
 
     #[test]
-    fn every_command_comes_back_with_its_request(index in 0_usize..47, fill: u8) {
+    fn every_command_decodes_to_its_request(index in 0_usize..47, fill: u8) {
         let command = COMMANDS[index];
         let size = command.request.map_or(0, |info| info.size);
         let request = vec![fill; size];
@@ -382,28 +382,28 @@ proptest! {
     }
 
     #[test]
-    fn a_modified_queue_pairs_state_is_named(state in 0_u8..7, mask: u32) {
+    fn modify_qp_prints_state_names(state in 0_u8..7, mask: u32) {
         let state = QpState(state);
         let request = ModifyQpReq {
             qp_state: state,
             attr_mask: QpAttrMask::from_bits_retain(mask),
             ..ModifyQpReq::zeroed()
         };
-        let call = write::invoke_unanswered::<write::ModifyQp>(DriverId::RXE.0, &request);
+        let call = write::invoke_without_response::<write::ModifyQp>(DriverId::RXE.0, &request);
         let shown = shown(call.as_bytes(), &Buffers::of(&[request.as_bytes()]));
         let name = state.name().expect("it is in range");
         prop_assert!(shown.contains(&format!(" qp_state: {name},")), "{shown}");
     }
 
     #[test]
-    fn no_bytes_make_the_decoder_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), fill: u8) {
+    fn decoder_never_panics_on_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..200), fill: u8) {
         if let Ok(call) = decode(&bytes, &Filled(fill)) {
             let _ = (call.to_string(), format!("{call:#}"));
         }
     }
 
     #[test]
-    fn no_attributes_make_the_decoder_panic(
+    fn decoder_never_panics_on_any_attributes(
         object in prop_oneof![0_u16..20, 0x1000_u16..0x1008, any::<u16>()],
         method in prop_oneof![0_u16..8, 0x1000_u16..0x1004, any::<u16>()],
         driver in prop_oneof![Just(1_u32), Just(14), any::<u32>()],
@@ -444,7 +444,7 @@ proptest! {
 }
 
 #[test]
-fn a_decoded_call_gives_its_header_and_attributes_as_they_stand() {
+fn decoded_calls_return_header_and_attributes_unchanged() {
     let cap = QpCap { max_send_wr: 10, ..QpCap::zeroed() };
     let mut call = Call::<QpCreate>::new(DriverId::RXE.0);
     call.handle(QpCreate::PD_HANDLE, 6).input_struct(QpCreate::CAP, &cap);
@@ -464,7 +464,7 @@ fn a_decoded_call_gives_its_header_and_attributes_as_they_stand() {
 }
 
 #[test]
-fn immediate_data_is_read_as_it_came_over_the_wire() {
+fn immediate_data_is_in_network_byte_order() {
     let wc = Wc { ex: u32::from_ne_bytes([0x12, 0x34, 0x56, 0x78]), ..Wc::zeroed() };
     assert_eq!(wc.imm_data(), 0x1234_5678);
 }

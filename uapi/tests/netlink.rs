@@ -90,7 +90,7 @@ fn read_all(datagram: &[u8]) {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(first in values(), second in values(), seq: u32, fixed: u32) {
+    fn written_messages_read_back_equal(first in values(), second in values(), seq: u32, fixed: u32) {
         let mut buffer = vec![0xff; 1 << 16];
         let mut writer = MessageWriter::new(&mut buffer);
         writer.begin(0x1401, MessageFlags::REQUEST, seq);
@@ -129,14 +129,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_reader_panic_or_run_on(datagram in vec(any::<u8>(), 0..200)) {
+    fn netlink_reader_never_panics_or_loops(datagram in vec(any::<u8>(), 0..200)) {
         prop_assert!(messages(&datagram).count() <= datagram.len() / size_of::<MessageHeader>() + 1);
         prop_assert!(Attributes::new(&datagram).count() <= datagram.len() / 4 + 1);
         read_all(&datagram);
     }
 
     #[test]
-    fn a_damaged_datagram_does_not_make_the_reader_panic(
+    fn netlink_reader_never_panics_on_corrupted_datagrams(
         values in values(),
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut: prop::sample::Index,
@@ -178,7 +178,7 @@ fn a_request_has_the_bytes_that_the_kernel_expects() {
 }
 
 #[test]
-fn an_attribute_longer_than_its_head_can_say_is_refused() {
+fn attributes_above_65535_bytes_are_rejected() {
     let payload = vec![0; 65532];
     let mut buffer = vec![0; 1 << 17];
     let mut writer = MessageWriter::new(&mut buffer);
@@ -197,7 +197,7 @@ fn text_with_a_zero_byte_is_refused() {
 }
 
 #[test]
-fn a_refusal_tells_errno_request_and_the_kernels_words() {
+fn nlmsg_error_carries_errno_request_and_extack() {
     for capped in [false, true] {
         let request =
             MessageHeader { length: 18, kind: 0x1403, flags: MessageFlags::REQUEST, seq: 4, port: 0 };
@@ -212,9 +212,7 @@ fn a_refusal_tells_errno_request_and_the_kernels_words() {
         }
         writer.put_str(ReportAttribute::MESSAGE.0, "bad link").put_u32(ReportAttribute::OFFSET.0, 16);
         let message = messages(writer.finish().unwrap()).next().unwrap().unwrap();
-        let Content::Refused(report) = message.content().unwrap() else {
-            panic!("not a refusal: {message:?}")
-        };
+        let Content::Error(report) = message.content().unwrap() else { panic!("not a refusal: {message:?}") };
         assert_eq!(report.errno, 22);
         assert_eq!(report.request, Some(request));
         assert_eq!(report.message, Some("bad link"));
@@ -223,7 +221,7 @@ fn a_refusal_tells_errno_request_and_the_kernels_words() {
 }
 
 #[test]
-fn acknowledgement_end_and_data_are_told_apart() {
+fn ack_done_and_data_messages_are_distinguished() {
     let request = MessageHeader::zeroed();
     let mut buffer = [0; 256];
     let mut writer = MessageWriter::new(&mut buffer);
@@ -239,7 +237,7 @@ fn acknowledgement_end_and_data_are_told_apart() {
 }
 
 #[test]
-fn a_bad_length_ends_the_walk_with_an_error() {
+fn bad_message_length_ends_iteration_with_an_error() {
     for length in [0, 15, 33, u32::MAX] {
         let header = MessageHeader { length, ..MessageHeader::zeroed() };
         let mut bytes = header.as_bytes().to_vec();

@@ -17,8 +17,8 @@ fn every_kernel_has_the_commands_that_its_header_names() {
     assert_eq!(Command(8).name(), None);
 }
 
-/// The headers name 101, 106 and 120 attributes; three of those names (UNSPEC, PAD for the same number, and MAX) are
-/// no attributes, so 98, 103 and 117 carry something.
+/// The headers name 101, 106 and 120 attributes; three of those names (UNSPEC, PAD for the same
+/// number, and MAX) are no attributes, so 98, 103 and 117 carry something.
 #[test]
 fn every_kernel_has_the_attributes_that_its_header_names() {
     let carrying = &ATTRIBUTES[1..];
@@ -28,7 +28,7 @@ fn every_kernel_has_the_attributes_that_its_header_names() {
 }
 
 #[test]
-fn an_attributes_number_is_its_place_in_the_table() {
+fn nldev_attribute_numbers_match_their_index() {
     for (number, info) in ATTRIBUTES.iter().enumerate() {
         assert_eq!(usize::from(info.attribute.0), number, "{}", info.c);
         assert_eq!(info.attribute.name(), Some(info.rust));
@@ -45,7 +45,7 @@ fn a_message_type_holds_client_and_command() {
 }
 
 #[test]
-fn an_answer_is_told_with_names_and_values() {
+fn nldev_answers_print_names_and_values() {
     let mut buffer = [0; 512];
     let mut writer = MessageWriter::new(&mut buffer);
     writer
@@ -79,7 +79,7 @@ fn an_answer_is_told_with_names_and_values() {
 }
 
 #[test]
-fn a_refusal_is_told_with_what_was_asked() {
+fn nldev_errors_print_the_request() {
     let request = MessageHeader {
         length: 16,
         kind: Command::NEWLINK.message_type(),
@@ -101,7 +101,7 @@ fn a_refusal_is_told_with_what_was_asked() {
 }
 
 #[test]
-fn nests_without_end_are_cut_off() {
+fn deeply_nested_attributes_are_truncated() {
     fn nest(writer: &mut MessageWriter<'_>, depth: usize) {
         if depth > 0 {
             writer.put_nested(Attribute::DRIVER.0, |writer| nest(writer, depth - 1));
@@ -115,12 +115,12 @@ fn nests_without_end_are_cut_off() {
 
 proptest! {
     #[test]
-    fn any_bytes_can_be_told(datagram in vec(any::<u8>(), 0..300)) {
+    fn any_bytes_can_be_printed(datagram in vec(any::<u8>(), 0..300)) {
         let _ = nldev::decode(&datagram).to_string();
     }
 
     #[test]
-    fn any_attributes_can_be_told(command in 0_u16..40, attributes in vec((0_u16..130, vec(any::<u8>(), 0..24)), 0..8)) {
+    fn any_attributes_can_be_printed(command in 0_u16..40, attributes in vec((0_u16..130, vec(any::<u8>(), 0..24)), 0..8)) {
         let mut buffer = [0; 1024];
         let mut writer = MessageWriter::new(&mut buffer);
         writer.begin(Command(command).message_type(), MessageFlags::empty(), 0);

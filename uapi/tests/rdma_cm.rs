@@ -53,7 +53,7 @@ where
 
 proptest! {
     #[test]
-    fn every_command_is_head_and_request(bytes in vec(any::<u8>(), 0..400), room in 0_usize..70_000) {
+    fn every_rdma_cm_command_is_header_and_request(bytes in vec(any::<u8>(), 0..400), room in 0_usize..70_000) {
         macro_rules! check {
             ($($command:ident)*) => {{
                 const CHECKED: &[u32] = &[$($command::INFO.number),*];
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_can_be_told(command in 0_u32..30, input: u16, bytes in vec(any::<u8>(), 0..400)) {
+    fn any_bytes_can_be_printed(command in 0_u32..30, input: u16, bytes in vec(any::<u8>(), 0..400)) {
         let _ = decode(&bytes).to_string();
         let mut message = Header { command, input, output: 0 }.as_bytes().to_vec();
         message.extend(&bytes);
@@ -78,7 +78,7 @@ proptest! {
     }
 
     #[test]
-    fn an_event_gives_back_the_argument_that_was_written(arg: u64) {
+    fn event_arguments_round_trip(arg: u64) {
         let mut written = WriteCmEventReq::zeroed();
         written.set_arg(arg);
         prop_assert_eq!(&written.as_bytes()[16..24], arg.to_ne_bytes());
@@ -88,7 +88,7 @@ proptest! {
 }
 
 #[test]
-fn a_command_is_told_with_names_and_values() {
+fn rdma_cm_commands_print_names_and_values() {
     let mut response = CreateIdResp::zeroed();
     let request = CreateIdReq { uid: 5, ps: PortSpace::TCP, qp_type: 2, ..CreateIdReq::zeroed() };
     let mut call = Call::<CreateId>::new(request, &mut response).as_bytes().to_vec();
@@ -106,7 +106,7 @@ fn a_command_is_told_with_names_and_values() {
 }
 
 #[test]
-fn paths_are_told_one_by_one() {
+fn path_records_are_printed_individually() {
     let mut room = [0; 8 + 2 * size_of::<PathRecData>()];
     let request = QueryReq { id: 1, option: QueryOption::PATH, ..QueryReq::zeroed() };
     let call = Call::<Query>::with_room(request, &mut room).as_bytes().to_vec();

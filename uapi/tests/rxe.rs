@@ -28,7 +28,7 @@ fn an_ipv6_address_lies_where_sockaddr_in6_has_it() {
 }
 
 #[test]
-fn a_form_of_a_request_leaves_what_lies_beyond_it() {
+fn setting_a_wr_form_preserves_the_remaining_bytes() {
     let atomic = AtomicWr { remote_addr: 8, compare_add: 1, swap: 2, rkey: 3, ..AtomicWr::zeroed() };
     let mut request = SendWr::zeroed();
     request.set(&atomic);

@@ -7,11 +7,12 @@ use bareverbs_provider::contract::{AhRequest, CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
 use crate::{
-    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, Grh, Pd, Result, WorkCompletion,
+    AhAttr, AnyProvider, Context, Error, GRH_BYTES, Gid, GidEntry, GidType, GlobalRoute, Pd, Result,
+    WorkCompletion,
 };
 
-/// Routers that an answer may pass: as many as there can be, since the header of what is answered tells only how many
-/// were left.
+/// Routers that an answer may pass: as many as there can be, since the header of what is answered
+/// tells only how many were left.
 const ANSWER_HOP_LIMIT: u8 = 255;
 /// The next header of RoCE v2.
 const UDP: u8 = 17;
@@ -52,13 +53,13 @@ impl<P: Provider> Ah<P> {
         const VERB: &str = "create_ah";
         let context = pd.context();
         let port = context.query_port(attr.port.into())?;
-        let way = context.check_way(VERB, attr, &port)?;
-        let request = AhRequest { pd: pd.domain().handle, attr: way.to_handle() };
+        let path = context.validate_path(VERB, attr, &port)?;
+        let request = AhRequest { pd: pd.domain().handle, attr: path.to_handle() };
         let CreatedAh { handle, ah } = context.provider().create_ah(&request).map_err(|reason| {
             let asked = attr.grh.map_or(format!("LID {}", attr.dlid), |grh| {
                 format!("{} from the GID at index {}", grh.dgid, grh.sgid_index)
             });
-            context.way_trouble(Error::create(VERB, asked, reason), attr)
+            context.path_error(Error::create(VERB, asked, reason), attr)
         })?;
         Ok(Self { inner: ah, handle, attr: *attr, pd: pd.clone() })
     }
@@ -90,14 +91,15 @@ impl<P: Provider> Drop for Ah<P> {
 }
 
 impl<P: Provider> Context<P> {
-    /// The way back to the sender of a datagram that came in at `port`: `header` is what the receive's memory holds before
-    /// the payload.
+    /// The way back to the sender of a datagram that came in at `port`: `header` is what the
+    /// receive's memory holds before the payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the header is none of RoCE's or the datagram has none and the port needs one;
-    /// [`Error::NoPort`]; [`Error::NoGid`] where the datagram came to an address that the port no longer has.
+    /// [`Error::Invalid`] where the header is none of RoCE's or the datagram has none and the port
+    /// needs one; [`Error::NoPort`]; [`Error::NoGid`] where the datagram came to an address that
+    /// the port no longer has.
     #[doc(alias = "ibv_init_ah_from_wc")]
-    pub fn address_of_sender(
+    pub fn ah_attr_from_wc(
         &self,
         port: u8,
         completion: &WorkCompletion,
@@ -111,16 +113,16 @@ impl<P: Provider> Context<P> {
             ..AhAttr::local(port, completion.slid)
         };
         if !completion.wc_flags.contains(WcFlags::GRH) {
-            self.check_way(VERB, &attr, &self.query_port(port.into())?)?;
+            self.validate_path(VERB, &attr, &self.query_port(port.into())?)?;
             return Ok(attr);
         }
-        let Some(header) = GrhHeader::parse(header) else {
+        let Some(header) = Grh::parse(header) else {
             let reason = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
             return Err(Error::invalid(VERB, reason));
         };
-        let own = self.own_gid(port, &header)?;
-        let grh = Grh {
-            dgid: header.sender,
+        let own = self.local_gid(port, &header)?;
+        let grh = GlobalRoute {
+            dgid: header.sgid,
             sgid_index: u8::try_from(own.index).map_err(|_| self.no_gid(port.into(), own.index))?,
             flow_label: header.flow_label,
             hop_limit: ANSWER_HOP_LIMIT,
@@ -132,8 +134,8 @@ impl<P: Provider> Context<P> {
     }
 
     /// The GID that a datagram came to; for one that came to a group, one that can answer.
-    fn own_gid(&self, port: u8, header: &GrhHeader) -> Result<GidEntry> {
-        let (port, receiver) = (port.into(), header.receiver);
+    fn local_gid(&self, port: u8, header: &Grh) -> Result<GidEntry> {
+        let (port, receiver) = (port.into(), header.dgid);
         let routable = header.next_header == UDP;
         let table = self.gid_table()?;
         let mut own = table
@@ -155,16 +157,18 @@ impl<P: Provider> Context<P> {
 
 /// What a datagram's header tells: the 40 bytes that its receiver finds before the payload.
 ///
-/// They hold a global route header, which looks like an IPv6 header, or in the last 20 bytes an IPv4 header.
+/// They hold a global route header, which looks like an IPv6 header, or in the last 20 bytes an
+/// IPv4 header.
 #[doc(alias = "ibv_grh")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct GrhHeader {
+pub struct Grh {
     /// The GID of the port that it came from.
-    pub sender: Gid,
+    pub sgid: Gid,
     /// The GID that it was sent to: one of the own port, or a multicast group.
-    pub receiver: Gid,
-    /// The protocol behind it: 17, UDP, of RoCE v2; 0x1b where InfiniBand's own headers follow (InfiniBand, RoCE v1).
+    pub dgid: Gid,
+    /// The protocol behind it: 17, UDP, of RoCE v2; 0x1b where InfiniBand's own headers follow
+    /// (InfiniBand, RoCE v1).
     #[doc(alias = "next_hdr")]
     pub next_header: u8,
     /// Flow label, 20 bits; IPv4 has none.
@@ -175,21 +179,22 @@ pub struct GrhHeader {
     pub hop_limit: u8,
 }
 
-impl GrhHeader {
+impl Grh {
     /// Reads a header, unless it is neither of the two.
     ///
-    /// The bytes before an IPv4 header may be anything. Where they look like an IPv6 header, the checksum decides.
+    /// The bytes before an IPv4 header may be anything. Where they look like an IPv6 header, the
+    /// checksum decides.
     ///
     /// ```
-    /// use bareverbs::{GRH_BYTES, Gid, GrhHeader};
+    /// use bareverbs::{GRH_BYTES, Gid, Grh};
     /// use std::net::Ipv4Addr;
     ///
     /// let mut bytes = [0; GRH_BYTES];
     /// bytes[20] = 0x45;
     /// bytes[32..36].copy_from_slice(&[10, 1, 0, 1]);
     /// bytes[36..40].copy_from_slice(&[10, 1, 0, 2]);
-    /// let header = GrhHeader::parse(&bytes).unwrap();
-    /// assert_eq!(header.sender, Gid::from(Ipv4Addr::new(10, 1, 0, 1)));
+    /// let header = Grh::parse(&bytes).unwrap();
+    /// assert_eq!(header.sgid, Gid::from(Ipv4Addr::new(10, 1, 0, 1)));
     /// ```
     #[must_use]
     pub fn parse(bytes: &[u8; GRH_BYTES]) -> Option<Self> {
@@ -206,8 +211,8 @@ impl GrhHeader {
         let address =
             |at: usize| Gid::from(Ipv4Addr::new(bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]));
         Self {
-            sender: address(12),
-            receiver: address(16),
+            sgid: address(12),
+            dgid: address(16),
             next_header: bytes[9],
             flow_label: 0,
             traffic_class: bytes[1],
@@ -219,8 +224,8 @@ impl GrhHeader {
         let gid = |at: usize| Gid(std::array::from_fn(|i| bytes[at + i]));
         let word = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         Self {
-            sender: gid(8),
-            receiver: gid(24),
+            sgid: gid(8),
+            dgid: gid(24),
             next_header: bytes[6],
             flow_label: word & 0xf_ffff,
             traffic_class: (word >> 20) as u8,
@@ -259,42 +264,39 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_header_fills_the_room() {
-        let header = GrhHeader::parse(&ipv6()).unwrap();
-        assert_eq!(
-            (header.sender.to_string(), header.receiver.to_string()),
-            ("fe80::2".into(), "fe80::1".into())
-        );
+    fn ipv6_grh_is_parsed() {
+        let header = Grh::parse(&ipv6()).unwrap();
+        assert_eq!((header.sgid.to_string(), header.dgid.to_string()), ("fe80::2".into(), "fe80::1".into()));
         assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0xabcde, 0x12, 63));
         assert_eq!(header.next_header, UDP);
     }
 
     #[test]
-    fn an_ipv4_header_lies_in_the_last_20_bytes() {
+    fn ipv4_header_is_parsed_from_the_last_20_bytes() {
         let mut bytes = [0; GRH_BYTES];
         bytes[20..].copy_from_slice(&ipv4());
-        let header = GrhHeader::parse(&bytes).unwrap();
-        assert_eq!(header.sender, Ipv4Addr::new(10, 1, 0, 2).into());
-        assert_eq!(header.receiver, Ipv4Addr::new(10, 1, 0, 1).into());
+        let header = Grh::parse(&bytes).unwrap();
+        assert_eq!(header.sgid, Ipv4Addr::new(10, 1, 0, 2).into());
+        assert_eq!(header.dgid, Ipv4Addr::new(10, 1, 0, 1).into());
         assert_eq!((header.flow_label, header.traffic_class, header.hop_limit), (0, 8, 64));
         assert_eq!(header.next_header, UDP);
 
         bytes[30..32].fill(0);
-        assert_eq!(GrhHeader::parse(&bytes), Some(header), "a device may leave the checksum out");
+        assert_eq!(Grh::parse(&bytes), Some(header), "a device may leave the checksum out");
     }
 
     #[test]
-    fn an_ipv4_header_behind_what_looks_like_an_ipv6_one_is_known_by_its_checksum() {
+    fn ipv4_header_is_detected_by_its_checksum() {
         let mut bytes = ipv6();
         bytes[20..].copy_from_slice(&ipv4());
-        assert_eq!(GrhHeader::parse(&bytes).unwrap().sender, Ipv4Addr::new(10, 1, 0, 2).into());
+        assert_eq!(Grh::parse(&bytes).unwrap().sgid, Ipv4Addr::new(10, 1, 0, 2).into());
         bytes[39] ^= 1;
-        assert_eq!(GrhHeader::parse(&bytes).unwrap().hop_limit, 63, "the IPv6 header's");
+        assert_eq!(Grh::parse(&bytes).unwrap().hop_limit, 63, "the IPv6 header's");
     }
 
     #[test]
-    fn other_bytes_are_no_header() {
-        assert_eq!(GrhHeader::parse(&[0; GRH_BYTES]), None);
-        assert_eq!(GrhHeader::parse(&[0xff; GRH_BYTES]), None);
+    fn other_bytes_are_not_a_grh() {
+        assert_eq!(Grh::parse(&[0; GRH_BYTES]), None);
+        assert_eq!(Grh::parse(&[0xff; GRH_BYTES]), None);
     }
 }

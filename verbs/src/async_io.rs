@@ -1,6 +1,8 @@
-//! Waiting in tasks over [async-io](::async_io), the reactor of smol and async-std (feature `async-io`).
+//! Waiting in tasks over [async-io](::async_io), the reactor of smol and async-std (feature
+//! `async-io`).
 //!
-//! Each type wraps its namesake. Nothing else changes: queues are polled and requests posted as everywhere.
+//! Each type wraps its namesake. Nothing else changes: queues are polled and requests posted as
+//! everywhere.
 //!
 //! ```no_run
 //! use bareverbs::{Cq, CqInit, Device, async_io};

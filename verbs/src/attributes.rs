@@ -9,9 +9,10 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportC
 
 use crate::{Guid, LinkLayer, Mtu, PortPhysState, PortState};
 
-/// `$field: $type = $path` with its documentation, where `$path` is the field's place in the kernel's answer.
-macro_rules! told_by_the_kernel {
-    ($(#[$meta:meta])* $name:ident from $told:ident: $from:ty { $(
+/// `$field: $type = $path` with its documentation, where `$path` is the field's place in the
+/// kernel's answer.
+macro_rules! attr_struct {
+    ($(#[$meta:meta])* $name:ident from $resp:ident: $from:ty { $(
         $(#[$fmeta:meta])* $field:ident: $ty:ty = $value:expr;
     )* }) => {
         $(#[$meta])*
@@ -20,115 +21,115 @@ macro_rules! told_by_the_kernel {
         pub struct $name { $( $(#[$fmeta])* pub $field: $ty, )* }
 
         impl From<&$from> for $name {
-            fn from($told: &$from) -> Self {
+            fn from($resp: &$from) -> Self {
                 Self { $( $field: $value, )* }
             }
         }
     };
 }
 
-told_by_the_kernel! {
+attr_struct! {
     /// Properties and limits of a device.
     ///
-    /// Fields have the names of C's `ibv_device_attr` and `ibv_device_attr_ex`. What the kernel or the driver does
-    /// not know is 0.
+    /// Fields have the names of C's `ibv_device_attr` and `ibv_device_attr_ex`. What the kernel or
+    /// the driver does not know is 0.
     #[doc(alias = "ibv_device_attr")]
     #[doc(alias = "ibv_device_attr_ex")]
-    DeviceAttr from told: ExQueryDeviceResp {
+    DeviceAttr from resp: ExQueryDeviceResp {
         /// Version of the firmware.
-        fw_ver: String = fw_ver(told.base.fw_ver);
+        fw_ver: String = fw_ver(resp.base.fw_ver);
         /// Identifier of the node.
-        node_guid: Guid = Guid(told.base.node_guid.get().to_be_bytes());
+        node_guid: Guid = Guid(resp.base.node_guid.get().to_be_bytes());
         /// Identifier of the system that the node is part of.
-        sys_image_guid: Guid = Guid(told.base.sys_image_guid.get().to_be_bytes());
+        sys_image_guid: Guid = Guid(resp.base.sys_image_guid.get().to_be_bytes());
         /// Largest memory region in bytes.
-        max_mr_size: u64 = told.base.max_mr_size;
+        max_mr_size: u64 = resp.base.max_mr_size;
         /// Page sizes supported, one bit each.
-        page_size_cap: u64 = told.base.page_size_cap;
+        page_size_cap: u64 = resp.base.page_size_cap;
         /// The vendor's IEEE number.
-        vendor_id: u32 = told.base.vendor_id;
+        vendor_id: u32 = resp.base.vendor_id;
         /// The vendor's number of the part.
-        vendor_part_id: u32 = told.base.vendor_part_id;
+        vendor_part_id: u32 = resp.base.vendor_part_id;
         /// Version of the hardware.
-        hw_ver: u32 = told.base.hw_ver;
+        hw_ver: u32 = resp.base.hw_ver;
         /// Most queue pairs.
-        max_qp: u32 = told.base.max_qp;
+        max_qp: u32 = resp.base.max_qp;
         /// Most requests outstanding in a queue.
-        max_qp_wr: u32 = told.base.max_qp_wr;
+        max_qp_wr: u32 = resp.base.max_qp_wr;
         /// What the device can do.
-        device_cap_flags: DeviceCapFlags = told.device_cap_flags_ex;
+        device_cap_flags: DeviceCapFlags = resp.device_cap_flags_ex;
         /// Most scatter/gather elements of a request.
-        max_sge: u32 = told.base.max_sge;
+        max_sge: u32 = resp.base.max_sge;
         /// Most scatter/gather elements of a read.
-        max_sge_rd: u32 = told.base.max_sge_rd;
+        max_sge_rd: u32 = resp.base.max_sge_rd;
         /// Most completion queues.
-        max_cq: u32 = told.base.max_cq;
+        max_cq: u32 = resp.base.max_cq;
         /// Most completions of a completion queue.
-        max_cqe: u32 = told.base.max_cqe;
+        max_cqe: u32 = resp.base.max_cqe;
         /// Most memory regions.
-        max_mr: u32 = told.base.max_mr;
+        max_mr: u32 = resp.base.max_mr;
         /// Most protection domains.
-        max_pd: u32 = told.base.max_pd;
+        max_pd: u32 = resp.base.max_pd;
         /// Most reads and atomics of a peer outstanding, per queue pair.
-        max_qp_rd_atom: u32 = told.base.max_qp_rd_atom;
+        max_qp_rd_atom: u32 = resp.base.max_qp_rd_atom;
         /// The same per end-to-end context, which no device has.
-        max_ee_rd_atom: u32 = told.base.max_ee_rd_atom;
+        max_ee_rd_atom: u32 = resp.base.max_ee_rd_atom;
         /// Most reads and atomics of peers outstanding in the whole device.
-        max_res_rd_atom: u32 = told.base.max_res_rd_atom;
+        max_res_rd_atom: u32 = resp.base.max_res_rd_atom;
         /// Most own reads and atomics outstanding, per queue pair.
-        max_qp_init_rd_atom: u32 = told.base.max_qp_init_rd_atom;
+        max_qp_init_rd_atom: u32 = resp.base.max_qp_init_rd_atom;
         /// The same per end-to-end context.
-        max_ee_init_rd_atom: u32 = told.base.max_ee_init_rd_atom;
+        max_ee_init_rd_atom: u32 = resp.base.max_ee_init_rd_atom;
         /// What atomics are atomic against.
-        atomic_cap: AtomicCap = told.base.atomic_cap;
+        atomic_cap: AtomicCap = resp.base.atomic_cap;
         /// Most end-to-end contexts.
-        max_ee: u32 = told.base.max_ee;
+        max_ee: u32 = resp.base.max_ee;
         /// Most reliable datagram domains.
-        max_rdd: u32 = told.base.max_rdd;
+        max_rdd: u32 = resp.base.max_rdd;
         /// Most memory windows.
-        max_mw: u32 = told.base.max_mw;
+        max_mw: u32 = resp.base.max_mw;
         /// Most raw IPv6 queue pairs.
-        max_raw_ipv6_qp: u32 = told.base.max_raw_ipv6_qp;
+        max_raw_ipv6_qp: u32 = resp.base.max_raw_ipv6_qp;
         /// Most raw Ethertype queue pairs.
-        max_raw_ethy_qp: u32 = told.base.max_raw_ethy_qp;
+        max_raw_ethy_qp: u32 = resp.base.max_raw_ethy_qp;
         /// Most multicast groups.
-        max_mcast_grp: u32 = told.base.max_mcast_grp;
+        max_mcast_grp: u32 = resp.base.max_mcast_grp;
         /// Most queue pairs of a multicast group.
-        max_mcast_qp_attach: u32 = told.base.max_mcast_qp_attach;
+        max_mcast_qp_attach: u32 = resp.base.max_mcast_qp_attach;
         /// Most attachments to multicast groups.
-        max_total_mcast_qp_attach: u32 = told.base.max_total_mcast_qp_attach;
+        max_total_mcast_qp_attach: u32 = resp.base.max_total_mcast_qp_attach;
         /// Most address handles.
-        max_ah: u32 = told.base.max_ah;
+        max_ah: u32 = resp.base.max_ah;
         /// Most fast memory regions, which no longer exist.
-        max_fmr: u32 = told.base.max_fmr;
+        max_fmr: u32 = resp.base.max_fmr;
         /// Most maps of a fast memory region.
-        max_map_per_fmr: u32 = told.base.max_map_per_fmr;
+        max_map_per_fmr: u32 = resp.base.max_map_per_fmr;
         /// Most shared receive queues.
-        max_srq: u32 = told.base.max_srq;
+        max_srq: u32 = resp.base.max_srq;
         /// Most requests outstanding in a shared receive queue.
-        max_srq_wr: u32 = told.base.max_srq_wr;
+        max_srq_wr: u32 = resp.base.max_srq_wr;
         /// Most scatter elements of a shared receive.
-        max_srq_sge: u32 = told.base.max_srq_sge;
+        max_srq_sge: u32 = resp.base.max_srq_sge;
         /// Most partitions.
-        max_pkeys: u16 = told.base.max_pkeys;
+        max_pkeys: u16 = resp.base.max_pkeys;
         /// Time the device takes to acknowledge: 4.096 µs times 2 to this power.
-        local_ca_ack_delay: u8 = told.base.local_ca_ack_delay;
+        local_ca_ack_delay: u8 = resp.base.local_ca_ack_delay;
         /// Number of ports.
-        phys_port_cnt: u8 = told.base.phys_port_cnt;
+        phys_port_cnt: u8 = resp.base.phys_port_cnt;
         /// On-demand paging as a whole.
-        odp_general_caps: OdpGeneralCaps = told.odp_caps.general_caps;
+        odp_general_caps: OdpGeneralCaps = resp.odp_caps.general_caps;
         /// On-demand paging on reliable connections.
-        rc_odp_caps: OdpTransportCaps = told.odp_caps.per_transport_caps.rc_odp_caps;
+        rc_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.rc_odp_caps;
         /// On-demand paging on unreliable connections.
-        uc_odp_caps: OdpTransportCaps = told.odp_caps.per_transport_caps.uc_odp_caps;
+        uc_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.uc_odp_caps;
         /// On-demand paging on unreliable datagrams.
-        ud_odp_caps: OdpTransportCaps = told.odp_caps.per_transport_caps.ud_odp_caps;
+        ud_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.ud_odp_caps;
         /// On-demand paging on extended reliable connections.
-        xrc_odp_caps: OdpTransportCaps = told.xrc_odp_caps;
+        xrc_odp_caps: OdpTransportCaps = resp.xrc_odp_caps;
         /// Valid bits of a completion's time; 0 where completions carry none.
-        completion_timestamp_mask: u64 = told.timestamp_mask;
+        completion_timestamp_mask: u64 = resp.timestamp_mask;
         /// The device's clock in kHz.
-        hca_core_clock: u64 = told.hca_core_clock;
+        hca_core_clock: u64 = resp.hca_core_clock;
         /// Most bytes of payload that the device cuts into packets of TCP.
         max_tso: u32 = 0;
         /// Transports that it does so for, 1 shifted by the queue pair type's number.
@@ -137,95 +138,97 @@ told_by_the_kernel! {
         rx_hash_fields_mask: HashFields = HashFields::empty();
         /// How that is chosen.
         rx_hash_function: HashFunctions = HashFunctions::empty();
-        /// Lowest rate that sends can be held to ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)), in kbit/s.
+        /// Lowest rate that sends can be held to
+        /// ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)), in kbit/s.
         qp_rate_limit_min: u32 = 0;
-        /// Highest such rate in kbit/s; 0 where there is none. No device that this was tested with has any.
+        /// Highest such rate in kbit/s; 0 where there is none. No device that this was tested with
+        /// has any.
         qp_rate_limit_max: u32 = 0;
         /// Transports whose sends can be held to a rate, 1 shifted by the queue pair type's number.
         rate_limit_supported_qpts: u32 = 0;
         /// Transports that spread receives, 1 shifted by the queue pair type's number.
-        rss_supported_qpts: u32 = told.rss_caps.supported_qpts;
+        rss_supported_qpts: u32 = resp.rss_caps.supported_qpts;
         /// Most indirection tables.
-        max_rwq_indirection_tables: u32 = told.rss_caps.max_rwq_indirection_tables;
+        max_rwq_indirection_tables: u32 = resp.rss_caps.max_rwq_indirection_tables;
         /// Most entries of an indirection table.
-        max_rwq_indirection_table_size: u32 = told.rss_caps.max_rwq_indirection_table_size;
+        max_rwq_indirection_table_size: u32 = resp.rss_caps.max_rwq_indirection_table_size;
         /// Most work queues for receives.
-        max_wq_type_rq: u32 = told.max_wq_type_rq;
+        max_wq_type_rq: u32 = resp.max_wq_type_rq;
         /// What can be done with raw packets.
-        raw_packet_caps: RawPacketCaps = told.raw_packet_caps;
+        raw_packet_caps: RawPacketCaps = resp.raw_packet_caps;
         /// Tag matching: most bytes of a rendezvous request.
-        tm_max_rndv_hdr_size: u32 = told.tm_caps.max_rndv_hdr_size;
+        tm_max_rndv_hdr_size: u32 = resp.tm_caps.max_rndv_hdr_size;
         /// Tag matching: most entries of the list.
-        tm_max_num_tags: u32 = told.tm_caps.max_num_tags;
+        tm_max_num_tags: u32 = resp.tm_caps.max_num_tags;
         /// Tag matching: what it can do.
-        tm_flags: TmCapFlags = told.tm_caps.flags;
+        tm_flags: TmCapFlags = resp.tm_caps.flags;
         /// Tag matching: most list operations outstanding.
-        tm_max_ops: u32 = told.tm_caps.max_ops;
+        tm_max_ops: u32 = resp.tm_caps.max_ops;
         /// Tag matching: most scatter elements of a tag.
-        tm_max_sge: u32 = told.tm_caps.max_sge;
+        tm_max_sge: u32 = resp.tm_caps.max_sge;
         /// Most completions that can share an event.
-        max_cq_count: u16 = told.cq_moderation_caps.max_cq_moderation_count;
+        max_cq_count: u16 = resp.cq_moderation_caps.max_cq_moderation_count;
         /// Longest time in µs that an event can wait for more completions.
-        max_cq_period: u16 = told.cq_moderation_caps.max_cq_moderation_period;
+        max_cq_period: u16 = resp.cq_moderation_caps.max_cq_moderation_period;
         /// Bytes of device memory.
-        max_dm_size: u64 = told.max_dm_size;
+        max_dm_size: u64 = resp.max_dm_size;
     }
 }
 
-told_by_the_kernel! {
+attr_struct! {
     /// Properties of a port.
     ///
     /// Fields have the names of C's `ibv_port_attr`.
     #[doc(alias = "ibv_port_attr")]
-    PortAttr from told: QueryPortRespEx {
+    PortAttr from resp: QueryPortRespEx {
         /// Logical state.
-        state: PortState = told.legacy_resp.state;
+        state: PortState = resp.legacy_resp.state;
         /// Largest MTU that it supports.
-        max_mtu: Mtu = mtu(told.legacy_resp.max_mtu);
+        max_mtu: Mtu = mtu(resp.legacy_resp.max_mtu);
         /// Largest MTU that can be used now, as its network interface is set.
-        active_mtu: Mtu = mtu(told.legacy_resp.active_mtu);
+        active_mtu: Mtu = mtu(resp.legacy_resp.active_mtu);
         /// Entries of the GID table.
-        gid_tbl_len: u32 = told.legacy_resp.gid_tbl_len;
+        gid_tbl_len: u32 = resp.legacy_resp.gid_tbl_len;
         /// What it can do.
-        port_cap_flags: PortCapFlags = told.legacy_resp.port_cap_flags;
+        port_cap_flags: PortCapFlags = resp.legacy_resp.port_cap_flags;
         /// Second word of its capabilities, as the subnet management agent numbers them.
-        port_cap_flags2: u16 = told.port_cap_flags2;
+        port_cap_flags2: u16 = resp.port_cap_flags2;
         /// Bytes of the largest message.
-        max_msg_sz: u32 = told.legacy_resp.max_msg_sz;
+        max_msg_sz: u32 = resp.legacy_resp.max_msg_sz;
         /// Packets with a wrong P_Key.
-        bad_pkey_cntr: u32 = told.legacy_resp.bad_pkey_cntr;
+        bad_pkey_cntr: u32 = resp.legacy_resp.bad_pkey_cntr;
         /// Packets with a wrong Q_Key.
-        qkey_viol_cntr: u32 = told.legacy_resp.qkey_viol_cntr;
+        qkey_viol_cntr: u32 = resp.legacy_resp.qkey_viol_cntr;
         /// Entries of the P_Key table.
-        pkey_tbl_len: u16 = told.legacy_resp.pkey_tbl_len;
+        pkey_tbl_len: u16 = resp.legacy_resp.pkey_tbl_len;
         /// Local identifier; 0 on Ethernet.
-        lid: u16 = told.legacy_resp.lid;
+        lid: u16 = resp.legacy_resp.lid;
         /// The subnet manager's local identifier.
-        sm_lid: u16 = told.legacy_resp.sm_lid;
+        sm_lid: u16 = resp.legacy_resp.sm_lid;
         /// Low bits of the local identifier that choose a path.
-        lmc: u8 = told.legacy_resp.lmc;
+        lmc: u8 = resp.legacy_resp.lmc;
         /// Virtual lanes, in the agent's code.
-        max_vl_num: u8 = told.legacy_resp.max_vl_num;
+        max_vl_num: u8 = resp.legacy_resp.max_vl_num;
         /// The subnet manager's service level.
-        sm_sl: u8 = told.legacy_resp.sm_sl;
+        sm_sl: u8 = resp.legacy_resp.sm_sl;
         /// Longest delay through the subnet: 4.096 µs times 2 to this power.
-        subnet_timeout: u8 = told.legacy_resp.subnet_timeout;
+        subnet_timeout: u8 = resp.legacy_resp.subnet_timeout;
         /// How the subnet manager initialised the port.
-        init_type_reply: u8 = told.legacy_resp.init_type_reply;
+        init_type_reply: u8 = resp.legacy_resp.init_type_reply;
         /// Lanes in use.
-        active_width: PortWidth = told.legacy_resp.active_width;
+        active_width: PortWidth = resp.legacy_resp.active_width;
         /// Speed of one lane.
-        active_speed: PortSpeed = if told.active_speed_ex == 0 {
-            PortSpeed(told.legacy_resp.active_speed.into())
+        active_speed: PortSpeed = if resp.active_speed_ex == 0 {
+            PortSpeed(resp.legacy_resp.active_speed.into())
         } else {
-            PortSpeed(told.active_speed_ex)
+            PortSpeed(resp.active_speed_ex)
         };
         /// Physical state.
-        phys_state: PortPhysState = told.legacy_resp.phys_state;
+        phys_state: PortPhysState = resp.legacy_resp.phys_state;
         /// What carries its packets.
-        link_layer: LinkLayer = told.legacy_resp.link_layer;
+        link_layer: LinkLayer = resp.legacy_resp.link_layer;
         /// What it asks of its users.
-        flags: PortFlags = told.legacy_resp.flags;
+        flags: PortFlags = resp.legacy_resp.flags;
     }
 }
 
@@ -251,8 +254,8 @@ fn fw_ver(packed: u64) -> String {
 }
 
 /// An MTU beyond the InfiniBand ones, as Omni-Path has, counts as the largest of those.
-fn mtu(told: values::Mtu) -> Mtu {
-    Mtu::from_raw(told.0).unwrap_or(if told.0 == 0 { Mtu::Mtu256 } else { Mtu::Mtu4096 })
+fn mtu(resp: values::Mtu) -> Mtu {
+    Mtu::from_raw(resp.0).unwrap_or(if resp.0 == 0 { Mtu::Mtu256 } else { Mtu::Mtu4096 })
 }
 
 #[cfg(test)]
@@ -266,16 +269,16 @@ mod tests {
     }
 
     #[test]
-    fn the_wide_speed_counts_where_the_kernel_gives_it() {
-        let mut told = QueryPortRespEx::zeroed();
-        told.legacy_resp.active_speed = 128;
-        assert_eq!(PortAttr::from(&told).active_speed, PortSpeed::NDR);
-        told.active_speed_ex = 256;
-        assert_eq!(PortAttr::from(&told).active_speed, PortSpeed::XDR);
+    fn active_speed_ex_takes_precedence() {
+        let mut resp = QueryPortRespEx::zeroed();
+        resp.legacy_resp.active_speed = 128;
+        assert_eq!(PortAttr::from(&resp).active_speed, PortSpeed::NDR);
+        resp.active_speed_ex = 256;
+        assert_eq!(PortAttr::from(&resp).active_speed, PortSpeed::XDR);
     }
 
     #[test]
-    fn an_mtu_that_no_packet_has_does_not_panic() {
+    fn unknown_mtu_values_do_not_panic() {
         assert_eq!(mtu(values::Mtu(3)), Mtu::Mtu1024);
         assert_eq!(mtu(values::Mtu(0)), Mtu::Mtu256);
         assert_eq!(mtu(values::Mtu(7)), Mtu::Mtu4096);

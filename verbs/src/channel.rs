@@ -13,8 +13,8 @@ use crate::{Error, Result};
 
 /// A channel of completion events: what a thread sleeps on that does not poll.
 ///
-/// Any number of completion queues can use one channel. Its descriptor works with `poll`, `epoll` and the reactors
-/// built on them, and is always non-blocking.
+/// Any number of completion queues can use one channel. Its descriptor works with `poll`, `epoll`
+/// and the reactors built on them, and is always non-blocking.
 ///
 /// ```no_run
 /// use bareverbs::{Arm, Cq, CqInit, Device};
@@ -43,8 +43,9 @@ pub struct CompChannel {
 
 /// A completion queue has the completion that it was armed for.
 ///
-/// An event is a value that names its queue by a number, not by a pointer, so it needs no acknowledgement and may
-/// outlive the queue. Only an event that was not read when its queue was dropped is gone.
+/// An event is a value that names its queue by a number, not by a pointer, so it needs no
+/// acknowledgement and may outlive the queue. Only an event that was not read when its queue was
+/// dropped is gone.
 #[doc(alias = "ibv_ack_cq_events")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -56,13 +57,13 @@ pub struct CompEvent {
 impl CompChannel {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::create_comp_channel(file)
-            .map_err(|refused| Error::refused("create_comp_channel", "a new channel", refused))?;
+            .map_err(|refused| Error::kernel("create_comp_channel", "a new channel", refused))?;
         Ok(Self { events: Arc::new(EventFd::new(fd, "completion events", Arc::clone(file))?) })
     }
 
     /// A channel without events.
     #[cfg(test)]
-    pub(crate) fn on_plain_memory(file: &Arc<DeviceFile>) -> Self {
+    pub(crate) fn for_test(file: &Arc<DeviceFile>) -> Self {
         let events = EventFd::new(crate::testing::no_events(), "completion events", Arc::clone(file));
         Self { events: Arc::new(events.expect("a descriptor")) }
     }

@@ -1,13 +1,13 @@
 //! An open device.
 
 mod capabilities;
-mod opening;
+mod open;
 
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
 use bareverbs_provider::contract::Provider;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 pub use capabilities::Capabilities;
 
-use crate::gid::choose;
+use crate::gid::select_gid;
 use crate::{
     AhAttr, AnyProvider, AsyncEvents, CompChannel, Cq, CqInit, Device, DeviceAttr, Dm, DmInit, Error,
     GidEntry, IndirectionTable, LinkLayer, Pd, PortAttr, Result, Wq, Xrcd, XrcdShare,
@@ -30,7 +30,8 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 
 /// An open device: where everything else is made.
 ///
-/// It is cheap to clone. The device stays open for as long as anything that was made from it exists.
+/// It is cheap to clone. The device stays open for as long as anything that was made from it
+/// exists.
 ///
 /// ```no_run
 /// let context = bareverbs::Device::find("rxe0")?.open()?;
@@ -40,58 +41,58 @@ const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 /// ```
 #[doc(alias = "ibv_context")]
 pub struct Context<P: Provider = AnyProvider> {
-    inner: Arc<Inner<P>>,
+    shared: Arc<ContextShared<P>>,
 }
 
-struct Inner<P> {
-    session: Arc<Session>,
+struct ContextShared<P> {
+    inner: Arc<ContextInner>,
     provider: P,
 }
 
 /// What objects without a provider's part hold of a context.
-pub(crate) struct Session {
+pub(crate) struct ContextInner {
     pub(crate) file: Arc<DeviceFile>,
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
     pub(crate) reg_mr: RegMrMethod,
     /// What the kernel said of the device when it was opened, which does not change.
-    pub(crate) told: ExQueryDeviceResp,
+    pub(crate) device_attr: ExQueryDeviceResp,
     events: AsyncEvents,
 }
 
 impl<P: Provider> Clone for Context<P> {
     fn clone(&self) -> Self {
-        Self { inner: Arc::clone(&self.inner) }
+        Self { shared: Arc::clone(&self.shared) }
     }
 }
 
 impl<P: Provider> Context<P> {
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.inner.session
+    pub(crate) fn inner(&self) -> &Arc<ContextInner> {
+        &self.shared.inner
     }
 
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {
-        &self.inner.session.file
+        &self.shared.inner.file
     }
 
     pub(crate) fn provider(&self) -> &P {
-        &self.inner.provider
+        &self.shared.provider
     }
 
     pub(crate) fn limits(&self) -> &QueryDeviceResp {
-        &self.inner.session.told.base
+        &self.shared.inner.device_attr.base
     }
 
     /// The device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.inner.session.device
+        &self.shared.inner.device
     }
 
     /// What was found out at open.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
-        &self.inner.session.capabilities
+        &self.shared.inner.capabilities
     }
 
     /// Properties and limits of the device.
@@ -101,9 +102,9 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let failed = |refused| Error::refused("query_device", self.device().name(), refused);
-        let mut attr =
-            DeviceAttr::from(&self.inner.session.told).with(self.provider().offloads().map_err(failed)?);
+        let failed = |refused| Error::kernel("query_device", self.device().name(), refused);
+        let mut attr = DeviceAttr::from(&self.shared.inner.device_attr)
+            .with(self.provider().offloads().map_err(failed)?);
         // The driver's own spelling, where the device has firmware.
         if !self.device().fw_ver().is_empty() {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);
@@ -119,26 +120,25 @@ impl<P: Provider> Context<P> {
     pub fn query_port(&self, port: u32) -> Result<PortAttr> {
         let number = self.check_port(port)?;
         command::query_port(self.file(), number)
-            .map(|told| PortAttr::from(&told))
-            .map_err(|refused| Error::refused("query_port", format!("port {port}"), refused))
+            .map(|resp| PortAttr::from(&resp))
+            .map_err(|refused| Error::kernel("query_port", format!("port {port}"), refused))
     }
 
-    /// Effective speed of a port in Mbit/s, where [`Capabilities::port_speed`] says that it can be told.
+    /// Effective speed of a port in Mbit/s, where [`Capabilities::port_speed`] says that it can be
+    /// told.
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::Unsupported`] where the kernel or the driver cannot tell; the kernel refuses.
+    /// [`Error::NoPort`]; [`Error::Unsupported`] where the kernel or the driver cannot tell; the
+    /// kernel refuses.
     #[doc(alias = "ibv_query_port_speed")]
     pub fn port_speed(&self, port: u32) -> Result<u64> {
         self.check_port(port)?;
         if !self.capabilities().port_speed {
-            return Err(Error::Unsupported {
-                verb: "query_port_speed",
-                what: "effective speeds of ports are",
-            });
+            return Err(Error::Unsupported { verb: "query_port_speed", what: "effective port speeds are" });
         }
         query_port_speed(self.file(), port)
-            .map(|told| told.saturating_mul(100))
-            .map_err(|refused| Error::refused("query_port_speed", format!("port {port}"), refused))
+            .map(|speed| speed.saturating_mul(100))
+            .map_err(|refused| Error::kernel("query_port_speed", format!("port {port}"), refused))
     }
 
     /// The filled entries of all ports' GID tables.
@@ -158,7 +158,7 @@ impl<P: Provider> Context<P> {
     fn gid_entries(&self, room: u32) -> Result<Vec<GidEntry>> {
         let mut entries = vec![KernelGidEntry::zeroed(); room.clamp(1, MAX_GID_ENTRIES) as usize];
         let filled = command::query_gid_table(self.file(), &mut entries)
-            .map_err(|refused| Error::refused("query_gid_table", self.device().name(), refused))?;
+            .map_err(|refused| Error::kernel("query_gid_table", self.device().name(), refused))?;
         Ok(entries[..filled].iter().copied().map(GidEntry::from).collect())
     }
 
@@ -175,9 +175,9 @@ impl<P: Provider> Context<P> {
                 Errno::NODATA => self.no_gid(port, index),
                 Errno::INVAL => match self.query_port(port) {
                     Ok(attr) if index >= attr.gid_tbl_len => self.no_gid(port, index),
-                    _ => Error::refused("query_gid", format!("port {port} index {index}"), refused),
+                    _ => Error::kernel("query_gid", format!("port {port} index {index}"), refused),
                 },
-                _ => Error::refused("query_gid", format!("port {port} index {index}"), refused),
+                _ => Error::kernel("query_gid", format!("port {port} index {index}"), refused),
             },
         )
     }
@@ -196,8 +196,8 @@ impl<P: Provider> Context<P> {
 
     /// The GID entry of `port` to use where the user names none.
     ///
-    /// On Ethernet: RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one rather than a
-    /// link-local one, then the lowest index. Elsewhere the lowest index.
+    /// On Ethernet: RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one
+    /// rather than a link-local one, then the lowest index. Elsewhere the lowest index.
     ///
     /// # Errors
     /// [`Error::NoPort`]; [`Error::NoGid`] where no entry of the port is filled.
@@ -205,33 +205,34 @@ impl<P: Provider> Context<P> {
         let PortAttr { link_layer, gid_tbl_len, .. } = self.query_port(port)?;
         let only_port = self.port_count() == 1;
         let table = if only_port { self.gid_entries(gid_tbl_len) } else { self.gid_table() }?;
-        choose(&table, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
+        select_gid(&table, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
     }
 
-    /// How many objects of `class` this context holds, counted by the kernel; it counts up to 16,382.
+    /// How many objects of `class` this context holds, counted by the kernel; it counts up to
+    /// 16,382.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more of them than it counts; the kernel refuses, as for a class that the device does not
-    /// have.
+    /// [`Error::Limit`] for more of them than it counts; the kernel refuses, as for a class that
+    /// the device does not have.
     pub fn object_count(&self, class: ObjectClass) -> Result<usize> {
         const VERB: &str = "info_handles";
         let mut handles = vec![0; MAX_HANDLES];
         let count = command::info_handles(self.file(), class, &mut handles).map_err(|refused| {
-            Error::refused(VERB, format!("{class:?}"), refused).or_hint(|errno| {
+            Error::kernel(VERB, format!("{class:?}"), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::NOENT)
                     .then(|| "this kernel or device may have no objects of that class".into())
             })
         })?;
         // The kernel lists as many as there is room for, and says no more than that.
-        let most = MAX_HANDLES as u64 - 1;
-        Error::check_limit(VERB, "a number of objects of at least", count as u64, most)?;
+        let max = MAX_HANDLES as u64 - 1;
+        Error::check_limit(VERB, "a number of objects of at least", count as u64, max)?;
         Ok(count)
     }
 
     /// The stream of asynchronous events of the context.
     #[must_use]
     pub fn async_events(&self) -> AsyncEvents {
-        self.inner.session.events.clone()
+        self.shared.inner.events.clone()
     }
 
     /// Makes a protection domain.
@@ -253,10 +254,10 @@ impl<P: Provider> Context<P> {
         Xrcd::open(self, share)
     }
 
-    /// What the device's clock shows now, in ticks: the clock of [`Completion::timestamp`](crate::Completion::timestamp).
-    /// [`DeviceAttr::hca_core_clock`] says how many thousand ticks a second has, and
-    /// [`DeviceAttr::completion_timestamp_mask`] which bits count before it begins anew. Looking takes no system call
-    /// after the first time.
+    /// What the device's clock shows now, in ticks: the clock of
+    /// [`Completion::timestamp`](crate::Completion::timestamp). [`DeviceAttr::hca_core_clock`] says
+    /// how many thousand ticks a second has, and [`DeviceAttr::completion_timestamp_mask`] which
+    /// bits count before it begins anew. Looking takes no system call after the first time.
     ///
     /// ```no_run
     /// # fn measure(context: &bareverbs::Context) -> bareverbs::Result<()> {
@@ -269,36 +270,38 @@ impl<P: Provider> Context<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has no such clock; [`Error::Provider`] where the kernel does not show it;
-    /// the kernel refuses to map it.
+    /// [`Error::Unsupported`] where the device has no such clock; [`Error::Provider`] where the
+    /// kernel does not show it; the kernel refuses to map it.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";
         if !self.capabilities().completion_timestamps {
-            return Err(Error::Unsupported { verb: VERB, what: "looks at the device's clock are" });
+            return Err(Error::Unsupported { verb: VERB, what: "reads of the device clock are" });
         }
         // A page of the device that a forked child does not have.
-        self.file()
-            .check_home()
-            .map_err(|errno| Error::refused(VERB, "the device's clock", Refused { method: "mmap", errno }))?;
+        self.file().check_same_process().map_err(|errno| {
+            Error::kernel(VERB, "the device's clock", IoctlError { method: "mmap", errno })
+        })?;
         self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device's clock", reason))
     }
 
     /// Takes memory on the device: [`Dm`] says what for.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for no bytes, [`Error::Limit`] for more than
-    /// [`DeviceAttr::max_dm_size`]; the kernel refuses, as where not so much is left.
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for no bytes,
+    /// [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`]; the kernel refuses, as where not
+    /// so much is left.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
         Dm::alloc(self, init)
     }
 
-    /// Makes a table of work queues, for queue pairs that spread frames over them: [`RssQp`](crate::RssQp) says how.
+    /// Makes a table of work queues, for queue pairs that spread frames over them:
+    /// [`RssQp`](crate::RssQp) says how.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a number of queues that is no power of 2
-    /// or a queue of another context, [`Error::Limit`] for more than
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a number of queues
+    /// that is no power of 2 or a queue of another context, [`Error::Limit`] for more than
     /// [`DeviceAttr::max_rwq_indirection_table_size`]; the kernel refuses.
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
@@ -311,29 +314,30 @@ impl<P: Provider> Context<P> {
     /// The kernel refuses, as where the process has no descriptor left.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_comp_channel(&self) -> Result<CompChannel> {
-        CompChannel::create(&self.inner.session.file)
+        CompChannel::create(&self.shared.inner.file)
     }
 
     /// Makes a completion queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no entries, a vector that there is not, or a channel of another context, [`Error::Limit`]
-    /// for more entries than the device's `max_cqe`, [`Error::Unsupported`] for timestamps where the device has none; the
-    /// kernel refuses.
+    /// [`Error::Invalid`] for no entries, a vector that there is not, or a channel of another
+    /// context, [`Error::Limit`] for more entries than the device's `max_cqe`,
+    /// [`Error::Unsupported`] for timestamps where the device has none; the kernel refuses.
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
         Cq::create(self, init)
     }
 
-    /// Fails where what a request names belongs to another context: here its handle would name another object.
-    pub(crate) fn check_own(
+    /// Fails where what a request names belongs to another context: here its handle would name
+    /// another object.
+    pub(crate) fn check_same_context(
         &self,
         verb: &'static str,
         what: &'static str,
         owner: &Arc<DeviceFile>,
     ) -> Result<()> {
-        if Arc::ptr_eq(owner, &self.inner.session.file) {
+        if Arc::ptr_eq(owner, &self.shared.inner.file) {
             return Ok(());
         }
         let reason = format!("the {what} belongs to another context: make it in the one that uses it");
@@ -355,11 +359,17 @@ impl<P: Provider> Context<P> {
         self.query_port(port.into())
     }
 
-    /// The way as the kernel is told it: on InfiniBand with the own LID where it leads to an own GID and names none.
+    /// The way as the kernel is told it: on InfiniBand with the own LID where it leads to an own
+    /// GID and names none.
     ///
-    /// Fails where what a port's peers are addressed by is missing, a global route or a LID, or where a field has more
-    /// bits than a packet has for it.
-    pub(crate) fn check_way(&self, verb: &'static str, address: &AhAttr, port: &PortAttr) -> Result<AhAttr> {
+    /// Fails where what a port's peers are addressed by is missing, a global route or a LID, or
+    /// where a field has more bits than a packet has for it.
+    pub(crate) fn validate_path(
+        &self,
+        verb: &'static str,
+        address: &AhAttr,
+        port: &PortAttr,
+    ) -> Result<AhAttr> {
         if address.sl > 15 {
             return Err(Error::invalid(verb, format!("service level {} is above 15", address.sl)));
         }
@@ -375,7 +385,7 @@ impl<P: Provider> Context<P> {
             return Err(Error::invalid(verb, reason));
         }
         if grh.dgid.is_zero() {
-            return Err(Error::invalid(verb, "the peer's GID is zero, which is nobody's"));
+            return Err(Error::invalid(verb, "the peer's GID is zero"));
         }
         if address.dlid != 0 || port.link_layer != LinkLayer::INFINIBAND {
             return Ok(*address);
@@ -389,7 +399,7 @@ impl<P: Provider> Context<P> {
     }
 
     /// Says what the kernel's refusal of a way to a peer is about.
-    pub(crate) fn way_trouble(&self, error: Error, address: &AhAttr) -> Error {
+    pub(crate) fn path_error(&self, error: Error, address: &AhAttr) -> Error {
         let (Some(errno), Some(grh)) = (error.errno(), address.grh) else { return error };
         match errno {
             Errno::NODATA | Errno::INVAL | Errno::NOENT => {
@@ -409,7 +419,7 @@ impl<P: Provider> Context<P> {
             Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::TIMEDOUT | Errno::ADDRNOTAVAIL => {
                 error.or_hint(|_| {
                     Some(format!(
-                        "no way to {} from the GID at index {}: check the address, the link and the route",
+                        "no route to {} from the GID at index {}: check the address, the link and the route",
                         grh.dgid, grh.sgid_index
                     ))
                 })
@@ -424,7 +434,7 @@ fn no_lid(verb: &'static str) -> Error {
     Error::invalid(verb, reason)
 }
 
-fn query_port_speed(file: &DeviceFile, port: u32) -> Result<u64, Refused> {
+fn query_port_speed(file: &DeviceFile, port: u32) -> Result<u64, IoctlError> {
     let mut speed = 0;
     let mut call = Call::<QueryPortSpeed>::new(file.driver_id());
     call.constant(QueryPortSpeed::PORT_NUM, port);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreatedCq, Provider};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::write::structs::DestroyCqResp;
 
 use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
@@ -21,7 +21,8 @@ pub struct CqInit<'a> {
     /// Which of the device's completion vectors raises them.
     pub vector: u32,
     /// Whether completions are to tell when they were made, by
-    /// [`Completion::timestamp`](crate::Completion::timestamp); those of requests that failed do not.
+    /// [`Completion::timestamp`](crate::Completion::timestamp); those of requests that failed do
+    /// not.
     ///
     /// ```no_run
     /// # fn when(context: &bareverbs::Context) -> bareverbs::Result<()> {
@@ -39,14 +40,17 @@ pub struct CqInit<'a> {
     /// # }
     /// ```
     pub timestamps: bool,
-    /// Whether the device may compress runs of completions that are alike, which spares it traffic on its bus. What
-    /// completions tell stays the same, but for their [times](Self::timestamps), which may be those of the run; and they may
-    /// come a little later, for the device waits whether a run goes on.
+    /// Whether the device may compress runs of completions that are alike, which spares it traffic
+    /// on its bus. What completions tell stays the same, but for their [times](Self::timestamps),
+    /// which may be those of the run; and they may come a little later, for the device waits
+    /// whether a run goes on.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
     pub compressed: bool,
-    /// What pages its memory lies in, also after a [resize](Cq::resize). ConnectX only: elsewhere the kernel chooses.
+    /// What pages its memory lies in, also after a [resize](Cq::resize). ConnectX only: elsewhere
+    /// the kernel chooses.
     pub memory: QueueMemory,
-    /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq) events.
+    /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
+    /// events.
     pub user_data: u64,
 }
 
@@ -69,7 +73,8 @@ pub enum Arm {
 
 /// A completion queue.
 ///
-/// It has one owner, who polls it. Queue pairs keep the kernel's side of it alive for as long as they need it.
+/// It has one owner, who polls it. Queue pairs keep the kernel's side of it alive for as long as
+/// they need it.
 #[doc(alias = "ibv_cq")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
@@ -83,15 +88,17 @@ pub(crate) struct CqShared<P: Provider> {
     user_data: u64,
     /// Kept for as long as the queue may raise events.
     channel: Option<CompChannel>,
-    /// The queue's memory, left here by an owner who went before the last queue pair: the device may still write it.
+    /// The queue's memory, left here by an owner who went before the last queue pair: the device
+    /// may still write it.
     orphan: Mutex<Option<P::Cq>>,
     destroyed: bool,
 }
 
 /// How many events of a destroyed completion queue have been read. None comes any more.
 ///
-/// A program that reads events in one thread and destroys queues in another learns from it how many events it has still
-/// to see through before it may let go of what the queue's user data stands for.
+/// A program that reads events in one thread and destroys queues in another learns from it how many
+/// events it has still to see through before it may let go of what the queue's user data stands
+/// for.
 #[doc(alias = "ibv_ack_cq_events")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -109,10 +116,7 @@ impl<P: Provider> Cq<P> {
             return Err(Error::invalid(VERB, "a completion queue must hold at least 1 completion"));
         }
         if init.timestamps && !context.capabilities().completion_timestamps {
-            return Err(Error::Unsupported {
-                verb: VERB,
-                what: "completions that tell when they were made are",
-            });
+            return Err(Error::Unsupported { verb: VERB, what: "completion timestamps are" });
         }
         if init.compressed && !context.capabilities().compressed_completions {
             return Err(Error::Unsupported { verb: VERB, what: "compressed completions are" });
@@ -126,7 +130,7 @@ impl<P: Provider> Cq<P> {
             return Err(Error::invalid(VERB, reason));
         }
         if let Some(channel) = init.channel {
-            context.check_own(VERB, "completion channel", channel.file())?;
+            context.check_same_context(VERB, "completion channel", channel.file())?;
         }
         let request = CqRequest {
             entries: init.entries,
@@ -173,8 +177,8 @@ impl<P: Provider> Cq<P> {
         self.queue.capacity()
     }
 
-    /// Gives it room for at least `entries` completions; returns for how many. Completions that it holds stay, in their
-    /// order, also while more arrive; an armed queue stays armed.
+    /// Gives it room for at least `entries` completions; returns for how many. Completions that it
+    /// holds stay, in their order, also while more arrive; an armed queue stays armed.
     ///
     /// ```no_run
     /// # fn grow(cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
@@ -185,10 +189,11 @@ impl<P: Provider> Cq<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no entries, [`Error::Limit`] for more than the device's `max_cqe`, [`Error::Unsupported`]
-    /// where the provider cannot do it; the kernel refuses, with `EINVAL` where the queue holds more than that now, and
-    /// the queue stays as it is. Should its new memory not be mapped ([`KernelRefusal::refused`](crate::KernelRefusal)
-    /// names `mmap`), the queue gives no completions until a later resize, which brings them all.
+    /// [`Error::Invalid`] for no entries, [`Error::Limit`] for more than the device's `max_cqe`,
+    /// [`Error::Unsupported`] where the provider cannot do it; the kernel refuses, with `EINVAL`
+    /// where the queue holds more than that now, and the queue stays as it is. Should its new
+    /// memory not be mapped ([`KernelError::refused`](crate::KernelError) names `mmap`), the queue
+    /// gives no completions until a later resize, which brings them all.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         const VERB: &str = "resize_cq";
@@ -198,8 +203,8 @@ impl<P: Provider> Cq<P> {
         let context = &self.shared.context;
         Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
         // Providers begin with the ring, which a forked child does not have.
-        context.file().check_home().map_err(|errno| {
-            Error::refused(VERB, format!("{entries} entries"), Refused { method: "ResizeCq", errno })
+        context.file().check_same_process().map_err(|errno| {
+            Error::kernel(VERB, format!("{entries} entries"), IoctlError { method: "ResizeCq", errno })
         })?;
         let capacity = self.queue.capacity();
         // SAFETY: handle and queue came from one `create_cq`, and who has `provider_queue` keeps
@@ -215,8 +220,8 @@ impl<P: Provider> Cq<P> {
         })
     }
 
-    /// Lets its event wait, once it is armed, until there are `count` completions or `period` microseconds have passed
-    /// since the first of them. 0 and 0 are the start: an event at once.
+    /// Lets its event wait, once it is armed, until there are `count` completions or `period`
+    /// microseconds have passed since the first of them. 0 and 0 are the start: an event at once.
     ///
     /// ```no_run
     /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
@@ -226,8 +231,9 @@ impl<P: Provider> Cq<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device does not moderate events ([`DeviceAttr::max_cq_count`] is 0),
-    /// [`Error::Limit`] above that or [`DeviceAttr::max_cq_period`]; the kernel refuses.
+    /// [`Error::Unsupported`] where the device does not moderate events
+    /// ([`DeviceAttr::max_cq_count`] is 0), [`Error::Limit`] above that or
+    /// [`DeviceAttr::max_cq_period`]; the kernel refuses.
     ///
     /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
     /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
@@ -235,21 +241,22 @@ impl<P: Provider> Cq<P> {
     pub fn moderate(&self, count: u16, period: u16) -> Result<()> {
         const VERB: &str = "modify_cq";
         let context = &self.shared.context;
-        let caps = context.session().told.cq_moderation_caps;
+        let caps = context.inner().device_attr.cq_moderation_caps;
         if caps.max_cq_moderation_count == 0 {
-            return Err(Error::Unsupported { verb: VERB, what: "events that wait for more completions are" });
+            return Err(Error::Unsupported { verb: VERB, what: "moderated CQs are" });
         }
         Error::check_limit(VERB, "count", count.into(), caps.max_cq_moderation_count.into())?;
         Error::check_limit(VERB, "period", period.into(), caps.max_cq_moderation_period.into())?;
         command::moderate_cq(context.file(), self.shared.handle, count, period)
-            .map_err(|refused| Error::refused(VERB, format!("{count} completions or {period} µs"), refused))
+            .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {period} µs"), refused))
     }
 
-    /// Destroys it and tells how many of its events have been read; events that were not are gone. Dropping does the
-    /// same in silence, and waits for the queue pairs.
+    /// Destroys it and tells how many of its events have been read; events that were not are gone.
+    /// Dropping does the same in silence, and waits for the queue pairs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
+    /// kernel refuses.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<CqEventCounts> {
         const VERB: &str = "destroy_cq";
@@ -259,9 +266,9 @@ impl<P: Provider> Cq<P> {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        let told = unsafe { shared.destroy() }
-            .map_err(|refused| Error::refused(VERB, "a completion queue", refused))?;
-        let DestroyCqResp { comp_events_reported, async_events_reported } = told;
+        let resp = unsafe { shared.destroy() }
+            .map_err(|refused| Error::kernel(VERB, "a completion queue", refused))?;
+        let DestroyCqResp { comp_events_reported, async_events_reported } = resp;
         Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
     }
 
@@ -321,19 +328,21 @@ impl<P: Provider> Cq<P> {
         &mut self.queue
     }
 
-    /// Asks for one event on the channel when the next completion arrives. Poll once more after this and before
-    /// waiting: what arrived earlier raises none.
+    /// Asks for one event on the channel when the next completion arrives. Poll once more after
+    /// this and before waiting: what arrived earlier raises none.
     ///
     /// # Errors
     /// The kernel refuses.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self, what: Arm) -> Result<()> {
         const METHOD: &str = "InvokeWrite REQ_NOTIFY_CQ";
-        // Where that is no command but a store, it would be one to memory that a forked child does not have.
-        let home = self.shared.context.file().check_home();
-        home.map_err(|errno| Refused { method: METHOD, errno })
+        // Where that is no command but a store, it would be one to memory that a forked child does
+        // not have.
+        let same_process = self.shared.context.file().check_same_process();
+        same_process
+            .map_err(|errno| IoctlError { method: METHOD, errno })
             .and_then(|()| self.queue.arm(what == Arm::Solicited))
-            .map_err(|refused| Error::refused("req_notify_cq", format!("{what:?}"), refused))
+            .map_err(|refused| Error::kernel("req_notify_cq", format!("{what:?}"), refused))
     }
 }
 
@@ -350,11 +359,12 @@ impl<P: Provider> CqShared<P> {
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
-    unsafe fn destroy(&mut self) -> Result<DestroyCqResp, Refused> {
+    unsafe fn destroy(&mut self) -> Result<DestroyCqResp, IoctlError> {
         self.destroyed = true;
         // SAFETY: all that names the queue keeps this, so nothing does any more.
         unsafe { command::destroy_cq(self.context.file(), self.handle) }.inspect_err(|_| {
-            // The kernel did not let go of it, so the device may go on writing: its memory has to stay.
+            // The kernel did not let go of it, so the device may go on writing: its memory has to
+            // stay.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         })
     }
@@ -375,7 +385,8 @@ impl<P: Provider> CqShared<P> {
     }
 }
 
-/// Completions in place, lent one at a time. Their slots go back to the device when this is dropped.
+/// Completions in place, lent one at a time. Their slots go back to the device when this is
+/// dropped.
 #[must_use = "completions are taken by `next`"]
 pub struct Completions<'a, P: Provider = AnyProvider> {
     queue: &'a mut P::Cq,
@@ -387,7 +398,7 @@ pub struct Completions<'a, P: Provider = AnyProvider> {
 impl<'a, P: Provider> Completions<'a, P> {
     /// What has completed in a queue that there is no more of.
     #[inline]
-    pub fn over(queue: &'a mut P::Cq) -> Self {
+    pub fn from_raw_queue(queue: &'a mut P::Cq) -> Self {
         Self { queue, taken: false }
     }
 }

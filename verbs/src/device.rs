@@ -1,7 +1,8 @@
 //! Devices, before they are opened.
 //!
-//! RDMA netlink is asked first: it needs no permission and no `/sys`, sees just this network namespace's devices,
-//! and names the driver. Where the kernel has no RDMA netlink, or refuses it, sysfs is read.
+//! RDMA netlink is asked first: it needs no permission and no `/sys`, sees just this network
+//! namespace's devices, and names the driver. Where the kernel has no RDMA netlink, or refuses it,
+//! sysfs is read.
 
 mod sysfs;
 #[cfg(feature = "test-utils")]
@@ -66,8 +67,8 @@ struct Uverbs {
 
 /// The RDMA devices of this machine, in the kernel's order; none is an empty list.
 ///
-/// Needs no permission. Devices whose node this process may not open, or that a container was not given, are
-/// listed too.
+/// Needs no permission. Devices whose node this process may not open, or that a container was not
+/// given, are listed too.
 ///
 /// # Errors
 /// The kernel's answer cannot be read, or this process has no descriptor left to ask with.
@@ -75,7 +76,8 @@ struct Uverbs {
 pub fn devices() -> Result<Vec<Device>> {
     match by_netlink() {
         Ok(devices) => Ok(devices),
-        // Who has no room for a socket has none for reading a folder, and would be told that there is no device.
+        // Who has no room for a socket has none for reading a folder, and would be told that there
+        // is no device.
         Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
         // Without RDMA netlink, or where it is filtered.
         Err(Error::System { .. }) => Ok(sysfs::devices(Path::new("/sys"))),
@@ -96,7 +98,7 @@ fn by_netlink() -> Result<Vec<Device>> {
 impl Device {
     /// A device that is not there.
     #[cfg(test)]
-    pub(crate) fn on_plain_memory() -> Self {
+    pub(crate) fn for_test() -> Self {
         Self {
             name: "plain".to_owned(),
             index: None,
@@ -150,7 +152,7 @@ impl Device {
     }
 
     /// The device that an open device file is of.
-    pub(crate) fn behind(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
+    pub(crate) fn from_fd(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
         let number = char_device_number(file)
             .map_err(|errno| Error::system("looking at what the descriptor is of", errno))?;
         let device = match number {
@@ -160,7 +162,8 @@ impl Device {
         device.ok_or_else(|| Error::invalid(verb, "the descriptor is of no RDMA device's file"))
     }
 
-    /// Whether `file` is of the character device that RDMA netlink named as this device's for verbs.
+    /// Whether `file` is of the character device that RDMA netlink named as this device's for
+    /// verbs.
     pub(crate) fn kernel_vouches_for(&self, file: BorrowedFd<'_>) -> bool {
         self.found_by == FoundBy::Netlink
             && matches!(char_device_number(file), Ok(Some(number)) if self.has_number(number))
@@ -215,7 +218,8 @@ impl Device {
         self.port_count
     }
 
-    /// Its node for verbs, whether or not it is there; `None` where the kernel offers no verbs for it.
+    /// Its node for verbs, whether or not it is there; `None` where the kernel offers no verbs for
+    /// it.
     #[must_use]
     pub fn uverbs_path(&self) -> Option<&Path> {
         self.uverbs.as_ref().map(|uverbs| uverbs.path.as_path())
@@ -230,7 +234,8 @@ impl Device {
     /// Opens it, with whichever provider drives it.
     ///
     /// # Errors
-    /// Its node is missing or may not be opened, no provider here drives it, or the kernel refuses a context.
+    /// Its node is missing or may not be opened, no provider here drives it, or the kernel refuses
+    /// a context.
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
@@ -253,8 +258,8 @@ fn char_device_number(file: BorrowedFd<'_>) -> std::result::Result<Option<(u32, 
     Ok(is_device.then_some(number))
 }
 
-/// The node of the character device `name` with that number: where udev puts it, else wherever in the folder a node
-/// has the number, since a container's nodes may be named otherwise.
+/// The node of the character device `name` with that number: where udev puts it, else wherever in
+/// the folder a node has the number, since a container's nodes may be named otherwise.
 fn node(folder: &Path, name: &str, number: (u32, u32)) -> PathBuf {
     let is_it = |path: &Path| {
         fs::metadata(path).is_ok_and(|found| {
@@ -278,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_found_by_its_number_whatever_its_name() {
+    fn device_nodes_are_found_by_device_number() {
         let folder = std::env::temp_dir().join(format!("bareverbs-node-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let other = folder.join("verbs-of-the-container");
@@ -293,8 +298,7 @@ mod tests {
     #[test]
     fn the_kernel_vouches_for_the_number_that_it_named_and_for_no_other_file() {
         let uverbs = Uverbs { path: PathBuf::new(), number: (1, 3), driver_id: None };
-        let by_netlink =
-            Device { uverbs: Some(uverbs), found_by: FoundBy::Netlink, ..Device::on_plain_memory() };
+        let by_netlink = Device { uverbs: Some(uverbs), found_by: FoundBy::Netlink, ..Device::for_test() };
         let file = |path: &str| fs::File::open(path).unwrap();
         assert!(by_netlink.kernel_vouches_for(file("/dev/null").as_fd()));
         for other in ["/dev/zero", "/proc/self/exe", "/"] {
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_node_is_named_where_it_should_be() {
+    fn missing_device_node_gives_the_default_path() {
         let folder = Path::new("/nonexistent");
         assert_eq!(node(folder, "uverbs7", (231, 199)), Path::new("/nonexistent/uverbs7"));
     }

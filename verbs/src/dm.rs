@@ -7,10 +7,10 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::{DmRequest, Provider};
 use bareverbs_provider::dm::{DeviceMemory, WORD};
 
-use crate::context::Session;
+use crate::context::ContextInner;
 use crate::import;
 use crate::mr::check_range;
-use crate::pd::Domain;
+use crate::pd::PdShared;
 use crate::{Access, Context, Error, MrKeys, Result};
 
 /// What memory on the device is to be.
@@ -33,8 +33,8 @@ impl DmInit {
 
 /// Memory on the device itself, which operations reach without the bus between device and machine.
 ///
-/// The program reaches it over that bus, by copies of whole words of 4 bytes. To operations and peers it is a
-/// [region](DmMr) like others, whose addresses start at 0.
+/// The program reaches it over that bus, by copies of whole words of 4 bytes. To operations and
+/// peers it is a [region](DmMr) like others, whose addresses start at 0.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Device, DmInit};
@@ -56,24 +56,24 @@ pub struct Dm {
 
 /// The kernel's object.
 struct DmShared {
-    session: Arc<Session>,
+    context: Arc<ContextInner>,
     handle: u32,
     /// It is given back, or another process's.
-    gone: bool,
+    skip_free: bool,
 }
 
 impl Dm {
     pub(crate) fn alloc<P: Provider>(context: &Context<P>, init: &DmInit) -> Result<Self> {
         const VERB: &str = "alloc_dm";
         if !context.capabilities().device_memory {
-            return Err(Error::Unsupported { verb: VERB, what: "allocations of memory on the device are" });
+            return Err(Error::Unsupported { verb: VERB, what: "device memory allocations are" });
         }
         let DmInit { len, log_align } = *init;
         if len == 0 {
             return Err(Error::invalid(VERB, "memory on the device must have at least 1 byte"));
         }
-        let session = Arc::clone(context.session());
-        Error::check_limit(VERB, "len", len as u64, session.told.max_dm_size)?;
+        let inner = Arc::clone(context.inner());
+        Error::check_limit(VERB, "len", len as u64, inner.device_attr.max_dm_size)?;
         let request = DmRequest { len: len as u64, log_align };
         let made = context.provider().alloc_dm(&request);
         let (handle, memory) = made.map_err(|reason| {
@@ -81,7 +81,7 @@ impl Dm {
                 (errno == rustix::io::Errno::NOMEM).then(|| "less may be left on the device".to_owned())
             })
         })?;
-        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, gone: false }) })
+        Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: false }) })
     }
 
     pub(crate) fn import<P: Provider>(context: &Context<P>, handle: u32) -> Result<Self> {
@@ -89,8 +89,8 @@ impl Dm {
             .provider()
             .import_dm(handle)
             .map_err(|reason| import::error("import_dm", handle, reason))?;
-        let session = Arc::clone(context.session());
-        Ok(Self { memory, shared: Arc::new(DmShared { session, handle, gone: true }) })
+        let inner = Arc::clone(context.inner());
+        Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: true }) })
     }
 
     /// The kernel's handle of it, by which other processes [import](Context::import_dm) it.
@@ -106,15 +106,17 @@ impl Dm {
         self.memory.len()
     }
 
-    /// Copies bytes out, from `offset` on. Words that are being written meanwhile come out old or new.
+    /// Copies bytes out, from `offset` on. Words that are being written meanwhile come out old or
+    /// new.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the memory; the kernel's `ESTALE` in a forked child.
+    /// [`Error::Invalid`] where that reaches beyond the memory; the kernel's `ESTALE` in a forked
+    /// child.
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         const VERB: &str = "memcpy_from_dm";
         check_range(VERB, offset..offset.saturating_add(into.len()), self.len())?;
-        self.shared.check_home(VERB)?;
+        self.shared.check_same_process(VERB)?;
         self.memory.read(offset, into);
         Ok(())
     }
@@ -122,8 +124,8 @@ impl Dm {
     /// Copies bytes in, from `offset` on: whole words, since devices take no others.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the memory, or where `offset` or the number of bytes is no multiple of
-    /// 4; the kernel's `ESTALE` in a forked child.
+    /// [`Error::Invalid`] where that reaches beyond the memory, or where `offset` or the number of
+    /// bytes is no multiple of 4; the kernel's `ESTALE` in a forked child.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         const VERB: &str = "memcpy_to_dm";
@@ -132,16 +134,17 @@ impl Dm {
             let reason = format!("{} bytes at {offset}: both must be multiples of {WORD}", from.len());
             return Err(Error::invalid(VERB, reason));
         }
-        self.shared.check_home(VERB)?;
+        self.shared.check_same_process(VERB)?;
         self.memory.write(offset, from);
         Ok(())
     }
 
-    /// Gives it back, unless it is [another process's](Context::import_dm). Dropping does the same in silence, and waits for
-    /// the regions.
+    /// Gives it back, unless it is [another process's](Context::import_dm). Dropping does the same
+    /// in silence, and waits for the regions.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where regions of it are left, with the last of which it goes; the kernel refuses.
+    /// [`Error::Invalid`] where regions of it are left, with the last of which it goes; the kernel
+    /// refuses.
     #[doc(alias = "ibv_free_dm")]
     pub fn free(self) -> Result<()> {
         const VERB: &str = "free_dm";
@@ -150,37 +153,38 @@ impl Dm {
         let Some(mut shared) = Arc::into_inner(shared) else {
             return Err(Error::invalid(VERB, "regions of it are left: drop them first"));
         };
-        if std::mem::replace(&mut shared.gone, true) {
+        if std::mem::replace(&mut shared.skip_free, true) {
             return Ok(());
         }
         // SAFETY: regions of the memory keep it, and this was the last that did.
-        unsafe { command::free_dm(&shared.session.file, shared.handle) }
-            .map_err(|refused| Error::refused(VERB, "memory on the device", refused))
+        unsafe { command::free_dm(&shared.context.file, shared.handle) }
+            .map_err(|refused| Error::kernel(VERB, "memory on the device", refused))
     }
 }
 
 impl DmShared {
-    fn check_home(&self, verb: &'static str) -> Result<()> {
-        self.session.file.check_home().map_err(|errno| {
-            let refused = bareverbs_provider::device::Refused { method: "mmap", errno };
-            Error::refused(verb, "memory on the device", refused)
+    fn check_same_process(&self, verb: &'static str) -> Result<()> {
+        self.context.file.check_same_process().map_err(|errno| {
+            let refused = bareverbs_provider::device::IoctlError { method: "mmap", errno };
+            Error::kernel(verb, "memory on the device", refused)
         })
     }
 }
 
 impl Drop for DmShared {
     fn drop(&mut self) {
-        if !self.gone {
-            // It fails only where a region that could not be given back is of it; closing the file frees both.
+        if !self.skip_free {
+            // It fails only where a region that could not be given back is of it; closing the file
+            // frees both.
             // SAFETY: regions of the memory keep it, so there are none any more.
-            let _ = unsafe { command::free_dm(&self.session.file, self.handle) };
+            let _ = unsafe { command::free_dm(&self.context.file, self.handle) };
         }
     }
 }
 
 /// Registered memory on the device, by [`Pd::register_dm`](crate::Pd::register_dm).
 pub struct DmMr {
-    domain: Arc<Domain>,
+    domain: Arc<PdShared>,
     _dm: Arc<DmShared>,
     handle: u32,
     keys: MrKeys,
@@ -188,7 +192,7 @@ pub struct DmMr {
 
 impl DmMr {
     pub(crate) fn register(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         dm: &Dm,
         range: impl RangeBounds<usize>,
         access: Access,
@@ -198,14 +202,14 @@ impl DmMr {
         if len == 0 {
             return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
         }
-        if !Arc::ptr_eq(&domain.session, &dm.shared.session) {
+        if !Arc::ptr_eq(&domain.context, &dm.shared.context) {
             let reason = "the memory belongs to another context: take it in the one that uses it";
             return Err(Error::invalid(VERB, reason));
         }
         let (access, range) = (access | Access::ZERO_BASED, (start as u64, len as u64));
-        let made = command::reg_dm_mr(&domain.session.file, domain.handle, dm.shared.handle, range, access)
+        let made = command::reg_dm_mr(&domain.context.file, domain.handle, dm.shared.handle, range, access)
             .map_err(|refused| {
-            Error::refused(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
+            Error::kernel(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
         })?;
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
         // Peers count its bytes from the region's first one, as operations do.
@@ -226,6 +230,6 @@ impl Drop for DmMr {
     fn drop(&mut self) {
         // Where the kernel does not let go, closing the file does.
         // SAFETY: the region is this value's, and its memory is the device's.
-        let _ = unsafe { command::dereg_mr(&self.domain.session.file, self.handle) };
+        let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
     }
 }

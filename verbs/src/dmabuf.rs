@@ -7,10 +7,10 @@ use std::sync::Arc;
 use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
-use crate::pd::Domain;
+use crate::pd::PdShared;
 use crate::{Access, Error, MrKeys, Result, Sge};
 
-/// The region that is nowhere; see [`Pd::null_mr`](crate::Pd::null_mr).
+/// The region that is nowhere; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NullMr {
     pub(crate) lkey: u32,
@@ -32,14 +32,14 @@ impl NullMr {
 
 /// A registered part of a dma-buf; see [`Pd::register_dmabuf`](crate::Pd::register_dmabuf).
 pub struct DmabufMr {
-    domain: Arc<Domain>,
+    domain: Arc<PdShared>,
     handle: u32,
     keys: MrKeys,
 }
 
 impl DmabufMr {
     pub(crate) fn register(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         buffer: BorrowedFd<'_>,
         (offset, len): (u64, usize),
         iova: u64,
@@ -56,12 +56,12 @@ impl DmabufMr {
             return Err(Error::invalid(VERB, reason));
         }
         let request = DmabufMrRequest { pd: domain.handle, fd: buffer, offset, length, iova, access };
-        let made = command::reg_dmabuf_mr(&domain.session.file, &request).map_err(|refused| {
+        let made = command::reg_dmabuf_mr(&domain.context.file, &request).map_err(|refused| {
             if matches!(refused.errno, Errno::OPNOTSUPP | Errno::PROTONOSUPPORT) {
-                return Error::Unsupported { verb: VERB, what: "regions of dma-bufs are" };
+                return Error::Unsupported { verb: VERB, what: "dma-buf MRs are" };
             }
             let asked = format!("{len} bytes at {offset:#x}, known as {iova:#x}, access {access:?}");
-            Error::refused(VERB, asked, refused).or_hint(|errno| match errno {
+            Error::kernel(VERB, asked, refused).or_hint(|errno| match errno {
                 Errno::INVAL => Some(
                     "the range may be beyond the dma-buf, the address's place in its page another than the offset's, or \
                      the descriptor no dma-buf"
@@ -85,8 +85,9 @@ impl Deref for DmabufMr {
 
 impl Drop for DmabufMr {
     fn drop(&mut self) {
-        // Where the kernel does not let go, closing the file does; the device keeps the dma-buf until then.
+        // Where the kernel does not let go, closing the file does; the device keeps the dma-buf
+        // until then.
         // SAFETY: the region is this value's. Its memory is the other driver's, which keeps it.
-        let _ = unsafe { command::dereg_mr(&self.domain.session.file, self.handle) };
+        let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use bareverbs_provider::contract::CreateError;
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;
@@ -66,7 +66,7 @@ pub enum Error {
         count: u32,
     },
     /// The GID table has no entry of that index, or the entry is empty.
-    #[error("GID index {index} of port {port} of device {device} {}", gid_trouble(*index, *table_len, filled))]
+    #[error("GID index {index} of port {port} of device {device} {}", gid_error(*index, *table_len, filled))]
     NoGid {
         /// The device.
         device: String,
@@ -109,12 +109,12 @@ pub enum Error {
     },
     /// The kernel refused the request.
     #[error(transparent)]
-    Kernel(#[from] Box<KernelRefusal>),
+    Kernel(#[from] Box<KernelError>),
     /// Requests were not all posted.
     #[error(transparent)]
     Post(#[from] PostError),
     /// An operation was carried out and failed.
-    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", explain(*status))]
+    #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", wc_status_str(*status))]
     Completion {
         /// The operation.
         verb: &'static str,
@@ -166,18 +166,18 @@ pub enum Error {
 /// A request that the kernel refused.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct KernelRefusal {
+pub struct KernelError {
     /// The verb.
     pub verb: &'static str,
     /// What was asked for, in words.
     pub asked: String,
     /// The method of the ABI and the kernel's answer.
-    pub refused: Refused,
+    pub refused: IoctlError,
     /// What the cause is likely to be and what to do, where that can be said.
     pub hint: Option<String>,
 }
 
-impl fmt::Display for KernelRefusal {
+impl fmt::Display for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({}): {}", self.verb, self.asked, self.refused)?;
         match &self.hint {
@@ -187,7 +187,7 @@ impl fmt::Display for KernelRefusal {
     }
 }
 
-impl std::error::Error for KernelRefusal {
+impl std::error::Error for KernelError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.refused)
     }
@@ -212,13 +212,13 @@ impl Error {
         Self::System { what: what.into(), errno }
     }
 
-    pub(crate) fn refused(verb: &'static str, asked: impl Into<String>, refused: Refused) -> Self {
-        Self::Kernel(Box::new(KernelRefusal { verb, asked: asked.into(), refused, hint: None }))
+    pub(crate) fn kernel(verb: &'static str, asked: impl Into<String>, refused: IoctlError) -> Self {
+        Self::Kernel(Box::new(KernelError { verb, asked: asked.into(), refused, hint: None }))
     }
 
     pub(crate) fn create(verb: &'static str, asked: impl Into<String>, reason: CreateError) -> Self {
         match reason {
-            CreateError::Refused(refused) => Self::refused(verb, asked, refused),
+            CreateError::Ioctl(refused) => Self::kernel(verb, asked, refused),
             CreateError::Limit { what, asked, max } => Self::Limit { verb, what, asked, max },
             reason => Self::Provider { verb, asked: asked.into(), reason },
         }
@@ -243,7 +243,7 @@ impl Error {
 /// What the status of a completion means, and where to look.
 #[doc(alias = "ibv_wc_status_str")]
 #[must_use]
-pub fn explain(status: WcStatus) -> &'static str {
+pub fn wc_status_str(status: WcStatus) -> &'static str {
     match status {
         WcStatus::SUCCESS => "done",
         WcStatus::LOC_LEN_ERR => {
@@ -322,7 +322,7 @@ fn port_range(count: u32) -> String {
     }
 }
 
-fn gid_trouble(index: u32, table_len: u32, filled: &[u32]) -> String {
+fn gid_error(index: u32, table_len: u32, filled: &[u32]) -> String {
     let filled = match filled {
         [] => "no entry is filled: give the network interface an address".into(),
         filled => {
@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_device_is_told_with_those_there_are() {
+    fn unknown_device_error_lists_the_devices() {
         let error = |known: &[&str]| {
             let known = known.iter().map(|name| (*name).to_owned()).collect();
             Error::UnknownDevice { name: "mlx9".into(), known }.to_string()
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_permission_is_told_with_its_path_and_what_to_do() {
+    fn open_permission_error_names_path_and_remedy() {
         let error = Error::Open {
             device: "rxe0".into(),
             path: "/dev/infiniband/uverbs0".into(),
@@ -366,14 +366,14 @@ mod tests {
     }
 
     #[test]
-    fn a_port_out_of_range_is_told_with_the_range() {
+    fn port_error_names_the_range() {
         let error = |count| Error::NoPort { device: "rxe0".into(), port: 3, count }.to_string();
         assert_eq!(error(1), "device rxe0 has no port 3: its ports are 1 only");
         assert_eq!(error(2), "device rxe0 has no port 3: its ports are 1 to 2");
     }
 
     #[test]
-    fn a_gid_index_is_told_empty_or_outside() {
+    fn gid_error_distinguishes_empty_and_out_of_range() {
         let error = |table_len, filled: &[u32]| {
             Error::NoGid { device: "rxe0".into(), port: 1, index: 7, table_len, filled: filled.to_vec() }
                 .to_string()
@@ -387,16 +387,16 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_told_with_both_numbers() {
+    fn limit_error_names_request_and_limit() {
         let error = Error::check_limit("create_qp", "max_send_sge", 64, 32).unwrap_err();
         assert_eq!(error.to_string(), "create_qp: max_send_sge 64 is above the device's limit of 32");
         assert!(Error::check_limit("create_qp", "max_send_sge", 32, 32).is_ok());
     }
 
     #[test]
-    fn the_kernels_refusal_names_verb_request_method_and_cause() {
-        let refused = Refused { method: "REG_MR", errno: Errno::FAULT };
-        let error = Error::refused("reg_mr", "16 bytes at 0x1000", refused)
+    fn kernel_error_names_verb_request_method_and_cause() {
+        let refused = IoctlError { method: "REG_MR", errno: Errno::FAULT };
+        let error = Error::kernel("reg_mr", "16 bytes at 0x1000", refused)
             .or_hint(|errno| (errno == Errno::FAULT).then(|| "that range cannot be read".into()));
         let text = error.to_string();
         assert!(text.starts_with("reg_mr (16 bytes at 0x1000): REG_MR"), "{text}");

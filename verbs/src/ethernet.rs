@@ -25,24 +25,24 @@ use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, Result};
 const VERB: &str = "resolve_eth_l2_from_gid";
 
 /// The longest message about a link, which brings its statistics too.
-const ANSWER_BYTES: usize = 32 * 1024;
+const RESPONSE_BYTES: usize = 32 * 1024;
 
 /// How long to wait before looking again whether the neighbour has answered.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// After so many looks the neighbour is asked once more.
-const LOOKS_PER_QUESTION: u32 = 100;
+const POLLS_PER_SOLICIT: u32 = 100;
 
 /// The port whose datagrams are thrown away.
-const DISCARD: u16 = 9;
+const DISCARD_PORT: u16 = 9;
 
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// The address of a multicast group's frames, as IPv4 (RFC 1112) and IPv6 (RFC 2464) derive it; `None` where the
-    /// GID is no group's.
+    /// The address of a multicast group's frames, as IPv4 (RFC 1112) and IPv6 (RFC 2464) derive it;
+    /// `None` where the GID is no group's.
     ///
     /// ```
     /// use bareverbs::{Gid, MacAddress};
@@ -62,7 +62,8 @@ impl MacAddress {
         })
     }
 
-    /// The address that a link-local GID was made from (modified EUI-64, RFC 4291); `None` where it was not made so.
+    /// The address that a link-local GID was made from (modified EUI-64, RFC 4291); `None` where it
+    /// was not made so.
     ///
     /// RoCE v1, which knows no IP, addresses its frames by it.
     ///
@@ -104,11 +105,13 @@ pub struct EthernetAddress {
 }
 
 impl<P: Provider> Context<P> {
-    /// The Ethernet address that frames along `address` go to, as the kernel's routes and neighbour tables tell it.
+    /// The Ethernet address that frames along `address` go to, as the kernel's routes and neighbour
+    /// tables tell it.
     ///
-    /// The kernel finds it by itself for queue pairs and address handles; this is for those who want to know.
-    /// Multicast groups, and link-local GIDs of RoCE v1, have their addresses in them. Others are looked up; a neighbour
-    /// that is not known yet is asked, by an empty datagram to its discard port, and may take `patience` to answer.
+    /// The kernel finds it by itself for queue pairs and address handles; this is for those who
+    /// want to know. Multicast groups, and link-local GIDs of RoCE v1, have their addresses in
+    /// them. Others are looked up; a neighbour that is not known yet is asked, by an empty datagram
+    /// to its discard port, and may take `timeout` to answer.
     ///
     /// ```no_run
     /// # let peer = bareverbs::Gid::default();
@@ -117,16 +120,17 @@ impl<P: Provider> Context<P> {
     ///
     /// let context = Device::find("rxe0")?.open()?;
     /// let own = context.default_gid(1)?;
-    /// let way = AhAttr::global(1, peer, own.index as u8);
-    /// println!("{}", context.resolve_ethernet(&way, Duration::from_secs(3))?.mac);
+    /// let path = AhAttr::global(1, peer, own.index as u8);
+    /// println!("{}", context.resolve_ethernet(&path, Duration::from_secs(3))?.mac);
     /// # Ok::<(), bareverbs::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a global route; [`Error::NoPort`]; [`Error::NoGid`]; [`Error::Unsupported`] where the
-    /// own GID belongs to no network interface; there is no route, or no answer (`EHOSTUNREACH`).
+    /// [`Error::Invalid`] without a global route; [`Error::NoPort`]; [`Error::NoGid`];
+    /// [`Error::Unsupported`] where the own GID belongs to no network interface; there is no route,
+    /// or no answer (`EHOSTUNREACH`).
     #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
-    pub fn resolve_ethernet(&self, address: &AhAttr, patience: Duration) -> Result<EthernetAddress> {
+    pub fn resolve_ethernet(&self, address: &AhAttr, timeout: Duration) -> Result<EthernetAddress> {
         let Some(grh) = address.grh else {
             return Err(Error::invalid(VERB, "the address has no global route, and so no GID to resolve"));
         };
@@ -134,22 +138,22 @@ impl<P: Provider> Context<P> {
         if own.netdev_ifindex == 0 {
             return Err(Error::Unsupported { verb: VERB, what: "ports without a network interface are" });
         }
-        let mut tables = Tables::open()?;
-        let link = tables.link(own.netdev_ifindex)?;
+        let mut netlink = RouteNetlink::open()?;
+        let link = netlink.link(own.netdev_ifindex)?;
         let derived = MacAddress::of_group(&grh.dgid).or_else(|| {
             (own.gid_type == GidType::ROCE_V1).then(|| MacAddress::of_link_local(&grh.dgid)).flatten()
         });
         let mac = match derived {
             Some(mac) => mac,
-            None => match tables.hop(&own, grh.dgid)? {
-                Hop::Here => {
+            None => match netlink.hop(&own, grh.dgid)? {
+                Hop::Local => {
                     let table = self.gid_table()?;
                     let interface =
                         table.iter().find(|entry| entry.gid == grh.dgid).unwrap_or(&own).netdev_ifindex;
-                    tables.link(interface)?.mac.ok_or_else(|| unreachable(grh.dgid))?
+                    netlink.link(interface)?.mac.ok_or_else(|| unreachable(grh.dgid))?
                 }
                 Hop::Neighbour { address, interface } => {
-                    tables.resolve(&own, address, interface, patience)?
+                    netlink.resolve(&own, address, interface, timeout)?
                 }
             },
         };
@@ -165,7 +169,7 @@ fn unreachable(what: impl fmt::Display) -> Error {
 #[derive(Debug, PartialEq, Eq)]
 enum Hop {
     /// The peer is this host.
-    Here,
+    Local,
     Neighbour {
         address: IpAddr,
         interface: u32,
@@ -178,24 +182,24 @@ struct Link {
 }
 
 /// The kernel's tables of links, routes and neighbours.
-struct Tables {
+struct RouteNetlink {
     socket: OwnedFd,
     seq: u32,
     answer: Vec<u8>,
 }
 
-impl Tables {
+impl RouteNetlink {
     fn open() -> Result<Self> {
         // Without a protocol it is that of routes, `NETLINK_ROUTE`, whose number is 0.
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
-            .map(|socket| Self { socket, seq: 0, answer: vec![0; ANSWER_BYTES] })
+            .map(|socket| Self { socket, seq: 0, answer: vec![0; RESPONSE_BYTES] })
             .map_err(|errno| Error::system("opening a netlink socket for routes", errno))
     }
 
     fn link(&mut self, interface: u32) -> Result<Link> {
         let head = LinkMessage { interface: interface.cast_signed(), ..LinkMessage::zeroed() };
         let what = format!("asking about network interface {interface}");
-        self.ask(&what, GET_LINK, &head, |_| {}, read_link)
+        self.request(&what, GET_LINK, &head, |_| {}, read_link)
     }
 
     fn hop(&mut self, own: &GidEntry, to: Gid) -> Result<Hop> {
@@ -208,7 +212,7 @@ impl Tables {
             source_length: if same_family { bits(from) } else { 0 },
             ..RouteMessage::zeroed()
         };
-        let what = format!("asking for the way from {from} to {to}");
+        let what = format!("looking up the route from {from} to {to}");
         let fill = |request: &mut MessageWriter<'_>| {
             put_ip(request, ROUTE_DESTINATION, to);
             if same_family {
@@ -216,7 +220,7 @@ impl Tables {
             }
             request.put_u32(ROUTE_INTERFACE, own.netdev_ifindex);
         };
-        self.ask(&what, GET_ROUTE, &head, fill, |message| read_hop(message, to))?
+        self.request(&what, GET_ROUTE, &head, fill, |message| read_hop(message, to))?
             .ok_or_else(|| unreachable(to))
     }
 
@@ -225,10 +229,10 @@ impl Tables {
         own: &GidEntry,
         to: IpAddr,
         interface: u32,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<MacAddress> {
         // A time beyond what a clock can say is for ever.
-        let end = Instant::now().checked_add(patience);
+        let end = Instant::now().checked_add(timeout);
         for look in 0_u32.. {
             if let Some(mac) = self.neighbour(to, interface)? {
                 return Ok(mac);
@@ -236,11 +240,12 @@ impl Tables {
             if end.is_some_and(|end| Instant::now() >= end) {
                 break;
             }
-            if look % LOOKS_PER_QUESTION == 0 {
-                // Whether it could be sent does not matter: what counts is whether the table knows the neighbour.
-                let _ = say_something(ip(own.gid), to, interface);
+            if look % POLLS_PER_SOLICIT == 0 {
+                // Whether it could be sent does not matter: what counts is whether the table knows
+                // the neighbour.
+                let _ = solicit(ip(own.gid), to, interface);
             }
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
         Err(unreachable(format_args!("{to} on network interface {interface}")))
     }
@@ -253,14 +258,14 @@ impl Tables {
         };
         let what = format!("asking for neighbour {to}");
         let fill = |request: &mut MessageWriter<'_>| put_ip(request, NEIGHBOUR_ADDRESS, to);
-        match self.ask(&what, GET_NEIGHBOUR, &head, fill, read_neighbour) {
+        match self.request(&what, GET_NEIGHBOUR, &head, fill, read_neighbour) {
             Err(error) if error.errno() == Some(Errno::NOENT) => Ok(None),
             answer => answer,
         }
     }
 
     /// Sends one request and reads its one answer.
-    fn ask<T>(
+    fn request<T>(
         &mut self,
         what: &str,
         kind: u16,
@@ -268,28 +273,28 @@ impl Tables {
         fill: impl FnOnce(&mut MessageWriter<'_>),
         read: impl Fn(&Message<'_>) -> Result<T, Malformed>,
     ) -> Result<T> {
-        let garbled =
+        let bad_response =
             |reason: &dyn fmt::Display| Error::Netlink { what: what.to_owned(), reason: reason.to_string() };
         self.seq = self.seq.wrapping_add(1);
         let mut buffer = [0; 256];
         let mut writer = MessageWriter::new(&mut buffer);
         fill(writer.begin(kind, MessageFlags::REQUEST, self.seq).put_struct(head));
-        let request = writer.finish().map_err(|error| garbled(&error))?;
+        let request = writer.finish().map_err(|error| bad_response(&error))?;
         rustix::io::retry_on_intr(|| send(&self.socket, request, SendFlags::empty()))
             .map_err(|errno| Error::system(what, errno))?;
         loop {
             let (_, length) =
                 rustix::io::retry_on_intr(|| recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
                     .map_err(|errno| Error::system(what, errno))?;
-            let datagram = self.answer.get(..length).ok_or_else(|| garbled(&"it is too long"))?;
+            let datagram = self.answer.get(..length).ok_or_else(|| bad_response(&"it is too long"))?;
             for message in messages(datagram) {
-                let message = message.map_err(|malformed| garbled(&malformed))?;
+                let message = message.map_err(|malformed| bad_response(&malformed))?;
                 if message.header.seq != self.seq {
                     continue;
                 }
-                match message.content().map_err(|malformed| garbled(&malformed))? {
-                    Content::Data => return read(&message).map_err(|malformed| garbled(&malformed)),
-                    Content::Refused(report) => {
+                match message.content().map_err(|malformed| bad_response(&malformed))? {
+                    Content::Data => return read(&message).map_err(|malformed| bad_response(&malformed)),
+                    Content::Error(report) => {
                         let errno = Errno::from_raw_os_error(report.errno.clamp(1, 4095));
                         return Err(Error::system(what, errno));
                     }
@@ -348,7 +353,7 @@ fn read_hop(message: &Message<'_>, to: IpAddr) -> Result<Option<Hop>, Malformed>
     let gateway = attributes.find(ROUTE_GATEWAY).and_then(|found| read_ip(found.payload)).or(via);
     let interface = attributes.find(ROUTE_INTERFACE).map(|found| found.u32()).transpose()?;
     Ok(match (route.kind, interface) {
-        (RouteKind::LOCAL, _) => Some(Hop::Here),
+        (RouteKind::LOCAL, _) => Some(Hop::Local),
         (RouteKind::UNICAST, Some(interface)) => {
             Some(Hop::Neighbour { address: gateway.unwrap_or(to), interface })
         }
@@ -365,7 +370,7 @@ fn read_neighbour(message: &Message<'_>) -> Result<Option<MacAddress>, Malformed
 }
 
 /// Sends an empty datagram to a neighbour, so that the kernel asks for its address.
-fn say_something(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<usize> {
+fn solicit(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<usize> {
     let socket_address = |address: IpAddr, port| match address {
         IpAddr::V6(address) if address.is_unicast_link_local() => {
             SocketAddr::V6(SocketAddrV6::new(address, port, 0, interface))
@@ -380,7 +385,7 @@ fn say_something(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<us
     } else {
         Ipv6Addr::UNSPECIFIED.into()
     };
-    UdpSocket::bind(socket_address(from, 0))?.send_to(&[], socket_address(to, DISCARD))
+    UdpSocket::bind(socket_address(from, 0))?.send_to(&[], socket_address(to, DISCARD_PORT))
 }
 
 #[cfg(test)]
@@ -395,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_have_their_address_in_them() {
+    fn multicast_mac_is_derived_from_the_gid() {
         let of = |address| MacAddress::of_group(&gid(address)).map(|mac| mac.to_string());
         assert_eq!(of("224.0.0.1").as_deref(), Some("01:00:5e:00:00:01"));
         assert_eq!(of("239.255.1.2").as_deref(), Some("01:00:5e:7f:01:02"), "23 bits of it");
@@ -405,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_gids_have_their_address_in_them_where_they_were_made_from_one() {
+    fn link_local_mac_is_derived_from_eui_64_gids() {
         let of = |address| MacAddress::of_link_local(&gid(address)).map(|mac| mac.to_string());
         assert_eq!(of("fe80::34a1:23ff:fe45:6789").as_deref(), Some("36:a1:23:45:67:89"));
         assert_eq!(of("fe80::1"), None, "chosen by hand");
@@ -431,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_route_leads_to_the_peer_or_to_the_gateway_of_either_family() {
+    fn routes_resolve_to_peer_or_gateway() {
         let to = |address: &str| Some(Hop::Neighbour { address: address.parse().unwrap(), interface: 3 });
         assert_eq!(hop_of(RouteKind::UNICAST, by_interface_3), to("10.9.0.1"));
         let by_gateway = hop_of(RouteKind::UNICAST, |route| {
@@ -444,13 +449,13 @@ mod tests {
             route.put_bytes(ROUTE_VIA, &via).put_u32(ROUTE_INTERFACE, 3);
         });
         assert_eq!(by_other_family, to("fe80::1"));
-        assert_eq!(hop_of(RouteKind::LOCAL, |_| {}), Some(Hop::Here));
+        assert_eq!(hop_of(RouteKind::LOCAL, |_| {}), Some(Hop::Local));
         assert_eq!(hop_of(RouteKind::BROADCAST, by_interface_3), None);
         assert_eq!(hop_of(RouteKind::UNICAST, |_| {}), None);
     }
 
     #[test]
-    fn a_neighbour_that_did_not_answer_has_no_address() {
+    fn incomplete_neighbours_have_no_mac() {
         let mac_in = |state| {
             let head = NeighbourMessage { state, ..NeighbourMessage::zeroed() };
             let bytes = answer(&head, |neighbour| {
@@ -468,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_is_known_by_its_kind() {
+    fn vlan_id_is_read_from_vlan_links_only() {
         let vlan_of = |kind: &str| {
             let bytes = answer(&LinkMessage::zeroed(), |link| {
                 link.put_bytes(LINK_ADDRESS, &[2, 0, 0, 0, 0, 9]).put_nested(LINK_INFO, |info| {

@@ -4,15 +4,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{Error, Result};
 
-/// A descriptor of the kernel's events, non-blocking, so that one reader among several is never stuck in a read
-/// whose event another one took.
+/// A descriptor of the kernel's events, non-blocking, so that one reader among several is never
+/// stuck in a read whose event another one took.
 #[derive(Debug)]
 pub(crate) struct EventFd {
     fd: OwnedFd,
@@ -36,8 +36,8 @@ impl EventFd {
     /// Takes a record if there is one. The kernel hands out whole records only.
     pub(crate) fn try_read<T: FromBytes + IntoBytes>(&self) -> Result<Option<T>> {
         // A forked child would take events away from its parent.
-        let foreign = |errno| Error::refused("read", self.what, Refused { method: "read", errno });
-        self.file.check_home().map_err(foreign)?;
+        let foreign = |errno| Error::kernel("read", self.what, IoctlError { method: "read", errno });
+        self.file.check_same_process().map_err(foreign)?;
         let mut record = T::new_zeroed();
         loop {
             match rustix::io::read(&self.fd, record.as_mut_bytes()) {
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn without_an_event_nothing_blocks_and_a_wait_ends_in_time() {
+    fn event_read_times_out_without_an_event() {
         let (events, _write) = pipe();
         assert!(events.try_read::<u64>().unwrap().is_none());
         let begin = Instant::now();

@@ -14,8 +14,8 @@ use crate::{Error, Result};
 
 /// The stream of a context's asynchronous events.
 ///
-/// Its descriptor works with `poll`, `epoll` and the reactors built on them, and is always non-blocking. Clones share
-/// the stream: each event goes to one of them.
+/// Its descriptor works with `poll`, `epoll` and the reactors built on them, and is always
+/// non-blocking. Clones share the stream: each event goes to one of them.
 ///
 /// ```no_run
 /// use bareverbs::{AsyncEvent, Device, EventType};
@@ -36,13 +36,13 @@ pub struct AsyncEvents {
 impl AsyncEvents {
     pub(crate) fn create(file: &Arc<DeviceFile>) -> Result<Self> {
         let fd = command::async_event_alloc(file)
-            .map_err(|refused| Error::refused("open_device", "its asynchronous events", refused))?;
+            .map_err(|refused| Error::kernel("open_device", "its asynchronous events", refused))?;
         Ok(Self { events: Arc::new(EventFd::new(fd, "asynchronous events", Arc::clone(file))?) })
     }
 
     /// A stream without events.
     #[cfg(test)]
-    pub(crate) fn on_plain_memory(file: &Arc<DeviceFile>) -> Self {
+    pub(crate) fn for_test(file: &Arc<DeviceFile>) -> Self {
         let events = EventFd::new(crate::testing::no_events(), "asynchronous events", Arc::clone(file));
         Self { events: Arc::new(events.expect("a descriptor")) }
     }
@@ -124,8 +124,8 @@ pub enum AsyncEvent {
     },
     /// A work queue failed, and takes no more frames.
     ///
-    /// The driver of ConnectX on 6.12 and 7.2 keeps hold of a work queue whose event it has told (`mlx5_ib_wq_event` of
-    /// `qp.c`): whoever destroys that one waits without end.
+    /// The driver of ConnectX on 6.12 and 7.2 keeps hold of a work queue whose event it has told
+    /// (`mlx5_ib_wq_event` of `qp.c`): whoever destroys that one waits without end.
     #[doc(alias = "IBV_EVENT_WQ_FATAL")]
     Wq {
         /// What happened.
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_of_a_newer_kernel_is_kept() {
+    fn unknown_event_types_are_preserved() {
         let unknown = EventType(99);
         assert_eq!(event(unknown, 3), AsyncEvent::Other { event: unknown, element: 3 });
     }

@@ -7,7 +7,8 @@ use crate::{GidType, LinkLayer};
 
 /// A global identifier of a port, in network byte order.
 ///
-/// On RoCE it is the IPv6 address of the port's network interface, or its IPv4 address in mapped form.
+/// On RoCE it is the IPv6 address of the port's network interface, or its IPv4 address in mapped
+/// form.
 ///
 /// ```
 /// use bareverbs::Gid;
@@ -103,17 +104,17 @@ impl From<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
 
 /// The entry of `port` to use where the user names none.
 ///
-/// On Ethernet: framed as RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one rather than a
-/// link-local one, then the lowest index. Elsewhere the lowest index.
-pub(crate) fn choose(table: &[GidEntry], port: u32, link_layer: LinkLayer) -> Option<GidEntry> {
+/// On Ethernet: framed as RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6
+/// one rather than a link-local one, then the lowest index. Elsewhere the lowest index.
+pub(crate) fn select_gid(table: &[GidEntry], port: u32, link_layer: LinkLayer) -> Option<GidEntry> {
     let entries = table.iter().filter(|entry| entry.port == port);
     if link_layer != LinkLayer::ETHERNET {
         return entries.min_by_key(|entry| entry.index).copied();
     }
-    entries.min_by_key(|entry| (framing(entry.gid_type), reach(&entry.gid), entry.index)).copied()
+    entries.min_by_key(|entry| (gid_type_rank(entry.gid_type), scope_rank(&entry.gid), entry.index)).copied()
 }
 
-fn framing(gid_type: GidType) -> u8 {
+fn gid_type_rank(gid_type: GidType) -> u8 {
     match gid_type {
         GidType::ROCE_V2 => 0,
         GidType::ROCE_V1 => 1,
@@ -121,7 +122,7 @@ fn framing(gid_type: GidType) -> u8 {
     }
 }
 
-fn reach(gid: &Gid) -> u8 {
+fn scope_rank(gid: &Gid) -> u8 {
     match gid.ipv4() {
         Some(_) => 0,
         None if gid.is_link_local() => 2,
@@ -139,11 +140,11 @@ mod tests {
     }
 
     fn chosen(table: &[GidEntry]) -> Option<u32> {
-        choose(table, 1, LinkLayer::ETHERNET).map(|entry| entry.index)
+        select_gid(table, 1, LinkLayer::ETHERNET).map(|entry| entry.index)
     }
 
     #[test]
-    fn an_ipv4_address_over_udp_is_the_first_choice_wherever_it_stands() {
+    fn default_gid_prefers_roce_v2_ipv4() {
         let table = [
             entry(0, "fe80::1", GidType::ROCE_V1),
             entry(1, "fe80::1", GidType::ROCE_V2),
@@ -160,26 +161,26 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_other_ports_are_no_choice() {
+    fn default_gid_ignores_other_ports() {
         let table = [entry(0, "::ffff:10.1.0.1", GidType::ROCE_V2)];
-        assert_eq!(choose(&table, 2, LinkLayer::ETHERNET), None);
+        assert_eq!(select_gid(&table, 2, LinkLayer::ETHERNET), None);
     }
 
     #[test]
-    fn on_infiniband_the_lowest_index_is_chosen() {
+    fn default_gid_on_infiniband_is_the_lowest_index() {
         let table = [entry(1, "2001:db8::1", GidType::IB), entry(0, "fe80::1", GidType::IB)];
-        assert_eq!(choose(&table, 1, LinkLayer::INFINIBAND).map(|entry| entry.index), Some(0));
+        assert_eq!(select_gid(&table, 1, LinkLayer::INFINIBAND).map(|entry| entry.index), Some(0));
     }
 
     #[test]
-    fn a_gid_prints_as_the_address_it_is() {
+    fn gid_prints_as_an_ip_address() {
         assert_eq!(entry(0, "fe80::2", GidType::ROCE_V2).gid.to_string(), "fe80::2");
         assert_eq!(Gid::from(Ipv4Addr::new(10, 1, 0, 1)).to_string(), "::ffff:10.1.0.1");
         assert!(Gid::default().is_zero());
     }
 
     #[test]
-    fn a_multicast_group_is_known_in_both_families() {
+    fn multicast_gids_are_detected_in_both_families() {
         assert!(Gid::from(Ipv4Addr::new(239, 1, 2, 3)).is_multicast());
         assert!(entry(0, "ff0e::1", GidType::ROCE_V2).gid.is_multicast());
         assert!(!Gid::from(Ipv4Addr::new(10, 1, 0, 1)).is_multicast());

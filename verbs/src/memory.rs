@@ -44,7 +44,8 @@ pub unsafe trait MemoryOwner {
     fn region(&mut self) -> (NonNull<u8>, usize);
 }
 
-// SAFETY: the heap block does not move with the vector, and nobody can reach a registered vector to make it grow.
+// SAFETY: the heap block does not move with the vector, and nobody can reach a registered vector to
+// make it grow.
 unsafe impl MemoryOwner for Vec<u8> {
     fn region(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(self.as_mut_slice()).cast(), self.len())
@@ -59,8 +60,9 @@ unsafe impl MemoryOwner for Box<[u8]> {
 }
 
 #[cfg(feature = "memmap2")]
-// SAFETY: the mapping does not move with its handle and is unmapped only when that is dropped. What other processes
-// do to the file is what the unsafe constructors of `MmapMut` make their caller answer for.
+// SAFETY: the mapping does not move with its handle and is unmapped only when that is dropped. What
+// other processes do to the file is what the unsafe constructors of `MmapMut` make their caller
+// answer for.
 unsafe impl MemoryOwner for memmap2::MmapMut {
     fn region(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(&mut **self).cast(), self.len())
@@ -69,8 +71,8 @@ unsafe impl MemoryOwner for memmap2::MmapMut {
 
 /// Zeroed memory of its own that starts at a page.
 ///
-/// Registered memory is pinned by whole pages, so a buffer that shares its pages with nothing else is the one to
-/// prefer.
+/// Registered memory is pinned by whole pages, so a buffer that shares its pages with nothing else
+/// is the one to prefer.
 ///
 /// ```
 /// let mut buffer = bareverbs::Buffer::zeroed(100)?;
@@ -95,7 +97,8 @@ impl Buffer {
     /// # Errors
     /// There is not that much memory.
     pub fn zeroed(len: usize) -> Result<Self> {
-        // SAFETY: an anonymous private mapping at an address of the kernel's choice replaces nothing.
+        // SAFETY: an anonymous private mapping at an address of the kernel's choice replaces
+        // nothing.
         let start = unsafe {
             rustix::mm::mmap_anonymous(
                 ptr::null_mut(),
@@ -118,8 +121,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `zeroed` with this size, and no reference to it outlives the buffer.
-        // Unmapping fails only where that splits a mapping beyond the kernel's limit; then the bytes stay mapped.
+        // SAFETY: the mapping was made by `zeroed` with this size, and no reference to it outlives
+        // the buffer. Unmapping fails only where that splits a mapping beyond the kernel's limit;
+        // then the bytes stay mapped.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), Self::mapped(self.len)) };
     }
 }
@@ -154,8 +158,8 @@ unsafe impl MemoryOwner for Buffer {
     }
 }
 
-/// Memory borrowed for as long as its region lives; what [`Pd::register_borrowed`](crate::Pd::register_borrowed)
-/// registers.
+/// Memory borrowed for as long as its region lives; what
+/// [`Pd::register_borrowed`](crate::Pd::register_borrowed) registers.
 ///
 /// It is no [`MemoryOwner`], since forgetting it ends the borrow.
 #[derive(Debug)]
@@ -178,7 +182,8 @@ impl<'a> Borrowed<'a> {
     /// The memory, given back.
     #[must_use]
     pub fn into_slice(self) -> &'a mut [u8] {
-        // SAFETY: start and length are those of the exclusive borrow that this value was made from and stands for.
+        // SAFETY: start and length are those of the exclusive borrow that this value was made from
+        // and stands for.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -193,8 +198,8 @@ impl<'a> Borrowed<'a> {
 #[non_exhaustive]
 pub struct RawMemory;
 
-/// Copies out of memory that a device may write at the same time: the bytes are then any mix of old and new, but
-/// nothing worse happens.
+/// Copies out of memory that a device may write at the same time: the bytes are then any mix of old
+/// and new, but nothing worse happens.
 ///
 /// # Safety
 ///
@@ -203,8 +208,8 @@ pub(crate) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     let (head, words) = split(from.addr(), into.len());
     let (first, rest) = into.split_at_mut(head);
     let (middle, last) = rest.split_at_mut(words * 8);
-    // SAFETY: all reads are within the `into.len()` bytes that the caller vouches for; the words' are aligned, as
-    // `split` says. Volatile, since another party may write meanwhile.
+    // SAFETY: all reads are within the `into.len()` bytes that the caller vouches for; the words'
+    // are aligned, as `split` says. Volatile, since another party may write meanwhile.
     unsafe {
         for (i, byte) in first.iter_mut().enumerate() {
             *byte = from.add(i).read_volatile();
@@ -229,8 +234,8 @@ pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
     let (head, words) = split(into.addr(), from.len());
     let (first, rest) = from.split_at(head);
     let (middle, last) = rest.split_at(words * 8);
-    // SAFETY: all writes are within the `from.len()` bytes that the caller vouches for; the words' are aligned, as
-    // `split` says. Volatile, since another party may look meanwhile.
+    // SAFETY: all writes are within the `from.len()` bytes that the caller vouches for; the words'
+    // are aligned, as `split` says. Volatile, since another party may look meanwhile.
     unsafe {
         for (i, byte) in first.iter().enumerate() {
             into.add(i).write_volatile(*byte);
@@ -246,7 +251,8 @@ pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
     }
 }
 
-/// Of `len` bytes at `address`: those before the first aligned word, and the whole words after them.
+/// Of `len` bytes at `address`: those before the first aligned word, and the whole words after
+/// them.
 fn split(address: usize, len: usize) -> (usize, usize) {
     let head = (address.wrapping_neg() & 7).min(len);
     (head, (len - head) / 8)
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_name_their_bytes_and_keep_them_when_moved() {
+    fn memory_owners_keep_their_address_when_moved() {
         fn stays<M: MemoryOwner>(mut owner: M, len: usize) {
             let before = owner.region();
             let mut moved = Box::new(owner);
@@ -286,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_borrow_comes_back_as_it_was() {
+    fn borrowed_memory_is_returned() {
         let mut bytes = *b"hello";
         let borrowed = Borrowed::new(&mut bytes);
         borrowed.into_slice()[0] = b'j';

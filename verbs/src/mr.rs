@@ -1,9 +1,9 @@
 //! Memory regions.
 
 mod advice;
-mod changes;
 mod implicit;
-mod named;
+mod keys;
+mod rereg;
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -16,12 +16,12 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::memory::{copy_in, copy_out};
-use crate::pd::Domain;
+use crate::pd::PdShared;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
 pub use bareverbs_provider::command::MrInfo;
 pub use implicit::ImplicitMr;
-pub use named::MrKeys;
+pub use keys::MrKeys;
 
 const VERB: &str = "reg_mr";
 
@@ -47,14 +47,15 @@ pub struct Mr<M> {
     len: usize,
 }
 
-// SAFETY: the region is used through this value's methods only, which borrow it as a box's block is borrowed.
+// SAFETY: the region is used through this value's methods only, which borrow it as a box's block is
+// borrowed.
 unsafe impl<M: Send> Send for Mr<M> {}
 // SAFETY: shared references only read the bytes.
 unsafe impl<M: Sync> Sync for Mr<M> {}
 
 /// Keys and what is behind them.
 struct Registration {
-    domain: Arc<Domain>,
+    domain: Arc<PdShared>,
     object: Object,
     lkey: u32,
     rkey: u32,
@@ -63,7 +64,7 @@ struct Registration {
     /// All rights that it has had or may have had. A change of rights does not stop a peer's write
     /// under way, since devices check rights before they copy, and windows that were bound stay
     /// bound.
-    ever: Access,
+    ever_granted: Access,
 }
 
 /// The kernel's object.
@@ -71,7 +72,7 @@ enum Object {
     /// Its handle.
     Own(u32),
     /// That of a region over all memory, which goes with the last of its parts.
-    Whole(Arc<implicit::Whole>),
+    Implicit(Arc<implicit::ImplicitRegistration>),
 }
 
 impl Registration {
@@ -79,13 +80,13 @@ impl Registration {
     ///
     /// As for [`command::RegMrMethod::register`].
     unsafe fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         start: *mut u8,
         len: usize,
         iova: Option<u64>,
         access: Access,
     ) -> Result<Self> {
-        let session = &domain.session;
+        let inner = &domain.context;
         let addr = start.expose_provenance() as u64;
         let iova = iova.unwrap_or(if access.contains(Access::ZERO_BASED) { 0 } else { addr });
         if len == 0 {
@@ -106,9 +107,9 @@ impl Registration {
             return Err(Error::invalid(VERB, reason));
         }
         // SAFETY: the caller answers for the range.
-        let made = unsafe { session.reg_mr.register(&session.file, &request) }.map_err(|refused| {
-            Error::refused(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
-                .or_hint(|errno| mr_hints::hint(errno, &request, &session.capabilities))
+        let made = unsafe { inner.reg_mr.register(&inner.file, &request) }.map_err(|refused| {
+            Error::kernel(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
+                .or_hint(|errno| mr_hints::hint(errno, &request, &inner.capabilities))
         })?;
         Ok(Self {
             domain: Arc::clone(domain),
@@ -117,20 +118,20 @@ impl Registration {
             rkey: made.rkey,
             iova,
             access,
-            ever: access,
+            ever_granted: access,
         })
     }
 
     #[cfg(test)]
-    fn on_plain_memory(domain: &Arc<Domain>, access: Access) -> Self {
+    fn for_test(domain: &Arc<PdShared>, access: Access) -> Self {
         let object = Object::Own(1);
-        Self { domain: Arc::clone(domain), object, lkey: 1, rkey: 1, iova: 0, access, ever: access }
+        Self { domain: Arc::clone(domain), object, lkey: 1, rkey: 1, iova: 0, access, ever_granted: access }
     }
 
     fn handle(&self) -> u32 {
         match &self.object {
             Object::Own(handle) => *handle,
-            Object::Whole(whole) => whole.handle(),
+            Object::Implicit(implicit) => implicit.handle(),
         }
     }
 
@@ -138,14 +139,14 @@ impl Registration {
     ///
     /// # Safety
     ///
-    /// It must not have ended before: the kernel may have given the handle to another region. Nothing
-    /// may use the registration afterwards.
-    unsafe fn end(&self) -> Result<()> {
+    /// It must not have ended before: the kernel may have given the handle to another region.
+    /// Nothing may use the registration afterwards.
+    unsafe fn dereg(&self) -> Result<()> {
         let Object::Own(handle) = self.object else { return Ok(()) };
-        // SAFETY: the handle is this region's, by the contract of `end`. Who posts keeps the region
-        // until the request is complete.
-        unsafe { command::dereg_mr(&self.domain.session.file, handle) }.map_err(|refused| {
-            Error::refused("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
+        // SAFETY: the handle is this region's, by the contract of `dereg`. Who posts keeps the
+        // region until the request is complete.
+        unsafe { command::dereg_mr(&self.domain.context.file, handle) }.map_err(|refused| {
+            Error::kernel("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
                     "a memory window is still bound to it: invalidate or drop the window first".into()
                 })
@@ -156,15 +157,15 @@ impl Registration {
 
 impl<M: MemoryOwner> Mr<M> {
     pub(crate) fn register(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         memory: M,
         access: Access,
     ) -> Result<Self, RegisterError<M>> {
         let mut memory = MaybeUninit::new(memory);
         // SAFETY: it was just filled.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
-        if access.intersects(REACHED_BY_PEERS)
-            && let Err(error) = check_on_demand(VERB, domain, access, start)
+        if access.intersects(REMOTE_ACCESSIBLE)
+            && let Err(error) = check_odp_page_offset(VERB, domain, access, start)
         {
             // SAFETY: it was filled at the top of this function and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
@@ -182,7 +183,7 @@ impl<M: MemoryOwner> Mr<M> {
 
 impl<'a> Mr<Borrowed<'a>> {
     pub(crate) fn register_borrowed(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         memory: &'a mut [u8],
         access: LocalAccess,
     ) -> Result<Self> {
@@ -206,7 +207,7 @@ impl Mr<RawMemory> {
     ///
     /// As for [`Pd::register_raw`](crate::Pd::register_raw).
     pub(crate) unsafe fn register_raw(
-        domain: &Arc<Domain>,
+        domain: &Arc<PdShared>,
         addr: *mut u8,
         len: usize,
         iova: Option<u64>,
@@ -272,9 +273,10 @@ impl<M> Mr<M> {
     /// A scatter/gather element over a range of it, `..` for all.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an element can name.
+    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an
+    /// element can name.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
-        element(self.addr(), self.range("sge", range)?, self.lkey())
+        element(self.addr(), self.range("Mr::sge", range)?, self.lkey())
     }
 
     /// The byte at `offset`, as peers name it.
@@ -282,17 +284,17 @@ impl<M> Mr<M> {
     /// # Errors
     /// [`Error::Invalid`] where the region has no such byte.
     pub fn remote(&self, offset: usize) -> Result<Remote> {
-        self.range("remote", offset..offset.saturating_add(1))?;
+        self.range("Mr::remote", offset..offset.saturating_add(1))?;
         Ok(Remote { addr: self.addr().wrapping_add(offset as u64), rkey: self.rkey() })
     }
 
-    /// Copies bytes out, from `offset` on. Bytes that are being written meanwhile, by an operation or a peer, come out
-    /// old or new.
+    /// Copies bytes out, from `offset` on. Bytes that are being written meanwhile, by an operation
+    /// or a peer, come out old or new.
     ///
     /// # Errors
     /// [`Error::Invalid`] where that reaches beyond the region.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        let (start, _) = self.range("read", offset..offset.saturating_add(into.len()))?;
+        let (start, _) = self.range("Mr::read", offset..offset.saturating_add(into.len()))?;
         // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives.
         unsafe { copy_out(self.start.as_ptr().add(start), into) };
         Ok(())
@@ -303,9 +305,9 @@ impl<M> Mr<M> {
     /// # Errors
     /// [`Error::Invalid`] where that reaches beyond the region.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
-        let (start, _) = self.range("write", offset..offset.saturating_add(from.len()))?;
-        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives, and the exclusive borrow
-        // keeps other threads of this process out.
+        let (start, _) = self.range("Mr::write", offset..offset.saturating_add(from.len()))?;
+        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives, and
+        // the exclusive borrow keeps other threads of this process out.
         unsafe { copy_in(from, self.start.as_ptr().add(start)) };
         Ok(())
     }
@@ -323,7 +325,7 @@ impl<M> Mr<M> {
         // (`MemoryOwner`, or the callers of `register_raw`). No peer may write them or ever could;
         // the caller of an `unsafe` method that posts an operation on them has promised that nobody
         // looks until it is complete.
-        (!self.registration.ever.intersects(WRITTEN_BY_PEERS))
+        (!self.registration.ever_granted.intersects(REMOTE_WRITABLE))
             .then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
     }
 
@@ -335,7 +337,7 @@ impl<M> Mr<M> {
         // (`MemoryOwner`, or the callers of `register_raw`). No peer may read or write them or ever
         // could; the caller of an `unsafe` method that posts an operation on them has promised that
         // nobody changes them until it is complete. The region is borrowed exclusively.
-        (!self.registration.ever.intersects(REACHED_BY_PEERS))
+        (!self.registration.ever_granted.intersects(REMOTE_ACCESSIBLE))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
@@ -350,18 +352,18 @@ impl<M> Mr<M> {
         // SAFETY: the region is dropped by hand here and never used again.
         let registration = unsafe { ManuallyDrop::take(&mut region.registration) };
         // SAFETY: the registration was taken out of the region, and is dropped after this.
-        unsafe { registration.end() }?;
+        unsafe { registration.dereg() }?;
         // SAFETY: the memory was put there when the region was made.
         Ok(unsafe { region.memory.assume_init_read() })
     }
 
-    pub(crate) fn domain(&self) -> &Arc<Domain> {
+    pub(crate) fn domain(&self) -> &Arc<PdShared> {
         &self.registration.domain
     }
 
     /// Refuses a region that the device is known to read or write beyond.
-    pub(crate) fn check_bounds_kept(&self, verb: &'static str) -> Result<()> {
-        check_on_demand(verb, self.domain(), self.access(), self.start)
+    pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
+        check_odp_page_offset(verb, self.domain(), self.access(), self.start)
     }
 
     pub(crate) fn range(&self, what: &'static str, range: impl RangeBounds<usize>) -> Result<(usize, usize)> {
@@ -399,7 +401,12 @@ pub(crate) fn check_range(
 /// Refuses what would have Soft-RoCE read or write before a region that begins within a page. Its
 /// on-demand paging copies to and from the start of a page whatever the offset in it
 /// (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
-fn check_on_demand(verb: &'static str, domain: &Domain, access: Access, start: NonNull<u8>) -> Result<()> {
+fn check_odp_page_offset(
+    verb: &'static str,
+    domain: &PdShared,
+    access: Access,
+    start: NonNull<u8>,
+) -> Result<()> {
     let misplaces = access.contains(Access::ON_DEMAND) && is_soft_roce(domain);
     if !misplaces || start.addr().get().is_multiple_of(rustix::param::page_size()) {
         return Ok(());
@@ -409,24 +416,24 @@ fn check_on_demand(verb: &'static str, domain: &Domain, access: Access, start: N
     Err(Error::invalid(verb, reason))
 }
 
-fn is_soft_roce(domain: &Domain) -> bool {
-    domain.session.file.driver_id() == DriverId::RXE.0
+fn is_soft_roce(domain: &PdShared) -> bool {
+    domain.context.file.driver_id() == DriverId::RXE.0
 }
 
 /// An element over a checked range of a region that starts at `addr`.
 pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
     let length = u32::try_from(len).map_err(|_| {
         let reason = format!("an element of {len} bytes is longer than the possible {}", u32::MAX);
-        Error::invalid("sge", reason)
+        Error::invalid("Mr::sge", reason)
     })?;
     Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey })
 }
 
 /// What lets a peer write a region's bytes without this process's doing.
-const WRITTEN_BY_PEERS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
+const REMOTE_WRITABLE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
 
 /// What lets a peer read or write a region's bytes without this process's doing.
-const REACHED_BY_PEERS: Access = WRITTEN_BY_PEERS.union(Access::REMOTE_READ);
+const REMOTE_ACCESSIBLE: Access = REMOTE_WRITABLE.union(Access::REMOTE_READ);
 
 impl<M> Drop for Mr<M> {
     fn drop(&mut self) {
@@ -434,7 +441,7 @@ impl<M> Drop for Mr<M> {
         let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
         // Where the kernel does not let go, the device may go on using the memory: it has to stay.
         // SAFETY: the registration was taken out of the region, and is dropped after this.
-        if unsafe { registration.end() }.is_ok() {
+        if unsafe { registration.dereg() }.is_ok() {
             // SAFETY: the memory was put there when the region was made, and is dropped only here.
             unsafe { self.memory.assume_init_drop() };
         }
@@ -501,7 +508,7 @@ mod tests {
     #[test]
     fn check_range_evaluates_each_bound_once() {
         assert_eq!(check_range("test", Fickle(Cell::new(0)), 8).unwrap(), (2, 3));
-        let part = ImplicitMr::on_plain_memory(Plain::default().domain().domain(), Access::LOCAL_WRITE)
+        let part = ImplicitMr::for_test(Plain::default().domain().domain(), Access::LOCAL_WRITE)
             .part(vec![0; 8])
             .unwrap();
         let sge = part.sge(Fickle(Cell::new(0))).unwrap();
@@ -509,11 +516,11 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_peers_could_ever_write_lends_no_bytes() {
+    fn mr_bytes_is_none_if_remote_write_was_ever_granted() {
         let domain = Plain::default().domain();
         let region = |access, ever| {
             let registration =
-                Registration { ever, ..Registration::on_plain_memory(domain.domain(), access) };
+                Registration { ever_granted: ever, ..Registration::for_test(domain.domain(), access) };
             let mut memory = MaybeUninit::new(vec![7; 4]);
             // SAFETY: it was just filled.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
@@ -531,13 +538,13 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_change_of_rights_counts_as_possibly_made() {
+    fn failed_rereg_mr_counts_as_granted() {
         // Its ioctl fails with `EINVAL`.
         let domain = Plain::default().domain_behind("/dev/urandom", DriverId::UNKNOWN);
         let mut memory = MaybeUninit::new(vec![7; 4]);
         // SAFETY: it was just filled.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
-        let registration = Registration::on_plain_memory(domain.domain(), Access::LOCAL_WRITE);
+        let registration = Registration::for_test(domain.domain(), Access::LOCAL_WRITE);
         let mut region = Mr::new(registration, memory, start, len);
         let refused = region.set_access(Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap_err();
         assert_eq!(refused.errno(), Some(Errno::INVAL));
@@ -546,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_roce_keeps_the_kind_of_a_region_whose_rights_change() {
+    fn rxe_rereg_mr_rejects_changes_of_on_demand() {
         let domain = Plain::default().domain_of(DriverId::RXE);
         for (has, asked) in [
             (Access::LOCAL_WRITE, Access::LOCAL_WRITE | Access::ON_DEMAND),
@@ -555,7 +562,7 @@ mod tests {
             let mut memory = MaybeUninit::new(vec![7; 4]);
             // SAFETY: it was just filled.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
-            let mut region = Mr::new(Registration::on_plain_memory(domain.domain(), has), memory, start, len);
+            let mut region = Mr::new(Registration::for_test(domain.domain(), has), memory, start, len);
             let refused = region.set_access(asked).unwrap_err();
             assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
             assert_eq!(region.access(), has);
@@ -563,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_roce_gets_no_region_on_demand_whose_iova_is_not_its_address() {
+    fn rxe_odp_mr_requires_iova_equal_to_address() {
         let pages = crate::Buffer::zeroed(64).unwrap();
         let start = pages.as_ptr().cast_mut();
         let addr = start.expose_provenance() as u64;
@@ -586,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_stays_where_the_kernel_refuses_to_deregister_it() {
+    fn mr_memory_is_leaked_if_dereg_mr_fails() {
         struct Memory<'a>(Vec<u8>, &'a Cell<bool>);
 
         impl Drop for Memory<'_> {
@@ -608,7 +615,7 @@ mod tests {
             let mut memory = MaybeUninit::new(Memory(vec![7; 4], &freed));
             // SAFETY: it was just filled.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
-            Mr::new(Registration::on_plain_memory(domain.domain(), Access::LOCAL_WRITE), memory, start, len)
+            Mr::new(Registration::for_test(domain.domain(), Access::LOCAL_WRITE), memory, start, len)
         };
         drop(region());
         assert!(region().into_inner().is_err());

@@ -12,10 +12,10 @@ use crate::{Access, Capabilities};
 const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
 /// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
-pub(crate) const OPTIONAL: Access = Access::from_bits_retain(0x3ff0_0000);
+pub(crate) const OPTIONAL_ACCESS: Access = Access::from_bits_retain(0x3ff0_0000);
 
 /// Rights that have a name.
-const NAMED: Access = Access::LOCAL_WRITE
+const KNOWN_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
@@ -30,7 +30,7 @@ const NAMED: Access = Access::LOCAL_WRITE
 pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilities) -> Option<String> {
     let access = request.access;
     if matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
-        && let Some(hint) = rights(access, capabilities)
+        && let Some(hint) = access_hint(access, capabilities)
     {
         return Some(hint);
     }
@@ -41,7 +41,7 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
         Errno::FAULT | Errno::INVAL | Errno::NOMEM => {
             let writable = access.intersects(NEEDS_LOCAL_WRITE | Access::LOCAL_WRITE);
             let maps = fs::read_to_string("/proc/self/maps").ok()?;
-            let gap = first_unusable(&maps, request.addr, request.addr + request.length, writable);
+            let gap = first_unusable_range(&maps, request.addr, request.addr + request.length, writable);
             match gap {
                 Some((start, end, what)) => Some(format!("{start:#x} to {end:#x} of it is {what}")),
                 None if errno == Errno::NOMEM => Some(locked_memory(request.length)),
@@ -53,14 +53,14 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
 }
 
 /// What is wrong with the rights themselves, whatever the memory.
-pub(crate) fn rights(access: Access, capabilities: &Capabilities) -> Option<String> {
-    let unknown = access.difference(NAMED.union(OPTIONAL));
+pub(crate) fn access_hint(access: Access, capabilities: &Capabilities) -> Option<String> {
+    let unknown = access.difference(KNOWN_ACCESS.union(OPTIONAL_ACCESS));
     if access.contains(Access::ON_DEMAND) && !capabilities.odp {
-        Some("this device has no memory on demand: register without ON_DEMAND".into())
+        Some("this device has no on-demand paging: register without ON_DEMAND".into())
     } else if access.intersects(NEEDS_LOCAL_WRITE) && !access.contains(Access::LOCAL_WRITE) {
         Some("what peers may write must be writable locally too: add LOCAL_WRITE".into())
     } else if !unknown.is_empty() {
-        Some(format!("there is no right {unknown:?}"))
+        Some(format!("unknown access flags {unknown:?}"))
     } else {
         None
     }
@@ -76,8 +76,14 @@ fn locked_memory(length: u64) -> String {
     }
 }
 
-/// The first part of `start..end` that the process's mappings do not cover as needed, and what is wrong with it.
-fn first_unusable(maps: &str, start: u64, end: u64, writable: bool) -> Option<(u64, u64, &'static str)> {
+/// The first part of `start..end` that the process's mappings do not cover as needed, and what is
+/// wrong with it.
+fn first_unusable_range(
+    maps: &str,
+    start: u64,
+    end: u64,
+    writable: bool,
+) -> Option<(u64, u64, &'static str)> {
     let mut covered = start;
     for line in maps.lines() {
         let mut words = line.split(' ');
@@ -117,14 +123,14 @@ mod tests {
 ";
 
     #[test]
-    fn a_range_that_can_be_used_has_no_unusable_part() {
-        assert_eq!(first_unusable(MAPS, 0x50_0000, 0x60_0000, true), None);
-        assert_eq!(first_unusable(MAPS, 0x40_1000, 0x50_1000, false), None);
+    fn accessible_range_has_no_unusable_part() {
+        assert_eq!(first_unusable_range(MAPS, 0x50_0000, 0x60_0000, true), None);
+        assert_eq!(first_unusable_range(MAPS, 0x40_1000, 0x50_1000, false), None);
     }
 
     #[test]
-    fn the_first_unusable_part_is_told_with_what_is_wrong() {
-        let unusable = |start, end, writable| first_unusable(MAPS, start, end, writable);
+    fn first_unusable_range_names_the_cause() {
+        let unusable = |start, end, writable| first_unusable_range(MAPS, start, end, writable);
         assert_eq!(unusable(0x40_1000, 0x50_1000, true), Some((0x40_1000, 0x50_0000, "not writable")));
         assert_eq!(unusable(0x5f_f000, 0x70_0000, true), Some((0x60_0000, 0x70_0000, "not mapped")));
         assert_eq!(unusable(0x70_0000, 0x70_1000, false), Some((0x70_0000, 0x70_1000, "not readable")));
@@ -158,15 +164,15 @@ mod tests {
     };
 
     #[test]
-    fn rights_that_cannot_be_given_are_named() {
-        let told = |access| hint(Errno::INVAL, &request(access), &CAPABILITIES).unwrap();
-        assert!(told(Access::ON_DEMAND).contains("ON_DEMAND"));
-        assert!(told(Access::REMOTE_WRITE).contains("add LOCAL_WRITE"));
-        assert_eq!(told(Access::from_bits_retain(1 << 31)), "there is no right 0x80000000");
+    fn invalid_access_flags_are_named() {
+        let hint_for = |access| hint(Errno::INVAL, &request(access), &CAPABILITIES).unwrap();
+        assert!(hint_for(Access::ON_DEMAND).contains("ON_DEMAND"));
+        assert!(hint_for(Access::REMOTE_WRITE).contains("add LOCAL_WRITE"));
+        assert_eq!(hint_for(Access::from_bits_retain(1 << 31)), "unknown access flags 0x80000000");
     }
 
     #[test]
-    fn a_shifted_page_offset_is_named() {
+    fn iova_page_offset_mismatch_is_named() {
         let shifted = MrRequest { iova: 0x1008, ..request(Access::empty()) };
         assert!(hint(Errno::INVAL, &shifted, &CAPABILITIES).unwrap().contains("same offset"));
     }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use rustix::io::Errno;
 
-use crate::pd::Domain;
+use crate::pd::PdShared;
 use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
 
-const BIND: &str = "bind_mw";
+const BIND_VERB: &str = "bind_mw";
 
 /// What a window can give a peer.
-const GRANTED_BY_WINDOWS: Access = Access::REMOTE_WRITE
+const MW_ACCESS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
     .union(Access::ZERO_BASED)
@@ -32,11 +32,13 @@ pub fn inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// A memory window: a key to part of a region that can be given and taken by work requests, without the kernel.
+/// A memory window: a key to part of a region that can be given and taken by work requests, without
+/// the kernel.
 ///
-/// A window of type 1 serves all queue pairs of its protection domain and is bound anew at will, also to nothing. One of
-/// type 2 serves the queue pair that bound it, and is freed by [`Operation::LocalInv`](crate::Operation::LocalInv) or by
-/// a peer's [`Operation::SendInv`](crate::Operation::SendInv) before it can be bound again.
+/// A window of type 1 serves all queue pairs of its protection domain and is bound anew at will,
+/// also to nothing. One of type 2 serves the queue pair that bound it, and is freed by
+/// [`Operation::LocalInv`](crate::Operation::LocalInv) or by a peer's
+/// [`Operation::SendInv`](crate::Operation::SendInv) before it can be bound again.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Buffer, Device, MwType, Operation, Payload, SendFlags, SendRequest};
@@ -61,16 +63,17 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// # }
 /// ```
 ///
-/// On Soft-RoCE a window opens all of the region beneath it: the kernel holds requests to the region's bounds
-/// (`check_rkey` of `rxe_resp.c`). There too, drop a bound window of type 2 before the queue pair that bound it: the
-/// kernel waits for it for 50 seconds otherwise (`__rxe_cleanup` of `rxe_pool.c`).
+/// On Soft-RoCE a window opens all of the region beneath it: the kernel holds requests to the
+/// region's bounds (`check_rkey` of `rxe_resp.c`). There too, drop a bound window of type 2 before
+/// the queue pair that bound it: the kernel waits for it for 50 seconds otherwise (`__rxe_cleanup`
+/// of `rxe_pool.c`).
 ///
 /// Invalidate or deallocate a window before the region beneath it is dropped. Soft-RoCE is known to
 /// refuse to deregister a region with a bound window: [`Mr::into_inner`] fails then, and a dropped
 /// region leaks its memory. No other driver is known to refuse.
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
-    domain: Arc<Domain>,
+    domain: Arc<PdShared>,
     /// None when it was given back.
     handle: Option<u32>,
     rkey: u32,
@@ -78,17 +81,17 @@ pub struct Mw {
 }
 
 impl Mw {
-    pub(crate) fn alloc(domain: &Arc<Domain>, mw_type: MwType) -> Result<Self> {
+    pub(crate) fn alloc(domain: &Arc<PdShared>, mw_type: MwType) -> Result<Self> {
         const VERB: &str = "alloc_mw";
         if !matches!(mw_type, MwType::TYPE_1 | MwType::TYPE_2) {
             let reason = format!("{mw_type:?} is no type of memory window: there are TYPE_1 and TYPE_2");
             return Err(Error::invalid(VERB, reason));
         }
         let made =
-            command::alloc_mw(&domain.session.file, domain.handle, mw_type).map_err(
+            command::alloc_mw(&domain.context.file, domain.handle, mw_type).map_err(
                 |refused| match refused.errno {
                     Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "memory windows are" },
-                    _ => Error::refused(VERB, format!("{mw_type:?}"), refused),
+                    _ => Error::kernel(VERB, format!("{mw_type:?}"), refused),
                 },
             )?;
         Ok(Self { domain: Arc::clone(domain), handle: Some(made.handle), rkey: made.rkey, mw_type })
@@ -113,31 +116,32 @@ impl Mw {
     }
 
     /// A bind to a range of `region`, under the key after its present one, for an
-    /// [`Operation::BindMw`](crate::Operation::BindMw). When that has completed, say so with [`Mw::bound`].
+    /// [`Operation::BindMw`](crate::Operation::BindMw). When that has completed, say so with
+    /// [`Mw::bound`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region or is empty, the region was registered without
-    /// [`Access::MW_BIND`], without [`Access::LOCAL_WRITE`] where peers shall write, or in another protection domain,
-    /// and for rights that a window cannot give.
+    /// [`Error::Invalid`] where the range reaches beyond the region or is empty, the region was
+    /// registered without [`Access::MW_BIND`], without [`Access::LOCAL_WRITE`] where peers shall
+    /// write, or in another protection domain, and for rights that a window cannot give.
     #[doc(alias = "ibv_bind_mw")]
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
-        let invalid = |reason: String| Err(Error::invalid(BIND, reason));
+        let invalid = |reason: String| Err(Error::invalid(BIND_VERB, reason));
         if !Arc::ptr_eq(&self.domain, region.domain()) {
             return invalid("the region belongs to another protection domain than the window".into());
         }
         if !region.access().contains(Access::MW_BIND) {
             return invalid("the region was registered without MW_BIND".into());
         }
-        let unknown = access.difference(GRANTED_BY_WINDOWS);
+        let unknown = access.difference(MW_ACCESS);
         if !unknown.is_empty() {
-            return invalid(format!("access {unknown:?} is nothing that a window can give a peer"));
+            return invalid(format!("a window can't grant access {unknown:?}"));
         }
         let writes = access.intersection(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
         if !writes.is_empty() && !region.access().contains(Access::LOCAL_WRITE) {
             return invalid(format!("{writes:?} needs a region that was registered with LOCAL_WRITE"));
         }
-        let (start, length) = region.range(BIND, range)?;
+        let (start, length) = region.range(BIND_VERB, range)?;
         if length == 0 {
             return invalid(
                 "a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`".into(),
@@ -179,21 +183,21 @@ impl Mw {
     /// The kernel refuses.
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> Result<()> {
-        self.end()
+        self.dealloc_inner()
     }
 
-    fn end(&mut self) -> Result<()> {
+    fn dealloc_inner(&mut self) -> Result<()> {
         let Some(handle) = self.handle.take() else { return Ok(()) };
         // SAFETY: the window is this value's, which forgets the handle.
-        unsafe { command::dealloc_mw(&self.domain.session.file, handle) }
-            .map_err(|refused| Error::refused("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))
+        unsafe { command::dealloc_mw(&self.domain.context.file, handle) }
+            .map_err(|refused| Error::kernel("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))
     }
 }
 
 impl Drop for Mw {
     fn drop(&mut self) {
         // Where the kernel does not let go, the window goes with the device file.
-        let _ = self.end();
+        let _ = self.dealloc_inner();
     }
 }
 

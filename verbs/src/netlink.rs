@@ -17,12 +17,12 @@
 //! # Ok::<(), bareverbs::Error>(())
 //! ```
 
+mod attrs;
 mod counters;
 mod resources;
 mod system;
 #[cfg(feature = "test-utils")]
 pub(crate) mod testing;
-mod told;
 
 use std::os::fd::OwnedFd;
 
@@ -42,18 +42,20 @@ pub use self::resources::{
 pub use self::system::SystemInfo;
 use crate::{Error, Guid, Result};
 
-/// The largest datagram that the kernel answers with: a dump of 32 KiB (`netlink_dump` in `net/netlink/af_netlink.c`),
-/// single answers have less.
-const ANSWER_BYTES: usize = 32 * 1024;
+/// The largest datagram that the kernel answers with: a dump of 32 KiB (`netlink_dump` in
+/// `net/netlink/af_netlink.c`), single answers have less.
+const RESPONSE_BYTES: usize = 32 * 1024;
 
 /// Bytes of the longest name of a device (`IB_DEVICE_NAME_MAX` less the zero byte).
-const DEVICE_NAME: usize = 63;
+const DEVICE_NAME_LEN: usize = 63;
 
-/// Bytes of the longest sort of character devices (`RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE` less the zero byte).
-const CHARDEV_SORT: usize = 31;
+/// Bytes of the longest sort of character devices (`RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE` less the
+/// zero byte).
+const CHARDEV_TYPE_LEN: usize = 31;
 
-/// Bytes of the longest name of a network interface or a sort of software devices (`IFNAMSIZ` less the zero byte).
-const INTERFACE_NAME: usize = 15;
+/// Bytes of the longest name of a network interface or a sort of software devices (`IFNAMSIZ` less
+/// the zero byte).
+const INTERFACE_NAME_LEN: usize = 15;
 
 /// A socket to RDMA netlink.
 #[derive(Debug)]
@@ -97,7 +99,8 @@ pub struct CharDevice {
     pub number: (u32, u32),
     /// Revision of its ABI.
     pub abi: u64,
-    /// The driver; only for uverbs devices, and not for those drivers that need more than it to be told apart.
+    /// The driver; only for uverbs devices, and not for those drivers that need more than it to be
+    /// told apart.
     pub driver_id: Option<DriverId>,
 }
 
@@ -149,7 +152,7 @@ impl RdmaNetlink {
             SocketFlags::CLOEXEC,
             Some(net::netlink::RDMA),
         )
-        .map(|socket| Self { socket, seq: 0, answer: vec![0; ANSWER_BYTES] })
+        .map(|socket| Self { socket, seq: 0, answer: vec![0; RESPONSE_BYTES] })
         .map_err(|errno| Error::system("opening an RDMA netlink socket", errno))
     }
 
@@ -159,7 +162,7 @@ impl RdmaNetlink {
     /// The kernel refused, or its answer could not be read.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         let mut found = Vec::new();
-        self.ask(
+        self.request(
             "listing devices",
             Command::GET,
             MessageFlags::DUMP,
@@ -178,7 +181,7 @@ impl RdmaNetlink {
     /// There is no such device, or the answer could not be read.
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
-        self.ask(
+        self.request(
             &format!("listing the ports of the device with number {device_index}"),
             Command::PORT_GET,
             MessageFlags::DUMP,
@@ -193,14 +196,16 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// The character device of sort `kind` (`uverbs`, say) of the device with that number; `None` where it has none.
+    /// The character device of sort `kind` (`uverbs`, say) of the device with that number; `None`
+    /// where it has none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what cannot be a sort; there is no such device, or the answer could not be read.
+    /// [`Error::Invalid`] for what cannot be a sort; there is no such device, or the answer could
+    /// not be read.
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
-        check_name("char_device", "sort", kind, CHARDEV_SORT)?;
+        check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
         let mut found = None;
-        let asked = self.ask(
+        let asked = self.request(
             &format!("asking for the {kind} character device of the device with number {device_index}"),
             Command::GET_CHARDEV,
             MessageFlags::empty(),
@@ -229,7 +234,7 @@ impl RdmaNetlink {
     pub fn resources(&mut self, device: &str) -> Result<ResourceSummary> {
         let index = self.index_of(device)?;
         let mut summary = ResourceSummary::default();
-        self.ask(
+        self.request(
             "counting resources",
             Command::RES_GET,
             MessageFlags::empty(),
@@ -244,17 +249,18 @@ impl RdmaNetlink {
         Ok(summary)
     }
 
-    /// Makes a software device named `name` of sort `kind` (`rxe`, `siw`) over the network interface `netdev`.
+    /// Makes a software device named `name` of sort `kind` (`rxe`, `siw`) over the network
+    /// interface `netdev`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what cannot be a name; the caller needs `CAP_NET_ADMIN`; the kernel needs the module of that
-    /// sort.
+    /// [`Error::Invalid`] for what cannot be a name; the caller needs `CAP_NET_ADMIN`; the kernel
+    /// needs the module of that sort.
     pub fn new_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
-        const VERB: &str = "new_link";
-        check_name(VERB, "device name", name, DEVICE_NAME)?;
-        check_name(VERB, "sort", kind, INTERFACE_NAME)?;
-        check_name(VERB, "network interface", netdev, INTERFACE_NAME)?;
-        self.ask(
+        const VERB: &str = "RdmaNetlink::new_link";
+        check_name(VERB, "device name", name, DEVICE_NAME_LEN)?;
+        check_name(VERB, "type", kind, INTERFACE_NAME_LEN)?;
+        check_name(VERB, "network interface", netdev, INTERFACE_NAME_LEN)?;
+        self.request(
             &format!("making {kind} device {name} over {netdev}"),
             Command::NEWLINK,
             MessageFlags::ACK,
@@ -274,7 +280,7 @@ impl RdmaNetlink {
     /// The caller needs `CAP_NET_ADMIN`; there must be such a device.
     pub fn del_link(&mut self, device: &str) -> Result<()> {
         let index = self.index_of(device)?;
-        self.ask(
+        self.request(
             &format!("removing device {device}"),
             Command::DELLINK,
             MessageFlags::ACK,
@@ -297,7 +303,7 @@ impl RdmaNetlink {
     }
 
     /// Sends one request and hands every message that answers it to `each`.
-    fn ask(
+    fn request(
         &mut self,
         what: &str,
         command: Command,
@@ -315,17 +321,17 @@ impl RdmaNetlink {
             .map_err(|errno| Error::system(what, errno))?;
 
         // Only what is dumped or acknowledged ends with a message of its own.
-        let until_told = flags.intersects(MessageFlags::DUMP | MessageFlags::ACK);
+        let needs_ack = flags.intersects(MessageFlags::DUMP | MessageFlags::ACK);
         loop {
             let (_, length) = retry(|| net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
                 .map_err(|errno| Error::system(what, errno))?;
             let datagram = self.answer.get(..length).ok_or_else(|| Error::Netlink {
                 what: what.to_owned(),
-                reason: format!("it has {length} bytes, {ANSWER_BYTES} at most were expected"),
+                reason: format!("it has {length} bytes, {RESPONSE_BYTES} at most were expected"),
             })?;
             match read_answers(datagram, self.seq, &mut each) {
                 Ok(Outcome::Ended) => return Ok(()),
-                Ok(Outcome::Data) if !until_told => return Ok(()),
+                Ok(Outcome::Data) if !needs_ack => return Ok(()),
                 Ok(Outcome::Data | Outcome::Nothing) => {}
                 Ok(Outcome::Refused(errno)) => return Err(Error::system(what, errno)),
                 Err(malformed) => {
@@ -337,11 +343,11 @@ impl RdmaNetlink {
 }
 
 /// Fails for what the kernel would cut or turn into another name.
-fn check_name(verb: &'static str, what: &str, name: &str, most: usize) -> Result<()> {
+fn check_name(verb: &'static str, what: &str, name: &str, max: usize) -> Result<()> {
     let reason = if name.is_empty() {
         format!("an empty {what} names nothing")
-    } else if name.len() > most {
-        format!("{what} {name:?} has {} bytes, and can have {most}", name.len())
+    } else if name.len() > max {
+        format!("{what} {name:?} has {} bytes, and can have {max}", name.len())
     } else if matches!(name, "." | "..")
         || name.contains(['/', '%', ':', '\0'])
         || name.contains(char::is_whitespace)
@@ -379,7 +385,7 @@ fn read_answers(
                 outcome = Outcome::Data;
             }
             Content::Acknowledged(_) => return Ok(Outcome::Ended),
-            Content::Refused(report) | Content::Done(report) => {
+            Content::Error(report) | Content::Done(report) => {
                 return Ok(match report.errno {
                     0 => Outcome::Ended,
                     // A number that is no errno would be a kernel's mistake, not a reason to panic.
@@ -446,7 +452,8 @@ impl CharDevice {
     }
 }
 
-/// Major and minor of a device number as `huge_encode_dev` of the kernel's `include/linux/kdev_t.h` packs it.
+/// Major and minor of a device number as `huge_encode_dev` of the kernel's `include/linux/kdev_t.h`
+/// packs it.
 fn split_device_number(number: u64) -> (u32, u32) {
     let number = number as u32;
     ((number & 0xf_ff00) >> 8, number & 0xff | (number >> 12) & 0xf_ff00)

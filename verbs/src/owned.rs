@@ -128,11 +128,12 @@ use crate::{
 /// # A device that is gone
 ///
 /// Posting may return `Ok`, because queues are memory. [`Endpoint::poll`] finds no new completions.
-/// [`Endpoint::wait`], [`Endpoint::wait_timeout`] and [`Endpoint::arm`] fail with the kernel's `EIO`:
-/// [`Error::Kernel`] where the kernel arms the completion queue (Soft-RoCE), else [`Error::System`].
-/// [`Failed::buffer`] is `None`. Dropping the endpoint leaks the buffers in flight, because the
-/// kernel refuses to destroy the queue pair. [`Context::async_events`](crate::Context::async_events)
-/// reports [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
+/// [`Endpoint::wait`], [`Endpoint::wait_timeout`] and [`Endpoint::arm`] fail with the kernel's
+/// `EIO`: [`Error::Kernel`] where the kernel arms the completion queue (Soft-RoCE), else
+/// [`Error::System`]. [`Failed::buffer`] is `None`. Dropping the endpoint leaks the buffers in
+/// flight, because the kernel refuses to destroy the queue pair.
+/// [`Context::async_events`](crate::Context::async_events) reports
+/// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
 ///
 /// [`PostReason::State`]: crate::PostReason::State
 /// [`PostReason::Queue`]: crate::PostReason::Queue
@@ -149,7 +150,8 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     mtu: Mtu,
 }
 
-/// Where an endpoint is reached: what the two ends tell each other before they [connect](Endpoint::connect).
+/// Where an endpoint is reached: what the two ends tell each other before they
+/// [connect](Endpoint::connect).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// GID of its port.
@@ -163,11 +165,12 @@ pub struct Address {
 }
 
 impl<M, P: Provider> Endpoint<M, P> {
-    /// Makes an endpoint at `port`, counted from 1, that can have `depth` sends and `depth` receives under way. It uses
-    /// the port's [default GID](crate::Context::default_gid).
+    /// Makes an endpoint at `port`, counted from 1, that can have `depth` sends and `depth`
+    /// receives under way. It uses the port's [default GID](crate::Context::default_gid).
     ///
     /// # Errors
-    /// The port does not exist or has no address; `depth` is 0 or beyond the device's limits; the kernel refuses.
+    /// The port does not exist or has no address; `depth` is 0 or beyond the device's limits; the
+    /// kernel refuses.
     pub fn new(pd: &Pd<P>, port: u8, depth: u32) -> Result<Self> {
         let context = pd.context();
         let attr = context.query_port(port.into())?;
@@ -214,10 +217,11 @@ impl<M, P: Provider> Endpoint<M, P> {
         &self.qp
     }
 
-    /// Connects to the endpoint at `peer`, which has to connect to this one. Receives can be posted before, sends only
-    /// after.
+    /// Connects to the endpoint at `peer`, which has to connect to this one. Receives can be posted
+    /// before, sends only after.
     ///
-    /// Both ends use the smaller of their ports' MTUs only where these are equal; see [`Endpoint::set_mtu`].
+    /// Both ends use the smaller of their ports' MTUs only where these are equal; see
+    /// [`Endpoint::set_mtu`].
     ///
     /// # Errors
     /// It is connected already; there is no way to the peer; the kernel refuses.
@@ -231,7 +235,8 @@ impl<M, P: Provider> Endpoint<M, P> {
         self.qp.ready_to_send(&RtsAttr { sq_psn: self.address.psn, ..RtsAttr::default() })
     }
 
-    /// Sets the path MTU, which must be the same at both ends; without it, that is the port's active one.
+    /// Sets the path MTU, which must be the same at both ends; without it, that is the port's
+    /// active one.
     pub fn set_mtu(&mut self, mtu: Mtu) {
         self.mtu = mtu;
     }
@@ -277,7 +282,8 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// - [`Error::Invalid`]: no operation is in flight.
     /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device is
     ///   gone](Endpoint#a-device-that-is-gone).
-    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the device.
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
     pub fn wait(&mut self) -> Result<Done<M>, Failed<M>> {
         loop {
             // An unending wait ends with an operation.
@@ -301,7 +307,7 @@ impl<M, P: Provider> Endpoint<M, P> {
                 return ended.map(Some);
             }
             if self.pending() == 0 {
-                return Err(Error::invalid("wait", "no operation is under way").into());
+                return Err(Error::invalid("Endpoint::wait", "no operation is under way").into());
             }
             self.cq.arm(Arm::Any)?;
             if let Some(ended) = self.poll() {
@@ -338,8 +344,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
-    pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), Refused<M>> {
-        self.post("recv", buffer, .., |qp, wr_id, sge| {
+    pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), PostOwnedError<M>> {
+        self.post("Endpoint::post_recv", buffer, .., |qp, wr_id, sge| {
             // SAFETY: `post` has put the region into `operations`. It stays there, registered and
             // untouched, until the provider reports the completion of `wr_id` or `Drop` has
             // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
@@ -354,8 +360,12 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     ///
     /// # Errors
     /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
-    pub fn post_send(&mut self, buffer: Mr<M>, range: impl RangeBounds<usize>) -> Result<(), Refused<M>> {
-        self.post_operation("send", buffer, range, Operation::Send)
+    pub fn post_send(
+        &mut self,
+        buffer: Mr<M>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<(), PostOwnedError<M>> {
+        self.post_operation("Endpoint::post_send", buffer, range, Operation::Send)
     }
 
     /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
@@ -367,8 +377,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         buffer: Mr<M>,
         range: impl RangeBounds<usize>,
         remote: Remote,
-    ) -> Result<(), Refused<M>> {
-        self.post_operation("write", buffer, range, Operation::Write(remote))
+    ) -> Result<(), PostOwnedError<M>> {
+        self.post_operation("Endpoint::post_write", buffer, range, Operation::Write(remote))
     }
 
     /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
@@ -380,8 +390,8 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         buffer: Mr<M>,
         range: impl RangeBounds<usize>,
         remote: Remote,
-    ) -> Result<(), Refused<M>> {
-        self.post_operation("read", buffer, range, Operation::Read(remote))
+    ) -> Result<(), PostOwnedError<M>> {
+        self.post_operation("Endpoint::post_read", buffer, range, Operation::Read(remote))
     }
 
     fn post_operation(
@@ -390,7 +400,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         buffer: Mr<M>,
         range: impl RangeBounds<usize>,
         operation: Operation,
-    ) -> Result<(), Refused<M>> {
+    ) -> Result<(), PostOwnedError<M>> {
         self.post(verb, buffer, range, |qp, wr_id, sge| {
             let payload = Payload::Sges(&[sge]);
             let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
@@ -413,22 +423,22 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         buffer: Mr<M>,
         range: impl RangeBounds<usize>,
         post: impl FnOnce(&mut Qp<Rc, P>, u64, Sge) -> Result<(), PostError>,
-    ) -> Result<(), Refused<M>> {
+    ) -> Result<(), PostOwnedError<M>> {
         if !Arc::ptr_eq(buffer.domain(), self.qp.pd().domain()) {
             let pd = self.qp.pd().handle();
             let reason = format!(
                 "the region belongs to another protection domain than the queue pair: register it in that of \
                  `Endpoint::qp().pd()`, which has the handle {pd}"
             );
-            return Err(Refused { error: Error::invalid(verb, reason), buffer });
+            return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
-        let sge = match buffer.check_bounds_kept(verb).and_then(|()| buffer.sge(range)) {
+        let sge = match buffer.check_odp_bounds(verb).and_then(|()| buffer.sge(range)) {
             Ok(sge) => sge,
-            Err(error) => return Err(Refused { error, buffer }),
+            Err(error) => return Err(PostOwnedError { error, buffer }),
         };
         if self.qp.state() == QpState::ERR {
             let reason = "the connection has failed: make a new endpoint";
-            return Err(Refused { error: Error::invalid(verb, reason), buffer });
+            return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
         // The endpoint owns the buffer before the device learns of it, so a panic on the way does
         // not free it.
@@ -436,7 +446,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             Ok(wr_id) => wr_id,
             Err(InFlight { buffer, .. }) => {
                 let reason = format!("{} operations are in flight: wait for one first", self.pending());
-                return Err(Refused { error: Error::invalid(verb, reason), buffer });
+                return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
             }
         };
         match post(&mut self.qp, wr_id, sge) {
@@ -444,7 +454,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             // A request that counts as posted completes, also where its doorbell was refused.
             Err(error) if error.accepted > 0 => Ok(()),
             Err(error) => match self.operations.take(wr_id) {
-                Some(InFlight { buffer, .. }) => Err(Refused { error: error.into(), buffer }),
+                Some(InFlight { buffer, .. }) => Err(PostOwnedError { error: error.into(), buffer }),
                 None => unreachable!("the operation was put there for this request"),
             },
         }
@@ -455,8 +465,9 @@ impl<M, P: Provider> Drop for Endpoint<M, P> {
     fn drop(&mut self) {
         // Kept from being dropped, also where ending the queue pair panics.
         let mut operations = ManuallyDrop::new(mem::take(&mut self.operations));
-        // SAFETY: the queue pair is this value's, which is being dropped and does not use it otherwise.
-        if unsafe { self.qp.end() }.is_ok() {
+        // SAFETY: the queue pair is this value's, which is being dropped and does not use it
+        // otherwise.
+        if unsafe { self.qp.destroy_inner() }.is_ok() {
             // SAFETY: `operations` is not used after this.
             unsafe { ManuallyDrop::drop(&mut operations) };
         }
@@ -479,7 +490,8 @@ pub struct Done<M> {
 }
 
 impl<M> Done<M> {
-    /// The message, where the operation was a receive and the buffer one that peers cannot write by themselves.
+    /// The message, where the operation was a receive and the buffer one that peers cannot write by
+    /// themselves.
     #[must_use]
     pub fn message(&self) -> Option<&[u8]> {
         (self.completion.opcode == WcOpcode::RECV).then(|| self.buffer.bytes())?.and_then(|bytes| {
@@ -516,7 +528,7 @@ impl<M> From<Failed<M>> for Error {
 /// An operation that was not posted, with its buffer.
 #[derive(thiserror::Error)]
 #[error("{error}")]
-pub struct Refused<M> {
+pub struct PostOwnedError<M> {
     /// Why.
     #[source]
     pub error: Error,
@@ -524,8 +536,8 @@ pub struct Refused<M> {
     pub buffer: Mr<M>,
 }
 
-impl<M> From<Refused<M>> for Error {
-    fn from(refused: Refused<M>) -> Self {
+impl<M> From<PostOwnedError<M>> for Error {
+    fn from(refused: PostOwnedError<M>) -> Self {
         refused.error
     }
 }
@@ -554,7 +566,7 @@ macro_rules! debug {
 debug! {
     Done { completion, buffer }
     Failed { error, buffer }
-    Refused { error, buffer }
+    PostOwnedError { error, buffer }
 }
 
 #[cfg(test)]
@@ -585,17 +597,17 @@ mod tests {
     }
 
     #[test]
-    fn soft_roce_gets_no_memory_on_demand_that_begins_within_a_page() {
+    fn rxe_odp_mr_must_be_page_aligned() {
         let mut setup = Setup::of(DriverId::RXE);
         let pd = setup.endpoint.qp.pd().clone();
-        setup.region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
+        setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE | Access::ON_DEMAND);
         let mut memory = Buffer::zeroed(64).unwrap();
         let (start, _) = memory.region();
         // SAFETY: within the buffer.
         let within_page = unsafe { start.add(1) };
         for (start, refused) in [(start, false), (within_page, true)] {
             let part = setup.region.part(Placed(start)).map_err(|failed| failed.error).unwrap();
-            assert_eq!(part.check_bounds_kept("recv").is_err(), refused);
+            assert_eq!(part.check_odp_bounds("Endpoint::post_recv").is_err(), refused);
             for right in [Access::REMOTE_WRITE, Access::REMOTE_READ] {
                 let rights = Access::LOCAL_WRITE | right | Access::ON_DEMAND;
                 let failed = pd.register(Placed(start), rights).map_err(|failed| failed.error).unwrap_err();
@@ -637,14 +649,14 @@ mod tests {
             let endpoint = Endpoint {
                 qp: plain.queue_pair(&pd),
                 cq: context.create_cq(&CqInit::new(8)).unwrap(),
-                channel: CompChannel::on_plain_memory(context.file()),
+                channel: CompChannel::for_test(context.file()),
                 operations: Operations::new(4),
                 address: Address { gid: Gid::default(), lid: 0, qp_num: 1, psn: 1 },
                 port: 1,
                 gid_index: 0,
                 mtu: Mtu::Mtu1024,
             };
-            let region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE);
+            let region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
             Self { plain, region, endpoint, freed: Arc::default() }
         }
 
@@ -682,12 +694,12 @@ mod tests {
     }
 
     #[test]
-    fn a_region_of_another_protection_domain_is_refused_and_given_back() {
+    fn mr_of_another_pd_is_rejected_and_returned() {
         let mut setup = Setup::new();
         let same_context = setup.endpoint.qp.pd().context().alloc_pd().unwrap();
         let other_context = setup.plain.domain();
         for pd in [&same_context, &other_context] {
-            setup.region = ImplicitMr::on_plain_memory(pd.domain(), Access::LOCAL_WRITE);
+            setup.region = ImplicitMr::for_test(pd.domain(), Access::LOCAL_WRITE);
             let remote = Remote { addr: 0, rkey: 1 };
             for posted in [
                 setup.endpoint.post_recv(setup.buffer()),
@@ -695,7 +707,7 @@ mod tests {
                 setup.endpoint.post_write(setup.buffer(), .., remote),
                 setup.endpoint.post_read(setup.buffer(), .., remote),
             ] {
-                let Refused { error, buffer } = posted.unwrap_err();
+                let PostOwnedError { error, buffer } = posted.unwrap_err();
                 assert!(matches!(error, Error::Invalid { .. }), "{error}");
                 assert!(error.to_string().contains("another protection domain"), "{error}");
                 assert_eq!(buffer.len(), 15);
@@ -710,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_in_flight_are_leaked_where_the_kernel_refuses_to_destroy_the_queue_pair() {
+    fn in_flight_buffers_are_leaked_if_destroy_qp_fails() {
         let mut setup = Setup::new();
         setup.post();
         setup.post();
@@ -720,7 +732,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_of_nothing_posted_takes_no_buffer_and_ends_the_connection() {
+    fn unknown_completion_returns_no_buffer_and_moves_qp_to_err() {
         for nonsense in [0, 1, 1 << 32 | 1, 2 << 32, u64::MAX] {
             for status in [WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR] {
                 let mut setup = Setup::new();
@@ -741,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn a_completion_that_comes_twice_takes_no_second_buffer() {
+    fn duplicate_completion_returns_no_second_buffer() {
         let mut setup = Setup::new();
         let first = setup.post();
         setup.complete(first, WcStatus::SUCCESS);
@@ -758,7 +770,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_caller_between_post_and_poll_frees_no_buffer_in_flight() {
+    fn caller_panic_between_post_and_poll_keeps_in_flight_buffers() {
         let mut setup = Setup::new();
         let freed = Arc::clone(&setup.freed);
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
@@ -770,12 +782,13 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_provider_within_a_post_frees_no_buffer() {
+    fn provider_panic_in_post_keeps_the_buffer() {
         let mut setup = Setup::new();
         let buffer = setup.buffer();
         let Setup { endpoint, freed, .. } = &mut setup;
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let _ = endpoint.post("recv", buffer, .., |_, _, _| panic!("after the device was told"));
+            let _ = endpoint
+                .post("Endpoint::post_recv", buffer, .., |_, _, _| panic!("after the device was told"));
         }))
         .unwrap_err();
         assert_eq!((freed.load(Ordering::Relaxed), endpoint.pending()), (0, 1));

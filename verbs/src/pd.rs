@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
 
-use crate::context::Session;
+use crate::context::ContextInner;
 use crate::import;
 use crate::{
     Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
@@ -21,26 +21,26 @@ use crate::{
 #[doc(alias = "ibv_pd")]
 pub struct Pd<P: Provider = AnyProvider> {
     context: Context<P>,
-    domain: Arc<Domain>,
+    domain: Arc<PdShared>,
 }
 
 /// The kernel's object.
-pub(crate) struct Domain {
-    pub(crate) session: Arc<Session>,
+pub(crate) struct PdShared {
+    pub(crate) context: Arc<ContextInner>,
     pub(crate) handle: u32,
     /// Another process's, which gives it back.
     imported: bool,
 }
 
-impl Drop for Domain {
+impl Drop for PdShared {
     fn drop(&mut self) {
         if self.imported {
             return;
         }
-        // It fails only where an object is in it that could not be given back, or that another process made; closing the
-        // file frees both.
+        // It fails only where an object is in it that could not be given back, or that another
+        // process made; closing the file frees both.
         // SAFETY: all that names the domain keeps it, so nothing does any more.
-        let _ = unsafe { command::dealloc_pd(&self.session.file, self.handle) };
+        let _ = unsafe { command::dealloc_pd(&self.context.file, self.handle) };
     }
 }
 
@@ -55,7 +55,7 @@ impl<P: Provider> Pd<P> {
         let handle = context
             .provider()
             .alloc_pd()
-            .map_err(|refused| Error::refused("alloc_pd", context.device().name(), refused))?;
+            .map_err(|refused| Error::kernel("alloc_pd", context.device().name(), refused))?;
         Ok(Self::new(context, handle, false))
     }
 
@@ -65,7 +65,7 @@ impl<P: Provider> Pd<P> {
     }
 
     fn new(context: &Context<P>, handle: u32, imported: bool) -> Self {
-        let domain = Domain { session: Arc::clone(context.session()), handle, imported };
+        let domain = PdShared { context: Arc::clone(context.inner()), handle, imported };
         Self { context: context.clone(), domain: Arc::new(domain) }
     }
 
@@ -75,12 +75,12 @@ impl<P: Provider> Pd<P> {
         self.domain.handle
     }
 
-    /// Uses a region that another process registered in the context, which stays that one's. `handle` is that of
-    /// [`Mr::handle`] there.
+    /// Uses a region that another process registered in the context, which stays that one's.
+    /// `handle` is that of [`Mr::handle`] there.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT` where the context has no
-    /// such region.
+    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT`
+    /// where the context has no such region.
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
     pub fn import_mr(&self, handle: u32) -> Result<ImportedMr> {
@@ -93,7 +93,7 @@ impl<P: Provider> Pd<P> {
         &self.context
     }
 
-    pub(crate) fn domain(&self) -> &Arc<Domain> {
+    pub(crate) fn domain(&self) -> &Arc<PdShared> {
         &self.domain
     }
 
@@ -144,32 +144,33 @@ impl<P: Provider> Pd<P> {
     /// [`Error::Unsupported`] where the device has no such regions
     /// ([`Capabilities::odp_implicit`](crate::Capabilities::odp_implicit)); the kernel refuses.
     #[doc(alias = "ibv_reg_mr")]
-    pub fn implicit_mr(&self, access: LocalAccess) -> Result<ImplicitMr> {
+    pub fn register_implicit(&self, access: LocalAccess) -> Result<ImplicitMr> {
         ImplicitMr::local(&self.domain, access)
     }
 
     /// Registers all of the process's memory, on demand, with any rights.
     ///
     /// # Errors
-    /// As for [`Pd::implicit_mr`].
+    /// As for [`Pd::register_implicit`].
     ///
     /// # Safety
     ///
-    /// As far as `access` allows, peers who learn the key may read and write whatever the process has in its memory, at
-    /// any moment until the region and its parts are dropped: who gives the key away answers for what they do.
+    /// As far as `access` allows, peers who learn the key may read and write whatever the process
+    /// has in its memory, at any moment until the region and its parts are dropped: who gives the
+    /// key away answers for what they do.
     #[doc(alias = "ibv_reg_mr")]
-    pub unsafe fn implicit_mr_for_peers(&self, access: Access) -> Result<ImplicitMr> {
+    pub unsafe fn register_implicit_remote(&self, access: Access) -> Result<ImplicitMr> {
         // SAFETY: the caller's promise is the same.
         unsafe { ImplicitMr::register(&self.domain, access) }
     }
 
-    /// The region that is nowhere: what operations read there is thrown away or undefined, what they write there is gone.
-    /// An element over it skips part of a message.
+    /// The region that is nowhere: what operations read there is thrown away or undefined, what
+    /// they write there is gone. An element over it skips part of a message.
     ///
     /// ```no_run
     /// # fn second_half(pd: &bareverbs::Pd, buffer: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
     /// // Of messages of 128 bytes, only the last 64 are kept.
-    /// let sges = [pd.null_mr()?.sge(64), buffer.sge(..64)?];
+    /// let sges = [pd.alloc_null_mr()?.sge(64), buffer.sge(..64)?];
     /// # Ok(())
     /// # }
     /// ```
@@ -177,16 +178,15 @@ impl<P: Provider> Pd<P> {
     /// # Errors
     /// [`Error::Unsupported`] where the device has none.
     #[doc(alias = "ibv_alloc_null_mr")]
-    pub fn null_mr(&self) -> Result<NullMr> {
+    pub fn alloc_null_mr(&self) -> Result<NullMr> {
         let lkey = self.context.provider().null_key();
-        let lkey =
-            lkey.ok_or(Error::Unsupported { verb: "alloc_null_mr", what: "regions that are nowhere are" })?;
+        let lkey = lkey.ok_or(Error::Unsupported { verb: "alloc_null_mr", what: "null MRs are" })?;
         Ok(NullMr { lkey })
     }
 
-    /// Registers `len` bytes of a dma-buf, from `offset` on: memory that another driver exports, such as that of a
-    /// graphics card. Operations and peers name its first byte by `iova`, whose place in its page must be that of
-    /// `offset`.
+    /// Registers `len` bytes of a dma-buf, from `offset` on: memory that another driver exports,
+    /// such as that of a graphics card. Operations and peers name its first byte by `iova`, whose
+    /// place in its page must be that of `offset`.
     ///
     /// ```no_run
     /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
@@ -202,12 +202,13 @@ impl<P: Provider> Pd<P> {
     ///
     /// The region keeps the dma-buf; the descriptor may be closed.
     ///
-    /// No device has been seen to do this yet: ConnectX's driver wants memory on demand for it, which the software
-    /// ConnectX that this is tested on has not.
+    /// No device has been seen to do this yet: ConnectX's driver wants memory on demand for it,
+    /// which the software ConnectX that this is tested on has not.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes or a range beyond the address space, [`Error::Unsupported`] where the device does
-    /// not reach such memory; the kernel refuses, as for a descriptor that is no dma-buf.
+    /// [`Error::Invalid`] for no bytes or a range beyond the address space, [`Error::Unsupported`]
+    /// where the device does not reach such memory; the kernel refuses, as for a descriptor that is
+    /// no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -220,8 +221,8 @@ impl<P: Provider> Pd<P> {
         DmabufMr::register(&self.domain, buffer, (offset, len), iova, access)
     }
 
-    /// Registers the address range of `len` bytes from `addr`, known to operations and peers as starting at `iova`,
-    /// or at `addr` itself where that is `None`.
+    /// Registers the address range of `len` bytes from `addr`, known to operations and peers as
+    /// starting at `iova`, or at `addr` itself where that is `None`.
     ///
     /// # Errors
     /// [`Error::Invalid`] for no bytes, a range beyond the address space, or on Soft-RoCE for
@@ -255,11 +256,12 @@ impl<P: Provider> Pd<P> {
         unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
     }
 
-    /// Registers part of memory on the device, `..` for all. Operations and peers name its first byte by the address 0.
+    /// Registers part of memory on the device, `..` for all. Operations and peers name its first
+    /// byte by the address 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes, a range beyond the memory, or memory of another context; the kernel refuses, as
-    /// for rights that the device does not give there.
+    /// [`Error::Invalid`] for no bytes, a range beyond the memory, or memory of another context;
+    /// the kernel refuses, as for rights that the device does not give there.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(&self, dm: &Dm, range: impl RangeBounds<usize>, access: Access) -> Result<DmMr> {
         DmMr::register(&self.domain, dm, range, access)
@@ -268,8 +270,8 @@ impl<P: Provider> Pd<P> {
     /// Makes a memory window, bound to nothing.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a type that there is not; the kernel
-    /// refuses.
+    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a type that there
+    /// is not; the kernel refuses.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw> {
         Mw::alloc(&self.domain, mw_type)
@@ -278,8 +280,9 @@ impl<P: Provider> Pd<P> {
     /// Makes a queue pair in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Limit`] names the depth or width that is above the device's; [`Error::Invalid`] for queues of another
-    /// context; [`Error::Unsupported`] for [XRC](crate::XrcSend) where the device has none; the kernel refuses.
+    /// [`Error::Limit`] names the depth or width that is above the device's; [`Error::Invalid`] for
+    /// queues of another context; [`Error::Unsupported`] for [XRC](crate::XrcSend) where the device
+    /// has none; the kernel refuses.
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
@@ -289,8 +292,8 @@ impl<P: Provider> Pd<P> {
     /// Makes a shared receive queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no receives or a limit above them, [`Error::Limit`] names the depth or width that is above
-    /// the device's; the kernel refuses.
+    /// [`Error::Invalid`] for no receives or a limit above them, [`Error::Limit`] names the depth
+    /// or width that is above the device's; the kernel refuses.
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
@@ -300,8 +303,9 @@ impl<P: Provider> Pd<P> {
     /// Makes a shared receive queue of an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no receives, a limit above them, or a domain or completion queue of another context,
-    /// [`Error::Limit`] names the depth or width that is above the device's; the kernel refuses.
+    /// [`Error::Invalid`] for no receives, a limit above them, or a domain or completion queue of
+    /// another context, [`Error::Limit`] names the depth or width that is above the device's; the
+    /// kernel refuses.
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
         XrcSrq::create(self, init)
@@ -310,19 +314,20 @@ impl<P: Provider> Pd<P> {
     /// Makes a work queue that receives, in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, or not with such flags, [`Error::Invalid`] for no receives or a
-    /// completion queue of another context, [`Error::Limit`] names the depth or width that is above the device's; the
-    /// kernel refuses.
+    /// [`Error::Unsupported`] where the device has none, or not with such flags, [`Error::Invalid`]
+    /// for no receives or a completion queue of another context, [`Error::Limit`] names the depth
+    /// or width that is above the device's; the kernel refuses.
     #[doc(alias = "ibv_create_wq")]
     pub fn create_wq(&self, init: &WqInit<'_, P>) -> Result<Wq<P>> {
         Wq::create(self, init)
     }
 
-    /// Makes a queue pair that spreads frames over work queues.
+    /// Makes an RSS QP over work queues.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, or does not hash such fields, [`Error::Invalid`] for fields
-    /// that no frame has all of or a table of another context; the kernel refuses, as without the privilege `CAP_NET_RAW`.
+    /// [`Error::Unsupported`] where the device has none, or does not hash such fields,
+    /// [`Error::Invalid`] for fields that no frame has all of or a table of another context; the
+    /// kernel refuses, as without the privilege `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_rss_qp(&self, init: &RssInit<'_, P>) -> Result<RssQp<P>> {
         RssQp::create(self, init)
@@ -330,12 +335,14 @@ impl<P: Provider> Pd<P> {
 
     /// Makes an address handle.
     ///
-    /// On RoCE the kernel looks for the way to the peer's GID, which may take as long as the peer's answer to a neighbour
-    /// solicitation. [`Context::address_of_sender`] gives the attributes for an answer.
+    /// On RoCE the kernel looks for the way to the peer's GID, which may take as long as the peer's
+    /// answer to a neighbour solicitation. [`Context::ah_attr_from_wc`] gives the attributes for an
+    /// answer.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a global route on RoCE, for a GID of zeros, or for a service level or flow label of
-    /// too many bits; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses, as where there is no way to the peer.
+    /// [`Error::Invalid`] without a global route on RoCE, for a GID of zeros, or for a service
+    /// level or flow label of too many bits; [`Error::NoPort`]; [`Error::NoGid`]; the kernel
+    /// refuses, as where there is no way to the peer.
     #[doc(alias = "ibv_create_ah")]
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {

@@ -9,11 +9,11 @@ use bareverbs_provider::contract::{
     CreatedSrq, DmRequest, DoorbellError, Ece, Offloads, Provider, QpRequest, RecvQueue, SendQueue,
     SrqChange, SrqRequest, XrcTargetRequest,
 };
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
 use bareverbs_provider::rss::{CreatedWq, RssQpRequest, WqChange, WqRequest};
 use bareverbs_provider::work::{
-    Datagram, Frame, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, Frame, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
 };
 use bareverbs_rxe::Rxe;
@@ -25,8 +25,8 @@ macro_rules! providers {
     ($($(#[$meta:meta])* $variant:ident($provider:ty)),* $(,)?) => {
         /// Whichever built-in provider drives the device.
         ///
-        /// An enumeration rather than a trait object: the data path has a predictable branch, not an indirect call.
-        /// Code that shall not have the branch either opens the device with
+        /// An enumeration rather than a trait object: the data path has a predictable branch, not
+        /// an indirect call. Code that shall not have the branch either opens the device with
         /// [`Device::open_as`](crate::Device::open_as).
         #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
         pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
@@ -65,18 +65,18 @@ macro_rules! providers {
                 $(<$provider>::drives(driver_id))||*
             }
 
-            fn open(file: Arc<DeviceFile>) -> Result<Self, Refused> {
+            fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> {
                 $(if <$provider>::drives(file.driver_id()) {
                     return <$provider>::open(file).map(Self::$variant);
                 })*
-                Err(Refused { method: "open", errno: Errno::OPNOTSUPP })
+                Err(IoctlError { method: "open", errno: Errno::OPNOTSUPP })
             }
 
             fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
                 $(if <$provider>::drives(file.driver_id()) {
                     return <$provider>::import(file).map(Self::$variant);
                 })*
-                Err(Refused { method: "import", errno: Errno::OPNOTSUPP }.into())
+                Err(IoctlError { method: "import", errno: Errno::OPNOTSUPP }.into())
             }
 
             fn is_shareable(&self) -> bool {
@@ -95,7 +95,7 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.context_info(),)* }
             }
 
-            fn offloads(&self) -> Result<Offloads, Refused> {
+            fn offloads(&self) -> Result<Offloads, IoctlError> {
                 match self { $(Self::$variant(provider) => provider.offloads(),)* }
             }
 
@@ -119,7 +119,7 @@ macro_rules! providers {
                 match self { $(Self::$variant(provider) => provider.alloc_dm(request),)* }
             }
 
-            fn alloc_pd(&self) -> Result<u32, Refused> {
+            fn alloc_pd(&self) -> Result<u32, IoctlError> {
                 match self { $(Self::$variant(provider) => provider.alloc_pd(),)* }
             }
 
@@ -238,14 +238,14 @@ macro_rules! providers {
             unsafe fn try_post(
                 &mut self,
                 request: &SendRequest<'_>,
-                later: bool,
+                defer: bool,
             ) -> Option<Result<(), DoorbellError>> {
                 // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request, later) },)* }
+                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request, defer) },)* }
             }
 
             #[inline]
-            unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+            unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
             }
@@ -254,18 +254,18 @@ macro_rules! providers {
             unsafe fn push_datagram(
                 &mut self,
                 request: &SendRequest<'_, Datagram<'_, AnyAh>>,
-            ) -> Result<(), Refusal> {
+            ) -> Result<(), PushError> {
                 match (self, request.operation.ah) {
                     $((Self::$variant(queue), AnyAh::$variant(ah)) => {
                         let request = request.with(request.operation.over(ah));
                         // SAFETY: the caller's promise is the same.
                         unsafe { queue.push_datagram(&request) }
                     })*
-                    _ => Err(Refusal::ForeignAddress),
+                    _ => Err(PushError::ForeignAddress),
                 }
             }
 
-            unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+            unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push_xrc(request) },)* }
             }
@@ -274,7 +274,7 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.owns_doorbell(),)* }
             }
 
-            unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), Refusal> {
+            unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push_frame(request) },)* }
             }
@@ -308,8 +308,8 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => unsafe { queue.reset() },)* }
             }
 
-            fn check_change(&self, change: &ModifyQpReq) -> Result<(), &'static str> {
-                match self { $(Self::$variant(queue) => queue.check_change(change),)* }
+            fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
+                match self { $(Self::$variant(queue) => queue.validate_modify(request),)* }
             }
 
             fn resets_twice(&self) -> bool {
@@ -320,20 +320,20 @@ macro_rules! providers {
                 match self { $(Self::$variant(queue) => queue.ece(),)* }
             }
 
-            fn ask_ece(&mut self, options: u32) {
-                match self { $(Self::$variant(queue) => queue.ask_ece(options),)* }
+            fn set_ece(&mut self, options: u32) {
+                match self { $(Self::$variant(queue) => queue.set_ece(options),)* }
             }
 
-            unsafe fn change(&mut self, file: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+            unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
                 // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.change(file, change) },)* }
+                match self { $(Self::$variant(queue) => unsafe { queue.modify(file, request) },)* }
             }
 
-            fn changed(&mut self, change: &ModifyQpReq) {
-                match self { $(Self::$variant(queue) => queue.changed(change),)* }
+            fn modified(&mut self, request: &ModifyQpReq) {
+                match self { $(Self::$variant(queue) => queue.modified(request),)* }
             }
 
-            fn resume(&mut self) -> Result<(), Refused> {
+            fn resume(&mut self) -> Result<(), IoctlError> {
                 match self { $(Self::$variant(queue) => queue.resume(),)* }
             }
         }
@@ -371,7 +371,7 @@ macro_rules! providers {
             }
 
             #[inline]
-            fn arm(&mut self, solicited_only: bool) -> Result<(), Refused> {
+            fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError> {
                 match self { $(Self::$variant(queue) => queue.arm(solicited_only),)* }
             }
         }
@@ -426,7 +426,7 @@ macro_rules! providers {
             }
 
             #[inline]
-            unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+            unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
                 // SAFETY: the caller's promise is the same.
                 match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
             }

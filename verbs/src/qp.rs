@@ -2,13 +2,13 @@
 
 mod attr;
 mod datagram;
+mod drain_reset;
 mod ece;
 mod flow;
 mod modify;
 mod post;
 mod raw;
-mod states;
-mod steps;
+mod state_table;
 mod transport;
 mod xrc;
 
@@ -20,10 +20,12 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::{
     CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest, RecvQueue, SendQueue,
 };
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
-pub use attr::{AhAttr, Grh, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
+pub use attr::{
+    AhAttr, GlobalRoute, InitAttr, QpAttr, QpCap, QpInitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr,
+};
 pub use datagram::{Datagram, GRH_BYTES, MULTICAST_QP};
 pub(crate) use flow::Flows;
 pub use flow::{EthernetMatch, FlowId, FlowRule, Ipv4Match, PortMatch, UpperMatch};
@@ -51,32 +53,36 @@ pub struct QpInit<'a, P: Provider = AnyProvider> {
     pub srq: Option<&'a Srq<P>>,
     /// Depths and widths.
     pub cap: QpCap,
-    /// Bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)), 14 or more; 0 where there are to be
-    /// none. Queue pairs of [`RawPacket`] only, where the device cuts frames
-    /// ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
+    /// Bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)), 14 or more;
+    /// 0 where there are to be none. Queue pairs of [`RawPacket`] only, where the device cuts
+    /// frames ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
     ///
-    /// Large datagrams of IPoIB, which C has as `IBV_QP_CREATE_IPOIB_UD_LSO`, are kept by kernels for themselves.
+    /// Large datagrams of IPoIB, which C has as `IBV_QP_CREATE_IPOIB_UD_LSO`, are kept by kernels
+    /// for themselves.
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
     pub max_tso_header: u16,
     /// Whether every send makes a completion, asked for or not.
     pub signal_all: bool,
-    /// Whether the device may put messages of up to 32 bytes into their completions instead of writing them to memory
-    /// (inline scatter), which spares it a transfer. Polling brings them where they belong, so nothing else
-    /// changes, except that receives of such a queue pair must name memory by the addresses that this process reaches it
-    /// by: a region [registered](Pd::register_raw) at another one will not do.
+    /// Whether the device may put messages of up to 32 bytes into their completions instead of
+    /// writing them to memory (inline scatter), which spares it a transfer. Polling brings them
+    /// where they belong, so nothing else changes, except that receives of such a queue pair must
+    /// name memory by the addresses that this process reaches it by: a region
+    /// [registered](Pd::register_raw) at another one will not do.
     ///
-    /// Adapters only, and reliable and unreliable connections with receives of their own and without
-    /// [`signal_all`](Self::signal_all).
+    /// Adapters only, and reliable and unreliable connections with receives of their own and
+    /// without [`signal_all`](Self::signal_all).
     #[doc(alias = "MLX5_QP_FLAG_SCATTER_CQE")]
     pub scatter_to_cqe: bool,
-    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with completions goes into the
-    /// requests' numbers: see [`WrId`](crate::WrId).
+    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with
+    /// completions goes into the requests' numbers: see [`WrId`](crate::WrId).
     pub user_data: u64,
-    /// By what its sends are announced to the device. On ConnectX a doorbell of its own is a page of the device, into which,
-    /// where the machine can do it, single requests are copied whole (*BlueFlame*): the device need not fetch them. On such
-    /// machines the first 16 queue pairs of a context get one; a program with more of them says here which are to have one.
+    /// By what its sends are announced to the device. On ConnectX a doorbell of its own is a page
+    /// of the device, into which, where the machine can do it, single requests are copied whole
+    /// (*BlueFlame*): the device need not fetch them. On such machines the first 16 queue pairs of
+    /// a context get one; a program with more of them says here which are to have one.
     ///
-    /// C's thread domains serve the same end. They also spare locks, which queues of single owners have none of.
+    /// C's thread domains serve the same end. They also spare locks, which queues of single owners
+    /// have none of.
     pub doorbell: DoorbellChoice,
     /// What pages the memory of its queues lies in. ConnectX only: elsewhere the kernel chooses.
     pub memory: QueueMemory,
@@ -129,8 +135,8 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
-    /// [`Qp::end`] frees both rings after the kernel has destroyed the queue pair. Until then the
-    /// device uses them, so they are lent out in views only ([`SendHalf`], [`RecvHalf`],
+    /// [`Qp::destroy_inner`] frees both rings after the kernel has destroyed the queue pair. Until
+    /// then the device uses them, so they are lent out in views only ([`SendHalf`], [`RecvHalf`],
     /// [`Batch`]): no safe code exchanges them for other rings.
     sq: ManuallyDrop<P::Sq>,
     /// None where a shared receive queue takes its place.
@@ -173,7 +179,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         if T::QP_TYPE == QpType::RAW_PACKET && !context.capabilities().raw_packets {
-            return Err(Error::Unsupported { verb: VERB, what: "queue pairs of raw packets are" });
+            return Err(Error::Unsupported { verb: VERB, what: "raw packet QPs are" });
         }
         for (what, asked, max) in [
             ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
@@ -183,10 +189,14 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         ] {
             Error::check_limit(VERB, what, asked.into(), max.into())?;
         }
-        context.check_own(VERB, "send completion queue", init.send_cq.shared().context().file())?;
-        context.check_own(VERB, "receive completion queue", init.recv_cq.shared().context().file())?;
+        context.check_same_context(VERB, "send completion queue", init.send_cq.shared().context().file())?;
+        context.check_same_context(
+            VERB,
+            "receive completion queue",
+            init.recv_cq.shared().context().file(),
+        )?;
         if let Some(srq) = init.srq {
-            context.check_own(VERB, "shared receive queue", srq.shared().context().file())?;
+            context.check_same_context(VERB, "shared receive queue", srq.shared().context().file())?;
         }
         let request = QpRequest {
             pd: pd.domain().handle,
@@ -202,16 +212,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             doorbell: init.doorbell,
             memory: init.memory,
         };
-        // SAFETY: `end` keeps the queues until the kernel has destroyed the object, and leaks them
-        // otherwise.
+        // SAFETY: `destroy_inner` keeps the queues until the kernel has destroyed the object, and
+        // leaks them otherwise.
         let CreatedQp { handle, qp_num, cap, sq, rq } = unsafe { context.provider().create_qp(&request) }
             .map_err(|reason| {
                 if init.doorbell == DoorbellChoice::Own && matches!(reason, CreateError::Unsupported { .. }) {
-                    return Error::Unsupported { verb: VERB, what: "doorbells of one queue pair's own are" };
+                    return Error::Unsupported { verb: VERB, what: "dedicated doorbells are" };
                 }
                 Error::create(VERB, format!("{:?}, {cap:?}", T::QP_TYPE), reason).or_hint(|errno| {
                     if errno == rustix::io::Errno::PERM && T::QP_TYPE == QpType::RAW_PACKET {
-                        return Some("raw packets are for those with the privilege CAP_NET_RAW".into());
+                        return Some("raw packets require CAP_NET_RAW".into());
                     }
                     (errno == rustix::io::Errno::INVAL && cap.max_inline_data > 0).then(|| {
                         format!(
@@ -252,7 +262,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.qp_num
     }
 
-    /// The state that it was last brought to. On an error it goes to ERR by itself; [`Qp::query`] tells that.
+    /// The state that it was last brought to. On an error it goes to ERR by itself; [`Qp::query`]
+    /// tells that.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
@@ -288,19 +299,20 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// The kernel refuses.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
-        let told =
+        let resp =
             command::query_qp(self.pd.context().file(), self.handle, QpAttrMask::STATE | QpAttrMask::CAP)
-                .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
-        let mut attr = QpAttr::from_kernel(&told);
+                .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
+        let mut attr = QpAttr::from_kernel(&resp);
         if attr.cap.max_send_wr == 0 {
-            // Where users lay out their queues themselves, as on ConnectX, the kernel does not tell what they hold.
+            // Where users lay out their queues themselves, as on ConnectX, the kernel does not tell
+            // what they hold.
             attr.cap = self.cap();
         }
-        Ok((attr, QpInitAttr { cap: attr.cap, signal_all: told.sq_sig_all != 0 }))
+        Ok((attr, QpInitAttr { cap: attr.cap, signal_all: resp.sq_sig_all != 0 }))
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read; events that were not are
-    /// gone. Dropping does the same in silence.
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read; events
+    /// that were not are gone. Dropping does the same in silence.
     ///
     /// # Errors
     /// The kernel refuses. The device may then go on using the rings and the memory that posted
@@ -310,8 +322,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
         // SAFETY: the queue pair was not ended, and is dropped next.
-        unsafe { self.end() }
-            .map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
+        unsafe { self.destroy_inner() }
+            .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
     /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the
@@ -321,7 +333,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// The queue pair must not have been ended before, and must not be used afterwards, except to
     /// drop it.
-    pub(crate) unsafe fn end(&mut self) -> Result<u32, Refused> {
+    pub(crate) unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // The kernel keeps a queue pair that is in a group.
         for (group, lid) in self.groups.drain(..) {
@@ -329,24 +341,26 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             let _ = unsafe { command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid) };
         }
         // Nor does it let go of one that a flow leads to.
-        self.flows.end_all(self.pd.context().file());
+        self.flows.destroy_all(self.pd.context().file());
         // SAFETY: the handle is this queue pair's own, and nothing asks for anything by it after
-        // `end`. The rings are freed below, after the kernel has destroyed the queue pair.
-        let told =
+        // `destroy_inner`. The rings are freed below, after the kernel has destroyed the queue
+        // pair.
+        let resp =
             unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }.inspect_err(|_| {
                 // The device may go on using the rings, so they are leaked.
                 if let Some(rq) = &mut self.rq {
                     rq.abandon();
                 }
             })?;
-        // SAFETY: by the contract of `end`, this runs once, and nothing looks at the ring afterwards.
+        // SAFETY: by the contract of `destroy_inner`, this runs once, and nothing looks at the ring
+        // afterwards.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
         if let Some(rq) = &mut self.rq {
-            // SAFETY: by the contract of `end`, this runs once, and nothing looks at the ring
-            // afterwards.
+            // SAFETY: by the contract of `destroy_inner`, this runs once, and nothing looks at the
+            // ring afterwards.
             unsafe { ManuallyDrop::drop(rq) };
         }
-        Ok(told.events_reported)
+        Ok(resp.events_reported)
     }
 
     /// The send that brought it down, where more is known of that than its completion said; see
@@ -475,8 +489,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
-        // The fast path is here too, not in a half, and the slow one gets the queue pair as its only
-        // other argument: a view costs registers.
+        // The fast path is here too, not in a half, and the slow one gets the queue pair as its
+        // only other argument: a view costs registers.
         if let [request] = requests
             // SAFETY: the caller vouches for the request.
             && let Some(posted) = unsafe { T::try_post::<P>(&mut self.sq, request, false) }
@@ -484,7 +498,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             return posted.map_err(|error| post::doorbell_error(error, 1));
         }
         // SAFETY: the caller vouches for every request; none of them has been posted.
-        unsafe { self.post_rest(requests, false) }
+        unsafe { self.post_send_slow(requests, false) }
     }
 
     /// Posts what the fast path declined.
@@ -493,18 +507,18 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[inline(always)]
-    unsafe fn post_rest(
+    unsafe fn post_send_slow(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
-        later: bool,
+        defer: bool,
     ) -> Result<(), PostError> {
         match requests {
-            // From a copy, so that a request that is known where it is posted need not lie in memory
-            // for the fast path.
+            // From a copy, so that a request that is known where it is posted need not lie in
+            // memory for the fast path.
             // SAFETY: the caller's promise is the same, and a copy names the same memory.
-            [request] => unsafe { self.post_list(&[*request], later) },
+            [request] => unsafe { self.post_send_list(&[*request], defer) },
             // SAFETY: the caller's promise is the same.
-            _ => unsafe { self.post_list(requests, later) },
+            _ => unsafe { self.post_send_list(requests, defer) },
         }
     }
 
@@ -514,13 +528,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///
     /// As for [`SendHalf::post_send`].
     #[inline(never)]
-    unsafe fn post_list(
+    unsafe fn post_send_list(
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
-        later: bool,
+        defer: bool,
     ) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
-        unsafe { post::post_sends::<T, P>(&mut self.sq, self.state, requests, later) }
+        unsafe { post::post_sends::<T, P>(&mut self.sq, self.state, requests, defer) }
     }
 
     /// Posts sends and leaves the doorbell to the next flush, poll with a flush, or post; see
@@ -544,7 +558,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             return posted.map_err(|error| post::doorbell_error(error, 1));
         }
         // SAFETY: the caller vouches for every request; none of them has been posted.
-        unsafe { self.post_rest(requests, true) }
+        unsafe { self.post_send_slow(requests, true) }
     }
 
     /// Hands all deferred requests to the device; see [`SendHalf::flush`].
@@ -595,7 +609,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             }
         };
         if self.state() == QpState::ERR {
-            // A device need not look at the queue by itself. Where it cannot be told to, it is gone.
+            // A device need not look at the queue by itself. Where it cannot be told to, it is
+            // gone.
             let _ = self.set_error();
         }
         posted
@@ -617,7 +632,7 @@ impl<T: Transport, P: Provider> Drop for Qp<T, P> {
     fn drop(&mut self) {
         if !self.destroyed {
             // SAFETY: it was not ended, and is being dropped.
-            let _ = unsafe { self.end() };
+            let _ = unsafe { self.destroy_inner() };
         }
     }
 }
@@ -654,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn rings_stay_where_the_kernel_refuses_to_destroy_the_queue_pair() {
+    fn rings_are_leaked_if_destroy_qp_fails() {
         let plain = Plain::default();
         let pd = plain.domain();
         let qp = plain.queue_pair(&pd);
@@ -666,7 +681,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dropped_batch_takes_back_what_was_pushed_past_it() {
+    fn dropped_batch_aborts_pushes_through_provider_queue() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         let mut batch = qp.start_send();

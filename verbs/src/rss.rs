@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bareverbs_provider::command::{self, QpHandle};
 use bareverbs_provider::contract::Provider;
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::rss::{HashFields, HashFunctions, RssQpRequest, TOEPLITZ_KEY};
 use rustix::io::Errno;
 
@@ -12,8 +12,9 @@ use crate::qp::Flows;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, Error, FlowId, FlowRule, Pd, Result, Wq};
 
-/// A table of [work queues](Wq), which says where a hash leads: the queue of entry `n` takes the frames whose hash has the
-/// rest `n` when divided by the number of entries. A queue may be in several entries.
+/// A table of [work queues](Wq), which says where a hash leads: the queue of entry `n` takes the
+/// frames whose hash has the rest `n` when divided by the number of entries. A queue may be in
+/// several entries.
 ///
 /// It keeps its queues. Who posts to them stays their owner.
 #[doc(alias = "ibv_rwq_ind_table")]
@@ -34,22 +35,22 @@ struct TableShared<P: Provider> {
 impl<P: Provider> IndirectionTable<P> {
     pub(crate) fn create(context: &Context<P>, wqs: &[&Wq<P>]) -> Result<Self> {
         const VERB: &str = "create_rwq_ind_table";
-        let told = &context.session().told;
+        let attr = &context.inner().device_attr;
         if !context.capabilities().rss {
-            return Err(Error::Unsupported { verb: VERB, what: "tables of work queues are" });
+            return Err(Error::Unsupported { verb: VERB, what: "indirection tables are" });
         }
         if !wqs.len().is_power_of_two() {
             let reason = format!("a table has 1, 2, 4, 8 and so on entries, not {}", wqs.len());
             return Err(Error::invalid(VERB, reason));
         }
-        let most = told.rss_caps.max_rwq_indirection_table_size;
-        Error::check_limit(VERB, "a number of entries of", wqs.len() as u64, most.into())?;
+        let max = attr.rss_caps.max_rwq_indirection_table_size;
+        Error::check_limit(VERB, "a number of entries of", wqs.len() as u64, max.into())?;
         for wq in wqs {
-            context.check_own(VERB, "work queue", wq.shared().context().file())?;
+            context.check_same_context(VERB, "work queue", wq.shared().context().file())?;
         }
         let handles: Vec<u32> = wqs.iter().map(|wq| wq.shared().handle).collect();
         let handle = command::create_rwq_ind_table(context.file(), &handles)
-            .map_err(|refused| Error::refused(VERB, format!("{} work queues", wqs.len()), refused))?;
+            .map_err(|refused| Error::kernel(VERB, format!("{} work queues", wqs.len()), refused))?;
         let shared = TableShared {
             context: context.clone(),
             handle,
@@ -69,7 +70,8 @@ impl<P: Provider> IndirectionTable<P> {
     /// Destroys it. Dropping does the same in silence, and waits for the queue pairs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
+    /// kernel refuses.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(self) -> Result<()> {
         const VERB: &str = "destroy_rwq_ind_table";
@@ -77,7 +79,7 @@ impl<P: Provider> IndirectionTable<P> {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a table of work queues", refused))
+        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "an indirection table", refused))
     }
 }
 
@@ -85,7 +87,7 @@ impl<P: Provider> TableShared<P> {
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
-    unsafe fn destroy(&mut self) -> Result<(), Refused> {
+    unsafe fn destroy(&mut self) -> Result<(), IoctlError> {
         self.destroyed = true;
         // SAFETY: by the contract of `destroy`, the handle is still the table's. Queue pairs of the
         // table keep it, so there are none any more.
@@ -106,21 +108,23 @@ impl<P: Provider> Drop for TableShared<P> {
 #[doc(alias = "ibv_rx_hash_conf")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RssHash {
-    /// Which of its headers; those of one version of IP, and of TCP or of UDP. What the device can hash, it tells in
-    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). Where a frame lacks them goes is the
-    /// device's choice.
+    /// Which of its headers; those of one version of IP, and of TCP or of UDP. What the device can
+    /// hash, it tells in
+    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). Where a frame
+    /// lacks them goes is the device's choice.
     pub fields: HashFields,
     /// The key. Random bytes spread well.
     pub key: [u8; TOEPLITZ_KEY],
 }
 
 impl RssHash {
-    /// Refuses what no device would hash into a table of so many entries, or not this one, which can hash `device`.
+    /// Refuses what no device would hash into a table of so many entries, or not this one, which
+    /// can hash `device`.
     fn check(&self, verb: &'static str, device: HashFields, entries: usize) -> Result<()> {
         use HashFields as F;
         let fields = self.fields;
         if !device.contains(fields) {
-            return Err(Error::Unsupported { verb, what: "hashes of some of these fields are" });
+            return Err(Error::Unsupported { verb, what: "some of these RX hash fields are" });
         }
         let has = |which| usize::from(fields.intersects(which));
         if has(F::SRC_IPV4 | F::DST_IPV4) + has(F::SRC_IPV6 | F::DST_IPV6) > 1 {
@@ -139,7 +143,7 @@ impl RssHash {
     }
 }
 
-/// What a queue pair that spreads frames is to be.
+/// What an RSS QP is to be.
 pub struct RssInit<'a, P: Provider = AnyProvider> {
     /// The queues that it spreads over.
     pub table: &'a IndirectionTable<P>,
@@ -149,9 +153,10 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
     pub user_data: u64,
 }
 
-/// A queue pair that spreads whole Ethernet frames over the [work queues](Wq) of a table: those of one connection come to
-/// one queue, in their order. Nothing can be posted to it, and it has no states: flows lead frames to it as to a
-/// [`Qp<RawPacket>`](crate::RawPacket). For the privileged (`CAP_NET_RAW`), on Ethernet ports of devices that have
+/// A queue pair that spreads whole Ethernet frames over the [work queues](Wq) of a table: those of
+/// one connection come to one queue, in their order. Nothing can be posted to it, and it has no
+/// states: flows lead frames to it as to a [`Qp<RawPacket>`](crate::RawPacket). For the privileged
+/// (`CAP_NET_RAW`), on Ethernet ports of devices that have
 /// [`Capabilities::rss`](crate::Capabilities::rss).
 ///
 /// ```no_run
@@ -189,13 +194,13 @@ impl<P: Provider> RssQp<P> {
         const VERB: &str = "create_qp";
         let (context, table) = (pd.context(), &init.table.shared);
         if !context.capabilities().rss {
-            return Err(Error::Unsupported { verb: VERB, what: "queue pairs that spread frames are" });
+            return Err(Error::Unsupported { verb: VERB, what: "RSS QPs are" });
         }
-        context.check_own(VERB, "table of work queues", table.context.file())?;
+        context.check_same_context(VERB, "indirection table", table.context.file())?;
         let offloads = context
             .provider()
             .offloads()
-            .map_err(|refused| Error::refused(VERB, "what the device hashes", refused))?;
+            .map_err(|refused| Error::kernel(VERB, "what the device hashes", refused))?;
         if !offloads.rx_hash_function.contains(HashFunctions::TOEPLITZ) {
             return Err(Error::Unsupported { verb: VERB, what: "Toeplitz hashes are" });
         }
@@ -211,7 +216,7 @@ impl<P: Provider> RssQp<P> {
         let created = context.provider().create_rss_qp(&request).map_err(|reason| {
             let asked = format!("a hash of {fields:?} over {} entries", table.entries);
             Error::create(VERB, asked, reason).or_hint(|errno| match errno {
-                Errno::PERM => Some("raw packets are for those with the privilege CAP_NET_RAW".into()),
+                Errno::PERM => Some("raw packets require CAP_NET_RAW".into()),
                 Errno::INVAL | Errno::OPNOTSUPP if fields.contains(HashFields::INNER) => {
                     Some("the device may not look into tunnels: leave INNER out".into())
                 }
@@ -247,8 +252,9 @@ impl<P: Provider> RssQp<P> {
         self.table.entries
     }
 
-    /// Has the frames that match `rule` come to the work queues, and no longer to the kernel's network. A frame for whose
-    /// queue no receive is posted is lost. It ends with the queue pair, or with [`RssQp::destroy_flow`].
+    /// Has the frames that match `rule` come to the work queues, and no longer to the kernel's
+    /// network. A frame for whose queue no receive is posted is lost. It ends with the queue pair,
+    /// or with [`RssQp::destroy_flow`].
     ///
     /// # Errors
     /// As for [`Qp::create_flow`](crate::Qp::create_flow).
@@ -266,26 +272,25 @@ impl<P: Provider> RssQp<P> {
         self.flows.destroy(self.pd.context(), flow)
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read. Dropping does the same in
-    /// silence.
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read.
+    /// Dropping does the same in silence.
     ///
     /// # Errors
     /// The kernel refuses.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         // SAFETY: it was not ended, and is dropped next.
-        unsafe { self.end() }
-            .map_err(|refused| Error::refused("destroy_qp", "a queue pair that spreads frames", refused))
+        unsafe { self.destroy_inner() }.map_err(|refused| Error::kernel("destroy_qp", "an RSS QP", refused))
     }
 
     /// # Safety
     ///
     /// It must not have been ended before, and must not be used afterwards, except to drop it.
-    unsafe fn end(&mut self) -> Result<u32, Refused> {
+    unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         let file = self.pd.context().file();
         // The kernel does not let go of one that a flow leads to.
-        self.flows.end_all(file);
+        self.flows.destroy_all(file);
         // SAFETY: the queue pair is this value's, which is used no more.
         Ok(unsafe { command::destroy_qp(file, self.handle) }?.events_reported)
     }
@@ -295,7 +300,7 @@ impl<P: Provider> Drop for RssQp<P> {
     fn drop(&mut self) {
         if !self.destroyed {
             // SAFETY: it was not ended, and is being dropped.
-            let _ = unsafe { self.end() };
+            let _ = unsafe { self.destroy_inner() };
         }
     }
 }
@@ -312,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_says_nothing_or_too_much_is_refused() {
+    fn empty_and_conflicting_rss_hash_fields_are_rejected() {
         use HashFields as F;
         let all = F::all();
         assert!(check(F::SRC_IPV4 | F::DST_PORT_UDP, all, 4).is_ok());
@@ -328,7 +333,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_passes_is_of_one_version_of_ip_and_one_protocol(bits in 0u64..1 << 9, entries in 1usize..9) {
+        fn accepted_rss_hash_has_one_ip_version_and_one_protocol(bits in 0u64..1 << 9, entries in 1usize..9) {
             use HashFields as F;
             let fields = F::from_bits_retain(bits);
             if check(fields, F::all(), entries).is_ok() {

@@ -47,26 +47,27 @@ macro_rules! adapters {
                 self.readiness.until(|| self.channel.try_get_event()).await
             }
 
-            /// Takes the next completion of `cq`, and waits for it where there is none: polls, arms the queue, polls
-            /// again and only then sleeps, so that no completion is slept through.
+            /// Takes the next completion of `cq`, and waits for it where there is none: polls, arms
+            /// the queue, polls again and only then sleeps, so that no completion is slept through.
             ///
-            /// It takes events of other queues on the channel as reasons to look, and drops them. That is right with
-            /// any number of queues, since one task waits at a time and begins by polling; where several shall be
-            /// waited for together, arm them, poll them all once more and wait for
+            /// It takes events of other queues on the channel as reasons to look, and drops them.
+            /// That is right with any number of queues, since one task waits at a time and begins
+            /// by polling; where several shall be waited for together, arm them, poll them all once
+            /// more and wait for
             #[doc = "[an event](Self::get_event)."]
             ///
             /// Where the future is dropped, no completion is lost.
             ///
             /// # Errors
-            /// [`Error::Invalid`](crate::Error::Invalid) where the queue's events do not go to this channel; the
-            /// kernel refuses to arm it; the device is gone.
+            /// [`Error::Invalid`](crate::Error::Invalid) where the queue's events do not go to this
+            /// channel; the kernel refuses to arm it; the device is gone.
             pub async fn completion<P: $crate::Provider>(
                 &mut self,
                 cq: &mut $crate::Cq<P>,
             ) -> $crate::Result<$crate::WorkCompletion> {
                 if !cq.channel().is_some_and(|channel| channel.is(&self.channel)) {
                     let reason = "the queue's events do not go to this channel: create it with the channel";
-                    return Err($crate::Error::invalid("completion", reason));
+                    return Err($crate::Error::invalid("CompChannel::completion", reason));
                 }
                 loop {
                     if let Some(completion) = cq.poll_one() {
@@ -166,11 +167,11 @@ macro_rules! adapters {
                         return ended;
                     }
                     if self.endpoint.pending() == 0 {
-                        return Err($crate::Error::invalid("wait", "no operation is under way").into());
+                        return Err($crate::Error::invalid("Endpoint::wait", "no operation is under way").into());
                     }
                     if !self.endpoint.channel().is(&self.channel) {
                         let reason = "the endpoint was exchanged for another one: wrap that one anew";
-                        return Err($crate::Error::invalid("wait", reason).into());
+                        return Err($crate::Error::invalid("Endpoint::wait", reason).into());
                     }
                     self.endpoint.arm()?;
                     // What ended before the endpoint was armed raises no event.
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[cfg(feature = "tokio")]
-    futures_can_move!(futures_of_tokio_can_move_between_threads, tokio);
+    futures_can_move!(tokio_futures_are_send, tokio);
     #[cfg(feature = "async-io")]
-    futures_can_move!(futures_of_async_io_can_move_between_threads, async_io);
+    futures_can_move!(async_io_futures_are_send, async_io);
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest, XrcSrqRequest};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use rustix::io::Errno;
 
 use crate::cq::CqShared;
@@ -49,8 +49,8 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
-/// A receive queue that several queue pairs share: each message takes the receive that was posted first, whichever queue
-/// pair it comes to. The completion tells which one that was.
+/// A receive queue that several queue pairs share: each message takes the receive that was posted
+/// first, whichever queue pair it comes to. The completion tells which one that was.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Buffer, CqInit, Device, QpInit, Rc, RecvRequest, SrqInit};
@@ -69,7 +69,8 @@ pub struct SrqAttr {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// It has one owner, who posts. Queue pairs keep the kernel's side of it alive for as long as they need it.
+/// It has one owner, who posts. Queue pairs keep the kernel's side of it alive for as long as they
+/// need it.
 #[doc(alias = "ibv_srq")]
 pub struct Srq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Srq>,
@@ -82,10 +83,12 @@ pub struct Srq<P: Provider = AnyProvider> {
 pub(crate) struct SrqShared<P: Provider> {
     pd: Pd<P>,
     pub(crate) handle: u32,
-    /// The queue's memory, left here by an owner who went before the last queue pair: receives in it are still good.
+    /// The queue's memory, left here by an owner who went before the last queue pair: receives in
+    /// it are still good.
     orphan: Mutex<Option<P::Srq>>,
     destroyed: bool,
-    /// Of XRC: the domain, and the queue for its completions. The kernel's side of them is given back after its own.
+    /// Of XRC: the domain, and the queue for its completions. The kernel's side of them is given
+    /// back after its own.
     _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
 
@@ -107,8 +110,8 @@ impl<P: Provider> Srq<P> {
         check_srq_limit(VERB, init.limit, init.max_wr)?;
         let SrqInit { max_wr, max_sge, limit, memory, user_data } = *init;
         if let Some((xrcd, cq)) = xrc {
-            pd.context().check_own(VERB, "XRC domain", xrcd.context().file())?;
-            pd.context().check_own(VERB, "completion queue", cq.shared().context().file())?;
+            pd.context().check_same_context(VERB, "XRC domain", xrcd.context().file())?;
+            pd.context().check_same_context(VERB, "completion queue", cq.shared().context().file())?;
         }
         let request = SrqRequest {
             pd: pd.domain().handle,
@@ -169,7 +172,7 @@ impl<P: Provider> Srq<P> {
             return Ok(());
         }
         // SAFETY: the caller vouches for every request; none of them has been posted.
-        unsafe { self.post_list(requests) }
+        unsafe { self.post_recv_list(requests) }
     }
 
     /// Posts any receives.
@@ -178,7 +181,7 @@ impl<P: Provider> Srq<P> {
     ///
     /// As for [`Srq::post_recv`].
     #[inline(never)]
-    unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+    unsafe fn post_recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         // SAFETY: the caller's promise is the same.
         unsafe { post_receives(&mut *self.queue, requests) }
     }
@@ -207,13 +210,13 @@ impl<P: Provider> Srq<P> {
     /// The kernel refuses.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
-        let told = command::query_srq(self.pd().context().file(), self.shared.handle)
-            .map_err(|refused| Error::refused("query_srq", "its attributes", refused))?;
-        Ok(SrqAttr { max_wr: told.max_wr, max_sge: told.max_sge, limit: told.srq_limit })
+        let resp = command::query_srq(self.pd().context().file(), self.shared.handle)
+            .map_err(|refused| Error::kernel("query_srq", "its attributes", refused))?;
+        Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
     }
 
-    /// Asks for one [event](crate::AsyncEvent::Srq) when a message leaves fewer than `limit` receives posted; 0 asks for
-    /// none. The limit is gone when the event has been raised.
+    /// Asks for one [event](crate::AsyncEvent::Srq) when a message leaves fewer than `limit`
+    /// receives posted; 0 asks for none. The limit is gone when the event has been raised.
     ///
     /// ```no_run
     /// # fn refill(srq: &mut bareverbs::Srq) -> bareverbs::Result<()> {
@@ -237,18 +240,21 @@ impl<P: Provider> Srq<P> {
             .map_err(|reason| Error::create(VERB, format!("limit {limit}"), reason))
     }
 
-    /// Makes room for at least `max_wr` receives; those that are posted stay. Messages may come in meanwhile.
+    /// Makes room for at least `max_wr` receives; those that are posted stay. Messages may come in
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0 or fewer than are posted, [`Error::Limit`] for more than the device's `max_srq_wr`; the
-    /// kernel refuses fewer than the limit. An [`Error::Provider`], or a refusal of `mmap`, says that the kernel resized the
-    /// queue but its new memory cannot be used: then posting fails with
-    /// [`Refusal::QueueLost`](crate::Refusal::QueueLost) until a resize succeeds.
+    /// [`Error::Invalid`] for 0 or fewer than are posted, [`Error::Limit`] for more than the
+    /// device's `max_srq_wr`; the kernel refuses fewer than the limit. An [`Error::Provider`], or a
+    /// refusal of `mmap`, says that the kernel resized the queue but its new memory cannot be used:
+    /// then posting fails with [`PushError::QueueLost`](crate::PushError::QueueLost) until a resize
+    /// succeeds.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         check_depth(VERB, max_wr, self.pd().context().limits().max_srq_wr)?;
-        // Asked for that, early kernels 6.1 give the queue up and fall over it later (`rxe_srq_from_attr` of `rxe_srq.c`).
+        // Asked for that, early kernels 6.1 give the queue up and fall over it later
+        // (`rxe_srq_from_attr` of `rxe_srq.c`).
         let posted = self.queue.posted();
         if posted > max_wr {
             let reason = format!(
@@ -264,11 +270,13 @@ impl<P: Provider> Srq<P> {
         })
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read; events that were not are
-    /// gone. Dropping does the same in silence, and waits for the queue pairs.
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read;
+    /// events that were not are gone. Dropping does the same in silence, and waits for the queue
+    /// pairs.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the kernel refuses.
+    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
+    /// kernel refuses.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<u32> {
         const VERB: &str = "destroy_srq";
@@ -278,24 +286,24 @@ impl<P: Provider> Srq<P> {
             return Err(Error::invalid(VERB, "queue pairs still use it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a shared receive queue", refused))
+        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a shared receive queue", refused))
     }
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
         let context = self.shared.pd.context();
         // Providers begin with the ring, which a forked child does not have.
-        context.file().check_home().map_err(|errno| Refused { method: "ModifySrq", errno })?;
+        context.file().check_same_process().map_err(|errno| IoctlError { method: "ModifySrq", errno })?;
         let provider = context.provider();
         // SAFETY: handle and queue came from one `create_srq`, and nothing takes them apart.
         unsafe { provider.modify_srq(self.shared.handle, &mut self.queue, change) }
     }
 }
 
-fn check_depth(verb: &'static str, max_wr: u32, most: u32) -> Result<()> {
+fn check_depth(verb: &'static str, max_wr: u32, max: u32) -> Result<()> {
     if max_wr == 0 {
         return Err(Error::invalid(verb, "a shared receive queue must hold at least 1 receive"));
     }
-    Error::check_limit(verb, "max_wr", max_wr.into(), most.into())
+    Error::check_limit(verb, "max_wr", max_wr.into(), max.into())
 }
 
 fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {
@@ -325,10 +333,10 @@ impl<P: Provider> SrqShared<P> {
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
-    unsafe fn destroy(&mut self) -> Result<u32, Refused> {
+    unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // SAFETY: all that names the queue keeps this, so nothing does any more.
-        let told =
+        let resp =
             unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
                 // The device may go on using the ring, so it is leaked.
                 let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -336,7 +344,7 @@ impl<P: Provider> SrqShared<P> {
                     queue.abandon();
                 }
             })?;
-        Ok(told.events_reported)
+        Ok(resp.events_reported)
     }
 }
 

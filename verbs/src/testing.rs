@@ -11,9 +11,9 @@ use bareverbs_provider::contract::{
     AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
     CreatedSrq, DoorbellError, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
 };
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::work::{
-    Datagram, RecvRequest, Refusal, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
+    Datagram, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
 use bareverbs_uapi::uverbs::types::CoreSupport;
 use bareverbs_uapi::verbs_values::QpState;
@@ -37,7 +37,7 @@ pub(crate) struct Log {
     /// How many receive queues were abandoned.
     pub(crate) abandoned: u32,
     /// Answers to the next changes of queue pairs, in this order; further changes succeed.
-    pub(crate) answers: VecDeque<Result<(), Refused>>,
+    pub(crate) answers: VecDeque<Result<(), IoctlError>>,
     /// Whether queue pairs are brought to RESET by two requests.
     pub(crate) resets_twice: bool,
     /// Numbers of the rings that were reset.
@@ -67,14 +67,14 @@ impl Plain {
     /// A protection domain of a new context of a device of this driver. Commands fail with the
     /// error that `path`, `/dev/null` or `/dev/urandom`, gives for an unknown ioctl.
     pub(crate) fn domain_behind(&self, path: &str, driver: DriverId) -> Pd<Self> {
-        let mut told = ExQueryDeviceResp::zeroed();
-        let base = &mut told.base;
+        let mut resp = ExQueryDeviceResp::zeroed();
+        let base = &mut resp.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
         let file = std::fs::File::open(path).expect("a file that is there");
         // SAFETY: the file fails every ioctl and mmap: tests name `/dev/null` and `/dev/urandom`.
         let file = unsafe { DeviceFile::from_fd_unchecked(file.into(), driver.0) }.expect("memory");
         let file = Arc::new(file);
-        Context::on_plain_memory(file, self.clone(), told).alloc_pd().expect("a domain")
+        Context::for_test(file, self.clone(), resp).alloc_pd().expect("a domain")
     }
 
     /// A queue pair in RTS, whose destruction will fail.
@@ -129,7 +129,8 @@ impl Drop for Ring {
     }
 }
 
-// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain vectors.
+// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain
+// vectors.
 unsafe impl SendQueue for Ring {
     type Ah = ();
 
@@ -137,12 +138,12 @@ unsafe impl SendQueue for Ring {
         16
     }
 
-    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
         self.pushed.push(request.wr_id);
         Ok(())
     }
 
-    unsafe fn push_datagram(&mut self, request: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), Refusal> {
+    unsafe fn push_datagram(&mut self, request: &SendRequest<'_, Datagram<'_, ()>>) -> Result<(), PushError> {
         self.pushed.push(request.wr_id);
         Ok(())
     }
@@ -162,10 +163,10 @@ unsafe impl SendQueue for Ring {
         self.plain.log().reset.push(self.number);
     }
 
-    unsafe fn change(&mut self, _: &DeviceFile, change: &ModifyQpReq) -> Result<(), Refused> {
+    unsafe fn modify(&mut self, _: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
         let mut log = self.plain.log();
         log.answers.pop_front().unwrap_or(Ok(()))?;
-        log.states.push(change.qp_state);
+        log.states.push(request.qp_state);
         Ok(())
     }
 
@@ -174,13 +175,14 @@ unsafe impl SendQueue for Ring {
     }
 }
 
-// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain vectors.
+// SAFETY: there is no device, so nothing accesses the memory of requests, and rings are plain
+// vectors.
 unsafe impl RecvQueue for Ring {
     fn capacity(&self) -> u32 {
         16
     }
 
-    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), Refusal> {
+    unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
         self.pushed.push(request.wr_id);
         Ok(())
     }
@@ -218,7 +220,7 @@ unsafe impl CompletionQueue for Ring {
 
     fn release(&mut self) {}
 
-    fn arm(&mut self, _: bool) -> Result<(), Refused> {
+    fn arm(&mut self, _: bool) -> Result<(), IoctlError> {
         Ok(())
     }
 }
@@ -265,7 +267,7 @@ unsafe impl Provider for Plain {
         false
     }
 
-    fn open(_: Arc<DeviceFile>) -> Result<Self, Refused> {
+    fn open(_: Arc<DeviceFile>) -> Result<Self, IoctlError> {
         Ok(Self::default())
     }
 
@@ -273,7 +275,7 @@ unsafe impl Provider for Plain {
         ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() }
     }
 
-    fn alloc_pd(&self) -> Result<u32, Refused> {
+    fn alloc_pd(&self) -> Result<u32, IoctlError> {
         Ok(1)
     }
 

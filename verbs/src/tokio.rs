@@ -1,7 +1,7 @@
 //! Waiting in tasks of [tokio](https://docs.rs/tokio) (feature `tokio`).
 //!
-//! Each type wraps its namesake and needs a runtime whose I/O is enabled, as `#[tokio::main]` makes it. Nothing else
-//! changes: queues are polled and requests posted as everywhere.
+//! Each type wraps its namesake and needs a runtime whose I/O is enabled, as `#[tokio::main]` makes
+//! it. Nothing else changes: queues are polled and requests posted as everywhere.
 //!
 //! ```no_run
 //! use bareverbs::{Cq, CqInit, Device, tokio};
@@ -51,7 +51,8 @@ impl Readiness {
             ));
         }
         let descriptor = Descriptor(Arc::clone(events));
-        // SAFETY: the descriptor is open and the same for as long as the value that names it, which owns a share of it.
+        // SAFETY: the descriptor is open and the same for as long as the value that names it, which
+        // owns a share of it.
         unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }
             .map(Self)
             .map_err(|error| failed(error.into()))
@@ -60,7 +61,8 @@ impl Readiness {
     /// Calls `take` until it gives something, whenever there is something to read.
     async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         loop {
-            // Only what comes after this is cleared below; so an event that comes after `take` is not overlooked.
+            // Only what comes after this is cleared below; so an event that comes after `take` is
+            // not overlooked.
             let mut guard = self.0.readable().await.map_err(failed)?;
             if let Some(taken) = take()? {
                 return Ok(taken);

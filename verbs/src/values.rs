@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn an_mtu_knows_its_bytes_and_its_number() {
+    fn mtu_converts_to_bytes_and_raw() {
         for (raw, bytes) in [(1, 256), (2, 512), (3, 1024), (4, 2048), (5, 4096)] {
             let mtu = Mtu::from_raw(raw).unwrap();
             assert_eq!(mtu.bytes(), bytes);

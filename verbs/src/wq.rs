@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::{Provider, RecvQueue};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::rss::{CreatedWq, WqChange, WqRequest};
 use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
@@ -27,8 +27,9 @@ pub struct WqInit<'a, P: Provider = AnyProvider> {
     pub max_recv_wr: u32,
     /// Scatter elements of a receive.
     pub max_recv_sge: u32,
-    /// What becomes of frames on their way into it: whether their VLAN tag is taken out, say. What the device can do of
-    /// that, it tells in [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
+    /// What becomes of frames on their way into it: whether their VLAN tag is taken out, say. What
+    /// the device can do of that, it tells in
+    /// [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
     pub flags: WqFlags,
     /// What pages its memory lies in.
     pub memory: QueueMemory,
@@ -45,8 +46,9 @@ impl<'a, P: Provider> WqInit<'a, P> {
     }
 }
 
-/// A work queue: receives that belong to no queue pair, for the frames that an [`RssQp`](crate::RssQp) spreads over
-/// several such queues of an [`IndirectionTable`](crate::IndirectionTable). On devices with
+/// A work queue: receives that belong to no queue pair, for the frames that an
+/// [`RssQp`](crate::RssQp) spreads over several such queues of an
+/// [`IndirectionTable`](crate::IndirectionTable). On devices with
 /// [`Capabilities::work_queues`](crate::Capabilities::work_queues).
 ///
 /// It is made in RESET, takes receives and frames in RDY, and none in ERR:
@@ -66,8 +68,8 @@ impl<'a, P: Provider> WqInit<'a, P> {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// It has one owner, who posts. Tables keep the kernel's side of it alive for as long as they need it: what was posted
-/// is good until the last of them goes.
+/// It has one owner, who posts. Tables keep the kernel's side of it alive for as long as they need
+/// it: what was posted is good until the last of them goes.
 #[doc(alias = "ibv_wq")]
 pub struct Wq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Rq>,
@@ -82,7 +84,8 @@ pub struct Wq<P: Provider = AnyProvider> {
 pub(crate) struct WqShared<P: Provider> {
     pd: Pd<P>,
     pub(crate) handle: u32,
-    /// The queue's memory, left here by an owner who went before the last table: receives in it are still good.
+    /// The queue's memory, left here by an owner who went before the last table: receives in it are
+    /// still good.
     orphan: Mutex<Option<P::Rq>>,
     destroyed: bool,
     /// The kernel's side of it is given back after its own.
@@ -103,9 +106,9 @@ impl<P: Provider> Wq<P> {
         let limits = context.limits();
         Error::check_limit(VERB, "max_recv_wr", max_recv_wr.into(), limits.max_qp_wr.into())?;
         Error::check_limit(VERB, "max_recv_sge", max_recv_sge.into(), limits.max_sge.into())?;
-        context.check_own(VERB, "completion queue", cq.shared().context().file())?;
-        let told = &context.session().told;
-        if let Some(what) = lacking(flags, told.raw_packet_caps, told.device_cap_flags_ex) {
+        context.check_same_context(VERB, "completion queue", cq.shared().context().file())?;
+        let attr = &context.inner().device_attr;
+        if let Some(what) = unsupported_flags(flags, attr.raw_packet_caps, attr.device_cap_flags_ex) {
             return Err(Error::Unsupported { verb: VERB, what });
         }
         let request = WqRequest {
@@ -123,7 +126,7 @@ impl<P: Provider> Wq<P> {
             let asked = format!("{max_recv_wr} receives of {max_recv_sge} elements, {flags:?}");
             Error::create(VERB, asked, reason).or_hint(|errno| {
                 (errno == Errno::PERM && flags.contains(WqFlags::DELAY_DROP))
-                    .then(|| "frames may wait for receives with the privilege CAP_SYS_RAWIO only".into())
+                    .then(|| "DELAY_DROP requires CAP_SYS_RAWIO".into())
             })
         })?;
         let CreatedWq { handle, wq_num, max_sge, queue, .. } = created;
@@ -154,8 +157,8 @@ impl<P: Provider> Wq<P> {
         self.wq_num
     }
 
-    /// The state that it was last brought to. Where it can't write what it received it goes to ERR by itself, which the
-    /// receive's completion tells: [`Wq::reset`] takes it from there.
+    /// The state that it was last brought to. Where it can't write what it received it goes to ERR
+    /// by itself, which the receive's completion tells: [`Wq::reset`] takes it from there.
     #[must_use]
     pub fn state(&self) -> WqState {
         self.state
@@ -197,7 +200,7 @@ impl<P: Provider> Wq<P> {
             return Err(Error::invalid(MODIFY, reason));
         }
         // SAFETY: the state is not RESET.
-        unsafe { self.go(WqState::RDY) }
+        unsafe { self.modify_state(WqState::RDY) }
     }
 
     /// RDY → ERR: no more frames come, and everything that is posted completes as
@@ -212,11 +215,11 @@ impl<P: Provider> Wq<P> {
             return Err(Error::invalid(MODIFY, "the work queue is in RESET, where nothing is posted"));
         }
         // SAFETY: the state is not RESET.
-        unsafe { self.go(WqState::ERR) }
+        unsafe { self.modify_state(WqState::ERR) }
     }
 
-    /// To RESET, from any state: it is emptied without completions, and can be made ready again. What it completed before
-    /// and was not polled may be gone too.
+    /// To RESET, from any state: it is emptied without completions, and can be made ready again.
+    /// What it completed before and was not polled may be gone too.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -224,7 +227,7 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         // SAFETY: the queue is reset below.
-        unsafe { self.go(WqState::RESET) }?;
+        unsafe { self.modify_state(WqState::RESET) }?;
         // SAFETY: the kernel has just brought it to RESET, which only `&mut self` could change.
         unsafe { self.queue.reset() };
         Ok(())
@@ -233,7 +236,7 @@ impl<P: Provider> Wq<P> {
     /// # Safety
     ///
     /// The caller must reset the queue after a change to RESET that has succeeded.
-    unsafe fn go(&mut self, to: WqState) -> Result<()> {
+    unsafe fn modify_state(&mut self, to: WqState) -> Result<()> {
         let provider = self.shared.pd.context().provider();
         let step = |from| {
             // SAFETY: the work queue is this value's, and the caller resets its queue after RESET.
@@ -259,8 +262,8 @@ impl<P: Provider> Wq<P> {
     #[doc(alias = "IBV_WQ_FLAGS_CVLAN_STRIPPING")]
     pub fn strip_vlan(&mut self, strip: bool) -> Result<()> {
         let (context, which) = (self.shared.pd.context(), WqFlags::CVLAN_STRIPPING);
-        let told = &context.session().told;
-        if let Some(what) = lacking(which, told.raw_packet_caps, told.device_cap_flags_ex) {
+        let attr = &context.inner().device_attr;
+        if let Some(what) = unsupported_flags(which, attr.raw_packet_caps, attr.device_cap_flags_ex) {
             return Err(Error::Unsupported { verb: MODIFY, what });
         }
         let flags = if strip { which } else { WqFlags::empty() };
@@ -292,7 +295,7 @@ impl<P: Provider> Wq<P> {
             return Ok(());
         }
         // SAFETY: the caller vouches for every request; none of them has been posted.
-        unsafe { self.post_list(requests) }
+        unsafe { self.post_recv_list(requests) }
     }
 
     /// Posts any receives in any state.
@@ -301,7 +304,7 @@ impl<P: Provider> Wq<P> {
     ///
     /// As for [`Wq::post_recv`].
     #[inline(never)]
-    unsafe fn post_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
+    unsafe fn post_recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if self.state != WqState::RDY && !requests.is_empty() {
             return Err(PostError { accepted: 0, reason: PostReason::WqState(self.state) });
         }
@@ -309,11 +312,12 @@ impl<P: Provider> Wq<P> {
         unsafe { post_receives(&mut *self.queue, requests) }
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Wq) have been read; events that were not are
-    /// gone. Dropping does the same in silence, and waits for the tables.
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Wq) have been read; events
+    /// that were not are gone. Dropping does the same in silence, and waits for the tables.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where tables still hold it, with the last of which it goes; the kernel refuses.
+    /// [`Error::Invalid`] where tables still hold it, with the last of which it goes; the kernel
+    /// refuses.
     #[doc(alias = "ibv_destroy_wq")]
     pub fn destroy(self) -> Result<u32> {
         const VERB: &str = "destroy_wq";
@@ -323,30 +327,30 @@ impl<P: Provider> Wq<P> {
             return Err(Error::invalid(VERB, "indirection tables still hold it: drop them first"));
         };
         // SAFETY: `shared` is the last owner, and was not destroyed before.
-        unsafe { shared.destroy() }.map_err(|refused| Error::refused(VERB, "a work queue", refused))
+        unsafe { shared.destroy() }.map_err(|refused| Error::kernel(VERB, "a work queue", refused))
     }
 }
 
 /// What of the flags a device lacks that has these capabilities.
-fn lacking(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<&'static str> {
+fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<&'static str> {
     let has = |cap| caps.contains(cap);
     let offered = [
         (
             WqFlags::CVLAN_STRIPPING,
             has(RawPacketCaps::CVLAN_STRIPPING),
-            "work queues that strip VLAN tags are",
+            "work queues with CVLAN stripping are",
         ),
-        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), "work queues that get check sequences are"),
-        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), "work queues that frames wait for are"),
+        (WqFlags::SCATTER_FCS, has(RawPacketCaps::SCATTER_FCS), "work queues with FCS scattering are"),
+        (WqFlags::DELAY_DROP, has(RawPacketCaps::DELAY_DROP), "work queues with delay drop are"),
         (
             WqFlags::PCI_WRITE_END_PADDING,
             device.contains(DeviceCapFlags::PCI_WRITE_END_PADDING),
-            "work queues that pad what they write are",
+            "work queues with PCI write end padding are",
         ),
     ];
     let known = offered.iter().fold(WqFlags::empty(), |known, (flag, ..)| known | *flag);
     if flags.intersects(known.complement()) {
-        return Some("work queues with flags that have no name are");
+        return Some("unknown work queue flags are");
     }
     offered.into_iter().find(|(flag, offered, _)| flags.contains(*flag) && !offered).map(|(.., what)| what)
 }
@@ -370,7 +374,7 @@ impl<P: Provider> WqShared<P> {
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
-    unsafe fn destroy(&mut self) -> Result<u32, Refused> {
+    unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // SAFETY: all that names the work queue keeps this, so nothing does any more.
         unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
@@ -397,18 +401,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_that_a_device_does_not_offer_are_told_by_what_they_are_for() {
+    fn unsupported_wq_flags_are_named() {
         let none = DeviceCapFlags::empty();
-        let lacks = |flags, caps| lacking(flags, caps, none);
+        let lacks = |flags, caps| unsupported_flags(flags, caps, none);
         assert_eq!(lacks(WqFlags::empty(), RawPacketCaps::empty()), None);
         assert_eq!(lacks(WqFlags::CVLAN_STRIPPING, RawPacketCaps::CVLAN_STRIPPING), None);
         let both = WqFlags::CVLAN_STRIPPING | WqFlags::SCATTER_FCS;
         let what = lacks(both, RawPacketCaps::CVLAN_STRIPPING).expect("one is lacking");
-        assert!(what.contains("check sequences"), "{what}");
+        assert!(what.contains("FCS"), "{what}");
         assert!(lacks(WqFlags::DELAY_DROP, RawPacketCaps::all() - RawPacketCaps::DELAY_DROP).is_some());
         assert!(lacks(WqFlags::PCI_WRITE_END_PADDING, RawPacketCaps::all()).is_some());
         let padding = DeviceCapFlags::PCI_WRITE_END_PADDING;
-        assert_eq!(lacking(WqFlags::PCI_WRITE_END_PADDING, RawPacketCaps::empty(), padding), None);
+        assert_eq!(unsupported_flags(WqFlags::PCI_WRITE_END_PADDING, RawPacketCaps::empty(), padding), None);
         assert!(lacks(WqFlags::from_bits_retain(1 << 20), RawPacketCaps::all()).is_some());
     }
 }

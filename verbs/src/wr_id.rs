@@ -1,11 +1,12 @@
 //! Requests' numbers that also tell whose they are.
 
-/// A request's number (`wr_id`) in two halves, so that a completion brings back whose request it was beside which.
+/// A request's number (`wr_id`) in two halves, so that a completion brings back whose request it
+/// was beside which.
 ///
-/// Devices hand the number back with each completion, failed and flushed ones included, and make nothing of it. Of the
-/// queue pair they tell its [number](crate::Completion::qp_num) only, which a program with many of them would have to
-/// look up. What it puts into [`WrId::owner`] instead (an index, say) takes a shift to get at, and costs those nothing
-/// that have no need of it.
+/// Devices hand the number back with each completion, failed and flushed ones included, and make
+/// nothing of it. Of the queue pair they tell its [number](crate::Completion::qp_num) only, which a
+/// program with many of them would have to look up. What it puts into [`WrId::owner`] instead (an
+/// index, say) takes a shift to get at, and costs those nothing that have no need of it.
 ///
 /// ```no_run
 /// use bareverbs::{Completion, Cq, Qp, Rc, RecvRequest, Sge, WrId};
@@ -30,8 +31,8 @@
 /// # }
 /// ```
 ///
-/// A receive of a shared queue is posted to nobody in particular. Its completion's `owner` is the shared queue's, and which
-/// queue pair took it only [`qp_num`](crate::Completion::qp_num) tells.
+/// A receive of a shared queue is posted to nobody in particular. Its completion's `owner` is the
+/// shared queue's, and which queue pair took it only [`qp_num`](crate::Completion::qp_num) tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WrId {
     /// Whose request it is. The upper half of the number.
@@ -62,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_is_its_halves(number: u64) {
+        fn wr_id_round_trips(number: u64) {
             let WrId { owner, request } = number.into();
             prop_assert_eq!((u64::from(owner) << 32) + u64::from(request), number);
             prop_assert_eq!(u64::from(WrId { owner, request }), number);

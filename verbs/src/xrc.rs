@@ -27,12 +27,14 @@ pub enum XrcdShare<'a> {
 
 /// An XRC domain.
 ///
-/// An extended reliable connection (XRC) leads from an [`XrcSend`](crate::XrcSend) queue pair of one process to an
-/// [`XrcTarget`] of another machine. There, each request takes a receive of the [`XrcSrq`] that it names. Queues and targets
-/// of a domain belong together, whichever process made them: N processes on each of M machines reach each other over N·M
-/// connections a machine, not N·N·M, since what comes to any target reaches every process's own queue.
+/// An extended reliable connection (XRC) leads from an [`XrcSend`](crate::XrcSend) queue pair of
+/// one process to an [`XrcTarget`] of another machine. There, each request takes a receive of the
+/// [`XrcSrq`] that it names. Queues and targets of a domain belong together, whichever process made
+/// them: N processes on each of M machines reach each other over N·M connections a machine, not
+/// N·N·M, since what comes to any target reaches every process's own queue.
 ///
-/// Processes find each other's domain by a file: it is that of the file's inode, for as long as somebody has it.
+/// Processes find each other's domain by a file: it is that of the file's inode, for as long as
+/// somebody has it.
 ///
 /// ```no_run
 /// use bareverbs::{CqInit, Device, QpInit, SrqInit, XrcSend, XrcSrqInit, XrcdShare};
@@ -82,12 +84,12 @@ impl<P: Provider> Xrcd<P> {
             XrcdShare::Create(fd) => (Some(fd), OFlags::CREATE | OFlags::EXCL),
         };
         let handle = command::open_xrcd(context.file(), shared, flags).map_err(|refused| {
-            Error::refused(VERB, format!("{share:?}"), refused).or_hint(|errno| match (errno, share) {
+            Error::kernel(VERB, format!("{share:?}"), refused).or_hint(|errno| match (errno, share) {
                 (Errno::AGAIN, XrcdShare::Join(_)) => {
-                    Some("nobody has a domain of that file: let one process make it first".into())
+                    Some("no process has an XRC domain of that file: create it first".into())
                 }
                 (Errno::INVAL, XrcdShare::Create(_)) => {
-                    Some("somebody has a domain of that file already: join it".into())
+                    Some("an XRC domain of that file exists already: join it".into())
                 }
                 _ => None,
             })
@@ -106,8 +108,8 @@ impl<P: Provider> Xrcd<P> {
         self.inner.handle
     }
 
-    /// Makes a queue pair that receives for the domain, in the state RESET. `user_data` comes back in its [asynchronous
-    /// events](crate::AsyncEvent::Qp).
+    /// Makes a queue pair that receives for the domain, in the state RESET. `user_data` comes back
+    /// in its [asynchronous events](crate::AsyncEvent::Qp).
     ///
     /// # Errors
     /// The kernel refuses, as where the device has no more queue pairs.
@@ -116,8 +118,9 @@ impl<P: Provider> Xrcd<P> {
         XrcTarget::create(self, user_data)
     }
 
-    /// Takes part in the domain's receiving queue pair `qp_num`, which another process has made. It then exists until
-    /// all have let go of it. The way from state to state stays the maker's: it is where the maker has brought it.
+    /// Takes part in the domain's receiving queue pair `qp_num`, which another process has made. It
+    /// then exists until all have let go of it. The way from state to state stays the maker's: it
+    /// is where the maker has brought it.
     ///
     /// # Errors
     /// The kernel refuses, with `EINVAL` where the domain has no such queue pair.
@@ -126,12 +129,12 @@ impl<P: Provider> Xrcd<P> {
         XrcTarget::open(self, qp_num, user_data)
     }
 
-    /// Leaves the domain; with the last process that has it, it goes. Dropping does the same in silence, when nothing
-    /// made in it is left.
+    /// Leaves the domain; with the last process that has it, it goes. Dropping does the same in
+    /// silence, when nothing made in it is left.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where something of this process is still in it, with the last of which it goes; the kernel
-    /// refuses.
+    /// [`Error::Invalid`] where something of this process is still in it, with the last of which it
+    /// goes; the kernel refuses.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(self) -> Result<()> {
         const VERB: &str = "close_xrcd";
@@ -141,14 +144,15 @@ impl<P: Provider> Xrcd<P> {
         inner.closed = true;
         // SAFETY: all that names the domain keeps it, and this was the last that did.
         unsafe { command::close_xrcd(inner.context.file(), inner.handle) }
-            .map_err(|refused| Error::refused(VERB, "an XRC domain", refused))
+            .map_err(|refused| Error::kernel(VERB, "an XRC domain", refused))
     }
 }
 
 impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
         if !self.closed {
-            // It fails only where an object that could not be given back is in it; closing the file frees both.
+            // It fails only where an object that could not be given back is in it; closing the file
+            // frees both.
             // SAFETY: all that names the domain keeps it, so nothing does any more.
             let _ = unsafe { command::close_xrcd(self.context.file(), self.handle) };
         }
@@ -166,11 +170,11 @@ pub struct XrcSrqInit<'a, P: Provider = AnyProvider> {
     pub cq: &'a Cq<P>,
 }
 
-/// A shared receive queue of an XRC domain: requests that come to any target of the domain and name it by
-/// [`XrcSrq::srq_num`] take its receives. [`Xrcd`] shows how it is made.
+/// A shared receive queue of an XRC domain: requests that come to any target of the domain and name
+/// it by [`XrcSrq::srq_num`] take its receives. [`Xrcd`] shows how it is made.
 ///
-/// Its completions come to its own completion queue; each tells by `qp_num` the target that it came to, which may be
-/// another process's.
+/// Its completions come to its own completion queue; each tells by `qp_num` the target that it came
+/// to, which may be another process's.
 ///
 /// It is no shared receive queue of ordinary queue pairs, and those do not take it:
 ///
@@ -252,7 +256,8 @@ impl<P: Provider> XrcSrq<P> {
         self.srq.query()
     }
 
-    /// Asks for one event when a message leaves fewer than `limit` receives posted, as [`Srq::set_limit`] does.
+    /// Asks for one event when a message leaves fewer than `limit` receives posted, as
+    /// [`Srq::set_limit`] does.
     ///
     /// # Errors
     /// As for [`Srq::set_limit`].
@@ -261,8 +266,8 @@ impl<P: Provider> XrcSrq<P> {
         self.srq.set_limit(limit)
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read. Dropping does the same in
-    /// silence.
+    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read.
+    /// Dropping does the same in silence.
     ///
     /// # Errors
     /// The kernel refuses.

@@ -5,15 +5,15 @@
 //! queue need a kernel, and are in `tests/kernel`.
 
 use bareverbs::{
-    Access, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid, Grh, InitAttr,
-    Ipv4Match, Mtu, PortMatch, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr, RtsAttr, SrqInit,
-    UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
+    Access, AhAttr, CqInit, DmInit, DoorbellChoice, Ece, EthernetMatch, FlowRule, Frame, Gid, GlobalRoute,
+    InitAttr, Ipv4Match, Mtu, PortMatch, QpAttr, QpAttrMask, QpCap, QpState, QueueMemory, RtrAttr, RtsAttr,
+    SrqInit, UcRtrAttr, UdInitAttr, XrcTargetRtsAttr,
 };
 
 const GID: Gid = Gid([9; 16]);
 
 #[test]
-fn reset_to_init_grants_the_peer_nothing() {
+fn reset_to_init_grants_no_remote_access() {
     let InitAttr { port, pkey_index, access } = InitAttr::new(3);
     assert_eq!((port, pkey_index, access), (3, 0, Access::empty()));
     let UdInitAttr { port, pkey_index, qkey } = UdInitAttr::new(3, 0x1234);
@@ -21,7 +21,7 @@ fn reset_to_init_grants_the_peer_nothing() {
 }
 
 #[test]
-fn init_to_rtr_expects_packet_0_of_1024_bytes_and_one_read_or_atomic() {
+fn init_to_rtr_defaults() {
     let way = AhAttr::global(1, GID, 2);
     let RtrAttr { address, dest_qp_num, rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer } =
         RtrAttr::new(way, 77);
@@ -33,7 +33,7 @@ fn init_to_rtr_expects_packet_0_of_1024_bytes_and_one_read_or_atomic() {
 }
 
 #[test]
-fn rtr_to_rts_waits_67_ms_and_retries_7_times_and_endlessly_without_a_receive() {
+fn rtr_to_rts_defaults() {
     let RtsAttr { sq_psn, timeout, retry_cnt, rnr_retry, max_rd_atomic } = RtsAttr::default();
     assert_eq!((sq_psn, max_rd_atomic), (0, 1));
     // 4.096 µs × 2^14 = 67 ms.
@@ -45,10 +45,10 @@ fn rtr_to_rts_waits_67_ms_and_retries_7_times_and_endlessly_without_a_receive() 
 }
 
 #[test]
-fn a_path_has_one_hop_and_no_classes() {
+fn ah_attr_defaults() {
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::global(2, GID, 5);
     assert_eq!((port, dlid, sl, src_path_bits, static_rate), (2, 0, 0, 0, 0));
-    let Grh { dgid, sgid_index, flow_label, hop_limit, traffic_class } = grh.expect("a global route");
+    let GlobalRoute { dgid, sgid_index, flow_label, hop_limit, traffic_class } = grh.expect("a global route");
     assert_eq!((dgid, sgid_index, flow_label, hop_limit, traffic_class), (GID, 5, 0, 1, 0));
     let AhAttr { port, dlid, sl, src_path_bits, static_rate, grh } = AhAttr::local(2, 0x1234);
     assert_eq!((port, dlid, sl, src_path_bits, static_rate, grh), (2, 0x1234, 0, 0, 0, None));
@@ -57,7 +57,7 @@ fn a_path_has_one_hop_and_no_classes() {
 }
 
 #[test]
-fn queues_hold_16_requests_of_one_element_and_nothing_inline() {
+fn qp_cap_defaults() {
     let QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data } = QpCap::default();
     assert_eq!((max_send_wr, max_recv_wr), (16, 16));
     assert_eq!((max_send_sge, max_recv_sge, max_inline_data), (1, 1, 0));
@@ -66,7 +66,7 @@ fn queues_hold_16_requests_of_one_element_and_nothing_inline() {
 }
 
 #[test]
-fn a_completion_queue_has_no_channel_no_times_and_no_compression() {
+fn cq_init_defaults() {
     let check = |init: CqInit<'_>, wanted: u32| {
         let CqInit { entries, channel, vector, timestamps, compressed, memory, user_data } = init;
         assert_eq!((entries, vector, user_data), (wanted, 0, 0));
@@ -78,7 +78,7 @@ fn a_completion_queue_has_no_channel_no_times_and_no_compression() {
 }
 
 #[test]
-fn device_memory_and_flows_ask_for_nothing_special() {
+fn dm_and_flow_defaults() {
     let DmInit { len, log_align } = DmInit::new(4096);
     assert_eq!((len, log_align), (4096, 0));
     let EthernetMatch { to, from, ether_type } = EthernetMatch::default();
@@ -94,7 +94,7 @@ fn device_memory_and_flows_ask_for_nothing_special() {
 }
 
 #[test]
-fn choices_default_to_the_ordinary_one() {
+fn enum_defaults() {
     assert_eq!(QueueMemory::default(), QueueMemory::Ordinary);
     assert_eq!(DoorbellChoice::default(), DoorbellChoice::Any);
     let Ece { vendor_id, options } = Ece::default();
@@ -104,7 +104,7 @@ fn choices_default_to_the_ordinary_one() {
 }
 
 #[test]
-fn attributes_of_a_raw_change_are_zero() {
+fn raw_modify_attributes_default_to_zero() {
     let QpAttr {
         qp_state,
         cur_qp_state,
@@ -151,7 +151,7 @@ fn step(attr: impl Into<(QpAttr, QpAttrMask)>) -> QpAttr {
 }
 
 #[test]
-fn every_attribute_of_a_step_reaches_the_change() {
+fn every_transition_attribute_is_passed_to_modify_qp() {
     let access = Access::REMOTE_READ;
     let init = InitAttr { port: 3, pkey_index: 4, access };
     let expected =

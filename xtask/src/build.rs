@@ -19,7 +19,7 @@ pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=
 pub(crate) const TOOL: &str = "bareverbs";
 
 /// Does on this thread, and in what it starts, what may take the processors that others leave.
-pub(crate) fn modestly<T>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn with_low_priority<T>(work: impl FnOnce() -> T) -> T {
     let _ = rustix::process::nice(19);
     work()
 }
@@ -81,8 +81,8 @@ fn guest_program(profile: &str, package: &str, name: &'static str) -> Result<Pat
     Ok(target_folder().join(TARGET).join(profile).join(name))
 }
 
-/// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised a little: it takes
-/// little time beside the kernel, and most of it is built for the tests already.
+/// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised
+/// a little: it takes little time beside the kernel, and most of it is built for the tests already.
 pub(crate) fn soak() -> Result<PathBuf> {
     announce("the soak program");
     let mut cargo = static_cargo("build");
@@ -104,7 +104,7 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("release/fastpath"))
 }
 
-/// Builds the program that posts what the card's recording is compared by.
+/// Builds the program that posts what the HCA's recording is compared by.
 pub(crate) fn wqe_diff() -> Result<PathBuf> {
     announce("the program that posts for comparison");
     let mut cargo = static_cargo("build");
@@ -126,12 +126,12 @@ pub(crate) fn counts() -> Result<PathBuf> {
     Ok(workspace().join("target/release/counts"))
 }
 
-/// Builds the RDMA card.
-pub(crate) fn card() -> Result<PathBuf> {
+/// Builds the HCA.
+pub(crate) fn hca() -> Result<PathBuf> {
     announce("the software ConnectX");
     let arguments = ["build", "--quiet", "--profile", "quick", "--package", "bareverbs-hca"];
     if !cargo().args(arguments).status().context("running cargo")?.success() {
-        bail!("the RDMA card could not be built");
+        bail!("the HCA could not be built");
     }
     Ok(workspace().join("target/quick/bareverbs-hca"))
 }

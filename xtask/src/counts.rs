@@ -1,4 +1,5 @@
-//! `cargo xtask counts`: what the mlx5 data path costs in instructions, on a card in the same process.
+//! `cargo xtask counts`: what the mlx5 data path costs in instructions, on the software HCA in the
+//! same process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,7 +12,7 @@ use clap::Args;
 use crate::build;
 
 /// What the check is called among the tests.
-pub(crate) const TITLE: &str = "counts::the_mlx5_data_path_stays_below_its_ceilings";
+pub(crate) const TITLE: &str = "counts::mlx5_data_path_stays_below_ceilings";
 
 /// The program that counts instructions; Debian's package is called the same.
 const VALGRIND: &str = "valgrind";
@@ -114,7 +115,8 @@ fn figures(folder: &Path) -> Result<BTreeMap<String, f64>> {
     Ok(figures)
 }
 
-/// Of a file that callgrind wrote at the request of the program: `NAME/SAMPLES` and their instructions.
+/// Of a file that callgrind wrote at the request of the program: `NAME/SAMPLES` and their
+/// instructions.
 fn dump(text: &str) -> Option<(String, f64)> {
     let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let (name, samples) = of("desc: Trigger: Client Request: ")?.rsplit_once('/')?;
@@ -155,7 +157,7 @@ mod tests {
     use super::dump;
 
     #[test]
-    fn a_dump_tells_its_name_and_instructions_per_sample() {
+    fn callgrind_dump_is_parsed() {
         let text = "version: 1\ndesc: Trigger: Client Request: own.poll send/100\nevents: Ir\ntotals: 3400\n";
         assert_eq!(dump(text), Some(("own.poll send".to_owned(), 34.0)));
         assert_eq!(dump("desc: Trigger: Program termination\ntotals: 3400\n"), None);

@@ -1,4 +1,5 @@
-//! `cargo xtask coverage`: which lines of the product crates the tests reach, and which public functions none calls.
+//! `cargo xtask coverage`: which lines of the product crates the tests reach, and which public
+//! functions none calls.
 
 mod functions;
 mod instrument;
@@ -28,14 +29,15 @@ pub(crate) struct Measure {
     /// Kernels to test on: series such as 6.12, rc or a folder; may be given more than once.
     #[arg(long = "kernel", value_name = "KERNEL", default_value = Since::V7_2.name())]
     kernels: Vec<String>,
-    /// Devices to run the kernel tests on: rxe, or a card with ports of ib or roce; may be given more than once.
-    /// Without it: all three.
+    /// Devices to run the kernel tests on: rxe, or the software HCA with a port of ib or roce; may
+    /// be given more than once. Without it: all three.
     #[arg(long = "device", value_name = "DEVICE", value_enum)]
     devices: Vec<Tested>,
     /// What executes the guests: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// Only the tests that need no guest. Functions that no test calls are listed then, but fail nothing.
+    /// Only the tests that need no guest. Functions that no test calls are listed then, but fail
+    /// nothing.
     #[arg(long)]
     no_guests: bool,
     /// Add to the profiles of the runs before instead of beginning anew.
@@ -79,14 +81,14 @@ impl Measure {
         let sources = Sources::read()?;
         let functions = sources.called(&coverage);
         print_table(&sources, &coverage, &functions);
-        let complaints = uncalled::complaints(&functions);
+        let violations = uncalled::violations(&functions);
         if self.no_guests {
-            println!("\nwithout the kernel tests, {} public functions are called by none", complaints.len());
+            println!("\nwithout the kernel tests, {} public functions are called by none", violations.len());
         }
-        for complaint in &complaints {
-            println!("{complaint}");
+        for violation in &violations {
+            println!("{violation}");
         }
-        let judged = self.no_guests || complaints.is_empty();
+        let judged = self.no_guests || violations.is_empty();
         Ok(if judged && totals.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Peers, Prefixed, Setup, Stream, Tools};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Prefixed, RdmaCore, Setup, Stream, Tools};
 use clap::Args;
 
 use crate::print::{heading, microseconds};
@@ -42,8 +42,8 @@ impl Demo {
         println!("QEMU {}", tools.version);
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         println!("kernel {}", kernel.version);
-        let peers = Peers::fetch(&cache, false)?;
-        println!("rdma-core {}", peers.version);
+        let rdma_core = RdmaCore::fetch(&cache, false)?;
+        println!("rdma-core {}", rdma_core.version);
         let programs = build::guest_programs()?;
         println!("bareverbs, static, {} KiB", build::tool(&programs)?.metadata()?.len() / 1024);
         let begin = Instant::now();
@@ -53,7 +53,7 @@ impl Demo {
             kernel: &kernel,
             programs: &programs,
             hosts: 2,
-            peers: Some(peers.root),
+            rdma_core: Some(rdma_core.root),
             shares: Vec::new(),
             accelerator: self.accel,
             instruction_clock: false,
@@ -110,7 +110,8 @@ fn both(guests: &mut Guests, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a server on host 1 and, once it listens, a client on host 2. The answer is the client's time per round trip.
+/// Runs a server on host 1 and, once it listens, a client on host 2. The answer is the client's
+/// time per round trip.
 fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> Result<f64> {
     println!("host 1: {}\nhost 2: {}", server.join(" "), client.join(" "));
     let deadline = Some(Instant::now() + LIMIT);

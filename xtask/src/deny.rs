@@ -1,7 +1,7 @@
 //! `cargo xtask deny`: the policy for dependencies.
 //!
-//! `deny.toml` says which licenses, sources and crates are allowed, and cargo-deny checks it for the
-//! whole workspace. Its advisory database comes from a host of its own, which not every machine
+//! `deny.toml` says which licenses, sources and crates are allowed, and cargo-deny checks it for
+//! the whole workspace. Its advisory database comes from a host of its own, which not every machine
 //! reaches; `--advisories` adds that check. That the product contains no C is checked here, from
 //! `cargo metadata`.
 
@@ -103,7 +103,8 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// How many crates the product is built of on Linux, with all features, and what is wrong with them.
+/// How many crates the product is built of on Linux, with all features, and what is wrong with
+/// them.
 fn c_in_the_product() -> Result<(usize, Vec<String>)> {
     let mut cargo = build::cargo();
     cargo.args(["metadata", "--format-version=1", "--locked", "--all-features"]);
@@ -206,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn build_dependencies_count_and_those_of_tests_do_not() {
+    fn build_dependencies_count_and_dev_dependencies_do_not() {
         let mut packages: Vec<_> =
             PRODUCT.iter().map(|name| format!(r#"{{"name":"{name}","id":"{name}"}}"#)).collect();
         packages.extend(["build", "dev", "deep"].map(|name| format!(r#"{{"name":"{name}","id":"{name}"}}"#)));

@@ -1,4 +1,5 @@
-//! `cargo xtask fastpath`: what the data path costs in instructions, beside the C library in the same guest.
+//! `cargo xtask fastpath`: what the data path costs in instructions, beside the C library in the
+//! same guest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Series, Setup, Since, Tools,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, RdmaCore, Series, Setup, Since, Tools,
     fetch_headers, fetch_verbs_headers,
 };
 use clap::Args;
@@ -17,12 +18,12 @@ use crate::{build, lab};
 
 /// The kernel that the check runs on.
 pub(crate) const KERNEL: &str = Since::V7_2.name();
-/// What a check is called among the tests, and the card that it is of, if not of Soft-RoCE.
+/// What a check is called among the tests, and the HCA that it is of, if not of Soft-RoCE.
 pub(crate) type Check = (&'static str, Option<HcaPort>);
 
 pub(crate) const CHECKS: [Check; 2] = [
-    ("fastpath::the_data_path_stays_below_its_ceilings", None),
-    ("fastpath::on_a_card_the_data_path_takes_a_third_of_the_c_librarys", Some(HcaPort::Ib)),
+    ("fastpath::data_path_stays_below_ceilings", None),
+    ("fastpath::mlx5_data_path_takes_a_third_of_libmlx5", Some(HcaPort::Ib)),
 ];
 /// Where the guest sees the two programs.
 const GUEST_FOLDER: &str = "/lab/fastpath";
@@ -34,7 +35,7 @@ pub(crate) struct Fastpath {
     /// A series such as 6.12, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
-    /// Measure an RDMA card, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
+    /// Measure an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
     #[arg(long, value_enum)]
     hca: Option<lab::Port>,
 }
@@ -62,7 +63,8 @@ const fn row(what: &'static str, ours: &'static str, theirs: Option<&'static str
     Row { what, ours, theirs, ceiling }
 }
 
-/// The costs of requests where no doorbell is rung; the C library's come from the difference of two lists.
+/// The costs of requests where no doorbell is rung; the C library's come from the difference of two
+/// lists.
 const REQUEST: &str = "request in a list";
 
 const SINGLE: &str = "post_send 1 inline";
@@ -122,13 +124,14 @@ struct Subject {
 }
 
 const SOFT: Subject = Subject { types: "Rxe", rows: &RXE, device: "rxe0", arguments: &["rxe0", "1"] };
-const CARD: Subject =
+const HCA: Subject =
     Subject { types: "Mlx5", rows: &MLX5, device: "mlx5_0", arguments: &["mlx5_0", "0", "awake"] };
 
 /// The smallest of many runs, by name.
 type Figures = BTreeMap<String, f64>;
 
-/// Whose figures have a ceiling: over the provider chosen at run time, and over the provider's own types.
+/// Whose figures have a ceiling: over the provider chosen at run time, and over the provider's own
+/// types.
 const OURS: [&str; 2] = ["any", "own"];
 
 impl Fastpath {
@@ -136,41 +139,41 @@ impl Fastpath {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
-        let peers = Peers::fetch(&cache, false)?;
-        let (table, over) = measure(&cache, &tools, &kernel, &peers, self.hca.map(Into::into))?;
+        let rdma_core = RdmaCore::fetch(&cache, false)?;
+        let (table, over) = measure(&cache, &tools, &kernel, &rdma_core, self.hca.map(Into::into))?;
         print!("{table}");
         Ok(if over.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-/// Measures in a guest of its own, Soft-RoCE or a card; the table, and what is above its ceiling.
+/// Measures in a guest of its own, Soft-RoCE or an HCA; the table, and what is above its ceiling.
 pub(crate) fn measure(
     cache: &Cache,
     tools: &Tools,
     kernel: &Kernel,
-    peers: &Peers,
+    rdma_core: &RdmaCore,
     port: Option<HcaPort>,
 ) -> Result<(String, Vec<&'static str>)> {
-    let subject = if port.is_some() { CARD } else { SOFT };
+    let subject = if port.is_some() { HCA } else { SOFT };
     let folder = build::target_folder().join("fastpath").join(subject.device);
     std::fs::create_dir_all(&folder)?;
     let ours = build::fastpath()?;
     std::fs::copy(&ours, folder.join("fastpath")).context("copying the measuring program")?;
-    compile(cache, peers, "bench/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
+    compile(cache, rdma_core, "bench/fastpath/c/fastpath.c", &folder.join("fastpath-c"))?;
     let programs = build::guest_programs()?;
-    let card = port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
+    let hca = port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
     let setup = Setup {
         cache,
         tools,
         kernel,
         programs: &programs,
         hosts: 1,
-        peers: Some(peers.root.clone()),
+        rdma_core: Some(rdma_core.root.clone()),
         shares: vec![(folder, GUEST_FOLDER.to_owned())],
         accelerator: Accelerator::Auto,
         instruction_clock: true,
         recording: None,
-        hca: card.as_ref(),
+        hca: hca.as_ref(),
     };
     let mut guests = Guests::boot(&setup)?;
     let mut figures = run(&mut guests, &["fastpath", subject.device])?;
@@ -186,22 +189,22 @@ pub(crate) fn measure(
 }
 
 /// Compiles a program in C against the library that the guest has.
-pub(crate) fn compile(cache: &Cache, peers: &Peers, source: &str, to: &Path) -> Result<()> {
+pub(crate) fn compile(cache: &Cache, rdma_core: &RdmaCore, source: &str, to: &Path) -> Result<()> {
     let source = build::workspace().join(source);
     let mut cc = Command::new("cc");
     cc.args(["-O2", "-o"]).arg(to).arg(source).arg("-I").arg(fetch_verbs_headers(cache, false)?);
     for folder in fetch_headers(cache, Series::NEWEST, false)?.include {
         cc.arg("-I").arg(folder);
     }
-    let library: PathBuf = peers.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
+    let library: PathBuf = rdma_core.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
     // What that library needs itself is in the guest, not here.
     cc.arg(library).arg("-Wl,--allow-shlib-undefined");
     ensure!(cc.status().context("running cc")?.success(), "the C program could not be compiled");
     Ok(())
 }
 
-/// Runs a program so urgently that none of the kernel's workers runs while it is at work: what is measured is what the
-/// caller spends.
+/// Runs a program so urgently that none of the kernel's workers runs while it is at work: what is
+/// measured is what the caller spends.
 fn run(guests: &mut Guests, command: &[&str]) -> Result<Figures> {
     let program = format!("{GUEST_FOLDER}/{}", command[0]);
     let argv = ["chrt", "--fifo", "1", &program].into_iter().chain(command[1..].iter().copied());

@@ -1,7 +1,8 @@
 //! `cargo xtask fuzz`: the fuzz targets under libFuzzer and AddressSanitizer.
 //!
-//! The programs are those of `fuzz/libfuzzer`, built as cargo-fuzz builds them, which has no need to be installed. What a run finds
-//! lies in `target/fuzz`: the corpus that goes on growing, the logs, the reproducers.
+//! The programs are those of `fuzz/libfuzzer`, built as cargo-fuzz builds them, which has no need
+//! to be installed. What a run finds lies in `target/fuzz`: the corpus that goes on growing, the
+//! logs, the reproducers.
 
 mod corpus;
 mod program;
@@ -158,8 +159,8 @@ fn host() -> Result<String> {
     Ok(host.context("rustc does not name its host")?.to_owned())
 }
 
-/// Builds the programs of these targets. The flags are those of cargo-fuzz: coverage counters that libFuzzer reads, and
-/// AddressSanitizer.
+/// Builds the programs of these targets. The flags are those of cargo-fuzz: coverage counters that
+/// libFuzzer reads, and AddressSanitizer.
 fn build_programs(targets: &[String]) -> Result<Programs> {
     const FLAGS: [&str; 9] = [
         "-Cpasses=sancov-module",

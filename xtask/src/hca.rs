@@ -1,9 +1,9 @@
-//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs, for each kind of port:
-//! one host for the short part, else two on one fabric.
+//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs, for
+//! each kind of port: one host for the short part, else two on one fabric.
 
-mod games;
+mod cqe_version_0;
+mod interop;
 mod resets;
-mod variants;
 
 use std::time::{Duration, Instant};
 
@@ -22,19 +22,19 @@ const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);
 /// What a script prints once the other side may begin.
 const READY: &str = "ready to play";
-/// The versions of completions: of the second host's card, they name queues by the card's numbers.
+/// The versions of completions: of the second host's HCA, they name queues by the HCA's numbers.
 const VERSIONS: &str = "--cqe-version=1,0";
-/// The kernel on which each of two hosts has a card of another process.
+/// The kernel on which each of two hosts has an HCA of another process.
 const APART_ON: &str = Since::V7_2.name();
-/// Where every test begins: which GID, and how games are served and played.
+/// Where every test begins: which GID, and how servers and clients are started.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
 /// A test.
-pub(crate) type Test = fn(&mut Bench<'_>) -> Result<()>;
+pub(crate) type Test = fn(&mut Testbed<'_>) -> Result<()>;
 
 /// How much is tested; each part includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Extent {
+pub(crate) enum Tier {
     /// What fits into every test run.
     Short,
     /// What may differ between kernels.
@@ -44,25 +44,25 @@ pub(crate) enum Extent {
 }
 
 /// All of them in their order, by name.
-const TESTS: [(&str, Test, Extent); 12] = [
-    ("games_within_a_host", games::within, Extent::Short),
-    ("games_between_hosts", games::between, Extent::Kernel),
-    ("games_of_ours_between_hosts", games::ours_between, Extent::Kernel),
-    ("the_kernels_have_nothing_to_complain_of", games::no_complaints, Extent::Short),
-    ("a_part_of_pyverbs", games::pyverbs, Extent::Kernel),
-    ("a_cable_pulled_and_put_back_is_noticed", resets::cable, Extent::Kernel),
-    ("unbound_and_bound_under_traffic", resets::unbind, Extent::Kernel),
-    ("reloaded_by_devlink_under_traffic", resets::reload, Extent::Kernel),
-    ("reset_under_the_driver", resets::function_reset, Extent::Kernel),
-    ("completions_that_name_queues_by_the_cards_numbers", variants::by_number, Extent::Kernel),
-    ("a_killed_guest_comes_back", resets::killed_guest, Extent::All),
-    ("cards_are_replaced", resets::replaced_cards, Extent::All),
+const TESTS: [(&str, Test, Tier); 12] = [
+    ("interop_within_one_host", interop::within, Tier::Short),
+    ("interop_between_hosts", interop::between, Tier::Kernel),
+    ("bareverbs_interop_between_hosts", interop::bareverbs_between, Tier::Kernel),
+    ("dmesg_is_clean", interop::dmesg_clean, Tier::Short),
+    ("pyverbs_subset_passes", interop::pyverbs, Tier::Kernel),
+    ("link_down_and_up_raise_events", resets::cable, Tier::Kernel),
+    ("driver_rebinds_under_traffic", resets::unbind, Tier::Kernel),
+    ("devlink_reload_under_traffic", resets::reload, Tier::Kernel),
+    ("driver_recovers_from_function_reset", resets::function_reset, Tier::Kernel),
+    ("cqe_version_0_interop", cqe_version_0::run, Tier::Kernel),
+    ("killed_guest_reconnects", resets::killed_guest, Tier::All),
+    ("replaced_hca_reconnects", resets::replaced_hcas, Tier::All),
 ];
 
-/// The tests of this extent for a kind of port whose names contain the filter.
-pub(crate) fn tests(port: HcaPort, extent: Extent, filter: Filter<'_>) -> Vec<(String, Test)> {
+/// The tests of this tier for a kind of port whose names contain the filter.
+pub(crate) fn tests(port: HcaPort, tier: Tier, filter: Filter<'_>) -> Vec<(String, Test)> {
     let kind = kind(port);
-    let within = TESTS.iter().filter(|(_, _, from)| *from <= extent);
+    let within = TESTS.iter().filter(|(_, _, from)| *from <= tier);
     let named = within.map(|(name, test, _)| (format!("{PREFIX}{kind}::{name}"), *test));
     named.filter(|(title, _)| filter.takes(title)).collect()
 }
@@ -74,22 +74,22 @@ fn kind(port: HcaPort) -> &'static str {
     }
 }
 
-/// Hosts with a card each.
-pub(crate) struct Bench<'a> {
+/// Hosts with an HCA each.
+pub(crate) struct Testbed<'a> {
     setup: &'a Setup<'a>,
     pub(crate) port: HcaPort,
     hosts: u8,
-    cards: Hca,
+    hca: Hca,
     guests: Option<Guests>,
 }
 
-impl<'a> Bench<'a> {
-    /// Starts the cards. The hosts are booted by the first test.
-    pub(crate) fn new(setup: &'a Setup<'a>, name: &str, port: HcaPort, extent: Extent) -> Result<Self> {
-        let hosts = if extent == Extent::Short { 1 } else { 2 };
-        let start = if name == APART_ON { Hca::start_apart } else { Hca::start };
-        let cards = start(&build::card()?, port, hosts, &[VERSIONS.to_owned()])?;
-        Ok(Self { setup, port, hosts, cards, guests: None })
+impl<'a> Testbed<'a> {
+    /// Starts the HCAs. The hosts are booted by the first test.
+    pub(crate) fn new(setup: &'a Setup<'a>, name: &str, port: HcaPort, tier: Tier) -> Result<Self> {
+        let hosts = if tier == Tier::Short { 1 } else { 2 };
+        let start = if name == APART_ON { Hca::start_separately } else { Hca::start };
+        let hca = start(&build::hca()?, port, hosts, &[VERSIONS.to_owned()])?;
+        Ok(Self { setup, port, hosts, hca, guests: None })
     }
 
     /// Runs a test; after a failure of a kernel the next test gets new hosts.
@@ -116,7 +116,7 @@ impl<'a> Bench<'a> {
     fn boot_if_needed(&mut self) -> Result<()> {
         if self.guests.is_none() {
             let begin = Instant::now();
-            self.guests = Some(Guests::boot(&self.with_cards())?);
+            self.guests = Some(Guests::boot(&self.with_hca())?);
             let hosts = if self.hosts == 1 { "host" } else { "hosts" };
             let (kernel, seconds) = (&self.setup.kernel.version, begin.elapsed().as_secs_f64());
             println!("{kernel}: {} {hosts} up in {seconds:.1} s", self.kind());
@@ -124,8 +124,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn with_cards(&self) -> Setup<'_> {
-        Setup { hosts: self.hosts, hca: Some(&self.cards), shares: Vec::new(), ..self.setup.clone() }
+    fn with_hca(&self) -> Setup<'_> {
+        Setup { hosts: self.hosts, hca: Some(&self.hca), shares: Vec::new(), ..self.setup.clone() }
     }
 
     fn guests(&mut self) -> Result<&mut Guests> {
@@ -137,9 +137,9 @@ impl<'a> Bench<'a> {
         kind(self.port)
     }
 
-    /// Tells the cards a wish.
-    fn wish(&self, wish: &str) -> Result<String> {
-        self.cards.wish(wish)
+    /// Sends a command to the control socket.
+    fn control(&self, command: &str) -> Result<String> {
+        self.hca.control(command)
     }
 
     /// Runs a script on a host (from 0) to its end.
@@ -153,7 +153,8 @@ impl<'a> Bench<'a> {
         Ok(text)
     }
 
-    /// Runs a script on one host and, once it is ready, another on the other host; both must succeed.
+    /// Runs a script on one host and, once it is ready, another on the other host; both must
+    /// succeed.
     fn play(&mut self, server: usize, serving: &str, playing: &str) -> Result<()> {
         let client = 1 - server;
         let mut waiting = Some(self.exec(playing, server));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Prefixed, Series, Setup, Since, Stream,
+    Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Prefixed, RdmaCore, Series, Setup, Since, Stream,
     ToGuest, Tools, fetch_headers,
 };
 use clap::{Args, Subcommand, ValueEnum};
@@ -35,8 +35,8 @@ pub(crate) struct Fetch {
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
     /// Also the Debian root with rdma-core and its tools.
-    #[arg(long)]
-    peers: bool,
+    #[arg(long, alias = "peers")]
+    rdma_core: bool,
     /// Also the headers of each series, both those for user space and the kernel's own.
     #[arg(long)]
     headers: bool,
@@ -49,7 +49,7 @@ pub(crate) struct Fetch {
 pub(crate) enum Port {
     /// InfiniBand.
     Ib,
-    /// RDMA over Ethernet, with the card's own netdev.
+    /// RDMA over Ethernet, with the HCA's own netdev.
     Roce,
 }
 
@@ -68,8 +68,8 @@ pub(crate) struct Machine {
     #[arg(long, default_value = DEFAULT_KERNEL)]
     kernel: String,
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
-    #[arg(long)]
-    peers: bool,
+    #[arg(long, alias = "peers")]
+    rdma_core: bool,
     /// A host folder for the guest to see at /share, read-only.
     #[arg(long, value_name = "FOLDER")]
     share: Option<PathBuf>,
@@ -79,10 +79,10 @@ pub(crate) struct Machine {
     /// What executes the guest: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// Give each host an RDMA card, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
+    /// Give each host an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.
     #[arg(long, value_enum)]
     hca: Option<Port>,
-    /// An argument for the card's own program; may be given more than once.
+    /// An argument for the HCA's own program; may be given more than once.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true, requires = "hca")]
     hca_arg: Vec<String>,
     /// Record the packets on the wire (with one host: of rxe0's link).
@@ -129,8 +129,8 @@ impl Fetch {
         for series in kernels {
             println!("kernel {}", Kernel::debian(&cache, &tools, series, self.refresh)?.version);
         }
-        if self.peers {
-            println!("peers root with rdma-core {}", Peers::fetch(&cache, self.refresh)?.version);
+        if self.rdma_core {
+            println!("Debian root with rdma-core {}", RdmaCore::fetch(&cache, self.refresh)?.version);
         }
         if self.headers {
             for series in Series::RELEASED {
@@ -143,16 +143,16 @@ impl Fetch {
 }
 
 impl Machine {
-    fn cards(&self, hosts: u8) -> Result<Option<Hca>> {
+    fn start_hca(&self, hosts: u8) -> Result<Option<Hca>> {
         let Some(port) = self.hca else { return Ok(None) };
-        Hca::start(&build::card()?, port.into(), hosts, &self.hca_arg).map(Some)
+        Hca::start(&build::hca()?, port.into(), hosts, &self.hca_arg).map(Some)
     }
 
-    fn boot(&self, hosts: u8, cards: Option<&Hca>) -> Result<Guests> {
+    fn boot(&self, hosts: u8, hca: Option<&Hca>) -> Result<Guests> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = kernel(&cache, &tools, &self.kernel)?;
-        let peers = self.peers.then(|| Peers::fetch(&cache, false)).transpose()?;
+        let rdma_core = self.rdma_core.then(|| RdmaCore::fetch(&cache, false)).transpose()?;
         let programs = build::guest_programs()?;
         let mut shares = Vec::new();
         if let Some(folder) = &self.share {
@@ -164,12 +164,12 @@ impl Machine {
             kernel: &kernel,
             programs: &programs,
             hosts,
-            peers: peers.map(|peers| peers.root),
+            rdma_core: rdma_core.map(|rdma_core| rdma_core.root),
             shares,
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: self.pcap.clone(),
-            hca: cards,
+            hca,
         };
         let guests = Guests::boot(&setup)?;
         eprintln!("lab: kernel {} ({})", kernel.version, describe(guests.accelerator, self.icount));
@@ -208,8 +208,8 @@ fn shared_folder(folder: &Path) -> Result<PathBuf> {
 
 impl Run {
     fn run(self) -> Result<ExitCode> {
-        let cards = self.machine.cards(self.hosts)?;
-        let mut guests = self.machine.boot(self.hosts, cards.as_ref())?;
+        let hca = self.machine.start_hca(self.hosts)?;
+        let mut guests = self.machine.boot(self.hosts, hca.as_ref())?;
         let deadline = Instant::now() + Duration::from_secs(self.timeout);
         for host in 0..usize::from(self.hosts) {
             guests.start(host, Exec { argv: self.command.clone(), ..Exec::default() })?;
@@ -248,9 +248,10 @@ fn warn(warnings: &[String]) {
 
 impl Shell {
     fn run(self) -> Result<ExitCode> {
-        let cards = self.machine.cards(1)?;
-        let mut guests = self.machine.boot(1, cards.as_ref())?;
-        let argv = if self.machine.peers { vec!["bash".into(), "-l".into()] } else { vec!["/init".into()] };
+        let hca = self.machine.start_hca(1)?;
+        let mut guests = self.machine.boot(1, hca.as_ref())?;
+        let argv =
+            if self.machine.rdma_core { vec!["bash".into(), "-l".into()] } else { vec!["/init".into()] };
         let stdin = io::stdin();
         let size = terminal::size(&stdin);
         let env = std::env::var("TERM").map(|term| ("TERM".to_owned(), term));

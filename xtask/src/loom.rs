@@ -1,4 +1,5 @@
-//! `cargo xtask loom`: the models of what threads share, in every order that the memory model allows.
+//! `cargo xtask loom`: the models of what threads share, in every order that the memory model
+//! allows.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ExitCode, Stdio};

@@ -43,21 +43,23 @@ enum Command {
     Demo(demo::Demo),
     /// Formatting, lints, documentation and all tests, those on real kernels included.
     Test(test::Test),
-    /// The peers' test suite against ours, case by case.
+    /// rdma-core's test suite against ours, case by case.
     Pyverbs(pyverbs::Pyverbs),
     /// Scale and endurance, at length, in a guest.
     Soak(soak::Soak),
     /// What the data path costs in instructions, beside the C library; fails above the ceilings.
     Fastpath(fastpath::Fastpath),
-    /// Count what the mlx5 data path costs in instructions, on a card in the same process.
+    /// Count what the mlx5 data path costs in instructions, on the software HCA in the same
+    /// process.
     Counts(counts::Counts),
-    /// Measure which lines of the product crates the tests reach; fails where a public function is called by none.
+    /// Measure which lines of the product crates the tests reach; fails where a public function is
+    /// called by none.
     Coverage(coverage::Measure),
     /// Fuzz the parsers of what devices, kernels and peers say; needs a nightly compiler.
     Fuzz(fuzz::Fuzz),
     /// Explore how threads that share queues interleave, with models of them.
     Loom(loom::Loom),
-    /// Compare what a card fetches of our requests and of the C library's, field by field.
+    /// Compare what an HCA fetches of our requests and of the C library's, field by field.
     #[command(alias = "wqes")]
     WqeDiff(wqe_diff::WqeDiff),
     /// Change the product line by line and see whether a test notices.

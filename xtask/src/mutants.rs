@@ -24,7 +24,8 @@ use crate::print::heading;
 const TOOL: &str = "cargo-mutants";
 const VERSION: &str = "27.1.0";
 
-/// The crates that tests without a kernel cover, each with the crates whose tests judge its mutants.
+/// The crates that tests without a kernel cover, each with the crates whose tests judge its
+/// mutants.
 const PACKAGES: [(&str, &[&str]); 4] = [
     ("bareverbs-uapi", &["bareverbs-uapi"]),
     ("bareverbs-provider", &["bareverbs-provider", "bareverbs-rxe"]),
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn outcomes_are_read_without_the_baseline() {
+    fn mutation_outcomes_exclude_baseline() {
         let text = br#"{"outcomes": [
             {"scenario": "Baseline", "summary": "Success"},
             {"scenario": {"Mutant": {"name": "a.rs:1:2: replace a with b"}}, "summary": "MissedMutant"},

@@ -121,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn without_a_device_the_message_names_what_is_missing() {
+    fn missing_device_is_reported() {
         let error = usable_device(Path::new("/nonexistent"), Path::new("/dev")).unwrap_err().to_string();
         assert!(error.contains("no RDMA device") && error.contains("/nonexistent"), "{error}");
     }
 
     #[test]
-    fn a_device_that_is_down_is_named_with_the_reason() {
+    fn inactive_device_is_reported_with_reason() {
         let class = scratch("down");
         fs::create_dir_all(class.join("mlx5_0/ports/1")).unwrap();
         fs::write(class.join("mlx5_0/ports/1/state"), "1: DOWN\n").unwrap();

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_from_the_result_line() {
+    fn result_line_counts_are_parsed() {
         let line =
             "test result: ok. 30 passed; 0 failed; 4 ignored; 0 measured; 0 filtered out; finished in 0.00s";
         assert_eq!(result_line(line), Some((30, 0)));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_skipped_test_carries_its_reason() {
+    fn skipped_test_has_reason() {
         let log = "test a ... ignored (no DMA handles (before 7.0))\n\n\
                    test result: ok. 0 passed; 0 failed; 1 ignored; 0 measured\n";
         assert_eq!(judge(0, log).0, Outcome::Skipped("no DMA handles (before 7.0)".into()));

@@ -44,7 +44,8 @@ const FAINT: RGBColor = RGBColor(225, 225, 225);
 /// Of making and of freeing; they differ to every eye.
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 95, 160), RGBColor(200, 80, 0)];
 
-/// Draws one chart above the other, and above them the words `origin` about where the figures come from.
+/// Draws one chart above the other, and above them the words `origin` about where the figures come
+/// from.
 pub(crate) fn draw(table: &Table, origin: &str, file: &Path) -> Result<()> {
     let height = 40 + SIZE.1 * table.sorts.len() as u32;
     let root = SVGBackend::new(file, (SIZE.0, height)).into_drawing_area();
@@ -146,7 +147,7 @@ mod tests {
     const TABLE: &str = "MR\t1000\t20.5\t10.25\nMR\t2000\t21.5\t10.75\nQP\t10\t300.00\t400.00\n";
 
     #[test]
-    fn a_table_becomes_curves() {
+    fn cost_table_is_parsed() {
         let table = Table::parse(TABLE).unwrap();
         assert_eq!(
             table.sorts["MR"],
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hiccup_is_no_line() {
+    fn outliers_are_smoothed() {
         let curve = (1..=20).map(|i| (f64::from(i), if i == 7 { 900.0 } else { 5.0 })).collect();
         assert!(smooth(&curve).iter().all(|point| point.1 == 5.0));
     }
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn curves_become_a_picture() {
+    fn plot_draws_curves() {
         let mut picture = String::new();
         let root = SVGBackend::with_string(&mut picture, (400, 400)).into_drawing_area();
         draw_on(&Table::parse(TABLE).unwrap(), "On Linux 7.2", &root).unwrap();

@@ -17,7 +17,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_per_iteration_is_found() {
+    fn usec_per_iteration_is_parsed() {
         let text = b"8192000 bytes in 0.01 seconds = 5000.00 Mbit/sec\n1000 iters in 0.01 seconds = 12.34 usec/iter\n";
         assert_eq!(microseconds(text), Some(12.34));
         assert_eq!(microseconds(b"Couldn't connect\n"), None);

@@ -1,6 +1,6 @@
-//! `cargo xtask pyverbs`: the peers' test suite against ours, case by case.
+//! `cargo xtask pyverbs`: rdma-core's test suite against ours, case by case.
 
-mod card;
+mod hca;
 mod suite;
 mod table;
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
-use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Peers, Programs, Series, Setup, Tools};
+use bareverbs_lab::{Accelerator, Cache, Guests, Hca, Kernel, Programs, RdmaCore, Series, Setup, Tools};
 use clap::Args;
 
 use crate::print::heading;
@@ -23,10 +23,10 @@ pub(crate) struct Pyverbs {
     #[arg(long)]
     record: bool,
     /// Run the suite on a ConnectX in software instead, and compare what it skips with the list.
-    #[arg(long, value_enum)]
-    card: Option<lab::Port>,
-    /// Kernels to run the suite on, such as 6.12; may be given more than once. Without it: each series, and with a
-    /// card the newest, of which the list is.
+    #[arg(long, alias = "card", value_enum)]
+    hca: Option<lab::Port>,
+    /// Kernels to run the suite on, such as 6.12; may be given more than once. Without it: each
+    /// series, and with a HCA the newest, of which the list is.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
     /// What executes the guests: auto, kvm or tcg.
@@ -36,19 +36,19 @@ pub(crate) struct Pyverbs {
 
 impl Pyverbs {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let peers = Peers::fetch(&Cache::open()?, false)?;
-        if let Some(port) = self.card {
-            card::run(&peers, port.into(), &self.kernels, self.record, self.accel)?;
+        let rdma_core = RdmaCore::fetch(&Cache::open()?, false)?;
+        if let Some(port) = self.hca {
+            hca::run(&rdma_core, port.into(), &self.kernels, self.record, self.accel)?;
             return Ok(ExitCode::SUCCESS);
         }
         ensure!(
             self.record || self.kernels.is_empty(),
-            "--kernel needs --record or --card: nothing runs otherwise"
+            "--kernel needs --record or --hca: nothing runs otherwise"
         );
         if self.record {
-            record(&peers, &self.kernels, self.accel)?;
+            record(&rdma_core, &self.kernels, self.accel)?;
         }
-        check(&peers, &guest_tests::guest_test_titles()?)?;
+        check(&rdma_core, &guest_tests::guest_test_titles()?)?;
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -63,22 +63,22 @@ fn read() -> Result<Table> {
     Table::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Fails where the table misses a test of the suite that the peers' root ships, knows one that isn't there, or names
-/// none of our tests for one that passes.
-pub(crate) fn check(peers: &Peers, ours: &[String]) -> Result<()> {
-    heading("The peers' suite, case by case");
+/// Fails where the table misses a test of the suite that rdma-core ships, knows one that isn't
+/// there, or names none of our tests for one that passes.
+pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
+    heading("rdma-core's suite, case by case");
     let table = read()?;
-    let trouble = trouble(&table, &suite::shipped(&peers.root)?, &ours.iter().cloned().collect());
+    let trouble = trouble(&table, &suite::shipped(&rdma_core.root)?, &ours.iter().cloned().collect());
     for line in &trouble {
         println!("{line}");
     }
     if !trouble.is_empty() {
-        bail!("{} is not true of rdma-core {}", path().display(), peers.version);
+        bail!("{} is not true of rdma-core {}", path().display(), rdma_core.version);
     }
     let mapped = table.passing.iter().filter(|row| matches!(row.ours, Ours::Tests(_))).count();
     println!(
         "rdma-core {}: {} tests, {} pass on some kernel, {mapped} of these have tests of ours, {} a reason for none",
-        peers.version,
+        rdma_core.version,
         table.passing.len() + table.others.len(),
         table.passing.len(),
         table.passing.len() - mapped
@@ -108,8 +108,8 @@ fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -
     trouble
 }
 
-/// Runs a part of the suite that `root` ships on a device of this kind: every test that is named so must pass or be skipped, and one
-/// at least pass.
+/// Runs a part of the suite that `root` ships on a device of this kind: every test that is named so
+/// must pass or be skipped, and one at least pass.
 pub(crate) fn run_part(
     guests: &mut Guests,
     root: &Path,
@@ -134,10 +134,10 @@ pub(crate) fn run_part(
 }
 
 /// Runs the suite on each kernel and writes the table anew. What it says of our tests stays.
-fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
+fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
-    let lab = Lab::open(peers, accelerator)?;
-    let shipped = suite::shipped(&peers.root)?;
+    let lab = Lab::open(rdma_core, accelerator)?;
+    let shipped = suite::shipped(&rdma_core.root)?;
     for series in kernels {
         let Some(column) = KERNELS.iter().position(|&known| known == series) else {
             bail!("the table has no column for {series}");
@@ -152,7 +152,7 @@ fn record(peers: &Peers, kernels: &[Series], accelerator: Accelerator) -> Result
         }
         // The run took minutes, in which somebody may have written in the last column.
         let mut table = if path().exists() { read()? } else { Table::default() };
-        table.rdma_core.clone_from(&peers.version);
+        table.rdma_core.clone_from(&rdma_core.version);
         table.enter(column, &kernel.version, &ends);
         fs::write(path(), table.to_string()).context("writing the table")?;
     }
@@ -164,22 +164,22 @@ struct Lab<'a> {
     cache: Cache,
     tools: Tools,
     programs: Programs,
-    peers: &'a Peers,
+    rdma_core: &'a RdmaCore,
     accelerator: Accelerator,
 }
 
 impl<'a> Lab<'a> {
-    fn open(peers: &'a Peers, accelerator: Accelerator) -> Result<Self> {
+    fn open(rdma_core: &'a RdmaCore, accelerator: Accelerator) -> Result<Self> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
-        Ok(Self { cache, tools, programs: build::guest_programs()?, peers, accelerator })
+        Ok(Self { cache, tools, programs: build::guest_programs()?, rdma_core, accelerator })
     }
 
     fn kernel(&self, series: Series) -> Result<Kernel> {
         Kernel::debian(&self.cache, &self.tools, series, false)
     }
 
-    /// A host with the Debian root, and with a card instead of rxe if there is one.
+    /// A host with the Debian root, and with an HCA instead of rxe if there is one.
     fn boot(&self, kernel: &Kernel, hca: Option<&Hca>) -> Result<Guests> {
         Guests::boot(&Setup {
             cache: &self.cache,
@@ -187,7 +187,7 @@ impl<'a> Lab<'a> {
             kernel,
             programs: &self.programs,
             hosts: 1,
-            peers: Some(self.peers.root.clone()),
+            rdma_core: Some(self.rdma_core.root.clone()),
             shares: Vec::new(),
             accelerator: self.accelerator,
             instruction_clock: false,
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_names_all_is_right() {
+    fn complete_table_is_accepted() {
         let table = Table {
             passing: vec![
                 row("test_a.A.test_1", Ours::Tests(vec!["verbs::one".into()])),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_told() {
+    fn every_table_error_is_reported() {
         let table = Table {
             passing: vec![
                 row("test_a.A.test_1", Ours::Tests(vec!["verbs::gone".into()])),
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_changes_the_outcomes_and_keeps_what_is_said_of_our_tests() {
+    fn recording_keeps_test_mapping() {
         let mut table = Table::default();
         let first = BTreeMap::from([("t.A.a".to_owned(), End::Passed), ("t.A.b".to_owned(), End::Failed)]);
         table.enter(0, "6.1.1-1", &first);

@@ -27,7 +27,7 @@ pub(crate) struct Soak {
     /// Let guest time count instructions, one nanosecond each.
     #[arg(long, global = true)]
     icount: bool,
-    /// On an RDMA card instead of rxe: ib or roce.
+    /// On an HCA instead of rxe: ib or roce.
     #[arg(long, value_enum, global = true)]
     hca: Option<lab::Port>,
     /// Minutes of random verbs.
@@ -36,11 +36,11 @@ pub(crate) struct Soak {
     /// Where the random verbs come from; without it, from the clock.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this world of the seed's.
+    /// Only this iteration of the seed's.
     #[arg(long, value_name = "NUMBER")]
-    world: Option<u64>,
-    /// Only so many verbs of that world.
-    #[arg(long, value_name = "NUMBER", requires = "world")]
+    iteration: Option<u64>,
+    /// Only so many verbs of that iteration.
+    #[arg(long, value_name = "NUMBER", requires = "iteration")]
     ops: Option<usize>,
     /// What else than random verbs.
     #[command(subcommand)]
@@ -80,7 +80,9 @@ impl Soak {
                 limit += Duration::from_secs(seconds);
                 argv.extend(["random".into(), "--seed".into(), self.seed.unwrap_or(clock).to_string()]);
                 argv.extend(["--seconds".into(), seconds.to_string()]);
-                argv.extend(self.world.iter().flat_map(|world| ["--world".into(), world.to_string()]));
+                argv.extend(
+                    self.iteration.iter().flat_map(|iteration| ["--iteration".into(), iteration.to_string()]),
+                );
                 argv.extend(self.ops.iter().flat_map(|ops| ["--ops".into(), ops.to_string()]));
             }
             Some(What::Traffic { messages }) => {
@@ -121,8 +123,8 @@ impl Soak {
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
         let mut programs = build::guest_programs()?;
         programs.on_path.insert(PROGRAM.to_owned(), build::soak()?);
-        let card = match self.hca {
-            Some(port) => Some(Hca::start(&build::card()?, port.into(), 1, &[])?),
+        let hca = match self.hca {
+            Some(port) => Some(Hca::start(&build::hca()?, port.into(), 1, &[])?),
             None => None,
         };
         let mut guests = Guests::boot(&Setup {
@@ -131,12 +133,12 @@ impl Soak {
             kernel: &kernel,
             programs: &programs,
             hosts: 1,
-            peers: None,
+            rdma_core: None,
             shares: Vec::new(),
             accelerator: self.accel,
             instruction_clock: self.icount,
             recording: None,
-            hca: card.as_ref(),
+            hca: hca.as_ref(),
         })?;
         eprintln!("lab: kernel {} ({})", kernel.version, lab::describe(guests.accelerator, self.icount));
         let mut text = Vec::new();

@@ -1,6 +1,6 @@
 //! `cargo xtask test`: everything that must hold, from formatting to real kernels.
 
-mod lanes;
+mod scheduler;
 
 use std::io::{BufRead, BufReader};
 use std::num::NonZero;
@@ -18,22 +18,23 @@ use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
 use crate::{build, counts, loom, pyverbs};
 
-pub(crate) use self::lanes::{Instrumented, Lab, Plan, Tested};
+pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
 
 #[derive(Args)]
 pub(crate) struct Test {
-    /// Kernels to test on: series such as 6.12, rc or a folder; may be given more than once. Without it: each series
-    /// that Debian ships.
+    /// Kernels to test on: series such as 6.12, rc or a folder; may be given more than once.
+    /// Without it: each series that Debian ships.
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<String>,
-    /// Devices to run the kernel tests on: rxe, or a card with ports of ib or roce; may be given more than once.
+    /// Devices to run the kernel tests on: rxe, or the software HCA with a port of ib or roce; may
+    /// be given more than once.
     #[arg(long = "device", value_name = "DEVICE", value_enum, default_value = "rxe")]
     devices: Vec<Tested>,
     /// What executes the guests: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// How many guests (or groups of them) work side by side. Without it: one for two processors, or for one where
-    /// only tests of cards were asked for, at most four.
+    /// How many guests (or groups of them) work side by side. Without it: one for two processors,
+    /// or for one where only tests of HCAs were asked for, at most four.
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Run only the kernel tests whose names contain one of these, and nothing else.
@@ -58,7 +59,7 @@ impl Test {
             totals.passed += passed;
             totals.failed += failed;
             data_races(&mut totals)?;
-            pyverbs::check(&lab.peers, &guest_test_titles()?)?;
+            pyverbs::check(&lab.rdma_core, &guest_test_titles()?)?;
         }
         heading("Tests on real kernels");
         let plan = Plan::new(&lab, &self.devices, filter)?;
@@ -66,7 +67,7 @@ impl Test {
         let (table, counted) = std::thread::scope(|scope| {
             // Instructions are as many however long they take.
             let counting = (filter.takes_all() && counts::possible())
-                .then(|| scope.spawn(|| build::modestly(counts::measure)));
+                .then(|| scope.spawn(|| build::with_low_priority(counts::measure)));
             let table = plan.run(self.accel, jobs);
             (table, counting.map(|counting| counting.join().expect("counting does not panic")))
         });
@@ -87,8 +88,8 @@ impl Test {
     }
 }
 
-/// Processors spin on completion queues: with fewer beneath them, two guests take longer side by side than one after the
-/// other.
+/// Processors spin on completion queues: with fewer beneath them, two guests take longer side by
+/// side than one after the other.
 pub(crate) fn side_by_side(processors: usize) -> usize {
     std::thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }

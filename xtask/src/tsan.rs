@@ -18,7 +18,7 @@ use crate::build;
 use crate::print::heading;
 
 /// What the check is called among the tests.
-pub(crate) const TITLE: &str = "tsan::threads_of_the_mlx5_provider_have_no_data_race";
+pub(crate) const TITLE: &str = "tsan::mlx5_threads_have_no_data_race";
 
 /// The target must be named, or build scripts and macros would be built for ThreadSanitizer too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_and_programs_are_found_in_what_is_printed() {
+    fn tsan_reports_and_programs_are_parsed() {
         assert!(is_report("WARNING: ThreadSanitizer: data race (pid=1)"));
         assert!(!is_report("ThreadSanitizer: reported 1 warnings"));
         let message = r#"{"reason":"compiler-artifact","executable":"/target/threads-1"}"#;
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_without_tests_or_with_a_report_is_not_clean() {
+    fn tsan_run_without_tests_or_with_report_fails() {
         let clean = Report { passed: 9, failed: 0, races: 0, ended_well: true };
         assert!(clean.is_clean());
         for report in [

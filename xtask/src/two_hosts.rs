@@ -1,4 +1,5 @@
-//! Tests that only the host can drive: two guests on a wire, what passes on it, and guests with nothing but our program.
+//! Tests that only the host can drive: two guests on a wire, what passes on it, and guests with
+//! nothing but our program.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,9 +15,9 @@ use crate::demo::announced;
 
 /// The kernel that these tests run on.
 pub(crate) const KERNEL: &str = Since::V6_12.name();
-/// How long one game or report may take.
+/// How long one run or report may take.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Iterations of a game.
+/// Iterations of a run.
 const ITERATIONS: &str = "50";
 /// A size that fits one packet.
 const SIZE: &str = "256";
@@ -30,10 +31,10 @@ pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
 /// All of them by name.
 pub(crate) const TESTS: [(&str, Test); 4] = [
-    ("two_hosts::one_static_program_under_4_mib", one_static_program),
-    ("two_hosts::bareverbs_needs_nothing_else_in_its_root", bareverbs_alone),
-    ("two_hosts::the_c_program_plays_over_the_wire_in_both_roles", with_the_c_program),
-    ("two_hosts::c_programs_of_other_transports_play_over_the_wire_too", on_every_transport),
+    ("two_hosts::static_program_is_below_4_mib", one_static_program),
+    ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
+    ("two_hosts::rc_pingpong_interop_over_wire", with_the_c_program),
+    ("two_hosts::other_pingpongs_interop_over_wire", on_every_transport),
 ];
 
 fn one_static_program(setup: &Setup<'_>) -> Result<()> {
@@ -48,7 +49,7 @@ fn one_static_program(setup: &Setup<'_>) -> Result<()> {
 }
 
 fn bareverbs_alone(setup: &Setup<'_>) -> Result<()> {
-    let mut wire = Wire::boot(&Setup { peers: None, ..setup.clone() }, "alone")?;
+    let mut wire = Wire::boot(&Setup { rdma_core: None, ..setup.clone() }, "alone")?;
     for (words, sign) in [
         (&["bareverbs", "devices"][..], "rxe0"),
         (&["bareverbs", "devinfo", "-v"], "PORT_ACTIVE (4)"),
@@ -59,20 +60,22 @@ fn bareverbs_alone(setup: &Setup<'_>) -> Result<()> {
         let text = String::from_utf8_lossy(&finished.stdout);
         ensure!(finished.status == 0 && text.contains(sign), "{words:?} printed no `{sign}`: {finished:?}");
     }
-    let game = wire.play(ours(None), ours(Some("10.1.0.1")))?;
-    wire.expect_packets(&[game])
+    let run = wire.run_pingpong(ours(None), ours(Some("10.1.0.1")))?;
+    wire.expect_packets(&[run])
 }
 
 fn with_the_c_program(setup: &Setup<'_>) -> Result<()> {
-    let mut wire = Wire::boot(setup, "peers")?;
-    let games =
-        [wire.play(ours(None), theirs(Some("10.1.0.1")))?, wire.play(theirs(None), ours(Some("10.1.0.1")))?];
-    wire.expect_packets(&games)
+    let mut wire = Wire::boot(setup, "rdma-core")?;
+    let runs = [
+        wire.run_pingpong(ours(None), theirs(Some("10.1.0.1")))?,
+        wire.run_pingpong(theirs(None), ours(Some("10.1.0.1")))?,
+    ];
+    wire.expect_packets(&runs)
 }
 
 fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
     let mut wire = Wire::boot(setup, "transports")?;
-    let mut games = Vec::new();
+    let mut runs = Vec::new();
     for transport in [UC, UD, SRQ] {
         let (ours, theirs) = (|host| ours_of(transport, host), |host| theirs_of(transport, host));
         for (server, client) in [
@@ -80,10 +83,10 @@ fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
             (theirs(None), ours(Some("10.1.0.1"))),
             (ours(None), ours(Some("10.1.0.1"))),
         ] {
-            games.push(Game { transport, ..wire.play(server, client)? });
+            runs.push(PingpongRun { transport, ..wire.run_pingpong(server, client)? });
         }
     }
-    wire.expect_packets(&games)
+    wire.expect_packets(&runs)
 }
 
 /// A kind of ping-pong, and what its messages are on the wire.
@@ -140,9 +143,9 @@ struct Side {
     psn: u32,
 }
 
-/// A game's server and client.
+/// A run's server and client.
 #[derive(PartialEq, Eq)]
-struct Game {
+struct PingpongRun {
     transport: Transport,
     server: Side,
     client: Side,
@@ -156,8 +159,8 @@ impl Wire {
         Ok(Self { guests: Guests::boot(&setup)?, recording })
     }
 
-    /// Plays between a server on the first host and a client on the second.
-    fn play(&mut self, server: Vec<String>, client: Vec<String>) -> Result<Game> {
+    /// Runs between a server on the first host and a client on the second.
+    fn run_pingpong(&mut self, server: Vec<String>, client: Vec<String>) -> Result<PingpongRun> {
         // Ours listens when it prints its address; the wrapper of the C program says the word.
         let sign = if server[0] == "bareverbs" { "local address:" } else { "listening\n" };
         let deadline = Some(Instant::now() + LIMIT);
@@ -176,22 +179,22 @@ impl Wire {
         }
         self.guests.start(1, Exec { argv: client, ..Exec::default() })?;
         let statuses = self.guests.wait(deadline, &mut take)?;
-        ensure!(statuses == [0, 0], "the game failed with {statuses:?}: {output:#?}");
+        ensure!(statuses == [0, 0], "the run failed with {statuses:?}: {output:#?}");
         let [server, client] = &output;
-        let between = |server, client| Game { transport: RC, server, client };
-        let game = between(side(server, "local")?, side(client, "local")?);
+        let between = |server, client| PingpongRun { transport: RC, server, client };
+        let run = between(side(server, "local")?, side(client, "local")?);
         let seen = between(side(client, "remote")?, side(server, "remote")?);
-        ensure!(game == seen, "the sides don't name each other: {output:#?}");
-        Ok(game)
+        ensure!(run == seen, "the sides don't name each other: {output:#?}");
+        Ok(run)
     }
 
-    /// Shows that the messages of these games, and acknowledgements, went over the wire both ways.
-    fn expect_packets(self, games: &[Game]) -> Result<()> {
+    /// Shows that the messages of these runs, and acknowledgements, went over the wire both ways.
+    fn expect_packets(self, runs: &[PingpongRun]) -> Result<()> {
         self.guests.shut_down()?;
         let capture = fs::read(&self.recording)?;
         let frames = frames(&capture).context("the recording is whole")?;
         let packets: Vec<RocePacket> = frames.into_iter().filter_map(RocePacket::parse).collect();
-        for Game { transport, server, client } in games {
+        for PingpongRun { transport, server, client } in runs {
             for (from, source, to, destination) in
                 [(CLIENT, client, SERVER, server), (SERVER, server, CLIENT, client)]
             {
@@ -204,7 +207,8 @@ impl Wire {
                     between.map(|packet| packet.psn).collect()
                 };
                 let sends = numbers(transport.opcode);
-                // A packet may be sent again, but each has its number, from the one that was printed.
+                // A packet may be sent again, but each has its number, from the one that was
+                // printed.
                 for number in 0..ITERATIONS.parse()? {
                     let psn = source.psn.wrapping_add(number) & 0xff_ffff;
                     ensure!(
@@ -245,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_of_a_side_are_read() {
+    fn pingpong_address_line_is_parsed() {
         let output = "using\n  local address:  LID 0x0000, QPN 0x000011, PSN 0x14b5d8, GID ::ffff:10.1.0.1\n";
         let side = side(output, "local").unwrap();
         assert_eq!((side.qpn, side.psn), (0x11, 0x14_b5d8));

@@ -1,4 +1,5 @@
-//! `cargo xtask wqe-diff`: what a card fetches of our provider's requests and of the C library's, field by field.
+//! `cargo xtask wqe-diff`: what an HCA fetches of our provider's requests and of the C library's,
+//! field by field.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, Peers, Setup, Since, Tools};
+use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, RdmaCore, Setup, Since, Tools};
 use bareverbs_wqe_diff::compare::{Report, compare};
 use bareverbs_wqe_diff::generate::generate;
 use bareverbs_wqe_diff::record::{Facts, entries};
@@ -20,10 +21,11 @@ pub(crate) const KERNEL: &str = Since::V7_2.name();
 /// A check among the tests, by its name: on which port.
 pub(crate) type Check = (&'static str, HcaPort);
 
-/// The checks among the tests. Frames are for Ethernet, addresses without a global route for InfiniBand.
+/// The checks among the tests. Frames are for Ethernet, addresses without a global route for
+/// InfiniBand.
 pub(crate) const CHECKS: [Check; 2] = [
-    ("wqe_diff::the_card_fetches_of_ours_what_it_fetches_of_the_c_librarys", HcaPort::Ib),
-    ("wqe_diff::with_ethernet_it_fetches_the_same_frames_too", HcaPort::Roce),
+    ("wqe_diff::wqes_match_libmlx5", HcaPort::Ib),
+    ("wqe_diff::raw_packet_wqes_match_libmlx5", HcaPort::Roce),
 ];
 /// Where the guest sees the two programs and their list.
 const GUEST_FOLDER: &str = "/lab/wqe-diff";
@@ -35,7 +37,7 @@ pub(crate) struct WqeDiff {
     /// A series such as 6.12, rc or a folder.
     #[arg(long, default_value = KERNEL)]
     kernel: String,
-    /// The kind of the card's port: ib or roce.
+    /// The kind of the HCA's port: ib or roce.
     #[arg(long, value_enum, default_value = "ib")]
     hca: lab::Port,
     /// Which of all sequences of requests.
@@ -51,11 +53,11 @@ impl WqeDiff {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;
         let kernel = lab::kernel(&cache, &tools, &self.kernel)?;
-        let peers = Peers::fetch(&cache, false)?;
+        let rdma_core = RdmaCore::fetch(&cache, false)?;
         let (port, wanted) = (self.hca.into(), (self.seed, self.count));
-        let report = measure(&cache, &tools, &kernel, &peers, port, wanted)?;
+        let report = measure(&cache, &tools, &kernel, &rdma_core, port, wanted)?;
         print!("{}", report.text());
-        Ok(if report.unknown.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        Ok(if report.differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -64,10 +66,10 @@ pub(crate) fn check(
     cache: &Cache,
     tools: &Tools,
     kernel: &Kernel,
-    peers: &Peers,
+    rdma_core: &RdmaCore,
     port: HcaPort,
 ) -> Result<Report> {
-    measure(cache, tools, kernel, peers, port, (1, 400))
+    measure(cache, tools, kernel, rdma_core, port, (1, 400))
 }
 
 /// Posts the requests by both in a guest of its own, and compares.
@@ -75,7 +77,7 @@ fn measure(
     cache: &Cache,
     tools: &Tools,
     kernel: &Kernel,
-    peers: &Peers,
+    rdma_core: &RdmaCore,
     port: HcaPort,
     (seed, count): (u64, usize),
 ) -> Result<Report> {
@@ -83,24 +85,24 @@ fn measure(
     let folder = build::target_folder().join("wqe-diff").join(format!("{port:?}"));
     fs::create_dir_all(&folder)?;
     fs::copy(build::wqe_diff()?, folder.join("wqe-diff")).context("copying the posting program")?;
-    fastpath::compile(cache, peers, "bench/wqe-diff/c/wqe-diff.c", &folder.join("wqe-diff-c"))?;
+    fastpath::compile(cache, rdma_core, "bench/wqe-diff/c/wqe-diff.c", &folder.join("wqe-diff-c"))?;
     let lines: String = requests.iter().map(Request::line).map(|line| line + "\n").collect();
     fs::write(folder.join("list"), lines)?;
     let recording = folder.join("recording");
     let programs = build::guest_programs()?;
-    let card = Hca::start(&build::card()?, port, 1, &[format!("--requests={}", recording.display())])?;
+    let hca = Hca::start(&build::hca()?, port, 1, &[format!("--requests={}", recording.display())])?;
     let setup = Setup {
         cache,
         tools,
         kernel,
         programs: &programs,
         hosts: 1,
-        peers: Some(peers.root.clone()),
+        rdma_core: Some(rdma_core.root.clone()),
         shares: vec![(folder, GUEST_FOLDER.to_owned())],
         accelerator: Accelerator::Auto,
         instruction_clock: false,
         recording: None,
-        hca: Some(&card),
+        hca: Some(&hca),
     };
     let mut guests = Guests::boot(&setup)?;
     let ours = run(&mut guests, &["wqe-diff", "mlx5_0"])?;

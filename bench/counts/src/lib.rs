@@ -1,8 +1,8 @@
-//! A queue pair on a card in the same process, and marks for valgrind to count between.
+//! A queue pair on the software HCA in the same process, and marks for valgrind to count between.
 
-#[path = "../../../provider-mlx5/tests/card/bench.rs"]
-#[allow(dead_code, reason = "the provider's own tests use all of it")]
-mod bench;
+pub mod harness;
 #[cfg(target_arch = "x86_64")]
 pub mod marks;
-pub mod stage;
+#[path = "../../../provider-mlx5/tests/hca/testbed.rs"]
+#[allow(dead_code, reason = "the provider's own tests use all of it")]
+mod testbed;

@@ -1,7 +1,8 @@
-//! Marks that callgrind sees: requests of a client to the valgrind that runs it, which do nothing elsewhere.
+//! Marks that callgrind sees: requests of a client to the valgrind that runs it, which do nothing
+//! elsewhere.
 //!
-//! A request is a sequence of instructions that change nothing and that nobody else writes (valgrind's `valgrind.h`);
-//! their codes are those of its `callgrind.h`.
+//! A request is a sequence of instructions that change nothing and that nobody else writes
+//! (valgrind's `valgrind.h`); their codes are those of its `callgrind.h`.
 
 use std::arch::asm;
 use std::ffi::CStr;
@@ -13,8 +14,8 @@ const DUMP_STATS_AT: u64 = TOOL + 3;
 
 static TOGGLE: [u64; 6] = [TOGGLE_COLLECT, 0, 0, 0, 0, 0];
 
-/// The request that `rax` points to. The rotations add up to none, and the exchange is one of a register with itself;
-/// valgrind reads what `rax` points to and writes `rdx`.
+/// The request that `rax` points to. The rotations add up to none, and the exchange is one of a
+/// register with itself; valgrind reads what `rax` points to and writes `rdx`.
 macro_rules! request {
     ($($before:literal,)* ; $($operands:tt)*) => {
         asm!(
@@ -33,8 +34,9 @@ macro_rules! request {
 
 /// Has what follows counted, or no longer.
 ///
-/// Callgrind counts a run of instructions without jumps when the next begins, and so not the one that ends in a request:
-/// the jump sets that apart from what stands before it. The jump itself is counted.
+/// Callgrind counts a run of instructions without jumps when the next begins, and so not the one
+/// that ends in a request: the jump sets that apart from what stands before it. The jump itself is
+/// counted.
 #[inline(always)]
 fn toggle() {
     // SAFETY: the jump goes to the next instruction; for the rest see `request`.

@@ -1,8 +1,9 @@
-//! What the data path costs, in instructions where the guest's time counts them: each of the usual ways to post and to
-//! poll, once over the provider chosen at run time and once over the provider's own types.
+//! What the data path costs, in instructions where the guest's time counts them: each of the usual
+//! ways to post and to poll, once over the provider chosen at run time and once over the provider's
+//! own types.
 //!
-//! `fastpath DEVICE` prints a line for each: name, smallest and median of many runs, separated by tabs.
-//! `c/fastpath.c` prints the same of the C library.
+//! `fastpath DEVICE` prints a line for each: name, smallest and median of many runs, separated by
+//! tabs. `c/fastpath.c` prints the same of the C library.
 
 #[cfg(target_arch = "x86_64")]
 mod clock;

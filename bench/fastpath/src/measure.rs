@@ -56,8 +56,8 @@ impl Report<'_> {
 pub(crate) enum Pause {
     /// By sleeping, so that the kernel's workers run.
     Asleep,
-    /// By doing nothing at length: where a clock counts instructions it passes over sleep at once, however long a device
-    /// of another process may need.
+    /// By doing nothing at length: where a clock counts instructions it passes over sleep at once,
+    /// however long a device of another process may need.
     Awake,
 }
 

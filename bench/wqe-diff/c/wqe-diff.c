@@ -73,7 +73,7 @@ static void up(int kind, struct ibv_qp *qp, struct ibv_qp *peer, const struct ib
     must(!ibv_modify_qp(qp, &rts, mask), "RTS");
 }
 
-// A queue pair of frames, of those that the card makes too where headers for them are asked for.
+// A queue pair of frames, of those that the device makes too where headers for them are asked for.
 static struct ibv_qp *frames_with(struct ibv_pd *pd, int max_tso_header) {
     struct ibv_qp_init_attr_ex attr = {.send_cq = sends, .recv_cq = receives, .qp_type = IBV_QPT_RAW_PACKET,
         .comp_mask = IBV_QP_INIT_ATTR_PD | (max_tso_header ? IBV_QP_INIT_ATTR_MAX_TSO_HEADER : 0), .pd = pd,

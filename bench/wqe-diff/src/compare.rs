@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use crate::fields::fields;
 use crate::record::{Entries, Facts, Queue};
 
-/// Fields, or the beginnings of their names, that may differ, and why. A card looks at none of them.
-pub const KNOWN: [(&str, &str); 5] = [
+/// Fields, or the beginnings of their names, that may differ, and why. A device looks at none of
+/// them.
+pub const ALLOWED_DIFFS: [(&str, &str); 5] = [
     (
         "inline.padding",
         "behind inline data, up to the end of their segment, lies what was in the ring before; ours is that of \
@@ -16,7 +17,7 @@ pub const KNOWN: [(&str, &str); 5] = [
     ("eth.padding", "so it does behind the headers of a large send"),
     (
         "elements of no bytes",
-        "a card takes a length of 0 for two gigabytes, so we leave such elements out; the C library writes them into \
+        "a device takes a length of 0 for two gigabytes, so we leave such elements out; the C library writes them into \
          shared receive queues, though not elsewhere",
     ),
     (
@@ -31,7 +32,7 @@ pub const KNOWN: [(&str, &str); 5] = [
 ];
 
 fn reason(field: &str) -> Option<&'static str> {
-    KNOWN.iter().find(|(known, _)| field.starts_with(known)).map(|(_, reason)| *reason)
+    ALLOWED_DIFFS.iter().find(|(allowed, _)| field.starts_with(allowed)).map(|(_, reason)| *reason)
 }
 
 /// What came of a comparison.
@@ -41,10 +42,10 @@ pub struct Report {
     pub entries: usize,
     /// Their fields.
     pub fields: usize,
-    /// How often each field differed for a known reason.
-    pub known: BTreeMap<String, usize>,
+    /// How often each field differed where that is allowed.
+    pub allowed: BTreeMap<String, usize>,
     /// All other differences.
-    pub unknown: Vec<String>,
+    pub differences: Vec<String>,
 }
 
 /// Sets both side by side.
@@ -56,7 +57,7 @@ pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
     for queue in queues {
         let (mine, other) = (ours.0.get(queue).unwrap_or(&none), theirs.0.get(queue).unwrap_or(&none));
         if mine.len() != other.len() {
-            report.unknown.push(format!(
+            report.differences.push(format!(
                 "{queue:?}: {} entries of ours and {} of theirs",
                 mine.len(),
                 other.len()
@@ -69,7 +70,7 @@ pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
                 |fields: &[(String, String)]| fields.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
             if names(&mine) != names(&other) {
                 report
-                    .unknown
+                    .differences
                     .push(format!("{queue:?} {number}: other fields\n  ours   {mine:?}\n  theirs {other:?}"));
                 continue;
             }
@@ -79,9 +80,9 @@ pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
                     continue;
                 }
                 if reason(name).is_some() {
-                    *report.known.entry(name.clone()).or_default() += 1;
+                    *report.allowed.entry(name.clone()).or_default() += 1;
                 } else {
-                    report.unknown.push(format!("{queue:?} {number}: {name} is {mine}, theirs {other}"));
+                    report.differences.push(format!("{queue:?} {number}: {name} is {mine}, theirs {other}"));
                 }
             }
         }
@@ -94,16 +95,16 @@ impl Report {
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{} entries with {} fields compared\n", self.entries, self.fields);
-        for (field, count) in &self.known {
+        for (field, count) in &self.allowed {
             let reason = reason(field).unwrap_or_default();
             let _ = writeln!(text, "{field} differs {count} times: {reason}");
         }
         // The first ones tell enough.
-        for difference in self.unknown.iter().take(20) {
+        for difference in self.differences.iter().take(20) {
             let _ = writeln!(text, "DIFFERS: {difference}");
         }
-        if self.unknown.len() > 20 {
-            let _ = writeln!(text, "and {} differences more", self.unknown.len() - 20);
+        if self.differences.len() > 20 {
+            let _ = writeln!(text, "and {} differences more", self.differences.len() - 20);
         }
         text
     }
@@ -125,16 +126,16 @@ mod tests {
     }
 
     #[test]
-    fn keys_may_differ_and_lengths_may_not() {
+    fn keys_may_differ_but_lengths_must_match() {
         let (mine, facts) = side(0x11, entry(64, 0x11));
         let (other, others) = side(0x22, entry(64, 0x22));
         let report = compare((&mine, &facts), (&other, &others));
-        assert_eq!((report.entries, report.fields, report.unknown.len()), (1, 4, 0), "{}", report.text());
+        assert_eq!((report.entries, report.fields, report.differences.len()), (1, 4, 0), "{}", report.text());
 
         let (other, others) = side(0x22, entry(65, 0x22));
         let report = compare((&mine, &facts), (&other, &others));
-        assert_eq!(report.unknown, ["Receive(\"rc\") 0: data.byte_count is 64, theirs 65"]);
+        assert_eq!(report.differences, ["Receive(\"rc\") 0: data.byte_count is 64, theirs 65"]);
         let report = compare((&mine, &facts), (&Entries::new(), &others));
-        assert_eq!(report.unknown.len(), 1);
+        assert_eq!(report.differences.len(), 1);
     }
 }

@@ -1,5 +1,6 @@
-//! Entries of queues as fields. What differs between programs by nature is named instead of numbered: the region by its
-//! name and places in it by their distance, queue pairs and windows likewise.
+//! Entries of queues as fields. What differs between programs by nature is named instead of
+//! numbered: the region by its name and places in it by their distance, queue pairs and windows
+//! likewise.
 
 use crate::record::{Facts, Queue};
 
@@ -25,14 +26,14 @@ struct Fields<'a> {
     bytes: &'a [u8],
     facts: &'a Facts,
     at: usize,
-    told: Vec<Field>,
+    fields: Vec<Field>,
     /// Elements of no bytes.
     empty: usize,
 }
 
 impl Fields<'_> {
     fn tell(&mut self, name: &str, value: impl Into<String>) {
-        self.told.push((name.to_owned(), value.into()));
+        self.fields.push((name.to_owned(), value.into()));
     }
 
     /// Numbers in a row, each so many bytes wide.
@@ -88,8 +89,8 @@ impl Fields<'_> {
         self.facts.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
     }
 
-    /// On InfiniBand the LID. With RoCE the source port, which follows from the flow label; without one it is any of those that
-    /// RoCE has, for the C library draws it.
+    /// On InfiniBand the LID. With RoCE the source port, which follows from the flow label; without
+    /// one it is any of those that RoCE has, for the C library draws it.
     fn lid(&mut self) {
         let (at, lid) = (self.at, word(self.bytes, self.at) >> 16);
         let is_roce = word(self.bytes, at + 6) | word(self.bytes, at + 8) != 0;
@@ -121,7 +122,8 @@ impl Fields<'_> {
         self.copied("inline.data", "inline.padding", length);
     }
 
-    /// So many bytes that were copied into the entry, and what is behind them in their last segment.
+    /// So many bytes that were copied into the entry, and what is behind them in their last
+    /// segment.
     fn copied(&mut self, data: &str, padding: &str, length: usize) {
         let end = (self.at + length).min(self.bytes.len());
         self.tell(data, hex(&self.bytes[self.at.min(end)..end]));
@@ -255,7 +257,7 @@ impl Fields<'_> {
 /// An entry's fields, in their order.
 #[must_use]
 pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
-    let mut fields = Fields { bytes, facts, at: 0, told: Vec::new(), empty: 0 };
+    let mut fields = Fields { bytes, facts, at: 0, fields: Vec::new(), empty: 0 };
     match queue {
         Queue::Send(name) => fields.send(name),
         Queue::Receive(_) => fields.receive(),
@@ -269,7 +271,7 @@ pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
     }
     let empty = fields.empty.to_string();
     fields.tell("elements of no bytes", empty);
-    fields.told
+    fields.fields
 }
 
 #[cfg(test)]
@@ -288,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_has_control_remote_address_and_data() {
+    fn write_wqe_has_ctrl_raddr_and_data_segments() {
         let mut bytes = vec![0, 0, 7, 8, 0, 0, 0x4c, 3, 0, 0, 0, 8, 0, 0, 0, 0];
         bytes.extend([0, 0, 0, 0, 0, 0x70, 0x80, 0, 0, 0, 0, 0x11, 0, 0, 0, 0]);
         bytes.extend([0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 16]);
@@ -307,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_is_no_part_of_inline_data() {
+    fn inline_padding_is_reported_apart() {
         let mut bytes = vec![0, 0, 0, 10, 0, 0, 0x4c, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0x80, 0, 0, 2, b'h', b'i', 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
         let fields = fields(&Queue::Send("rc".into()), &bytes, &facts());
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_flow_label_any_port_of_roces_is_as_good_as_another() {
+    fn udp_source_port_is_arbitrary_without_flow_label() {
         let rlid = |port: u16, mac: u8, label: u8| {
             let mut bytes = [0; 64];
             bytes[3] = 10;
@@ -332,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_has_its_header_and_the_rest() {
+    fn raw_packet_wqe_fields_are_decoded() {
         let mut bytes = vec![0, 0, 0, 10, 0, 0, 0x4c, 4, 0, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0, 0, 0, 0, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 18]);
         bytes.extend(1..=18);
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_receive_ends_with_the_invalid_key() {
+    fn receive_list_ends_with_terminate_key() {
         let mut bytes = vec![0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 0];
         bytes.extend([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend([0xff; 32]);
@@ -363,7 +365,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_have_fields(bytes in vec(any::<u8>(), 0..300)) {
+        fn arbitrary_wqe_bytes_do_not_panic_in_fields(bytes in vec(any::<u8>(), 0..300)) {
             let sends = ["rc", "ud", "frames"].map(|name| Queue::Send(name.into()));
             for queue in sends.into_iter().chain([Queue::Receive("rc".into()), Queue::Shared]) {
                 let told = fields(&queue, &bytes, &facts());

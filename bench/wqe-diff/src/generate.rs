@@ -13,7 +13,8 @@ const DATAGRAM: u32 = 1000;
 /// Bytes before a datagram in its receive.
 const HEADER: u32 = 40;
 
-/// About `count` requests, the same for the same seed; frames are among them where the port is one of Ethernet.
+/// About `count` requests, the same for the same seed; frames are among them where the port is one
+/// of Ethernet.
 #[must_use]
 pub fn generate(seed: u64, count: usize, ethernet: bool) -> Vec<Request> {
     let mut rng = Rng::with_seed(seed);
@@ -171,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_few_hundred_requests_are_of_every_kind_by_every_sender() {
+    fn generator_covers_every_kind_and_sender() {
         let all = generate(1, 400, true);
         for kind in KINDS {
             assert!(all.iter().any(|request| request.kind == kind), "{kind:?}");
@@ -184,21 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn without_ethernet_there_are_no_frames() {
+    fn infiniband_port_generates_no_frames() {
         let frames = [Sender::Frames, Sender::LargeSends];
         assert!(generate(1, 400, false).iter().all(|request| !frames.contains(&request.sender)));
     }
 
     proptest! {
         #[test]
-        fn a_line_is_its_request(seed: u64) {
+        fn request_line_round_trips(seed: u64) {
             for request in generate(seed, 50, true) {
                 prop_assert_eq!(Request::parse(&request.line()).unwrap(), request);
             }
         }
 
         #[test]
-        fn every_request_can_be_carried_out(seed: u64) {
+        fn generated_requests_fit_limits(seed: u64) {
             let (mut under_way, mut unseen) = (0, true);
             for request in generate(seed, 50, true) {
                 let length = bytes(&request.pieces);

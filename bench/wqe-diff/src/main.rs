@@ -1,11 +1,12 @@
-//! `wqe-diff DEVICE LIST` posts the requests of a list and says what its queues are; `c/wqe-diff.c` does the same.
+//! `wqe-diff DEVICE LIST` posts the requests of a list and says what its queues are; `c/wqe-diff.c`
+//! does the same.
 
-mod bench;
+mod testbed;
 
 use anyhow::{Context as _, Result};
 use bareverbs::Device;
 use bareverbs_wqe_diff::request::Request;
-use bench::Bench;
+use testbed::Testbed;
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -13,10 +14,10 @@ fn main() -> Result<()> {
     let (device, list) = device.zip(list).context("wqe-diff DEVICE LIST")?;
     let text = std::fs::read_to_string(&list).with_context(|| format!("reading {list}"))?;
     let requests: Vec<_> = text.lines().map(Request::parse).collect::<Result<_>>()?;
-    let mut bench = Bench::new(&Device::find(&device)?.open()?)?;
-    bench.tell();
+    let mut testbed = Testbed::new(&Device::find(&device)?.open()?)?;
+    testbed.tell();
     for list in requests.split_inclusive(|request| request.rings) {
-        bench.post(list)?;
+        testbed.post(list)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What the card recorded, and what a program says of its queues.
+//! What the device recorded, and what a program says of its queues.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,8 @@ fn number(word: &str) -> Result<u64> {
 }
 
 impl Facts {
-    /// From what a program prints: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`, `windows KEY KEY`.
+    /// From what a program prints: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`,
+    /// `windows KEY KEY`.
     ///
     /// # Errors
     /// It is anything else.
@@ -61,10 +62,11 @@ impl Facts {
     }
 }
 
-/// The entries of each queue, in the order in which the card fetched them.
+/// The entries of each queue, in the order in which the device fetched them.
 pub type Entries = BTreeMap<Queue, Vec<Vec<u8>>>;
 
-/// Picks a program's entries out of a recording: lines of `send`, `receive` or `shared`, queue, place and bytes.
+/// Picks a program's entries out of a recording: lines of `send`, `receive` or `shared`, queue,
+/// place and bytes.
 ///
 /// # Errors
 /// It is no recording.
@@ -72,7 +74,7 @@ pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
     let mut all = Entries::new();
     for line in recording.lines() {
         let [kind, queue, _place, bytes] = line.split_whitespace().collect::<Vec<_>>()[..] else {
-            bail!("the card recorded `{line}`");
+            bail!("the device recorded `{line}`");
         };
         let queue = u32::try_from(number(queue)?)?;
         let name = facts.queue_pairs.get(&queue).cloned();
@@ -86,7 +88,7 @@ pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
         let bytes = (0..bytes.len() / 2)
             .map(|at| u8::from_str_radix(bytes.get(2 * at..2 * at + 2).unwrap_or_default(), 16))
             .collect::<Result<_, _>>()
-            .with_context(|| format!("the card recorded `{line}`"))?;
+            .with_context(|| format!("the device recorded `{line}`"))?;
         all.entry(queue).or_default().push(bytes);
     }
     Ok(all)
@@ -99,7 +101,7 @@ mod tests {
     const FACTS: &str = "qp rc 0x4c\nqp ud 0x4e\nregion 0x7f00 0x11 0x12\nwindows 0x1300 0x1401\n";
 
     #[test]
-    fn only_what_a_program_has_made_counts() {
+    fn entries_of_other_queues_are_ignored() {
         let facts = Facts::parse(FACTS).unwrap();
         let recording = "send 0x4c 0x0 0a0b\nsend 0x7 0x0 ff\nshared 0x2 0x1 01\nreceive 0x4e 0x0 02\n";
         let all = entries(recording, &facts).unwrap();

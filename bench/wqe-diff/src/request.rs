@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Bytes of the region that all requests work in: the first half is sent from and received into, the second is the
-/// peer's.
+/// Bytes of the region that all requests work in: the first half is sent from and received into,
+/// the second is the peer's.
 pub const REGION: u32 = 1 << 16;
 /// Bytes inline that queue pairs have room for.
 pub const INLINE: u32 = 200;
@@ -17,9 +17,10 @@ pub const DEPTH: usize = 16;
 pub const QKEY: u64 = 0x1357_2468;
 /// How many address handles there are.
 pub const HANDLES: u64 = 3;
-/// Where in the region the bytes of frames begin, which nothing else touches: a frame's header is copied when posted.
+/// Where in the region the bytes of frames begin, which nothing else touches: a frame's header is
+/// copied when posted.
 pub const FRAMES: u32 = 1 << 14;
-/// Bytes of a frame that the card wants in its request: an Ethernet header with a VLAN tag.
+/// Bytes of a frame that the device wants in its request: an Ethernet header with a VLAN tag.
 pub const FRAME_HEADER: u32 = 18;
 /// Bytes of the longest headers of a large send: Ethernet, IPv6, TCP.
 pub const TSO_HEADER: u16 = 14 + 40 + 20;
@@ -39,7 +40,7 @@ pub enum Sender {
     Back,
     /// Whole frames; of ports of Ethernet, as the next.
     Frames,
-    /// Large sends, which the card cuts into frames.
+    /// Large sends, which the device cuts into frames.
     LargeSends,
 }
 
@@ -113,17 +114,17 @@ pub struct Request {
     pub inline: bool,
     /// Whether it is the last of a list.
     pub rings: bool,
-    /// Whether the card fills in a frame's checksums.
+    /// Whether the device fills in a frame's checksums.
     pub checksums: bool,
     /// Immediate data; for a bind, the rights.
     pub imm: u32,
     /// Where in the region the peer's bytes begin.
     pub remote: u32,
-    /// What is added or swapped in; for a datagram, the queue key; for a bind, the bytes; for a large send, those of a
-    /// segment.
+    /// What is added or swapped in; for a datagram, the queue key; for a bind, the bytes; for a
+    /// large send, those of a segment.
     pub a: u64,
-    /// What is compared with; for a datagram, the address handle; for a frame, how many of its bytes we post apart from
-    /// the others, as its header.
+    /// What is compared with; for a datagram, the address handle; for a frame, how many of its
+    /// bytes we post apart from the others, as its header.
     pub b: u64,
     /// The bytes.
     pub pieces: Vec<Piece>,

@@ -1,4 +1,4 @@
-//! Two whole cards under load, while their drivers pull things from under them.
+//! Two whole devices under load, while their drivers pull things from under them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::firmware::bits::ViewMut;
 use crate::firmware::layout::command::{CreateCqIn, CreateEqIn, CreateMkeyIn, CreateQpIn};
 use crate::firmware::layout::object::{AddressPath, Cqc, Eqc, Mkc, Qpc};
 use crate::firmware::opcode::*;
-use crate::memory::OwnMemory;
+use crate::memory::ProcessMemory;
 
 const QUEUES: u64 = 0x10_0000;
 const CQ: u64 = QUEUES;
@@ -24,16 +24,16 @@ const LENGTH: usize = 2 << 20;
 const LOG_RING: u8 = 6;
 const PAGES: usize = 0x110;
 
-struct Nobody;
+struct NoInterrupts;
 
-impl Interrupts for Nobody {
+impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
 }
 
-/// A card and the little that its driver knows.
+/// A device and the little that its driver knows.
 struct Host {
     device: Device,
-    data: Arc<OwnMemory>,
+    data: Arc<ProcessMemory>,
     uar: u32,
     key: u32,
     cq: u32,
@@ -44,8 +44,8 @@ struct Host {
 impl Host {
     fn new(index: u8, fabric: &Arc<Fabric>) -> Self {
         let setup = Setup { link: Link::InfiniBand, index, cqe_version: 1, verbose: false };
-        let device = Device::new(setup, fabric, Box::new(Nobody)).unwrap();
-        let data = Arc::new(OwnMemory::new(LENGTH).unwrap());
+        let device = Device::new(setup, fabric, Box::new(NoInterrupts)).unwrap();
+        let data = Arc::new(ProcessMemory::new(LENGTH).unwrap());
         device.remap(|memory| memory.map_zeroed(QUEUES, 0x10_0000)).unwrap();
         device.remap(|memory| memory.map_shared_at(DATA, data.clone())).unwrap();
         let mut host = Self { device, data, uar: 0, key: 0, cq: 0, qp: 0, posted: 0 };
@@ -95,8 +95,8 @@ impl Host {
     fn number(&self, opcode: u16, mut input: Vec<u8>) -> u32 {
         input[..2].copy_from_slice(&opcode.to_be_bytes());
         let mut output = vec![0; 0x200];
-        let mut card = self.device.shared.lock();
-        let super::Card { engine, firmware } = &mut *card;
+        let mut hca = self.device.shared.lock();
+        let super::DeviceState { engine, firmware } = &mut *hca;
         firmware
             .execute(engine, &input, &mut output)
             .unwrap_or_else(|status| panic!("{}: {status:?}", name(opcode)));
@@ -202,7 +202,7 @@ fn busy() -> (Host, Host) {
 }
 
 #[test]
-fn a_doorbell_answers_before_its_work_is_done() {
+fn doorbell_write_returns_before_work_is_done() {
     let (mut sender, receiver) = busy();
     let before = sender.completions();
     let took = sender.post(receiver.key);
@@ -214,7 +214,7 @@ fn a_doorbell_answers_before_its_work_is_done() {
 }
 
 #[test]
-fn after_an_answer_nothing_is_written_any_more() {
+fn no_dma_after_command_completion() {
     type Stop = fn(&Host);
     let stops: [(&str, Stop); 5] = [
         ("2ERR", |host| {
@@ -236,14 +236,14 @@ fn after_an_answer_nothing_is_written_any_more() {
         let (sender, receiver) = busy();
         stop(&receiver);
         assert!(receiver.untouched(), "{what}");
-        // The sender is told, or tries in vain; either way its own card goes on answering.
+        // The sender is told, or tries in vain; either way its own device goes on answering.
         sender.number(QP_2ERR, object(sender.qp));
         eventually("the rest is flushed", || sender.completions() == u32::from(sender.posted));
     }
 }
 
 #[test]
-fn a_sender_may_be_stopped_at_any_moment() {
+fn sender_can_be_reset_or_destroyed_under_traffic() {
     for round in 0..12u64 {
         let (sender, receiver) = busy();
         std::thread::sleep(Duration::from_micros(round * 37));

@@ -10,7 +10,7 @@ use super::packet::{Link, Packet, Route};
 use super::paging::Faults;
 use super::port::Port;
 use super::recorder::Recording;
-use super::srq::{Srq, Taken};
+use super::srq::{RecvFetch, Srq};
 use super::table::Table;
 use super::traffic::Traffic;
 use crate::memory::DmaMap;
@@ -116,7 +116,8 @@ impl Core {
         eq.post(&self.memory, &*self.interrupts, EventKind::Completion, 0, &data);
     }
 
-    /// Sends an asynchronous event to the first event queue that wants its kind; whether there is one with room.
+    /// Sends an asynchronous event to the first event queue that wants its kind; whether there is
+    /// one with room.
     pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) -> bool {
         self.eqs
             .iter_mut()
@@ -137,10 +138,10 @@ impl Core {
     }
 
     /// Takes a receive work request off a shared receive queue.
-    pub(crate) fn take_shared(&mut self, number: u32) -> Taken {
-        let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return Taken::Fault };
+    pub(crate) fn take_shared(&mut self, number: u32) -> RecvFetch {
+        let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return RecvFetch::Fault };
         let (taken, limit_crossed) = srq.take(&self.memory, &mut self.recording);
-        if let Taken::Fault = taken {
+        if let RecvFetch::Fault = taken {
             srq.failed = true;
             self.srq_event(EventKind::SrqCatastrophic, number);
         } else if limit_crossed {
@@ -150,7 +151,7 @@ impl Core {
     }
 
     /// The way back along which an answer to `route` goes.
-    pub(crate) fn way_back(route: &Route) -> Route {
+    pub(crate) fn reverse_route(route: &Route) -> Route {
         let mut back = *route;
         std::mem::swap(&mut back.source_lid, &mut back.destination_lid);
         std::mem::swap(&mut back.source_mac, &mut back.destination_mac);

@@ -355,7 +355,8 @@ impl Cq {
         }
     }
 
-    /// Writes an entry, with a message inside: in its own first half, or in the first half of a wide one.
+    /// Writes an entry, with a message inside: in its own first half, or in the first half of a
+    /// wide one.
     fn write(&self, memory: &DmaMap, slot: u64, entry: &mut [u8; 64], inline: &[u8]) -> Result<(), DmaFault> {
         /// Formats of entries, `MLX5_INLINE_DATA32_SEG` and `MLX5_INLINE_DATA64_SEG`.
         const IN_FIRST_HALF: u8 = 1 << 2;

@@ -5,9 +5,10 @@ use super::cq::{CqeOpcode, Syndrome};
 use super::packet::{Network, Packet};
 use super::qp::{Management, Qp, Service};
 use super::responder::{
-    Misplaced, enter_error, place, receive_accessor, report, report_failure, take_receive, wait_for_receive,
+    ScatterError, enter_error, place, receive_accessor, report, report_failure, take_receive,
+    wait_for_receive,
 };
-use super::srq::Taken;
+use super::srq::RecvFetch;
 
 /// Every datagram's receive buffer begins with this much room for the global header.
 const HEADER: usize = 40;
@@ -23,7 +24,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
         core.port.qkey_violations = core.port.qkey_violations.saturating_add(1);
         return;
     }
-    let Taken::Receive(mut receive) = take_receive(qp, core, None) else { return };
+    let RecvFetch::Receive(mut receive) = take_receive(qp, core, None) else { return };
     let mut bytes = vec![0; HEADER];
     if let Some(header) = global_header(packet) {
         bytes.copy_from_slice(&header);
@@ -33,9 +34,9 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let failure = match place(core, who, &mut receive, &bytes) {
         Ok(()) => None,
         // The datagram is lost, its receive is not.
-        Err(Misplaced::Absent) if wait_for_receive(qp, core, &receive, bytes.len()) => return,
-        Err(Misplaced::TooLong) => Some(Syndrome::LocalLength),
-        Err(Misplaced::Protection | Misplaced::Absent) => Some(Syndrome::LocalProtection),
+        Err(ScatterError::Absent) if wait_for_receive(qp, core, &receive, bytes.len()) => return,
+        Err(ScatterError::TooLong) => Some(Syndrome::LocalLength),
+        Err(ScatterError::Protection | ScatterError::Absent) => Some(Syndrome::LocalProtection),
     };
     if let Some(syndrome) = failure {
         report_failure(qp, core, &receive, syndrome);

@@ -1,5 +1,5 @@
-//! Doorbells: what a driver's stores to a UAR page say (`MLX5_CQ_DOORBELL`, `MLX5_EQ_DOORBELL_OFFSET` and `MLX5_BF_OFFSET` in
-//! `include/linux/mlx5/`).
+//! Doorbells: what a driver's stores to a UAR page say (`MLX5_CQ_DOORBELL`,
+//! `MLX5_EQ_DOORBELL_OFFSET` and `MLX5_BF_OFFSET` in `include/linux/mlx5/`).
 
 /// Where the send registers begin in a UAR page; each is also a BlueFlame buffer.
 pub const SEND: u16 = 0x800;
@@ -51,7 +51,8 @@ pub enum Doorbell {
 impl Doorbell {
     /// What a store at an offset of a UAR page says; `None` if nothing listens there.
     ///
-    /// Send registers take eight bytes, or a whole BlueFlame copy. The registers of event queues are also served by four.
+    /// Send registers take eight bytes, or a whole BlueFlame copy. The registers of event queues
+    /// are also served by four.
     pub fn decode(offset: u16, bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         match offset {
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn eight_bytes_ring_and_a_whole_block_is_a_copy() {
+    fn doorbell_and_blueflame_writes_are_told_apart() {
         let mut block = [0; 64];
         block[..8].copy_from_slice(&[0, 0, 1, 0x0a, 0, 0, 0x4c, 3]);
         assert_eq!(Doorbell::decode(SEND, &block[..8]), Some(Doorbell::Send { qp: 0x4c, blueflame: None }));
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn armings_carry_their_sequence_number() {
+    fn cq_arm_carries_sequence_number() {
         let bytes = [0x21, 0, 0, 7, 0, 0, 0x04, 0];
         let arm = Doorbell::ArmCq { cq: 0x400, consumer: 7, solicited: true, sequence: 2 };
         assert_eq!(Doorbell::decode(ARM_CQ, &bytes), Some(arm));
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn no_store_anywhere_makes_the_decoder_fail() {
+    fn arbitrary_doorbell_writes_do_not_panic() {
         for offset in 0..=u16::MAX {
             for length in [0, 1, 4, 8, 63, 64, 256, 257] {
                 let heard = Doorbell::decode(offset, &vec![0xff; length]).is_some();

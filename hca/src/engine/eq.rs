@@ -65,7 +65,8 @@ impl Eq {
         self.setup.events[kind as usize / 64] >> (kind as usize % 64) & 1 != 0
     }
 
-    /// Writes an entry and raises the interrupt if the queue is armed; `false` if there was no room.
+    /// Writes an entry and raises the interrupt if the queue is armed; `false` if there was no
+    /// room.
     pub(crate) fn post(
         &mut self,
         memory: &DmaMap,

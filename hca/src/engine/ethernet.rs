@@ -121,7 +121,8 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), 
     match how.segment {
         None => core.frames.push(finish(frame, how.checksum)),
         Some(size) => {
-            // Only TCP is cut, as on the card, and what goes before each segment stands in the request, no more, no less.
+            // Only TCP is cut, as on the device, and what goes before each segment stands in the
+            // request, no more, no less.
             let headers = headers_length(&frame).filter(|headers| *headers == usize::from(how.header));
             let headers = headers.ok_or(Syndrome::LocalQpOperation)?;
             for frame in cut(&frame, headers, usize::from(size)) {
@@ -189,7 +190,7 @@ fn cut(frame: &[u8], headers: usize, size: usize) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Fills in what the driver left to the card, and pads.
+/// Fills in what the driver left to the device, and pads.
 fn finish(mut frame: Vec<u8>, checksum: u8) -> Vec<u8> {
     if checksum & L4_CHECKSUM != 0 {
         fill_checksum(&mut frame);
@@ -255,7 +256,7 @@ pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
         None => (None, frame),
     };
     let sges = scatter_list(if rq.setup.linked { &wqe[16..] } else { &wqe });
-    let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_key: true, any_pd: false };
+    let who = Accessor { pd: rq.setup.pd, qp: rq.number, reserved_lkey: true, any_pd: false };
     let mut left = frame;
     for sge in &sges {
         let (now, rest) = left.split_at((sge.length as usize).min(left.len()));
@@ -312,14 +313,14 @@ mod tests {
     }
 
     #[test]
-    fn the_l4_checksum_is_filled_in_when_asked_for() {
+    fn l4_checksum_offload_fills_checksum() {
         let frame = tcp_frame(33);
         assert!(!is_right(&finish(frame.clone(), 0)));
         assert!(is_right(&finish(frame, L4_CHECKSUM)));
     }
 
     #[test]
-    fn a_long_frame_is_cut_into_numbered_segments() {
+    fn tso_frame_is_split_into_sequenced_segments() {
         let frame = tcp_frame(2500);
         let pieces: Vec<_> = cut(&frame, headers_length(&frame).unwrap(), 1000)
             .into_iter()
@@ -336,13 +337,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_alone_are_one_frame() {
+    fn tso_without_payload_is_one_frame() {
         let frame = tcp_frame(0);
         assert_eq!(cut(&frame, headers_length(&frame).unwrap(), 1000).len(), 1);
     }
 
     #[test]
-    fn only_a_tagged_frame_loses_its_tag() {
+    fn vlan_tag_is_stripped_from_tagged_frames_only() {
         let frame = [&[7; 12][..], &[0x81, 0, 0x21, 0x23], &[8, 0], &[9; 50]].concat();
         assert_eq!(without_tag(&frame), Some((0x2123, [&[7; 12][..], &[8, 0], &[9; 50]].concat())));
         assert_eq!(without_tag(&tcp_frame(0)), None);
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_not_cut_and_gets_no_checksum() {
+    fn malformed_frames_are_not_segmented_or_checksummed() {
         for length in 0..80 {
             let mut frame = vec![0x45; length];
             let before = frame.clone();

@@ -1,7 +1,9 @@
-//! Where fields lie in the structures that the card's data path shares with drivers: bytes from the structure's start, all numbers big-endian.
-//! `tests/layouts.rs` compares every one with the kernel's headers.
+//! Where fields lie in the structures that the device's data path shares with drivers: bytes from
+//! the structure's start, all numbers big-endian. `tests/layouts.rs` compares every one with the
+//! kernel's headers.
 
-/// What an event says of a page fault (`struct mlx5_eqe_page_fault`); before it, how many bytes are done.
+/// What an event says of a page fault (`struct mlx5_eqe_page_fault`); before it, how many bytes are
+/// done.
 pub(crate) mod page_fault {
     /// `wqe.wqe_index`
     pub(crate) const WQE_INDEX: usize = 6;
@@ -74,8 +76,8 @@ pub(crate) mod address {
     pub(crate) const SIZE: usize = 48;
 }
 
-/// The shared receive queue of an XRC request (`struct mlx5_wqe_xrc_seg`). Its other bytes are reserved, but libmlx5
-/// leaves in them what stood in the ring.
+/// The shared receive queue of an XRC request (`struct mlx5_wqe_xrc_seg`). Its other bytes are
+/// reserved, but libmlx5 leaves in them what stood in the ring.
 pub(crate) mod xrc {
     pub(crate) const XRC_SRQN: usize = 0;
     pub(crate) const SIZE: usize = 16;

@@ -15,14 +15,14 @@ const FLAGS: u64 = 0x7;
 /// How deep keys may refer to other keys.
 const MAX_DEPTH: u8 = 4;
 
-/// The key that reads as zeros and swallows writes.
-pub(crate) const FILL_KEY: u32 = 0x200;
-/// The key that stands where a table has no key yet: what leads to it lacks its pages.
-pub(crate) const NULL_KEY: u32 = 0x300;
+/// Reads return zeros, writes are discarded (`dump_fill_mkey`).
+pub(crate) const DUMP_FILL_MKEY: u32 = 0x200;
+/// Stands for an absent entry of a KLM or KSM table: an access takes a page fault.
+pub(crate) const NULL_MKEY: u32 = 0x300;
 /// Ends a scatter list.
-pub(crate) const TERMINATE_KEY: u32 = 0x100;
+pub(crate) const TERMINATE_SCATTER_LIST_MKEY: u32 = 0x100;
 /// All physical memory, for the kernel's queues.
-pub(crate) const RESERVED_KEY: u32 = 0x10_0000;
+pub(crate) const RESERVED_LKEY: u32 = 0x10_0000;
 
 /// Access rights, as bits.
 pub(crate) mod access {
@@ -44,27 +44,27 @@ pub(crate) mod present {
 
 /// How a key's addresses become guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum AccessMode {
     /// Addresses are guest addresses.
-    Physical,
+    Pa,
     /// A table of pages.
-    Pages,
+    Mtt,
     /// A list of other keys' ranges, each with its length.
-    Ranges,
+    Klm,
     /// A table of other keys' ranges, all of the same size.
-    EqualRanges,
-    /// Addresses count from a place in the card's own memory.
-    OnCard,
+    Ksm,
+    /// Offsets into device memory.
+    Memic,
 }
 
-impl Mode {
+impl AccessMode {
     pub(crate) fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
-            0 => Self::Physical,
-            1 => Self::Pages,
-            2 => Self::Ranges,
-            3 => Self::EqualRanges,
-            5 => Self::OnCard,
+            0 => Self::Pa,
+            1 => Self::Mtt,
+            2 => Self::Klm,
+            3 => Self::Ksm,
+            5 => Self::Memic,
             _ => return None,
         })
     }
@@ -76,7 +76,7 @@ pub(crate) struct Mkey {
     /// The low eight bits of the key.
     pub(crate) variant: u8,
     pub(crate) free: bool,
-    pub(crate) mode: Mode,
+    pub(crate) mode: AccessMode,
     pub(crate) access: u8,
     pub(crate) pd: u32,
     /// The QP it is bound to; all ones for any.
@@ -94,7 +94,8 @@ pub(crate) struct Mkey {
     pub(crate) translation: Vec<u64>,
 }
 
-/// A key's context as commands and UMR work requests carry it (`struct mlx5_mkey_seg`, `mlx5_ifc_mkc_bits`).
+/// A key's context as commands and UMR work requests carry it (`struct mlx5_mkey_seg`,
+/// `mlx5_ifc_mkc_bits`).
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a>(pub(crate) &'a [u8; 64]);
 
@@ -107,8 +108,8 @@ impl Context<'_> {
         self.0[0] & 0x40 != 0
     }
 
-    pub(crate) fn mode(self) -> Option<Mode> {
-        Mode::from_bits((self.0[0] >> 2 & 0x7) << 2 | self.0[2] & 0x3)
+    pub(crate) fn mode(self) -> Option<AccessMode> {
+        AccessMode::from_bits((self.0[0] >> 2 & 0x7) << 2 | self.0[2] & 0x3)
     }
 
     pub(crate) fn umr(self) -> bool {
@@ -182,9 +183,9 @@ impl Mkey {
 /// Any QP may use the key.
 pub(crate) const ANY_QP: u32 = 0xff_ffff;
 
-/// A refused access.
+/// Why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum AccessError {
     /// No such key, or it is free, or its variant differs.
     Key,
     /// Another protection domain or QP.
@@ -199,7 +200,7 @@ pub(crate) enum Refusal {
     Absent,
 }
 
-impl From<DmaFault> for Refusal {
+impl From<DmaFault> for AccessError {
     fn from(_: DmaFault) -> Self {
         Self::Dma
     }
@@ -210,7 +211,7 @@ impl From<DmaFault> for Refusal {
 pub(crate) struct Accessor {
     pub(crate) pd: u32,
     pub(crate) qp: u32,
-    pub(crate) reserved_key: bool,
+    pub(crate) reserved_lkey: bool,
     /// The kernel's own queue for keys isn't bound to a protection domain.
     pub(crate) any_pd: bool,
 }
@@ -225,10 +226,10 @@ impl Accessor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Guest(u64),
-    /// In the card's own memory.
-    Card(u64),
-    /// Behind the key that fills: it reads as zeros and swallows writes.
-    Nowhere,
+    /// In the device's own memory.
+    DeviceMemory(u64),
+    /// The dump-fill key: reads return zeros, writes are discarded.
+    DumpFill,
 }
 
 /// A piece of a key's range.
@@ -236,11 +237,11 @@ pub(crate) type Piece = (Place, usize);
 
 impl Mkey {
     /// A page's entry; what was never written has no page.
-    fn entry(&self, index: usize) -> Result<u64, Refusal> {
+    fn entry(&self, index: usize) -> Result<u64, AccessError> {
         match self.translation.get(index) {
             Some(entry) => Ok(*entry),
             None if index < self.capacity as usize * 2 => Ok(0),
-            None => Err(Refusal::Bounds),
+            None => Err(AccessError::Bounds),
         }
     }
 
@@ -248,7 +249,7 @@ impl Mkey {
         if self.unbounded {
             return address.checked_add(length).is_some();
         }
-        let start = if self.mode == Mode::OnCard { 0 } else { self.start };
+        let start = if self.mode == AccessMode::Memic { 0 } else { self.start };
         let Some(offset) = address.checked_sub(start) else { return false };
         offset.checked_add(length).is_some_and(|end| end <= self.length)
     }
@@ -256,7 +257,7 @@ impl Mkey {
     /// Stores translation words from a byte offset on; `false` if they don't fit the key.
     pub(crate) fn translate_from(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
-        // The card keeps translations in lines of 64 bytes, and drivers write whole ones.
+        // The device keeps translations in lines of 64 bytes, and drivers write whole ones.
         if end > (u64::from(self.capacity) * 16).next_multiple_of(64) || !offset.is_multiple_of(8) {
             return false;
         }

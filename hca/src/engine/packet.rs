@@ -67,7 +67,7 @@ pub enum Operation {
     AtomicAcknowledge = 0x12,
     CompareSwap = 0x13,
     FetchAdd = 0x14,
-    /// A compare-and-swap or fetch-and-add with masks, the card's own extension.
+    /// A compare-and-swap or fetch-and-add with masks, the device's own extension.
     MaskedAtomic = 0x15,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
@@ -427,7 +427,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_reads_back_from_its_bits() {
+    fn bth_opcodes_round_trip() {
         for bits in 0..0x20 {
             if let Some(operation) = Operation::from_bits(bits) {
                 assert_eq!(operation as u8, bits);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn masked_atomics_touch_only_their_bits() {
+    fn masked_atomics_change_only_masked_bits() {
         let masks = Masks { compares: true, swap_or_boundary: 0xff, compare: 0xf0 };
         let swap = Atomic { swap_or_add: 0x1234, compare: 0xab, masks: Some(masks), ..Atomic::default() };
         assert_eq!(swap.apply(Operation::MaskedAtomic, 0x77a1), 0x7734);

@@ -1,13 +1,14 @@
-//! Page faults: an access finds no page, the driver is told by an event and brings it in, and its answer lets the queue pair go on
-//! (`struct mlx5_eqe_page_fault` in `include/linux/mlx5/device.h`; the transport scheme, which all drivers know).
+//! Page faults: an access finds no page, the driver is told by an event and brings it in, and its
+//! answer lets the queue pair go on (`struct mlx5_eqe_page_fault` in `include/linux/mlx5/device.h`;
+//! the transport scheme, which all drivers know).
 //!
-//! A fault stays in the table until it is answered, even if its queue pair has long been reset: a driver answers each
-//! that it has read, and must not be told that there was none.
+//! A fault stays in the table until it is answered, even if its queue pair has long been reset: a
+//! driver answers each that it has read, and must not be told that there was none.
 
 use super::core::Core;
 use super::layout::page_fault;
 use super::table::Table;
-use super::{Engine, EventKind, Refused, requester, responder};
+use super::{Engine, EngineError, EventKind, requester, responder};
 
 /// Kinds of faults, as a driver sees them and names them in its answer.
 pub(crate) mod kind {
@@ -23,7 +24,7 @@ pub(crate) mod kind {
 
 /// Where a page lacks.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Lacking {
+pub(crate) enum PageFaultInfo {
     /// In the list of a work request: its queue's number and its place there.
     List { kind: u8, queue: u32, index: u16 },
     /// In memory that a peer named.
@@ -44,12 +45,12 @@ pub(crate) struct Fault {
 pub(crate) type Faults = Table<Fault>;
 
 impl Core {
-    /// Tells the driver of a fault of the queue pair `qp`, after so many bytes of the message and under a packet of so many; the fault's
-    /// token, or `None` if nobody hears of it.
+    /// Tells the driver of a fault of the queue pair `qp`, after so many bytes of the message and
+    /// under a packet of so many; the fault's token, or `None` if nobody hears of it.
     pub(crate) fn page_fault(
         &mut self,
         qp: u32,
-        lacking: Lacking,
+        info: PageFaultInfo,
         committed: u32,
         packet: usize,
     ) -> Option<u32> {
@@ -60,8 +61,8 @@ impl Core {
         let mut put = |at: usize, bytes: &[u8]| data[at..at + bytes.len()].copy_from_slice(bytes);
         let packet = u16::try_from(packet).unwrap_or(u16::MAX).to_be_bytes();
         put(COMMITTED, &committed.to_be_bytes());
-        let token = match lacking {
-            Lacking::List { kind, queue, index } => {
+        let token = match info {
+            PageFaultInfo::List { kind, queue, index } => {
                 let token = self.faults.insert_with(|token| Fault { token, kind, queue, qp })?;
                 put(page_fault::WQE_INDEX, &index.to_be_bytes());
                 put(page_fault::WQE_PACKET_LENGTH, &packet);
@@ -69,7 +70,7 @@ impl Core {
                 put(page_fault::PFTYPE_WQ, &(u32::from(kind) << 24 | queue).to_be_bytes());
                 token
             }
-            Lacking::Remote { key, address, length, written } => {
+            PageFaultInfo::Remote { key, address, length, written } => {
                 let kind = if written { kind::REMOTE | kind::WRITTEN } else { kind::REMOTE };
                 let token = self.faults.insert_with(|token| Fault { token, kind, queue: token, qp })?;
                 put(page_fault::R_KEY, &key.to_be_bytes());
@@ -80,7 +81,7 @@ impl Core {
                 token
             }
         };
-        let sub_kind = if let Lacking::List { .. } = lacking { IN_LIST } else { REMOTE };
+        let sub_kind = if let PageFaultInfo::List { .. } = info { IN_LIST } else { REMOTE };
         if self.event(EventKind::PageFault, sub_kind, &data) {
             Some(token)
         } else {
@@ -100,18 +101,20 @@ impl Core {
 }
 
 impl Engine {
-    /// The driver's answer to a page fault: the page is there now, or `failed`. Kind and queue are those of the event.
-    pub fn resume(&mut self, token: u32, kind: u8, queue: u32, failed: bool) -> Result<(), Refused> {
-        let fault = *self.core.faults.get(token).ok_or(Refused::Missing)?;
+    /// The driver's answer to a page fault: the page is there now, or `failed`. Kind and queue are
+    /// those of the event.
+    pub fn resume(&mut self, token: u32, kind: u8, queue: u32, failed: bool) -> Result<(), EngineError> {
+        let fault = *self.core.faults.get(token).ok_or(EngineError::Missing)?;
         if (fault.kind, fault.queue) != (kind, queue) {
-            return Err(Refused::Invalid);
+            return Err(EngineError::Invalid);
         }
         self.core.faults.remove(token);
         self.release(fault, failed);
         Ok(())
     }
 
-    /// Lets a queue pair go on that waits because of this fault. One that has been reset since doesn't.
+    /// Lets a queue pair go on that waits because of this fault. One that has been reset since
+    /// doesn't.
     fn release(&mut self, fault: Fault, failed: bool) {
         if let Some(qp) = self.qps.get_mut(fault.qp) {
             requester::resume(qp, &mut self.core, fault.token, failed);
@@ -120,7 +123,8 @@ impl Engine {
         }
     }
 
-    /// A queue pair is gone: drivers don't answer faults in its work requests that they had not read yet.
+    /// A queue pair is gone: drivers don't answer faults in its work requests that they had not
+    /// read yet.
     pub(super) fn forget_faults_of_qp(&mut self, qp: u32) {
         self.core.forget_faults(|fault| {
             let own = matches!(fault.kind, kind::SEND_OR_WRITE | kind::RECEIVE | kind::READ_OR_ATOMIC);
@@ -128,7 +132,8 @@ impl Engine {
         });
     }
 
-    /// A shared receive queue is gone, and those who waited for a page of its work requests find that out.
+    /// A shared receive queue is gone, and those who waited for a page of its work requests find
+    /// that out.
     pub(super) fn forget_faults_of_srq(&mut self, srq: u32) {
         let of_srq = |fault: &Fault| fault.kind == kind::SHARED_RECEIVE && fault.queue == srq;
         let faults: Vec<Fault> = self.core.faults.iter().filter(|fault| of_srq(fault)).copied().collect();

@@ -110,9 +110,10 @@ pub struct QpSetup {
     /// The XRC domain.
     pub xrcd: Option<u32>,
     /// Whether the reserved key may be used.
-    pub reserved_key: bool,
-    /// Answers to reads and atomics of at most so many bytes go into their completions: 0, 32, or 64 with wide entries.
-    pub inline_answers: u8,
+    pub reserved_lkey: bool,
+    /// Answers to reads and atomics of at most so many bytes go into their completions: 0, 32, or
+    /// 64 with wide entries.
+    pub inline_responses: u8,
     /// And so do received messages.
     pub inline_receives: u8,
 }
@@ -137,9 +138,9 @@ pub struct QpAttributes {
     /// Remote atomics allowed.
     pub remote_atomic: bool,
     /// Reads and atomics that may be under way as a requester.
-    pub max_requested: u8,
+    pub max_rd_atomic: u8,
     /// And as a responder.
-    pub max_responding: u8,
+    pub max_dest_rd_atomic: u8,
     /// Timer code for peers that find no receive work request, 5 bits.
     pub min_rnr_timer: u8,
     /// Retries after lost packets, 3 bits.
@@ -174,8 +175,8 @@ impl Default for QpAttributes {
             remote_read: false,
             remote_write: false,
             remote_atomic: false,
-            max_requested: 1,
-            max_responding: 1,
+            max_rd_atomic: 1,
+            max_dest_rd_atomic: 1,
             min_rnr_timer: 0,
             retry_count: 0,
             rnr_retry: 0,
@@ -226,7 +227,7 @@ impl Qp {
         super::mkey::Accessor {
             pd: self.setup.pd,
             qp: self.number,
-            reserved_key: self.setup.reserved_key,
+            reserved_lkey: self.setup.reserved_lkey,
             any_pd: self.setup.service == Service::KeyUpdates,
         }
     }

@@ -1,42 +1,45 @@
 //! Making, moving and destroying queue pairs, and the multicast groups that they belong to.
 
 use super::qp::Qp;
-use super::{Engine, Progress, QpAttributes, QpSetup, ReceiveQueue, Refused, Service, State};
+use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 use super::{limits, requester, responder};
 
 impl Engine {
     /// Makes a queue pair, in the reset state.
-    pub fn create_qp(&mut self, setup: QpSetup, attributes: QpAttributes) -> Result<u32, Refused> {
+    pub fn create_qp(&mut self, setup: QpSetup, attributes: QpAttributes) -> Result<u32, EngineError> {
         let receives = !matches!(setup.receive, ReceiveQueue::None);
         let cqs = [(setup.log_send_size.is_some(), setup.send_cq), (receives, setup.receive_cq)];
         if cqs.iter().any(|(used, cq)| *used && self.core.cqs.get(*cq).is_none()) {
-            return Err(Refused::Missing);
+            return Err(EngineError::Missing);
         }
         match setup.receive {
-            ReceiveQueue::Shared(srq) if self.core.srqs.get(srq).is_none() => return Err(Refused::Missing),
+            ReceiveQueue::Shared(srq) if self.core.srqs.get(srq).is_none() => {
+                return Err(EngineError::Missing);
+            }
             ReceiveQueue::Own { log_size, log_stride }
                 if log_size > 15 || !(4..=12).contains(&log_stride) =>
             {
-                return Err(Refused::Invalid);
+                return Err(EngineError::Invalid);
             }
             _ => {}
         }
         if setup.log_send_size.is_some_and(|log_size| log_size > 15) {
-            return Err(Refused::Invalid);
+            return Err(EngineError::Invalid);
         }
-        for (inline, cq) in [(setup.inline_answers, setup.send_cq), (setup.inline_receives, setup.receive_cq)]
+        for (inline, cq) in
+            [(setup.inline_responses, setup.send_cq), (setup.inline_receives, setup.receive_cq)]
         {
             let wide = self.core.cqs.get(cq).is_some_and(|cq| cq.setup.wide);
             if !(inline == 0 || inline == 32 || inline == 64 && wide) {
-                return Err(Refused::Invalid);
+                return Err(EngineError::Invalid);
             }
         }
-        self.qps.insert_with(|number| Qp::new(number, setup, attributes)).ok_or(Refused::Full)
+        self.qps.insert_with(|number| Qp::new(number, setup, attributes)).ok_or(EngineError::Full)
     }
 
     /// Destroys a queue pair, with whatever it was doing.
-    pub fn destroy_qp(&mut self, number: u32) -> Result<(), Refused> {
-        self.qps.remove(number).ok_or(Refused::Missing)?;
+    pub fn destroy_qp(&mut self, number: u32) -> Result<(), EngineError> {
+        self.qps.remove(number).ok_or(EngineError::Missing)?;
         self.forget_faults_of_qp(number);
         for members in self.groups.values_mut() {
             members.retain(|member| *member != number);
@@ -46,13 +49,13 @@ impl Engine {
     }
 
     /// A queue pair's state and attributes.
-    pub fn qp_attributes(&self, number: u32) -> Result<(State, &QpAttributes), Refused> {
-        self.qps.get(number).map(|qp| (qp.state, &qp.attributes)).ok_or(Refused::Missing)
+    pub fn qp_attributes(&self, number: u32) -> Result<(State, &QpAttributes), EngineError> {
+        self.qps.get(number).map(|qp| (qp.state, &qp.attributes)).ok_or(EngineError::Missing)
     }
 
     /// Where a queue pair's counters stand.
-    pub(crate) fn qp_progress(&self, number: u32) -> Result<Progress, Refused> {
-        let qp = self.qps.get(number).ok_or(Refused::Missing)?;
+    pub(crate) fn qp_progress(&self, number: u32) -> Result<Progress, EngineError> {
+        let qp = self.qps.get(number).ok_or(EngineError::Missing)?;
         let (done, posted) = qp.requester.counters();
         let (next_psn, acknowledged_psn) = qp.requester.sequence();
         let (expected_psn, messages) = qp.responder.sequence();
@@ -61,13 +64,19 @@ impl Engine {
     }
 
     /// What a queue pair was made of.
-    pub fn qp_setup(&self, number: u32) -> Result<&QpSetup, Refused> {
-        self.qps.get(number).map(|qp| &qp.setup).ok_or(Refused::Missing)
+    pub fn qp_setup(&self, number: u32) -> Result<&QpSetup, EngineError> {
+        self.qps.get(number).map(|qp| &qp.setup).ok_or(EngineError::Missing)
     }
 
-    /// Moves a queue pair into a state, with the attributes it has from then on. Which moves are legal is the caller's business.
-    pub fn move_qp(&mut self, number: u32, state: State, attributes: QpAttributes) -> Result<(), Refused> {
-        let qp = self.qps.get_mut(number).ok_or(Refused::Missing)?;
+    /// Moves a queue pair into a state, with the attributes it has from then on. Which moves are
+    /// legal is the caller's business.
+    pub fn move_qp(
+        &mut self,
+        number: u32,
+        state: State,
+        attributes: QpAttributes,
+    ) -> Result<(), EngineError> {
+        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
         let before = qp.state;
         qp.attributes = attributes;
         match state {
@@ -91,8 +100,8 @@ impl Engine {
         &mut self,
         number: u32,
         change: impl FnOnce(&mut QpSetup),
-    ) -> Result<(), Refused> {
-        let qp = self.qps.get_mut(number).ok_or(Refused::Missing)?;
+    ) -> Result<(), EngineError> {
+        let qp = self.qps.get_mut(number).ok_or(EngineError::Missing)?;
         change(&mut qp.setup);
         Ok(())
     }
@@ -102,10 +111,11 @@ impl Engine {
         self.wake(number);
     }
 
-    /// The driver wrote a whole work request through a BlueFlame buffer; it need not be read from the ring.
+    /// The driver wrote a whole work request through a BlueFlame buffer; it need not be read from
+    /// the ring.
     pub(super) fn blueflame(&mut self, number: u32, wqe: Box<[u8]>) {
         if let Some(qp) = self.qps.get_mut(number) {
-            qp.requester.offer(wqe);
+            qp.requester.set_bf_wqe(wqe);
         }
         self.wake(number);
     }
@@ -119,29 +129,29 @@ impl Engine {
     }
 
     /// Adds a queue pair to a multicast group.
-    pub(crate) fn attach(&mut self, group: [u8; 16], number: u32) -> Result<(), Refused> {
-        let qp = self.qps.get(number).ok_or(Refused::Missing)?;
+    pub(crate) fn attach(&mut self, group: [u8; 16], number: u32) -> Result<(), EngineError> {
+        let qp = self.qps.get(number).ok_or(EngineError::Missing)?;
         if !matches!(qp.setup.service, Service::Datagram(None)) {
-            return Err(Refused::Invalid);
+            return Err(EngineError::Invalid);
         }
         if !self.groups.contains_key(&group) && self.groups.len() >= limits::GROUPS {
-            return Err(Refused::Full);
+            return Err(EngineError::Full);
         }
         let members = self.groups.entry(group).or_default();
         if members.contains(&number) {
             return Ok(());
         }
         if members.len() >= limits::QPS_PER_GROUP {
-            return Err(Refused::Full);
+            return Err(EngineError::Full);
         }
         members.push(number);
         Ok(())
     }
 
     /// Removes a queue pair from a multicast group.
-    pub(crate) fn detach(&mut self, group: [u8; 16], number: u32) -> Result<(), Refused> {
-        let members = self.groups.get_mut(&group).ok_or(Refused::Missing)?;
-        let at = members.iter().position(|member| *member == number).ok_or(Refused::Missing)?;
+    pub(crate) fn detach(&mut self, group: [u8; 16], number: u32) -> Result<(), EngineError> {
+        let members = self.groups.get_mut(&group).ok_or(EngineError::Missing)?;
+        let at = members.iter().position(|member| *member == number).ok_or(EngineError::Missing)?;
         members.remove(at);
         if members.is_empty() {
             self.groups.remove(&group);

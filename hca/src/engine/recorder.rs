@@ -14,12 +14,12 @@ pub enum Queue {
 /// Is told each work request: its queue, its place there, and its bytes.
 pub type Recorder = Box<dyn FnMut(Queue, u16, &[u8]) + Send>;
 
-/// Nobody, or one who is told.
+/// The recorder, if there is one.
 #[derive(Default)]
 pub(crate) struct Recording(pub(crate) Option<Recorder>);
 
 impl Recording {
-    pub(crate) fn tell(&mut self, queue: Queue, place: u16, bytes: &[u8]) {
+    pub(crate) fn record(&mut self, queue: Queue, place: u16, bytes: &[u8]) {
         if let Some(recorder) = &mut self.0 {
             recorder(queue, place, bytes);
         }

@@ -1,8 +1,9 @@
-//! The sending side of a queue pair: fetches work requests, cuts messages into packets, keeps them until they are acknowledged, and retries.
+//! The sending side of a queue pair: fetches work requests, cuts messages into packets, keeps them
+//! until they are acknowledged, and retries.
 
-mod answer;
-mod emit;
-mod finish;
+mod complete;
+mod packetize;
+mod response;
 
 use std::collections::VecDeque;
 
@@ -10,12 +11,12 @@ use super::core::Core;
 use super::cq::Syndrome;
 use super::eq::EventKind;
 use super::packet::{PSN_MASK, psn_distance};
-use super::paging::Lacking;
+use super::paging::PageFaultInfo;
 use super::qp::{Qp, QpAttributes, State};
 use super::recorder::Queue;
 use super::wqe::{self, Action, BLOCK, Fence, Segment, Work, units};
-pub(crate) use finish::flush;
-use finish::{catastrophe, fail};
+pub(crate) use complete::flush;
+use complete::{fail, fatal_error};
 
 /// Packets that may be unacknowledged.
 const WINDOW: i32 = 128;
@@ -24,24 +25,24 @@ pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 
 /// A work request that has begun.
 #[derive(Clone, Debug)]
-struct Sent {
+struct InflightWqe {
     wqe: u16,
     blocks: u16,
     opcode: u8,
     signaled: bool,
-    answer: Answer,
+    response: Response,
     first_psn: u32,
     packets: u32,
     length: u32,
     done: bool,
     failure: Option<Syndrome>,
     /// An answer that goes into the completion.
-    kept: Box<[u8]>,
+    inline_response: Box<[u8]>,
 }
 
 /// What completes a work request.
 #[derive(Clone, Debug)]
-enum Answer {
+enum Response {
     /// Nothing from the peer.
     None,
     /// An acknowledgement.
@@ -52,13 +53,13 @@ enum Answer {
     Atomic { places: Box<[Segment]> },
 }
 
-impl Sent {
+impl InflightWqe {
     fn last_psn(&self) -> u32 {
         self.first_psn.wrapping_add(self.packets.saturating_sub(1)) & PSN_MASK
     }
 
     fn awaits_data(&self) -> bool {
-        !self.done && matches!(self.answer, Answer::Read { .. } | Answer::Atomic { .. })
+        !self.done && matches!(self.response, Response::Read { .. } | Response::Atomic { .. })
     }
 }
 
@@ -69,11 +70,11 @@ pub(crate) struct Requester {
     next_wqe: u16,
     /// The driver's producer index as last read.
     posted: u16,
-    sent: VecDeque<Sent>,
-    /// The next packet to emit: which of `sent`, which packet of it.
+    inflight: VecDeque<InflightWqe>,
+    /// The next packet to emit: which of `inflight`, which packet of it.
     cursor: (usize, u32),
     /// A work request that came through a BlueFlame buffer.
-    offered: Option<Box<[u8]>>,
+    bf_wqe: Option<Box<[u8]>>,
     /// Which work request `work` holds.
     loaded: Option<u16>,
     pub(super) work: Work,
@@ -81,7 +82,8 @@ pub(crate) struct Requester {
     oldest_psn: u32,
     retries: u8,
     rnr_retries: u8,
-    /// The oldest packet for which a complaint was followed; what else comes of the same loss is ignored.
+    /// The oldest packet for which a complaint was followed; what else comes of the same loss is
+    /// ignored.
     recovering: Option<u32>,
     /// When unacknowledged packets count as lost.
     pub(crate) deadline: Option<u64>,
@@ -92,12 +94,12 @@ pub(crate) struct Requester {
     /// The driver was told that the draining queue is empty.
     pub(crate) drained: bool,
     /// Nothing is sent until the driver has brought in a page.
-    fault: Option<Waiting>,
+    fault: Option<PendingFault>,
 }
 
 /// A page fault without an answer.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct PendingFault {
     token: u32,
     /// The work request whose list lacks the page.
     wqe: u16,
@@ -114,17 +116,17 @@ impl Requester {
     }
 
     /// Keeps a work request that need not be read from the ring.
-    pub(crate) fn offer(&mut self, wqe: Box<[u8]>) {
-        self.offered = Some(wqe);
+    pub(crate) fn set_bf_wqe(&mut self, wqe: Box<[u8]>) {
+        self.bf_wqe = Some(wqe);
     }
 
-    /// The offered work request, if it is the one with this index and whole.
-    fn take_offered(&mut self, index: u16) -> Option<Box<[u8]>> {
-        let wqe = self.offered.as_ref()?;
+    /// The bf_wqe work request, if it is the one with this index and whole.
+    fn take_bf_wqe(&mut self, index: u16) -> Option<Box<[u8]>> {
+        let wqe = self.bf_wqe.as_ref()?;
         let control: [u8; 16] = wqe.get(..16)?.try_into().ok()?;
         let fits = u16::from_be_bytes([control[1], control[2]]) == index
             && usize::from(units(&control)) * 16 <= wqe.len();
-        if fits { self.offered.take() } else { None }
+        if fits { self.bf_wqe.take() } else { None }
     }
 
     fn refill(&mut self, attributes: &QpAttributes) {
@@ -142,19 +144,19 @@ impl Requester {
     }
 
     fn cursor_psn(&self) -> u32 {
-        match self.sent.get(self.cursor.0) {
-            Some(sent) => sent.first_psn.wrapping_add(self.cursor.1) & PSN_MASK,
+        match self.inflight.get(self.cursor.0) {
+            Some(inflight) => inflight.first_psn.wrapping_add(self.cursor.1) & PSN_MASK,
             None => self.next_psn,
         }
     }
 
     fn data_under_way(&self) -> usize {
-        self.sent.iter().filter(|sent| sent.awaits_data()).count()
+        self.inflight.iter().filter(|inflight| inflight.awaits_data()).count()
     }
 
     /// The counters that QUERY_QP shows: work requests done, and seen.
     pub(crate) fn counters(&self) -> (u16, u16) {
-        (self.sent.front().map_or(self.next_wqe, |sent| sent.wqe), self.posted)
+        (self.inflight.front().map_or(self.next_wqe, |inflight| inflight.wqe), self.posted)
     }
 
     /// The next sequence number and the last acknowledged one.
@@ -178,7 +180,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     match qp.state {
         State::ReadyToSend => {}
         State::SendQueueDrained => {
-            return finish_begun(qp, core, log_size, budget);
+            return drain(qp, core, log_size, budget);
         }
         State::Error | State::SendQueueError => {
             flush(qp, core);
@@ -189,7 +191,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     match core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) {
         Ok(posted) => qp.requester.posted = posted as u16,
         Err(_) => {
-            catastrophe(qp, core);
+            fatal_error(qp, core);
             return Turn::Idle;
         }
     }
@@ -200,26 +202,29 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
         if reliable(qp) && qp.requester.outstanding() >= WINDOW {
             return Turn::Idle;
         }
-        let fresh = qp.requester.cursor.0 >= qp.requester.sent.len();
+        let fresh = qp.requester.cursor.0 >= qp.requester.inflight.len();
         if fresh && !begin_next(qp, core, log_size) {
             return Turn::Idle;
         }
-        emit::next(qp, core, log_size);
+        packetize::next(qp, core, log_size);
     }
     Turn::More
 }
 
 /// Draining: what has begun is brought to its end, nothing else begins.
-fn finish_begun(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
+fn drain(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
     for _ in 0..budget {
         let waits = qp.requester.paused() || reliable(qp) && qp.requester.outstanding() >= WINDOW;
-        if qp.state != State::SendQueueDrained || waits || qp.requester.cursor.0 >= qp.requester.sent.len() {
+        if qp.state != State::SendQueueDrained
+            || waits
+            || qp.requester.cursor.0 >= qp.requester.inflight.len()
+        {
             break;
         }
-        emit::next(qp, core, log_size);
+        packetize::next(qp, core, log_size);
     }
-    let begun = qp.requester.cursor.0 < qp.requester.sent.len();
-    if qp.state == State::SendQueueDrained && qp.requester.sent.is_empty() && !qp.requester.drained {
+    let begun = qp.requester.cursor.0 < qp.requester.inflight.len();
+    if qp.state == State::SendQueueDrained && qp.requester.inflight.is_empty() && !qp.requester.drained {
         qp.requester.drained = true;
         core.qp_event(EventKind::SendQueueDrained, qp.number);
     }
@@ -250,8 +255,8 @@ fn load(
         if after.is_empty() { Ok(()) } else { qp.setup.ring.read(&core.memory, qp.setup.send_offset, after) }
     };
     let mut control = [0; 16];
-    let offered = qp.requester.take_offered(index);
-    match &offered {
+    let bf_wqe = qp.requester.take_bf_wqe(index);
+    match &bf_wqe {
         Some(wqe) => control.copy_from_slice(&wqe[..16]),
         None => read(first, &mut control)?,
     }
@@ -264,7 +269,7 @@ fn load(
         return Ok(Err(wqe::Malformed));
     }
     work.bytes.resize(length, 0);
-    match &offered {
+    match &bf_wqe {
         Some(wqe) => work.bytes.copy_from_slice(&wqe[..length]),
         None => read(first, &mut work.bytes)?,
     }
@@ -286,10 +291,10 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     let parsed =
         if qp.requester.loaded == Some(index) { Ok(Ok(())) } else { load(qp, core, log_size, index) };
     let Ok(parsed) = parsed else {
-        catastrophe(qp, core);
+        fatal_error(qp, core);
         return false;
     };
-    let (service, max_requested) = (qp.setup.service, usize::from(qp.attributes.max_requested.max(1)));
+    let (service, max_rd_atomic) = (qp.setup.service, usize::from(qp.attributes.max_rd_atomic.max(1)));
     let requester = &mut qp.requester;
     let work = &requester.work;
     let available = requester.posted.wrapping_sub(index);
@@ -311,48 +316,50 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
         // Key updates are carried out in their place, so none is ever under way.
         Fence::None | Fence::KeyUpdates => false,
         Fence::Answers => under_way > 0,
-        Fence::Everything => requester.sent.iter().any(|sent| !sent.done),
+        Fence::Everything => requester.inflight.iter().any(|inflight| !inflight.done),
     };
-    if fenced || wants_data && under_way >= max_requested {
+    if fenced || wants_data && under_way >= max_rd_atomic {
         return false;
     }
     let places = || work.segments.clone().into_boxed_slice();
-    let (answer, packets) = match work.action {
-        _ if failure.is_some() => (Answer::None, 0),
-        Action::Nop | Action::Umr | Action::Frame(_) => (Answer::None, 0),
+    let (response, packets) = match work.action {
+        _ if failure.is_some() => (Response::None, 0),
+        Action::Nop | Action::Umr | Action::Frame(_) => (Response::None, 0),
         Action::Read => {
-            (Answer::Read { places: places(), received: 0 }, packets_of(work.length, qp.attributes.mtu))
+            (Response::Read { places: places(), received: 0 }, packets_of(work.length, qp.attributes.mtu))
         }
-        Action::Atomic { .. } => (Answer::Atomic { places: places() }, 1),
+        Action::Atomic { .. } => (Response::Atomic { places: places() }, 1),
         Action::Send { .. } | Action::Write { .. } => match service.transport() {
             Some(super::packet::Transport::Rc | super::packet::Transport::Xrc) => {
-                (Answer::Acknowledge, packets_of(work.length, qp.attributes.mtu))
+                (Response::Acknowledge, packets_of(work.length, qp.attributes.mtu))
             }
-            Some(super::packet::Transport::Uc) => (Answer::None, packets_of(work.length, qp.attributes.mtu)),
-            _ => (Answer::None, 1),
+            Some(super::packet::Transport::Uc) => {
+                (Response::None, packets_of(work.length, qp.attributes.mtu))
+            }
+            _ => (Response::None, 1),
         },
     };
-    core.recording.tell(Queue::Send(qp.number), index, &work.bytes);
+    core.recording.record(Queue::Send(qp.number), index, &work.bytes);
     // One that claims more than was posted ends where the posted ones end.
     let blocks = work.blocks.min(available);
-    requester.sent.push_back(Sent {
+    requester.inflight.push_back(InflightWqe {
         wqe: index,
         blocks,
         opcode: work.opcode,
         signaled: work.signaled,
-        answer,
+        response,
         first_psn: requester.next_psn,
         packets,
         length: work.length as u32,
         done: false,
         failure: None,
-        kept: Box::default(),
+        inline_response: Box::default(),
     });
     requester.next_psn = requester.next_psn.wrapping_add(packets) & PSN_MASK;
     requester.next_wqe = index.wrapping_add(blocks);
-    requester.cursor = (requester.sent.len() - 1, 0);
+    requester.cursor = (requester.inflight.len() - 1, 0);
     if let Some(syndrome) = failure {
-        fail(qp, core, qp.requester.sent.len() - 1, syndrome);
+        fail(qp, core, qp.requester.inflight.len() - 1, syndrome);
         return false;
     }
     true
@@ -388,11 +395,12 @@ pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
         let set = qp.attributes.counters;
         core.count(set, |counters| &mut counters.timeouts);
         qp.requester.recovering = None;
-        answer::retry(qp, core);
+        response::retry(qp, core);
     }
 }
 
-/// Waits for a page of a work request's list; if nobody hears that it lacks, the work request fails.
+/// Waits for a page of a work request's list; if nobody hears that it lacks, the work request
+/// fails.
 fn wait_for_page(
     qp: &mut Qp,
     core: &mut Core,
@@ -400,11 +408,11 @@ fn wait_for_page(
     (kind, committed, packet): (u8, u32, usize),
     again: bool,
 ) {
-    let Some(sent) = qp.requester.sent.get(which) else { return };
-    let wqe = sent.wqe;
-    let lacking = Lacking::List { kind, queue: qp.number, index: wqe };
-    match core.page_fault(qp.number, lacking, committed, packet) {
-        Some(token) => qp.requester.fault = Some(Waiting { token, wqe, again }),
+    let Some(inflight) = qp.requester.inflight.get(which) else { return };
+    let wqe = inflight.wqe;
+    let info = PageFaultInfo::List { kind, queue: qp.number, index: wqe };
+    match core.page_fault(qp.number, info, committed, packet) {
+        Some(token) => qp.requester.fault = Some(PendingFault { token, wqe, again }),
         None => fail(qp, core, which, Syndrome::LocalProtection),
     }
 }
@@ -412,15 +420,16 @@ fn wait_for_page(
 /// Goes on after a page fault, or fails the work request.
 pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
     let Some(fault) = qp.requester.fault.take_if(|fault| fault.token == token) else { return };
-    let lacking = qp.requester.sent.iter().position(|sent| sent.wqe == fault.wqe && !sent.done);
-    if let Some(which) = lacking.filter(|_| failed) {
+    let faulted =
+        qp.requester.inflight.iter().position(|inflight| inflight.wqe == fault.wqe && !inflight.done);
+    if let Some(which) = faulted.filter(|_| failed) {
         fail(qp, core, which, Syndrome::LocalProtection);
     } else if fault.again {
-        answer::ask_again(qp);
+        response::request_again(qp);
     }
 }
 
-pub(crate) use answer::receive;
+pub(crate) use response::receive;
 
 impl Requester {
     /// A request that sends no packets of ours is dealt with.
@@ -429,4 +438,4 @@ impl Requester {
     }
 }
 
-pub(crate) use emit::gather;
+pub(crate) use packetize::gather;

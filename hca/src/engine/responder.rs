@@ -1,7 +1,7 @@
 //! The receiving side of a connected queue pair.
 
-mod answer;
 mod request;
+mod response;
 
 use std::collections::VecDeque;
 
@@ -10,13 +10,13 @@ use super::cq::{Completion, CqeOpcode, Syndrome};
 use super::eq::EventKind;
 use super::mkey::{self, Accessor, access};
 use super::packet::{Acknowledge, PSN_MASK, Route, Transport, syndrome};
-use super::paging::{Lacking, kind};
+use super::paging::{PageFaultInfo, kind};
 use super::qp::{Qp, QpAttributes, ReceiveQueue, State};
 use super::recorder::Queue;
-use super::srq::{Receive, Taken, scatter_list};
+use super::srq::{Receive, RecvFetch, scatter_list};
 
-pub(crate) use answer::turn;
 pub(crate) use request::receive;
+pub(crate) use response::turn;
 
 /// How often a queue pair in error looks whether receives were posted, which ring no doorbell.
 const FLUSH_POLL: u64 = 2_000_000;
@@ -31,13 +31,13 @@ enum Message {
 /// An answer waiting for its turn, so that answers go out in the order of their requests.
 #[derive(Debug)]
 enum Pending {
-    Read(ReadAnswer),
-    Atomic(Remembered),
+    Read(ReadResponse),
+    Atomic(AtomicReplay),
 }
 
 /// Data that was asked for.
 #[derive(Clone, Copy, Debug)]
-struct ReadAnswer {
+struct ReadResponse {
     who: Accessor,
     psn: u32,
     address: u64,
@@ -46,9 +46,10 @@ struct ReadAnswer {
     first: bool,
 }
 
-/// A request that is not carried out, and takes the queue pair down once what was asked before it is answered.
+/// A request that is not carried out, and takes the queue pair down once what was asked before it
+/// is answered.
 #[derive(Clone, Copy, Debug)]
-struct Refusal {
+struct PendingNak {
     psn: u32,
     code: u8,
     event: Option<EventKind>,
@@ -56,7 +57,7 @@ struct Refusal {
 
 /// The result of an atomic, kept in case the requester asks again.
 #[derive(Clone, Copy, Debug)]
-struct Remembered {
+struct AtomicReplay {
     psn: u32,
     original: u64,
     messages: u32,
@@ -64,20 +65,20 @@ struct Remembered {
 
 /// A page fault without an answer.
 #[derive(Clone, Copy, Debug)]
-struct Waiting {
+struct PendingFault {
     token: u32,
-    what: What,
+    access: FaultedAccess,
 }
 
 /// What lacks a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum What {
+enum FaultedAccess {
     /// The receive that a message is for.
     Receive,
     /// Memory that the peer wants to change.
-    Target,
+    RemoteWrite,
     /// Memory that the peer reads; the answer waits, and those behind it.
-    Answer,
+    ReadResponse,
 }
 
 /// State of the receiving side.
@@ -88,23 +89,23 @@ pub(crate) struct Responder {
     messages: u32,
     message: Option<Message>,
     /// A receive that a broken unreliable message had taken; the next message uses it.
-    spare: Option<Receive>,
+    reusable_receive: Option<Receive>,
     /// A sequence error was reported and nothing right has come since.
-    complained: bool,
+    nak_sent: bool,
     /// An unreliable message lost a packet: wait for the next one.
-    skipping: bool,
-    atomics: VecDeque<Remembered>,
+    dropping_message: bool,
+    atomics: VecDeque<AtomicReplay>,
     pending: VecDeque<Pending>,
     /// An acknowledgement is due.
-    pub(super) owes_ack: bool,
+    pub(super) ack_pending: bool,
     /// The peer is to come back later, and is told so after the answers that wait.
-    owes_delay: bool,
+    rnr_nak_pending: bool,
     /// A request was refused, behind answers that wait; nothing more is heard.
-    refusal: Option<Refusal>,
+    refusal: Option<PendingNak>,
     /// A page fault without an answer.
-    fault: Option<Waiting>,
+    fault: Option<PendingFault>,
     /// Where answers go.
-    back: Option<Route>,
+    response_route: Option<Route>,
     /// Receive work requests used.
     pub(super) consumed: u16,
     established: bool,
@@ -131,39 +132,39 @@ impl Responder {
 }
 
 /// Takes a receive work request from the queue pair's queue, or from an XRC one.
-pub(crate) fn take_receive(qp: &mut Qp, core: &mut Core, xrc: Option<u32>) -> Taken {
-    if let Some(spare) = qp.responder.spare.take() {
-        return Taken::Receive(spare);
+pub(crate) fn take_receive(qp: &mut Qp, core: &mut Core, xrc: Option<u32>) -> RecvFetch {
+    if let Some(reusable_receive) = qp.responder.reusable_receive.take() {
+        return RecvFetch::Receive(reusable_receive);
     }
     let taken = match (xrc, &qp.setup.receive) {
         (Some(srq), _) | (None, &ReceiveQueue::Shared(srq)) => core.take_shared(srq),
-        (None, ReceiveQueue::None) => Taken::Empty,
+        (None, ReceiveQueue::None) => RecvFetch::Empty,
         (None, &ReceiveQueue::Own { log_size, log_stride }) => take_own(qp, core, log_size, log_stride),
     };
-    if let Taken::Empty = taken {
+    if let RecvFetch::Empty = taken {
         core.count(qp.attributes.counters, |counters| &mut counters.out_of_buffer);
     }
     taken
 }
 
-fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> Taken {
-    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell) else { return Taken::Fault };
+fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> RecvFetch {
+    let Ok(posted) = core.memory.read_be32(qp.setup.doorbell) else { return RecvFetch::Fault };
     let counter = qp.responder.consumed;
     if posted as u16 == counter {
-        return Taken::Empty;
+        return RecvFetch::Empty;
     }
     let index = u64::from(counter) & ((1 << log_size) - 1);
     let mut wqe = vec![0; 1 << log_stride];
     if qp.setup.ring.read(&core.memory, index << log_stride, &mut wqe).is_err() {
-        return Taken::Fault;
+        return RecvFetch::Fault;
     }
-    core.recording.tell(Queue::Receive(qp.number), counter, &wqe);
+    core.recording.record(Queue::Receive(qp.number), counter, &wqe);
     qp.responder.consumed = counter.wrapping_add(1);
-    Taken::Receive(Receive { wqe_counter: counter, srq: None, sges: scatter_list(&wqe), placed: 0 })
+    RecvFetch::Receive(Receive { wqe_counter: counter, srq: None, sges: scatter_list(&wqe), placed: 0 })
 }
 
 /// Why data could not be placed.
-pub(crate) enum Misplaced {
+pub(crate) enum ScatterError {
     /// A page lacks; nothing was placed.
     Absent,
     /// The scatter list is shorter than the message.
@@ -173,10 +174,10 @@ pub(crate) enum Misplaced {
 }
 
 /// Accounts for a message that the completion will carry.
-pub(crate) fn keep(receive: &mut Receive, bytes: &[u8]) -> Result<(), Misplaced> {
+pub(crate) fn keep(receive: &mut Receive, bytes: &[u8]) -> Result<(), ScatterError> {
     let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
     receive.placed = bytes.len() as u32;
-    if u64::from(receive.placed) > capacity { Err(Misplaced::TooLong) } else { Ok(()) }
+    if u64::from(receive.placed) > capacity { Err(ScatterError::TooLong) } else { Ok(()) }
 }
 
 /// Puts the next bytes of a message into its receive work request.
@@ -185,11 +186,11 @@ pub(crate) fn place(
     who: Accessor,
     receive: &mut Receive,
     bytes: &[u8],
-) -> Result<(), Misplaced> {
+) -> Result<(), ScatterError> {
     let (mut skip, mut bytes, length) = (receive.placed, bytes, bytes.len() as u32);
     let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
     if u64::from(receive.placed) + u64::from(length) > capacity {
-        return Err(Misplaced::TooLong);
+        return Err(ScatterError::TooLong);
     }
     for sge in &receive.sges {
         if bytes.is_empty() {
@@ -200,11 +201,11 @@ pub(crate) fn place(
             continue;
         }
         let (now, rest) = bytes.split_at(((sge.length - skip) as usize).min(bytes.len()));
-        let address = sge.address.checked_add(u64::from(skip)).ok_or(Misplaced::Protection)?;
+        let address = sge.address.checked_add(u64::from(skip)).ok_or(ScatterError::Protection)?;
         mkey::write(&core.mkeys, &core.memory, who, (sge.key, address), access::LOCAL_WRITE, now).map_err(
             |refusal| match refusal {
-                mkey::Refusal::Absent => Misplaced::Absent,
-                _ => Misplaced::Protection,
+                mkey::AccessError::Absent => ScatterError::Absent,
+                _ => ScatterError::Protection,
             },
         )?;
         bytes = rest;
@@ -214,34 +215,35 @@ pub(crate) fn place(
     Ok(())
 }
 
-/// Waits for a page; `false` if nobody hears that it lacks. While one is waited for, others are not asked for.
+/// Waits for a page; `false` if nobody hears that it lacks. While one is waited for, others are not
+/// asked for.
 fn wait_for_page(
     qp: &mut Qp,
     core: &mut Core,
-    what: What,
-    lacking: Lacking,
+    access: FaultedAccess,
+    info: PageFaultInfo,
     (committed, packet): (u32, usize),
 ) -> bool {
     if qp.responder.fault.is_none() {
-        let token = core.page_fault(qp.number, lacking, committed, packet);
-        qp.responder.fault = token.map(|token| Waiting { token, what });
+        let token = core.page_fault(qp.number, info, committed, packet);
+        qp.responder.fault = token.map(|token| PendingFault { token, access });
     }
     qp.responder.fault.is_some()
 }
 
-/// Keeps a receive for when its message comes again, and waits for the page that it lacks; `false`, and the receive is not kept, if
-/// nobody hears of it.
+/// Keeps a receive for when its message comes again, and waits for the page that it lacks; `false`,
+/// and the receive is not kept, if nobody hears of it.
 pub(crate) fn wait_for_receive(qp: &mut Qp, core: &mut Core, receive: &Receive, packet: usize) -> bool {
     let (kind, queue) = match receive.srq {
         Some(srq) => (kind::SHARED_RECEIVE, srq),
         None => (kind::RECEIVE, qp.number),
     };
-    let lacking = Lacking::List { kind, queue, index: receive.wqe_counter };
-    let heard = wait_for_page(qp, core, What::Receive, lacking, (receive.placed, packet));
+    let info = PageFaultInfo::List { kind, queue, index: receive.wqe_counter };
+    let heard = wait_for_page(qp, core, FaultedAccess::Receive, info, (receive.placed, packet));
     if heard {
         let kept = Some(receive.clone());
         if receive.placed == 0 {
-            qp.responder.spare = kept;
+            qp.responder.reusable_receive = kept;
         } else {
             qp.responder.message = kept.map(Message::Send);
         }
@@ -256,13 +258,13 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
         return;
     }
     let reliable = qp.setup.service.transport().is_some_and(Transport::reliable);
-    match fault.what {
-        What::Receive => {
+    match fault.access {
+        FaultedAccess::Receive => {
             let receive = match qp.responder.message.take() {
                 Some(Message::Send(receive)) => Some(receive),
                 other => {
                     qp.responder.message = other;
-                    qp.responder.spare.take()
+                    qp.responder.reusable_receive.take()
                 }
             };
             if let Some(receive) = receive {
@@ -270,32 +272,33 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
             }
             if reliable {
                 let psn = qp.responder.expected_psn;
-                refuse(qp, core, Refusal { psn, code: syndrome::NAK_OPERATION, event: None });
+                refuse(qp, core, PendingNak { psn, code: syndrome::NAK_OPERATION, event: None });
             } else {
                 enter_error(qp, core);
             }
         }
         // A peer that isn't told of failures doesn't cause any.
-        What::Target | What::Answer if !reliable => {}
-        What::Target | What::Answer => {
+        FaultedAccess::RemoteWrite | FaultedAccess::ReadResponse if !reliable => {}
+        FaultedAccess::RemoteWrite | FaultedAccess::ReadResponse => {
             let psn = match qp.responder.pending.front() {
-                Some(Pending::Read(read)) if fault.what == What::Answer => read.psn,
+                Some(Pending::Read(read)) if fault.access == FaultedAccess::ReadResponse => read.psn,
                 _ => qp.responder.expected_psn,
             };
-            answer::send_code(qp, core, psn, syndrome::NAK_ACCESS);
+            response::send_ack(qp, core, psn, syndrome::NAK_ACCESS);
             enter_error(qp, core);
             core.qp_event(EventKind::AccessError, qp.number);
         }
     }
 }
 
-/// Tells the peer that a request is not carried out, after the answers to those before it, and goes to ERR.
-fn refuse(qp: &mut Qp, core: &mut Core, refusal: Refusal) {
+/// Tells the peer that a request is not carried out, after the answers to those before it, and goes
+/// to ERR.
+fn refuse(qp: &mut Qp, core: &mut Core, refusal: PendingNak) {
     if !qp.responder.pending.is_empty() {
         qp.responder.refusal = Some(refusal);
         return;
     }
-    answer::send_code(qp, core, refusal.psn, refusal.code);
+    response::send_ack(qp, core, refusal.psn, refusal.code);
     enter_error(qp, core);
     if let Some(kind) = refusal.event {
         core.qp_event(kind, qp.number);
@@ -342,19 +345,19 @@ pub(crate) fn report_failure(qp: &Qp, core: &mut Core, receive: &Receive, syndro
 /// Reports all receives as flushed, now and as long as the queue pair stays in error.
 pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     qp.responder.pending.clear();
-    (qp.responder.owes_ack, qp.responder.owes_delay) = (false, false);
+    (qp.responder.ack_pending, qp.responder.rnr_nak_pending) = (false, false);
     (qp.responder.refusal, qp.responder.fault) = (None, None);
     if let Some(Message::Send(receive)) = qp.responder.message.take() {
         report_failure(qp, core, &receive, Syndrome::Flushed);
     }
-    if let Some(receive) = qp.responder.spare.take() {
+    if let Some(receive) = qp.responder.reusable_receive.take() {
         report_failure(qp, core, &receive, Syndrome::Flushed);
     }
     match qp.setup.receive {
         ReceiveQueue::Own { log_size, log_stride } => {
             let mut left = 1u32 << log_size;
             while left > 0
-                && let Taken::Receive(receive) = take_own(qp, core, log_size, log_stride)
+                && let RecvFetch::Receive(receive) = take_own(qp, core, log_size, log_stride)
             {
                 report_failure(qp, core, &receive, Syndrome::Flushed);
                 left -= 1;

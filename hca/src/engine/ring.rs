@@ -11,7 +11,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Pages of `1 << shift` bytes; the buffer begins `start` bytes into the first. `None` if the pages hold fewer than `length` bytes from there.
+    /// Pages of `1 << shift` bytes; the buffer begins `start` bytes into the first. `None` if the
+    /// pages hold fewer than `length` bytes from there.
     pub fn new(pages: Vec<u64>, shift: u32, start: u64, length: u64) -> Option<Self> {
         let bytes = (pages.len() as u64).checked_shl(shift).filter(|_| shift < 40)?;
         let end = start.checked_add(length)?;
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_longer_than_its_pages_is_refused() {
+    fn buffer_beyond_page_list_is_rejected() {
         assert!(Ring::new(vec![0x1000], 12, 64, 4096).is_none());
         assert!(Ring::new(vec![0x1000], 12, 64, 4032).is_some());
         assert!(Ring::new(vec![0x1000], 63, 0, 64).is_none());
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_follow_the_page_list() {
+    fn ring_reads_follow_page_list() {
         let mut memory = DmaMap::new();
         memory.map_zeroed(0, 0x4000).unwrap();
         memory.write(0x3fff, &[1]).unwrap();

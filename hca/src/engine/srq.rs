@@ -32,7 +32,7 @@ pub(crate) fn scatter_list(bytes: &[u8]) -> Vec<Sge> {
             key: u32::from_be_bytes([entry[4], entry[5], entry[6], entry[7]]),
             address: u64::from_be_bytes(entry[8..16].try_into().unwrap_or_default()),
         })
-        .take_while(|sge| sge.length != 0 || sge.key != super::mkey::TERMINATE_KEY)
+        .take_while(|sge| sge.length != 0 || sge.key != super::mkey::TERMINATE_SCATTER_LIST_MKEY)
         .filter(|sge| sge.length != 0)
         .collect()
 }
@@ -74,7 +74,7 @@ pub(crate) struct Srq {
 }
 
 /// What came of asking for a receive work request.
-pub(crate) enum Taken {
+pub(crate) enum RecvFetch {
     Receive(Receive),
     Empty,
     /// The queue's memory could not be read.
@@ -91,17 +91,17 @@ impl Srq {
     }
 
     /// Takes the next work request, and whether the limit was just crossed.
-    pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (Taken, bool) {
+    pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (RecvFetch, bool) {
         match self.next(memory, recording) {
             Ok(Some((receive, left))) => {
                 let crossed = self.limit != 0 && left < self.limit;
                 if crossed {
                     self.limit = 0;
                 }
-                (Taken::Receive(receive), crossed)
+                (RecvFetch::Receive(receive), crossed)
             }
-            Ok(None) => (Taken::Empty, false),
-            Err(DmaFault { .. }) => (Taken::Fault, false),
+            Ok(None) => (RecvFetch::Empty, false),
+            Err(DmaFault { .. }) => (RecvFetch::Fault, false),
         }
     }
 
@@ -119,7 +119,7 @@ impl Srq {
         let stride = 1usize << self.setup.log_stride;
         let mut wqe = vec![0; stride];
         self.setup.ring.read(memory, u64::from(index) << self.setup.log_stride, &mut wqe)?;
-        recording.tell(Queue::Shared(self.number), index, &wqe);
+        recording.record(Queue::Shared(self.number), index, &wqe);
         let sges = if self.setup.linked {
             self.head = u16::from_be_bytes([wqe[2], wqe[3]]);
             scatter_list(&wqe[16..])

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// A number is handed out again only after this many others were freed after it, so that a late doorbell finds nobody.
+/// A number is handed out again only after this many others were freed after it, so that a late
+/// doorbell finds nobody.
 const QUARANTINE: usize = 64;
 
 /// Objects by number, as the firmware hands numbers out.
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_rest_before_they_come_back() {
+    fn freed_numbers_are_quarantined() {
         let mut table = Table::new(5, 1000);
         let first = table.insert_with(|_| ()).unwrap();
         assert_eq!(first, 5);
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_table_reuses_what_is_free_and_then_refuses() {
+    fn full_table_reuses_freed_numbers_then_fails() {
         let mut table = Table::new(0, 2);
         table.insert_with(|_| ()).unwrap();
         table.insert_with(|_| ()).unwrap();
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_numbers_find_nobody() {
+    fn unknown_numbers_return_none() {
         let mut table = Table::<()>::new(8, 2);
         assert!(table.get(0).is_none() && table.get(8).is_none() && table.remove(u32::MAX).is_none());
     }

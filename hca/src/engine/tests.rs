@@ -1,13 +1,14 @@
-//! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a wire that may be bad.
+//! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a
+//! wire that may be bad.
 
-mod bench_pair;
-mod card_memory;
 mod completions;
+mod device_memory;
 mod doorbells;
-mod hostile;
 mod keys;
 mod limits;
-mod order;
+mod malicious;
+mod ordering;
 mod paging;
-mod strictness;
+mod qp_pair;
 mod transfers;
+mod wqe_validation;

@@ -23,12 +23,13 @@ impl Tally {
     }
 }
 
-/// The longest frames of each class of lengths, check sequence included (RFC 2819, and the card's further ones).
+/// The longest frames of each class of lengths, check sequence included (RFC 2819, and the device's
+/// further ones).
 const LENGTHS: [usize; 10] = [64, 127, 255, 511, 1023, 1518, 2047, 4095, 8191, 10239];
 
-/// What has gone one way.
+/// What has gone one counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct DirectionCounters {
     /// RDMA packets.
     pub(crate) rdma_unicast: Tally,
     pub(crate) rdma_multicast: Tally,
@@ -40,7 +41,7 @@ pub(crate) struct Way {
     pub(crate) by_length: [u64; LENGTHS.len()],
 }
 
-impl Way {
+impl DirectionCounters {
     /// Counts an RDMA packet.
     pub(super) fn packet(&mut self, packet: &Packet) {
         let octets = octets(packet);
@@ -86,13 +87,14 @@ impl Way {
 /// What has gone both ways, and what came between.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    pub(crate) sent: Way,
-    pub(crate) received: Way,
+    pub(crate) sent: DirectionCounters,
+    pub(crate) received: DirectionCounters,
     /// How often the cable was pulled.
     pub(crate) link_downs: u32,
 }
 
-/// How many bytes a packet has on its wire, from the local route or Ethernet header to the invariant check.
+/// How many bytes a packet has on its wire, from the local route or Ethernet header to the
+/// invariant check.
 pub(crate) fn octets(packet: &Packet) -> usize {
     const BASE: usize = 12;
     const CHECK: usize = 4;
@@ -115,22 +117,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_sorted_by_their_receivers_and_lengths() {
-        let mut way = Way::default();
+    fn frames_are_counted_by_cast_and_length() {
+        let mut counters = DirectionCounters::default();
         let frame = |first: [u8; 6], length: usize| {
             let mut frame = vec![0; length];
             frame[..6].copy_from_slice(&first);
             frame
         };
-        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60));
-        way.frame(&frame([0xff; 6], 61));
-        way.frame(&frame([0x33, 0x33, 0, 0, 0, 1], 1514));
-        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 1515));
-        way.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60000));
-        assert_eq!(way.unicast, Tally { packets: 3, octets: 60 + 1515 + 60000 });
-        assert_eq!(way.broadcast, Tally { packets: 1, octets: 61 });
-        assert_eq!(way.multicast, Tally { packets: 1, octets: 1514 });
-        assert_eq!(way.by_length, [1, 1, 0, 0, 0, 1, 1, 0, 0, 1]);
-        assert_eq!(way.all(), Tally { packets: 5, octets: 60 + 61 + 1514 + 1515 + 60000 });
+        counters.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60));
+        counters.frame(&frame([0xff; 6], 61));
+        counters.frame(&frame([0x33, 0x33, 0, 0, 0, 1], 1514));
+        counters.frame(&frame([0, 2, 0xc9, 0, 0, 1], 1515));
+        counters.frame(&frame([0, 2, 0xc9, 0, 0, 1], 60000));
+        assert_eq!(counters.unicast, Tally { packets: 3, octets: 60 + 1515 + 60000 });
+        assert_eq!(counters.broadcast, Tally { packets: 1, octets: 61 });
+        assert_eq!(counters.multicast, Tally { packets: 1, octets: 1514 });
+        assert_eq!(counters.by_length, [1, 1, 0, 0, 0, 1, 1, 0, 0, 1]);
+        assert_eq!(counters.all(), Tally { packets: 5, octets: 60 + 61 + 1514 + 1515 + 60000 });
     }
 }

@@ -1,5 +1,6 @@
-//! UMR work requests: changes of memory keys in the order of the send queue (`struct mlx5_wqe_umr_ctrl_seg` and `MLX5_MKEY_MASK_*` in
-//! `include/linux/mlx5/`). Memory registration, memory windows and local invalidation are all made of these.
+//! UMR work requests: changes of memory keys in the order of the send queue
+//! (`struct mlx5_wqe_umr_ctrl_seg` and `MLX5_MKEY_MASK_*` in `include/linux/mlx5/`). Memory
+//! registration, memory windows and local invalidation are all made of these.
 
 use super::core::Core;
 use super::cq::Syndrome;
@@ -25,7 +26,8 @@ mod mask {
     /// Local read, local write, remote read, remote write, atomic: five bits from here.
     pub(super) const ACCESS_SHIFT: u32 = 17;
     pub(super) const FREE: u64 = 1 << 29;
-    /// Hints about order and fences, which the model has no use for, and the sixth bit of the page size, which goes with the others.
+    /// Hints about order and fences, which the model has no use for, and the sixth bit of the page
+    /// size, which goes with the others.
     const WITHOUT_EFFECT: u64 = 1 << 23 | 1 << 25 | 1 << 42 | 1 << 47;
     /// All that may be asked for; signatures among others may not.
     pub(super) const KNOWN: u64 = LENGTH
@@ -89,7 +91,7 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     let wants = |bit: u64| changes & bit != 0;
     if wants(mask::LENGTH) {
         key.length = context.length();
-        key.unbounded = (who.any_pd || who.reserved_key) && context.unbounded();
+        key.unbounded = (who.any_pd || who.reserved_lkey) && context.unbounded();
     }
     if wants(mask::PAGE_SIZE) {
         key.log_page = context.log_page();

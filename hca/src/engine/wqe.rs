@@ -1,7 +1,7 @@
 //! Send work requests as the driver writes them (`include/linux/mlx5/qp.h`), parsed without trust.
 
 use super::layout::{address, atomic, control, data, ethernet, remote, xrc};
-use super::mkey::TERMINATE_KEY;
+use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{Masks, Transport};
 use super::qp::Service;
 
@@ -47,7 +47,8 @@ pub(crate) struct Frame {
     pub(crate) segment: Option<u16>,
 }
 
-/// What a work request waits for before it begins (`MLX5_FENCE_MODE_*` in `include/linux/mlx5/qp.h`).
+/// What a work request waits for before it begins (`MLX5_FENCE_MODE_*` in
+/// `include/linux/mlx5/qp.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
     None,
@@ -177,7 +178,8 @@ impl Work {
         self.length = 0;
     }
 
-    /// Checks what the control segment says of itself: its index, its queue pair, and its reserved bits.
+    /// Checks what the control segment says of itself: its index, its queue pair, and its reserved
+    /// bits.
     pub(crate) fn check_control(&self, qp: u32) -> Result<(), Malformed> {
         /// Bits of the byte of flags that mean nothing, and of the count of units.
         const RESERVED_FLAGS: u8 = 0x11;
@@ -327,7 +329,7 @@ impl Work {
             let entry = self.slice(at, data::SIZE)?;
             let (key, address) = (be32(entry, data::LKEY), be64(entry, data::ADDR));
             at += data::SIZE;
-            if head == 0 && key == TERMINATE_KEY {
+            if head == 0 && key == TERMINATE_SCATTER_LIST_MKEY {
                 break;
             }
             if head != 0 {
@@ -394,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn inline_data_stays_within_its_request() {
+    fn inline_data_beyond_wqe_is_rejected() {
         let mut bytes = control(opcode::SEND, 2);
         bytes[16..20].copy_from_slice(&0x8000_000cu32.to_be_bytes());
         assert_eq!(parse(RC, &bytes).unwrap().length, 12);
@@ -403,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn an_atomic_has_exactly_eight_bytes_of_answer() {
+    fn atomic_requires_eight_byte_result() {
         let mut bytes = control(opcode::FETCH_ADD, 4);
         bytes[48..52].copy_from_slice(&8u32.to_be_bytes());
         assert!(parse(RC, &bytes).is_ok());
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn only_large_sends_have_a_segment_size() {
+    fn mss_requires_tso_opcode() {
         let with = |opcode, size: u16| {
             let mut bytes = control(opcode, 2);
             bytes[22..24].copy_from_slice(&size.to_be_bytes());
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn transports_refuse_what_they_cannot_do() {
+    fn unsupported_opcodes_per_transport_are_rejected() {
         let bytes = control(opcode::READ, 4);
         assert!(parse(Service::Connected(Transport::Uc), &bytes).is_err());
         assert!(parse(Service::Datagram(None), &bytes).is_err());
@@ -432,7 +434,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_the_parser_fail_otherwise(mut bytes in proptest::collection::vec(any::<u8>(), 16..=MAX_WQE), opcode: u8, which in 0..5) {
+        fn arbitrary_wqe_bytes_do_not_panic(mut bytes in proptest::collection::vec(any::<u8>(), 16..=MAX_WQE), opcode: u8, which in 0..5) {
             bytes[3] = opcode;
             let service = match which {
                 0 => RC,

@@ -30,13 +30,13 @@ impl Faults {
 
 /// Decides packet by packet.
 #[derive(Debug)]
-pub(crate) struct Injector {
+pub(crate) struct FaultInjector {
     faults: Faults,
     state: u64,
     held: Option<Packet>,
 }
 
-impl Injector {
+impl FaultInjector {
     pub(crate) fn new(faults: Faults) -> Self {
         Self { faults, state: faults.seed, held: None }
     }
@@ -59,7 +59,8 @@ impl Injector {
         Duration::from_nanos(self.next() % longest.max(1))
     }
 
-    /// Passes a batch on, with what befalls it. A packet that was held back comes out with the next batch at the latest.
+    /// Passes a batch on, with what befalls it. A packet that was held back comes out with the next
+    /// batch at the latest.
     pub(crate) fn pass(&mut self, packets: &mut Vec<Packet>, delayed: &mut Vec<(Duration, Packet)>) {
         if !self.faults.any() {
             return;
@@ -123,7 +124,7 @@ mod tests {
 
     fn passed(faults: Faults) -> Vec<u32> {
         let (mut batch, mut delayed) = (packets(10_000), Vec::new());
-        Injector::new(faults).pass(&mut batch, &mut delayed);
+        FaultInjector::new(faults).pass(&mut batch, &mut delayed);
         let longest = faults.longest_delay;
         assert!(delayed.iter().all(|(delay, _)| *delay < longest.max(Duration::from_nanos(1))));
         let expected = 10_000 * usize::from(faults.delay) / 1000;
@@ -132,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn without_faults_nothing_changes() {
+    fn zero_fault_rates_pass_packets_unchanged() {
         assert_eq!(passed(Faults { seed: 7, ..Faults::default() }), (0..10_000).collect::<Vec<_>>());
     }
 
     #[test]
-    fn the_same_seed_does_the_same_and_another_does_not() {
+    fn fault_sequence_is_deterministic_per_seed() {
         let longest_delay = Duration::from_millis(1);
         let faults = Faults { loss: 10, duplication: 10, reordering: 10, delay: 100, longest_delay, seed: 1 };
         assert_eq!(passed(faults), passed(faults));
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_come_as_often_as_asked() {
+    fn fault_rates_match_configuration() {
         let lost = 10_000 - passed(Faults { loss: 100, ..Faults::default() }).len();
         assert!((800..1200).contains(&lost), "{lost}");
         let more = passed(Faults { duplication: 100, ..Faults::default() }).len() - 10_000;

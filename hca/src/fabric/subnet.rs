@@ -1,8 +1,10 @@
-//! The subnet administrator of an InfiniBand fabric, as far as IPoIB and the connection manager ask it: ways to a port, and
-//! multicast groups.
+//! The subnet administrator of an InfiniBand fabric, as far as IPoIB and the connection manager ask
+//! it: ways to a port, and multicast groups.
 //!
-//! It keeps nothing: the LIDs of the fabric's own ports are known, those of others follow from their GUIDs, and a group's from
-//! its GID. So every fabric of a tree answers its own ports, and all answer alike. Records are laid out as the InfiniBand specification says (volume 1, chapter 15).
+//! It keeps nothing: the LIDs of the fabric's own ports are known, those of others follow from
+//! their GUIDs, and a group's from its GID. So every fabric of a tree answers its own ports, and
+//! all answer alike. Records are laid out as the InfiniBand specification says (volume 1, chapter
+//! 15).
 
 use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
 use crate::engine::port::{DEFAULT_PKEY, lid_of};
@@ -50,7 +52,8 @@ const GROUP_MTU: u8 = exactly(4);
 const RATE: u8 = exactly(3);
 const LIFE_TIME: u8 = exactly(18);
 
-/// What it answers; nothing to what is no request to it. `known` is asked for the LIDs of ports by their GIDs first.
+/// What it answers; nothing to what is no request to it. `known` is asked for the LIDs of ports by
+/// their GIDs first.
 pub(super) fn answer(packet: &Packet, known: impl Fn(&[u8; 16]) -> Option<u16>) -> Option<Packet> {
     let request: &[u8; MAD] = packet.payload.as_slice().try_into().ok()?;
     let sender = packet.headers.datagram?;
@@ -196,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn the_way_to_a_port_ends_at_its_lid() {
+    fn path_record_names_port_lid() {
         for index in [0, 1, 200] {
             let port = Port::new(Link::InfiniBand, index);
             let mut mad = request(GET, PATH_RECORD);
@@ -210,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_was_given_another_lid_is_found_there() {
+    fn path_record_follows_lid_change() {
         let port = Port::new(Link::InfiniBand, 0);
         let mut mad = request(GET, PATH_RECORD);
         mad[RECORD + 8..RECORD + 24].copy_from_slice(&port.own_gid());
@@ -220,13 +223,13 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_way_to_a_stranger() {
+    fn path_record_of_unknown_gid_fails() {
         let answer = answer(&packet(request(GET, PATH_RECORD).to_vec()), |_| None).expect("an answer");
         assert_eq!(get16(&answer.payload, STATUS), NO_RECORDS);
     }
 
     #[test]
-    fn a_group_has_one_lid_for_all_that_join_and_leave_it() {
+    fn multicast_group_lid_is_stable() {
         let lids = [SET, DELETE].map(|method| {
             let mut mad = request(method, MEMBER_RECORD);
             mad[RECORD..RECORD + 4].copy_from_slice(&[0xff, 0x12, 0x40, 0x1b]);
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn other_questions_are_refused() {
+    fn unsupported_mads_are_rejected() {
         for (method, attribute) in [(GET, 0x31), (SET, PATH_RECORD), (0x12, PATH_RECORD)] {
             let answer = answer(&packet(request(method, attribute).to_vec()), |_| None).expect("an answer");
             assert_eq!(get16(&answer.payload, STATUS), UNSUPPORTED);
@@ -250,7 +253,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_that_is_sent_there_brings_it_down(
+        fn arbitrary_mads_do_not_panic(
             mut payload in prop_oneof![prop::collection::vec(any::<u8>(), MAD), prop::collection::vec(any::<u8>(), 0..300)],
             plausible in any::<bool>(), attribute in prop_oneof![Just(PATH_RECORD), Just(MEMBER_RECORD), any::<u16>()],
         ) {

@@ -1,14 +1,14 @@
-//! What comes over a trunk, and frames of RoCE v2, reachable for fuzzing.
+//! What comes over an inter-switch link, and frames of RoCE v2, reachable for fuzzing.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::{Fabric, trunk, wire};
+use super::{Fabric, inter_switch_link, wire};
 use crate::engine::packet::{Link, Packet};
 
-/// What a message of a trunk, without its length, brings.
+/// What a message of an inter-switch link, without its length, brings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Message {
@@ -21,7 +21,7 @@ pub enum Message {
 /// Reads the body of a message; `None` if it is none.
 pub fn decode_message(body: &[u8]) -> Option<Message> {
     let (mut packets, mut frames) = (Vec::new(), Vec::new());
-    trunk::parse(body, &mut packets, &mut frames)?;
+    inter_switch_link::parse(body, &mut packets, &mut frames)?;
     match (packets.pop(), frames.pop()) {
         (Some(packet), None) => Some(Message::Packet(packet)),
         (None, Some(frame)) => Some(Message::Frame(frame)),
@@ -32,8 +32,8 @@ pub fn decode_message(body: &[u8]) -> Option<Message> {
 /// The body of a message.
 pub fn encode_message(message: &Message) -> Vec<u8> {
     match message {
-        Message::Packet(packet) => trunk::packet_body(packet),
-        Message::Frame(frame) => trunk::frame_body(frame),
+        Message::Packet(packet) => inter_switch_link::packet_body(packet),
+        Message::Frame(frame) => inter_switch_link::frame_body(frame),
     }
 }
 
@@ -47,16 +47,17 @@ pub fn encode_frame(packet: &Packet) -> Vec<u8> {
     wire::encode(packet)
 }
 
-/// Reads what a peer that has greeted sends before it closes the trunk, into a fabric without ports.
+/// Reads what a peer that has greeted sends before it closes the inter-switch link, into a fabric
+/// without ports.
 ///
 /// # Errors
 /// The peer is cut off.
-pub fn read_trunk(link: Link, bytes: &[u8]) -> io::Result<()> {
+pub fn read_inter_switch_link(link: Link, bytes: &[u8]) -> io::Result<()> {
     let (ours, mut theirs) = UnixStream::pair()?;
     theirs.set_nonblocking(true)?;
     // What the socket has no room for is not sent.
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write)?;
     let fabric = Fabric::new();
-    trunk::read_messages(&ours, &Arc::downgrade(&fabric), 1, link)
+    inter_switch_link::read_messages(&ours, &Arc::downgrade(&fabric), 1, link)
 }

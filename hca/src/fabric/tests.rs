@@ -29,9 +29,9 @@ fn packet(to: u16, psn: u32) -> Packet {
     }
 }
 
-fn port(fabric: &Fabric, lid: u16) -> (usize, Arc<Mailbox>) {
-    let mailbox = Arc::<Mailbox>::default();
-    (fabric.plug(addresses(lid), mailbox.clone()), mailbox)
+fn port(fabric: &Fabric, lid: u16) -> (usize, Arc<SharedInbox>) {
+    let shared_inbox = Arc::<SharedInbox>::default();
+    (fabric.add_port(addresses(lid), shared_inbox.clone()), shared_inbox)
 }
 
 fn send(fabric: &Fabric, from: usize, packets: impl IntoIterator<Item = Packet>) {
@@ -40,12 +40,12 @@ fn send(fabric: &Fabric, from: usize, packets: impl IntoIterator<Item = Packet>)
 }
 
 /// What a port has received once there is as much as expected, or after a while.
-fn received(mailbox: &Mailbox, count: usize) -> Vec<u32> {
+fn received(shared_inbox: &SharedInbox, count: usize) -> Vec<u32> {
     let (end, mut psns) = (Instant::now() + Duration::from_secs(20), Vec::new());
     while psns.len() < count && Instant::now() < end {
-        let mut mail = Mail::default();
-        mailbox.take(Some(Duration::from_millis(50)), &mut mail);
-        psns.extend(mail.packets.iter().map(|packet| packet.psn));
+        let mut inbox = Inbox::default();
+        shared_inbox.take(Some(Duration::from_millis(50)), &mut inbox);
+        psns.extend(inbox.packets.iter().map(|packet| packet.psn));
     }
     psns
 }
@@ -65,7 +65,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 #[test]
-fn packets_cross_three_fabrics_that_form_a_tree() {
+fn packets_cross_a_tree_of_three_fabrics() {
     let [root, left, right] = [(); 3].map(|()| Fabric::new());
     let socket = path("tree");
     root.listen(&socket, Link::InfiniBand).unwrap();
@@ -73,10 +73,10 @@ fn packets_cross_three_fabrics_that_form_a_tree() {
         leaf.join(&socket, Link::InfiniBand).unwrap();
     }
     std::fs::remove_file(&socket).unwrap();
-    eventually("both have joined", || root.trunks() == 2);
-    let ((from, _), (_, mailbox)) = (port(&left, 1), port(&right, 2));
+    eventually("both have joined", || root.inter_switch_links() == 2);
+    let ((from, _), (_, shared_inbox)) = (port(&left, 1), port(&right, 2));
     send(&left, from, (0..500).map(|psn| packet(2, psn)));
-    assert_eq!(received(&mailbox, 500), (0..500).collect::<Vec<_>>());
+    assert_eq!(received(&shared_inbox, 500), (0..500).collect::<Vec<_>>());
 
     // Frames for an address that nobody here has, and for everybody.
     let (_, group) = port(&root, 3);
@@ -84,13 +84,13 @@ fn packets_cross_three_fabrics_that_form_a_tree() {
     known[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
     all[..6].fill(0xff);
     left.send(from, Link::InfiniBand, &mut Vec::new(), &mut vec![known, all]);
-    let frames = |mailbox: &Mailbox| mailbox.lock().frames.len();
+    let frames = |shared_inbox: &SharedInbox| shared_inbox.lock().frames.len();
     eventually("the group's frame", || frames(&group) == 1);
-    eventually("both frames", || frames(&mailbox) == 2);
+    eventually("both frames", || frames(&shared_inbox) == 2);
 }
 
 #[test]
-fn a_peer_that_sends_garbage_is_cut_off_and_the_others_stay() {
+fn malformed_peer_is_disconnected_alone() {
     let fabric = Fabric::new();
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let (good, other_end) = UnixStream::pair().unwrap();
@@ -101,42 +101,42 @@ fn a_peer_that_sends_garbage_is_cut_off_and_the_others_stay() {
         scope.spawn(|| fabric.join_over(&ours, Link::InfiniBand).unwrap());
         theirs.write_all(b"bvf\x01\x00").unwrap();
     });
-    eventually("both have joined", || fabric.trunks() == 2);
+    eventually("both have joined", || fabric.inter_switch_links() == 2);
     theirs.write_all(&[0, 0, 0, 3, 1, 2, 3]).unwrap();
-    eventually("the liar is cut off", || fabric.trunks() == 1);
+    eventually("the liar is cut off", || fabric.inter_switch_links() == 1);
     let mut rest = Vec::new();
     theirs.read_to_end(&mut rest).unwrap();
-    let ((from, _), (_, mailbox)) = (port(&other, 1), port(&fabric, 2));
+    let ((from, _), (_, shared_inbox)) = (port(&other, 1), port(&fabric, 2));
     send(&other, from, [packet(2, 7)]);
-    assert_eq!(received(&mailbox, 1), [7]);
+    assert_eq!(received(&shared_inbox, 1), [7]);
 }
 
 #[test]
-fn a_peer_of_another_kind_or_language_is_refused() {
+fn peer_with_other_link_or_protocol_is_rejected() {
     for greeting in [b"bvf\x01\x01", b"bvf\x02\x00", b"GET /"] {
         let fabric = Fabric::new();
         let (ours, mut theirs) = UnixStream::pair().unwrap();
         theirs.write_all(greeting).unwrap();
         assert!(fabric.join_over(&ours, Link::InfiniBand).is_err());
-        assert_eq!(fabric.trunks(), 0);
+        assert_eq!(fabric.inter_switch_links(), 0);
     }
 }
 
 #[test]
-fn delayed_packets_arrive_after_all_and_late() {
+fn delayed_packets_arrive_late_and_reordered() {
     let longest_delay = Duration::from_millis(30);
     let faults = Faults { delay: 500, longest_delay, seed: 3, ..Faults::default() };
     let fabric = Fabric::with(faults, None).unwrap();
-    let ((from, _), (_, mailbox)) = (port(&fabric, 1), port(&fabric, 2));
+    let ((from, _), (_, shared_inbox)) = (port(&fabric, 1), port(&fabric, 2));
     send(&fabric, from, (0..200).map(|psn| packet(2, psn)));
-    let mut psns = received(&mailbox, 200);
+    let mut psns = received(&shared_inbox, 200);
     assert!(!psns.is_sorted(), "nothing was delayed");
     psns.sort_unstable();
     assert_eq!(psns, (0..200).collect::<Vec<_>>());
 }
 
 #[test]
-fn a_recording_reads_back_as_what_was_sent() {
+fn pcap_matches_sent_packets() {
     let file = path("pcap");
     let fabric = Fabric::with(Faults::default(), Some(&file)).unwrap();
     let (from, _) = port(&fabric, 1);

@@ -1,5 +1,6 @@
-//! The transport's part of a packet as bytes: base header, further headers, payload and padding, as the InfiniBand specification lays them out.
-//! Masked atomics, which it doesn't know, follow an atomic's header with a word that says which kind they are, and both masks.
+//! The transport's part of a packet as bytes: base header, further headers, payload and padding, as
+//! the InfiniBand specification lays them out. Masked atomics, which it doesn't know, follow an
+//! atomic's header with a word that says which kind they are, and both masks.
 
 use crate::engine::packet::{
     Acknowledge, Atomic, Datagram, Headers, Masks, Operation, PSN_MASK, Packet, Remote, Route, Transport,
@@ -110,7 +111,8 @@ pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
 }
 
 impl Packet {
-    /// Reads the transport's part of a packet, from the base header to the padding; `None` if the bytes are none. Nothing about them is trusted.
+    /// Reads the transport's part of a packet, from the base header to the padding; `None` if the
+    /// bytes are none. Nothing about them is trusted.
     pub fn parse(route: Route, bytes: &[u8]) -> Option<Self> {
         read(route, bytes)
     }
@@ -169,7 +171,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Any packet that a card could send.
+    /// Any packet that a device could send.
     pub(crate) fn any_packet() -> impl Strategy<Value = Packet> {
         let numbers = (any::<u16>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
         let flags = (any::<bool>(), any::<bool>(), any::<bool>());
@@ -213,7 +215,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn packets_read_back(packet in any_packet()) {
+        fn packets_round_trip(packet in any_packet()) {
             let mut bytes = Vec::new();
             write(&packet, &mut bytes);
             let length = 12 + packet.headers.length() + packet.payload.len().next_multiple_of(4);
@@ -222,7 +224,7 @@ pub(super) mod tests {
         }
 
         #[test]
-        fn garbage_is_a_packet_or_nothing(mut bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_packet_bytes_do_not_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             read(Route::default(), &bytes);
             if let Some(flags) = bytes.get_mut(1) {
                 *flags = *flags & 0xb0 | MIGRATED;

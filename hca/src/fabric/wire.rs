@@ -24,7 +24,8 @@ const ROCE: u16 = 4791;
 /// UDP source port where the sender has named none.
 const ANY_SOURCE: u16 = 0xc000;
 
-/// A packet as a RoCE v2 frame. One from an InfiniBand port gets addresses made of its LIDs: 10.0.LID.LID, and MACs to match.
+/// A packet as a RoCE v2 frame. One from an InfiniBand port gets addresses made of its LIDs:
+/// 10.0.LID.LID, and MACs to match.
 pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     let mut transport = Vec::with_capacity(packet.payload.len() + 60);
     transport::write(packet, &mut transport);
@@ -61,7 +62,8 @@ pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     frame
 }
 
-/// Reads a RoCE v2 frame back, checks included; `None` if it isn't one of those that [`encode`] makes. Addresses made of LIDs stay what they became.
+/// Reads a RoCE v2 frame back, checks included; `None` if it isn't one of those that [`encode`]
+/// makes. Addresses made of LIDs stay what they became.
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) fn decode(frame: &[u8]) -> Option<Packet> {
     let (ethernet, ip) = frame.split_at_checked(14)?;
@@ -168,7 +170,8 @@ fn ipv6(global: &Global, length: usize) -> [u8; 40] {
     header
 }
 
-/// The invariant check over a packet from its IP header on: the CRC of Ethernet, with fields that routers change taken as ones.
+/// The invariant check over a packet from its IP header on: the CRC of Ethernet, with fields that
+/// routers change taken as ones.
 fn invariant_check(packet: &[u8]) -> u32 {
     let mut masked = vec![0xff; 8];
     masked.extend_from_slice(packet);
@@ -230,12 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn the_check_value_of_the_crc_is_right() {
+    fn crc32_matches_check_value() {
         assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
     }
 
     #[test]
-    fn payloads_are_padded_to_words_and_the_header_says_so() {
+    fn bth_pad_count_matches_padding() {
         for length in 0..9 {
             let frame = encode(&packet(vec![7; length]));
             let base = &frame[42..];
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_carry_their_header() {
+    fn acks_carry_aeth() {
         let mut acknowledgement = packet(Vec::new());
         acknowledgement.operation = Operation::Acknowledge;
         acknowledgement.headers.acknowledge = Some(Acknowledge { syndrome: 0x1f, messages: 3 });
@@ -282,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_read_back_as_the_packets_they_were_made_of() {
+    fn roce_v2_frames_round_trip() {
         for network in [Network::Ipv4, Network::Ipv6] {
             let packet = routed(network);
             let frame = encode(&packet);
@@ -292,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_with_any_covered_bit_changed_is_not_read() {
+    fn frame_with_corrupt_icrc_is_rejected() {
         let frame = encode(&routed(Network::Ipv4));
         // The type of service, hop limit, UDP checksum and congestion byte may change on the way.
         let free = [15, 22, 24, 25, 40, 41, 46];
@@ -308,7 +311,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn no_bytes_make_the_decoder_fail(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
+        fn arbitrary_frames_do_not_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200)) {
             let mut frame = encode(&routed(Network::Ipv6));
             for (at, byte) in bytes.iter().enumerate() {
                 if let Some(place) = frame.get_mut(at * 3) {

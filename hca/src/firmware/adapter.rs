@@ -1,4 +1,4 @@
-//! Who made the card, and its special keys.
+//! Who made the device, and its special keys.
 
 use super::layout::command::QuerySpecialContextsOut;
 use super::layout::port::{AdapterBlock, QueryAdapterOut};
@@ -24,10 +24,10 @@ impl Firmware {
     pub(super) fn query_special_contexts(&self, reply: &mut Reply<'_>) -> Result<()> {
         reply
             .view::<QuerySpecialContextsOut>()?
-            .set(QuerySpecialContextsOut::DUMP_FILL_MKEY, mkey::FILL_KEY)
-            .set(QuerySpecialContextsOut::RESD_LKEY, mkey::RESERVED_KEY)
-            .set(QuerySpecialContextsOut::NULL_MKEY, mkey::NULL_KEY)
-            .set(QuerySpecialContextsOut::TERMINATE_SCATTER_LIST_MKEY, mkey::TERMINATE_KEY);
+            .set(QuerySpecialContextsOut::DUMP_FILL_MKEY, mkey::DUMP_FILL_MKEY)
+            .set(QuerySpecialContextsOut::RESD_LKEY, mkey::RESERVED_LKEY)
+            .set(QuerySpecialContextsOut::NULL_MKEY, mkey::NULL_MKEY)
+            .set(QuerySpecialContextsOut::TERMINATE_SCATTER_LIST_MKEY, mkey::TERMINATE_SCATTER_LIST_MKEY);
         Ok(())
     }
 }

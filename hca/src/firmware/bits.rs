@@ -1,7 +1,8 @@
 //! Typed access to the bit fields of the firmware interface.
 //!
-//! Every structure there is a run of big-endian 32-bit words; offsets count bits from the most significant bit of the first word. A [`Field`] knows
-//! which structure it belongs to, so reading a queue pair's field out of a completion queue's context does not compile.
+//! Every structure there is a run of big-endian 32-bit words; offsets count bits from the most
+//! significant bit of the first word. A [`Field`] knows which structure it belongs to, so reading a
+//! queue pair's field out of a completion queue's context does not compile.
 
 use std::marker::PhantomData;
 
@@ -182,7 +183,8 @@ const fn mask(width: usize) -> u64 {
     if width == 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
-/// Declares a structure: `FIELD: bit, width` for numbers, `FIELD: bit, bytes n` for byte runs, `FIELD: bit => Other` for structures inside.
+/// Declares a structure: `FIELD: bit, width` for numbers, `FIELD: bit, bytes n` for byte runs,
+/// `FIELD: bit => Other` for structures inside.
 macro_rules! layout {
     ($(#[$meta:meta])* $name:ident: $size:literal { $($body:tt)* }) => {
         $(#[$meta])*
@@ -242,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn too_few_bytes_are_no_structure() {
+    fn short_buffer_yields_no_view() {
         assert!(View::<Sample>::new(&[0; 0x17]).is_none());
     }
 
     proptest! {
         #[test]
-        fn a_field_reads_back_and_leaves_its_neighbours_alone(fill: [u8; 0x18], value: u8) {
+        fn field_write_preserves_adjacent_bits(fill: [u8; 0x18], value: u8) {
             let mut bytes = fill;
             ViewMut::<Sample>::new(&mut bytes).unwrap().set(Sample::TOP, value);
             let view = View::<Sample>::new(&bytes).unwrap();

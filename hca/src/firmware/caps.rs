@@ -1,4 +1,4 @@
-//! What the card says it can do.
+//! What the device says it can do.
 
 use super::bits::ViewMut;
 use super::layout::caps::{
@@ -7,7 +7,7 @@ use super::layout::caps::{
 };
 use super::tirs::LOG_RQT_SIZE;
 use crate::engine::{LONGEST_RUN, Link, limits};
-use crate::memory::{CARD_SIZE, CARD_START};
+use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START};
 
 /// Timestamps and the free-running timer count nanoseconds.
 pub(crate) const TIMER_KHZ: u32 = 1_000_000;
@@ -26,7 +26,7 @@ mod kind {
     pub(super) const DEVICE_MEMORY: u16 = 0xf;
 }
 
-/// The capability block of a type; `None` for one that this card doesn't have.
+/// The capability block of a type; `None` for one that this device doesn't have.
 pub(super) fn block(link: Link, cqe_version: u8, of: u16) -> Option<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
     match (of, link) {
@@ -140,9 +140,9 @@ fn device_memory(cap: &mut ViewMut<'_, DeviceMemoryCap>) {
     cap.set(DeviceMemoryCap::MEMIC, 1u8)
         .set(DeviceMemoryCap::LOG_MIN_MEMIC_ALLOC_SIZE, SMALLEST)
         .set(DeviceMemoryCap::LOG_MAX_MEMIC_ADDR_ALIGNMENT, LARGEST_ALIGNMENT)
-        .set(DeviceMemoryCap::MEMIC_BAR_START_ADDR, CARD_START)
-        .set(DeviceMemoryCap::MEMIC_BAR_SIZE, CARD_SIZE)
-        .set(DeviceMemoryCap::MAX_MEMIC_SIZE, CARD_SIZE);
+        .set(DeviceMemoryCap::MEMIC_BAR_START_ADDR, DEVICE_MEMORY_START)
+        .set(DeviceMemoryCap::MEMIC_BAR_SIZE, DEVICE_MEMORY_SIZE)
+        .set(DeviceMemoryCap::MAX_MEMIC_SIZE, DEVICE_MEMORY_SIZE);
 }
 
 fn atomic(cap: &mut ViewMut<'_, AtomicCaps>) {

@@ -10,10 +10,11 @@ use super::opcode::*;
 use super::resources::FIRST_UAR;
 use crate::engine::paging::kind;
 
-/// What makes a card ready.
+/// What makes a device ready.
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
-/// Commands of which each can follow those before it; the last ones only on a card with an Ethernet port.
+/// Commands of which each can follow those before it; the last ones only on a device with an
+/// Ethernet port.
 pub(crate) const OPCODES: [u16; 38] = [
     ALLOC_PD,
     ALLOC_UAR,
@@ -68,7 +69,7 @@ const RQ: u32 = 0x10;
 const TIR: u32 = 1;
 /// The flow table, and the group in it.
 const FLOW: u32 = 1;
-/// The card's own, of 10.1.0.1.
+/// The device's own, of 10.1.0.1.
 const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
 /// Rings of 16 entries, each in pages of its own, and their doorbell records.
 const LOG_SIZE: u8 = 4;
@@ -79,7 +80,7 @@ const PAGES: usize = 0x110;
 /// Where contexts begin in commands about work queues.
 const CONTEXT: usize = 0x20;
 
-/// The command as it would be sent for a card whose memory begins at `memory`.
+/// The command as it would be sent for a device whose memory begins at `memory`.
 pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
     let mut input = vec![0; 16];
     input[..2].copy_from_slice(&opcode.to_be_bytes());

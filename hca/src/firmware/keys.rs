@@ -6,7 +6,7 @@ use super::layout::object::Mkc;
 use super::queues::PAGES;
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::Engine;
-use crate::engine::mkey::{Context, Mkey, Mode, present};
+use crate::engine::mkey::{AccessMode, Context, Mkey, present};
 
 /// A key has at most as many translation entries as a region of 64 GiB in 4 KiB pages needs.
 const MOST_ENTRIES: u32 = 1 << 23;
@@ -42,7 +42,7 @@ impl Firmware {
             if key.capacity > MOST_ENTRIES || !key.translate_from(0, list) {
                 return Err(Status::BadParameter);
             }
-            if key.mode == Mode::Pages && !input.flag(CreateMkeyIn::PG_ACCESS) {
+            if key.mode == AccessMode::Mtt && !input.flag(CreateMkeyIn::PG_ACCESS) {
                 // Without this, the list says nothing of which pages are there: all are.
                 key.translation.iter_mut().for_each(|entry| *entry |= present::WHOLLY);
             }

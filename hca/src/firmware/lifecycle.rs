@@ -4,13 +4,14 @@ use super::layout::command::{ManagePagesIn, ManagePagesOut, QueryIssiOut, QueryP
 use super::{Firmware, Reply, Request, Result, Status, caps, opcode};
 use crate::engine::Engine;
 
-/// Pages asked for before and by initialization. Nothing is kept in them; a driver that isn't asked skips code that ought to run.
+/// Pages asked for before and by initialization. Nothing is kept in them; a driver that isn't asked
+/// skips code that ought to run.
 const BOOT_PAGES: u32 = 64;
 const INIT_PAGES: u32 = 256;
 /// More than a driver ever gives.
 const MOST_PAGES: usize = 1 << 16;
 
-/// Where the card stands.
+/// Where the device stands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Lifecycle {
     #[default]
@@ -20,7 +21,7 @@ pub(super) enum Lifecycle {
 }
 
 impl Lifecycle {
-    /// Which commands the card listens to.
+    /// Which commands the device listens to.
     pub(super) fn allows(self, code: u16) -> bool {
         use opcode::*;
         let early = matches!(

@@ -1,4 +1,4 @@
-//! Commands about the card's own memory.
+//! Commands about the device's own memory.
 
 use super::layout::command::{AllocMemicIn, AllocMemicOut, DeallocMemicIn};
 use super::{Firmware, Reply, Request, Result, Status};
@@ -22,7 +22,7 @@ impl Firmware {
         }
         let range = (input.get(AllocMemicIn::RANGE_START_ADDR), input.get(AllocMemicIn::RANGE_SIZE));
         let length = input.get(AllocMemicIn::MEMIC_SIZE);
-        let at = engine.memory().card_mut().allocate(range, length, UNIT << log_alignment);
+        let at = engine.memory().device_memory_mut().allocate(range, length, UNIT << log_alignment);
         let at = at.map_err(|error| match error {
             NoMemory::Invalid => Status::BadParameter,
             NoMemory::Taken => Status::NoResources,
@@ -36,9 +36,13 @@ impl Firmware {
         let input = request.view::<DeallocMemicIn>()?;
         let (start, length) =
             (input.get(DeallocMemicIn::MEMIC_START_ADDR), input.get(DeallocMemicIn::MEMIC_SIZE));
-        if engine.uses_card_memory(start, length) {
+        if engine.uses_device_memory(start, length) {
             return Err(Status::BadResourceState);
         }
-        if engine.memory().card_mut().free(start, length) { Ok(()) } else { Err(Status::BadResource) }
+        if engine.memory().device_memory_mut().free(start, length) {
+            Ok(())
+        } else {
+            Err(Status::BadResource)
+        }
     }
 }

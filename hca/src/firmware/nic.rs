@@ -108,7 +108,8 @@ impl Firmware {
         if selected & MTU != 0 {
             self.nic.mtu = context.get32(NicVportContext::MTU) as u16;
         }
-        // Address lists and promiscuity change nothing: the port takes its own frames and all broadcasts.
+        // Address lists and promiscuity change nothing: the port takes its own frames and all
+        // broadcasts.
         Ok(())
     }
 
@@ -180,7 +181,7 @@ impl Firmware {
             receive: ReceiveQueue::None,
             doorbell: wq.get(Wq::DBR_ADDR),
             send_cq: context.get32(Sqc::CQN),
-            reserved_key: true,
+            reserved_lkey: true,
             ..QpSetup::default()
         };
         let number = engine.create_qp(setup, QpAttributes::default())?;

@@ -13,7 +13,8 @@ use crate::fabric::subnet;
 
 const GIDS: u32 = 8;
 const ALL: u32 = 0xffff;
-/// What an InfiniBand port can do (`IB_PORT_*_SUP` in `include/rdma/ib_mad.h`), as a port without a subnet manager of its own says.
+/// What an InfiniBand port can do (`IB_PORT_*_SUP` in `include/rdma/ib_mad.h`), as a port without a
+/// subnet manager of its own says.
 const CAPABILITIES: u32 = 0x2651_e848;
 
 /// What the driver has changed.
@@ -60,7 +61,8 @@ impl Firmware {
     }
 
     pub(super) fn modify_hca_vport_context(&mut self, request: Request<'_>) -> Result<()> {
-        /// Bits of the field selection: port GUID, node GUID; the capability mask has a selection of its own.
+        /// Bits of the field selection: port GUID, node GUID; the capability mask has a selection
+        /// of its own.
         const PORT_GUID: u32 = 1 << 0;
         const NODE_GUID: u32 = 1 << 1;
         let context =

@@ -9,7 +9,7 @@ use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
 /// What the firmware remembers of a queue pair.
-pub(super) struct Known {
+pub(super) struct QpEntry {
     /// The context as the driver wrote it.
     pub(super) context: Vec<u8>,
     pub(super) uar: u32,
@@ -35,15 +35,15 @@ fn service(kind: u8) -> Result<Service> {
     })
 }
 
-/// What the card keeps of the options that a connection is to have beyond the standard: it knows their first version, and
-/// none of the options.
-pub(super) fn kept_ece(asked: u32) -> u32 {
+/// What the device keeps of the options that a connection is to have beyond the standard: it knows
+/// their first version, and none of the options.
+pub(super) fn supported_ece(asked: u32) -> u32 {
     const FIRST_VERSION: u32 = 1 << 28;
     if asked >> 28 == 1 { FIRST_VERSION } else { 0 }
 }
 
 /// How long answers are that go into completions (`MLX5_REQ_SCAT_DATA*_CQE` in mlx5_ib).
-fn inline_answers(code: u8) -> Result<u8> {
+fn inline_responses(code: u8) -> Result<u8> {
     match code {
         0 => Ok(0),
         0x11 => Ok(32),
@@ -113,14 +113,14 @@ impl Firmware {
             send_cq: view.get32(Qpc::CQN_SND),
             receive_cq: view.get32(Qpc::CQN_RCV),
             xrcd,
-            reserved_key: view.flag(Qpc::RLKY),
-            inline_answers: inline_answers(view.get8(Qpc::CS_REQ))?,
+            reserved_lkey: view.flag(Qpc::RLKY),
+            inline_responses: inline_responses(view.get8(Qpc::CS_REQ))?,
             inline_receives: inline_receives(view.get8(Qpc::CS_RES))?,
         };
-        let ece = kept_ece(request.view::<CreateQpIn>()?.get32(CreateQpIn::ECE));
+        let ece = supported_ece(request.view::<CreateQpIn>()?.get32(CreateQpIn::ECE));
         reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         let number = engine.create_qp(setup, QpAttributes::default())?;
-        self.qps.insert(number, Known { context: view.raw().to_vec(), uar });
+        self.qps.insert(number, QpEntry { context: view.raw().to_vec(), uar });
         reply.object(number)
     }
 
@@ -134,10 +134,10 @@ impl Firmware {
         let number = request.object()?;
         let (state, _) = engine.qp_attributes(number)?;
         let progress = engine.qp_progress(number)?;
-        let known = self.qps.get(&number).ok_or(Status::BadResource)?;
+        let entry = self.qps.get(&number).ok_or(Status::BadResource)?;
         reply.view::<QueryQpOut>()?;
         let mut context = reply.view_at::<Qpc>(CONTEXT)?;
-        context.fill(&known.context).set(Qpc::STATE, state as u8);
+        context.fill(&entry.context).set(Qpc::STATE, state as u8);
         if state != State::Reset && state != State::Init {
             context
                 .set(Qpc::NEXT_SEND_PSN, progress.next_psn)

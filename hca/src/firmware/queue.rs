@@ -1,4 +1,5 @@
-//! The command queue in guest memory: slots of 64 bytes, longer inputs and outputs in chains of mailboxes.
+//! The command queue in guest memory: slots of 64 bytes, longer inputs and outputs in chains of
+//! mailboxes.
 
 use super::Firmware;
 use crate::engine::{Engine, EventKind};
@@ -19,7 +20,8 @@ const TOKEN: usize = 573;
 /// The longest input or output; registering a region of 16 GiB with 4 KiB pages takes as much.
 const LONGEST: usize = 36 << 20;
 
-/// Why a command could not even be read or answered (`MLX5_CMD_DELIVERY_STAT_*` in the driver's `core/cmd.c`).
+/// Why a command could not even be read or answered (`MLX5_CMD_DELIVERY_STAT_*` in the driver's
+/// `core/cmd.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Delivery {
@@ -76,7 +78,8 @@ impl Slot {
         Ok(input)
     }
 
-    /// Where the output's mailboxes are, looked up before the command runs so that a bad chain has no effect.
+    /// Where the output's mailboxes are, looked up before the command runs so that a bad chain has
+    /// no effect.
     fn output_mailboxes(&self, memory: &DmaMap) -> Result<Vec<u64>, Delivery> {
         let count = self.output_length.saturating_sub(INLINE).div_ceil(MAILBOX);
         let mut chain = Chain { next: self.output_mailbox, number: 0, token: self.token };
@@ -88,7 +91,8 @@ impl Slot {
     }
 }
 
-/// A walk along mailboxes. Their numbers must count up, so a chain that bites its own tail ends at once.
+/// A walk along mailboxes. Their numbers must count up, so a chain that bites its own tail ends at
+/// once.
 struct Chain {
     next: u64,
     number: u32,
@@ -124,7 +128,8 @@ pub(crate) struct Outcome {
     pub(crate) delivery: Option<Delivery>,
 }
 
-/// Executes the command in a slot of the queue at `queue`, answers it there, and reports it on the event queue for commands.
+/// Executes the command in a slot of the queue at `queue`, answers it there, and reports it on the
+/// event queue for commands.
 pub(crate) fn execute_slot(
     firmware: &mut Firmware,
     engine: &mut Engine,
@@ -186,14 +191,14 @@ mod tests {
     use crate::engine::{Interrupts, Link, Port};
     use crate::firmware::opcode;
 
-    struct Nobody;
+    struct NoInterrupts;
 
-    impl Interrupts for Nobody {
+    impl Interrupts for NoInterrupts {
         fn raise(&self, _vector: u16) {}
     }
 
-    fn card() -> (Firmware, Engine) {
-        let mut engine = Engine::new(Port::new(Link::InfiniBand, 0), Box::new(Nobody));
+    fn hca() -> (Firmware, Engine) {
+        let mut engine = Engine::new(Port::new(Link::InfiniBand, 0), Box::new(NoInterrupts));
         engine.memory().map_zeroed(0x1000, 0x10000).unwrap();
         (Firmware::new(Link::InfiniBand), engine)
     }
@@ -211,7 +216,7 @@ mod tests {
     }
 
     fn run(slot: [u8; SLOT]) -> (Outcome, u8) {
-        let (mut firmware, mut engine) = card();
+        let (mut firmware, mut engine) = hca();
         // A mailbox that points to itself.
         engine.memory().write(0x2000 + NEXT as u64, &0x2000u64.to_be_bytes()).unwrap();
         engine.memory().write(0x1000, &slot).unwrap();
@@ -222,19 +227,19 @@ mod tests {
     }
 
     #[test]
-    fn a_short_command_is_answered_in_its_slot() {
+    fn short_command_uses_inline_output() {
         let (outcome, owner) = run(slot(16, 0, 16, 0));
         assert_eq!((outcome.opcode, outcome.status, owner), (opcode::ENABLE_HCA, 0, 0));
     }
 
     #[test]
-    fn a_chain_that_bites_its_tail_ends_at_once() {
+    fn cyclic_mailbox_chain_is_rejected() {
         assert_eq!(run(slot(16 + 1024, 0x2000, 16, 0)).0.delivery, Some(Delivery::BlockNumber));
         assert_eq!(run(slot(16, 0, 16 + 1024, 0x2000)).0.delivery, Some(Delivery::BlockNumber));
     }
 
     #[test]
-    fn lengths_and_pointers_are_checked_before_anything_happens() {
+    fn command_slot_is_validated_before_execution() {
         assert_eq!(run(slot(u32::MAX, 0x2000, 16, 0)).0.delivery, Some(Delivery::InputLength));
         assert_eq!(run(slot(16, 0, u32::MAX, 0x2000)).0.delivery, Some(Delivery::OutputLength));
         assert_eq!(run(slot(17, 0, 16, 0)).0.delivery, Some(Delivery::InputPointer));
@@ -243,8 +248,8 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_outside_of_memory_is_a_fault() {
-        let (mut firmware, mut engine) = card();
+    fn command_queue_outside_memory_faults() {
+        let (mut firmware, mut engine) = hca();
         assert!(execute_slot(&mut firmware, &mut engine, u64::MAX - 7, 3).is_err());
     }
 }

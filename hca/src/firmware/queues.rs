@@ -5,7 +5,7 @@ use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
 use super::layout::object::{Cqc, Eqc};
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::{CqSetup, Engine, EqSetup, EventKind, MiniFormat, Moderation, Ring};
-use crate::shell::pci::VECTORS;
+use crate::vfio_user::pci::VECTORS;
 
 /// Where page lists begin.
 pub(super) const PAGES: usize = 0x110;
@@ -14,12 +14,12 @@ const LOG_PAGE: u32 = 12;
 const MAX_LOG_CQ: u8 = 20;
 const MAX_LOG_EQ: u8 = 16;
 
-pub(super) struct KnownCq {
+pub(super) struct CqEntry {
     context: [u8; Cqc::SIZE],
     pub(super) uar: u32,
 }
 
-pub(super) struct KnownEq {
+pub(super) struct EqEntry {
     context: [u8; Eqc::SIZE],
     pub(super) uar: u32,
 }
@@ -55,7 +55,7 @@ impl Firmware {
         if events[0] >> EventKind::Command as u8 & 1 != 0 {
             self.command_eq = Some(number);
         }
-        self.eqs.insert(number, KnownEq { context: context(view.raw()), uar });
+        self.eqs.insert(number, EqEntry { context: context(view.raw()), uar });
         reply.object(number)
     }
 
@@ -77,8 +77,8 @@ impl Firmware {
     ) -> Result<()> {
         let number = request.object()? & 0xff;
         let producer = engine.eq_producer(number)?;
-        let known = self.eqs.get(&number).ok_or(Status::BadResource)?;
-        reply.view_at::<Eqc>(CONTEXT)?.fill(&known.context).set(Eqc::PRODUCER_COUNTER, producer);
+        let entry = self.eqs.get(&number).ok_or(Status::BadResource)?;
+        reply.view_at::<Eqc>(CONTEXT)?.fill(&entry.context).set(Eqc::PRODUCER_COUNTER, producer);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ impl Firmware {
             compression: compression(&view)?,
         };
         let number = engine.create_moderated_cq(setup, moderation(|field| view.get(field)))?;
-        self.cqs.insert(number, KnownCq { context: context(view.raw()), uar });
+        self.cqs.insert(number, CqEntry { context: context(view.raw()), uar });
         reply.object(number)
     }
 
@@ -118,8 +118,8 @@ impl Firmware {
         let input = request.view::<ModifyCqIn>()?;
         let number = input.get32(ModifyCqIn::CQN);
         let view = input.part(ModifyCqIn::CQ_CONTEXT);
-        let known = self.cqs.get_mut(&number).ok_or(Status::BadResource)?;
-        let mut kept = ViewMut::<Cqc>::new(&mut known.context).ok_or(Status::BadResource)?;
+        let entry = self.cqs.get_mut(&number).ok_or(Status::BadResource)?;
+        let mut context = ViewMut::<Cqc>::new(&mut entry.context).ok_or(Status::BadResource)?;
         match request.modifier() {
             0 => {
                 let selected = input.get(ModifyCqIn::MODIFY_FIELD_SELECT_RESIZE_FIELD_SELECT);
@@ -127,26 +127,26 @@ impl Firmware {
                     return Err(Status::BadParameter);
                 }
                 if selected & PERIOD != 0 {
-                    kept.set(Cqc::CQ_PERIOD, view.get(Cqc::CQ_PERIOD));
+                    context.set(Cqc::CQ_PERIOD, view.get(Cqc::CQ_PERIOD));
                 }
                 if selected & COUNT != 0 {
-                    kept.set(Cqc::CQ_MAX_COUNT, view.get(Cqc::CQ_MAX_COUNT));
+                    context.set(Cqc::CQ_MAX_COUNT, view.get(Cqc::CQ_MAX_COUNT));
                 }
                 if selected != 0 {
-                    let rule = moderation(|field| kept.get(field));
+                    let rule = moderation(|field| context.get(field));
                     engine.moderate_cq(number, rule)?;
                 }
                 Ok(())
             }
             1 => {
                 let log_size = view.get8(Cqc::LOG_CQ_SIZE);
-                let size = kept_size(&known.context);
+                let size = log_cq_size(&entry.context);
                 if log_size > MAX_LOG_CQ || view.get8(Cqc::CQE_SZ) != size {
                     return Err(Status::BadParameter);
                 }
                 let ring = cq_ring(request, &view)?;
                 engine.resize_cq(number, ring, log_size)?;
-                known.context = merged(&known.context, view.raw());
+                entry.context = merged(&entry.context, view.raw());
                 Ok(())
             }
             _ => Err(Status::BadParameter),
@@ -162,9 +162,9 @@ impl Firmware {
         const OVERRUN: u8 = 9;
         let number = request.object()?;
         let (producer, failed) = engine.cq_progress(number)?;
-        let known = self.cqs.get(&number).ok_or(Status::BadResource)?;
+        let entry = self.cqs.get(&number).ok_or(Status::BadResource)?;
         let mut context = reply.view_at::<Cqc>(CONTEXT)?;
-        context.fill(&known.context).set(Cqc::PRODUCER_COUNTER, producer);
+        context.fill(&entry.context).set(Cqc::PRODUCER_COUNTER, producer);
         if failed {
             context.set(Cqc::STATUS, OVERRUN);
         }
@@ -179,15 +179,16 @@ impl Firmware {
     }
 }
 
-fn kept_size(context: &[u8; Cqc::SIZE]) -> u8 {
+fn log_cq_size(context: &[u8; Cqc::SIZE]) -> u8 {
     View::<Cqc>::new(context).map_or(0, |view| view.get8(Cqc::CQE_SZ))
 }
 
 /// A resize names only the buffer; the rest of the context stays.
 fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
     let mut bytes = *old;
-    if let (Some(mut kept), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), View::<Cqc>::new(new)) {
-        kept.set(Cqc::LOG_CQ_SIZE, new.get(Cqc::LOG_CQ_SIZE))
+    if let (Some(mut context), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), View::<Cqc>::new(new)) {
+        context
+            .set(Cqc::LOG_CQ_SIZE, new.get(Cqc::LOG_CQ_SIZE))
             .set(Cqc::LOG_PAGE_SIZE, new.get(Cqc::LOG_PAGE_SIZE))
             .set(Cqc::PAGE_OFFSET, new.get(Cqc::PAGE_OFFSET));
     }

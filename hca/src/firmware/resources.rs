@@ -1,4 +1,5 @@
-//! Numbers that are nothing but numbers: protection domains, UAR pages, XRC domains, transport domains.
+//! Numbers that are nothing but numbers: protection domains, UAR pages, XRC domains, transport
+//! domains.
 
 use super::{Firmware, Reply, Result, Status, opcode};
 use crate::engine::{Engine, table::Table};
@@ -16,8 +17,8 @@ pub(super) struct Resources {
 
 impl Default for Resources {
     fn default() -> Self {
-        // They end where the card's own memory begins.
-        let uars = (crate::memory::CARD_START >> 12) as usize - FIRST_UAR as usize;
+        // They end where the device's own memory begins.
+        let uars = (crate::memory::DEVICE_MEMORY_START >> 12) as usize - FIRST_UAR as usize;
         Self {
             pds: Table::new(1, 1 << 16),
             uars: Table::new(FIRST_UAR, uars),

@@ -1,4 +1,5 @@
-//! Commands of the queues that receive frames: those of the netdev, of raw packets and of work queues.
+//! Commands of the queues that receive frames: those of the netdev, of raw packets and of work
+//! queues.
 
 use super::bits::{View, ViewMut};
 use super::layout::command::{CreateRqIn, ModifyRqIn};
@@ -96,7 +97,7 @@ impl Firmware {
 
     pub(super) fn destroy_rq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
-        if self.nic.rqs.contains_key(&number) && self.nic.is_led_to(number) {
+        if self.nic.rqs.contains_key(&number) && self.nic.references_rq(number) {
             return Err(Status::BadResourceState);
         }
         engine.destroy_rq(number)?;
@@ -105,8 +106,9 @@ impl Firmware {
     }
 }
 
-/// Whether a context asks for what is not among the capabilities: pools, hairpins, check sequences, waiting for receives. How
-/// writes are padded, which the netdev's driver says unasked, makes no difference here.
+/// Whether a context asks for what is not among the capabilities: pools, hairpins, check sequences,
+/// waiting for receives. How writes are padded, which the netdev's driver says unasked, makes no
+/// difference here.
 fn asks_for_more(context: &View<'_, Rqc>, wq: &View<'_, Wq>) -> bool {
     /// `MLX5_WQ_END_PAD_MODE_ALIGN`.
     const PADDED: u8 = 1;

@@ -69,8 +69,8 @@ impl Hash {
         })
     }
 
-    /// The hash of a frame with these headers; 0 where it has not all that are hashed, of which the card's manual
-    /// leaves the result open.
+    /// The hash of a frame with these headers; 0 where it has not all that are hashed, of which the
+    /// device's manual leaves the result open.
     pub(super) fn of(&self, headers: &[u8; OUTER]) -> u32 {
         let Some(input) = self.input(headers) else { return 0 };
         match self.function {
@@ -170,7 +170,7 @@ mod tests {
 
     /// "Verifying the RSS hash calculation" in the documentation of Windows's network drivers.
     #[test]
-    fn toeplitz_of_the_published_flows_is_the_published_one() {
+    fn toeplitz_matches_published_vectors() {
         type V4 = ([u8; 4], u16);
         let of_v4: [(V4, V4, u32, u32); 5] = [
             (([66, 9, 149, 187], 2794), ([161, 142, 100, 80], 1766), 0x323e_8fc2, 0x51cc_c178),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_without_the_headers_that_are_hashed_hash_to_nothing() {
+    fn frames_without_hashed_headers_hash_to_zero() {
         let (one, other) = ((Ipv4Addr::new(10, 0, 0, 1), 7), (Ipv4Addr::new(10, 0, 0, 2), 8));
         let datagram = v4(one, other, 17);
         assert_eq!(hash(4, 6, ADDRESSES | PORTS).of(&datagram), 0, "no TCP");
@@ -220,7 +220,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_what_is_selected_counts(one in end(), other in end(), third in end(), fields in 0u32..16) {
+        fn rss_hash_uses_selected_fields_only(one in end(), other in end(), third in end(), fields in 0u32..16) {
             let hash = hash(4, 6, fields);
             let chosen = |bit: u32, kept, changed| if fields & bit != 0 { kept } else { changed };
             let changed = (
@@ -240,7 +240,7 @@ mod tests {
         }
 
         #[test]
-        fn a_symmetric_hash_is_the_same_in_both_directions(one in end(), other in end()) {
+        fn symmetric_rss_hash_ignores_direction(one in end(), other in end()) {
             let hash = Hash { symmetric: true, ..hash(4, 6, ADDRESSES | PORTS) };
             prop_assert_eq!(hash.of(&v4(one, other, 6)), hash.of(&v4(other, one, 6)));
         }

@@ -1,4 +1,5 @@
-//! Commands about shared receive queues: XRC ones, and the receive memory pools that plain ones are made of.
+//! Commands about shared receive queues: XRC ones, and the receive memory pools that plain ones are
+//! made of.
 
 use super::bits::{Layout, View, ViewMut};
 use super::layout::command::{ArmXrcSrqIn, CreateRmpIn, CreateXrcSrqIn, ModifyRmpIn, QueryRmpOut};
@@ -13,7 +14,7 @@ const POOL: usize = 0x20;
 const POOL_PAGES: usize = 0x110;
 const READY: u8 = 1;
 
-pub(super) struct Known {
+pub(super) struct SrqEntry {
     context: Vec<u8>,
     pool: bool,
 }
@@ -68,7 +69,7 @@ impl Firmware {
             linked: true,
         };
         let number = engine.create_srq(setup, view.get32(XrcSrqc::LWM) as u16)?;
-        self.srqs.insert(number, Known { context: view.raw().to_vec(), pool: false });
+        self.srqs.insert(number, SrqEntry { context: view.raw().to_vec(), pool: false });
         reply.object(number)
     }
 
@@ -79,29 +80,29 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         let number = request.object()?;
-        let known = self.known_srq(number, false)?;
+        let entry = self.srq_entry(number, false)?;
         let (limit, _) = engine.srq_progress(number)?;
-        reply.view_at::<XrcSrqc>(16)?.fill(&known.context).set(XrcSrqc::LWM, limit);
+        reply.view_at::<XrcSrqc>(16)?.fill(&entry.context).set(XrcSrqc::LWM, limit);
         Ok(())
     }
 
     pub(super) fn arm_xrc_srq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let view = request.view::<ArmXrcSrqIn>()?;
         let number = view.get32(ArmXrcSrqIn::XRC_SRQN);
-        self.known_srq(number, false)?;
+        self.srq_entry(number, false)?;
         Ok(engine.limit_srq(number, view.get32(ArmXrcSrqIn::LWM) as u16)?)
     }
 
     pub(super) fn destroy_srq(&mut self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let number = request.object()?;
-        self.known_srq(number, request.opcode() == super::opcode::DESTROY_RMP)?;
+        self.srq_entry(number, request.opcode() == super::opcode::DESTROY_RMP)?;
         engine.destroy_srq(number)?;
         self.srqs.remove(&number);
         Ok(())
     }
 
-    fn known_srq(&self, number: u32, pool: bool) -> Result<&Known> {
-        self.srqs.get(&number).filter(|known| known.pool == pool).ok_or(Status::BadResource)
+    fn srq_entry(&self, number: u32, pool: bool) -> Result<&SrqEntry> {
+        self.srqs.get(&number).filter(|entry| entry.pool == pool).ok_or(Status::BadResource)
     }
 
     pub(super) fn create_rmp(
@@ -136,7 +137,7 @@ impl Firmware {
             linked: is_linked(wq.get8(Wq::WQ_TYPE))?,
         };
         let number = engine.create_srq(setup, wq.get32(Wq::LWM) as u16)?;
-        self.srqs.insert(number, Known { context: context.raw().to_vec(), pool: true });
+        self.srqs.insert(number, SrqEntry { context: context.raw().to_vec(), pool: true });
         reply.object(number)
     }
 
@@ -144,7 +145,7 @@ impl Firmware {
         const LIMIT: u8 = 1;
         let view = request.view::<ModifyRmpIn>()?;
         let number = view.get32(ModifyRmpIn::RMPN);
-        self.known_srq(number, true)?;
+        self.srq_entry(number, true)?;
         let selected = request.bytes(16, 8)?[7];
         if selected & LIMIT != 0 {
             let context = request.view_at::<Rmpc>(POOL)?;
@@ -160,15 +161,15 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         let number = request.object()?;
-        let known = self.known_srq(number, true)?;
+        let entry = self.srq_entry(number, true)?;
         let (limit, consumed) = engine.srq_progress(number)?;
         reply.view::<QueryRmpOut>()?;
         let mut context = ViewMut::<Rmpc>::new(reply.output.get_mut(POOL..).unwrap_or_default())
             .ok_or(Status::BadOutputLength)?;
-        context.fill(&known.context).set(Rmpc::STATE, READY);
+        context.fill(&entry.context).set(Rmpc::STATE, READY);
         context.part(Rmpc::WQ).set(Wq::LWM, limit).set(Wq::HW_COUNTER, consumed);
-        debug_assert!(View::<Rmpc>::new(&known.context).is_some());
-        debug_assert_eq!(known.context.len(), Rmpc::SIZE);
+        debug_assert!(View::<Rmpc>::new(&entry.context).is_some());
+        debug_assert_eq!(entry.context.len(), Rmpc::SIZE);
         Ok(())
     }
 }

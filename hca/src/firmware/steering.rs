@@ -10,9 +10,11 @@ use super::{Reply, Request, Result, Status};
 use crate::engine::Engine;
 use crate::engine::table::Table;
 
-/// Receive tables; the others hold what is never looked at, because the model doesn't steer what it sends.
+/// Receive tables; the others hold what is never looked at, because the model doesn't steer what it
+/// sends.
 const RECEIVE: u8 = 0;
-/// Length of match parameters, and of the outer headers at their front, the only part that is modelled.
+/// Length of match parameters, and of the outer headers at their front, the only part that is
+/// modelled.
 const PARAMETERS: usize = 0x200;
 pub(super) const OUTER: usize = 0x40;
 /// How far a frame may be passed on from table to table.
@@ -48,7 +50,7 @@ struct Entry {
 enum Destination {
     Table(u32),
     Tir(u32),
-    Nowhere,
+    Drop,
 }
 
 /// All flow tables.
@@ -169,7 +171,8 @@ impl Steering {
         table.entries.remove(&request.word(0x20)?).map(drop).ok_or(Status::BadResource)
     }
 
-    /// The receive queues that a frame goes to; `from` is the transport domain of a sender on the same port.
+    /// The receive queues that a frame goes to; `from` is the transport domain of a sender on the
+    /// same port.
     pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
         let (headers, mut tirs) = (parameters(frame), Vec::new());
         if let Some(root) = self.root {
@@ -199,7 +202,7 @@ impl Steering {
                     match *destination {
                         Destination::Table(next) => self.follow(next, frame, depth - 1, tirs),
                         Destination::Tir(tir) => tirs.push(tir),
-                        Destination::Nowhere => {}
+                        Destination::Drop => {}
                     }
                 }
             }
@@ -232,7 +235,7 @@ fn destination(entry: &[u8]) -> Destination {
     match entry[0] {
         1 => Destination::Table(number),
         2 => Destination::Tir(number),
-        _ => Destination::Nowhere,
+        _ => Destination::Drop,
     }
 }
 
@@ -320,7 +323,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn headers_stand_where_the_match_parameters_have_them() {
+    fn match_parameters_hold_frame_headers() {
         let mut frame = vec![0; 60];
         frame[..6].copy_from_slice(&[1, 2, 3, 4, 5, 6]);
         frame[12..15].copy_from_slice(&[0x08, 0x00, 0x45]);
@@ -336,7 +339,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_frame_has_parameters(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_frame_yields_match_parameters(frame in proptest::collection::vec(any::<u8>(), 0..200)) {
             parameters(&frame);
         }
     }

@@ -8,24 +8,24 @@ use super::layout::command::{ModifyRqIn, Rqtc, RxHashFieldSelect, Tirc};
 use super::layout::object::{Rqc, Wq};
 use super::opcode::*;
 use super::{Firmware, Status, caps};
-use crate::CommandCard;
+use crate::FirmwareHarness;
 use crate::engine::{Engine, Interrupts, Link, NO_USER_INDEX, Port};
 
-struct Nobody;
+struct NoInterrupts;
 
-impl Interrupts for Nobody {
+impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
 }
 
-fn card(link: Link) -> (Firmware, Engine) {
-    let mut engine = Engine::new(Port::new(link, 0), Box::new(Nobody));
+fn hca(link: Link) -> (Firmware, Engine) {
+    let mut engine = Engine::new(Port::new(link, 0), Box::new(NoInterrupts));
     engine.memory().map_zeroed(0, 0x10_0000).unwrap();
     (Firmware::new(link), engine)
 }
 
-fn run(card: &mut (Firmware, Engine), input: &[u8], output: usize) -> (Result<(), Status>, Vec<u8>) {
+fn run(hca: &mut (Firmware, Engine), input: &[u8], output: usize) -> (Result<(), Status>, Vec<u8>) {
     let mut answer = vec![0; output];
-    let result = card.0.execute(&mut card.1, input, &mut answer);
+    let result = hca.0.execute(&mut hca.1, input, &mut answer);
     (result, answer)
 }
 
@@ -39,28 +39,28 @@ fn command(opcode: u16, modifier: u16, rest: &[u8]) -> Vec<u8> {
 }
 
 fn ready(link: Link) -> (Firmware, Engine) {
-    let mut card = card(link);
+    let mut hca = hca(link);
     for opcode in [ENABLE_HCA, INIT_HCA, ALLOC_PD, ALLOC_UAR, ALLOC_XRCD] {
-        run(&mut card, &command(opcode, 0, &[]), 16).0.unwrap();
+        run(&mut hca, &command(opcode, 0, &[]), 16).0.unwrap();
     }
-    card
+    hca
 }
 
 #[test]
-fn nothing_works_before_the_card_is_enabled_and_initialized() {
-    let mut card = card(Link::InfiniBand);
-    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
-    run(&mut card, &command(ENABLE_HCA, 0, &[]), 16).0.unwrap();
-    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
-    run(&mut card, &command(INIT_HCA, 0, &[]), 16).0.unwrap();
-    run(&mut card, &command(ALLOC_PD, 0, &[]), 16).0.unwrap();
+fn commands_fail_before_enable_and_init_hca() {
+    let mut hca = hca(Link::InfiniBand);
+    assert_eq!(run(&mut hca, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
+    run(&mut hca, &command(ENABLE_HCA, 0, &[]), 16).0.unwrap();
+    assert_eq!(run(&mut hca, &command(ALLOC_PD, 0, &[]), 16).0, Err(Status::BadSystemState));
+    run(&mut hca, &command(INIT_HCA, 0, &[]), 16).0.unwrap();
+    run(&mut hca, &command(ALLOC_PD, 0, &[]), 16).0.unwrap();
 }
 
 #[test]
-fn what_is_not_modelled_is_refused_with_a_syndrome() {
-    let mut card = ready(Link::InfiniBand);
+fn unsupported_opcode_returns_syndrome() {
+    let mut hca = ready(Link::InfiniBand);
     for opcode in [0x0, 0x10d, 0x710, 0xa00, CREATE_RQ, SET_ROCE_ADDRESS] {
-        let (result, answer) = run(&mut card, &command(opcode, 0, &[]), 16);
+        let (result, answer) = run(&mut hca, &command(opcode, 0, &[]), 16);
         assert_eq!(result, Err(Status::BadOpcode), "{opcode:#x}");
         assert_eq!(answer[0], Status::BadOpcode as u8);
         assert_ne!(answer[4..8], [0; 4]);
@@ -68,17 +68,17 @@ fn what_is_not_modelled_is_refused_with_a_syndrome() {
 }
 
 #[test]
-fn lengths_are_checked() {
-    let mut card = ready(Link::InfiniBand);
-    assert_eq!(run(&mut card, &command(CREATE_QP, 0, &[]), 16).0, Err(Status::BadInputLength));
-    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 8).0, Err(Status::BadOutputLength));
-    assert_eq!(run(&mut card, &[], 16).0, Err(Status::BadInputLength));
-    assert_eq!(run(&mut card, &command(ALLOC_PD, 0, &[]), 0).0, Err(Status::BadOutputLength));
+fn short_commands_return_bad_length() {
+    let mut hca = ready(Link::InfiniBand);
+    assert_eq!(run(&mut hca, &command(CREATE_QP, 0, &[]), 16).0, Err(Status::BadInputLength));
+    assert_eq!(run(&mut hca, &command(ALLOC_PD, 0, &[]), 8).0, Err(Status::BadOutputLength));
+    assert_eq!(run(&mut hca, &[], 16).0, Err(Status::BadInputLength));
+    assert_eq!(run(&mut hca, &command(ALLOC_PD, 0, &[]), 0).0, Err(Status::BadOutputLength));
 }
 
 #[test]
-fn numbers_that_were_never_given_are_refused() {
-    let mut card = ready(Link::InfiniBand);
+fn unallocated_numbers_are_rejected() {
+    let mut hca = ready(Link::InfiniBand);
     for opcode in [
         DESTROY_QP,
         DESTROY_CQ,
@@ -90,42 +90,42 @@ fn numbers_that_were_never_given_are_refused() {
         QUERY_QP,
         PAGE_FAULT_RESUME,
     ] {
-        let result = run(&mut card, &command(opcode, 0, &[0, 0xff, 0xff, 0xfe]), 0x200).0;
+        let result = run(&mut hca, &command(opcode, 0, &[0, 0xff, 0xff, 0xfe]), 0x200).0;
         assert_eq!(result, Err(Status::BadResource), "{}", name(opcode));
     }
 }
 
 #[test]
-fn pages_come_back_as_they_were_given() {
-    let mut card = card(Link::InfiniBand);
+fn reclaimed_pages_match_given_pages() {
+    let mut hca = hca(Link::InfiniBand);
     let mut give = vec![0, 0, 0, 0, 0, 0, 0, 2];
     give.extend_from_slice(&0x1000u64.to_be_bytes());
     give.extend_from_slice(&0x5000u64.to_be_bytes());
-    run(&mut card, &command(MANAGE_PAGES, 1, &give), 16).0.unwrap();
-    let (result, answer) = run(&mut card, &command(MANAGE_PAGES, 2, &[0, 0, 0, 0, 0, 0, 0, 9]), 64);
+    run(&mut hca, &command(MANAGE_PAGES, 1, &give), 16).0.unwrap();
+    let (result, answer) = run(&mut hca, &command(MANAGE_PAGES, 2, &[0, 0, 0, 0, 0, 0, 0, 9]), 64);
     result.unwrap();
     assert_eq!(answer[8..12], 2u32.to_be_bytes());
     assert_eq!(answer[16..32], [0x1000u64.to_be_bytes(), 0x5000u64.to_be_bytes()].concat());
 }
 
-/// A card on which every example was carried out.
-fn lived_in() -> CommandCard {
-    let mut card = CommandCard::new(Link::Ethernet).unwrap();
-    for &opcode in CommandCard::examples() {
-        let status = card.command(&CommandCard::example(opcode), &mut [0; 0x400]);
+/// A device on which every example was carried out.
+fn with_examples() -> FirmwareHarness {
+    let mut hca = FirmwareHarness::new(Link::Ethernet).unwrap();
+    for &opcode in FirmwareHarness::examples() {
+        let status = hca.command(&FirmwareHarness::example(opcode), &mut [0; 0x400]);
         assert_eq!(status, 0, "{}", name(opcode));
     }
-    card
+    hca
 }
 
 #[test]
-fn the_examples_are_carried_out() {
-    assert_eq!(lived_in().objects(), "eqs 1 cqs 1 qps 1 srqs 2 keys 1 pds 1 uars 1 xrcds 1 pages 0");
+fn example_commands_succeed() {
+    assert_eq!(with_examples().objects(), "eqs 1 cqs 1 qps 1 srqs 2 keys 1 pds 1 uars 1 xrcds 1 pages 0");
 }
 
 #[test]
-fn what_others_depend_on_is_not_destroyed_and_teardown_takes_all() {
-    let mut card = lived_in();
+fn referenced_objects_are_busy_until_teardown() {
+    let mut hca = with_examples();
     let numbers = [
         (DEALLOC_PD, 1),
         (DEALLOC_UAR, super::FIRST_UAR),
@@ -136,45 +136,45 @@ fn what_others_depend_on_is_not_destroyed_and_teardown_takes_all() {
         (DESTROY_RQ, 0x10),
     ];
     for (opcode, number) in numbers {
-        let status = card.command(&command(opcode, 0, &number.to_be_bytes()), &mut [0; 16]);
+        let status = hca.command(&command(opcode, 0, &number.to_be_bytes()), &mut [0; 16]);
         assert_eq!(status, Status::BadResourceState as u8, "{}", name(opcode));
     }
-    assert_eq!(card.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
-    assert_eq!(card.objects(), "eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0 xrcds 0 pages 0");
-    assert_eq!(card.command(&command(ALLOC_PD, 0, &[]), &mut [0; 16]), Status::BadSystemState as u8);
+    assert_eq!(hca.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
+    assert_eq!(hca.objects(), "eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0 xrcds 0 pages 0");
+    assert_eq!(hca.command(&command(ALLOC_PD, 0, &[]), &mut [0; 16]), Status::BadSystemState as u8);
 }
 
 #[test]
-fn a_command_cut_short_is_refused_for_its_length() {
-    for &opcode in CommandCard::examples() {
-        let whole = CommandCard::example(opcode);
-        let mut card = lived_in();
-        let before = card.objects();
-        let status = card.command(&whole[..8], &mut [0; 0x400]);
+fn truncated_command_returns_bad_input_length() {
+    for &opcode in FirmwareHarness::examples() {
+        let whole = FirmwareHarness::example(opcode);
+        let mut hca = with_examples();
+        let before = hca.objects();
+        let status = hca.command(&whole[..8], &mut [0; 0x400]);
         if whole.len() > 16 || whole[8..] != [0; 8] {
             assert_eq!(status, Status::BadInputLength as u8, "{}", name(opcode));
-            assert_eq!(card.objects(), before, "{}", name(opcode));
+            assert_eq!(hca.objects(), before, "{}", name(opcode));
         }
     }
 }
 
 #[test]
-fn a_frame_of_ones_own_domain_comes_back_only_if_asked_for() {
+fn self_loopback_is_opt_in() {
     const OWN: u32 = 0;
     const ANOTHER: u32 = 7;
     const ALL: u8 = 3;
     let broadcast = [0xff; 60];
     // Transport domain and choice of the receiver; the sender is in domain 0.
     for (domain, takes_own, comes_back) in [(OWN, 0, false), (OWN, ALL, true), (ANOTHER, 0, true)] {
-        let mut card = ready(Link::Ethernet);
-        for &opcode in CommandCard::examples() {
+        let mut hca = ready(Link::Ethernet);
+        for &opcode in FirmwareHarness::examples() {
             let mut input = super::example::command(opcode, 0);
             if opcode == CREATE_TIR {
                 input[0x44..0x48].copy_from_slice(&(u32::from(takes_own) << 24 | domain).to_be_bytes());
             }
-            let _ = run(&mut card, &input, 0x400);
+            let _ = run(&mut hca, &input, 0x400);
         }
-        let (firmware, engine) = &card;
+        let (firmware, engine) = &hca;
         let sq = firmware.send_queue().unwrap();
         assert_eq!(firmware.steer(engine, &broadcast), [0x10]);
         assert_eq!(!firmware.steer_back(engine, sq, &broadcast).is_empty(), comes_back, "domain {domain}");
@@ -184,21 +184,21 @@ fn a_frame_of_ones_own_domain_comes_back_only_if_asked_for() {
 }
 
 #[test]
-fn transitions_out_of_order_are_refused() {
-    let mut card = lived_in();
+fn illegal_qp_transitions_are_rejected() {
+    let mut hca = with_examples();
     for opcode in [RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, SQERR2RTS_QP, INIT2INIT_QP] {
-        let mut transition = CommandCard::example(RTS2RTS_QP);
+        let mut transition = FirmwareHarness::example(RTS2RTS_QP);
         transition[..2].copy_from_slice(&opcode.to_be_bytes());
-        assert_eq!(card.command(&transition, &mut [0; 16]), Status::BadQpState as u8, "{}", name(opcode));
+        assert_eq!(hca.command(&transition, &mut [0; 16]), Status::BadQpState as u8, "{}", name(opcode));
     }
 }
 
 #[test]
-fn the_oldest_drivers_answer_of_a_queue_pair_is_long_enough() {
+fn query_qp_fits_6_1_output_length() {
     // 6.1 makes room for the context and nothing behind it.
-    assert_eq!(lived_in().command(&CommandCard::example(QUERY_QP), &mut [0; 0x110]), 0);
+    assert_eq!(with_examples().command(&FirmwareHarness::example(QUERY_QP), &mut [0; 0x110]), 0);
     assert_eq!(
-        lived_in().command(&CommandCard::example(QUERY_QP), &mut [0; 0x10f]),
+        with_examples().command(&FirmwareHarness::example(QUERY_QP), &mut [0; 0x10f]),
         Status::BadOutputLength as u8
     );
 }
@@ -226,10 +226,10 @@ fn receiver(change: impl FnOnce(&mut ViewMut<'_, Tirc>)) -> Vec<u8> {
 }
 
 #[test]
-fn tables_and_hashes_that_the_card_does_not_have_are_refused() {
+fn unsupported_rqt_and_hash_are_rejected() {
     const QUEUE: u32 = 0x10;
-    let mut card = lived_in();
-    let mut answer = |input: &[u8]| card.command(input, &mut [0; 16]);
+    let mut hca = with_examples();
+    let mut answer = |input: &[u8]| hca.command(input, &mut [0; 16]);
     let bad = Status::BadParameter as u8;
     assert_eq!(answer(&table(0, 4, &[])), bad, "no entries");
     assert_eq!(answer(&table(2, 1, &[QUEUE; 2])), bad, "more than its room");
@@ -266,8 +266,8 @@ fn tables_and_hashes_that_the_card_does_not_have_are_refused() {
 }
 
 #[test]
-fn receive_queues_that_the_card_does_not_have_are_refused() {
-    let mut card = lived_in();
+fn unsupported_rq_attributes_are_rejected() {
+    let mut hca = with_examples();
     type Change = fn(&mut ViewMut<'_, Rqc>);
     let changes: [Change; 7] = [
         |rq| {
@@ -293,17 +293,17 @@ fn receive_queues_that_the_card_does_not_have_are_refused() {
         },
     ];
     for (which, change) in changes.into_iter().enumerate() {
-        let mut input = CommandCard::example(CREATE_RQ);
+        let mut input = FirmwareHarness::example(CREATE_RQ);
         change(&mut ViewMut::new(&mut input[0x20..]).unwrap());
-        assert_eq!(card.command(&input, &mut [0; 16]), Status::BadParameter as u8, "{which}");
+        assert_eq!(hca.command(&input, &mut [0; 16]), Status::BadParameter as u8, "{which}");
     }
-    assert_eq!(card.command(&CommandCard::example(CREATE_RQ), &mut [0; 16]), 0);
+    assert_eq!(hca.command(&FirmwareHarness::example(CREATE_RQ), &mut [0; 16]), 0);
 }
 
 #[test]
-fn a_receive_queue_goes_through_its_states_only() {
+fn rq_allows_only_legal_state_changes() {
     const QUEUE: u32 = 0x10;
-    let mut card = lived_in();
+    let mut hca = with_examples();
     let mut step = |from: u8, to: u8, mask: u64| {
         let mut input = command(MODIFY_RQ, 0, &[]);
         input.resize(0x110, 0);
@@ -312,7 +312,7 @@ fn a_receive_queue_goes_through_its_states_only() {
             .set(ModifyRqIn::RQN, QUEUE)
             .set(ModifyRqIn::MODIFY_BITMASK, mask);
         ViewMut::<Rqc>::new(&mut input[0x20..]).unwrap().set(Rqc::STATE, to);
-        card.command(&input, &mut [0; 16])
+        hca.command(&input, &mut [0; 16])
     };
     let (reset, ready, error, refused) = (0, 1, 3, Status::BadResourceState as u8);
     assert_eq!(step(reset, ready, 0), refused, "it is ready");
@@ -342,7 +342,7 @@ fn known_opcode() -> impl Strategy<Value = u16> {
 }
 
 #[test]
-fn a_card_whose_completions_name_no_users_numbers_says_so_and_takes_none() {
+fn cqe_version_0_is_reported_and_rejects_uidx() {
     for (version, taken) in [(0, Err(Status::BadParameter)), (1, Ok(5))] {
         let block = caps::block(Link::InfiniBand, version, 0).unwrap();
         let told = View::<HcaCap>::new(&block).unwrap().get8(HcaCap::CQE_VERSION);
@@ -355,15 +355,15 @@ fn a_card_whose_completions_name_no_users_numbers_says_so_and_takes_none() {
 
 proptest! {
     #[test]
-    fn examples_with_some_bytes_changed_are_answered_and_what_they_made_can_be_torn_down(
-        lies in proptest::collection::vec((0..=CommandCard::examples().len(), proptest::collection::vec((0usize..0x120, any::<u8>()), 0..4), 0usize..0x400), 1..40),
+    fn mutated_commands_are_answered_and_torn_down(
+        lies in proptest::collection::vec((0..=FirmwareHarness::examples().len(), proptest::collection::vec((0usize..0x120, any::<u8>()), 0..4), 0usize..0x400), 1..40),
         stores in proptest::collection::vec((0u32..12, prop_oneof![Just(0x20u16), Just(0x40), Just(0x48), Just(0x800)], any::<[u8; 8]>()), 0..20),
     ) {
-        let mut card = lived_in();
+        let mut hca = with_examples();
         for (which, changes, output) in lies {
             // An answer to a page fault, though there was none.
-            let opcode = CommandCard::examples().get(which).copied().unwrap_or(PAGE_FAULT_RESUME);
-            let mut input = CommandCard::example(opcode);
+            let opcode = FirmwareHarness::examples().get(which).copied().unwrap_or(PAGE_FAULT_RESUME);
+            let mut input = FirmwareHarness::example(opcode);
             for (at, byte) in changes {
                 if let Some(place) = input.get_mut(at) {
                     *place = byte;
@@ -371,49 +371,49 @@ proptest! {
             }
             let mut answer = vec![0xee; output];
             answer.fill(0);
-            let status = card.command(&input, &mut answer);
+            let status = hca.command(&input, &mut answer);
             prop_assert_eq!(answer.first().copied().unwrap_or(status), status);
         }
         for (time, (uar, offset, bytes)) in stores.into_iter().enumerate() {
-            card.store(uar, offset, &bytes);
-            card.run(time as u64 * 1000);
+            hca.store(uar, offset, &bytes);
+            hca.run(time as u64 * 1000);
         }
-        // Among the lies may have been that the card shall be disabled.
-        card.command(&command(ENABLE_HCA, 0, &[]), &mut [0; 16]);
-        prop_assert_eq!(card.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
-        prop_assert!(card.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"));
+        // Among the lies may have been that the device shall be disabled.
+        hca.command(&command(ENABLE_HCA, 0, &[]), &mut [0; 16]);
+        prop_assert_eq!(hca.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
+        prop_assert!(hca.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"));
     }
 
     #[test]
-    fn any_commands_in_any_order_are_answered(
+    fn arbitrary_commands_are_answered(
         ethernet: bool,
         commands in proptest::collection::vec((known_opcode(), 0u16..9, proptest::collection::vec(any::<u8>(), 0..900), 0usize..600), 1..40),
     ) {
-        let mut card = ready(if ethernet { Link::Ethernet } else { Link::InfiniBand });
+        let mut hca = ready(if ethernet { Link::Ethernet } else { Link::InfiniBand });
         for (opcode, modifier, rest, output) in commands {
-            let (result, answer) = run(&mut card, &command(opcode, modifier, &rest), output);
+            let (result, answer) = run(&mut hca, &command(opcode, modifier, &rest), output);
             if let (Err(status), Some(first)) = (result, answer.first()) {
                 prop_assert_eq!(*first, status as u8);
             }
-            card.1.run(1);
+            hca.1.run(1);
         }
     }
 
     #[test]
-    fn mostly_sensible_objects_survive_nonsense_around_them(
+    fn objects_survive_invalid_commands(
         commands in proptest::collection::vec((0usize..12, proptest::collection::vec(0u8..8, 0x200), 0u8..4), 1..60),
     ) {
         const OPCODES: [u16; 12] = [CREATE_EQ, CREATE_CQ, CREATE_MKEY, CREATE_QP, CREATE_XRC_SRQ, CREATE_RMP, CREATE_RQ,
             CREATE_SQ, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, MODIFY_CQ];
-        let mut card = ready(Link::Ethernet);
+        let mut hca = ready(Link::Ethernet);
         for (which, mut rest, number) in commands {
             // Numbers of queue pairs begin at 0x48, of completion queues at 0x400.
             rest[..4].copy_from_slice(&(0x48 + u32::from(number)).to_be_bytes());
-            let _ = run(&mut card, &command(OPCODES[which], 0, &rest), 0x200);
+            let _ = run(&mut hca, &command(OPCODES[which], 0, &rest), 0x200);
             for qp in 0x48..0x4c {
-                card.1.ring_qp(qp);
+                hca.1.ring_qp(qp);
             }
-            card.1.run(1);
+            hca.1.run(1);
         }
     }
 }

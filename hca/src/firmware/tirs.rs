@@ -22,7 +22,7 @@ pub(super) struct Tir {
     dispatch: Dispatch,
     domain: u32,
     /// Which frames of its own transport domain come back to it.
-    takes_own: u8,
+    self_loopback: u8,
 }
 
 /// A table of receive queues.
@@ -40,7 +40,7 @@ impl Tir {
         const MULTICAST: u8 = 1 << 1;
         let multicast = frame.first().is_some_and(|first| first & 1 != 0);
         let wanted = if multicast { MULTICAST } else { UNICAST };
-        from.is_none_or(|domain| domain != self.domain || self.takes_own & wanted != 0)
+        from.is_none_or(|domain| domain != self.domain || self.self_loopback & wanted != 0)
     }
 
     /// The queue that takes a frame with these headers.
@@ -57,7 +57,7 @@ impl Tir {
 
 impl Nic {
     /// Whether a table or a receiver names a receive queue.
-    pub(super) fn is_led_to(&self, rq: u32) -> bool {
+    pub(super) fn references_rq(&self, rq: u32) -> bool {
         self.rqts.iter().any(|rqt| rqt.queues.contains(&rq))
             || self.tirs.iter().any(|tir| matches!(tir.dispatch, Dispatch::Direct(direct) if direct == rq))
     }
@@ -71,8 +71,9 @@ impl Firmware {
             return Err(Status::BadParameter);
         }
         let dispatch = self.dispatch_of(request)?;
-        let (domain, takes_own) = (context.get32(Tirc::TRANSPORT_DOMAIN), context.get8(Tirc::SELF_LB_BLOCK));
-        let tir = Tir { dispatch, domain, takes_own };
+        let (domain, self_loopback) =
+            (context.get32(Tirc::TRANSPORT_DOMAIN), context.get8(Tirc::SELF_LB_BLOCK));
+        let tir = Tir { dispatch, domain, self_loopback };
         reply.object(self.nic.tirs.insert_with(|_| tir).ok_or(Status::Limit)?)
     }
 
@@ -108,7 +109,7 @@ impl Firmware {
             *hash = Hash::new(&context)?;
         }
         if selected & SELF_LOOPBACK != 0 {
-            tir.takes_own = context.get8(Tirc::SELF_LB_BLOCK);
+            tir.self_loopback = context.get8(Tirc::SELF_LB_BLOCK);
         }
         Ok(())
     }

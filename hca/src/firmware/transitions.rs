@@ -3,12 +3,12 @@
 use super::bits::{Field, View, ViewMut};
 use super::layout::command::{CreateQpIn, CreateQpOut};
 use super::layout::object::{AddressPath, Qpc};
-use super::qps::{address, kept_ece};
+use super::qps::{address, supported_ece};
 use super::{Firmware, Reply, Request, Result, Status, opcode};
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
-/// Bits of the optional parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
-mod optional {
+/// Bits of the optpar parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
+mod optpar {
     pub(super) const REMOTE_READ: u32 = 1 << 1;
     pub(super) const REMOTE_ATOMIC: u32 = 1 << 2;
     pub(super) const REMOTE_WRITE: u32 = 1 << 3;
@@ -33,7 +33,7 @@ struct Transition {
     required: u32,
     wires: bool,
     /// Whether it can change what a connection has beyond the standard.
-    tells_options: bool,
+    carries_ece: bool,
     sequence: Sequence,
 }
 
@@ -46,16 +46,10 @@ enum Sequence {
 
 fn transition(code: u16) -> Result<Transition> {
     use opcode::*;
-    use optional::*;
-    let tells_options = matches!(code, RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP);
-    let plain = |from, to| Transition {
-        from,
-        to,
-        required: 0,
-        wires: false,
-        tells_options,
-        sequence: Sequence::Keep,
-    };
+    use optpar::*;
+    let carries_ece = matches!(code, RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP);
+    let plain =
+        |from, to| Transition { from, to, required: 0, wires: false, carries_ece, sequence: Sequence::Keep };
     Ok(match code {
         RST2INIT_QP => Transition {
             required: REMOTE_READ | REMOTE_WRITE | REMOTE_ATOMIC | PKEY | QKEY | COUNTERS,
@@ -133,8 +127,8 @@ impl Firmware {
             self.rewire(engine, number, &given)?;
         }
         // Of other transitions the field is reserved.
-        if transition.tells_options {
-            let ece = kept_ece(input.get32(CreateQpIn::ECE));
+        if transition.carries_ece {
+            let ece = supported_ece(input.get32(CreateQpIn::ECE));
             reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         }
         engine.move_qp(number, transition.to, attributes)?;
@@ -154,45 +148,45 @@ impl Firmware {
     ) -> Result<QpAttributes> {
         let wants = |bit: u32| changes & bit != 0;
         let path = given.part(Qpc::PRIMARY_ADDRESS_PATH);
-        if wants(optional::REMOTE_READ) {
+        if wants(optpar::REMOTE_READ) {
             attributes.remote_read = given.flag(Qpc::RRE);
         }
-        if wants(optional::REMOTE_WRITE) {
+        if wants(optpar::REMOTE_WRITE) {
             attributes.remote_write = given.flag(Qpc::RWE);
         }
-        if wants(optional::REMOTE_ATOMIC) {
+        if wants(optpar::REMOTE_ATOMIC) {
             attributes.remote_atomic = given.flag(Qpc::RAE);
         }
-        if wants(optional::PKEY) {
+        if wants(optpar::PKEY) {
             let index = path.get(AddressPath::PKEY_INDEX) as usize;
             attributes.pkey = *engine.port().pkeys.get(index).ok_or(Status::BadIndex)?;
         }
-        if wants(optional::QKEY) {
+        if wants(optpar::QKEY) {
             attributes.qkey = given.get32(Qpc::Q_KEY);
         }
-        if wants(optional::RNR_TIMER) {
+        if wants(optpar::RNR_TIMER) {
             attributes.min_rnr_timer = given.get8(Qpc::MIN_RNR_NAK);
         }
-        if wants(optional::MAX_REQUESTED) {
-            attributes.max_requested = 1 << given.get8(Qpc::LOG_SRA_MAX);
+        if wants(optpar::MAX_REQUESTED) {
+            attributes.max_rd_atomic = 1 << given.get8(Qpc::LOG_SRA_MAX);
         }
-        if wants(optional::MAX_RESPONDING) {
-            attributes.max_responding = 1 << given.get8(Qpc::LOG_RRA_MAX);
+        if wants(optpar::MAX_RESPONDING) {
+            attributes.max_dest_rd_atomic = 1 << given.get8(Qpc::LOG_RRA_MAX);
         }
-        if wants(optional::RETRY_COUNT) {
+        if wants(optpar::RETRY_COUNT) {
             attributes.retry_count = given.get8(Qpc::RETRY_COUNT);
         }
-        if wants(optional::RNR_RETRY) {
+        if wants(optpar::RNR_RETRY) {
             attributes.rnr_retry = given.get8(Qpc::RNR_RETRY);
         }
-        if wants(optional::ACK_TIMEOUT) {
+        if wants(optpar::ACK_TIMEOUT) {
             attributes.ack_timeout = path.get8(AddressPath::ACK_TIMEOUT);
         }
-        if wants(optional::COUNTERS) {
+        if wants(optpar::COUNTERS) {
             attributes.counters = given.get8(Qpc::COUNTER_SET_ID);
         }
         let connected = matches!(service, Service::Connected(_));
-        if wants(optional::PATH) && connected {
+        if wants(optpar::PATH) && connected {
             attributes.route = engine.port().route(&address(&path)).ok_or(Status::BadIndex)?;
         }
         match sequence {
@@ -239,8 +233,8 @@ impl Firmware {
 
     /// Keeps the context that QUERY_QP shows up to date.
     fn remember(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
-        let Some(known) = self.qps.get_mut(&number) else { return };
-        let Some(mut context) = ViewMut::<Qpc>::new(&mut known.context) else { return };
+        let Some(entry) = self.qps.get_mut(&number) else { return };
+        let Some(mut context) = ViewMut::<Qpc>::new(&mut entry.context) else { return };
         let mut take = |bit: u32, fields: &[Field<Qpc>]| {
             if changes & bit != 0 {
                 for field in fields {
@@ -248,18 +242,18 @@ impl Firmware {
                 }
             }
         };
-        take(optional::REMOTE_READ, &[Qpc::RRE]);
-        take(optional::REMOTE_WRITE, &[Qpc::RWE]);
-        take(optional::REMOTE_ATOMIC, &[Qpc::RAE]);
-        take(optional::QKEY, &[Qpc::Q_KEY]);
-        take(optional::RNR_TIMER, &[Qpc::MIN_RNR_NAK]);
-        take(optional::MAX_REQUESTED, &[Qpc::LOG_SRA_MAX]);
-        take(optional::MAX_RESPONDING, &[Qpc::LOG_RRA_MAX]);
-        take(optional::RETRY_COUNT, &[Qpc::RETRY_COUNT]);
-        take(optional::RNR_RETRY, &[Qpc::RNR_RETRY]);
-        take(optional::COUNTERS, &[Qpc::COUNTER_SET_ID]);
-        take(optional::SRQ, &[Qpc::SRQN_RMPN_XRQN]);
-        take(optional::RECEIVE_CQ, &[Qpc::CQN_RCV]);
+        take(optpar::REMOTE_READ, &[Qpc::RRE]);
+        take(optpar::REMOTE_WRITE, &[Qpc::RWE]);
+        take(optpar::REMOTE_ATOMIC, &[Qpc::RAE]);
+        take(optpar::QKEY, &[Qpc::Q_KEY]);
+        take(optpar::RNR_TIMER, &[Qpc::MIN_RNR_NAK]);
+        take(optpar::MAX_REQUESTED, &[Qpc::LOG_SRA_MAX]);
+        take(optpar::MAX_RESPONDING, &[Qpc::LOG_RRA_MAX]);
+        take(optpar::RETRY_COUNT, &[Qpc::RETRY_COUNT]);
+        take(optpar::RNR_RETRY, &[Qpc::RNR_RETRY]);
+        take(optpar::COUNTERS, &[Qpc::COUNTER_SET_ID]);
+        take(optpar::SRQ, &[Qpc::SRQN_RMPN_XRQN]);
+        take(optpar::RECEIVE_CQ, &[Qpc::CQN_RCV]);
         match sequence {
             Sequence::Keep => {}
             Sequence::Receive => {
@@ -274,15 +268,15 @@ impl Firmware {
             path.get(AddressPath::ACK_TIMEOUT),
             path.get(AddressPath::VHCA_PORT_NUM),
         );
-        if changes & optional::PATH != 0 {
+        if changes & optpar::PATH != 0 {
             path.fill(from.raw()).set(AddressPath::PKEY_INDEX, pkey).set(AddressPath::ACK_TIMEOUT, timeout);
             path.set(AddressPath::VHCA_PORT_NUM, port);
         }
-        if changes & optional::PKEY != 0 {
+        if changes & optpar::PKEY != 0 {
             path.set(AddressPath::PKEY_INDEX, from.get(AddressPath::PKEY_INDEX));
             path.set(AddressPath::VHCA_PORT_NUM, from.get(AddressPath::VHCA_PORT_NUM));
         }
-        if changes & optional::ACK_TIMEOUT != 0 {
+        if changes & optpar::ACK_TIMEOUT != 0 {
             path.set(AddressPath::ACK_TIMEOUT, from.get(AddressPath::ACK_TIMEOUT));
         }
     }

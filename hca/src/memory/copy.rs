@@ -1,19 +1,20 @@
 //! Copies between our memory and memory that others write at the same time.
 //!
-//! A bus moves aligned words whole, and drivers and programs count on it: a doorbell record is never half the old and half the new. So each copy is
-//! made of the largest aligned words that fit.
+//! A bus moves aligned words whole, and drivers and programs count on it: a doorbell record is
+//! never half the old and half the new. So each copy is made of the largest aligned words that fit.
 
 /// Copies from shared memory.
 ///
 /// # Safety
-/// `from` must be valid for reads of `to.len()` bytes; others may write them meanwhile, by volatile or atomic accesses.
+/// `from` must be valid for reads of `to.len()` bytes; others may write them meanwhile, by volatile
+/// or atomic accesses.
 pub(super) unsafe fn out_of_shared(from: *const u8, to: &mut [u8]) {
     let mut at = 0;
     while at < to.len() {
         let place = from.wrapping_add(at).cast_mut();
         let rest = &mut to[at..];
-        // SAFETY: `rest` is as long as what the caller vouches for from `place` on; `width` answers no more than that, and to what `place` is
-        // aligned.
+        // SAFETY: `rest` is as long as what the caller vouches for from `place` on; `width` answers
+        // no more than that, and to what `place` is aligned.
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact_mut(8).zip(0..).fold(0, |done, (to, word)| {
@@ -31,7 +32,8 @@ pub(super) unsafe fn out_of_shared(from: *const u8, to: &mut [u8]) {
 /// Copies into shared memory.
 ///
 /// # Safety
-/// `to` must be valid for writes of `from.len()` bytes; others may read and write them meanwhile, by volatile or atomic accesses.
+/// `to` must be valid for writes of `from.len()` bytes; others may read and write them meanwhile,
+/// by volatile or atomic accesses.
 pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
     let mut at = 0;
     while at < from.len() {
@@ -65,7 +67,8 @@ pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
 /// Takes a word and leaves 0 there.
 ///
 /// # Safety
-/// `place` must be aligned and valid for reads and writes; others access it by volatile or atomic accesses.
+/// `place` must be aligned and valid for reads and writes; others access it by volatile or atomic
+/// accesses.
 pub(crate) unsafe fn take_word(place: *mut u64) -> u64 {
     // SAFETY: this function's contract.
     unsafe { words::take(place) }
@@ -116,9 +119,9 @@ mod words {
 
 /// Accesses to single words, as instructions that ThreadSanitizer does not see.
 ///
-/// A device is not a thread of the program. Barriers order its DMA with the program's volatile accesses;
-/// ThreadSanitizer knows neither and would report each as a race. Without the device it checks the program's
-/// own threads against each other.
+/// A device is not a thread of the program. Barriers order its DMA with the program's volatile
+/// accesses; ThreadSanitizer knows neither and would report each as a race. Without the device it
+/// checks the program's own threads against each other.
 #[cfg(bareverbs_tsan)]
 mod words {
     use std::arch::asm;
@@ -164,7 +167,8 @@ mod words {
     }
 }
 
-/// Bytes of the largest word, of at most eight, that begins at an address and ends within so many bytes.
+/// Bytes of the largest word, of at most eight, that begins at an address and ends within so many
+/// bytes.
 fn width(place: *const u8, left: usize) -> usize {
     let aligned = place.addr().trailing_zeros();
     1 << aligned.min(left.ilog2()).min(3)
@@ -187,7 +191,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_largest_word_that_fits_is_taken() {
+    fn copy_uses_largest_aligned_word() {
         let at = |address: usize, left| width(std::ptr::without_provenance(address), left);
         assert_eq!([1, 2, 3, 4, 7, 8, 100].map(|left| at(0x1000, left)), [1, 2, 2, 4, 4, 8, 8]);
         assert_eq!([0x1001, 0x1002, 0x1004, 0x1006].map(|address| at(address, 64)), [1, 2, 4, 2]);
@@ -195,7 +199,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn copies_carry_every_byte_and_touch_no_other(
+        fn copies_write_exactly_the_requested_bytes(
             data in prop::collection::vec(any::<u8>(), 0..80),
             at in 0usize..16,
         ) {

@@ -11,7 +11,7 @@ use rustix::fs::fstat;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::copy::{into_shared, out_of_shared};
-use super::{CardMemory, OwnMemory};
+use super::{DeviceMemory, ProcessMemory};
 
 /// An access touched memory that isn't mapped, or is mapped read-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,11 @@ enum Backing {
     /// Mapped here, to be unmapped with the region.
     Owned(NonNull<u8>),
     /// Memory of this process, which others may hold too.
-    Shared(Arc<OwnMemory>),
+    Shared(Arc<ProcessMemory>),
 }
 
-// SAFETY: the pointers are to shared mappings that any thread may access; all accesses are volatile copies.
+// SAFETY: the pointers are to shared mappings that any thread may access; all accesses are volatile
+// copies.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -96,29 +97,31 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Backing::Owned(base) = self.memory {
-            // SAFETY: `base` and `length` are those of one of our own mmap calls, and no pointer into it leaves this module.
+            // SAFETY: `base` and `length` are those of one of our own mmap calls, and no pointer
+            // into it leaves this module.
             let unmapped = unsafe { munmap(base.as_ptr().cast::<c_void>(), self.length as usize) };
             debug_assert!(unmapped.is_ok());
         }
     }
 }
 
-/// Guest memory by guest address. Every access is looked up and bounded; what isn't mapped is a [`DmaFault`], never undefined.
+/// Guest memory by guest address. Every access is looked up and bounded; what isn't mapped is a
+/// [`DmaFault`], never undefined.
 #[derive(Default)]
 pub struct DmaMap {
     /// Sorted by start, disjoint.
     regions: Vec<Region>,
-    card: CardMemory,
+    device_memory: DeviceMemory,
 }
 
 impl DmaMap {
-    /// The card's own memory, which no bus address leads to.
-    pub(crate) fn card(&self) -> &CardMemory {
-        &self.card
+    /// The device's own memory, which no bus address leads to.
+    pub(crate) fn device_memory(&self) -> &DeviceMemory {
+        &self.device_memory
     }
 
-    pub(crate) fn card_mut(&mut self) -> &mut CardMemory {
-        &mut self.card
+    pub(crate) fn device_memory_mut(&mut self) -> &mut DeviceMemory {
+        &mut self.device_memory
     }
 
     /// An empty table.
@@ -142,7 +145,8 @@ impl DmaMap {
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice disturbs no memory of ours.
+        // SAFETY: a new shared mapping at an address of the kernel's choice disturbs no memory of
+        // ours.
         let base = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset) }
             .map_err(|error| MapError::Os(error.raw_os_error()))?;
         let base = NonNull::new(base.cast()).ok_or(MapError::Os(0))?;
@@ -155,27 +159,29 @@ impl DmaMap {
         let at = self.place(start, length)?;
         let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
         let memory =
-            OwnMemory::new(bytes).map_err(|error| MapError::Os(error.raw_os_error().unwrap_or(0)))?;
+            ProcessMemory::new(bytes).map_err(|error| MapError::Os(error.raw_os_error().unwrap_or(0)))?;
         let memory = Backing::Shared(Arc::new(memory));
         self.regions.insert(at, Region { start, length, memory, writable: true });
         Ok(())
     }
 
-    /// Maps memory of this process at its own address, so that a program in the same process can be the driver.
-    pub(crate) fn map_shared(&mut self, memory: Arc<OwnMemory>) -> Result<(), MapError> {
+    /// Maps memory of this process at its own address, so that a program in the same process can be
+    /// the driver.
+    pub(crate) fn map_shared(&mut self, memory: Arc<ProcessMemory>) -> Result<(), MapError> {
         let start = memory.pointer().as_ptr().expose_provenance() as u64;
         self.map_shared_at(start, memory)
     }
 
     /// Maps memory of this process somewhere.
-    pub(crate) fn map_shared_at(&mut self, start: u64, memory: Arc<OwnMemory>) -> Result<(), MapError> {
+    pub(crate) fn map_shared_at(&mut self, start: u64, memory: Arc<ProcessMemory>) -> Result<(), MapError> {
         let length = memory.length() as u64;
         let at = self.place(start, length)?;
         self.regions.insert(at, Region { start, length, memory: Backing::Shared(memory), writable: true });
         Ok(())
     }
 
-    /// Notes a range that exists but has no memory behind it, such as a ROM that the peer keeps to itself.
+    /// Notes a range that exists but has no memory behind it, such as a ROM that the peer keeps to
+    /// itself.
     pub fn map_absent(&mut self, start: u64, length: u64) -> Result<(), MapError> {
         let at = self.place(start, length)?;
         self.regions.insert(at, Region { start, length, memory: Backing::Absent, writable: false });
@@ -240,7 +246,8 @@ impl DmaMap {
         while !from.is_empty() {
             let (memory, available) = self.find(address, true)?;
             let (now, rest) = from.split_at(available.min(from.len()));
-            // SAFETY: `find` answered that at least `now.len()` bytes of a live, writable mapping follow.
+            // SAFETY: `find` answered that at least `now.len()` bytes of a live, writable mapping
+            // follow.
             unsafe { into_shared(memory.as_ptr(), now) };
             address = address.checked_add(now.len() as u64).ok_or(DmaFault { address })?;
             from = rest;
@@ -264,14 +271,16 @@ impl DmaMap {
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Replaces the eight bytes at an aligned address with what `change` makes of them, atomically towards other CPUs; the old ones.
+    /// Replaces the eight bytes at an aligned address with what `change` makes of them, atomically
+    /// towards other CPUs; the old ones.
     pub(crate) fn update_u64(&self, address: u64, change: impl Fn(u64) -> u64) -> Result<u64, DmaFault> {
         let (memory, available) = self.find(address, true)?;
         let pointer = memory.as_ptr().cast::<u64>();
         if available < size_of::<u64>() || !pointer.is_aligned() {
             return Err(DmaFault { address });
         }
-        // SAFETY: aligned, eight bytes of a live writable mapping follow, and every other access of ours is volatile or atomic too.
+        // SAFETY: aligned, eight bytes of a live writable mapping follow, and every other access of
+        // ours is volatile or atomic too.
         let word = unsafe { AtomicU64::from_ptr(pointer) };
         let mut old = word.load(Ordering::Acquire);
         while let Err(now) = word.compare_exchange(old, change(old), Ordering::AcqRel, Ordering::Acquire) {
@@ -293,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_mapped_faults() {
+    fn unmapped_access_faults() {
         let map = page(0x1000);
         assert_eq!(map.read(0xfff, &mut [0; 1]), Err(DmaFault { address: 0xfff }));
         assert_eq!(map.read(0x1fff, &mut [0; 2]), Err(DmaFault { address: 0x2000 }));
@@ -301,9 +310,9 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_another_processor_changes_is_read_and_written_whole() {
+    fn concurrent_word_accesses_do_not_tear() {
         const TURNS: usize = 200_000;
-        let memory = Arc::new(OwnMemory::new(0x1000).unwrap());
+        let memory = Arc::new(ProcessMemory::new(0x1000).unwrap());
         for record in [0x10, 0x14] {
             let map = || {
                 let mut map = DmaMap::new();
@@ -328,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_access_may_cross_into_the_next_mapping() {
+    fn access_may_span_adjacent_mappings() {
         let mut map = page(0x1000);
         map.map_zeroed(0x2000, 0x1000).unwrap();
         map.write(0x1ffe, &[1, 2, 3, 4]).unwrap();
@@ -347,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn one_unmap_may_cover_several_mappings_but_never_cuts_one() {
+    fn unmap_removes_whole_mappings_only() {
         let mut map = page(0x1000);
         map.map_zeroed(0x2000, 0x1000).unwrap();
         assert_eq!(map.unmap(0x1800, 0x10000), 1);
@@ -356,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_without_memory_are_known_but_unreadable() {
+    fn absent_ranges_are_unreadable() {
         let mut map = DmaMap::new();
         map.map_absent(0xc_0000, 0x1000).unwrap();
         assert!(map.read(0xc_0000, &mut [0]).is_err());
@@ -364,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_too_short_is_refused() {
+    fn short_file_is_rejected() {
         let file = rustix::fs::memfd_create("short", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 0x1000).unwrap();
         let mut map = DmaMap::new();
@@ -377,7 +386,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_come_back_as_written_at_any_alignment(at in 0u64..64, bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn unaligned_writes_read_back(at in 0u64..64, bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let map = page(0x1000);
             map.write(0x1000 + at, &bytes).unwrap();
             let mut back = vec![0; bytes.len()];

@@ -137,7 +137,8 @@ fn start(
             let pty = openpty(&window(size), None)?;
             let slave: OwnedFd = pty.slave;
             command.stdin(slave.try_clone()?).stdout(slave.try_clone()?).stderr(slave);
-            // SAFETY: setsid and ioctl are async-signal-safe, and descriptor 0 is the terminal set up above.
+            // SAFETY: setsid and ioctl are async-signal-safe, and descriptor 0 is the terminal set
+            // up above.
             unsafe {
                 command.pre_exec(|| {
                     setsid()?;

@@ -1,4 +1,5 @@
-//! The frames on the port between host and guest: one kind byte, a little-endian 32-bit length, the body.
+//! The frames on the port between host and guest: one kind byte, a little-endian 32-bit length, the
+//! body.
 
 use std::io::{self, Read, Write};
 
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_as_they_were_written() {
+    fn frames_round_trip() {
         let frames = [
             FromGuest::Ready("6.12".into()),
             FromGuest::Stdout(b"a\0b\xff".to_vec()),
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_cut_within_a_frame_is_an_error() {
+    fn truncated_stream_is_an_error() {
         let mut stream = Vec::new();
         FromGuest::Stdout(vec![1; 10]).write_to(&mut stream).unwrap();
         stream.pop();
@@ -171,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn a_length_beyond_the_limit_is_refused_before_anything_is_allocated() {
+    fn oversized_frame_length_is_rejected_before_allocation() {
         let stream = [3, 0xff, 0xff, 0xff, 0xff];
         assert!(FromGuest::read_from(&mut stream.as_slice()).is_err());
     }
 
     #[test]
-    fn commands_keep_their_arguments() {
+    fn exec_frame_preserves_arguments() {
         let mut stream = Vec::new();
         let exec = Exec { argv: vec!["sh".into(), "-c".into(), "echo \"ü\n\"".into()], ..Exec::default() };
         ToGuest::Exec(exec.clone()).write_to(&mut stream).unwrap();

@@ -1,7 +1,7 @@
 //! What the lab's host side and the guest's init say to each other.
 //!
-//! The host puts a [`Job`] into the initramfs as [`JOB_PATH`]; afterwards both ends exchange [`frame`]s over one
-//! virtio-serial port.
+//! The host puts a [`Job`] into the initramfs as [`JOB_PATH`]; afterwards both ends exchange
+//! [`frame`]s over one virtio-serial port.
 
 pub mod frame;
 
@@ -20,10 +20,10 @@ pub const PROGRAM_DIR: &str = "/lab/bin";
 pub const PORT_NAME: &str = "bareverbs.lab";
 
 /// A word on the guest's kernel command line by which programs know that they run in the lab.
-pub const GUEST_MARK: &str = "bareverbs.lab";
+pub const CMDLINE_MARK: &str = "bareverbs.lab";
 
 /// The 9p mount tag of the Debian root.
-pub const PEERS_TAG: &str = "peers";
+pub const RDMA_CORE_TAG: &str = "rdma-core";
 
 /// How one guest is to be set up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -32,13 +32,13 @@ pub struct Job {
     pub host: u8,
     /// Modules to load, in order: file names in [`MODULE_DIR`].
     pub modules: Vec<String>,
-    /// Whether a Debian root comes over 9p under the tag [`PEERS_TAG`].
-    pub peers: bool,
+    /// Whether a Debian root comes over 9p under the tag [`RDMA_CORE_TAG`].
+    pub rdma_core: bool,
     /// Further host folders, mounted read-only.
     pub shares: Vec<Share>,
     /// Where rxe sits.
     pub link: Link,
-    /// The RDMA card's port, where the guest has a card; it takes rxe's place.
+    /// The HCA's port, where the guest has an HCA; it takes rxe's place.
     pub hca: Option<HcaPort>,
     /// Whether every packet of the link is to be sent to the host.
     pub capture: bool,
@@ -58,16 +58,16 @@ pub struct Share {
 pub enum Link {
     /// One end of a veth pair inside the guest.
     Veth,
-    /// The guest's virtio network card, on the wire that joins the hosts.
+    /// The guest's virtio NIC, on the wire that joins the hosts.
     Nic,
 }
 
-/// The kind of an RDMA card's port.
+/// The kind of an HCA's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HcaPort {
     /// InfiniBand.
     Ib,
-    /// RDMA over Ethernet: the card's own netdev gets the guest's address.
+    /// RDMA over Ethernet: the HCA's own netdev gets the guest's address.
     Roce,
 }
 

@@ -12,7 +12,7 @@ use crate::netlink::{Netlink, Rdma, Route};
 use crate::port::Sender;
 use crate::{capture, netlink};
 
-/// IP over the card's InfiniBand port.
+/// IP over the HCA's InfiniBand port.
 const IPOIB: &str = "ib0";
 
 /// Brings up `lo`, the link, its address and `rxe0`, and waits until rxe is ready to use.
@@ -26,7 +26,7 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     route.set_up("lo")?;
     let address = Ipv4Addr::new(10, 1, 0, job.host);
     if job.hca == Some(HcaPort::Roce) {
-        let device = network_card("mlx5_core")?;
+        let device = find_netdev("mlx5_core")?;
         route.set_up(&device)?;
         route.add_address(&device, address, 24)?;
         return wait_until_usable("mlx5_0", Some(address));
@@ -37,7 +37,7 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
             route.set_up("veth1")?;
             "veth0".to_owned()
         }
-        Link::Nic => network_card("virtio_net")?,
+        Link::Nic => find_netdev("virtio_net")?,
     };
     route.set_up(&device)?;
     route.add_address(&device, address, 24)?;
@@ -58,8 +58,8 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     wait_until_usable("rxe0", Some(address))
 }
 
-/// The first network card that this driver has.
-fn network_card(driver: &str) -> Result<String> {
+/// The first NIC that this driver has.
+fn find_netdev(driver: &str) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while Instant::now() < deadline {
         for entry in fs::read_dir("/sys/class/net")? {
@@ -71,7 +71,7 @@ fn network_card(driver: &str) -> Result<String> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    bail!("no network card of {driver} in /sys/class/net")
+    bail!("no NIC of {driver} in /sys/class/net")
 }
 
 /// The GID table is filled by a work queue, and the device nodes appear on their own.

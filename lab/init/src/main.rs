@@ -1,4 +1,5 @@
-//! PID 1 of a lab guest: mounts, loads modules, sets up links and rxe, then runs what the host asks for over the port.
+//! PID 1 of a lab guest: mounts, loads modules, sets up links and rxe, then runs what the host asks
+//! for over the port.
 
 mod capture;
 mod exec;
@@ -60,7 +61,7 @@ fn serve() -> Result<()> {
 }
 
 fn set_up(job: &Job, sender: &Sender) -> Result<()> {
-    if job.peers {
+    if job.rdma_core {
         mounts::debian_root()?;
     } else {
         mounts::own_root()?;

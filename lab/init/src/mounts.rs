@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use bareverbs_lab_init::{PEERS_TAG, PROGRAM_DIR, Share};
+use bareverbs_lab_init::{PROGRAM_DIR, RDMA_CORE_TAG, Share};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot, sethostname};
 
@@ -47,7 +47,7 @@ pub(crate) fn own_root() -> Result<()> {
 
 /// Puts the Debian root from the host, with a writable layer on top, in place of the initramfs.
 pub(crate) fn debian_root() -> Result<()> {
-    attach_share(PEERS_TAG, "/lab/lower")?;
+    attach_share(RDMA_CORE_TAG, "/lab/lower")?;
     attach("tmpfs", "tmpfs", "/lab/layer", MsFlags::empty(), "mode=0755")?;
     fs::create_dir_all("/lab/layer/upper")?;
     fs::create_dir_all("/lab/layer/work")?;

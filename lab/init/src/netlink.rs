@@ -1,4 +1,5 @@
-//! The few netlink requests the guest needs: rtnetlink for links and addresses, RDMA netlink for rxe.
+//! The few netlink requests the guest needs: rtnetlink for links and addresses, RDMA netlink for
+//! rxe.
 
 use std::io;
 use std::marker::PhantomData;
@@ -97,7 +98,7 @@ impl<F: Family> Netlink<F> {
         let answer = messages(&answer[..count]).next().context("netlink answered nothing")??;
         match answer.content()? {
             Content::Acknowledged(_) => Ok(()),
-            Content::Refused(report) => Err(io::Error::from_raw_os_error(report.errno).into()),
+            Content::Error(report) => Err(io::Error::from_raw_os_error(report.errno).into()),
             other => bail!("netlink answered {other:?}"),
         }
     }

@@ -14,12 +14,12 @@ use crate::testing::{Place, Plain};
 
 const QPN: u32 = 0x123;
 
-/// What the memory of the entries is written by.
+/// What the memory of the CQEs is written by.
 struct Device {
     ring: Place,
     log: u32,
     cqe_size: usize,
-    /// Entries written, counted on.
+    /// CQEs written, counted on.
     written: u32,
     user_index: u32,
     sends: u16,
@@ -43,7 +43,7 @@ impl Device {
     }
 }
 
-struct Scene {
+struct Fixture {
     cq: Mlx5Cq,
     sq: Mlx5Sq,
     rq: Mlx5Rq,
@@ -55,15 +55,15 @@ struct Scene {
 
 const SGES: [Sge; 1] = [Sge { addr: 64, length: 8, lkey: 1 }];
 
-impl Scene {
-    /// A queue of `1 << log` entries of which the device seems to have written `start` before.
+impl Fixture {
+    /// A queue of `1 << log` CQEs of which the device seems to have written `start` before.
     fn new(log: u32, cqe_size: usize, start: u32) -> Self {
         let context = Plain::new(4).unwrap();
         let parts = context.cq(log, cqe_size).unwrap();
         let ring = parts.ring();
         let mut cq = parts.finish(9);
         cq.consumer = start;
-        cq.look_up();
+        cq.reload_ring();
         let cap =
             QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let parts = context.qp(QpType::UC, &cap, &cq, &cq, None).unwrap();
@@ -116,7 +116,7 @@ impl Scene {
         count
     }
 
-    /// Asserts that the device was told of every entry that was polled.
+    /// Asserts that every polled CQE was released to the device.
     fn check_released(&self, start: u32) {
         let since = if self.polled == 0 { 0 } else { u64::from(start) + self.polled };
         let expected = since as u32 & COUNT;
@@ -151,18 +151,18 @@ fn bytes(wr_id: u64) -> u32 {
 const STARTS: [u32; 5] = [0, 0x7f_fff0, 0xff_ffe0, 0xff_fff7, 0xff_ffff];
 
 #[test]
-fn every_fill_level_is_polled_into_every_length_of_slice_across_wraps() {
+fn every_fill_level_is_polled_into_every_slice_length_across_wraps() {
     for (log, cqe_size) in [(1, 64), (2, 64), (3, 64), (1, 128), (3, 128)] {
         for start in STARTS {
-            let mut scene = Scene::new(log, cqe_size, start);
-            assert_eq!(scene.cq.capacity(), (1 << log) - 1);
+            let mut fixture = Fixture::new(log, cqe_size, start);
+            assert_eq!(fixture.cq.capacity(), (1 << log) - 1);
             for filled in 0..=1u64 << log {
                 for len in 1..=(1 << log) + 1 {
-                    scene.complete(filled);
-                    assert_eq!(scene.poll_into(0), 0);
-                    while scene.poll_into(len) != 0 {}
-                    assert_eq!(scene.polled, scene.posted);
-                    scene.check_released(start);
+                    fixture.complete(filled);
+                    assert_eq!(fixture.poll_into(0), 0);
+                    while fixture.poll_into(len) != 0 {}
+                    assert_eq!(fixture.polled, fixture.posted);
+                    fixture.check_released(start);
                 }
             }
         }
@@ -170,45 +170,45 @@ fn every_fill_level_is_polled_into_every_length_of_slice_across_wraps() {
 }
 
 #[test]
-fn all_ways_of_polling_take_each_entry_once_across_wraps() {
+fn all_poll_functions_return_each_cqe_once_across_wraps() {
     for (log, cqe_size) in [(1, 64), (2, 128), (3, 64)] {
         for start in STARTS {
-            let mut scene = Scene::new(log, cqe_size, start);
+            let mut fixture = Fixture::new(log, cqe_size, start);
             for round in 0..200u64 {
-                scene.complete(round % ((1 << log) + 1));
-                let count = scene.posted - scene.polled;
+                fixture.complete(round % ((1 << log) + 1));
+                let count = fixture.posted - fixture.polled;
                 match round % 4 {
-                    0 => while scene.poll_into(3) != 0 {},
+                    0 => while fixture.poll_into(3) != 0 {},
                     1 => {
                         for _ in 0..count {
-                            let value = scene.cq.next_value().expect("written");
-                            scene.check(&value);
+                            let value = fixture.cq.next_value().expect("written");
+                            fixture.check(&value);
                         }
                     }
                     2 => {
-                        while let Some(completion) = scene.cq.next() {
+                        while let Some(completion) = fixture.cq.next() {
                             let value = completion.to_value();
-                            scene.check(&value);
+                            fixture.check(&value);
                         }
                         if count > 0 {
-                            scene.cq.release();
+                            fixture.cq.release();
                         }
                     }
                     _ => {
                         for _ in 0..count {
-                            assert!(scene.cq.take_rare(), "the slow path takes what the fast one does");
+                            assert!(fixture.cq.poll_slow(), "the slow path takes what the fast one does");
                             // SAFETY: the queue keeps the ring.
-                            let value = unsafe { scene.cq.rare.completion() }.to_value();
-                            scene.check(&value);
+                            let value = unsafe { fixture.cq.slow_result.completion() }.to_value();
+                            fixture.check(&value);
                         }
                         if count > 0 {
-                            scene.cq.release();
+                            fixture.cq.release();
                         }
                     }
                 }
-                assert_eq!(scene.polled, scene.posted);
-                assert!(scene.cq.next().is_none() && scene.cq.next_value().is_none());
-                scene.check_released(start);
+                assert_eq!(fixture.polled, fixture.posted);
+                assert!(fixture.cq.next().is_none() && fixture.cq.next_value().is_none());
+                fixture.check_released(start);
             }
         }
     }

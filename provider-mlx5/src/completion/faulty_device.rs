@@ -1,8 +1,8 @@
-//! Tests: entries that match no outstanding request, and entries that are discarded.
+//! Tests: CQEs that match no outstanding request, and CQEs that are discarded.
 
 use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
+    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
     WcStatus, WorkCompletion,
 };
 use bareverbs_uapi::uverbs::types::QpType;
@@ -11,7 +11,7 @@ use super::Mlx5Cq;
 use crate::Mlx5Sq;
 use crate::cqe::{CQE, CqeOpcode};
 use crate::doorbell::Word;
-use crate::scene::{CAP, Device, LOG, NUMBER, Scene, send};
+use crate::fixture::{CAP, Device, Fixture, LOG, NUMBER, send};
 use crate::testing::Plain;
 
 /// Longer than any queue of these tests takes.
@@ -23,21 +23,21 @@ fn next(cq: &mut Mlx5Cq) -> Option<(u64, WcStatus)> {
     found
 }
 
-fn push(sq: &mut Mlx5Sq, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
+fn push(sq: &mut Mlx5Sq, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
     let operation = Operation::Write(Remote { addr: 64, rkey: 1 });
     let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges) };
     // SAFETY: there is no device that would touch the memory.
     unsafe { sq.push(&request) }
 }
 
-fn post(rq: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) -> Result<(), Refusal> {
+fn post(rq: &mut impl RecvQueue, wr_id: u64, sges: &[Sge]) -> Result<(), PushError> {
     // SAFETY: there is no device that would touch the memory.
     unsafe { rq.push(&RecvRequest { wr_id, sges }) }
 }
 
 #[test]
 fn cqe_of_an_unused_send_slot_is_a_general_error() {
-    let Scene { mut device, mut cq, sq, rq, user_index, .. } = Scene::new(false);
+    let Fixture { mut device, mut cq, sq, rq, user_index, .. } = Fixture::new(false);
     device.completes(CqeOpcode::REQ, user_index, 1);
     assert_eq!(next(&mut cq), Some((0, WcStatus::GENERAL_ERR)));
     drop((sq, rq));
@@ -62,7 +62,7 @@ fn cqe_of_an_aborted_srq_receive_is_a_general_error() {
 
 #[test]
 fn abort_after_an_early_cqe_leaves_a_send_queue_usable() {
-    let Scene { mut device, mut cq, mut sq, rq, user_index, .. } = Scene::new(false);
+    let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::new(false);
     push(&mut sq, 1, &TOO_MANY_SGES[..1]).expect("room");
     push(&mut sq, 2, &TOO_MANY_SGES[..1]).expect("room");
     device.completes(CqeOpcode::REQ, user_index, 1);
@@ -75,7 +75,7 @@ fn abort_after_an_early_cqe_leaves_a_send_queue_usable() {
 
 #[test]
 fn abort_after_an_early_cqe_leaves_a_receive_queue_usable() {
-    let Scene { mut device, mut cq, sq, mut rq, user_index, .. } = Scene::new(false);
+    let Fixture { mut device, mut cq, sq, mut rq, user_index, .. } = Fixture::new(false);
     post(&mut rq, 1, &[]).expect("room");
     device.completes(CqeOpcode::RESP_SEND, user_index, 0);
     next(&mut cq);
@@ -86,7 +86,7 @@ fn abort_after_an_early_cqe_leaves_a_receive_queue_usable() {
 }
 
 #[test]
-fn discarded_cqes_are_given_back_to_the_device() {
+fn discarded_cqes_are_released_to_the_device() {
     let value = WorkCompletion {
         wr_id: 0,
         status: WcStatus::SUCCESS,
@@ -108,7 +108,7 @@ fn discarded_cqes_are_given_back_to_the_device() {
         |cq, _| cq.next().is_none(),
     ];
     for poll in polls {
-        let Scene { mut device, mut cq, mut sq, rq, user_index, .. } = Scene::new(false);
+        let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::new(false);
         for block in 0..2 {
             send(&mut sq, u64::from(block)).expect("room");
             device.completes(CqeOpcode::REQ, user_index, block);

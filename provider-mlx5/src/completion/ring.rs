@@ -1,61 +1,68 @@
-//! The ring that the device writes entries to.
+//! The ring that the device writes CQEs to.
 
 use std::sync::Arc;
 
 use bareverbs_provider::mapping::Mapping;
 
-use super::runs::Minis;
+use super::mini_cqe::MiniCqeFormat;
 use crate::cqe::{CQE, Cqe, CqeOpcode};
 
-/// An entry that the device never wrote, and that is not its as long as it has not gone round the ring once.
+/// A CQE that the device never wrote, and that is not its as long as it has not gone round the ring
+/// once.
 const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
 
-/// In an entry's last byte: whose it is.
+/// In a CQE's last byte: whose it is.
 pub(super) const OWNER: u8 = 1;
 
-/// Entries are counted in so many bits.
+/// CQEs are counted in so many bits.
 pub(super) const COUNT: u32 = 0xff_ffff;
 
-/// The ring that the device writes entries to.
+/// The ring that the device writes CQEs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     memory: Arc<Mapping>,
-    /// The first entry's 64 bytes that count.
+    /// The first CQE's 64 bytes that count.
     pub(super) start: *const u8,
-    /// Log2 of the entries.
+    /// Log2 of the CQEs.
     pub(super) log: u32,
-    /// Log2 of the bytes of an entry.
+    /// Log2 of the bytes of a CQE.
     pub(super) shift: u32,
     /// How runs are compressed, where the device may do so.
-    pub(super) minis: Option<Minis>,
+    pub(super) mini_cqe_format: Option<MiniCqeFormat>,
 }
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
 unsafe impl Send for Ring {}
-// SAFETY: the memory is kept by `memory` and belongs to no thread. Besides the device, the poller alone writes entries: by
-// a resize, before another thread has the ring, and where it writes runs out, by atomics. Other threads read by atomics of
-// the same size (`Ring::first_unwritten`), and the poller's reads in other ways conflict with no other thread's writes.
+// SAFETY: the memory is kept by `memory` and belongs to no thread. Besides the device, the poller
+// alone writes CQEs: by a resize, before another thread has the ring, and where it writes runs out,
+// by atomics. Other threads read by atomics of the same size (`Ring::first_unwritten`), and the
+// poller's reads in other ways conflict with no other thread's writes.
 unsafe impl Sync for Ring {}
 
 impl Ring {
-    /// A ring of `1 << log` entries of 64 or 128 bytes, none of them written.
+    /// A ring of `1 << log` CQEs of 64 or 128 bytes, none of them written.
     pub(crate) fn new(memory: Mapping, log: u32, cqe_size: usize) -> Self {
         let fits = memory.len() >= cqe_size << log && 1 << log <= COUNT / 2;
         assert!(matches!(cqe_size, CQE | 128) && fits, "a ring of entries");
-        // SAFETY: within the first entry.
+        // SAFETY: within the first CQE.
         let start = unsafe { memory.as_ptr().add(cqe_size - CQE) }.as_ptr();
-        let ring =
-            Self { memory: Arc::new(memory), start, log, shift: cqe_size.trailing_zeros(), minis: None };
+        let ring = Self {
+            memory: Arc::new(memory),
+            start,
+            log,
+            shift: cqe_size.trailing_zeros(),
+            mini_cqe_format: None,
+        };
         for index in 0..ring.entries() {
-            // SAFETY: within the ring, which nobody else has.
+            // SAFETY: within the ring, which nothing else has.
             unsafe { ring.at(index).cast_mut().add(CQE - 1).write(NEVER_WRITTEN) };
         }
         ring
     }
 
     /// The same ring, where the device may compress runs so, or not at all.
-    pub(crate) fn compressed(self, minis: Option<Minis>) -> Self {
-        Self { minis, ..self }
+    pub(crate) fn compressed(self, mini_cqe_format: Option<MiniCqeFormat>) -> Self {
+        Self { mini_cqe_format, ..self }
     }
 
     pub(crate) fn entries(&self) -> u32 {
@@ -74,34 +81,35 @@ impl Ring {
     #[inline(always)]
     pub(super) fn at(&self, index: u32) -> *const u8 {
         let index = index & (self.entries() - 1);
-        // SAFETY: the entry lies in the ring, which `new` checked.
+        // SAFETY: the CQE lies in the ring, which `new` checked.
         unsafe { self.start.add((index as usize) << self.shift) }
     }
 
     #[inline(always)]
     pub(super) fn entry(&self, index: u32) -> Cqe<'_> {
-        // SAFETY: the entry lies in the ring, which is kept; entries are multiples of 64 from a page's start.
+        // SAFETY: the CQE lies in the ring, which is kept; CQEs are multiples of 64 from a page's
+        // start.
         unsafe { Cqe::new(self.at(index)) }
     }
 
-    /// Whether the device has written entry `index`, counted on, given its last byte.
+    /// Whether the device has written CQE `index`, counted on, given its last byte.
     #[inline(always)]
     pub(super) fn written(&self, index: u32, op_own: u8) -> bool {
         (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
     }
 
-    /// The lowest bit of the last byte of entry `index`, counted on, once it is written.
+    /// The lowest bit of the last byte of CQE `index`, counted on, once it is written.
     pub(super) fn owner(&self, index: u32) -> u8 {
         (index >> self.log & 1) as u8
     }
 }
 
-/// A number of entries in the bits that they are counted in.
+/// A number of CQEs in the bits that they are counted in.
 pub(super) fn counted(entries: u32) -> u32 {
     entries & COUNT
 }
 
-/// Whether entry `index` was written before entry `until`; both are known by their low 24 bits.
+/// Whether CQE `index` was written before CQE `until`; both are known by their low 24 bits.
 pub(super) fn is_before(index: u32, until: u32) -> bool {
     until.wrapping_sub(index) << 8 != 0 && until.wrapping_sub(index) << 8 >> 31 == 0
 }
@@ -111,7 +119,7 @@ mod tests {
     use super::is_before;
 
     #[test]
-    fn entries_are_compared_round_the_wrap_of_their_24_bits() {
+    fn is_before_handles_the_24_bit_wrap() {
         assert!(is_before(4, 5) && !is_before(5, 5) && !is_before(6, 5));
         assert!(is_before(0xff_ffff, 1) && !is_before(1, 0xff_ffff));
         assert!(is_before(0x1ff_ffff, 0x200_0001));

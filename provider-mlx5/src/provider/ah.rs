@@ -3,7 +3,7 @@
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::{AhRequest, CreateError, CreatedAh};
 use bareverbs_provider::device::DeviceFile;
-use bareverbs_provider::unfinished::Unfinished;
+use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_uapi::mlx5::{CommandsWithPayload, CreateAhResp};
 use bareverbs_uapi::verbs_values::LinkLayer;
 use zerocopy::IntoBytes;
@@ -13,14 +13,14 @@ use crate::address::{self, Link};
 use crate::send::Mlx5Ah;
 
 impl Mlx5 {
-    pub(super) fn make_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
+    pub(super) fn do_create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
         let attr = &request.attr;
         let port = command::query_port(&self.file, attr.port_num)?.legacy_resp;
         let ethernet = port.link_layer == LinkLayer::ETHERNET;
         if ethernet && attr.is_global == 0 {
             return Err(CreateError::Unsupported { what: "paths without a GID on Ethernet" });
         }
-        if ethernet && !self.told.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
+        if ethernet && !self.ucontext.cmds_supp_uhw.contains(CommandsWithPayload::CREATE_AH) {
             return Err(CreateError::Unsupported {
                 what: "address handles whose next hop the kernel does not tell",
             });
@@ -30,12 +30,12 @@ impl Mlx5 {
         // SAFETY: the response has its full size.
         let made = unsafe { command::create_ah(&self.file, request, DriverPayload { input: &[], output }) }?;
         let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `Unfinished` calls it for the address handle made above, which nothing else
+            // SAFETY: `HandleGuard` calls it for the address handle made above, which nothing else
             // knows of.
             let _ = unsafe { command::destroy_ah(file, handle) };
         };
         // SAFETY: the address handle was made just now, and nothing else knows it.
-        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
         let link = if ethernet {
             let index = attr.grh.sgid_index.into();
             let gid = command::query_gid_entry(&self.file, attr.port_num.into(), index)?;
@@ -44,6 +44,6 @@ impl Mlx5 {
             Link::InfiniBand
         };
         let ah = Mlx5Ah { vector: address::vector(attr, link) };
-        Ok(CreatedAh { handle: unfinished.finished(), ah })
+        Ok(CreatedAh { handle: guard.disarm(), ah })
     }
 }

@@ -5,14 +5,16 @@ use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreateError, Crea
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, note, queue_memory, refused};
-use crate::completion::{Minis, Mlx5Cq, Ring};
+use super::{Mlx5, ioctl_error, queue_memory, track};
+use crate::completion::{MiniCqeFormat, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 
-/// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty one.
+/// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty
+/// one.
 const MAX_CQE_LOG: u32 = 22;
 
-/// The index of a page as the kernel takes it for a completion queue, which is narrower than that which it gives.
+/// The index of a page as the kernel takes it for a completion queue, which is narrower than that
+/// which it gives.
 fn uar_page_index(page_id: u32) -> Result<u16, CreateError> {
     u16::try_from(page_id).map_err(|_| CreateError::Layout {
         queue: "completion queue",
@@ -36,22 +38,28 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_cq`](bareverbs_provider::contract::Provider::create_cq).
-    pub(super) unsafe fn make_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
+    pub(super) unsafe fn do_create_cq(
+        &self,
+        request: &CqRequest<'_>,
+    ) -> Result<CreatedCq<Self>, CreateError> {
         let (ring, entries) = self.ring(request.entries, request.memory)?;
-        let minis = if request.compressed {
-            let told = self.query_driver()?.cqe_comp_caps.supported_format;
-            Some(Minis::best(told).ok_or(CreateError::Unsupported { what: "compressed completions" })?)
+        let mini_cqe_format = if request.compressed {
+            let formats = self.query_driver()?.cqe_comp_caps.supported_format;
+            Some(
+                MiniCqeFormat::best(formats)
+                    .ok_or(CreateError::Unsupported { what: "compressed completions" })?,
+            )
         } else {
             None
         };
-        let ring = ring.compressed(minis.map(|(minis, _)| minis));
-        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let ring = ring.compressed(mini_cqe_format.map(|(mini_cqe_format, _)| mini_cqe_format));
+        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         let driver = CreateCqReq {
             buf_addr: ring.address(),
             db_addr: doorbell.address(),
             cqe_size: CQE as u32,
-            cqe_comp_en: minis.is_some().into(),
-            cqe_comp_res_format: minis.map_or(0, |(_, format)| format.bits() as u8),
+            cqe_comp_en: mini_cqe_format.is_some().into(),
+            cqe_comp_res_format: mini_cqe_format.map_or(0, |(_, format)| format.bits() as u8),
             flags: CqFlags::UAR_PAGE_INDEX,
             uar_page_index: uar_page_index(self.uar.page_id())?,
             ..CreateCqReq::zeroed()
@@ -63,7 +71,7 @@ impl Mlx5 {
         // that until the kernel has destroyed the object.
         let made = unsafe { command::create_cq(&self.file, &CqRequest { entries, ..*request }, payload) }?;
         let queue = Mlx5Cq::new(ring, response.cqn, &self.table, doorbell, &self.uar);
-        note(&self.cqs, made.handle, queue.shared());
+        track(&self.cqs, made.handle, queue.shared());
         Ok(CreatedCq { handle: made.handle, entries: queue.capacity(), queue })
     }
 
@@ -72,7 +80,7 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::resize_cq`](bareverbs_provider::contract::Provider::resize_cq).
-    pub(super) unsafe fn move_cq(
+    pub(super) unsafe fn do_resize_cq(
         &self,
         cq: u32,
         queue: &mut Mlx5Cq,
@@ -86,9 +94,9 @@ impl Mlx5 {
             let driver =
                 ResizeCqReq { buf_addr: ring.address(), cqe_size: CQE as u16, ..ResizeCqReq::zeroed() };
             let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };
-            // SAFETY: the ring has the size that the kernel computes from the entries (`resize_user` of
-            // its `cq.c`), and `resize_by` puts it into the queue, which is that of `cq`, as the caller
-            // promises.
+            // SAFETY: the ring has the size that the kernel computes from the entries
+            // (`resize_user` of its `cq.c`), and `resize_by` puts it into the queue, which is that
+            // of `cq`, as the caller promises.
             unsafe { command::resize_cq(&self.file, cq, entries, payload) }.map(drop)
         })?;
         Ok(queue.capacity())

@@ -6,25 +6,25 @@ use std::sync::atomic::Ordering;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::{CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, known, queue_memory, refused};
+use super::{Mlx5, ioctl_error, lookup, queue_memory};
 use crate::doorbell::{BlueFlame, SendRegister, Uar};
-use crate::pair::{Layout, PairMemory};
+use crate::qp_memory::{Layout, QpMemory};
 use crate::recv::Mlx5Rq;
-use crate::send::{FIRST_VERSION, FRAME_HEADER, Mlx5Sq, Options, SendLimits};
-use crate::table::{Receives, Record, Sends, Source};
+use crate::send::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
+use crate::uidx_table::{QueueRecord, RqTracker, Source, SqTracker};
 use crate::wqe::SEGMENT;
 
 impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_qp`](bareverbs_provider::contract::Provider::create_qp).
-    pub(super) unsafe fn make_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
+    pub(super) unsafe fn do_create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
         let known_type = match request.qp_type {
             QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
@@ -49,20 +49,20 @@ impl Mlx5 {
         let max_tso = self.max_tso(request)?;
         let layout =
             Layout::new(request.qp_type, &request.cap, request.max_tso_header, !receives, self.limits())?;
-        let cqs = [known(&self.cqs, request.send_cq, METHOD)?, known(&self.cqs, request.recv_cq, METHOD)?];
+        let cqs = [lookup(&self.cqs, request.send_cq, METHOD)?, lookup(&self.cqs, request.recv_cq, METHOD)?];
         let source = match request.srq {
-            Some(srq) => Source::Shared(known(&self.srqs, srq, METHOD)?),
+            Some(srq) => Source::Shared(lookup(&self.srqs, srq, METHOD)?),
             None if request.scatter_to_cqe => {
-                let receives = Receives::keeping(layout.recv_slots, layout.recv_sge);
-                Source::Own(receives.map_err(refused("madvise"))?)
+                let receives = RqTracker::with_scatter_to_cqe(layout.recv_slots, layout.recv_sge);
+                Source::Own(receives.map_err(ioctl_error("madvise"))?)
             }
-            None => Source::Own(Receives::new(layout.recv_slots)),
+            None => Source::Own(RqTracker::new(layout.recv_slots)),
         };
         let max_message = self.max_message(request.qp_type)?;
-        let record = Record::new(&self.table, cqs, Sends::new(layout.send_blocks), source)
-            .ok_or(Refused { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
+        let record = QueueRecord::new(&self.table, cqs, SqTracker::new(layout.send_blocks), source)
+            .ok_or(IoctlError { method: "QpCreate (user index)", errno: Errno::NOMEM })?;
         let rings = queue_memory(layout.bytes(), request.memory)?;
-        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         let register = self.register(request.doorbell)?;
         let start = rings.as_ptr().as_ptr().expose_provenance() as u64;
         let is_raw = request.qp_type == QpType::RAW_PACKET;
@@ -72,17 +72,17 @@ impl Mlx5 {
             db_addr: doorbell.address(),
             sq_wqe_count: layout.send_blocks,
             rq_wqe_count: layout.recv_slots,
-            rq_wqe_shift: layout.told_recv_shift(),
+            rq_wqe_shift: layout.rq_wqe_shift(),
             flags,
             uidx: record.user_index(),
             bfreg_index: register.page_id(),
-            ece_options: if self.has_ece() { FIRST_VERSION } else { 0 },
+            ece_options: if self.has_ece() { ECE_VERSION_1 } else { 0 },
             ..CreateQpReq::zeroed()
         };
         let mut response = CreateQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
         let cap = layout.cap();
-        let memory = Arc::new(PairMemory::new(rings, doorbell, record.clone()));
+        let memory = Arc::new(QpMemory::new(rings, doorbell, record.clone()));
         // SAFETY: the rings have the size that the kernel computes from their counts
         // (`set_user_buf_size` of its `qp.c`), and the queues that are returned keep them and the
         // record. The caller keeps those until the kernel has destroyed the object.
@@ -93,7 +93,7 @@ impl Mlx5 {
             max_sge: layout.send_sge,
             max_inline: layout.inline,
             max_message,
-            frame_header: if self.told.eth_min_inline == InlineMode::NONE { 0 } else { FRAME_HEADER },
+            frame_header: if self.ucontext.eth_min_inline == InlineMode::NONE { 0 } else { FRAME_HEADER },
             tso_header: request.max_tso_header.into(),
             max_tso,
             signal_all: request.flags.contains(QpCreateFlags::SQ_SIG_ALL),
@@ -104,28 +104,29 @@ impl Mlx5 {
         });
         let place = (layout.send_offset(), layout.send_blocks);
         let sq = Mlx5Sq::new(record.clone(), memory, register, place, made.qp_num, limits)
-            .with_options(self.has_ece().then(|| Options::new(response.ece_options)));
+            .with_ece(self.has_ece().then(|| EceState::new(response.ece_options)));
         let srq_num = match &record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
         };
-        Record::begin(&record, made.qp_num, srq_num);
+        QueueRecord::store(&record, made.qp_num, srq_num);
         Ok(CreatedQp { handle: made.handle, qp_num: made.qp_num, cap, sq, rq })
     }
 
     fn register(&self, choice: DoorbellChoice) -> Result<SendRegister, CreateError> {
         match choice {
-            DoorbellChoice::Any => Ok(self.some_register()),
+            DoorbellChoice::Any => Ok(self.alloc_register()),
             DoorbellChoice::Shared => Ok(SendRegister::Shared(Arc::clone(&self.uar))),
             DoorbellChoice::Own => {
                 let combined = match Uar::alloc(&self.file, UarType::BF) {
-                    Ok(uar) => BlueFlame::new(uar, self.told.bf_reg_size).ok(),
-                    Err(Refused { errno: Errno::OPNOTSUPP, .. }) => None,
+                    Ok(uar) => BlueFlame::new(uar, self.ucontext.bf_reg_size).ok(),
+                    Err(IoctlError { errno: Errno::OPNOTSUPP, .. }) => None,
                     Err(refused) => return Err(refused.into()),
                 };
                 Ok(match combined {
                     Some(register) => SendRegister::Exclusive(register),
-                    // This machine doesn't combine writes: requests can't be copied, but it is its own.
+                    // This machine doesn't combine writes: requests can't be copied, but it is its
+                    // own.
                     None => SendRegister::Shared(Arc::new(Uar::alloc(&self.file, UarType::NC)?)),
                 })
             }
@@ -133,18 +134,18 @@ impl Mlx5 {
     }
 
     /// A register of one's own while there are some, and the shared one otherwise.
-    fn some_register(&self) -> SendRegister {
+    fn alloc_register(&self) -> SendRegister {
         let shared = || SendRegister::Shared(Arc::clone(&self.uar));
         let take = |left: u32| left.checked_sub(1);
         if self.exclusive.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
             return shared();
         }
         match Uar::alloc(&self.file, UarType::BF) {
-            Ok(uar) => {
-                BlueFlame::new(uar, self.told.bf_reg_size).map_or_else(|_| shared(), SendRegister::Exclusive)
-            }
+            Ok(uar) => BlueFlame::new(uar, self.ucontext.bf_reg_size)
+                .map_or_else(|_| shared(), SendRegister::Exclusive),
             Err(_) => {
-                // This machine doesn't combine writes, or the device has no pages left: it need not be asked again.
+                // This machine doesn't combine writes, or the device has no pages left: it need not
+                // be asked again.
                 self.exclusive.store(0, Ordering::Relaxed);
                 shared()
             }
@@ -152,7 +153,7 @@ impl Mlx5 {
     }
 
     /// Bytes of the longest message, or datagram, of the first port.
-    fn max_message(&self, qp_type: QpType) -> Result<u64, Refused> {
+    fn max_message(&self, qp_type: QpType) -> Result<u64, IoctlError> {
         let port = command::query_port(&self.file, 1)?.legacy_resp;
         Ok(match qp_type {
             QpType::UD => 128 << port.active_mtu.0.clamp(1, 5),
@@ -165,10 +166,10 @@ impl Mlx5 {
         if request.max_tso_header == 0 {
             return Ok(0);
         }
-        let told = self.query_driver()?.tso_caps;
-        if told.max_tso == 0 || told.supported_qpts >> request.qp_type.0 & 1 == 0 {
+        let tso_caps = self.query_driver()?.tso_caps;
+        if tso_caps.max_tso == 0 || tso_caps.supported_qpts >> request.qp_type.0 & 1 == 0 {
             return Err(CreateError::Unsupported { what: "large sends of such queue pairs" });
         }
-        Ok(told.max_tso.into())
+        Ok(tso_caps.max_tso.into())
     }
 }

@@ -5,24 +5,24 @@ use std::sync::Arc;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::{CreateError, CreatedSrq, RecvQueue, SrqChange, SrqRequest};
-use bareverbs_provider::device::{DeviceFile, Refused};
-use bareverbs_provider::unfinished::Unfinished;
+use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_uapi::mlx5::{CreateSrqReq, CreateSrqResp};
 use bareverbs_uapi::verbs_values::SrqAttrMask;
 use bareverbs_uapi::write::structs::ModifySrqReq;
 use zerocopy::IntoBytes;
 
-use super::{Mlx5, known, note, queue_memory, refused};
+use super::{Mlx5, ioctl_error, lookup, queue_memory, track};
 use crate::completion::CqShared;
 use crate::srq::Mlx5Srq;
-use crate::table::{NO_USER_INDEX, Record, RecordRef, Sends, Source};
+use crate::uidx_table::{DEFAULT_UIDX, QueueRecord, QueueRecordRef, Source, SqTracker};
 use crate::wqe::SEGMENT;
 
 impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::create_srq`](bareverbs_provider::contract::Provider::create_srq).
-    pub(super) unsafe fn make_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
+    pub(super) unsafe fn do_create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         let shift = Mlx5Srq::shift(request.max_sge);
         let slots = u64::from(request.max_wr) + 1;
         if slots > 1 << 16 {
@@ -35,19 +35,19 @@ impl Mlx5 {
         }
         let slots = (slots as u32).next_power_of_two().max(2);
         let memory = queue_memory((slots as usize) << shift, request.memory)?;
-        let doorbell = self.records.take().map_err(refused("mmap"))?;
+        let doorbell = self.records.take().map_err(ioctl_error("mmap"))?;
         let max_sge = (1 << shift) / SEGMENT as u32 - 1;
         let address = memory.as_ptr().as_ptr().expose_provenance() as u64;
         let db_addr = doorbell.address();
         let mut queue = Mlx5Srq::new(memory, slots, shift, max_sge, doorbell);
         let record = match request.xrc {
-            Some(xrc) => Some(self.record_of_srq(known(&self.cqs, xrc.cq, "SrqCreate")?, &queue)?),
+            Some(xrc) => Some(self.record_of_srq(lookup(&self.cqs, xrc.cq, "SrqCreate")?, &queue)?),
             None => None,
         };
         let driver = CreateSrqReq {
             buf_addr: address,
             db_addr,
-            uidx: record.as_ref().map_or(NO_USER_INDEX, |record| record.user_index()),
+            uidx: record.as_ref().map_or(DEFAULT_UIDX, |record| record.user_index()),
             ..CreateSrqReq::zeroed()
         };
         let mut response = CreateSrqResp::zeroed();
@@ -58,22 +58,22 @@ impl Mlx5 {
         // record. The caller keeps that until the kernel has destroyed the object.
         let made = unsafe { command::create_srq(&self.file, &asked, payload) }?;
         let destroy = |file: &DeviceFile, handle| {
-            // SAFETY: `Unfinished` calls it for the queue made above, which nothing else knows of.
+            // SAFETY: `HandleGuard` calls it for the queue made above, which nothing else knows of.
             let _ = unsafe { command::destroy_srq(file, handle) };
         };
         // SAFETY: the queue was made just now, and nothing else knows its handle.
-        let unfinished = unsafe { Unfinished::new(&self.file, made.handle, destroy) };
+        let guard = unsafe { HandleGuard::new(&self.file, made.handle, destroy) };
         if request.limit > 0 {
             // The driver takes none when it makes the queue.
             self.limit_srq(made.handle, request.limit)?;
         }
         queue.shared().set_number(response.srqn);
-        note(&self.srqs, made.handle, queue.shared());
+        track(&self.srqs, made.handle, queue.shared());
         if let Some(record) = record {
-            queue.list(record);
+            queue.attach_record(record);
         }
         Ok(CreatedSrq {
-            handle: unfinished.finished(),
+            handle: guard.disarm(),
             max_wr: queue.capacity(),
             max_sge,
             srq_num: response.srqn,
@@ -84,7 +84,7 @@ impl Mlx5 {
     /// # Safety
     ///
     /// As for [`Provider::modify_srq`](bareverbs_provider::contract::Provider::modify_srq).
-    pub(super) unsafe fn change_srq(
+    pub(super) unsafe fn do_modify_srq(
         &self,
         srq: u32,
         queue: &mut Mlx5Srq,
@@ -99,22 +99,23 @@ impl Mlx5 {
         }
     }
 
-    /// What leads from completions of a shared receive queue, all of which come to `cq`, to the queue.
-    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<RecordRef, Refused> {
+    /// What leads from completions of a shared receive queue, all of which come to `cq`, to the
+    /// queue.
+    fn record_of_srq(&self, cq: Arc<CqShared>, queue: &Mlx5Srq) -> Result<QueueRecordRef, IoctlError> {
         let source = Source::Shared(Arc::clone(queue.shared()));
-        Record::new(&self.table, [Arc::clone(&cq), cq], Sends::new(1), source)
-            .ok_or(Refused { method: "SrqCreate (user index)", errno: Errno::NOMEM })
+        QueueRecord::new(&self.table, [Arc::clone(&cq), cq], SqTracker::new(1), source)
+            .ok_or(IoctlError { method: "SrqCreate (user index)", errno: Errno::NOMEM })
     }
 
-    fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), Refused> {
+    fn limit_srq(&self, srq: u32, limit: u32) -> Result<(), IoctlError> {
         let request = ModifySrqReq {
             srq_handle: srq,
             attr_mask: SrqAttrMask::LIMIT,
             srq_limit: limit,
             ..ModifySrqReq::zeroed()
         };
-        // SAFETY: `make_srq` has just made the queue, or the caller of `change_srq` owns it; a
-        // limit moves no ring. There is no payload.
+        // SAFETY: `do_create_srq` has just made the queue, or the caller of `do_modify_srq` owns
+        // it; a limit moves no ring. There is no payload.
         unsafe { command::modify_srq(&self.file, &request, DriverPayload::default()) }
     }
 }

@@ -1,6 +1,6 @@
-//! Datagrams, which carry the way to their receiver.
+//! Datagrams.
 
-use bareverbs_provider::work::{Datagram, Refusal, SendRequest};
+use bareverbs_provider::work::{Datagram, PushError, SendRequest};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::{Head, Mlx5Sq, PLAIN};
@@ -21,22 +21,22 @@ impl Mlx5Ah {
 }
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does, with the address vector
-    /// behind the control segment.
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does,
+    /// with the address vector behind the control segment.
     #[inline(always)]
     pub(super) fn push_to_handle(
         &mut self,
         request: &SendRequest<'_, Datagram<'_, Mlx5Ah>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         if self.limits.qp_type != QpType::UD {
-            return Err(Refusal::Unsupported { operation: "a datagram" });
+            return Err(PushError::Unsupported { operation: "a datagram" });
         }
         if self.is_full() {
             return Err(self.full());
         }
         let Datagram { ah, qp_num, qkey, imm } = request.operation;
         if qp_num >> 24 != 0 {
-            return Err(Refusal::QpNumber { qp_num });
+            return Err(PushError::QpNumber { qp_num });
         }
         let mut writer = self.writer();
         for segment in ah.vector.segments(qp_num, qkey) {
@@ -47,7 +47,7 @@ impl Mlx5Sq {
             None => (Opcode::SEND, 0),
             Some(imm) => (Opcode::SEND_IMM, imm),
         };
-        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
+        let head = Head { opcode, imm, flags: request.flags, wr_id: request.wr_id, wr_data: PLAIN };
         self.finish(&writer, &head);
         Ok(())
     }

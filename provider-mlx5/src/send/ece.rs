@@ -1,8 +1,8 @@
-//! Options of a connection beyond the standard.
+//! Enhanced connection establishment (ECE).
 
 use bareverbs_provider::command::{self, DriverPayload};
 use bareverbs_provider::contract::Ece;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::mlx5::{ModifyQpReq as DriverReq, ModifyQpResp};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use zerocopy::IntoBytes;
@@ -13,61 +13,62 @@ use super::Mlx5Sq;
 #[doc(alias = "PCI_VENDOR_ID_MELLANOX")]
 const VENDOR: u32 = 0x15b3;
 
-/// What a queue pair is made with, to learn what the device has: options of the first version, none of which is chosen.
-pub(crate) const FIRST_VERSION: u32 = 0x1000_0000;
+/// What a queue pair is made with, to learn what the device current: options of the first version,
+/// none of which is chosen.
+pub(crate) const ECE_VERSION_1: u32 = 0x1000_0000;
 
-/// A queue pair's options, on devices that have such.
+/// The ECE state of a QP, on devices that have ECE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Options {
-    /// What the device told last.
-    has: u32,
-    /// What the next change asks for.
+pub(crate) struct EceState {
+    /// What the device reported last.
+    current: u32,
+    /// What the next modify requests.
     asked: Option<u32>,
 }
 
-impl Options {
-    pub(crate) fn new(has: u32) -> Self {
-        Self { has, asked: None }
+impl EceState {
+    pub(crate) fn new(current: u32) -> Self {
+        Self { current, asked: None }
     }
 }
 
 impl Mlx5Sq {
-    /// Has the queue pair's options, of which the device told so when it was made.
-    pub(crate) fn with_options(self, options: Option<Options>) -> Self {
+    /// Sets the ECE state that the device reported when the QP was created.
+    pub(crate) fn with_ece(self, options: Option<EceState>) -> Self {
         Self { options, ..self }
     }
 
-    pub(super) fn told_ece(&self) -> Option<Ece> {
-        self.options.map(|options| Ece { vendor_id: VENDOR, options: options.has })
+    pub(super) fn ece_options(&self) -> Option<Ece> {
+        self.options.map(|options| Ece { vendor_id: VENDOR, options: options.current })
     }
 
-    pub(super) fn ask_options(&mut self, asked: u32) {
+    pub(super) fn set_ece_options(&mut self, asked: u32) {
         if let Some(options) = &mut self.options {
-            *options = Options { has: 0, asked: Some(asked) };
+            *options = EceState { current: 0, asked: Some(asked) };
         }
     }
 
-    /// Asks the kernel for a change, and the device for options where some are wished for.
+    /// Modifies the QP, with ECE options if some were set.
     ///
     /// # Safety
     ///
-    /// As for [`SendQueue::change`](bareverbs_provider::contract::SendQueue::change).
-    pub(super) unsafe fn change_with_options(
+    /// As for [`SendQueue::modify`](bareverbs_provider::contract::SendQueue::modify).
+    pub(super) unsafe fn modify_with_ece(
         &mut self,
         file: &DeviceFile,
-        change: &ModifyQpReq,
-    ) -> Result<(), Refused> {
+        request: &ModifyQpReq,
+    ) -> Result<(), IoctlError> {
         let Some(asked) = self.options.and_then(|options| options.asked) else {
-            // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks.
-            return unsafe { command::modify_qp(file, change) };
+            // SAFETY: the caller owns the queue pair and resets its queues, as `modify` asks.
+            return unsafe { command::modify_qp(file, request) };
         };
         let driver = DriverReq { ece_options: asked, ..DriverReq::zeroed() };
         let mut response = ModifyQpResp::zeroed();
         let payload = DriverPayload { input: driver.as_bytes(), output: response.as_mut_bytes() };
-        // SAFETY: the caller owns the queue pair and resets its queues, as `change` asks. The
+        // SAFETY: the caller owns the queue pair and resets its queues, as `modify` asks. The
         // payload holds no addresses, and the response has its full size.
-        unsafe { command::modify_qp_with(file, change, payload) }?;
-        self.options = Some(Options::new(response.ece_options));
+        unsafe { command::modify_qp_with(file, request, payload) }?;
+        self.options = Some(EceState::new(response.ece_options));
         Ok(())
     }
 }

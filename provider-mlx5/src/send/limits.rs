@@ -1,8 +1,8 @@
-//! What a send queue was made for.
+//! Limits of a send queue.
 
 use bareverbs_uapi::uverbs::types::QpType;
 
-/// What sends may be.
+/// Limits of send requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     pub(crate) qp_type: QpType,

@@ -1,6 +1,8 @@
 //! What an operation says in a request's control segment, and what it has in front of its data.
 
-use bareverbs_provider::work::{Operation, Payload, Refusal, Remote, SendFlags, SendRequest, Sge, WcOpcode};
+use bareverbs_provider::work::{
+    Operation, Payload, PushError, Remote, SendFlags, SendRequest, Sge, WcOpcode,
+};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::{Mlx5Sq, Writer};
@@ -13,7 +15,7 @@ pub(super) struct Head {
     pub(super) flags: SendFlags,
     pub(super) wr_id: u64,
     /// What a UMR is used for, or what brings bytes back.
-    pub(super) purpose: WcOpcode,
+    pub(super) wr_data: WcOpcode,
 }
 
 /// Of a request that is just complete, and whose entry says what it was.
@@ -21,7 +23,7 @@ pub(super) const PLAIN: WcOpcode = WcOpcode(0);
 
 /// Whether queue pairs of a type carry an operation.
 #[inline(always)]
-pub(super) fn carries(qp_type: QpType, operation: &Operation) -> bool {
+pub(super) fn supports(qp_type: QpType, operation: &Operation) -> bool {
     match operation {
         Operation::Send
         | Operation::SendImm(_)
@@ -45,7 +47,7 @@ impl Mlx5Sq {
         writer: &mut Writer,
         request: &SendRequest<'_>,
         head: &mut Head,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         match request.operation {
             Operation::Send => {}
             Operation::SendImm(imm) => (head.opcode, head.imm) = (Opcode::SEND_IMM, imm),
@@ -60,31 +62,31 @@ impl Mlx5Sq {
             }
             Operation::Read(remote) => {
                 registered(request.payload)?;
-                (head.opcode, head.purpose) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
+                (head.opcode, head.wr_data) = (Opcode::RDMA_READ, WcOpcode::RDMA_READ);
                 writer.put(wqe::remote_address(remote));
             }
             Operation::CmpSwp { remote, compare, swap } => {
                 result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
+                (head.opcode, head.wr_data) = (Opcode::ATOMIC_CS, WcOpcode::COMP_SWAP);
                 writer.put(wqe::remote_address(remote));
                 writer.put(wqe::atomic(swap, compare));
             }
             Operation::FetchAdd { remote, add } => {
                 result_of_atomic(request.payload, remote)?;
-                (head.opcode, head.purpose) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
+                (head.opcode, head.wr_data) = (Opcode::ATOMIC_FA, WcOpcode::FETCH_ADD);
                 writer.put(wqe::remote_address(remote));
                 writer.put(wqe::atomic(add, 0));
             }
             Operation::LocalInv(rkey) => {
                 nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
+                (head.opcode, head.imm, head.wr_data) = (Opcode::UMR, rkey.to_be(), WcOpcode::LOCAL_INV);
                 for segment in &wqe::invalidate(self.qp_num)[..wqe::UNBIND_SEGMENTS] {
                     writer.put(*segment);
                 }
             }
             Operation::BindMw(bind) => {
                 nothing(&request.operation, request.payload)?;
-                (head.opcode, head.imm, head.purpose) =
+                (head.opcode, head.imm, head.wr_data) =
                     (Opcode::UMR, bind.mw_rkey.to_be(), WcOpcode::BIND_MW);
                 let segments = if bind.length == 0 { wqe::UNBIND_SEGMENTS } else { wqe::BIND_SEGMENTS };
                 for segment in &wqe::bind(&bind, self.qp_num)[..segments] {
@@ -98,34 +100,34 @@ impl Mlx5Sq {
 }
 
 #[inline(always)]
-fn registered(payload: Payload<'_>) -> Result<&[Sge], Refusal> {
+fn registered(payload: Payload<'_>) -> Result<&[Sge], PushError> {
     match payload {
         Payload::Sges(sges) => Ok(sges),
-        Payload::Inline(_) => Err(Refusal::InlineResult),
+        Payload::Inline(_) => Err(PushError::InlineResult),
     }
 }
 
 #[inline(always)]
-fn result_of_atomic(payload: Payload<'_>, remote: Remote) -> Result<(), Refusal> {
+fn result_of_atomic(payload: Payload<'_>, remote: Remote) -> Result<(), PushError> {
     let given = registered(payload)?.iter().map(|sge| u64::from(sge.length)).sum();
     if given != 8 {
-        return Err(Refusal::AtomicResult { given });
+        return Err(PushError::AtomicResult { given });
     }
     if !remote.addr.is_multiple_of(8) {
-        return Err(Refusal::AtomicAddress { addr: remote.addr });
+        return Err(PushError::AtomicAddress { addr: remote.addr });
     }
     Ok(())
 }
 
 #[inline(always)]
-fn nothing(operation: &Operation, payload: Payload<'_>) -> Result<(), Refusal> {
+fn nothing(operation: &Operation, payload: Payload<'_>) -> Result<(), PushError> {
     match payload {
         Payload::Sges([]) | Payload::Inline([]) => Ok(()),
-        _ => Err(Refusal::UnexpectedPayload { operation: operation.name() }),
+        _ => Err(PushError::UnexpectedPayload { operation: operation.name() }),
     }
 }
 
 #[cold]
-pub(super) fn unsupported(operation: &Operation) -> Refusal {
-    Refusal::Unsupported { operation: operation.name() }
+pub(super) fn unsupported(operation: &Operation) -> PushError {
+    PushError::Unsupported { operation: operation.name() }
 }

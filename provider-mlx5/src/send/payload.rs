@@ -1,18 +1,19 @@
-//! The data of a request: elements of registered memory, or bytes that are copied.
+//! The data of a request: SGEs of registered memory, or bytes that are copied.
 
-use bareverbs_provider::work::{Payload, Refusal};
+use bareverbs_provider::work::{Payload, PushError};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::{Mlx5Sq, Writer};
 use crate::wqe;
 
-/// Bytes of the longest run of memory that a segment can name, and of the longest message on the wire.
+/// Bytes of the longest run of memory that a segment can name, and of the longest message on the
+/// wire.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 31;
 
 impl Mlx5Sq {
     /// Writes the data behind what was written; returns their bytes.
     #[inline(always)]
-    pub(super) fn payload(&self, writer: &mut Writer, payload: Payload<'_>) -> Result<u64, Refusal> {
+    pub(super) fn payload(&self, writer: &mut Writer, payload: Payload<'_>) -> Result<u64, PushError> {
         match payload {
             Payload::Sges(sges) => {
                 if sges.len() > self.limits.max_sge as usize {
@@ -55,26 +56,26 @@ impl Mlx5Sq {
     }
 
     #[cold]
-    fn too_long(&self, given: u64) -> Refusal {
+    fn too_long(&self, given: u64) -> PushError {
         match self.limits.qp_type {
-            QpType::UD => Refusal::DatagramTooLong { given, max: self.limits.max_message as u32 },
+            QpType::UD => PushError::DatagramTooLong { given, max: self.limits.max_message as u32 },
             _ => too_long(given, self.limits.max_message),
         }
     }
 }
 
 #[cold]
-fn too_many_sges(given: usize, max: u32) -> Refusal {
-    Refusal::TooManySges { given, max: max as usize }
+fn too_many_sges(given: usize, max: u32) -> PushError {
+    PushError::TooManySges { given, max: max as usize }
 }
 
 #[cold]
-pub(crate) fn too_long(given: u64, max: u64) -> Refusal {
-    Refusal::MessageTooLong { given, max }
+pub(crate) fn too_long(given: u64, max: u64) -> PushError {
+    PushError::MessageTooLong { given, max }
 }
 
 #[cold]
-fn too_long_inline(parts: &[&[u8]], max: u32) -> Refusal {
+fn too_long_inline(parts: &[&[u8]], max: u32) -> PushError {
     let given = parts.iter().fold(0usize, |sum, part| sum.saturating_add(part.len()));
-    Refusal::InlineTooLong { given, max: max as usize }
+    PushError::InlineTooLong { given, max: max as usize }
 }

@@ -27,7 +27,8 @@ impl Writer {
         self.segments += 1;
     }
 
-    /// Copies bytes into the blocks, `offset` bytes behind the start of the request's segment `first`.
+    /// Copies bytes into the blocks, `offset` bytes behind the start of the request's segment
+    /// `first`.
     #[inline(always)]
     pub(super) fn copy(&self, first: usize, offset: usize, bytes: &[u8]) {
         let mut at = first * SEGMENT + offset;
@@ -74,7 +75,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn segments_follow_each_other_round_the_rings_end(block: u32, count in 0..31usize) {
+        fn segments_wrap_around_the_ring(block: u32, count in 0..31usize) {
             let mut ring = ring();
             let mut writer = writer(&mut ring, block);
             (1..=count).for_each(|number| writer.put([number as u64; 2]));
@@ -88,7 +89,7 @@ mod tests {
         }
 
         #[test]
-        fn copied_bytes_do_too_and_nothing_else_changes(
+        fn copied_bytes_wrap_around_the_ring_and_change_nothing_else(
             block: u32,
             (first, offset) in (1..8usize, 0..SEGMENT),
             bytes in vec(1u8.., 0..300),

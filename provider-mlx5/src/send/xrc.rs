@@ -1,23 +1,23 @@
 //! Requests to the shared receive queues of a peer's XRC domain.
 
-use bareverbs_provider::work::{Operation, Refusal, SendRequest, XrcOperation};
+use bareverbs_provider::work::{Operation, PushError, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::{Head, Mlx5Sq, PLAIN, carries, unsupported};
+use super::{Head, Mlx5Sq, PLAIN, supports, unsupported};
 use crate::wqe::{self, Opcode};
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does, with the segment that
-    /// names the peer's queue behind the control segment.
-    pub(super) fn push_to_srq(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), Refusal> {
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does,
+    /// with the segment that names the peer's queue behind the control segment.
+    pub(super) fn push_to_srq(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
         let XrcOperation { remote_srq, operation } = request.operation;
         // Windows are bound by the queue pairs of connections.
         let is_window = matches!(operation, Operation::LocalInv(_) | Operation::BindMw(_));
-        if self.limits.qp_type != QpType::XRC_INI || is_window || !carries(QpType::RC, &operation) {
+        if self.limits.qp_type != QpType::XRC_INI || is_window || !supports(QpType::RC, &operation) {
             return Err(unsupported(&operation));
         }
         if remote_srq > 0xff_ffff {
-            return Err(Refusal::SrqNumber { srq_num: remote_srq });
+            return Err(PushError::SrqNumber { srq_num: remote_srq });
         }
         if self.is_full() {
             return Err(self.full());
@@ -25,7 +25,7 @@ impl Mlx5Sq {
         let mut writer = self.writer();
         writer.put(wqe::xrc(remote_srq));
         let mut head =
-            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, purpose: PLAIN };
+            Head { opcode: Opcode::SEND, imm: 0, flags: request.flags, wr_id: request.wr_id, wr_data: PLAIN };
         self.operation(&mut writer, &request.with(operation), &mut head)?;
         self.payload(&mut writer, request.payload)?;
         self.finish(&writer, &head);

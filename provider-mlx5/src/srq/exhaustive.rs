@@ -34,7 +34,7 @@ impl Device {
         // SAFETY: no device touches the memory.
         let pushed = unsafe { self.srq.queue.push(&RecvRequest { wr_id: u64::MAX, sges: &[] }) };
         self.srq.queue.abort();
-        pushed == Err(Refusal::QueueFull { capacity })
+        pushed == Err(PushError::QueueFull { capacity })
     }
 }
 
@@ -63,7 +63,7 @@ fn fill(device: &mut Device, room: usize, next_id: &mut u64) -> Vec<(u16, u64)> 
 }
 
 #[test]
-fn slots_of_a_small_queue_come_back_in_every_order_of_three_rounds() {
+fn slots_return_in_every_order_over_three_rounds() {
     for capacity in [1, 3] {
         let orders = orders(capacity);
         for rounds in 0..orders.len().pow(3) {
@@ -88,7 +88,7 @@ fn slots_of_a_small_queue_come_back_in_every_order_of_three_rounds() {
 }
 
 #[test]
-fn any_part_of_the_slots_of_a_queue_of_seven_comes_back_in_any_order() {
+fn any_subset_of_seven_slots_returns_in_any_order() {
     for (at, order) in orders(7).into_iter().enumerate() {
         let mut device = Device::new(7);
         let mut next_id = 0;

@@ -9,7 +9,7 @@ use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
 const GENERATION: u32 = 32;
 
 #[test]
-fn a_destroyed_queue_pair_has_no_completions_and_its_numbers_are_used_again() {
+fn destroyed_qp_has_no_completions_and_its_uidx_is_reused() {
     for cqe_version in [0, 1] {
         let bed = Testbed::of_version(cqe_version);
         let (cq, other) = (bed.cq(10), bed.cq(10));
@@ -23,7 +23,10 @@ fn a_destroyed_queue_pair_has_no_completions_and_its_numbers_are_used_again() {
                 0,
                 move |_, current, _| *current = now.load(Ordering::Acquire),
                 move |current, completion| {
-                    assert!(completion.wr_id >> GENERATION >= *current, "{completion:?} is of the dead");
+                    assert!(
+                        completion.wr_id >> GENERATION >= *current,
+                        "{completion:?} is of a destroyed QP"
+                    );
                     count.fetch_add(1, Ordering::Relaxed);
                 },
             )

@@ -50,7 +50,7 @@ fn two_threads_share_a_uar_page() {
 }
 
 #[test]
-fn an_armed_completion_queue_raises_an_event_for_what_comes_while_its_poller_sleeps() {
+fn armed_cq_raises_an_event_for_cqes_after_the_last_poll() {
     let bed = Arc::new(Testbed::new());
     let mut cq = bed.cq(8);
     let handle = cq.handle();

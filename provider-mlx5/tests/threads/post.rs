@@ -10,7 +10,7 @@ use crate::preempt::Preemption;
 use crate::testbed::{Kind, Poller, Testbed, recv, rounds, wait_until};
 
 #[test]
-fn every_request_of_several_queue_pairs_completes_once_and_in_order() {
+fn requests_of_several_qps_complete_once_and_in_order() {
     for cqe_version in [0, 1] {
         let bed = Testbed::of_version(cqe_version);
         let cq = bed.cq(9);

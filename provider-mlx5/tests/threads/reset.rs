@@ -10,7 +10,7 @@ use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
 const GENERATION: u32 = 32;
 
 #[test]
-fn a_queue_holds_its_capacity_after_each_reset_and_no_completion_from_before_comes() {
+fn reset_restores_capacity_and_discards_earlier_cqes() {
     for cqe_version in [0, 1] {
         let bed = Testbed::of_version(cqe_version);
         let cq = bed.cq(8);
@@ -51,8 +51,8 @@ fn a_queue_holds_its_capacity_after_each_reset_and_no_completion_from_before_com
             }
             bed.reset(&mut pairs);
             generation.store(round, Ordering::Release);
-            // Nothing completes in RESET, so the queues hold what they can. A poller that was in the
-            // middle of a completion during the reset has done with it after some polls.
+            // Nothing completes in RESET, so the queues hold what they can. A poller that was in
+            // the middle of a completion during the reset has done with it after some polls.
             for is_polled in [false, true] {
                 if is_polled {
                     poller.let_poll();

@@ -10,7 +10,7 @@ use crate::preempt::Preemption;
 use crate::testbed::{DEPTH, Kind, Poller, Testbed, rounds, wait_until};
 
 #[test]
-fn a_completion_queue_that_is_resized_loses_nothing_and_doubles_nothing() {
+fn resize_preserves_each_cqe_once() {
     let bed = Testbed::new();
     let cq = bed.cq(6);
     let handle = cq.handle();

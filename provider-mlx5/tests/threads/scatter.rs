@@ -12,7 +12,7 @@ use crate::testbed::{DEPTH, Kind, Poller, Testbed, recv, rounds};
 const CANARY: u8 = 0xca;
 
 #[test]
-fn the_memory_of_receives_is_not_written_after_their_queue_pair_is_dropped_or_reset() {
+fn receive_memory_is_not_written_after_drop_or_reset() {
     let bed = Testbed::new();
     let cq = bed.cq(10);
     let handle = cq.handle();

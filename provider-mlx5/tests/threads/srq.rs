@@ -11,7 +11,7 @@ use crate::preempt::Preemption;
 use crate::testbed::{Kind, Poller, Testbed, recv, rounds, wait_until};
 
 #[test]
-fn receives_of_a_shared_queue_come_once_on_either_thread_and_their_slots_come_back() {
+fn srq_receives_complete_once_and_free_their_slots() {
     for cqe_version in [0, 1] {
         let bed = Testbed::of_version(cqe_version);
         let mut srq = bed.srq(15);

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use bareverbs_hca::engine::packet::Transport;
 use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup, State};
-use bareverbs_hca::{Link, PlainCard};
+use bareverbs_hca::{InProcessHca, Link};
 use bareverbs_mlx5::testing::{CqName, Place, Plain, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
 use bareverbs_provider::contract::{CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
+    Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
@@ -77,7 +77,7 @@ impl<T> Drop for Guard<'_, T> {
 
 /// The device, and what its driver in the kernel would know.
 struct Hca {
-    card: PlainCard,
+    device: InProcessHca,
     lent: HashSet<u64>,
     /// Doorbell pages that queues ring.
     pages: Vec<NonNull<u8>>,
@@ -94,12 +94,12 @@ impl Hca {
             // SAFETY: queues take their memory back before it goes (`take_back`), and what is not a
             // queue's outlives the device. Queues access it by volatile or atomic accesses as far
             // as the device touches it.
-            unsafe { self.card.lend(place.start, place.len) }.expect("room in the device's map");
+            unsafe { self.device.lend(place.start, place.len) }.expect("room in the device's map");
         }
     }
 
     fn take_back(&mut self, place: Place) {
-        self.card.take_back(place.address(), place.len);
+        self.device.take_back(place.address(), place.len);
         self.lent.remove(&place.address());
     }
 
@@ -107,16 +107,16 @@ impl Hca {
     fn turn(&mut self, events: &AtomicU32) {
         for page in self.pages.clone() {
             // SAFETY: queues take their pages out of the list before these go.
-            unsafe { self.card.take_doorbells_of(page) };
+            unsafe { self.device.take_doorbells_of(page) };
         }
         // A page of memory keeps the last doorbell only, so each queue is looked at.
         for qp in &self.qps {
-            self.card.engine().ring_qp(*qp);
+            self.device.engine().ring_qp(*qp);
         }
-        self.card.pass(1_000);
-        if self.card.interrupts() != self.events_read {
-            self.events_read = self.card.interrupts();
-            self.card.engine().eq_consumed(PlainCard::EVENTS, self.events_read, true);
+        self.device.pass(1_000);
+        if self.device.interrupts() != self.events_read {
+            self.events_read = self.device.interrupts();
+            self.device.engine().eq_consumed(InProcessHca::EVENTS, self.events_read, true);
             events.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -160,7 +160,7 @@ unsafe impl Send for Pair {}
 impl Drop for Pair {
     fn drop(&mut self) {
         let mut hca = self.hca.lock();
-        let _ = hca.card.engine().destroy_qp(self.number);
+        let _ = hca.device.engine().destroy_qp(self.number);
         hca.take_back(self.rings);
         let number = self.number;
         hca.qps.retain(|qp| *qp != number);
@@ -221,8 +221,8 @@ impl Cq {
             let mut hca = hca.lock();
             hca.lend(ring);
             moved = ring;
-            let ring = PlainCard::ring_at(ring.address(), 64 << log);
-            hca.card.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
+            let ring = InProcessHca::ring_at(ring.address(), 64 << log);
+            hca.device.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
             hca.take_back(old);
         })
         .expect("memory");
@@ -290,15 +290,15 @@ pub(crate) const DEPTH: u32 = 16;
 impl Testbed {
     /// A device whose completions are of this version, 0 or 1.
     pub(crate) fn of_version(cqe_version: u8) -> Self {
-        let mut card = PlainCard::new(Link::InfiniBand).expect("a device");
-        card.engine().eq_consumed(PlainCard::EVENTS, 0, true);
+        let mut device = InProcessHca::new(Link::InfiniBand).expect("a device");
+        device.engine().eq_consumed(InProcessHca::EVENTS, 0, true);
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
         let place = Place { start: region.as_ptr(), len: REGION };
         let mut hca =
-            Hca { card, lent: HashSet::new(), pages: vec![context.uar()], qps: Vec::new(), events_read: 0 };
+            Hca { device, lent: HashSet::new(), pages: vec![context.uar()], qps: Vec::new(), events_read: 0 };
         hca.lend(place);
-        let key = hca.card.engine().register(PD, place.address(), REGION as u64).expect("a key");
+        let key = hca.device.engine().register(PD, place.address(), REGION as u64).expect("a key");
         let hca = Arc::new(SpinLock::new(hca));
         let (stop, events) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
         let device = std::thread::spawn({
@@ -324,13 +324,13 @@ impl Testbed {
         hca.lend(ring);
         hca.lend(page_of(doorbell));
         let setup = CqSetup {
-            ring: PlainCard::ring_at(ring.address(), 64 << log),
+            ring: InProcessHca::ring_at(ring.address(), 64 << log),
             log_size: log as u8,
-            eq: PlainCard::EVENTS,
+            eq: InProcessHca::EVENTS,
             doorbell,
             ..CqSetup::default()
         };
-        let number = hca.card.engine().create_cq(setup).expect("a completion queue");
+        let number = hca.device.engine().create_cq(setup).expect("a completion queue");
         drop(hca);
         Cq { queue: parts.finish(number), number, ring, log, hca: Arc::clone(&self.hca) }
     }
@@ -341,7 +341,7 @@ impl Testbed {
         hca.lend(parts.ring);
         hca.lend(page_of(parts.doorbell));
         let setup = SrqSetup {
-            ring: PlainCard::ring_at(parts.ring.address(), (parts.slots as usize) << parts.shift),
+            ring: InProcessHca::ring_at(parts.ring.address(), (parts.slots as usize) << parts.shift),
             log_size: parts.slots.trailing_zeros() as u8,
             log_stride: parts.shift as u8,
             doorbell: parts.doorbell,
@@ -351,7 +351,7 @@ impl Testbed {
             xrcd: None,
             linked: true,
         };
-        let number = hca.card.engine().create_srq(setup, 0).expect("a shared receive queue");
+        let number = hca.device.engine().create_srq(setup, 0).expect("a shared receive queue");
         parts.number(number);
         drop(hca);
         Srq { ring: parts.ring, queue: parts.queue, number, hca: Arc::clone(&self.hca) }
@@ -384,7 +384,7 @@ impl Testbed {
             service: Service::Connected(Transport::Rc),
             pd: PD,
             user_index: parts.user_index(),
-            ring: PlainCard::ring_at(rings.address(), rings.len),
+            ring: InProcessHca::ring_at(rings.address(), rings.len),
             send_offset: send_offset as u64,
             log_send_size: Some(blocks.trailing_zeros() as u8),
             receive,
@@ -394,7 +394,7 @@ impl Testbed {
             inline_receives: if scatters { 32 } else { 0 },
             ..QpSetup::default()
         };
-        let number = hca.card.engine().create_qp(setup, Default::default()).expect("a queue pair");
+        let number = hca.device.engine().create_qp(setup, Default::default()).expect("a queue pair");
         hca.qps.push(number);
         let (sq, rq, page) = parts.finish(number, own_page).expect("memory");
         if own_page {
@@ -407,7 +407,7 @@ impl Testbed {
 
     /// Takes two queue pairs from RESET to RTS, connected to each other.
     pub(crate) fn connect(&self, left: &Pair, right: &Pair) {
-        self.hca.lock().card.connect(left.number, right.number).expect("a connection");
+        self.hca.lock().device.connect(left.number, right.number).expect("a connection");
     }
 
     /// Two queue pairs connected to each other, of the same kind.
@@ -422,7 +422,7 @@ impl Testbed {
         {
             let mut hca = self.hca.lock();
             for pair in pairs.iter() {
-                hca.card
+                hca.device
                     .engine()
                     .move_qp(pair.number, State::Reset, Default::default())
                     .expect("any queue pair can be reset");
@@ -448,14 +448,14 @@ impl Testbed {
     }
 
     /// Posts a write of 8 bytes.
-    pub(crate) fn write(&self, sq: &mut Mlx5Sq, wr_id: u64) -> Result<(), Refusal> {
+    pub(crate) fn write(&self, sq: &mut Mlx5Sq, wr_id: u64) -> Result<(), PushError> {
         let remote = Remote { addr: self.address() + 64, rkey: self.key };
         self.send(sq, wr_id, Operation::Write(remote))
     }
 
     /// Posts a request of 8 bytes as users do: the fast path, and where that declines, the slow
     /// one.
-    pub(crate) fn send(&self, sq: &mut Mlx5Sq, wr_id: u64, operation: Operation) -> Result<(), Refusal> {
+    pub(crate) fn send(&self, sq: &mut Mlx5Sq, wr_id: u64, operation: Operation) -> Result<(), PushError> {
         let sges = [self.sge()];
         let request =
             SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&sges) };
@@ -514,7 +514,7 @@ pub(crate) fn rounds(at_least: u64) -> impl Iterator<Item = u64> {
     (1..).take_while(move |round| *round <= at_least || begin.elapsed() < time)
 }
 
-/// A thread that polls until it is told to stop.
+/// A thread that polls until it is stopped.
 pub(crate) struct Poller<T> {
     stop: Arc<AtomicBool>,
     polls: Arc<AtomicUsize>,

@@ -1,6 +1,6 @@
 //! Datagrams, over address handles that the kernel knows by their numbers.
 
-use bareverbs_provider::work::{Datagram, Refusal, SendRequest};
+use bareverbs_provider::work::{Datagram, PushError, SendRequest};
 use bareverbs_uapi::rxe::{SendWqe, UdWr};
 use bareverbs_uapi::write::types::WrOpcode;
 
@@ -26,12 +26,12 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
     pub(super) unsafe fn push_to_handle(
         &mut self,
         request: &SendRequest<'_, Datagram<'_, RxeAh>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         let Some(max) = self.limits.max_datagram else {
-            return Err(Refusal::Unsupported { operation: "a datagram" });
+            return Err(PushError::Unsupported { operation: "a datagram" });
         };
         let Some(slot) = self.ring.next_slot() else {
-            return Err(Refusal::QueueFull { capacity: self.ring.capacity() });
+            return Err(PushError::QueueFull { capacity: self.ring.capacity() });
         };
         let wqe = slot.as_ptr().cast::<SendWqe>();
         // SAFETY: `locate` checked that a slot has room for a request and for the data that the
@@ -42,11 +42,11 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
         // the contract of `QueueMemory`.
         let (length, num_sge, inline) = unsafe { self.write_payload(data, request.payload) }?;
         if length > max {
-            return Err(Refusal::DatagramTooLong { given: length.into(), max });
+            return Err(PushError::DatagramTooLong { given: length.into(), max });
         }
         let Datagram { ah, qp_num, qkey, imm } = request.operation;
         if qp_num > 0xff_ffff {
-            return Err(Refusal::QpNumber { qp_num });
+            return Err(PushError::QpNumber { qp_num });
         }
         let (opcode, key_or_imm) = match imm {
             None => (WrOpcode::SEND, 0),

@@ -1,4 +1,4 @@
-//! A request as the kernel reads it in its slot.
+//! The WQE encoder.
 
 use std::mem::offset_of;
 
@@ -7,12 +7,12 @@ use bareverbs_uapi::rxe::{RdmaWr, SendWqe, Sge};
 use bareverbs_uapi::verbs_values::SendFlags;
 use bareverbs_uapi::write::types::WrOpcode;
 
-/// Where a request's elements or inline bytes start in its slot.
+/// Where a request's SGEs or inline bytes start in its slot.
 pub(super) const DATA: usize = size_of::<SendWqe>();
 
 const _: () = assert!(size_of::<work::Sge>() == size_of::<Sge>());
 
-/// Copies elements behind a request; returns the sum of their bytes.
+/// Copies SGEs behind a request; returns the sum of their bytes.
 ///
 /// # Safety
 ///
@@ -25,7 +25,7 @@ pub(crate) unsafe fn write_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
             unsafe { to.write(*sge) };
             u64::from(sge.length)
         }
-        // SAFETY: the caller promises room for all elements at `to`.
+        // SAFETY: the caller promises room for all SGEs at `to`.
         _ => unsafe { write_several_sges(to, sges) },
     }
 }
@@ -42,7 +42,8 @@ unsafe fn write_several_sges(to: *mut work::Sge, sges: &[work::Sge]) -> u64 {
     length
 }
 
-/// Copies inline data behind a request; returns their bytes, or nothing where they are more than `max`.
+/// Copies inline data behind a request; returns their bytes, or nothing where they are more than
+/// `max`.
 ///
 /// # Safety
 ///
@@ -95,7 +96,7 @@ pub(super) unsafe fn write_rdma(to: *mut RdmaWr, remote: Remote) {
 
 const _: () = assert!(offset_of!(RdmaWr, rkey) == 8 && offset_of!(RdmaWr, reserved) == 12);
 
-/// What is the same in every request.
+/// The fields that every WQE has.
 pub(super) struct Common {
     pub(super) wr_id: u64,
     pub(super) opcode: WrOpcode,
@@ -137,13 +138,14 @@ pub(super) unsafe fn write_common(wqe: *mut SendWqe, common: &Common) {
     }
 }
 
-/// Writes a send or a write, whose data are written, into a slot; returns `false` for other operations.
+/// Writes a send or a write, whose data are written, into a slot; returns `false` for other
+/// operations.
 ///
 /// # Safety
 ///
 /// As for [`write_common`].
 #[inline(always)]
-pub(super) unsafe fn write_short(
+pub(super) unsafe fn write_fast(
     wqe: *mut SendWqe,
     request: &SendRequest<'_>,
     length: u32,

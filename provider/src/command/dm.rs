@@ -1,36 +1,37 @@
-//! Memory on the device.
+//! Device memory.
 
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::AccessFlags;
 use bareverbs_uapi::uverbs::{DmFree, DmMrReg};
 
 use super::CreatedMr;
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
-/// Gives memory on the device back.
+/// Frees device memory.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while it is registered.
+/// The kernel's error, `EBUSY` while it is registered.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the memory any more.
 #[doc(alias = "ibv_free_dm")]
-pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn free_dm(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<DmFree>::new(file.driver_id());
     call.destroy(DmFree::HANDLE, handle);
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }
 }
 
-/// Registers `length` bytes, from `offset` on, of memory on the device in the protection domain `pd`. `access` must
-/// contain [`AccessFlags::ZERO_BASED`].
+/// Registers `length` bytes, from `offset` on, of memory on the device in the protection domain
+/// `pd`. `access` must contain [`AccessFlags::ZERO_BASED`].
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a range beyond the memory or rights that the device does not give.
+/// The kernel's error, `EINVAL` for a range beyond the memory or rights that the device does not
+/// give.
 #[doc(alias = "ibv_reg_dm_mr")]
 pub fn reg_dm_mr(
     file: &DeviceFile,
@@ -38,7 +39,7 @@ pub fn reg_dm_mr(
     dm: u32,
     (offset, length): (u64, u64),
     access: AccessFlags,
-) -> Result<CreatedMr, Refused> {
+) -> Result<CreatedMr, IoctlError> {
     let (mut lkey, mut rkey) = (0, 0);
     let mut call = Call::<DmMrReg>::new(file.driver_id());
     call.make(DmMrReg::HANDLE);

@@ -1,4 +1,4 @@
-//! Memory of other drivers.
+//! dma-buf MRs.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -7,7 +7,7 @@ use bareverbs_uapi::uverbs::RegDmabufMr;
 use bareverbs_uapi::uverbs::types::AccessFlags;
 
 use super::CreatedMr;
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
 /// What part of a dma-buf is to be registered, and how.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +30,10 @@ pub struct DmabufMrRequest<'a> {
 ///
 /// # Errors
 ///
-/// The kernel's refusal: `EOPNOTSUPP` where the driver does not reach such memory, `EINVAL` for a range that is not in the
-/// dma-buf or a descriptor that is none.
+/// The kernel's error: `EOPNOTSUPP` where the driver does not reach such memory, `EINVAL` for a
+/// range that is not in the dma-buf or a descriptor that is none.
 #[doc(alias = "ibv_reg_dmabuf_mr")]
-pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result<CreatedMr, Refused> {
+pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result<CreatedMr, IoctlError> {
     let (mut lkey, mut rkey) = (0, 0);
     let fd = request.fd.as_raw_fd() as u32;
     let mut call = Call::<RegDmabufMr>::new(file.driver_id());
@@ -46,8 +46,8 @@ pub fn reg_dmabuf_mr(file: &DeviceFile, request: &DmabufMrRequest<'_>) -> Result
     call.flags(RegDmabufMr::ACCESS_FLAGS, request.access);
     call.output(RegDmabufMr::RESP_LKEY, &mut lkey);
     call.output(RegDmabufMr::RESP_RKEY, &mut rkey);
-    // SAFETY: the method writes nothing but its attributes; the memory is the other driver's, which no reference of this
-    // process is to.
+    // SAFETY: the method writes nothing but its attributes; the memory is the other driver's, which
+    // no reference of this process is to.
     unsafe { file.execute(&mut call) }?;
     Ok(CreatedMr { handle: call.made(RegDmabufMr::HANDLE), lkey, rkey })
 }

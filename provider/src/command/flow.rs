@@ -1,22 +1,22 @@
-//! Which packets a queue pair of raw packets receives.
+//! Flow rules of raw packet QPs.
 
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{CreateFlowReq, CreateFlowResp, DestroyFlowReq, FlowAttr};
 use zerocopy::IntoBytes;
 
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
-/// Has the packets that match come to the queue pair `qp`; returns the flow's handle. `specs` are `flow.num_of_specs`
-/// specifications one behind the other, the bytes of which it counts itself.
+/// Has the packets that match come to the queue pair `qp`; returns the flow's handle. `specs` are
+/// `flow.num_of_specs` specifications one behind the other, the bytes of which it counts itself.
 ///
 /// # Errors
 ///
-/// The kernel's refusal: `EPERM` without the privilege `CAP_NET_RAW`, `EINVAL` for a specification that the device does not
-/// match.
+/// The kernel's error: `EPERM` without the privilege `CAP_NET_RAW`, `EINVAL` for a specification
+/// that the device does not match.
 #[doc(alias = "ibv_create_flow")]
-pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> Result<u32, Refused> {
+pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> Result<u32, IoctlError> {
     let size = u16::try_from(specs.len())
-        .map_err(|_| Refused { method: "ex::CreateFlow", errno: rustix::io::Errno::INVAL })?;
+        .map_err(|_| IoctlError { method: "ex::CreateFlow", errno: rustix::io::Errno::INVAL })?;
     let flow_attr = FlowAttr { size, ..flow };
     let head = CreateFlowReq { qp_handle: qp, flow_attr, ..CreateFlowReq::zeroed() };
     let request = [head.as_bytes(), specs].concat();
@@ -24,22 +24,23 @@ pub fn create_flow(file: &DeviceFile, qp: u32, flow: FlowAttr, specs: &[u8]) -> 
     let mut call =
         write::invoke_bytes::<write::ex::CreateFlow>(file.driver_id(), &request, response.as_mut_bytes());
     // SAFETY: the command reads and writes nothing but its structs.
-    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ex::CreateFlow", ..refused })?;
+    unsafe { file.execute(&mut call) }
+        .map_err(|refused| IoctlError { method: "ex::CreateFlow", ..refused })?;
     Ok(response.flow_handle)
 }
 
-/// Gives a flow back.
+/// Destroys a flow.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the flow any more.
 #[doc(alias = "ibv_destroy_flow")]
-pub unsafe fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn destroy_flow(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let request = DestroyFlowReq { flow_handle: handle, ..DestroyFlowReq::zeroed() };
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ex::DestroyFlow>(&request, &mut ()) }

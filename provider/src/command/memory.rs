@@ -7,7 +7,7 @@ use bareverbs_uapi::verbs_values::{MrReregFlags, MwType};
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{AllocMwReq, AllocMwResp, ReregMrReq, ReregMrResp};
 
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
 /// A memory window as the kernel made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +18,13 @@ pub struct MwHandle {
     pub rkey: u32,
 }
 
-/// Makes a memory window in the protection domain with the kernel's handle `pd`.
+/// Creates a memory window in the protection domain with the kernel's handle `pd`.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EOPNOTSUPP` where the device has no memory windows.
+/// The kernel's error, `EOPNOTSUPP` where the device has no memory windows.
 #[doc(alias = "ibv_alloc_mw")]
-pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle, Refused> {
+pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle, IoctlError> {
     let request = AllocMwReq { pd_handle: pd, mw_type, ..AllocMwReq::zeroed() };
     let mut response = AllocMwResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
@@ -32,18 +32,18 @@ pub fn alloc_mw(file: &DeviceFile, pd: u32, mw_type: MwType) -> Result<MwHandle,
     Ok(MwHandle { handle: response.mw_handle, rkey: response.rkey })
 }
 
-/// Gives a memory window back, bound or not.
+/// Deallocates a memory window, bound or not.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the window any more.
 #[doc(alias = "ibv_dealloc_mw")]
-pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn dealloc_mw(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<MwDestroy>::new(file.driver_id());
     call.destroy(MwDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
@@ -59,12 +59,13 @@ pub struct ReregMr {
     pub access: Option<AccessFlags>,
 }
 
-/// Changes a memory region in place; returns its local and its remote key, which a device may have changed.
+/// Changes a memory region in place; returns its local and its remote key, which a device may have
+/// changed.
 ///
 /// # Errors
 ///
-/// The kernel's refusal: `EOPNOTSUPP` where the device or the kernel cannot do that, `EINVAL` for no change at all,
-/// `EACCES` where memory that was pinned for reading is to be written.
+/// The kernel's error: `EOPNOTSUPP` where the device or the kernel cannot do that, `EINVAL` for no
+/// change at all, `EACCES` where memory that was pinned for reading is to be written.
 ///
 /// # Safety
 ///
@@ -73,7 +74,7 @@ pub struct ReregMr {
 /// 2. The device and, as far as the new rights allow, peers will read and write the range from here
 ///    on. It must be memory that may be used so.
 #[doc(alias = "ibv_rereg_mr")]
-pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Result<(u32, u32), Refused> {
+pub unsafe fn rereg_mr(file: &DeviceFile, handle: u32, change: &ReregMr) -> Result<(u32, u32), IoctlError> {
     let mut request = ReregMrReq { mr_handle: handle, ..ReregMrReq::zeroed() };
     if let Some(pd) = change.pd {
         request.flags |= MrReregFlags::PD;

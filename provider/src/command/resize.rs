@@ -5,13 +5,14 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{CqModeration, ExModifyCq, ResizeCqReq, ResizeCqResp};
 
 use super::DriverPayload;
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
-/// Gives a completion queue room for at least `entries` completions; returns for how many, by the kernel's word.
+/// Gives a completion queue room for at least `entries` completions; returns for how many, as the
+/// kernel reports it.
 ///
 /// # Errors
 ///
-/// The kernel's refusal: `EINVAL` for more than the device has, or fewer than the queue holds now.
+/// The kernel's error: `EINVAL` for more than the device has, or fewer than the queue holds now.
 ///
 /// # Safety
 ///
@@ -24,24 +25,24 @@ pub unsafe fn resize_cq(
     cq: u32,
     entries: u32,
     payload: DriverPayload<'_>,
-) -> Result<u32, Refused> {
+) -> Result<u32, IoctlError> {
     let request = ResizeCqReq { cq_handle: cq, cqe: entries, ..ResizeCqReq::zeroed() };
     let mut response = ResizeCqResp::zeroed();
     let mut call = write::invoke::<write::ResizeCq>(file.driver_id(), &request, &mut response);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: "ResizeCq", ..refused })?;
+    unsafe { file.execute(&mut call) }.map_err(|refused| IoctlError { method: "ResizeCq", ..refused })?;
     Ok(response.cqe)
 }
 
-/// Lets an armed completion queue raise its event after `count` completions or `period` microseconds, whichever comes
-/// first.
+/// Lets an armed completion queue raise its event after `count` completions or `period`
+/// microseconds, whichever comes first.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EOPNOTSUPP` where the driver cannot.
+/// The kernel's error, `EOPNOTSUPP` where the driver cannot.
 #[doc(alias = "ibv_modify_cq")]
-pub fn moderate_cq(file: &DeviceFile, cq: u32, count: u16, period: u16) -> Result<(), Refused> {
+pub fn moderate_cq(file: &DeviceFile, cq: u32, count: u16, period: u16) -> Result<(), IoctlError> {
     let request = ExModifyCq {
         cq_handle: cq,
         attr_mask: CqAttrMask::MODERATE,

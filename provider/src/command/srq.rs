@@ -8,26 +8,26 @@ use bareverbs_uapi::write::{self, ModifySrq, WriteCommand};
 
 use super::DriverPayload;
 use crate::contract::SrqRequest;
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
 /// A shared receive queue as the kernel made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqHandle {
     /// The handle.
     pub handle: u32,
-    /// Receives it holds, by the kernel's word.
+    /// Receives it holds, as the kernel reports it.
     pub max_wr: u32,
-    /// Elements that each carries, by the kernel's word.
+    /// SGEs that each carries, as the kernel reports it.
     pub max_sge: u32,
     /// Its number on the wire, for one of XRC; 0 for others, whose number only some drivers tell.
     pub srq_num: u32,
 }
 
-/// Makes a shared receive queue.
+/// Creates a shared receive queue.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a depth or width that the device does not have.
+/// The kernel's error, `EINVAL` for a depth or width that the device does not have.
 ///
 /// # Safety
 ///
@@ -37,7 +37,7 @@ pub unsafe fn create_srq(
     file: &DeviceFile,
     request: &SrqRequest,
     payload: DriverPayload<'_>,
-) -> Result<SrqHandle, Refused> {
+) -> Result<SrqHandle, IoctlError> {
     let (mut max_wr, mut max_sge, mut srq_num) = (0, 0, 0);
     let mut call = Call::<SrqCreate>::new(file.driver_id());
     call.make(SrqCreate::HANDLE);
@@ -62,18 +62,18 @@ pub unsafe fn create_srq(
     Ok(SrqHandle { handle, max_wr, max_sge, srq_num })
 }
 
-/// Gives a shared receive queue back; returns how many of its events were put into their stream.
+/// Destroys a shared receive queue; returns how many of its events were put into their stream.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+/// The kernel's error, `EBUSY` while a queue pair uses it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the queue any more.
 #[doc(alias = "ibv_destroy_srq")]
-pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, Refused> {
+pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqResp, IoctlError> {
     let mut response = DestroySrqResp::zeroed();
     let mut call = Call::<SrqDestroy>::new(file.driver_id());
     call.destroy(SrqDestroy::HANDLE, handle);
@@ -87,9 +87,9 @@ pub unsafe fn destroy_srq(file: &DeviceFile, handle: u32) -> Result<DestroySrqRe
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 #[doc(alias = "ibv_query_srq")]
-pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused> {
+pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, IoctlError> {
     let request = QuerySrqReq { srq_handle: handle, ..QuerySrqReq::zeroed() };
     let mut response = QuerySrqResp::zeroed();
     // SAFETY: the command reads and writes nothing but its structs.
@@ -101,7 +101,8 @@ pub fn query_srq(file: &DeviceFile, handle: u32) -> Result<QuerySrqResp, Refused
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a depth below the receives that are posted or the limit, or beyond the device's.
+/// The kernel's error, `EINVAL` for a depth below the receives that are posted or the limit, or
+/// beyond the device's.
 ///
 /// # Safety
 ///
@@ -113,9 +114,10 @@ pub unsafe fn modify_srq(
     file: &DeviceFile,
     request: &ModifySrqReq,
     payload: DriverPayload<'_>,
-) -> Result<(), Refused> {
-    let mut call = write::invoke_unanswered::<ModifySrq>(file.driver_id(), request);
+) -> Result<(), IoctlError> {
+    let mut call = write::invoke_without_response::<ModifySrq>(file.driver_id(), request);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
-    unsafe { file.execute(&mut call) }.map_err(|refused| Refused { method: ModifySrq::INFO.rust, ..refused })
+    unsafe { file.execute(&mut call) }
+        .map_err(|refused| IoctlError { method: ModifySrq::INFO.rust, ..refused })
 }

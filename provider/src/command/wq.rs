@@ -8,9 +8,9 @@ use bareverbs_uapi::write::structs::{ExCreateRwqIndTable, ExCreateRwqIndTableRes
 use bareverbs_uapi::write::{self, WriteCommand, ex};
 use zerocopy::IntoBytes;
 
-use super::queueless::create_queueless_qp;
+use super::qp_without_rings::create_qp_without_rings;
 use super::{DriverPayload, QpHandle};
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 use crate::rss::{RssQpRequest, WqChange, WqRequest};
 
 /// A work queue as the kernel made it.
@@ -22,11 +22,11 @@ pub struct WqHandle {
     pub wq_num: u32,
 }
 
-/// Makes a work queue that receives.
+/// Creates a work queue that receives.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a depth or width that the device does not have.
+/// The kernel's error, `EINVAL` for a depth or width that the device does not have.
 ///
 /// # Safety
 ///
@@ -36,7 +36,7 @@ pub unsafe fn create_wq(
     file: &DeviceFile,
     request: &WqRequest,
     payload: DriverPayload<'_>,
-) -> Result<WqHandle, Refused> {
+) -> Result<WqHandle, IoctlError> {
     let (mut max_wr, mut max_sge, mut wq_num) = (0, 0, 0);
     let mut call = Call::<WqCreate>::new(file.driver_id());
     call.make(WqCreate::HANDLE);
@@ -63,7 +63,7 @@ pub unsafe fn create_wq(
 ///
 /// # Errors
 ///
-/// The kernel's refusal, such as the driver's of flags that the device can't change.
+/// The kernel's error, such as the driver's of flags that the device can't change.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ pub unsafe fn modify_wq(
     handle: u32,
     change: WqChange,
     payload: DriverPayload<'_>,
-) -> Result<(), Refused> {
+) -> Result<(), IoctlError> {
     let whole = ExModifyWq { wq_handle: handle, ..ExModifyWq::zeroed() };
     let request = match change {
         WqChange::State { from, to } => {
@@ -87,25 +87,25 @@ pub unsafe fn modify_wq(
             ExModifyWq { attr_mask: WqAttrMask::FLAGS, flags, flags_mask: which, ..whole }
         }
     };
-    let mut call = write::invoke_unanswered::<ex::ModifyWq>(file.driver_id(), &request);
+    let mut call = write::invoke_without_response::<ex::ModifyWq>(file.driver_id(), &request);
     add_payload!(call, payload);
     // SAFETY: only the payload could name other memory, and the caller answers for that.
     unsafe { file.execute(&mut call) }
-        .map_err(|refused| Refused { method: ex::ModifyWq::INFO.rust, ..refused })
+        .map_err(|refused| IoctlError { method: ex::ModifyWq::INFO.rust, ..refused })
 }
 
-/// Gives a work queue back; returns how many of its events were put into their stream.
+/// Destroys a work queue; returns how many of its events were put into their stream.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while a table names it.
+/// The kernel's error, `EBUSY` while a table names it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the work queue any more.
 #[doc(alias = "ibv_destroy_wq")]
-pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, Refused> {
+pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, IoctlError> {
     let mut events = 0;
     let mut call = Call::<WqDestroy>::new(file.driver_id());
     call.destroy(WqDestroy::HANDLE, handle);
@@ -115,14 +115,15 @@ pub unsafe fn destroy_wq(file: &DeviceFile, handle: u32) -> Result<u32, Refused>
     Ok(events)
 }
 
-/// Makes a table of work queues, a power of 2 of them; returns its handle.
+/// Creates a table of work queues, a power of 2 of them; returns its handle.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` for a number of queues that is none or that the device does not have.
+/// The kernel's error, `EINVAL` for a number of queues that is none or that the device does not
+/// have.
 #[doc(alias = "ibv_create_rwq_ind_table")]
-pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Refused> {
-    let refused = |errno| Refused { method: ex::CreateRwqIndTbl::INFO.rust, errno };
+pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, IoctlError> {
+    let refused = |errno| IoctlError { method: ex::CreateRwqIndTbl::INFO.rust, errno };
     if !wqs.len().is_power_of_two() {
         return Err(refused(rustix::io::Errno::INVAL));
     }
@@ -137,29 +138,30 @@ pub fn create_rwq_ind_table(file: &DeviceFile, wqs: &[u32]) -> Result<u32, Refus
     Ok(response.ind_tbl_handle)
 }
 
-/// Gives a table of work queues back.
+/// Destroys a table of work queues.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while a queue pair uses it.
+/// The kernel's error, `EBUSY` while a queue pair uses it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the table any more.
 #[doc(alias = "ibv_destroy_rwq_ind_table")]
-pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn destroy_rwq_ind_table(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<RwqIndTblDestroy>::new(file.driver_id());
     call.destroy(RwqIndTblDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }
 }
 
-/// Makes a queue pair that spreads frames over a table of work queues. What it hashes is for the driver's payload to say.
+/// Creates a queue pair that spreads frames over a table of work queues. What it hashes is for the
+/// driver's payload to say.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EPERM` without the privilege `CAP_NET_RAW`.
+/// The kernel's error, `EPERM` without the privilege `CAP_NET_RAW`.
 ///
 /// # Safety
 ///
@@ -169,11 +171,11 @@ pub unsafe fn create_rss_qp(
     file: &DeviceFile,
     request: &RssQpRequest,
     payload: DriverPayload<'_>,
-) -> Result<QpHandle, Refused> {
-    let names = |call: &mut Call<'_, QpCreate>| {
+) -> Result<QpHandle, IoctlError> {
+    let add_handles = |call: &mut Call<'_, QpCreate>| {
         call.handle(QpCreate::PD_HANDLE, request.pd);
         call.handle(QpCreate::IND_TABLE_HANDLE, request.table);
     };
     // SAFETY: the caller's promise is the same, and handles are no addresses.
-    unsafe { create_queueless_qp(file, QpType::RAW_PACKET, request.user_handle, names, payload) }
+    unsafe { create_qp_without_rings(file, QpType::RAW_PACKET, request.user_handle, add_handles, payload) }
 }

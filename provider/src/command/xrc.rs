@@ -9,19 +9,24 @@ use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{CreateQpResp, OpenQpReq, OpenXrcdReq, OpenXrcdResp};
 use rustix::fs::OFlags;
 
-use super::queueless::create_queueless_qp;
+use super::qp_without_rings::create_qp_without_rings;
 use super::{DriverPayload, QpHandle};
 use crate::contract::XrcTargetRequest;
-use crate::device::{DeviceFile, Refused};
+use crate::device::{DeviceFile, IoctlError};
 
-/// Makes an XRC domain, or joins the one that belongs to the inode of `shared`; returns its handle. Of `flags`, `CREATE`
-/// allows to make it and `EXCL` to do nothing else.
+/// Creates an XRC domain, or joins the one that belongs to the inode of `shared`; returns its
+/// handle. Of `flags`, `CREATE` allows to make it and `EXCL` to do nothing else.
 ///
 /// # Errors
 ///
-/// The kernel's refusal: `EAGAIN` where it may not be made and is not there, `EINVAL` where it may only be made and is.
+/// The kernel's error: `EAGAIN` where it may not be made and is not there, `EINVAL` where it may
+/// only be made and is.
 #[doc(alias = "ibv_open_xrcd")]
-pub fn open_xrcd(file: &DeviceFile, shared: Option<BorrowedFd<'_>>, flags: OFlags) -> Result<u32, Refused> {
+pub fn open_xrcd(
+    file: &DeviceFile,
+    shared: Option<BorrowedFd<'_>>,
+    flags: OFlags,
+) -> Result<u32, IoctlError> {
     let fd = shared.map_or(-1, |fd| fd.as_raw_fd());
     let request = OpenXrcdReq { fd: fd as u32, oflags: flags.bits(), ..OpenXrcdReq::zeroed() };
     let mut response = OpenXrcdResp::zeroed();
@@ -30,29 +35,29 @@ pub fn open_xrcd(file: &DeviceFile, shared: Option<BorrowedFd<'_>>, flags: OFlag
     Ok(response.xrcd_handle)
 }
 
-/// Leaves an XRC domain; with the last one who has it, it goes.
+/// Closes an XRC domain. The kernel destroys it with its last user.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EBUSY` while objects made through this handle use it.
+/// The kernel's error, `EBUSY` while objects made through this handle use it.
 ///
 /// # Safety
 ///
 /// The handle must be the caller's own to destroy: nothing else of this process uses or relies on
 /// the domain any more.
 #[doc(alias = "ibv_close_xrcd")]
-pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), Refused> {
+pub unsafe fn close_xrcd(file: &DeviceFile, handle: u32) -> Result<(), IoctlError> {
     let mut call = Call::<XrcdDestroy>::new(file.driver_id());
     call.destroy(XrcdDestroy::HANDLE, handle);
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }
 }
 
-/// Makes a queue pair that receives for an XRC domain.
+/// Creates a queue pair that receives for an XRC domain.
 ///
 /// # Errors
 ///
-/// The kernel's refusal.
+/// The kernel's error.
 ///
 /// # Safety
 ///
@@ -62,25 +67,25 @@ pub unsafe fn create_xrc_target(
     file: &DeviceFile,
     request: &XrcTargetRequest,
     payload: DriverPayload<'_>,
-) -> Result<QpHandle, Refused> {
-    let names = |call: &mut Call<'_, QpCreate>| {
+) -> Result<QpHandle, IoctlError> {
+    let add_handles = |call: &mut Call<'_, QpCreate>| {
         call.handle(QpCreate::XRCD_HANDLE, request.xrcd);
     };
     // SAFETY: the caller's promise is the same, and a handle is no address.
-    unsafe { create_queueless_qp(file, QpType::XRC_TGT, request.user_handle, names, payload) }
+    unsafe { create_qp_without_rings(file, QpType::XRC_TGT, request.user_handle, add_handles, payload) }
 }
 
-/// Takes part in a queue pair that receives for an XRC domain and that somebody else made there.
+/// Opens an existing XRC target QP of an XRC domain.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, `EINVAL` where the domain has no such queue pair.
+/// The kernel's error, `EINVAL` where the domain has no such queue pair.
 #[doc(alias = "ibv_open_qp")]
 pub fn open_xrc_target(
     file: &DeviceFile,
     request: &XrcTargetRequest,
     qp_num: u32,
-) -> Result<QpHandle, Refused> {
+) -> Result<QpHandle, IoctlError> {
     let request = OpenQpReq {
         pd_handle: request.xrcd,
         user_handle: request.user_handle,

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, fstat, major, minor, statfs};
 
-use super::{OpenError, Refused};
+use super::{IoctlError, OpenError};
 
 /// Numbers that the kernel reserves for uverbs devices: `IB_UVERBS_BASE_DEV` and
 /// `IB_UVERBS_NUM_FIXED_MINOR` of `core/uverbs_main.c`. Further devices get dynamic numbers.
@@ -22,7 +22,7 @@ const CLASS: &str = "infiniband_verbs";
 
 /// Fails unless `fd` is of a uverbs character device.
 pub(super) fn check_uverbs(fd: impl AsFd) -> Result<(), OpenError> {
-    let found = fstat(fd).map_err(|errno| Refused { method: "fstat", errno })?;
+    let found = fstat(fd).map_err(|errno| IoctlError { method: "fstat", errno })?;
     if FileType::from_raw_mode(found.st_mode) != FileType::CharacterDevice {
         return Err(OpenError::NotUverbs);
     }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dynamic_number_without_sysfs_is_refused_with_what_to_do() {
+    fn dynamic_number_without_sysfs_is_rejected_with_remedy() {
         let refused = check_class((240, 7), None).unwrap_err();
         assert_eq!(refused, OpenError::Unidentified { major: 240, minor: 7 });
         let text = refused.to_string();

@@ -29,7 +29,8 @@ impl Comparison<'_> {
         self.differences.push(difference);
     }
 
-    /// Whether the item is there if and only if its `since` says so; `true` if there is something to compare.
+    /// Whether the item is there if and only if its `since` says so; `true` if there is something
+    /// to compare.
     fn presence(&mut self, item: &str, since: Since, found: bool) -> bool {
         let expected = since <= self.kernel.since;
         if expected != found {
@@ -92,7 +93,7 @@ impl Comparison<'_> {
             return self.differ(format!("{item}: not measured in C ({})", kernel.name));
         };
         self.number(&item, "offset", span.offset, field.offset);
-        if span.size != field.size as u64 && Some(span.size) != undivided(info, field, kernel) {
+        if span.size != field.size as u64 && Some(span.size) != size_before_split(info, field, kernel) {
             self.number(&item, "size", span.size, field.size);
         }
         if let Err(difference) = kinds(&member, &field.kind) {
@@ -125,7 +126,7 @@ impl Comparison<'_> {
             if let Some(header) = value.header.filter(|header| *header != found.file) {
                 self.differ(format!("{item}: in <{}> ({}), Rust says <{header}>", found.file, kernel.name));
             }
-            if !value.tag.is_empty() && found.tag != value.tag && !exempt::STRAY.cover(value.c) {
+            if !value.tag.is_empty() && found.tag != value.tag && !exempt::MISPLACED_VALUES.cover(value.c) {
                 let tag = if found.tag.is_empty() { "no tagged enumeration" } else { &found.tag };
                 self.differ(format!("{item}: of {tag} in C ({}), of {} in Rust", kernel.name, value.tag));
             }
@@ -153,7 +154,7 @@ fn short(info: &StructInfo, kernel: &Kernel, align: u64) -> Option<u64> {
 }
 
 /// The size of a reserved member in a kernel that does not yet have the members made of its end.
-fn undivided(info: &StructInfo, field: &FieldInfo, kernel: &Kernel) -> Option<u64> {
+fn size_before_split(info: &StructInfo, field: &FieldInfo, kernel: &Kernel) -> Option<u64> {
     let after = info.fields.iter().skip_while(|other| other.rust != field.rust).skip(1);
     let newer: Vec<_> = after.take_while(|other| other.since > kernel.since).collect();
     let end = newer.last().map(|last| last.offset + last.size)?;
@@ -164,7 +165,8 @@ fn overlap(a: Span, b: Span) -> bool {
     a.offset < b.offset + b.size && b.offset < a.offset + a.size
 }
 
-/// Whether a Rust field reads a C member's bytes as C does: sign, byte order, element, nested struct.
+/// Whether a Rust field reads a C member's bytes as C does: sign, byte order, element, nested
+/// struct.
 fn kinds(member: &Member, kind: &FieldKind) -> Result<(), String> {
     let scalar = match (&member.ty, kind) {
         (Type::Tagged(c), FieldKind::Struct(info)) if info.c == c => return Ok(()),
@@ -240,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_in_both_is_not_reported() {
+    fn equal_declarations_are_not_reported() {
         assert_eq!(differences(STRUCT, VALUE), [""; 0]);
     }
 
     #[test]
-    fn an_altered_offset_is_reported_by_struct_and_field() {
+    fn wrong_offset_is_reported() {
         assert_eq!(
             altered(1, |field| field.offset = 8),
             ["struct a: field y: offset 4 in C (6.12), 8 in Rust"]
@@ -253,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn an_altered_width_is_reported() {
+    fn wrong_width_is_reported() {
         assert_eq!(altered(4, |field| field.size = 4), ["struct a: field u: size 8 in C (6.12), 4 in Rust"]);
     }
 
     #[test]
-    fn a_wrong_name_is_reported() {
+    fn wrong_name_is_reported() {
         assert_eq!(
             altered(0, |field| field.c = "w"),
             ["struct a: field w: not in C (6.12), though Rust declares it since 6.1"]
@@ -266,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_byte_order_or_sign_is_reported() {
+    fn wrong_byte_order_or_sign_is_reported() {
         assert_eq!(
             altered(1, |field| field.kind = FieldKind::Unsigned(4)),
             ["struct a: field y: of network byte order in C, unsigned in Rust (6.12)"]
@@ -286,13 +288,13 @@ mod tests {
     }
 
     #[test]
-    fn a_field_said_to_be_newer_than_it_is_is_reported() {
+    fn field_with_too_new_since_is_reported() {
         let found = altered(0, |field| field.since = Since::V7_2);
         assert_eq!(found, ["struct a: field x: already in C (6.12), though Rust declares it since 7.2"]);
     }
 
     #[test]
-    fn an_altered_size_or_alignment_is_reported() {
+    fn wrong_size_or_alignment_is_reported() {
         assert_eq!(
             differences(StructInfo { size: 32, align: 4, ..STRUCT }, VALUE),
             ["struct a: alignment 8 in C (6.12), 4 in Rust", "struct a: size 24 in C (6.12), 32 in Rust"]
@@ -300,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_struct_that_grew_later_may_be_shorter_in_an_older_kernel_by_just_its_new_members() {
+    fn struct_may_lack_newer_members_in_older_kernel() {
         let grown = |offset| {
             let mut fields = FIELDS.to_vec();
             fields.push(FieldInfo { since: Since::V7_2, ..field("new", offset, 8, FieldKind::Unsigned(8)) });
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_altered_value_is_reported() {
+    fn wrong_value_is_reported() {
         assert_eq!(
             differences(STRUCT, Value { value: 8, ..VALUE }),
             ["A_VALUE (a::VALUE): 0x7 in C (6.12), 0x8 in Rust"]
@@ -325,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_said_to_be_newer_than_it_is_is_reported() {
+    fn value_with_too_new_since_is_reported() {
         assert_eq!(
             differences(STRUCT, Value { since: Since::V7_2, ..VALUE }),
             ["A_VALUE (a::VALUE): already in C (6.12), though Rust declares it since 7.2"]
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_another_header_is_reported() {
+    fn value_from_other_header_is_reported() {
         assert_eq!(
             differences(STRUCT, Value { header: Some("rdma/b.h"), ..VALUE }),
             ["A_VALUE (a::VALUE): in <rdma/rdma_user_rxe.h> (6.12), Rust says <rdma/b.h>"]

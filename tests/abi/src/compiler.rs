@@ -48,7 +48,8 @@ pub struct Kernel {
     pub values: BTreeMap<String, u64>,
 }
 
-/// The headers that every declared item must come from or be compared with, as one translation unit.
+/// The headers that every declared item must come from or be compared with, as one translation
+/// unit.
 fn includes(declared: &Declared, folders: &[PathBuf]) -> String {
     let mut names: BTreeSet<&str> = crate::COVERED_HEADERS.iter().copied().collect();
     names.extend(declared.structs.iter().map(|info| info.header));
@@ -101,8 +102,8 @@ fn run(mut command: Command, input: &str, what: &str) -> Result<String> {
 }
 
 impl Kernel {
-    /// Reads and measures the headers found under the folders for user space, `folders`, and in the kernel's own
-    /// `include`, `kernel_only`; `scratch` takes the program made for that.
+    /// Reads and measures the headers found under the folders for user space, `folders`, and in the
+    /// kernel's own `include`, `kernel_only`; `scratch` takes the program made for that.
     pub fn read(
         name: &'static str,
         since: Since,
@@ -226,7 +227,8 @@ impl Kernel {
         }
     }
 
-    /// The members of a C type that hold bytes; one of a tagged type is entered only where `enter` says so.
+    /// The members of a C type that hold bytes; one of a tagged type is entered only where `enter`
+    /// says so.
     pub fn leaves(&self, c: &str, enter: &dyn Fn(&str) -> bool) -> Vec<Leaf> {
         let (ty, path) = root(c);
         let inner =

@@ -7,8 +7,8 @@ use crate::declared::{Declared, root};
 use crate::exempt::UNDECLARED;
 use crate::header::{Leaf, Type, Value};
 
-/// Every item of the covered headers, and of structs and enumerations of others that Rust declares in part, which Rust
-/// lacks; empty where there is none.
+/// Every item of the covered headers, and of structs and enumerations of others that Rust declares
+/// in part, which Rust lacks; empty where there is none.
 pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut missing = Vec::new();
     let mut miss = |item: &str, what: &str, file: &str| {
@@ -26,7 +26,7 @@ pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
         };
         let enter = |path: &str| names.iter().any(|name| below(name, path));
         for leaf in kernel.leaves(c, &enter) {
-            if !spoken_for(kernel, c, &leaf, names) {
+            if !is_declared(kernel, c, &leaf, names) {
                 miss(&format!("{c}: {}", leaf.path), "member", &ty.file);
             }
         }
@@ -79,9 +79,10 @@ fn below(path: &str, ancestor: &str) -> bool {
     path.strip_prefix(ancestor).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// Whether Rust names the member itself, a union around it that is exactly as long, or the same bytes by the other
-/// name that they have where a union holds a struct beside the members of that struct.
-fn spoken_for(kernel: &Kernel, c: &str, leaf: &Leaf, names: &BTreeSet<String>) -> bool {
+/// Whether Rust names the member itself, a union around it that is exactly as long, or the same
+/// bytes by the other name that they have where a union holds a struct beside the members of that
+/// struct.
+fn is_declared(kernel: &Kernel, c: &str, leaf: &Leaf, names: &BTreeSet<String>) -> bool {
     let span = |path: &str| kernel.spans.get(&(c.to_string(), path.to_string()));
     // Whether the member `path` lies in the struct that the member `outer` is, under the same name.
     let repeats = |outer: &str, path: &str| {
@@ -126,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn a_struct_with_all_members_named_lacks_nothing_though_one_name_stands_for_a_whole_union() {
+    fn one_field_may_cover_a_union() {
         assert_eq!(lacking(FIELDS.to_vec()), [""; 0]);
     }
 
     #[test]
-    fn a_member_without_a_field_is_reported() {
+    fn undeclared_member_is_reported() {
         let mut fields = FIELDS.to_vec();
         fields.remove(1);
         let expected = ["struct a: y: member of <rdma/rdma_user_rxe.h> (6.12), not declared in Rust"];
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_member_of_a_union_is_reported_where_only_one_is_named() {
+    fn uncovered_union_member_is_reported() {
         let mut fields = FIELDS.to_vec();
         fields[4] = field("u.p", 16, 8, FieldKind::Unsigned(8));
         let expected = ["struct a: u.q: member of <rdma/rdma_user_rxe.h> (6.12), not declared in Rust"];
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn structs_macros_and_enumerators_that_rust_does_not_know_are_reported() {
+    fn undeclared_items_are_reported() {
         let items = ["struct a: type", "A_FIRST: enumerator", "A_SECOND: enumerator", "A_VALUE: macro"];
         let found = missing(&kernel(), &Declared::default());
         for item in items {

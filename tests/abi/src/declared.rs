@@ -125,8 +125,8 @@ impl Value {
     }
 }
 
-/// Splits a C type into a struct and the path of a member in it: `struct x` is itself with an empty path, and
-/// `__typeof__(((struct x *)0)->y.z)` is `struct x` and `y.z`.
+/// Splits a C type into a struct and the path of a member in it: `struct x` is itself with an empty
+/// path, and `__typeof__(((struct x *)0)->y.z)` is `struct x` and `y.z`.
 pub fn root(c: &str) -> (&str, &str) {
     match c.split_once(" *)0)->") {
         Some((left, path)) => (left.rsplit('(').next().unwrap_or(left), path.trim_end_matches(')')),
@@ -140,14 +140,14 @@ mod tests {
     use bareverbs_uapi::write::EXTENDED;
 
     #[test]
-    fn just_the_extended_commands_carry_the_bit_that_the_headers_leave_out_of_their_numbers() {
+    fn only_extended_commands_carry_extended_bit() {
         for command in COMMANDS {
             assert_eq!(command.number & EXTENDED != 0, command.c.contains("_EX_CMD_"), "{}", command.c);
         }
     }
 
     #[test]
-    fn a_type_expression_names_a_struct_and_a_member_of_it() {
+    fn typeof_expression_yields_struct_and_member() {
         assert_eq!(super::root("struct a"), ("struct a", ""));
         assert_eq!(super::root("__typeof__(((union a *)0)->b.c)"), ("union a", "b.c"));
     }

@@ -1,6 +1,8 @@
-//! What C headers declare, read from the preprocessor's output: structs with their members, and named values.
+//! What C headers declare, read from the preprocessor's output: structs with their members, and
+//! named values.
 //!
-//! Only names and shapes are read here. Sizes, offsets and values are the C compiler's to say ([`crate::compiler`]).
+//! Only names and shapes are read here. Sizes, offsets and values are the C compiler's to say
+//! ([`crate::compiler`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -92,7 +94,8 @@ pub struct Leaf {
 }
 
 impl Headers {
-    /// Reads the output of `cc -E -dD`; `includes` are the folders that were searched, to shorten file names.
+    /// Reads the output of `cc -E -dD`; `includes` are the folders that were searched, to shorten
+    /// file names.
     pub fn parse(preprocessed: &str, includes: &[&str]) -> Result<Headers> {
         let mut headers = Headers::default();
         let tokens = headers.tokens(preprocessed, includes);
@@ -100,8 +103,8 @@ impl Headers {
         Ok(headers)
     }
 
-    /// Adds the enumerations, plain macros and simple structs of a header that only the kernel itself can include,
-    /// given as it is but for comments.
+    /// Adds the enumerations, plain macros and simple structs of a header that only the kernel
+    /// itself can include, given as it is but for comments.
     pub fn add_kernel_only(&mut self, file: &str, text: &str) -> Result<()> {
         let text = format!("# 1 \"{file}\"\n{}", text.replace("\\\n", " "));
         let mut own = Headers::default();
@@ -133,7 +136,8 @@ impl Headers {
         }
         Ok(())
     }
-    /// The texts of the kernel-only definitions of the names given, and of those that they refer to, in order.
+    /// The texts of the kernel-only definitions of the names given, and of those that they refer
+    /// to, in order.
     pub fn kernel_only_texts<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
         let mut defined: BTreeMap<&str, usize> = BTreeMap::new();
         for (index, definition) in self.kernel_only.iter().enumerate() {
@@ -341,7 +345,8 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    /// Steps over what comes next; the names it defines if it is an enumeration or a struct that can be read.
+    /// Steps over what comes next; the names it defines if it is an enumeration or a struct that
+    /// can be read.
     fn definition(&mut self) -> Result<Vec<String>> {
         let start = self.at;
         match self.peek() {
@@ -548,19 +553,19 @@ struct b { __u16 x; } __attribute__((packed));
     }
 
     #[test]
-    fn members_of_structs_defined_in_place_are_named_by_designators() {
+    fn inline_struct_members_use_designators() {
         let expected =
             ["one", "two", "inner", "of.parts.elem", "of.parts.rest", "of.whole", "data", "data_s64", "end"];
         assert_eq!(paths(&|_| false), expected);
     }
 
     #[test]
-    fn a_member_of_a_tagged_type_is_entered_on_request() {
+    fn tagged_members_are_entered_on_request() {
         assert_eq!(paths(&|path| path == "inner")[2], "inner.x");
     }
 
     #[test]
-    fn a_designator_is_followed_through_anonymous_and_tagged_types() {
+    fn designators_resolve_through_nested_types() {
         let headers = headers();
         assert!(headers.resolve("struct a", "inner.x").is_some());
         assert!(headers.resolve("struct a", "of.parts").is_some());
@@ -571,7 +576,7 @@ struct b { __u16 x; } __attribute__((packed));
     }
 
     #[test]
-    fn definitions_of_a_kernel_only_header_come_with_those_they_refer_to() {
+    fn kernel_only_definitions_include_dependencies() {
         let mut headers = headers();
         let text = "#define C_ONE 1\n#define M(x) do { \\\n x; } while (0)\n\
                     enum c { C_A, C_B = C_ONE };\nstruct odd { int x:4; };\nstruct s { __u32 x; };\n\
@@ -587,7 +592,7 @@ struct b { __u16 x; } __attribute__((packed));
     }
 
     #[test]
-    fn a_bit_field_is_refused_rather_than_misread() {
+    fn bit_fields_are_rejected() {
         assert!(Headers::parse("struct a { __u8 x:4, y:4; };", &[]).is_err());
     }
 }

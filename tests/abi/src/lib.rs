@@ -1,8 +1,10 @@
-//! Proof that the kernel ABI declared in `bareverbs-uapi` is the one in the real headers of each series in `KERNELS`.
+//! Proof that the kernel ABI declared in `bareverbs-uapi` is the one in the real headers of each
+//! series in `KERNELS`.
 //!
-//! The machine's C compiler preprocesses the headers and compiles one program per kernel that prints every size,
-//! offset and value ([`compiler`]); what it prints is compared with the registry ([`compare`]), and what the headers
-//! declare must be declared in Rust too ([`complete`]). What is left out stands in [`exempt`], with reasons.
+//! The machine's C compiler preprocesses the headers and compiles one program per kernel that
+//! prints every size, offset and value ([`compiler`]); what it prints is compared with the registry
+//! ([`compare`]), and what the headers declare must be declared in Rust too ([`complete`]). What is
+//! left out stands in [`exempt`], with reasons.
 
 pub mod compare;
 pub mod compiler;

@@ -1,4 +1,5 @@
-//! The tables of methods against the headers: each method's attributes are numbered by an enumeration of its own.
+//! The tables of methods against the headers: each method's attributes are numbered by an
+//! enumeration of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +9,8 @@ use crate::compiler::Kernel;
 use crate::declared::Declared;
 use crate::exempt::UNDECLARED;
 
-/// Every attribute that stands in the table of a wrong method or of none; empty where there is none.
+/// Every attribute that stands in the table of a wrong method or of none; empty where there is
+/// none.
 pub fn misplaced(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut misplaced = Vec::new();
     let mut owners: BTreeMap<usize, &str> = BTreeMap::new();
@@ -77,24 +79,24 @@ mod tests {
     }
 
     #[test]
-    fn methods_with_an_enumeration_each_are_in_order() {
+    fn one_enumeration_per_method_is_accepted() {
         assert_eq!(found(&[("A", A), ("B", B)]), [""; 0]);
     }
 
     #[test]
-    fn an_attribute_of_another_method_is_reported() {
+    fn attribute_of_other_method_is_reported() {
         const MIXED: &[AttributeInfo] = &[A[0], A[1], attribute("B_FIRST", 2)];
         assert_eq!(found(&[("A", MIXED)]), ["method A: attributes of 2 enumerations"]);
         assert_eq!(found(&[("A", A), ("B", A)]), ["method B: attributes of A's enumeration"]);
     }
 
     #[test]
-    fn an_attribute_that_the_table_lacks_is_reported() {
+    fn missing_attribute_is_reported() {
         assert_eq!(found(&[("A", A.split_at(1).0)]), ["method A: lacks A_SECOND of its enumeration"]);
     }
 
     #[test]
-    fn a_number_given_twice_is_reported() {
+    fn duplicate_attribute_number_is_reported() {
         const TWICE: &[AttributeInfo] = &[A[0], attribute("A_SECOND", 0)];
         assert_eq!(found(&[("A", TWICE)]), ["method A: two attributes have the same number"]);
     }

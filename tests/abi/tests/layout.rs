@@ -1,4 +1,5 @@
-//! The proof of layout; run by `cargo test`, left out with a word where a kernel's headers were not fetched.
+//! The proof of layout; run by `cargo test`, left out with a word where a kernel's headers were not
+//! fetched.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,20 +56,21 @@ fn verdict(differences: Vec<String>) -> Result<(), Failed> {
     if differences.is_empty() { Ok(()) } else { Err(differences.join("\n").into()) }
 }
 
-fn declared_is_real(series: &Series) -> Result<(), Failed> {
+fn declarations_match_headers(series: &Series) -> Result<(), Failed> {
     verdict(compare::compare(series.kernel()?, &Declared::from_registry()))
 }
 
-fn real_is_declared(series: &Series) -> Result<(), Failed> {
+fn headers_are_declared(series: &Series) -> Result<(), Failed> {
     verdict(complete::missing(series.kernel()?, &Declared::from_registry()))
 }
 
-fn methods_fit(series: &Series) -> Result<(), Failed> {
+fn method_attributes_match(series: &Series) -> Result<(), Failed> {
     verdict(methods::misplaced(series.kernel()?, &Declared::from_registry()))
 }
 
-/// The proof of the proof: alters one number after another and wants each to be reported by its name.
-fn alterations_are_seen(series: &Series) -> Result<(), Failed> {
+/// The proof of the proof: alters one number after another and wants each to be reported by its
+/// name.
+fn alterations_are_reported(series: &Series) -> Result<(), Failed> {
     let (kernel, declared) = (series.kernel()?, Declared::from_registry());
     let mut unseen = Vec::new();
     let mut expect = |altered: Declared, report: String| {
@@ -131,10 +133,10 @@ fn trial(name: String, needs: &[Series], run: impl FnOnce() -> Result<(), Failed
 type Check = fn(&Series) -> Result<(), Failed>;
 
 const CHECKS: [(&str, Check); 4] = [
-    ("every declared item is as the C compiler sees it", declared_is_real),
-    ("every item of the headers is declared", real_is_declared),
-    ("every method has the attributes of its enumeration", methods_fit),
-    ("any offset or value altered by hand is reported", alterations_are_seen),
+    ("every declared item is as the C compiler sees it", declarations_match_headers),
+    ("every item of the headers is declared", headers_are_declared),
+    ("every method has the attributes of its enumeration", method_attributes_match),
+    ("any offset or value altered by hand is reported", alterations_are_reported),
 ];
 
 fn main() -> ExitCode {

@@ -1,4 +1,5 @@
-//! Which calls a program makes: its system calls as a tracer sees them, verbs ioctls by the names of their methods.
+//! Which calls a program makes: its system calls as a tracer sees them, verbs ioctls by the names
+//! of their methods.
 
 use std::fs::File;
 use std::io;
@@ -128,8 +129,8 @@ impl Calls {
             .any(|&family| [libc::AF_INET, libc::AF_INET6].iter().any(|&inet| family == inet as u64))
     }
 
-    /// The methods and commands that made or changed something: those that succeeded, without those that only ask, or
-    /// open the device.
+    /// The methods and commands that made or changed something: those that succeeded, without those
+    /// that only ask, or open the device.
     pub fn making(&self) -> Vec<&str> {
         let succeeded = self.verbs.iter().filter(|verb| verb.returned == 0).map(|verb| verb.call.as_str());
         let named = succeeded.map(|call| match call.split_once("WRITE_CMD: ") {

@@ -1,8 +1,9 @@
-//! The lines that ping-pongs print, read back strictly: a line counts only if the C program's format gives it again.
+//! The lines that ping-pongs print, read back strictly: a line counts only if the C program's
+//! format gives it again.
 
 use std::net::Ipv6Addr;
 
-use crate::game::Kind;
+use crate::pingpong::Kind;
 
 /// Where a queue pair can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +27,8 @@ impl Address {
         Self::read_of(Kind::Rc, whose, line)
     }
 
-    /// Reads a line of that ping-pong; the one with datagrams has its own address as `PSN 0x14b5d8: GID ::`.
+    /// Reads a line of that ping-pong; the one with datagrams has its own address as
+    /// `PSN 0x14b5d8: GID ::`.
     pub fn read_of(kind: Kind, whose: &str, line: &str) -> Option<Self> {
         let line = match (kind, whose) {
             (Kind::Ud, "local") if !line.contains(", GID") => line.replacen(": GID", ", GID", 1),
@@ -75,7 +77,8 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// Reads the whole standard output: as many lines for each side's queue pairs, two with figures and nothing else.
+    /// Reads the whole standard output: as many lines for each side's queue pairs, two with figures
+    /// and nothing else.
     pub fn read(kind: Kind, stdout: &str) -> Option<Self> {
         let lines: Vec<&str> = stdout.lines().collect();
         let [addresses @ .., bytes, iters] = &lines[..] else { return None };

@@ -161,7 +161,8 @@ impl Finished {
         self
     }
 
-    /// Asserts that it failed by itself with status 1, and said why on standard error in words that include `words`.
+    /// Asserts that it failed by itself with status 1, and said why on standard error in words that
+    /// include `words`.
     ///
     /// # Panics
     /// If it succeeded, crashed, or said something else.

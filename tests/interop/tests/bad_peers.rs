@@ -4,16 +4,16 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use bareverbs_interop_tests::game::{HOST, Ours, Theirs, play, record_of_nobody};
 use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::pingpong::{HOST, Ours, Theirs, record_of_nobody, run_pingpong};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_interop_tests::resources::leaving_nothing;
 use bareverbs_kernel_tests::{device, kernel_tests};
 
 kernel_tests! {
-    peers_that_do_not_keep_to_the_exchange,
-    no_server_at_all,
-    a_tcp_port_that_is_taken,
+    misbehaving_peers_are_reported,
+    connection_refused_is_reported,
+    tcp_port_in_use_is_an_error,
     peers_with_another_message_size,
 }
 
@@ -92,7 +92,7 @@ const CLIENTS: [Case; 10] = [
             say(&stream, &record_of_nobody());
             hear_record(&stream);
         },
-        "closed the connection after 0 of the 5 bytes of its closing word",
+        "closed the connection after 0 of the 5 bytes of its closing message",
     ),
     (
         "sends another word instead of done",
@@ -159,7 +159,7 @@ const SERVERS: [Case; 7] = [
 ];
 
 /// Plays all cases at once, for some take 10 s; each has its own TCP port.
-fn peers_that_do_not_keep_to_the_exchange() {
+fn misbehaving_peers_are_reported() {
     let serve = |port: u16, peer: fn(TcpStream), words: &str| {
         let server = Ours(&["-p", &port.to_string()]).serve(port);
         peer(TcpStream::connect((HOST, port)).unwrap());
@@ -193,7 +193,7 @@ fn peers_that_do_not_keep_to_the_exchange() {
     });
 }
 
-fn no_server_at_all() {
+fn connection_refused_is_reported() {
     leaving_nothing(|| {
         let client = Program::start(&mut Ours(&[]).command(Some(HOST)));
         client.finish().expect_failure("couldn't connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
@@ -202,7 +202,7 @@ fn no_server_at_all() {
     });
 }
 
-fn a_tcp_port_that_is_taken() {
+fn tcp_port_in_use_is_an_error() {
     leaving_nothing(|| {
         let _taken = TcpListener::bind(("::", 4712)).unwrap();
         let server = Program::start(&mut Ours(&["-p", "4712"]).command(None));
@@ -213,18 +213,18 @@ fn a_tcp_port_that_is_taken() {
 fn peers_with_another_message_size() {
     let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
     leaving_nothing(|| {
-        let game = play(Ours(small), Theirs(large));
+        let run = run_pingpong(Ours(small), Theirs(large));
         // Soft-RoCE has one status for that and for other failures.
         let words = match device::is_soft_roce() {
             true => "for wr_id 1: perhaps the peer's message is longer than the receive",
             false => "for wr_id 1: the peer's message is longer than the receive",
         };
-        game.server.expect_failure(words);
-        let game = play(Theirs(small), Ours(large));
+        run.server.expect_failure(words);
+        let run = run_pingpong(Theirs(small), Ours(large));
         let words = match device::is_soft_roce() {
             true => "for wr_id 2: perhaps the peer's receive is shorter than the message",
             false => "for wr_id 2: the peer's receive is shorter than the message",
         };
-        game.client.expect_failure(words);
+        run.client.expect_failure(words);
     });
 }

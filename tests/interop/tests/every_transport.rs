@@ -1,5 +1,5 @@
-//! Games of `bareverbs pingpong` with `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`, in both roles, and with
-//! itself.
+//! Runs of `bareverbs pingpong` with `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`,
+//! in both roles, and with itself.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
-use bareverbs_interop_tests::game::{
-    HOST, Kind, Ours, OursOf, PORT, Player, TheirsOf, play, play_all_of, play_on, record_of_nobody,
-};
 use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::pingpong::{
+    HOST, Kind, Ours, OursOf, PORT, Pingpong, TheirsOf, record_of_nobody, run_all_pairings_of, run_pingpong,
+    run_pingpong_on,
+};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_interop_tests::resources::leaving_nothing;
 use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
@@ -20,28 +21,28 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 kernel_tests! {
-    games_without_options_are_those_of_the_c_programs,
+    default_runs_match_the_c_programs,
     either_side_of_any_transport_may_sleep_on_events,
     messages_of_every_size_that_a_transport_carries,
     checked_data_on_every_transport,
     service_levels_gid_indices_and_long_names,
-    shared_receives_are_refilled_however_few,
+    small_srq_is_refilled,
     any_number_of_queue_pairs,
-    players_with_other_numbers_of_queue_pairs_part,
+    different_qp_counts_are_rejected,
     records_of_several_queue_pairs_are_those_of_the_c_program,
     shared_receives_on_demand_where_the_kernel_has_it,
     what_a_transport_cannot_do_is_refused_before_anything_is_made,
-    peers_of_any_transport_killed_in_the_middle,
+    killed_peers_are_reported_on_every_transport,
     a_peer_with_another_message_size_on_any_transport,
-    games_of_any_transport_as_json,
+    json_output_of_every_transport,
 }
 
 const KINDS: [Kind; 3] = [Kind::Uc, Kind::Ud, Kind::Srq];
 
-fn games_without_options_are_those_of_the_c_programs() {
+fn default_runs_match_the_c_programs() {
     leaving_nothing(|| {
         for kind in KINDS {
-            play_all_of(kind, &[], if kind == Kind::Ud { 1024 } else { 4096 }, 1000);
+            run_all_pairings_of(kind, &[], if kind == Kind::Ud { 1024 } else { 4096 }, 1000);
         }
     });
 }
@@ -50,14 +51,14 @@ fn either_side_of_any_transport_may_sleep_on_events() {
     let (awake, asleep) = (&["-n", "50", "-s", "512"][..], &["-e", "-n", "50", "-s", "512"][..]);
     leaving_nothing(|| {
         for kind in KINDS {
-            play_all_of(kind, asleep, 512, 50);
+            run_all_pairings_of(kind, asleep, 512, 50);
             for (server, client) in [
                 (OursOf(kind, asleep), TheirsOf(kind, awake)),
                 (OursOf(kind, awake), TheirsOf(kind, asleep)),
                 (TheirsOf(kind, asleep), OursOf(kind, awake)),
                 (TheirsOf(kind, awake), OursOf(kind, asleep)),
             ] {
-                play(server, client).expect_regular(512, 50);
+                run_pingpong(server, client).expect_regular(512, 50);
             }
         }
     });
@@ -66,14 +67,14 @@ fn either_side_of_any_transport_may_sleep_on_events() {
 fn messages_of_every_size_that_a_transport_carries() {
     for kind in KINDS {
         for size in ["1", "16", "17", "1000", "1024"] {
-            play_all_of(kind, &["-n", "10", "-s", size], size.parse().unwrap(), 10);
+            run_all_pairings_of(kind, &["-n", "10", "-s", size], size.parse().unwrap(), 10);
         }
     }
     for kind in [Kind::Uc, Kind::Srq] {
         for mtu in ["256", "512", "1024"] {
-            play_all_of(kind, &["-n", "5", "-m", mtu, "-s", "3000"], 3000, 5);
+            run_all_pairings_of(kind, &["-n", "5", "-m", mtu, "-s", "3000"], 3000, 5);
         }
-        play_all_of(kind, &["-n", "2", "-s", "100000"], 100_000, 2);
+        run_all_pairings_of(kind, &["-n", "2", "-s", "100000"], 100_000, 2);
     }
 }
 
@@ -93,14 +94,14 @@ fn checked_data_on_every_transport() {
                 (OursOf(kind, options), OursOf(kind, options)),
                 (OursOf(kind, plain), OursOf(kind, options)),
             ] {
-                let game = play(server, client).expect_regular(size.parse().unwrap(), 30);
-                for (player, side) in [(server, &game.server), (client, &game.client)] {
+                let run = run_pingpong(server, client).expect_regular(size.parse().unwrap(), 30);
+                for (program_under_test, side) in [(server, &run.server), (client, &run.client)] {
                     let said = side.stderr.lines().find_map(|line| line.strip_prefix("every byte of "));
                     let checked = said.and_then(|said| said.split(' ').next()?.parse::<u32>().ok());
-                    match matches!(player, OursOf(_, ["-c", ..])) {
+                    match matches!(program_under_test, OursOf(_, ["-c", ..])) {
                         // Some queue pairs may have received more than was needed.
-                        true => assert!(checked.is_some_and(|count| count >= 30), "{game:#?}"),
-                        false => assert_eq!(checked, None, "{game:#?}"),
+                        true => assert!(checked.is_some_and(|count| count >= 30), "{run:#?}"),
+                        false => assert_eq!(checked, None, "{run:#?}"),
                     }
                 }
             }
@@ -124,33 +125,33 @@ fn service_levels_gid_indices_and_long_names() {
             (OursOf(kind, options), TheirsOf(kind, options)),
             (TheirsOf(kind, options), OursOf(kind, options)),
         ] {
-            play_on(4711, server, client).expect_regular(256, 20);
+            run_pingpong_on(4711, server, client).expect_regular(256, 20);
         }
         // The last option counts for the C program, so both use the link-local address.
-        let game = play(TheirsOf(kind, link_local), OursOf(kind, link_local)).expect_regular(64, 20);
-        assert!(game.client.stdout.contains("GID fe80::"), "{game:#?}");
+        let run = run_pingpong(TheirsOf(kind, link_local), OursOf(kind, link_local)).expect_regular(64, 20);
+        assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
     }
 }
 
-fn shared_receives_are_refilled_however_few() {
+fn small_srq_is_refilled() {
     for receives in ["4", "5", "9"] {
         for check in [&[][..], &["-c"]] {
             let options = [&["-q", "4", "-r", receives, "-n", "100", "-s", "64"], check].concat();
-            play_all_of(Kind::Srq, &options, 64, 100);
+            run_all_pairings_of(Kind::Srq, &options, 64, 100);
         }
     }
 }
 
 fn any_number_of_queue_pairs() {
     leaving_nothing(|| {
-        play_all_of(Kind::Srq, &["-q", "1", "-r", "1", "-n", "20", "-s", "64"], 64, 20);
-        play_all_of(Kind::Srq, &["-q", "255", "-n", "300", "-s", "64"], 64, 300);
+        run_all_pairings_of(Kind::Srq, &["-q", "1", "-r", "1", "-n", "20", "-s", "64"], 64, 20);
+        run_all_pairings_of(Kind::Srq, &["-q", "255", "-n", "300", "-s", "64"], 64, 300);
         // More queue pairs than exchanges.
-        play_all_of(Kind::Srq, &["-q", "16", "-n", "1", "-s", "64"], 64, 1);
+        run_all_pairings_of(Kind::Srq, &["-q", "16", "-n", "1", "-s", "64"], 64, 1);
     });
 }
 
-fn players_with_other_numbers_of_queue_pairs_part() {
+fn different_qp_counts_are_rejected() {
     let (few, many) = (OursOf(Kind::Srq, &["-q", "3"]), OursOf(Kind::Srq, &["-q", "5"]));
     leaving_nothing(|| {
         let server = few.serve(PORT);
@@ -167,7 +168,7 @@ fn players_with_other_numbers_of_queue_pairs_part() {
 }
 
 /// What a server of that kind answers to the records, and what comes after its end.
-fn heard_from_server(server: Player<'_>, records: &[u8]) -> Vec<u8> {
+fn heard_from_server(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
     stream.write_all(records).unwrap();
@@ -223,7 +224,7 @@ fn shared_receives_on_demand_where_the_kernel_has_it() -> Outcome {
     if !devinfo().contains("SUPPORT_SRQ") {
         return skip("this kernel's Soft-RoCE has no on-demand paging for shared receives");
     }
-    play_all_of(Kind::Srq, &["-o", "-n", "20"], 4096, 20);
+    run_all_pairings_of(Kind::Srq, &["-o", "-n", "20"], 4096, 20);
     Ok(Completion::Completed)
 }
 
@@ -265,9 +266,10 @@ fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
     }
 }
 
-/// A game on this TCP port that would last forever, whose client is killed; the server is ours.
+/// A run on this TCP port that would last forever, whose client is killed; the server is ours.
 fn kill_client(kind: Kind, port: &str, theirs: bool, words: &str) {
-    // A game whose client dies before it plays shows something else. How soon one plays is the machine's matter.
+    // A run whose client dies before it plays shows something else. How soon one plays is the
+    // machine's matter.
     let middle = [1, 4, 16].into_iter().map(Duration::from_secs).find(|time| {
         let finished = kill_client_after(*time, kind, port, theirs).expect_failure(words);
         !finished.stderr.contains("; 0 messages were sent")
@@ -288,7 +290,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
 }
 
 /// At once, for each may take 10 s.
-fn peers_of_any_transport_killed_in_the_middle() {
+fn killed_peers_are_reported_on_every_transport() {
     let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
     leaving_nothing(|| {
@@ -317,12 +319,12 @@ fn a_peer_with_another_message_size_on_any_transport() {
     }
 }
 
-fn games_of_any_transport_as_json() {
+fn json_output_of_every_transport() {
     let active = device::open().query_port(1).expect("the port").active_mtu;
     for kind in KINDS {
         let options = &["--json", "-n", "40", "-s", "16", "-e", "-c"][..];
-        let game = play(OursOf(kind, options), OursOf(kind, options));
-        let sides = [game.server, game.client].map(|side| {
+        let run = run_pingpong(OursOf(kind, options), OursOf(kind, options));
+        let sides = [run.server, run.client].map(|side| {
             let side = side.expect_success();
             serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
         });
@@ -335,6 +337,7 @@ fn games_of_any_transport_as_json() {
         assert_eq!(sides[0]["local"], sides[1]["remote"]);
         assert_eq!(sides[1]["local"], sides[0]["remote"]);
     }
-    let plain = play(Ours(&["--json", "-n", "5"]), Ours(&["--json", "-n", "5"])).server.expect_success();
+    let plain =
+        run_pingpong(Ours(&["--json", "-n", "5"]), Ours(&["--json", "-n", "5"])).server.expect_success();
     assert!(plain.stdout.contains(r#""transport": "rc""#), "{plain:#?}");
 }

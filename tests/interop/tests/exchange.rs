@@ -5,16 +5,16 @@ use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use bareverbs_interop_tests::game::{HOST, Ours, PORT, Player, Theirs, record_of_nobody};
 use bareverbs_interop_tests::lines::{Address, RECORD};
+use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs, record_of_nobody};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_interop_tests::resources::leaving_nothing;
 use bareverbs_kernel_tests::{device, kernel_tests};
 use nix::sys::signal::Signal;
 
 kernel_tests! {
-    a_server_says_its_record_as_the_c_program_does,
-    a_client_says_record_and_done_as_the_c_program_does,
+    server_record_matches_ibv_rc_pingpong,
+    client_record_and_done_match_ibv_rc_pingpong,
     each_part_is_written_in_one_call,
 }
 
@@ -36,7 +36,7 @@ fn rest(mut stream: TcpStream) -> Vec<u8> {
 }
 
 /// What a server sends, and its address. It would wait for messages then, and is told to end.
-fn heard_from_server(server: Player<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
+fn heard_from_server(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
     stream.write_all(&record_of_nobody()).unwrap();
@@ -63,7 +63,7 @@ fn record_address(record: &[u8]) -> Option<Address> {
     (address.record() == record).then_some(address)
 }
 
-fn a_server_says_its_record_as_the_c_program_does() {
+fn server_record_matches_ibv_rc_pingpong() {
     leaving_nothing(|| {
         for server in [Ours(&[]), Theirs(&[])] {
             let (record, rest, address) = heard_from_server(server);
@@ -76,7 +76,7 @@ fn a_server_says_its_record_as_the_c_program_does() {
     });
 }
 
-fn a_client_says_record_and_done_as_the_c_program_does() {
+fn client_record_and_done_match_ibv_rc_pingpong() {
     leaving_nothing(|| {
         for client in [Ours(&["-n", "1"]), Theirs(&["-n", "1"])] {
             let listener = TcpListener::bind((HOST, PORT)).unwrap();

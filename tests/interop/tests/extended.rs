@@ -1,20 +1,21 @@
-//! Games of `bareverbs pingpong xsrq` with `ibv_xsrq_pingpong`, in both roles and mixed, and with itself.
+//! Runs of `bareverbs pingpong xsrq` with `ibv_xsrq_pingpong`, in both roles and mixed, and with
+//! itself.
 
 use std::process::Command;
 
-use bareverbs_interop_tests::game::{HOST, wait_until_listening};
+use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_interop_tests::resources::leaving_nothing;
 use bareverbs_kernel_tests::{device, kernel_tests};
 use serde_json::Value;
 
 kernel_tests! {
-    extended_games_without_options_are_those_of_the_c_program if device::xrc,
-    a_server_plays_with_several_clients_over_all_their_connections if device::xrc,
-    extended_games_of_every_size_and_mtu if device::xrc,
-    either_side_of_an_extended_game_may_sleep if device::xrc,
-    an_extended_game_as_json if device::xrc,
-    an_extended_game_is_refused_where_it_cannot_be if device::no_xrc,
+    default_xsrq_runs_match_ibv_xsrq_pingpong if device::xrc,
+    xsrq_server_serves_several_clients if device::xrc,
+    xsrq_runs_with_every_size_and_mtu if device::xrc,
+    xsrq_runs_with_events_on_either_side if device::xrc,
+    xsrq_json_output if device::xrc,
+    xsrq_is_rejected_without_xrc if device::no_xrc,
 }
 
 /// A program of either stack.
@@ -29,8 +30,8 @@ fn program(ours: bool, options: &[&str]) -> Command {
     command
 }
 
-/// Plays to the end: a server for as many clients as there are, each ours or not.
-fn play(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finished> {
+/// Runs to completion: a server for as many clients as there are, each ours or not.
+fn run_pingpong(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finished> {
     let number = clients.len().to_string();
     let mut server = Program::start(program(server, options).args(["-c", &number]));
     wait_until_listening(&mut server, 18515);
@@ -71,15 +72,15 @@ fn expect_regular(sides: &[Finished]) {
     assert_eq!(addresses(server, "remote"), of_clients("local"), "{sides:#?}");
 }
 
-fn extended_games_without_options_are_those_of_the_c_program() {
+fn default_xsrq_runs_match_ibv_xsrq_pingpong() {
     leaving_nothing(|| {
         for (server, client) in [(true, false), (false, true), (true, true)] {
-            expect_regular(&play(server, &[client], &[]));
+            expect_regular(&run_pingpong(server, &[client], &[]));
         }
     });
 }
 
-fn a_server_plays_with_several_clients_over_all_their_connections() {
+fn xsrq_server_serves_several_clients() {
     leaving_nothing(|| {
         for (server, clients) in [
             (true, &[true, true, true][..]),
@@ -87,29 +88,33 @@ fn a_server_plays_with_several_clients_over_all_their_connections() {
             (false, &[true, true]),
             (true, &[true, false, true]),
         ] {
-            expect_regular(&play(server, clients, &["-n", "20", "-s", "64"]));
+            expect_regular(&run_pingpong(server, clients, &["-n", "20", "-s", "64"]));
         }
     });
 }
 
-fn extended_games_of_every_size_and_mtu() {
+fn xsrq_runs_with_every_size_and_mtu() {
     for (server, client) in [(true, false), (false, true)] {
         for size in ["1", "4097", "100000"] {
-            expect_regular(&play(server, &[client], &["-s", size, "-n", "3", "-m", "512", "-l", "3"]));
+            expect_regular(&run_pingpong(
+                server,
+                &[client],
+                &["-s", size, "-n", "3", "-m", "512", "-l", "3"],
+            ));
         }
     }
     // More than the send queue has room for at a time.
-    expect_regular(&play(true, &[true], &["--num_tests=500", "--size=0x10"]));
+    expect_regular(&run_pingpong(true, &[true], &["--num_tests=500", "--size=0x10"]));
 }
 
-fn either_side_of_an_extended_game_may_sleep() {
+fn xsrq_runs_with_events_on_either_side() {
     for (server, client) in [(true, false), (false, true), (true, true)] {
-        expect_regular(&play(server, &[client], &["-e", "-n", "20"]));
+        expect_regular(&run_pingpong(server, &[client], &["-e", "-n", "20"]));
     }
 }
 
-fn an_extended_game_as_json() {
-    let sides = play(true, &[true, true], &["--json", "-n", "7"]);
+fn xsrq_json_output() {
+    let sides = run_pingpong(true, &[true, true], &["--json", "-n", "7"]);
     for (side, number) in sides.iter().zip([2, 1, 1]) {
         let report: Value = serde_json::from_str(&side.stdout).unwrap();
         assert_eq!(report["transport"], "xsrq");
@@ -118,7 +123,7 @@ fn an_extended_game_as_json() {
     }
 }
 
-fn an_extended_game_is_refused_where_it_cannot_be() {
+fn xsrq_is_rejected_without_xrc() {
     leaving_nothing(|| {
         let refused = Program::start(&mut program(true, &[])).finish();
         refused.expect_failure("no extended reliable connections (XRC), which xsrq needs");

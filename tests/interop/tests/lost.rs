@@ -5,8 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
-use bareverbs_interop_tests::game::{HOST, Ours, PORT, Player, Theirs};
 use bareverbs_interop_tests::lines::RECORD;
+use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_interop_tests::resources::{count, expect, leaving_nothing};
 use bareverbs_kernel_tests::kernel_tests;
@@ -14,11 +14,11 @@ use nix::sys::signal::Signal;
 
 kernel_tests! {
     a_peer_that_dies_before_the_first_message,
-    peers_killed_in_the_middle,
-    a_stopped_peer_is_told_from_a_dead_one,
-    a_server_of_ours_killed_in_the_middle,
-    a_client_of_ours_killed_in_the_middle,
-    a_server_told_to_end_leaves_in_good_order,
+    killed_peers_are_reported,
+    stopped_and_dead_peers_are_distinguished,
+    killed_bareverbs_server_is_reported,
+    killed_bareverbs_client_is_reported,
+    sigterm_ends_the_server_cleanly,
 }
 
 /// More iterations than any test lasts.
@@ -51,7 +51,8 @@ fn a_peer_that_dies_before_the_first_message() {
     });
 }
 
-/// Ours names a peer that died: its own message finds no answer, or after 10 s of silence the question for the peer.
+/// Ours names a peer that died: its own message finds no answer, or after 10 s of silence the
+/// question for the peer.
 fn expect_lost(finished: Finished) {
     let finished = finished.expect_failure("Failed status transport retry counter exceeded (12) for wr_id 2");
     let after = finished.stderr.split(" received, then ").nth(1).unwrap_or_default();
@@ -60,8 +61,9 @@ fn expect_lost(finished: Finished) {
     assert!(!finished.stderr.contains("; 0 messages were sent"), "it was in the middle: {finished:#?}");
 }
 
-/// A game on this TCP port that would last forever, of which one side is killed; the other one is ours.
-fn kill_one(port: u16, server: Player<'_>, client: Player<'_>, victim: Side) {
+/// A run on this TCP port that would last forever, of which one side is killed; the other one is
+/// ours.
+fn kill_one(port: u16, server: Pingpong<'_>, client: Pingpong<'_>, victim: Side) {
     let server = server.serve(port);
     let client = Program::start(&mut client.command(Some(HOST)));
     let (victim, mut survivor) = match victim {
@@ -81,7 +83,7 @@ enum Side {
 }
 
 /// At once, for each may take 10 s.
-fn peers_killed_in_the_middle() {
+fn killed_peers_are_reported() {
     let forever = |port| ["-n", "1000000000", "-p", port];
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
     leaving_nothing(|| {
@@ -94,7 +96,7 @@ fn peers_killed_in_the_middle() {
     });
 }
 
-fn a_stopped_peer_is_told_from_a_dead_one() {
+fn stopped_and_dead_peers_are_distinguished() {
     leaving_nothing(|| {
         let server = Ours(FOREVER).serve(PORT);
         let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
@@ -112,7 +114,7 @@ fn kill(ours: Program) {
     assert_eq!(ours.finish().status.signal(), Some(Signal::SIGKILL as i32));
 }
 
-fn a_server_of_ours_killed_in_the_middle() {
+fn killed_bareverbs_server_is_reported() {
     leaving_nothing(|| {
         let mut server = Ours(FOREVER).serve(PORT);
         let client = Program::start(&mut Theirs(FOREVER).command(Some(HOST)));
@@ -124,7 +126,7 @@ fn a_server_of_ours_killed_in_the_middle() {
     });
 }
 
-fn a_client_of_ours_killed_in_the_middle() {
+fn killed_bareverbs_client_is_reported() {
     leaving_nothing(|| {
         let server = Theirs(FOREVER).serve(PORT);
         let theirs = count();
@@ -138,7 +140,7 @@ fn a_client_of_ours_killed_in_the_middle() {
     });
 }
 
-fn a_server_told_to_end_leaves_in_good_order() {
+fn sigterm_ends_the_server_cleanly() {
     leaving_nothing(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let server = Ours(&[]).serve(PORT);

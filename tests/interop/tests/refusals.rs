@@ -4,7 +4,7 @@ use std::process::Command;
 
 use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
-use bareverbs_interop_tests::game::{HOST, Ours};
+use bareverbs_interop_tests::pingpong::{HOST, Ours};
 use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
 
 kernel_tests! {
@@ -17,8 +17,8 @@ kernel_tests! {
     a_port_or_gid_that_is_not_there_is_refused,
 }
 
-/// Shows that ours ends with an error that has these words, as server and as client, having made nothing on the
-/// device.
+/// Shows that ours ends with an error that has these words, as server and as client, having made
+/// nothing on the device.
 fn refused(options: &[&str], words: &str) {
     for host in [None, Some(HOST)] {
         let calls = trace(&mut Ours(options).command(host));

@@ -1,9 +1,9 @@
-//! What `bareverbs` reports of devices and games, against the C programs and as JSON.
+//! What `bareverbs` reports of devices and runs, against the C programs and as JSON.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use bareverbs_interop_tests::game::{HOST, Ours, PORT, play};
+use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_kernel_tests::{device, kernel_tests};
 use serde_json::Value;
@@ -13,9 +13,9 @@ kernel_tests! {
     devinfo_prints_the_values_of_ibv_devinfo,
     devinfo_prints_the_fields_in_the_order_of_ibv_devinfo,
     gids_are_shown_with_type_and_network_interface if device::ethernet,
-    devinfo_lists_and_chooses,
+    devinfo_lists_and_selects_devices,
     devices_as_json,
-    a_game_as_json,
+    rc_json_output,
     small_messages_go_inline if device::soft_roce,
 }
 
@@ -87,7 +87,7 @@ fn gids_are_shown_with_type_and_network_interface() {
     assert!(text.contains(&format!("GID[{index:3}]:\t\t::ffff:{HOST}, RoCE v2, {netdev}\n")), "{text}");
 }
 
-fn devinfo_lists_and_chooses() {
+fn devinfo_lists_and_selects_devices() {
     assert_eq!(fields(&output("bareverbs", &["devinfo", "-l"])), fields(&output("ibv_devinfo", &["-l"])));
     run("bareverbs", &["devinfo", "-d", "rxe7"]).expect_failure("rxe7");
     run("bareverbs", &["devinfo", "-i", "3"]).expect_failure("port 3");
@@ -126,19 +126,19 @@ fn devices_as_json() {
 fn small_messages_go_inline() {
     for (size, inline) in [("1", true), ("16", true), ("17", false), ("64", false)] {
         let options = &["--json", "-n", "5", "-s", size][..];
-        let game = play(Ours(options), Ours(options));
-        for side in [game.server, game.client].map(Finished::expect_success) {
+        let run = run_pingpong(Ours(options), Ours(options));
+        for side in [run.server, run.client].map(Finished::expect_success) {
             let report: Value = serde_json::from_str(&side.stdout).unwrap();
             assert_eq!(report["inline"], inline, "{size} bytes: {side:#?}");
         }
     }
 }
 
-fn a_game_as_json() {
+fn rc_json_output() {
     let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
     // The server prints nothing before its end, so nobody waits for its lines.
-    let game = play(Ours(options), Ours(options));
-    let sides = [game.server, game.client].map(|side| {
+    let run = run_pingpong(Ours(options), Ours(options));
+    let sides = [run.server, run.client].map(|side| {
         let side = side.expect_success();
         serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
     });

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
-use bareverbs_interop_tests::game::{Kind, Ours, OursOf, PORT, play};
+use bareverbs_interop_tests::pingpong::{Kind, Ours, OursOf, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_interop_tests::resources::leaving_nothing;
 use bareverbs_kernel_tests::{device, kernel_tests};
@@ -13,11 +13,11 @@ use serde_json::Value;
 
 kernel_tests! {
     asyncwatch_prints_what_ibv_asyncwatch_prints if device::ethernet,
-    asyncwatch_ends_when_told_to,
-    resources_are_those_that_rdma_shows,
-    counters_are_those_that_rdma_shows,
-    watching_appends_a_line_of_json_each_time if device::soft_roce,
-    watching_draws_anew_on_a_terminal_only,
+    asyncwatch_ends_on_signals,
+    resources_match_rdma_resource_show,
+    counters_match_rdma_statistic,
+    watch_appends_json_lines if device::soft_roce,
+    watch_redraws_on_terminals_only,
     a_device_that_is_not_there_is_refused,
 }
 
@@ -74,7 +74,7 @@ fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
     });
 }
 
-fn asyncwatch_ends_when_told_to() {
+fn asyncwatch_ends_on_signals() {
     leaving_nothing(|| {
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
             let mut watcher = ours(&["asyncwatch"]);
@@ -91,7 +91,7 @@ fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &
     list.filter_map(|row| Some((row[key].as_u64()?, row))).collect()
 }
 
-fn resources_are_those_that_rdma_shows() {
+fn resources_match_rdma_resource_show() {
     leaving_nothing(|| {
         let connected = Ours(&[]).serve(PORT);
         let shared = OursOf(Kind::Srq, &["-q", "3", "-p", "4711"]).serve(4711);
@@ -146,7 +146,7 @@ fn resources_are_those_that_rdma_shows() {
     });
 }
 
-fn counters_are_those_that_rdma_shows() {
+fn counters_match_rdma_statistic() {
     let shown = json("rdma", &["-j", "statistic", "show", "link", &format!("{}/1", device::name())]);
     let report = json("bareverbs", &["resources", "--json"]);
     let port = &report[0]["ports"][0];
@@ -160,13 +160,13 @@ fn counters_are_those_that_rdma_shows() {
     }
 }
 
-fn watching_appends_a_line_of_json_each_time() {
+fn watch_appends_json_lines() {
     let mut watcher = ours(&["resources", "--json", "--watch", "0.2"]);
     let mut moment =
         || -> Value { serde_json::from_str(&watcher.line("{")).expect("each line is an object") };
     let sent = |moment: &Value| moment["devices"][0]["ports"][0]["counters"]["sent_pkts"].as_u64().unwrap();
     let first = moment();
-    play(Ours(&["-n", "20"]), Ours(&["-n", "20"])).expect_regular(4096, 20);
+    run_pingpong(Ours(&["-n", "20"]), Ours(&["-n", "20"])).expect_regular(4096, 20);
     let mut last = moment();
     let begin = Instant::now();
     while sent(&last) < sent(&first) + 40 {
@@ -180,7 +180,7 @@ fn watching_appends_a_line_of_json_each_time() {
     assert_eq!(watcher.finish().status.code(), Some(130));
 }
 
-fn watching_draws_anew_on_a_terminal_only() {
+fn watch_redraws_on_terminals_only() {
     const CLEAR: &str = "\u{1b}[H\u{1b}[2J";
     let draws_twice = |program: &str, arguments: &[&str], begin: &str| {
         let mut watcher = Program::start(Command::new(program).args(arguments));

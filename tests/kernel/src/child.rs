@@ -17,7 +17,8 @@ pub fn start(work: impl FnOnce()) -> Pid {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             let ended_well = catch_unwind(AssertUnwindSafe(work)).is_ok();
-            // SAFETY: `_exit` may be called at any time; what the parent registered at exit is not the child's to run.
+            // SAFETY: `_exit` may be called at any time; what the parent registered at exit is not
+            // the child's to run.
             unsafe { nix::libc::_exit(i32::from(!ended_well)) }
         }
     }
@@ -30,7 +31,7 @@ pub fn run(work: impl FnOnce()) {
 }
 
 /// Gives up root, for good.
-pub fn become_nobody() {
+pub fn drop_privileges() {
     setgroups(&[]).expect("root may leave its groups");
     setgid(Gid::from_raw(NOBODY)).expect("root may change its group");
     setuid(Uid::from_raw(NOBODY)).expect("root may become anyone");

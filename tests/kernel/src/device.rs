@@ -23,7 +23,7 @@ use bareverbs::{
 use crate::loopback::{Plan, domain, pair, request};
 
 /// What a test that can't run says.
-pub type Need = Result<(), String>;
+pub type Requirement = Result<(), String>;
 
 /// The device's name; that of the first where there are several.
 ///
@@ -42,8 +42,8 @@ pub fn device() -> Device {
     Device::find(name()).expect("the guest's device")
 }
 
-/// Makes what the driver makes objects of its own for, at the first time: a queue pair and a region. Whoever counts
-/// objects afterwards counts those of programs.
+/// Makes what the driver makes objects of its own for, at the first time: a queue pair and a
+/// region. Whoever counts objects afterwards counts those of programs.
 ///
 /// # Panics
 /// If the device makes none.
@@ -75,7 +75,7 @@ pub fn sysfs(file: &str) -> PathBuf {
 ///
 /// # Panics
 /// If there is no such file.
-pub fn told(file: &str) -> String {
+pub fn read_sysfs(file: &str) -> String {
     let path = sysfs(file);
     let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.trim().to_owned()
@@ -86,7 +86,7 @@ pub fn told(file: &str) -> String {
 /// # Panics
 /// If it has none, as on InfiniBand.
 pub fn netdev() -> String {
-    told(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
+    read_sysfs(&format!("ports/1/gid_attrs/ndevs/{}", gid_index()))
 }
 
 /// The GID that tests use, as [`Context::default_gid`] chooses it: that of 10.1.0.1 on Ethernet.
@@ -122,17 +122,18 @@ pub fn is_soft_roce() -> bool {
 ///
 /// # Errors
 /// The port is of InfiniBand.
-pub fn ethernet() -> Need {
+pub fn ethernet() -> Requirement {
     need(!is_infiniband(), || {
         "its port is of InfiniBand, and has neither an IP address nor a network interface".into()
     })
 }
 
-/// For tests of what a process does up to its end: a program instrumented for coverage writes its counts then.
+/// For tests of what a process does up to its end: a program instrumented for coverage writes its
+/// counts then.
 ///
 /// # Errors
 /// The programs are instrumented.
-pub fn not_instrumented() -> Need {
+pub fn not_instrumented() -> Requirement {
     let instrumented = std::env::var_os("LLVM_PROFILE_FILE").is_some();
     need(!instrumented, || "the programs are instrumented, and write their counts when they exit".into())
 }
@@ -141,7 +142,7 @@ pub fn not_instrumented() -> Need {
 ///
 /// # Errors
 /// The port is of InfiniBand.
-pub fn groups() -> Need {
+pub fn multicast_by_gid() -> Requirement {
     need(!is_infiniband(), || "its port is of InfiniBand, where a group has a LID too".into())
 }
 
@@ -149,16 +150,17 @@ pub fn groups() -> Need {
 ///
 /// # Errors
 /// The port is of another kind.
-pub fn infiniband() -> Need {
+pub fn infiniband() -> Requirement {
     need(is_infiniband(), || "its port is not of InfiniBand".into())
 }
 
-/// For tests of what becomes of datagrams over an address handle that they should not go over: Soft-RoCE's own way, whose
-/// requests name a handle, which the driver looks up. No capability tells of it, and only a wrong handle could show it.
+/// For tests of what becomes of datagrams over an address handle that they should not go over:
+/// Soft-RoCE's own way, whose requests name a handle, which the driver looks up. No capability
+/// tells of it, and only a wrong handle could show it.
 ///
 /// # Errors
 /// Another driver's device.
-pub fn soft_roce_looks_handles_up() -> Need {
+pub fn soft_roce_validates_ah() -> Requirement {
     need(is_soft_roce(), || {
         format!("a request to {} holds the address itself, and no handle that could be a wrong one", name())
     })
@@ -168,20 +170,20 @@ pub fn soft_roce_looks_handles_up() -> Need {
 ///
 /// # Errors
 /// The device has none.
-pub fn resizes_shared_queues() -> Need {
+pub fn srq_resize() -> Requirement {
     let flags = open().query_device().expect("the device's attributes").device_cap_flags;
     need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || {
         format!("{} does not resize shared receive queues", name())
     })
 }
 
-/// For tests of what may not be done with windows and the regions beneath: Soft-RoCE's own way, whose driver carries binds out
-/// and looks after what is bound to what. No capability tells of it.
+/// For tests of what may not be done with windows and the regions beneath: Soft-RoCE's own way,
+/// whose driver carries binds out and looks after what is bound to what. No capability tells of it.
 ///
 /// # Errors
-/// Another driver's device. On a ConnectX a bind is a change of a memory key, which the device carries out as it is told,
-/// and no driver knows of.
-pub fn soft_roce_checks_windows() -> Need {
+/// Another driver's device. On a ConnectX a bind is a change of a memory key, which the device
+/// carries out as it is told, and no driver knows of.
+pub fn soft_roce_validates_binds() -> Requirement {
     need(is_soft_roce(), || {
         format!("a bind on {} is a change of a memory key, carried out as it is told", name())
     })
@@ -191,7 +193,7 @@ pub fn soft_roce_checks_windows() -> Need {
 ///
 /// # Errors
 /// The driver refuses that step of the state machine.
-pub fn drains() -> Need {
+pub fn sqd() -> Requirement {
     let (mut a, _b) = pair(&domain(), Plan::default());
     let refused = a.qp.drain().err();
     need(refused.is_none(), || format!("{} drains no send queue: {refused:?}", name()))
@@ -204,7 +206,7 @@ pub fn drains() -> Need {
 ///
 /// # Panics
 /// If the provider refuses a message of no bytes.
-pub fn defers() -> Need {
+pub fn deferred_doorbells() -> Requirement {
     let (mut a, _b) = pair(&domain(), Plan::default());
     let nothing = request(1, Operation::Send, Payload::Inline(&[]));
     // SAFETY: the request names no memory.
@@ -212,9 +214,9 @@ pub fn defers() -> Need {
     need(a.qp.split().0.deferred() == 1, || format!("{} is told of every request at once", name()))
 }
 
-/// What a query in INIT tells of a queue pair's rights. ConnectX has no place for local ones, and none for those of reads
-/// and atomics until it is to serve some (`mlx5_ib`'s `qp.c`).
-pub fn told_rights(rights: Access) -> Access {
+/// What a query in INIT tells of a queue pair's rights. ConnectX has no place for local ones, and
+/// none for those of reads and atomics until it is to serve some (`mlx5_ib`'s `qp.c`).
+pub fn reported_access(rights: Access) -> Access {
     if is_soft_roce() { rights } else { rights & Access::REMOTE_WRITE }
 }
 
@@ -222,7 +224,7 @@ pub fn told_rights(rights: Access) -> Access {
 ///
 /// # Errors
 /// Another driver's device.
-pub fn soft_roce() -> Need {
+pub fn soft_roce() -> Requirement {
     need(is_soft_roce(), || format!("{} is no device of Soft-RoCE", name()))
 }
 
@@ -230,7 +232,7 @@ pub fn soft_roce() -> Need {
 ///
 /// # Errors
 /// Another driver's device.
-pub fn connectx() -> Need {
+pub fn connectx() -> Requirement {
     need(device().driver_id() == Some(DriverId::MLX5), || format!("{} is no ConnectX", name()))
 }
 
@@ -238,7 +240,7 @@ pub fn connectx() -> Need {
 ///
 /// # Errors
 /// It is on no bus, as that of Soft-RoCE, for whose removal the kernel waits until nobody uses it.
-pub fn unbindable() -> Need {
+pub fn unbindable() -> Requirement {
     need(sysfs("device/driver/unbind").exists(), || {
         format!("{} is on no bus that it could be taken from", name())
     })
@@ -248,7 +250,7 @@ pub fn unbindable() -> Need {
 ///
 /// # Errors
 /// The device has no XRC domains.
-pub fn xrc() -> Need {
+pub fn xrc() -> Requirement {
     need(open().capabilities().xrc, || format!("{} has no XRC domains", name()))
 }
 
@@ -256,7 +258,7 @@ pub fn xrc() -> Need {
 ///
 /// # Errors
 /// The device has XRC domains.
-pub fn no_xrc() -> Need {
+pub fn no_xrc() -> Requirement {
     need(xrc().is_err(), || format!("{} has XRC domains", name()))
 }
 
@@ -264,7 +266,7 @@ pub fn no_xrc() -> Need {
 ///
 /// # Errors
 /// The device has none.
-pub fn timestamps() -> Need {
+pub fn timestamps() -> Requirement {
     need(open().capabilities().completion_timestamps, || format!("{} has no completion timestamps", name()))
 }
 
@@ -272,7 +274,7 @@ pub fn timestamps() -> Need {
 ///
 /// # Errors
 /// The device has some.
-pub fn no_timestamps() -> Need {
+pub fn no_timestamps() -> Requirement {
     need(timestamps().is_err(), || format!("{} has completion timestamps", name()))
 }
 
@@ -280,7 +282,7 @@ pub fn no_timestamps() -> Need {
 ///
 /// # Errors
 /// The device, or its provider, does not do that.
-pub fn scatter() -> Need {
+pub fn scatter() -> Requirement {
     let pd = open().alloc_pd().map_err(|error| error.to_string())?;
     let cq = pd.context().create_cq(&CqInit::new(1)).map_err(|error| error.to_string())?;
     let made = pd.create_qp::<Rc>(&QpInit { scatter_to_cqe: true, ..QpInit::new(&cq, &cq) });
@@ -291,7 +293,7 @@ pub fn scatter() -> Need {
 ///
 /// # Errors
 /// The device compresses none.
-pub fn compression() -> Need {
+pub fn compression() -> Requirement {
     need(open().capabilities().compressed_completions, || format!("{} compresses no completions", name()))
 }
 
@@ -299,7 +301,7 @@ pub fn compression() -> Need {
 ///
 /// # Errors
 /// The device compresses some.
-pub fn no_compression() -> Need {
+pub fn no_compression() -> Requirement {
     need(compression().is_err(), || format!("{} compresses completions", name()))
 }
 
@@ -307,7 +309,7 @@ pub fn no_compression() -> Need {
 ///
 /// # Errors
 /// The device has none.
-pub fn device_memory() -> Need {
+pub fn device_memory() -> Requirement {
     need(open().capabilities().device_memory, || format!("{} has no device memory", name()))
 }
 
@@ -315,23 +317,23 @@ pub fn device_memory() -> Need {
 ///
 /// # Errors
 /// The device has some.
-pub fn no_device_memory() -> Need {
+pub fn no_device_memory() -> Requirement {
     need(device_memory().is_err(), || format!("{} has device memory", name()))
 }
 
-/// For tests of the region that is nowhere.
+/// For tests of the null MR.
 ///
 /// # Errors
 /// The device has none.
-pub fn null_mr() -> Need {
-    need(open().capabilities().null_mr, || format!("{} has no region that is nowhere", name()))
+pub fn null_mr() -> Requirement {
+    need(open().capabilities().null_mr, || format!("{} has no null MR", name()))
 }
 
 /// For tests of contexts that several processes use.
 ///
 /// # Errors
 /// The driver's contexts are for one.
-pub fn import() -> Need {
+pub fn import() -> Requirement {
     need(open().capabilities().import, || format!("{} has contexts for one process only", name()))
 }
 
@@ -339,7 +341,7 @@ pub fn import() -> Need {
 ///
 /// # Errors
 /// They are for several.
-pub fn no_import() -> Need {
+pub fn no_import() -> Requirement {
     need(import().is_err(), || format!("{} has contexts that several processes can use", name()))
 }
 
@@ -347,7 +349,7 @@ pub fn no_import() -> Need {
 ///
 /// # Errors
 /// The device has no queue pairs for them.
-pub fn raw_packets() -> Need {
+pub fn raw_packets() -> Requirement {
     need(open().capabilities().raw_packets, || format!("{} has no queue pairs of raw packets", name()))
 }
 
@@ -355,7 +357,7 @@ pub fn raw_packets() -> Need {
 ///
 /// # Errors
 /// It has some.
-pub fn no_raw_packets() -> Need {
+pub fn no_raw_packets() -> Requirement {
     need(raw_packets().is_err(), || format!("{} has queue pairs of raw packets", name()))
 }
 
@@ -363,7 +365,7 @@ pub fn no_raw_packets() -> Need {
 ///
 /// # Errors
 /// The device has none.
-pub fn work_queues() -> Need {
+pub fn work_queues() -> Requirement {
     let capabilities = *open().capabilities();
     need(capabilities.work_queues && capabilities.rss, || format!("{} has no work queues", name()))
 }
@@ -372,7 +374,7 @@ pub fn work_queues() -> Need {
 ///
 /// # Errors
 /// It has some.
-pub fn no_work_queues() -> Need {
+pub fn no_work_queues() -> Requirement {
     need(work_queues().is_err(), || format!("{} has work queues", name()))
 }
 
@@ -383,12 +385,12 @@ pub const FAR: &str = "veth1";
 ///
 /// # Errors
 /// The interface under the device is not the lab's.
-pub fn wired() -> Need {
+pub fn wired() -> Requirement {
     ethernet()?;
     let there = PathBuf::from(format!("/sys/class/net/{FAR}")).exists();
     need(there, || format!("there is nobody at the other end of the wire, as {FAR} is with Soft-RoCE"))
 }
 
-fn need(met: bool, otherwise: impl FnOnce() -> String) -> Need {
+fn need(met: bool, otherwise: impl FnOnce() -> String) -> Requirement {
     if met { Ok(()) } else { Err(otherwise()) }
 }

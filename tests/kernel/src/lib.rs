@@ -1,9 +1,10 @@
 //! The harness of tests that need a kernel with an RDMA device.
 //!
-//! A test binary lists its tests with [`kernel_tests!`]. In a guest of the lab they run; anywhere else they are reported
-//! as ignored, because they need root, an RDMA device and a kernel that may be broken. `cargo xtask test` runs them on
-//! every kernel, each test in a process of its own, as root, with one device up ([`device`]; on Ethernet at 10.1.0.1) and
-//! the Debian root with the C stack.
+//! A test binary lists its tests with [`kernel_tests!`]. In a guest of the lab they run; anywhere
+//! else they are reported as ignored, because they need root, an RDMA device and a kernel that may
+//! be broken. `cargo xtask test` runs them on every kernel, each test in a process of its own, as
+//! root, with one device up ([`device`]; on Ethernet at 10.1.0.1) and the Debian root with the C
+//! stack.
 //!
 //! ```
 //! use bareverbs_kernel_tests::{Outcome, skip};
@@ -21,9 +22,9 @@
 
 pub mod child;
 pub mod device;
+pub mod exchange;
 pub mod loopback;
 pub mod resources;
-pub mod rounds;
 
 use std::process::ExitCode;
 
@@ -78,7 +79,8 @@ pub fn in_lab() -> bool {
     command_line.split_whitespace().any(|word| word == "bareverbs.lab")
 }
 
-/// Runs the tests that the command line selects, in the lab; elsewhere says that they were left out.
+/// Runs the tests that the command line selects, in the lab; elsewhere says that they were left
+/// out.
 pub fn run(arguments: &Arguments, tests: &[Test]) -> ExitCode {
     libtest_mimic::run(arguments, trials(tests, in_lab())).exit_code()
 }
@@ -93,7 +95,8 @@ fn trials(tests: &[Test], in_lab: bool) -> Vec<Trial> {
     trials.collect()
 }
 
-/// The `main` of a test binary: the names of its test functions, each with what it needs of the device, if anything.
+/// The `main` of a test binary: the names of its test functions, each with what it needs of the
+/// device, if anything.
 #[macro_export]
 macro_rules! kernel_tests {
     ($($test:ident $(if $need:path)?),+ $(,)?) => {

@@ -22,7 +22,8 @@ pub struct Plan {
     pub cap: QpCap,
     /// Retries when the peer has no receive posted; 7 is for ever.
     pub rnr_retry: u8,
-    /// How long an acknowledgement may take before packets are sent again: 4.096 µs times two to this power.
+    /// How long an acknowledgement may take before packets are sent again: 4.096 µs times two to
+    /// this power.
     pub timeout: u8,
     /// What the peer may do.
     pub access: Access,
@@ -33,14 +34,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The default, but with retries that are there for what is lost, not for what is late: a second or more each.
-    pub fn patient() -> Self {
+    /// The default, but with retries that are there for what is lost, not for what is late: a
+    /// second or more each.
+    pub fn long_timeouts() -> Self {
         Self { rnr_retry: 7, timeout: 18, ..Self::default() }
     }
 }
 
 impl Default for Plan {
-    /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to acknowledge.
+    /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to
+    /// acknowledge.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
         Self {
@@ -172,7 +175,8 @@ impl Side {
     /// # Errors
     /// As for [`Qp::post_send`].
     pub fn send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: tests keep their regions longer than their queue pairs and look at them by copies only.
+        // SAFETY: tests keep their regions longer than their queue pairs and look at them by copies
+        // only.
         unsafe { self.qp.post_send(requests) }
     }
 

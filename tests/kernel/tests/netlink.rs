@@ -10,14 +10,14 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 
 kernel_tests! {
-    every_object_is_listed_with_its_owner_and_what_it_belongs_to,
+    resources_have_owner_and_parent,
     queue_pairs_are_listed_with_state_and_peer,
     a_shared_queue_is_listed_with_its_queue_pairs,
     the_kernels_own_objects_are_listed_by_name,
-    keys_are_told_to_administrators_only,
-    packets_are_counted_as_they_go if device::soft_roce,
+    mr_keys_require_cap_net_admin,
+    port_counters_grow_with_traffic if device::soft_roce,
     counters_have_the_names_of_their_status,
-    queue_pairs_have_no_counters_of_their_own_on_soft_roce if device::soft_roce,
+    rxe_has_no_per_qp_counters if device::soft_roce,
     an_unknown_device_or_port_is_refused,
 }
 
@@ -36,7 +36,7 @@ fn only<T: std::fmt::Debug>(list: Vec<T>, is_it: impl Fn(&T) -> bool) -> T {
     found.remove(0)
 }
 
-fn every_object_is_listed_with_its_owner_and_what_it_belongs_to() {
+fn resources_have_owner_and_parent() {
     nothing_leaks(|| {
         let pd = domain();
         let mr: Mr<_> = region(&pd, &[0; 5000], Access::LOCAL_WRITE);
@@ -107,12 +107,12 @@ fn the_kernels_own_objects_are_listed_by_name() {
     assert_eq!(netlink.connection_ids(device::name()).unwrap(), []);
 }
 
-fn keys_are_told_to_administrators_only() {
+fn mr_keys_require_cap_net_admin() {
     let pd = domain();
     let mr = region(&pd, &[0; 100], Access::LOCAL_WRITE);
     let owner = me();
     child::run(|| {
-        child::become_nobody();
+        child::drop_privileges();
         let region = only(netlink().memory_regions(device::name()).unwrap(), |region| region.owner == owner);
         assert_eq!((region.lkey, region.rkey, region.length), (None, None, 100));
         let domains = netlink().protection_domains(device::name()).unwrap();
@@ -127,7 +127,7 @@ fn counter(name: &str) -> u64 {
     only(counters, |counter| counter.name == name).value
 }
 
-fn packets_are_counted_as_they_go() {
+fn port_counters_grow_with_traffic() {
     let pd = domain();
     let (mut a, mut b) = pair(&pd, Plan::default());
     let (sent, received) = (counter("sent_pkts"), counter("rcvd_pkts"));
@@ -158,7 +158,7 @@ fn counters_have_the_names_of_their_status() {
     }
 }
 
-fn queue_pairs_have_no_counters_of_their_own_on_soft_roce() {
+fn rxe_has_no_per_qp_counters() {
     let pd = domain();
     let mr = region(&pd, &[0; 100], Access::LOCAL_WRITE);
     let mut netlink = netlink();

@@ -13,12 +13,12 @@ kernel_tests! {
 
 fn the_device_is_active_and_has_a_device_node() {
     assert!(Path::new("/dev/infiniband/uverbs0").exists());
-    let state = device::told("ports/1/state");
+    let state = device::read_sysfs("ports/1/state");
     assert_eq!(state, "4: ACTIVE");
 }
 
 fn the_device_has_the_gid_of_its_address() {
-    let gid = device::told(&format!("ports/1/gids/{}", device::gid_index()));
+    let gid = device::read_sysfs(&format!("ports/1/gids/{}", device::gid_index()));
     assert_eq!(gid, "0000:0000:0000:0000:0000:ffff:0a01:0001");
 }
 

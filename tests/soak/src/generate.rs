@@ -12,7 +12,7 @@ use crate::op::{Id, Op};
 
 /// What a device can do beyond what all can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abilities {
+pub struct Capabilities {
     /// Flushes.
     pub flush: bool,
     /// Atomic writes.
@@ -26,15 +26,15 @@ const TRIES: usize = 60;
 #[derive(Debug)]
 pub struct Generator {
     rng: Rng,
-    abilities: Abilities,
+    capabilities: Capabilities,
     next_id: Id,
     next_wr: u64,
 }
 
 /// A sort of verbs: how often it is tried, and what makes one where that is possible.
-type Sort = (u32, fn(&mut Generator, &Model) -> Option<Op>);
+type OpKind = (u32, fn(&mut Generator, &Model) -> Option<Op>);
 
-const SORTS: [Sort; 20] = [
+const OP_KINDS: [OpKind; 20] = [
     (2, Generator::alloc_pd),
     (1, Generator::dealloc_pd),
     (4, Generator::make_cq),
@@ -48,9 +48,9 @@ const SORTS: [Sort; 20] = [
     (2, Generator::dealloc_mw),
     (12, Generator::make_qp),
     (20, Generator::connect),
-    (10, Generator::raise),
+    (10, Generator::bring_up),
     (8, Generator::end),
-    (4, Generator::crash),
+    (4, Generator::abort),
     (60, Generator::post_recv),
     (12, Generator::post_srq),
     (120, Generator::post_send),
@@ -60,16 +60,16 @@ const SORTS: [Sort; 20] = [
 impl Generator {
     /// The generator of a seed.
     #[must_use]
-    pub fn new(seed: u64, abilities: Abilities) -> Self {
-        Self { rng: Rng::with_seed(seed), abilities, next_id: 1, next_wr: 1 }
+    pub fn new(seed: u64, capabilities: Capabilities) -> Self {
+        Self { rng: Rng::with_seed(seed), capabilities, next_id: 1, next_wr: 1 }
     }
 
     /// The next verb.
     pub fn next(&mut self, model: &Model) -> Op {
-        let total: u32 = SORTS.iter().map(|(weight, _)| weight).sum();
+        let total: u32 = OP_KINDS.iter().map(|(weight, _)| weight).sum();
         for _ in 0..TRIES {
             let mut ticket = self.rng.u32(..total);
-            for (weight, make) in SORTS {
+            for (weight, make) in OP_KINDS {
                 if ticket < weight {
                     if let Some(op) = make(self, model) {
                         return op;

@@ -1,15 +1,15 @@
-//! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions, random verbs against a
-//! model.
+//! Scale and endurance on real kernels: a thousand queue pairs at once, a hundred thousand regions,
+//! random verbs against a model.
 //!
 //! `cargo xtask soak` runs the long versions in the lab, `cargo xtask test` the short ones.
 
 pub mod generate;
+pub mod iteration;
 pub mod model;
 pub mod objects;
 pub mod op;
 pub mod random;
 pub mod traffic;
-pub mod world;
 
 use bareverbs::{AhAttr, Context, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
 
@@ -17,17 +17,18 @@ use bareverbs::{AhAttr, Context, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
 const PORT: u8 = 1;
 
 /// The way from the port to itself.
-fn way(context: &Context) -> Result<AhAttr> {
+fn loopback_path(context: &Context) -> Result<AhAttr> {
     let gid = context.default_gid(PORT.into())?;
     let dlid = context.query_port(PORT.into())?.lid;
     Ok(AhAttr { dlid, ..AhAttr::global(PORT, gid.gid, gid.index as u8) })
 }
 
-/// Connects two queue pairs of one port to each other, with retries that never end and waits that a slow guest needs not.
+/// Connects two queue pairs of one port to each other, with retries that never end and waits that a
+/// slow guest needs not.
 fn connect(one: &mut Qp<Rc>, other: &mut Qp<Rc>) -> Result<()> {
     let numbers = [other.qp_num(), one.qp_num()];
     for (qp, peer) in [one, other].into_iter().zip(numbers) {
-        let address = way(qp.pd().context())?;
+        let address = loopback_path(qp.pd().context())?;
         qp.init(&InitAttr::new(PORT))?;
         qp.ready_to_receive(&RtrAttr { min_rnr_timer: 1, ..RtrAttr::new(address, peer) })?;
         qp.ready_to_send(&RtsAttr { timeout: 18, ..RtsAttr::default() })?;

@@ -24,11 +24,11 @@ enum What {
         /// Where all verbs come from.
         #[arg(long)]
         seed: u64,
-        /// Only this world.
+        /// Only this iteration.
         #[arg(long)]
-        world: Option<u64>,
+        iteration: Option<u64>,
         /// Only so many verbs of it.
-        #[arg(long, requires = "world")]
+        #[arg(long, requires = "iteration")]
         ops: Option<usize>,
     },
     /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
@@ -37,7 +37,8 @@ enum What {
         #[arg(long, default_value_t = 1_000_000)]
         messages: u64,
     },
-    /// What objects cost by how many there are: a line for each step, with microseconds to make one and to free one.
+    /// What objects cost by how many there are: a line for each step, with microseconds to make one
+    /// and to free one.
     Objects {
         /// Memory regions.
         #[arg(long, default_value_t = 100_000)]
@@ -50,9 +51,9 @@ enum What {
 
 fn main() -> Result<()> {
     match Cli::parse().what {
-        What::Random { seconds, seed, world, ops } => {
+        What::Random { seconds, seed, iteration, ops } => {
             let time = Duration::from_secs(seconds);
-            println!("{}", random::run(&random::Plan { seed, time, world, ops })?);
+            println!("{}", random::run(&random::Plan { seed, time, iteration, ops })?);
         }
         What::Traffic { messages } => {
             let report = nothing_leaks(|| traffic::run(&traffic::Plan::thousand(messages)))?;

@@ -1,16 +1,17 @@
 //! The model: what must complete, with which status, in which order, and what memory holds then.
 //!
-//! It carries every verb out on plain data at the moment it is posted, as if nothing took time, and keeps for each queue
-//! pair and direction the completions that must be seen, in order. That is possible because the generator makes only what
-//! has one outcome, however long things take: no two queue pairs use the same bytes at the same time, and a message that
-//! finds no receive waits for one, or fails for want of one, but never meets one that is just being posted. What is taken
-//! away from a queue pair in the midst of its traffic ([`Op::Crash`]) has more than one outcome: there, some requests, then no
-//! more, may have been carried out, and the bytes they use are not compared.
+//! It carries every verb out on plain data at the moment it is posted, as if nothing took time, and
+//! keeps for each queue pair and direction the completions that must be seen, in order. That is
+//! possible because the generator makes only what has one outcome, however long things take: no two
+//! queue pairs use the same bytes at the same time, and a message that finds no receive waits for
+//! one, or fails for want of one, but never meets one that is just being posted. What is taken away
+//! from a queue pair in the midst of its traffic ([`Op::Abort`]) has more than one outcome: there,
+//! some requests, then no more, may have been carried out, and the bytes they use are not compared.
 //!
 //! What a kernel does otherwise than the specification says is in [`Quirks`], and nowhere else.
 
 mod accept;
-mod carry_out;
+mod execute;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -24,49 +25,58 @@ pub use memory::{Claim, Region};
 
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, Receive, Request};
 
-/// What a device and its driver do otherwise than the specification says, as found out by trials before the first world.
+/// What a device and its driver do otherwise than the specification says, as found out by trials
+/// before the first iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
-    /// A send that fails on its own side completes as flushed, and only its slot tells why: from Linux 6.4 on, the kernel
-    /// flushes it with those behind it (`rxe_requester` of its `rxe_req.c`).
+    /// A send that fails on its own side completes as flushed, and only its slot tells why: from
+    /// Linux 6.4 on, the kernel flushes it with those behind it (`rxe_requester` of its
+    /// `rxe_req.c`).
     pub flushes_the_failed: bool,
-    /// How a send from memory that it must not read fails. The specification says a local protection error, the kernel
-    /// a local operation error, since a failed look-up of the key is `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
+    /// How a send from memory that it must not read fails. The specification says a local
+    /// protection error, the kernel a local operation error, since a failed look-up of the key is
+    /// `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
     pub bad_lkey: WcStatus,
-    /// How a send from beyond the end of a region fails: from Linux 6.4 on like one by a key that nobody has
-    /// (`mr_check_range` of `rxe_mr.c`).
+    /// How a send from beyond the end of a region fails: from Linux 6.4 on like one by a key that
+    /// nobody has (`mr_check_range` of `rxe_mr.c`).
     pub beyond: WcStatus,
-    /// Whether a reset in the midst of traffic does the kernel harm: before Linux 6.4, which also flushes no request that
-    /// failed by itself, it does not wait for a responder that another queue pair's packet has started, and both give back
-    /// the same reference (`rxe_qp_reset` of `rxe_qp.c`, `cleanup` of `rxe_resp.c`). What then becomes of the queue pair can't
-    /// be foretold, so such resets are left out.
+    /// Whether a reset in the midst of traffic does the kernel harm: before Linux 6.4, which also
+    /// flushes no request that failed by itself, it does not wait for a responder that another
+    /// queue pair's packet has started, and both give back the same reference (`rxe_qp_reset` of
+    /// `rxe_qp.c`, `cleanup` of `rxe_resp.c`). What then becomes of the queue pair can't be
+    /// foretold, so such resets are left out.
     pub harmed_by_resets: bool,
-    /// Whether the destruction of a queue pair may wait 50 seconds in vain that reliable sends are under way of, or wait for
-    /// their receive: before Linux 6.4 at least, which also flushes no request that failed by itself, an answer that comes
-    /// in the midst of a retry is looked at with the next one only, and none finds a queue pair that is being destroyed
-    /// (`rxe_completer` of `rxe_comp.c`). What is told to go to ERR first has nothing left of that.
+    /// Whether the destruction of a queue pair may wait 50 seconds in vain that reliable sends are
+    /// under way of, or wait for their receive: before Linux 6.4 at least, which also flushes no
+    /// request that failed by itself, an answer that comes in the midst of a retry is looked at
+    /// with the next one only, and none finds a queue pair that is being destroyed (`rxe_completer`
+    /// of `rxe_comp.c`). What is told to go to ERR first has nothing left of that.
     pub outlived_by_answers: bool,
-    /// Whether the timer by which a message waits for its receive outlives a reset, and strikes in the queue pair's next
-    /// life: what is under way then is sent again, and a fenced read waits for itself for ever. Soft-RoCE's reset does not
-    /// stop it (`rxe_qp_reset` of `rxe_qp.c`, `rnr_nak_timer` of `rxe_req.c`).
+    /// Whether the timer by which a message waits for its receive outlives a reset, and strikes in
+    /// the queue pair's next life: what is under way then is sent again, and a fenced read waits
+    /// for itself for ever. Soft-RoCE's reset does not stop it (`rxe_qp_reset` of `rxe_qp.c`,
+    /// `rnr_nak_timer` of `rxe_req.c`).
     pub timer_outlives_reset: bool,
-    /// How a message ends that is longer than its receive, for sender and receiver. The specification says an invalid
-    /// request and a local length error; the kernel takes the receive for malformed (`send_data_in` of `rxe_resp.c`).
+    /// How a message ends that is longer than its receive, for sender and receiver. The
+    /// specification says an invalid request and a local length error; the kernel takes the receive
+    /// for malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
-    /// How the invalidation of a window that is none ends: the specification says with a memory management error, and
-    /// Soft-RoCE with a local operation error.
+    /// How the invalidation of a window that is none ends: the specification says with a memory
+    /// management error, and Soft-RoCE with a local operation error.
     pub no_window: WcStatus,
-    /// Whether the slot of a request that nobody asked about is free only once the completion of a later one was seen: where
-    /// the ring itself tells no news, as on a ConnectX.
+    /// Whether the slot of a request that nobody asked about is free only once the completion of a
+    /// later one was seen: where the ring itself tells no news, as on a ConnectX.
     pub holds_unsignalled: bool,
-    /// Whether a write may overtake a read before it, as the specification lets requests without a fence. Soft-RoCE carries
-    /// out one after the other; elsewhere nothing is written that was asked for just before. No trial tells.
+    /// Whether a write may overtake a read before it, as the specification lets requests without a
+    /// fence. Soft-RoCE carries out one after the other; elsewhere nothing is written that was
+    /// asked for just before. No trial tells.
     pub overtakes_reads: bool,
-    /// Whether an unreliable connection falls as a whole when a send fails on its own side. The specification lets it go on
-    /// receiving, in SQE; the model does not know that state, so that where there is one such sends are left out.
+    /// Whether an unreliable connection falls as a whole when a send fails on its own side. The
+    /// specification lets it go on receiving, in SQE; the model does not know that state, so that
+    /// where there is one such sends are left out.
     pub unreliable_fall: bool,
-    /// Whether a window is bound to a region that does not allow it: on a ConnectX a bind changes a memory key, and nobody
-    /// looks at the region. Such binds are left out then.
+    /// Whether a window is bound to a region that does not allow it: on a ConnectX a bind changes a
+    /// memory key, and nobody looks at the region. Such binds are left out then.
     pub binds_to_any: bool,
 }
 
@@ -99,9 +109,10 @@ pub enum State {
     Error,
 }
 
-/// How the completions of a queue pair are to be taken that was brought down in the midst of its traffic.
+/// How the completions of a queue pair are to be taken that was brought down in the midst of its
+/// traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Crashed {
+enum Aborted {
     /// It was not.
     No,
     /// Some as predicted, the others flushed.
@@ -127,14 +138,15 @@ pub struct Qp {
     pub receives: VecDeque<Receive>,
     /// Whether it was told to go to ERR: then receives that are posted there are flushed.
     told: bool,
-    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when it is told to go to ERR,
-    /// and may do so before, for a packet or, from Linux 6.4 on, a send.
+    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when
+    /// it is told to go to ERR, and may do so before, for a packet or, from Linux 6.4 on, a send.
     pub idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
-    /// Sends of earlier rounds that were carried out, which nobody asked about and no completion since tells of.
+    /// Sends of earlier rounds that were carried out, which nobody asked about and no completion
+    /// since tells of.
     unasked: Vec<u64>,
     receives_expected: VecDeque<Expect>,
-    crashed: Crashed,
+    aborted: Aborted,
     flushing: [bool; 2],
     /// The last receive of a shared queue that a completion of this one had.
     last_shared: u64,
@@ -144,8 +156,9 @@ pub struct Qp {
     pub waited: u64,
     /// The round in which nothing more may be posted.
     pub sealed: u64,
-    /// Whether a message was lost for want of a receive, or is on its way from a peer that was taken away while it waited
-    /// for one: who knows when it arrives, so that no receive may be posted.
+    /// Whether a message was lost for want of a receive, or is on its way from a peer that was
+    /// taken away while it waited for one: who knows when it arrives, so that no receive may be
+    /// posted.
     pub spoiled: bool,
     /// The round in which it last bound or invalidated a window, or had one invalidated.
     pub rebound: u64,
@@ -173,7 +186,8 @@ pub struct Window {
     pub type_2: bool,
     /// The region, the rights and the queue pair that bound it.
     pub bound: Option<(Id, Access, Id)>,
-    /// The region that it was bound to before it was last bound or invalidated, which may still be under way.
+    /// The region that it was bound to before it was last bound or invalidated, which may still be
+    /// under way.
     pub left: Option<Id>,
     /// The round in which it was last bound, invalidated or used.
     pub touched: u64,
@@ -209,7 +223,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// An empty world.
+    /// An empty iteration.
     #[must_use]
     pub fn new(quirks: Quirks) -> Self {
         Self {
@@ -236,7 +250,7 @@ impl Model {
 
     /// Whether a queue pair must go to ERR before it is destroyed.
     #[must_use]
-    pub fn falls_first(&self, id: Id) -> bool {
+    pub fn needs_error_before_destroy(&self, id: Id) -> bool {
         let qp = self.qp(id);
         self.quirks.outlived_by_answers && qp.plan.kind == Kind::Rc && qp.state == State::Up
     }
@@ -319,9 +333,9 @@ impl Model {
                     qp.state = State::Up;
                 }
             }
-            Op::Raise(qp) => self.qp_mut(*qp).state = State::Up,
+            Op::BringUp(qp) => self.qp_mut(*qp).state = State::Up,
             Op::End(qp, end) => self.end(*qp, *end),
-            Op::Crash(a, b, end) => self.crash([*a, *b], *end),
+            Op::Abort(a, b, end) => self.abort([*a, *b], *end),
             Op::PostRecv(qp, receives) => return self.post_receives(*qp, receives),
             Op::PostSrq(srq, receives) => {
                 let queue = self.srqs.get_mut(srq).expect("the shared queue exists");
@@ -345,7 +359,7 @@ impl Model {
         }
         match end {
             End::Error => {
-                self.fall(id);
+                self.enter_error(id);
                 self.qp_mut(id).told = true;
             }
             End::Reset => self.reset(id),
@@ -362,9 +376,9 @@ impl Model {
     }
 
     /// Two ends of a connection go, whatever they do.
-    fn crash(&mut self, ends: [Id; 2], end: End) {
+    fn abort(&mut self, ends: [Id; 2], end: End) {
         for region in self.mrs.values_mut() {
-            region.doubt(|claim| ends.contains(&claim.owner));
+            region.mark_unknown(|claim| ends.contains(&claim.owner));
         }
         for id in ends {
             let qp = self.qp_mut(id);
@@ -374,14 +388,15 @@ impl Model {
             for receive in std::mem::take(&mut qp.receives) {
                 qp.receives_expected.push_back(Expect::flushed(receive.wr_id));
             }
-            qp.crashed = if end == End::Error { Crashed::Flushing } else { Crashed::Gone };
+            qp.aborted = if end == End::Error { Aborted::Flushing } else { Aborted::Gone };
             qp.told = end == End::Error;
             qp.state = State::Error;
         }
     }
 
-    /// After a [`Op::Crash`], when all completions have been looked at that were there when it was over.
-    pub fn crashed(&mut self, ends: [Id; 2], end: End) {
+    /// After an [`Op::Abort`], when all completions have been looked at that were there when it was
+    /// over.
+    pub fn aborted(&mut self, ends: [Id; 2], end: End) {
         for id in ends {
             match end {
                 End::Error => {}
@@ -404,7 +419,7 @@ impl Model {
         self.round += 1;
         let mut open = BTreeSet::new();
         for (&id, qp) in &mut self.qps {
-            qp.crashed = Crashed::No;
+            qp.aborted = Aborted::No;
             qp.flushing = [false; 2];
             if !self.quirks.holds_unsignalled {
                 qp.unasked.extend(qp.sends_expected.drain(..).filter_map(|send| send.wr_id));
@@ -437,7 +452,7 @@ impl Qp {
             sends_expected: VecDeque::new(),
             unasked: Vec::new(),
             receives_expected: VecDeque::new(),
-            crashed: Crashed::No,
+            aborted: Aborted::No,
             flushing: [false; 2],
             last_shared: 0,
             busy: 0,
@@ -448,7 +463,8 @@ impl Qp {
         }
     }
 
-    /// Whether all that was posted before this round is complete or waits, and nothing was posted in it.
+    /// Whether all that was posted before this round is complete or waits, and nothing was posted
+    /// in it.
     #[must_use]
     pub fn rests(&self, round: u64) -> bool {
         let quiet =
@@ -468,9 +484,10 @@ impl Qp {
         self.room.1.saturating_sub(self.receives.len() + self.receives_expected.len() + self.idle.len())
     }
 
-    /// Whether datagrams of this round are from one sender only: others could come before or after them.
+    /// Whether datagrams of this round are from one sender only: others could come before or after
+    /// them.
     #[must_use]
-    pub fn hears_only(&self, sender: Id) -> bool {
+    pub fn receives_only_from(&self, sender: Id) -> bool {
         self.receives_expected.iter().all(|expect| expect.sender == Some(sender))
     }
 }

@@ -9,7 +9,8 @@ use bareverbs_kernel_tests::loopback::domain;
 
 /// In how many steps the cost is told.
 const STEPS: usize = 100;
-/// How many objects are made or freed between two calls that cost the same however many objects there are.
+/// How many objects are made or freed between two calls that cost the same however many objects
+/// there are.
 const CALL_EVERY: usize = 4;
 
 /// The cost of the objects of one step.
@@ -21,7 +22,8 @@ pub struct Step {
     pub make: Duration,
     /// To free one.
     pub free: Duration,
-    /// What a call took that has nothing to do with them, in between: when they were made, and when they were freed.
+    /// What a call took that has nothing to do with them, in between: when they were made, and when
+    /// they were freed.
     pub calls: [Duration; 2],
 }
 
@@ -109,9 +111,9 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 impl Costs {
-    /// How many times the cost of an object among few one among many costs, to make and to free: of the last tenth of the
-    /// steps and of the first. The cost is told in calls that were made in between, so that a machine which is slower at one
-    /// time than at another does not count.
+    /// How many times the cost of an object among few one among many costs, to make and to free: of
+    /// the last tenth of the steps and of the first. The cost is told in calls that were made in
+    /// between, so that a machine which is slower at one time than at another does not count.
     #[must_use]
     pub fn growth(&self) -> (f64, f64) {
         let tenth = (self.steps.len() / 10).max(1);
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_tells_flat_from_growing_cost() {
+    fn growth_distinguishes_flat_from_rising_cost() {
         assert_eq!(costs(|_| 100).growth(), (1.0, 1.0));
         assert!(costs(|i| 100 * i as u64).growth().0 > 10.0);
         assert_eq!(
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_grows_slow_is_no_growth() {
+    fn slower_machine_is_not_growth() {
         let mut slow = costs(|_| 100);
         for step in &mut slow.steps[50..] {
             let Step { make, free, calls: [one, other], .. } = step;
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_counted_and_freed_last_first() {
+    fn objects_are_freed_in_reverse_order() {
         let mut made = 0;
         let make = || {
             made += 1;
@@ -190,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_line_for_each_step() {
+    fn cost_table_has_one_line_per_step() {
         let table = costs(|_| 1500).to_string();
         assert_eq!((table.lines().count(), table.lines().next()), (100, Some("X\t1\t1.50\t0.05")));
     }

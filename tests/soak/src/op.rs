@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use bareverbs::{Access, WcOpcode, WcStatus};
 
-/// Names an object of any sort. No two objects of a world have the same, so that lists of operations can be shortened.
+/// Names an object of any sort. No two objects of an iteration have the same, so that lists of
+/// operations can be shortened.
 pub type Id = u32;
 
 /// Receives have this bit in their numbers.
@@ -52,7 +53,7 @@ pub enum Key {
     /// The key of a window.
     Window(Id),
     /// A key that nobody has.
-    Nobody,
+    Invalid,
 }
 
 /// Memory of the peer.
@@ -228,11 +229,11 @@ pub enum Op {
     /// Connects two.
     Connect(Connection),
     /// Brings up one for datagrams.
-    Raise(Id),
+    BringUp(Id),
     /// Takes one that is at rest away from what it does.
     End(Id, End),
     /// Takes a connection away from what it does at this moment, both ends.
-    Crash(Id, Id, End),
+    Abort(Id, Id, End),
     /// Posts receives to a queue pair.
     PostRecv(Id, Vec<Receive>),
     /// Posts receives to a shared queue.

@@ -1,4 +1,4 @@
-//! Random verbs for minutes: one world after the other, each from a seed of its own.
+//! Random verbs for minutes: one iteration after the other, each from a seed of its own.
 
 use std::fmt;
 use std::thread;
@@ -16,13 +16,13 @@ use bareverbs_kernel_tests::loopback::{
 use bareverbs_kernel_tests::resources::{held, settles_at};
 use fastrand::Rng;
 
-use crate::generate::{Abilities, Generator};
+use crate::generate::{Capabilities, Generator};
+use crate::iteration::{INVALID_KEY, Iteration, PATIENCE, Tally};
 use crate::model::Quirks;
 use crate::op::Op;
-use crate::world::{NOBODYS_KEY, PATIENCE, Tally, World};
-use crate::{PORT, way};
+use crate::{PORT, loopback_path};
 
-/// Verbs of a world.
+/// Verbs of an iteration.
 const OPS: usize = 400;
 /// Verbs that are shown when something is wrong.
 const SHOWN: usize = 25;
@@ -30,12 +30,12 @@ const SHOWN: usize = 25;
 /// What is to be done.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Where all worlds come from.
+    /// Where all iterations come from.
     pub seed: u64,
-    /// For how long worlds are begun.
+    /// For how long iterations are begun.
     pub time: Duration,
-    /// Only this world.
-    pub world: Option<u64>,
+    /// Only this iteration.
+    pub iteration: Option<u64>,
     /// Only so many verbs of it.
     pub ops: Option<usize>,
 }
@@ -43,24 +43,24 @@ pub struct Plan {
 /// What was done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Worlds that came and went and left nothing.
-    pub worlds: u64,
+    /// Iterations that came and went and left nothing.
+    pub iterations: u64,
     /// What was done in them.
     pub tally: Tally,
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { worlds, tally: Tally { ops, requests, completions, failures, compared } } = self;
+        let Self { iterations, tally: Tally { ops, requests, completions, failures, compared } } = self;
         write!(
             f,
-            "{worlds} worlds, {ops} verbs, {requests} requests, {completions} completions as predicted, {failures} of them \
+            "{iterations} iterations, {ops} verbs, {requests} requests, {completions} completions as predicted, {failures} of them \
              failures; {compared} bytes compared; nothing left behind"
         )
     }
 }
 
-/// Runs worlds.
+/// Runs iterations.
 ///
 /// # Errors
 /// Something was not as the model says, or was left behind. The error says how to see it again.
@@ -69,46 +69,49 @@ pub fn run(plan: &Plan) -> Result<Report> {
     println!("seed {}; {quirks:?}", plan.seed);
     let begin = Instant::now();
     let mut report = Report::default();
-    let mut number = plan.world.unwrap_or(0);
-    while plan.world.is_none() || report.worlds == 0 {
-        if begin.elapsed() > plan.time && report.worlds > 0 {
+    let mut number = plan.iteration.unwrap_or(0);
+    while plan.iteration.is_none() || report.iterations == 0 {
+        if begin.elapsed() > plan.time && report.iterations > 0 {
             break;
         }
         let before = held();
         let ops = plan.ops.unwrap_or(OPS);
-        let tally = world(plan.seed, number, ops, quirks)
-            .with_context(|| format!("again: --seed {} --world {number}", plan.seed))?;
+        let tally = iteration(plan.seed, number, ops, quirks)
+            .with_context(|| format!("again: --seed {} --iteration {number}", plan.seed))?;
         settles_at(before);
         report.tally.add(&tally);
-        report.worlds += 1;
+        report.iterations += 1;
         number += 1;
     }
     Ok(report)
 }
 
-fn world(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
+fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally> {
     let context = open();
     let capabilities = context.capabilities();
-    let abilities = Abilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write };
+    let generated = Capabilities { flush: capabilities.flush, atomic_write: capabilities.atomic_write };
     let mut seeds = Rng::with_seed(seed);
     let own = seeds.u64(..) ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut generator = Generator::new(own, abilities);
-    let mut world = World::new(&context, quirks)?;
+    let mut generator = Generator::new(own, generated);
+    let mut iteration = Iteration::new(&context, quirks)?;
     let mut done: Vec<Op> = Vec::new();
     for place in 0..=ops {
-        let op = if place == ops { Op::Settle } else { generator.next(&world.model) };
+        let op = if place == ops { Op::Settle } else { generator.next(&iteration.model) };
         done.push(op);
-        world.run(&done[place]).with_context(|| {
+        iteration.run(&done[place]).with_context(|| {
             let first = done.len().saturating_sub(SHOWN);
             let lines: Vec<_> =
                 done[first..].iter().enumerate().map(|(i, op)| format!("{}: {op:?}", first + i)).collect();
-            format!("world {number}, verb {place}, after\n{}", lines.join("\n"))
+            format!("iteration {number}, verb {place}, after\n{}", lines.join("\n"))
         })?;
     }
-    let (tally, begin) = (world.tally, Instant::now());
-    world.destroy()?;
+    let (tally, begin) = (iteration.tally, Instant::now());
+    iteration.destroy()?;
     let took = begin.elapsed();
-    ensure!(took < PATIENCE, "the objects that were left of world {number} took {took:.1?} to be destroyed");
+    ensure!(
+        took < PATIENCE,
+        "the objects that were left of iteration {number} took {took:.1?} to be destroyed"
+    );
     Ok(tally)
 }
 
@@ -122,8 +125,8 @@ impl Tally {
     }
 }
 
-/// Finds out by trial what the kernel does otherwise than the specification says; of what else it might do, nothing is
-/// accepted.
+/// Finds out by trial what the kernel does otherwise than the specification says; of what else it
+/// might do, nothing is accepted.
 ///
 /// # Errors
 /// It does something that is not known of it.
@@ -132,10 +135,10 @@ pub fn quirks() -> Result<Quirks> {
     let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
     let own = memory.sge(..8)?;
     let reads = [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR];
-    let nobodys = fails_by_itself(&pd, Operation::Send, &[Sge { lkey: NOBODYS_KEY, ..own }], reads)?;
+    let invalid_key = fails_by_itself(&pd, Operation::Send, &[Sge { lkey: INVALID_KEY, ..own }], reads)?;
     let beyond = fails_by_itself(&pd, Operation::Send, &[Sge { length: 65, ..own }], reads)?;
     let keys = [WcStatus::MW_BIND_ERR, WcStatus::LOC_QP_OP_ERR];
-    let no_window = fails_by_itself(&pd, Operation::LocalInv(NOBODYS_KEY), &[], keys)?;
+    let no_window = fails_by_itself(&pd, Operation::LocalInv(INVALID_KEY), &[], keys)?;
     let (mut a, mut b) = pair(&pd, PairPlan::default());
     b.recv_into(0, 1, &[memory.sge(..4)?]);
     a.send(&[request(1, Operation::Send, Payload::Inline(&[&[1; 8]]))])?;
@@ -144,10 +147,10 @@ pub fn quirks() -> Result<Quirks> {
         too_short == Quirks::NONE.too_short || too_short == (WcStatus::REM_OP_ERR, WcStatus::LOC_QP_OP_ERR),
         "a message that is too long ended with {too_short:?}"
     );
-    let old_soft_roce = device::is_soft_roce() && !nobodys.flushed;
+    let old_soft_roce = device::is_soft_roce() && !invalid_key.flushed;
     Ok(Quirks {
-        flushes_the_failed: nobodys.flushed,
-        bad_lkey: nobodys.status,
+        flushes_the_failed: invalid_key.flushed,
+        bad_lkey: invalid_key.status,
         beyond: beyond.status,
         harmed_by_resets: old_soft_roce,
         outlived_by_answers: old_soft_roce,
@@ -161,8 +164,8 @@ pub fn quirks() -> Result<Quirks> {
     })
 }
 
-/// Whether something sends a lost write again though its queue pair has no timer: the one that waited for a receive before
-/// the queue pair was reset.
+/// Whether something sends a lost write again though its queue pair has no timer: the one that
+/// waited for a receive before the queue pair was reset.
 fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
     const HALF_A_SECOND: u8 = 31;
     let plan = PairPlan { rnr_retry: 7, timeout: 0, ..PairPlan::default() };
@@ -219,15 +222,16 @@ fn holds_unsignalled(pd: &Pd) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether an unreliable connection is in ERR, and not in SQE, after a send from memory that it must not read.
+/// Whether an unreliable connection is in ERR, and not in SQE, after a send from memory that it
+/// must not read.
 fn unreliable_fall(pd: &Pd) -> Result<bool> {
     let mut cq = pd.context().create_cq(&CqInit::new(4))?;
     let mut qp: Qp<Uc> = pd.create_qp(&QpInit::new(&cq, &cq))?;
     qp.init(&InitAttr::new(PORT))?;
-    qp.ready_to_receive(&UcRtrAttr::new(way(pd.context())?, qp.qp_num()))?;
+    qp.ready_to_receive(&UcRtrAttr::new(loopback_path(pd.context())?, qp.qp_num()))?;
     qp.ready_to_send(0)?;
-    let nobodys = [Sge { addr: 0, length: 8, lkey: NOBODYS_KEY }];
-    let send = request(1, Operation::Send, Payload::Sges(&nobodys)).with(UcOperation::Send);
+    let invalid_key = [Sge { addr: 0, length: 8, lkey: INVALID_KEY }];
+    let send = request(1, Operation::Send, Payload::Sges(&invalid_key)).with(UcOperation::Send);
     // SAFETY: the key leads to no memory.
     unsafe { qp.post_send(&[send]) }?;
     take(&mut cq, 1);

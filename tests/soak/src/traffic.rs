@@ -1,9 +1,11 @@
-//! A thousand queue pairs on one shared receive queue and one completion queue, all of them sending at once.
+//! A thousand queue pairs on one shared receive queue and one completion queue, all of them sending
+//! at once.
 //!
-//! A reliable connection has one peer, so "each to each" is played by nodes: numbers that own a queue pair for every other
-//! node. 32 nodes in a full mesh have 992 queue pairs; four pairs of nodes that are connected a second time make 1,000.
-//! Every queue pair sends its share of the messages, and each message says where it comes from, where it goes, which one
-//! of its way it is, and goes on with bytes that follow from these three.
+//! A reliable connection has one peer, so "each to each" is played by nodes: numbers that own a
+//! queue pair for every other node. 32 nodes in a full mesh have 992 queue pairs; four pairs of
+//! nodes that are connected a second time make 1,000. Every queue pair sends its share of the
+//! messages, and each message says where it comes from, where it goes, which one of its way it is,
+//! and goes on with bytes that follow from these three.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -111,7 +113,8 @@ impl Receives {
             .collect::<bareverbs::Result<_>>()?;
         let requests: Vec<_> =
             self.taken.iter().zip(&sges).map(|(&wr_id, sges)| RecvRequest { wr_id, sges }).collect();
-        // SAFETY: the memory is registered for as long as the queue exists, and looked at by copies only.
+        // SAFETY: the memory is registered for as long as the queue exists, and looked at by copies
+        // only.
         unsafe { self.srq.post_recv(&requests) }.context("the shared queue has room for what it gave")?;
         self.taken.clear();
         Ok(())
@@ -121,8 +124,8 @@ impl Receives {
 /// Sends `plan` and checks every message.
 ///
 /// # Errors
-/// Something could not be made, a message did not arrive, arrived out of order or with other bytes, or a completion was
-/// not what it should be.
+/// Something could not be made, a message did not arrive, arrived out of order or with other bytes,
+/// or a completion was not what it should be.
 pub fn run(plan: &Plan) -> Result<Report> {
     let begin = Instant::now();
     let pd = domain();
@@ -200,7 +203,8 @@ fn exchange(
                 WcOpcode::SEND => {
                     let flow = &mut flows[index ^ 1];
                     ensure!(completion.wr_id == flow.sent, "flow {}: {completion:?}", flow.number);
-                    // The peer's completion was there before its acknowledgement, and this is the same queue.
+                    // The peer's completion was there before its acknowledgement, and this is the
+                    // same queue.
                     ensure!(flow.received == flow.sent, "a send completed before its messages had arrived");
                     flow.under_way = false;
                     done += usize::from(flow.sent == each);
@@ -270,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mesh_of_32_nodes_and_four_connections_more_are_1000_queue_pairs() {
+    fn mesh_of_32_nodes_plus_4_has_1000_qps() {
         let pairs = Plan::thousand(1).pairs();
         assert_eq!(2 * pairs.len(), 1000);
         let mut mesh = pairs[..pairs.len() - 4].to_vec();
@@ -280,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn every_message_has_bytes_of_its_own() {
+    fn every_message_has_unique_bytes() {
         let bytes = |flow, source, target, sequence| {
             let mut into = [0; LONGEST];
             let len = message(flow, source, target, sequence, &mut into);

@@ -8,29 +8,30 @@ use bareverbs_soak::objects::{self, Costs};
 use bareverbs_soak::{random, traffic};
 
 kernel_tests! {
-    random_verbs_come_out_as_the_model_says_and_leave_nothing_behind,
-    a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue,
-    a_region_among_many_costs_what_one_among_few_does,
-    a_queue_pair_among_many_costs_what_one_among_few_does,
+    random_verbs_match_model_and_leak_nothing,
+    thousand_qps_share_one_srq_and_cq,
+    mr_cost_is_independent_of_count,
+    qp_cost_is_independent_of_count,
 }
 
-/// Where it fails, it says with which seed and world `cargo xtask soak` does the same verbs again.
-fn random_verbs_come_out_as_the_model_says_and_leave_nothing_behind() {
-    let plan = random::Plan { seed: 20, time: Duration::from_secs(20), world: None, ops: None };
+/// Where it fails, it says with which seed and iteration `cargo xtask soak` does the same verbs
+/// again.
+fn random_verbs_match_model_and_leak_nothing() {
+    let plan = random::Plan { seed: 20, time: Duration::from_secs(20), iteration: None, ops: None };
     let report = random::run(&plan).unwrap_or_else(|error| panic!("{error:?}"));
     println!("{report}");
 }
 
-fn a_thousand_queue_pairs_send_in_order_through_one_shared_queue_and_one_completion_queue() {
+fn thousand_qps_share_one_srq_and_cq() {
     let report = nothing_leaks(|| traffic::run(&traffic::Plan::thousand(32_000))).unwrap();
     assert_eq!((report.qps, report.messages), (1000, 32_000));
 }
 
-fn a_region_among_many_costs_what_one_among_few_does() {
+fn mr_cost_is_independent_of_count() {
     flat(&nothing_leaks(|| objects::regions(20_000)).unwrap());
 }
 
-fn a_queue_pair_among_many_costs_what_one_among_few_does() {
+fn qp_cost_is_independent_of_count() {
     flat(&nothing_leaks(|| objects::queue_pairs(1_000)).unwrap());
 }
 

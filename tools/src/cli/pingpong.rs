@@ -5,20 +5,22 @@ use clap::{Args, Subcommand};
 
 use super::values::{gid_index, mtu, number};
 
-/// The most queue pairs on one shared receive queue: one fewer than there are records in the exchange.
-const MOST_QPS: u32 = 255;
+/// The most queue pairs on one shared receive queue: one fewer than there are records in the
+/// exchange.
+const MAX_QPS: u32 = 255;
 
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Pingpong {
     #[command(flatten)]
-    Turns(Turns),
-    /// Over extended reliable connections (XRC) of one server to several clients; speaks with ibv_xsrq_pingpong
+    SingleClient(SingleClient),
+    /// Over extended reliable connections (XRC) of one server to several clients; speaks with
+    /// ibv_xsrq_pingpong
     Xsrq(XsrqPingpong),
 }
 
 /// The ping-pongs of one client.
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum Turns {
+pub(crate) enum SingleClient {
     /// Over a reliable connection; speaks with ibv_rc_pingpong
     Rc(RcPingpong),
     /// Over an unreliable connection; speaks with ibv_uc_pingpong
@@ -31,7 +33,7 @@ pub(crate) enum Turns {
 
 /// The options of every ping-pong.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Game {
+pub(crate) struct CommonOptions {
     /// Server to connect to; without it, be the server and wait for one client
     pub(crate) host: Option<String>,
     /// Listen on or connect to this TCP port
@@ -81,7 +83,7 @@ pub(crate) struct Path {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RcPingpong {
     #[command(flatten)]
-    game: Game,
+    common: CommonOptions,
     #[command(flatten)]
     path: Path,
     /// Register the memory for on-demand paging
@@ -108,7 +110,7 @@ pub(crate) struct RcPingpong {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UcPingpong {
     #[command(flatten)]
-    game: Game,
+    common: CommonOptions,
     #[command(flatten)]
     path: Path,
 }
@@ -117,7 +119,7 @@ pub(crate) struct UcPingpong {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UdPingpong {
     #[command(flatten)]
-    game: Game,
+    common: CommonOptions,
     /// Bytes of a message
     #[arg(short, long, default_value = "1024", value_parser = number::<u32>(1, u32::MAX))]
     size: u32,
@@ -127,11 +129,11 @@ pub(crate) struct UdPingpong {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SrqPingpong {
     #[command(flatten)]
-    game: Game,
+    common: CommonOptions,
     #[command(flatten)]
     path: Path,
     /// Queue pairs on the shared receive queue
-    #[arg(short = 'q', long, value_name = "NUM", default_value = "16", value_parser = number::<u32>(1, MOST_QPS))]
+    #[arg(short = 'q', long, value_name = "NUM", default_value = "16", value_parser = number::<u32>(1, MAX_QPS))]
     num_qp: u32,
     /// Register the memory for on-demand paging
     #[arg(short = 'o', long)]
@@ -193,9 +195,9 @@ pub(crate) enum Kind {
 
 /// What is asked for, whichever the transport.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan<'a> {
+pub(crate) struct Config<'a> {
     pub(crate) kind: Kind,
-    pub(crate) game: &'a Game,
+    pub(crate) common: &'a CommonOptions,
     pub(crate) size: u32,
     /// Of the path; datagrams have that of the port.
     pub(crate) mtu: Option<Mtu>,
@@ -208,35 +210,37 @@ pub(crate) struct Plan<'a> {
     pub(crate) new_send: bool,
 }
 
-impl Turns {
+impl SingleClient {
     /// What is asked for.
-    pub(crate) fn plan(&self) -> Plan<'_> {
-        let connected =
-            |kind, game, path: &Path| Plan { mtu: Some(path.mtu), ..Plan::new(kind, game, path.size) };
+    pub(crate) fn config(&self) -> Config<'_> {
+        let connected = |kind, common, path: &Path| Config {
+            mtu: Some(path.mtu),
+            ..Config::new(kind, common, path.size)
+        };
         match self {
-            Self::Rc(RcPingpong { game, path, odp, iodp, prefetch, ts, dm, new_send }) => Plan {
+            Self::Rc(RcPingpong { common, path, odp, iodp, prefetch, ts, dm, new_send }) => Config {
                 odp: *odp,
                 iodp: *iodp,
                 prefetch: *prefetch,
                 ts: *ts,
                 dm: *dm,
                 new_send: *new_send,
-                ..connected(Kind::Rc, game, path)
+                ..connected(Kind::Rc, common, path)
             },
-            Self::Uc(UcPingpong { game, path }) => connected(Kind::Uc, game, path),
-            Self::Ud(UdPingpong { game, size }) => Plan::new(Kind::Ud, game, *size),
-            Self::Srq(SrqPingpong { game, path, num_qp, odp }) => {
-                Plan { num_qp: *num_qp, odp: *odp, ..connected(Kind::Srq, game, path) }
+            Self::Uc(UcPingpong { common, path }) => connected(Kind::Uc, common, path),
+            Self::Ud(UdPingpong { common, size }) => Config::new(Kind::Ud, common, *size),
+            Self::Srq(SrqPingpong { common, path, num_qp, odp }) => {
+                Config { num_qp: *num_qp, odp: *odp, ..connected(Kind::Srq, common, path) }
             }
         }
     }
 }
 
-impl<'a> Plan<'a> {
-    fn new(kind: Kind, game: &'a Game, size: u32) -> Self {
+impl<'a> Config<'a> {
+    fn new(kind: Kind, common: &'a CommonOptions, size: u32) -> Self {
         Self {
             kind,
-            game,
+            common,
             size,
             mtu: None,
             num_qp: 1,
@@ -255,13 +259,13 @@ impl<'a> Plan<'a> {
     }
 
     /// Options that exclude each other.
-    pub(crate) fn contradiction(&self) -> Option<String> {
+    pub(crate) fn conflict(&self) -> Option<String> {
         if self.on_demand() && self.dm {
             Some("device memory (-j) can't be on demand (-o, -O)".into())
         } else if self.prefetch && !self.on_demand() {
             Some("prefetch (-P) is valid only with an on-demand memory region (-o, -O)".into())
-        } else if self.num_qp > self.game.rx_depth {
-            let (depth, qps) = (self.game.rx_depth, self.num_qp);
+        } else if self.num_qp > self.common.rx_depth {
+            let (depth, qps) = (self.common.rx_depth, self.num_qp);
             Some(format!(
                 "{depth} receives (-r) are too few for {qps} queue pairs (-q): each needs at least one"
             ))
@@ -280,10 +284,10 @@ mod tests {
     const KINDS: [(&str, Kind); 4] =
         [("rc", Kind::Rc), ("uc", Kind::Uc), ("ud", Kind::Ud), ("srq", Kind::Srq)];
 
-    fn parse(kind: &str, args: &[&str]) -> Result<Turns, clap::Error> {
+    fn parse(kind: &str, args: &[&str]) -> Result<SingleClient, clap::Error> {
         let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
         match Cli::try_parse_from(line)?.command {
-            Command::Pingpong(Pingpong::Turns(options)) => Ok(options),
+            Command::Pingpong(Pingpong::SingleClient(options)) => Ok(options),
             other => panic!("parsed as {other:?}"),
         }
     }
@@ -292,46 +296,47 @@ mod tests {
         parse(kind, args).expect_err("must be refused").to_string()
     }
 
-    fn switches(plan: &Plan<'_>) -> [bool; 9] {
-        let Game { events, chk, json, .. } = *plan.game;
-        [events, chk, json, plan.odp, plan.iodp, plan.prefetch, plan.ts, plan.dm, plan.new_send]
+    fn switches(config: &Config<'_>) -> [bool; 9] {
+        let CommonOptions { events, chk, json, .. } = *config.common;
+        [events, chk, json, config.odp, config.iodp, config.prefetch, config.ts, config.dm, config.new_send]
     }
 
     #[test]
     fn defaults_are_those_of_the_c_programs() {
         for (name, kind) in KINDS {
             let options = parse(name, &[]).unwrap();
-            let plan = options.plan();
-            assert_eq!(plan.kind, kind);
-            let game = plan.game;
-            assert_eq!((&game.host, game.port, &game.ib_dev, game.ib_port), (&None, 18515, &None, 1));
-            assert_eq!((game.rx_depth, game.iters, game.sl, game.gid_idx), (500, 1000, 0, None));
-            assert_eq!(plan.size, if kind == Kind::Ud { 1024 } else { 4096 });
-            assert_eq!(plan.mtu, (kind != Kind::Ud).then_some(Mtu::Mtu1024));
-            assert_eq!(plan.num_qp, if kind == Kind::Srq { 16 } else { 1 });
-            assert_eq!(switches(&plan), [false; 9]);
+            let config = options.config();
+            assert_eq!(config.kind, kind);
+            let common = config.common;
+            assert_eq!((&common.host, common.port, &common.ib_dev, common.ib_port), (&None, 18515, &None, 1));
+            assert_eq!((common.rx_depth, common.iters, common.sl, common.gid_idx), (500, 1000, 0, None));
+            assert_eq!(config.size, if kind == Kind::Ud { 1024 } else { 4096 });
+            assert_eq!(config.mtu, (kind != Kind::Ud).then_some(Mtu::Mtu1024));
+            assert_eq!(config.num_qp, if kind == Kind::Srq { 16 } else { 1 });
+            assert_eq!(switches(&config), [false; 9]);
         }
     }
 
-    /// An option's short and long name, a value for those that take one, what it changes, and who takes it.
-    type Case = (&'static str, &'static str, Option<&'static str>, fn(&Plan<'_>) -> bool, &'static [Kind]);
+    /// An option's short and long name, a value for those that take one, what it changes, and who
+    /// takes it.
+    type Case = (&'static str, &'static str, Option<&'static str>, fn(&Config<'_>) -> bool, &'static [Kind]);
 
     const ALL: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq];
     const CONNECTED: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Srq];
     const RC: &[Kind] = &[Kind::Rc];
 
     const OPTIONS: [Case; 18] = [
-        ("-p", "--port", Some("4711"), |o| o.game.port == 4711, ALL),
-        ("-d", "--ib-dev", Some("rxe0"), |o| o.game.ib_dev.as_deref() == Some("rxe0"), ALL),
-        ("-i", "--ib-port", Some("2"), |o| o.game.ib_port == 2, ALL),
+        ("-p", "--port", Some("4711"), |o| o.common.port == 4711, ALL),
+        ("-d", "--ib-dev", Some("rxe0"), |o| o.common.ib_dev.as_deref() == Some("rxe0"), ALL),
+        ("-i", "--ib-port", Some("2"), |o| o.common.ib_port == 2, ALL),
         ("-s", "--size", Some("128"), |o| o.size == 128, ALL),
         ("-m", "--mtu", Some("4096"), |o| o.mtu == Some(Mtu::Mtu4096), CONNECTED),
-        ("-r", "--rx-depth", Some("17"), |o| o.game.rx_depth == 17, ALL),
-        ("-n", "--iters", Some("7"), |o| o.game.iters == 7, ALL),
-        ("-l", "--sl", Some("3"), |o| o.game.sl == 3, ALL),
-        ("-e", "--events", None, |o| o.game.events, ALL),
-        ("-g", "--gid-idx", Some("1"), |o| o.game.gid_idx == Some(1), ALL),
-        ("-c", "--chk", None, |o| o.game.chk, ALL),
+        ("-r", "--rx-depth", Some("17"), |o| o.common.rx_depth == 17, ALL),
+        ("-n", "--iters", Some("7"), |o| o.common.iters == 7, ALL),
+        ("-l", "--sl", Some("3"), |o| o.common.sl == 3, ALL),
+        ("-e", "--events", None, |o| o.common.events, ALL),
+        ("-g", "--gid-idx", Some("1"), |o| o.common.gid_idx == Some(1), ALL),
+        ("-c", "--chk", None, |o| o.common.chk, ALL),
         ("-q", "--num-qp", Some("3"), |o| o.num_qp == 3, &[Kind::Srq]),
         ("-o", "--odp", None, |o| o.odp && o.on_demand() && !o.iodp, &[Kind::Rc, Kind::Srq]),
         ("-O", "--iodp", None, |o| o.iodp && o.on_demand(), RC),
@@ -346,12 +351,12 @@ mod tests {
         for (kind_name, kind) in KINDS {
             let defaults = parse(kind_name, &[]).unwrap();
             for (short, long, value, effect, kinds) in OPTIONS {
-                assert!(!effect(&defaults.plan()), "{kind_name} {short} is tested with its default");
+                assert!(!effect(&defaults.config()), "{kind_name} {short} is tested with its default");
                 for name in [short, long] {
                     let args: Vec<&str> = std::iter::once(name).chain(value).collect();
                     match parse(kind_name, &args) {
                         Ok(options) => assert!(
-                            effect(&options.plan()) && kinds.contains(&kind),
+                            effect(&options.config()) && kinds.contains(&kind),
                             "{kind_name} {name} has no effect, or should not be taken"
                         ),
                         Err(error) => assert!(!kinds.contains(&kind), "{kind_name} {name}: {error}"),
@@ -362,10 +367,10 @@ mod tests {
     }
 
     #[test]
-    fn a_host_makes_it_a_client_wherever_it_stands() {
+    fn host_argument_selects_the_client() {
         for (kind, _) in KINDS {
             for args in [["10.1.0.1", "-n", "1"], ["-n", "1", "10.1.0.1"]] {
-                assert_eq!(parse(kind, &args).unwrap().plan().game.host.as_deref(), Some("10.1.0.1"));
+                assert_eq!(parse(kind, &args).unwrap().config().common.host.as_deref(), Some("10.1.0.1"));
             }
             assert!(complaint(kind, &["one", "two"]).contains("unexpected argument 'two'"));
         }
@@ -374,20 +379,20 @@ mod tests {
     #[test]
     fn values_and_switches_may_be_joined_as_getopt_allows() {
         let options = parse("rc", &["-s1048576", "-ecN", "-g1", "--iters=2"]).unwrap();
-        let plan = options.plan();
-        assert_eq!((plan.size, plan.game.iters, plan.game.gid_idx), (1_048_576, 2, Some(1)));
-        assert!(plan.game.events && plan.game.chk && plan.new_send);
+        let config = options.config();
+        assert_eq!((config.size, config.common.iters, config.common.gid_idx), (1_048_576, 2, Some(1)));
+        assert!(config.common.events && config.common.chk && config.new_send);
     }
 
     #[test]
     fn numbers_may_be_hexadecimal_and_octal_as_in_c() {
-        assert_eq!(parse("rc", &["-s", "0x1000"]).unwrap().plan().size, 4096);
-        assert_eq!(parse("ud", &["-s", "010"]).unwrap().plan().size, 8);
+        assert_eq!(parse("rc", &["-s", "0x1000"]).unwrap().config().size, 4096);
+        assert_eq!(parse("ud", &["-s", "010"]).unwrap().config().size, 8);
     }
 
     #[test]
-    fn a_negative_gid_index_is_taken_and_means_none() {
-        assert_eq!(parse("uc", &["-g", "-1"]).unwrap().plan().game.gid_idx, Some(-1));
+    fn negative_gid_index_means_none() {
+        assert_eq!(parse("uc", &["-g", "-1"]).unwrap().config().common.gid_idx, Some(-1));
     }
 
     #[test]
@@ -422,17 +427,17 @@ mod tests {
 
     #[test]
     fn contradicting_options_are_named() {
-        let contradiction = |kind, args: &[&str]| parse(kind, args).unwrap().plan().contradiction();
-        assert!(contradiction("rc", &["-o", "-j"]).unwrap().contains("can't be on demand"));
-        assert!(contradiction("rc", &["-O", "-j"]).unwrap().contains("can't be on demand"));
-        assert!(contradiction("rc", &["-P"]).unwrap().contains("valid only with an on-demand"));
+        let conflict = |kind, args: &[&str]| parse(kind, args).unwrap().config().conflict();
+        assert!(conflict("rc", &["-o", "-j"]).unwrap().contains("can't be on demand"));
+        assert!(conflict("rc", &["-O", "-j"]).unwrap().contains("can't be on demand"));
+        assert!(conflict("rc", &["-P"]).unwrap().contains("valid only with an on-demand"));
         for fine in [&["-o", "-P"][..], &["-O", "-P"], &["-j"], &["-o"], &["-r", "1"], &[]] {
-            assert_eq!(contradiction("rc", fine), None, "{fine:?}");
+            assert_eq!(conflict("rc", fine), None, "{fine:?}");
         }
         assert_eq!(
-            contradiction("srq", &["-r", "4"]).unwrap(),
+            conflict("srq", &["-r", "4"]).unwrap(),
             "4 receives (-r) are too few for 16 queue pairs (-q): each needs at least one"
         );
-        assert_eq!(contradiction("srq", &["-r", "4", "-q", "4"]), None);
+        assert_eq!(conflict("srq", &["-r", "4", "-q", "4"]), None);
     }
 }

@@ -6,7 +6,7 @@ use super::names::{
     DEVICE_CAPS, DEVICE_CAPS_EX, Flags, ODP_GENERAL, ODP_TRANSPORT, PACED_QP_TYPES, QP_TYPES, RAW_PACKET,
     speed, virtual_lanes, width,
 };
-use super::{GidRow, Info, Limits, OnDemand, Port};
+use super::{GidRow, Info, Limits, OdpCaps, Port};
 
 /// Columns of a tab stop.
 const TAB: usize = 8;
@@ -133,7 +133,7 @@ impl Page {
         self.device("local_ca_ack_delay", limits.local_ca_ack_delay);
     }
 
-    fn odp(&mut self, odp: &OnDemand) {
+    fn odp(&mut self, odp: &OdpCaps) {
         self.line(1, "general_odp_caps:");
         self.flag_names(odp.odp_general_caps, ODP_GENERAL);
         for (name, bits) in [
@@ -277,7 +277,7 @@ fn gid(row: &GidRow, link_layer: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::names::{phys_state, port_state};
-    use super::super::{Named, PortNumbers};
+    use super::super::{NamedValue, PortAttrs};
     use super::*;
 
     /// Soft-RoCE as a kernel of 7.2 shows it.
@@ -305,16 +305,16 @@ mod tests {
                 max_total_mcast_qp_attach: 458_752,
                 ..Limits::default()
             },
-            odp: OnDemand { odp_general_caps: 1, rc_odp_caps: 0b11, ..OnDemand::default() },
+            odp: OdpCaps { odp_general_caps: 1, rc_odp_caps: 0b11, ..OdpCaps::default() },
             num_comp_vectors: 2,
             ports: vec![Port {
                 port: 1,
-                state: Named { name: port_state(4), value: 4 },
-                phys_state: Named { name: phys_state(5), value: 5 },
+                state: NamedValue { name: port_state(4), value: 4 },
+                phys_state: NamedValue { name: phys_state(5), value: 5 },
                 max_mtu: 4096,
                 active_mtu: 1024,
                 link_layer: "Ethernet",
-                numbers: PortNumbers {
+                numbers: PortAttrs {
                     max_msg_sz: 0x80_0000,
                     port_cap_flags: 0x0401_0000,
                     max_vl_num: 1,
@@ -322,7 +322,7 @@ mod tests {
                     gid_tbl_len: 1024,
                     active_width: 1,
                     active_speed: 1,
-                    ..PortNumbers::default()
+                    ..PortAttrs::default()
                 },
                 effective_speed: None,
                 gids: vec![GidRow {

@@ -1,20 +1,23 @@
 //! What the messages of a checked run hold, and whether what arrives is that.
 //!
-//! Every message differs from every other: its bytes follow from who sent it, which one it is and where they stand.
-//! Nothing about the check goes over the wire, so a peer is recognised by what it sends:
+//! Every message differs from every other: its bytes follow from who sent it, which one it is and
+//! where they stand. Nothing about the check goes over the wire, so a peer is recognised by what it
+//! sends:
 //!
 //! * `bareverbs` with `-c` sends its own pattern.
-//! * `ibv_rc_pingpong`, and `bareverbs` without `-c`, receive and send through the same memory, so the peer sends
-//!   back what it was sent. That is this side's own pattern, and is checked as fully.
+//! * `ibv_rc_pingpong`, and `bareverbs` without `-c`, receive and send through the same memory, so
+//!   the peer sends back what it was sent. That is this side's own pattern, and is checked as
+//!   fully.
 //!
-//! The client's last message alone has zeros at the starts of pages, because there the C server looks for them when
-//! it checks. The first message of such a client is its memory's first content: 0x7b everywhere, or zeros at the
-//! starts of pages.
+//! The client's last message alone has zeros at the starts of pages, because there the C server
+//! looks for them when it checks. The first message of such a client is its memory's first content:
+//! 0x7b everywhere, or zeros at the starts of pages.
 //!
-//! Where several queue pairs share their receives, they share that memory too: a C peer sends back a mixture of what
-//! came last. So all messages of a side are alike there, and the memory of a receive is made wrong before it is posted.
+//! Where several queue pairs share their receives, they share that memory too: a C peer sends back
+//! a mixture of what came last. So all messages of a side are alike there, and the memory of a
+//! receive is made wrong before it is posted.
 
-use super::rally::Side;
+use super::state::Side;
 
 /// What the C programs for one queue pair fill their memory with; that for several leaves it zero.
 pub(crate) const FILL: u8 = 0x7b;
@@ -48,9 +51,9 @@ pub(crate) struct WrongData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     /// Each from every other, in a run of so many.
-    Different(u64),
+    Distinct(u64),
     /// Not at all.
-    Alike,
+    Identical,
 }
 
 /// Makes this side's messages and checks the peer's.
@@ -135,15 +138,15 @@ impl Checker {
         })
     }
 
-    /// The memory of an echoing client before this side's first message has come there, or while it comes to another
-    /// queue pair.
+    /// The memory of an echoing client before this side's first message has come there, or while it
+    /// comes to another queue pair.
     fn expect_first_echo(&mut self, bytes: &[u8]) {
         let step = match self.scheme {
-            Scheme::Different(_) => {
+            Scheme::Distinct(_) => {
                 self.expected.fill(FILL);
                 PAGE
             }
-            Scheme::Alike => {
+            Scheme::Identical => {
                 pattern(self.side, self.scheme, 0, &mut self.expected);
                 1
             }
@@ -158,12 +161,12 @@ impl Checker {
 
 fn pattern(side: Side, scheme: Scheme, message: u64, bytes: &mut [u8]) {
     let (message, has_zeros) = match scheme {
-        Scheme::Different(messages) => (message, message + 1 == messages),
-        Scheme::Alike => (0, true),
+        Scheme::Distinct(messages) => (message, message + 1 == messages),
+        Scheme::Identical => (0, true),
     };
-    let seed = mix(message << 1 | u64::from(side == Side::Server));
+    let seed = splitmix64(message << 1 | u64::from(side == Side::Server));
     for (word, chunk) in (seed..).zip(bytes.chunks_mut(8)) {
-        chunk.copy_from_slice(&mix(word).to_le_bytes()[..chunk.len()]);
+        chunk.copy_from_slice(&splitmix64(word).to_le_bytes()[..chunk.len()]);
     }
     if side == Side::Client && has_zeros {
         bytes.iter_mut().step_by(PAGE).for_each(|start| *start = 0);
@@ -171,7 +174,7 @@ fn pattern(side: Side, scheme: Scheme, message: u64, bytes: &mut [u8]) {
 }
 
 /// Spreads each bit of a number over all of them (the finishing step of splitmix64).
-fn mix(mut x: u64) -> u64 {
+fn splitmix64(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -193,10 +196,10 @@ mod tests {
     }
 
     #[test]
-    fn two_of_ours_accept_each_others_patterns() {
+    fn two_bareverbs_endpoints_verify_each_other() {
         for size in [1, 2, 7, 128, 4096, 10_000] {
-            let mut client = Checker::new(Side::Client, Scheme::Different(20), vec![0; size]);
-            let mut server = Checker::new(Side::Server, Scheme::Different(20), vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Distinct(20), vec![0; size]);
+            let mut server = Checker::new(Side::Server, Scheme::Distinct(20), vec![0; size]);
             let mut message = vec![0; size];
             for i in 0..20 {
                 client.fill(i, &mut message);
@@ -210,9 +213,9 @@ mod tests {
     }
 
     #[test]
-    fn a_c_server_echoes_and_finds_its_zeros_at_the_end() {
+    fn c_server_echo_and_final_zeros_are_accepted() {
         for size in [1, 128, 4096, 3 * PAGE + 1] {
-            let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; size]);
             let mut memory = c_memory(size, false);
             for i in 0..5 {
                 client.fill(i, &mut memory);
@@ -224,10 +227,10 @@ mod tests {
     }
 
     #[test]
-    fn a_c_client_starts_with_its_fill_and_then_echoes() {
+    fn c_client_fill_and_echo_are_accepted() {
         for checked in [false, true] {
             for size in [1, 128, 3 * PAGE + 1] {
-                let mut server = Checker::new(Side::Server, Scheme::Different(5), vec![0; size]);
+                let mut server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; size]);
                 let mut memory = c_memory(size, checked);
                 for i in 0..5 {
                     server.verify(i, &memory).unwrap();
@@ -239,10 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_meet_in_a_c_programs_memory_are_told_from_wrong_ones() {
+    fn mixed_srq_echoes_are_accepted() {
         for size in [1, 128, 3 * PAGE + 1] {
-            // A client of two queue pairs: one of this side's answers has come halfway when the other message goes.
-            let mut server = Checker::new(Side::Server, Scheme::Alike, vec![0; size]);
+            // A client of two queue pairs: one of this side's answers has come halfway when the
+            // other message goes.
+            let mut server = Checker::new(Side::Server, Scheme::Identical, vec![0; size]);
             let mut answer = vec![0; size];
             server.fill(0, &mut answer);
             let mut mixture = answer.clone();
@@ -255,16 +259,16 @@ mod tests {
                 server.verify(1, &mixture).unwrap_err();
             }
             // A server that checks finds its zeros whichever message came last.
-            let client = Checker::new(Side::Client, Scheme::Alike, vec![0; size]);
+            let client = Checker::new(Side::Client, Scheme::Identical, vec![0; size]);
             client.fill(3, &mut answer);
             assert!(answer.iter().step_by(PAGE).all(|&start| start == 0));
         }
     }
 
     #[test]
-    fn a_message_that_comes_twice_is_wrong() {
-        let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; 128]);
-        let server = Checker::new(Side::Server, Scheme::Different(5), vec![0; 128]);
+    fn repeated_message_is_wrong_data() {
+        let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; 128]);
+        let server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; 128]);
         let mut message = [0; 128];
         server.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -274,9 +278,9 @@ mod tests {
     }
 
     #[test]
-    fn an_echoing_peer_may_not_turn_to_a_pattern() {
-        let mut client = Checker::new(Side::Client, Scheme::Different(5), vec![0; 128]);
-        let server = Checker::new(Side::Server, Scheme::Different(5), vec![0; 128]);
+    fn echoing_peer_must_not_switch_to_the_pattern() {
+        let mut client = Checker::new(Side::Client, Scheme::Distinct(5), vec![0; 128]);
+        let server = Checker::new(Side::Server, Scheme::Distinct(5), vec![0; 128]);
         let mut message = [0; 128];
         client.fill(0, &mut message);
         client.verify(0, &message).unwrap();
@@ -301,8 +305,8 @@ mod tests {
             bit in 0..8u32,
             message in 0..3u64,
         ) {
-            let mut client = Checker::new(Side::Client, Scheme::Different(3), vec![0; size]);
-            let server = Checker::new(Side::Server, Scheme::Different(3), vec![0; size]);
+            let mut client = Checker::new(Side::Client, Scheme::Distinct(3), vec![0; size]);
+            let server = Checker::new(Side::Server, Scheme::Distinct(3), vec![0; size]);
             let mut bytes = vec![0; size];
             server.fill(message, &mut bytes);
             let offset = at.index(size);
@@ -315,7 +319,7 @@ mod tests {
         fn messages_differ_by_side_and_number(one in 0..100u64, other in 0..100u64) {
             let message = |side, number| {
                 let mut bytes = [0; 32];
-                pattern(side, Scheme::Different(1000), number, &mut bytes);
+                pattern(side, Scheme::Distinct(1000), number, &mut bytes);
                 bytes
             };
             prop_assert_ne!(message(Side::Client, one), message(Side::Server, other));

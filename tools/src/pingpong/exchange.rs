@@ -1,9 +1,9 @@
 //! The exchange of address records over TCP, byte for byte that of the C programs.
 //!
-//! The client writes its records, the server answers with its own once its queue pairs can receive, the client writes
-//! `done` and a NUL. A reader of the C programs takes a record from one `read`, so each is written in one call. After
-//! that the connection is closed. It is one record each way, or 256 between players of several queue pairs, the last of
-//! which are blank.
+//! The client writes its records, the server answers with its own once its queue pairs can receive,
+//! the client writes `done` and a NUL. A reader of the C programs takes a record from one `read`,
+//! so each is written in one call. After that the connection is closed. It is one record each way,
+//! or 256 between endpoints with several queue pairs, the last of which are blank.
 
 use std::fmt::Write as _;
 use std::io;
@@ -20,12 +20,13 @@ use rustix::net::{
 
 use super::record::{BadRecord, RECORD_LEN, Record};
 use super::xsrq::record::{XRC_RECORD_LEN, XrcRecord};
-use crate::stop::{Interrupted, Patience, Stop, Wake};
+use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
-/// How long the peer may take for each step of the exchange; a server waits for its client without limit.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the peer may take for each step of the exchange; a server waits for its client without
+/// limit.
+pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How much longer for each further queue pair, which it connects in between.
-pub(crate) const FOR_EACH: Duration = Duration::from_millis(100);
+pub(crate) const TIMEOUT_PER_QP: Duration = Duration::from_millis(100);
 
 const DONE: &[u8; 5] = b"done\0";
 const END: &[u8; 4] = b"END\0";
@@ -42,24 +43,24 @@ pub(crate) enum ExchangeError {
     #[error("couldn't connect to {host}:{port}:{attempts}")]
     Connect { host: String, port: u16, attempts: String },
     #[error("couldn't write {what}: {source}")]
-    Write { what: What, source: io::Error },
+    Write { what: Item, source: io::Error },
     #[error("the connection took only {written} of the {} bytes of {what} at once", what.len())]
-    ShortWrite { what: What, written: usize },
+    ShortWrite { what: Item, written: usize },
     #[error("couldn't read {what}: {source}")]
-    Read { what: What, source: io::Error },
+    Read { what: Item, source: io::Error },
     #[error("the peer closed the connection after {received} of the {} bytes of {what}", what.len())]
-    Closed { what: What, received: usize },
-    #[error("the peer sent {received} of the {} bytes of {what} and no more for {}", what.len(), seconds(*patience))]
-    Stalled { what: What, received: usize, patience: Duration },
+    Closed { what: Item, received: usize },
+    #[error("the peer sent {received} of the {} bytes of {what} and no more for {}", what.len(), seconds(*timeout))]
+    Stalled { what: Item, received: usize, timeout: Duration },
     #[error("the peer sent more than the {} bytes of {what}", what.len())]
-    TooMuch { what: What },
+    TooMuch { what: Item },
     #[error("the peer sent something that is not an address record: {0}")]
-    Garbage(#[from] BadRecord),
-    #[error("the peer plays with {theirs} queue pairs and this side with {ours}: is its -q the same?")]
-    OtherNumber { ours: usize, theirs: usize },
+    InvalidRecord(#[from] BadRecord),
+    #[error("the peer uses {theirs} queue pairs and this side {ours}: is its -q the same?")]
+    QpCountMismatch { ours: usize, theirs: usize },
     #[error("the peer ended the exchange with \"{0}\" instead of \"done\\0\"")]
     NotDone(String),
-    #[error("the peer ended the game with \"{0}\" instead of \"END\\0\"")]
+    #[error("the peer ended the run with \"{0}\" instead of \"END\\0\"")]
     NotEnded(String),
     #[error("the exchange with the peer was cut short")]
     Interrupted(#[from] Interrupted),
@@ -67,35 +68,35 @@ pub(crate) enum ExchangeError {
 
 /// What was to be written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Item {
     OwnRecord,
-    PeersRecords(usize),
+    PeerRecords(usize),
     OwnXrcRecord,
-    PeersXrcRecord,
+    PeerXrcRecord,
     Done,
-    /// The same between players over XRC, who say it to each other.
+    /// The same between endpoints over XRC, who say it to each other.
     End,
 }
 
-impl What {
+impl Item {
     fn len(self) -> usize {
         match self {
             Self::OwnRecord => RECORD_LEN,
-            Self::PeersRecords(count) => count * RECORD_LEN,
-            Self::OwnXrcRecord | Self::PeersXrcRecord => XRC_RECORD_LEN,
+            Self::PeerRecords(count) => count * RECORD_LEN,
+            Self::OwnXrcRecord | Self::PeerXrcRecord => XRC_RECORD_LEN,
             Self::Done => DONE.len(),
             Self::End => END.len(),
         }
     }
 }
 
-impl std::fmt::Display for What {
+impl std::fmt::Display for Item {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::OwnRecord | Self::OwnXrcRecord => f.write_str("the local address record"),
-            Self::PeersRecords(1) | Self::PeersXrcRecord => f.write_str("its address record"),
-            Self::PeersRecords(count) => write!(f, "its {count} address records"),
-            Self::Done | Self::End => f.write_str("its closing word"),
+            Self::PeerRecords(1) | Self::PeerXrcRecord => f.write_str("its address record"),
+            Self::PeerRecords(count) => write!(f, "its {count} address records"),
+            Self::Done | Self::End => f.write_str("its closing message"),
         }
     }
 }
@@ -145,7 +146,7 @@ impl Server {
                 Wake::Ready | Wake::TimedOut => {}
             }
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => return Ok(Peer { socket, stop, patience: PATIENCE }),
+                Ok(socket) => return Ok(Peer { socket, stop, timeout: EXCHANGE_TIMEOUT }),
                 // The client was there and is gone.
                 Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => return Err(ExchangeError::Accept(errno.into())),
@@ -159,14 +160,14 @@ impl Server {
 pub(crate) struct Peer<'s> {
     socket: OwnedFd,
     stop: &'s Stop,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl<'s> Peer<'s> {
     /// The connection that `socket`, which does not block, is one end of.
     #[cfg(feature = "test-utils")]
-    pub(crate) fn over(socket: OwnedFd, stop: &'s Stop, patience: Duration) -> Self {
-        Self { socket, stop, patience }
+    pub(crate) fn from_socket(socket: OwnedFd, stop: &'s Stop, timeout: Duration) -> Self {
+        Self { socket, stop, timeout }
     }
 
     /// Connects to the first of the host's addresses that answers.
@@ -176,8 +177,8 @@ impl<'s> Peer<'s> {
             .map_err(|source| ExchangeError::NoAddress { host: host.into(), source })?;
         let mut attempts = String::new();
         for address in addresses {
-            match Self::connect_to(address, stop, PATIENCE) {
-                Ok(Some(socket)) => return Ok(Self { socket, stop, patience: PATIENCE }),
+            match Self::connect_to(address, stop, EXCHANGE_TIMEOUT) {
+                Ok(Some(socket)) => return Ok(Self { socket, stop, timeout: EXCHANGE_TIMEOUT }),
                 Ok(None) => return Err(Interrupted.into()),
                 Err(error) => {
                     let between = if attempts.is_empty() { ' ' } else { ';' };
@@ -188,17 +189,17 @@ impl<'s> Peer<'s> {
         Err(ExchangeError::Connect { host: host.into(), port, attempts })
     }
 
-    fn connect_to(address: SocketAddr, stop: &Stop, patience: Duration) -> io::Result<Option<OwnedFd>> {
+    fn connect_to(address: SocketAddr, stop: &Stop, timeout: Duration) -> io::Result<Option<OwnedFd>> {
         let socket = socket_for(&address)?;
         match connect(&socket, &address) {
             Ok(()) => return Ok(Some(socket)),
             Err(Errno::INPROGRESS) => {}
             Err(errno) => return Err(errno.into()),
         }
-        match stop.wait(socket.as_fd(), PollFlags::OUT, Some(&mut Patience::of(patience)))? {
+        match stop.wait(socket.as_fd(), PollFlags::OUT, Some(&mut Timeout::after(timeout)))? {
             Wake::Stopped => Ok(None),
             Wake::TimedOut => {
-                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {}", seconds(patience))))
+                Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {}", seconds(timeout))))
             }
             Wake::Ready => {
                 sockopt::socket_error(&socket)??;
@@ -207,26 +208,26 @@ impl<'s> Peer<'s> {
         }
     }
 
-    /// The same for a game on so many queue pairs.
-    pub(crate) fn on_queue_pairs(self, queue_pairs: u32) -> Self {
-        Self { patience: self.patience + FOR_EACH * queue_pairs.saturating_sub(1), ..self }
+    /// The same for a run on so many queue pairs.
+    pub(crate) fn with_queue_pairs(self, queue_pairs: u32) -> Self {
+        Self { timeout: self.timeout + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1), ..self }
     }
 
     /// Writes the local records, each in one call, and blank ones up to `places`.
     pub(crate) fn send_records(&self, records: &[Record], places: usize) -> Result<(), ExchangeError> {
         let blanks = std::iter::repeat_n(&Record::BLANK, places.saturating_sub(records.len()));
-        records.iter().chain(blanks).try_for_each(|record| self.send(&record.encode(), What::OwnRecord))
+        records.iter().chain(blanks).try_for_each(|record| self.send(&record.encode(), Item::OwnRecord))
     }
 
     /// Reads the peer's records from so many places: as many as this side has, and blank ones.
     pub(crate) fn receive_records(&self, ours: usize, places: usize) -> Result<Vec<Record>, ExchangeError> {
-        let bytes = self.receive(What::PeersRecords(places))?;
+        let bytes = self.receive(Item::PeerRecords(places))?;
         let (records, _) = bytes.as_chunks();
         let mut records = records.iter().map(Record::decode).collect::<Result<Vec<_>, _>>()?;
         // Nobody's own queue pair has the number 0.
         let theirs = records.iter().take_while(|record| record.qpn != 0).count();
         if theirs != ours && places > 1 {
-            return Err(ExchangeError::OtherNumber { ours, theirs });
+            return Err(ExchangeError::QpCountMismatch { ours, theirs });
         }
         records.truncate(ours);
         Ok(records)
@@ -234,41 +235,41 @@ impl<'s> Peer<'s> {
 
     /// Ends the exchange as the client.
     pub(crate) fn send_done(&self) -> Result<(), ExchangeError> {
-        self.send(DONE, What::Done)
+        self.send(DONE, Item::Done)
     }
 
     /// Waits for the client's end of the exchange.
     pub(crate) fn receive_done(&self) -> Result<(), ExchangeError> {
-        let bytes = self.receive(What::Done)?;
+        let bytes = self.receive(Item::Done)?;
         if bytes == DONE { Ok(()) } else { Err(ExchangeError::NotDone(bytes.escape_ascii().to_string())) }
     }
 
-    /// Writes the local record of a game over XRC.
+    /// Writes the local record of a run over XRC.
     pub(crate) fn send_xrc_record(&self, record: &XrcRecord) -> Result<(), ExchangeError> {
-        self.send(&record.encode(), What::OwnXrcRecord)
+        self.send(&record.encode(), Item::OwnXrcRecord)
     }
 
     /// Reads the peer's.
     pub(crate) fn receive_xrc_record(&self) -> Result<XrcRecord, ExchangeError> {
-        let bytes = self.receive(What::PeersXrcRecord)?;
+        let bytes = self.receive(Item::PeerXrcRecord)?;
         let record = bytes.first_chunk().expect("as many bytes as a record has");
         Ok(XrcRecord::decode(record)?)
     }
 
-    /// Says that this side of a game over XRC has had all its messages.
+    /// Says that this side of a run over XRC has had all its messages.
     pub(crate) fn send_end(&self) -> Result<(), ExchangeError> {
-        self.send(END, What::End)
+        self.send(END, Item::End)
     }
 
     /// Waits until the peer says the same.
     pub(crate) fn receive_end(&self) -> Result<(), ExchangeError> {
-        let bytes = self.receive(What::End)?;
+        let bytes = self.receive(Item::End)?;
         if bytes == END { Ok(()) } else { Err(ExchangeError::NotEnded(bytes.escape_ascii().to_string())) }
     }
 
-    fn send(&self, bytes: &[u8], what: What) -> Result<(), ExchangeError> {
+    fn send(&self, bytes: &[u8], what: Item) -> Result<(), ExchangeError> {
         let failed = |source| ExchangeError::Write { what, source };
-        let mut patience = Patience::of(self.patience);
+        let mut timeout = Timeout::after(self.timeout);
         loop {
             match send(&self.socket, bytes, SendFlags::NOSIGNAL) {
                 Ok(written) if written == bytes.len() => return Ok(()),
@@ -276,7 +277,7 @@ impl<'s> Peer<'s> {
                 Err(Errno::AGAIN) => {}
                 Err(errno) => return Err(failed(errno.into())),
             }
-            match self.stop.wait(self.socket.as_fd(), PollFlags::OUT, Some(&mut patience)).map_err(failed)? {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::OUT, Some(&mut timeout)).map_err(failed)? {
                 Wake::Stopped => return Err(Interrupted.into()),
                 Wake::TimedOut => return Err(failed(io::ErrorKind::TimedOut.into())),
                 Wake::Ready => {}
@@ -285,17 +286,18 @@ impl<'s> Peer<'s> {
     }
 
     /// Takes what is due, in however many pieces it arrives.
-    fn receive(&self, what: What) -> Result<Vec<u8>, ExchangeError> {
+    fn receive(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
         let failed = |source| ExchangeError::Read { what, source };
-        let mut patience = Patience::of(self.patience);
-        // Each side speaks only when it was spoken to, so nothing more may be waiting: there is room to notice it.
+        let mut timeout = Timeout::after(self.timeout);
+        // Each side speaks only when it was spoken to, so nothing more may be waiting: there is
+        // room to notice it.
         let mut bytes = vec![0; what.len() + 1];
         let mut received = 0;
         while received < what.len() {
-            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(&mut patience)).map_err(failed)? {
+            match self.stop.wait(self.socket.as_fd(), PollFlags::IN, Some(&mut timeout)).map_err(failed)? {
                 Wake::Stopped => return Err(Interrupted.into()),
                 Wake::TimedOut => {
-                    return Err(ExchangeError::Stalled { what, received, patience: self.patience });
+                    return Err(ExchangeError::Stalled { what, received, timeout: self.timeout });
                 }
                 Wake::Ready => {}
             }
@@ -343,7 +345,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(move || client(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()));
             let mut peer = server.accept(&stop)?;
-            peer.patience = SOON;
+            peer.timeout = SOON;
             let record = peer.receive_records(1, 1)?[0];
             peer.send_records(&[OURS], 1)?;
             peer.receive_done()?;
@@ -359,7 +361,7 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(move || server(listener.accept().unwrap().0));
             let mut peer = Peer::connect("127.0.0.1", port, &stop)?;
-            peer.patience = SOON;
+            peer.timeout = SOON;
             peer.send_records(&[OURS], 1)?;
             let record = peer.receive_records(1, 1)?[0];
             peer.send_done()?;
@@ -377,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn the_client_says_exactly_record_and_done() {
+    fn client_sends_exactly_record_and_done() {
         let mut heard = Vec::new();
         let result = call(|mut stream| {
             let mut record = [0; RECORD_LEN];
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_says_exactly_its_record() {
+    fn server_sends_exactly_its_record() {
         let mut heard = Vec::new();
         let result = serve(|mut stream| {
             stream.write_all(&THEIRS.encode()).unwrap();
@@ -406,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_of_ours_hears_clients_of_ours_over_ipv4_and_ipv6() {
+    fn server_accepts_ipv4_and_ipv6_clients() {
         let mut hosts = vec!["127.0.0.1"];
         hosts.extend(TcpListener::bind("[::1]:0").ok().map(|_| "::1"));
         for host in hosts {
@@ -473,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_named() {
+    fn silent_peer_error_names_the_timeout() {
         assert_eq!(
             error(serve(drain)),
             "the peer sent 0 of the 52 bytes of its address record and no more for 0.2 s"
@@ -500,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_named_with_its_place() {
+    fn invalid_record_error_names_the_offset() {
         let text = error(serve(|mut stream| {
             stream.write_all(b"GET / HTTP/1.1\r\nHost: 10.1.0.1:18515\r\nAccept: */*\r\n\r\n").unwrap();
             drain(stream);
@@ -531,17 +533,17 @@ mod tests {
         );
         assert_eq!(
             with_end(b"do"),
-            "the peer closed the connection after 2 of the 5 bytes of its closing word"
+            "the peer closed the connection after 2 of the 5 bytes of its closing message"
         );
         assert_eq!(
             with_end(b""),
-            "the peer closed the connection after 0 of the 5 bytes of its closing word"
+            "the peer closed the connection after 0 of the 5 bytes of its closing message"
         );
-        assert_eq!(with_end(b"done\0more"), "the peer sent more than the 5 bytes of its closing word");
+        assert_eq!(with_end(b"done\0more"), "the peer sent more than the 5 bytes of its closing message");
     }
 
     #[test]
-    fn a_port_where_nobody_listens_is_named_with_its_address() {
+    fn connection_refused_error_names_the_address() {
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let stop = Stop::new().unwrap();
         let text = Peer::connect("127.0.0.1", free, &stop).unwrap_err().to_string();
@@ -552,14 +554,14 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_host_is_named() {
+    fn unresolvable_host_is_reported() {
         let stop = Stop::new().unwrap();
         let text = Peer::connect("no host has spaces", 1, &stop).unwrap_err().to_string();
         assert!(text.starts_with("no address for host no host has spaces: "), "{text}");
     }
 
     #[test]
-    fn a_port_that_is_taken_is_named() {
+    fn tcp_port_in_use_is_reported() {
         let first = Server::listen(0).unwrap();
         let port = port_of(&first);
         let text = Server::listen(port).unwrap_err().to_string();
@@ -570,7 +572,7 @@ mod tests {
     fn a_server_waits_without_limit_and_can_be_interrupted() {
         let stop = Stop::new().unwrap();
         let server = Server::listen(0).unwrap();
-        stop.trip();
+        stop.trigger();
         assert!(matches!(server.accept(&stop), Err(ExchangeError::Interrupted(_))));
     }
 
@@ -581,7 +583,7 @@ mod tests {
         let port = port_of(&server);
         let client = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
         let peer = server.accept(&stop).unwrap();
-        stop.trip();
+        stop.trigger();
         let error = peer.receive_records(1, 1).unwrap_err();
         let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Interrupted>());
         assert!(cause.is_some(), "{error:?} gives the program's exit status away");

@@ -1,8 +1,8 @@
-//! What is asked of a device against what it offers, before anything is made on it.
+//! What is requested of a device against what it offers, before anything is made on it.
 
 use bareverbs::{DeviceAttr, Mtu, PortAttr};
 
-use crate::cli::pingpong::{Kind, Plan, XsrqPingpong};
+use crate::cli::pingpong::{Config, Kind, XsrqPingpong};
 
 const ODP_SUPPORT: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
@@ -13,7 +13,7 @@ const XRC: u64 = 1 << 20;
 
 /// What a device and its port offer to a ping-pong.
 #[derive(Clone, Debug)]
-pub(crate) struct Offer {
+pub(crate) struct DeviceLimits {
     pub(crate) device: String,
     pub(crate) port: u8,
     pub(crate) max_msg_sz: u32,
@@ -30,15 +30,15 @@ pub(crate) struct Offer {
     pub(crate) max_dm_size: u64,
 }
 
-/// Why a device can't do what was asked.
+/// Why a device can't do what was requested.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {what}")]
-pub(crate) struct Unable {
+pub(crate) struct Unsupported {
     device: String,
     what: String,
 }
 
-impl Offer {
+impl DeviceLimits {
     pub(crate) fn new(device: &str, attr: &DeviceAttr, port: u8, port_attr: &PortAttr) -> Self {
         Self {
             device: device.into(),
@@ -58,112 +58,115 @@ impl Offer {
         }
     }
 
-    /// Finds the first thing asked for that is not there.
-    pub(crate) fn admit(&self, asked: &Plan<'_>) -> Result<(), Unable> {
-        match self.objection(asked) {
+    /// Finds the first requested feature that is unsupported.
+    pub(crate) fn check(&self, requested: &Config<'_>) -> Result<(), Unsupported> {
+        match self.find_unsupported(requested) {
             None => Ok(()),
-            Some(what) => Err(Unable { device: self.device.clone(), what }),
+            Some(what) => Err(Unsupported { device: self.device.clone(), what }),
         }
     }
 
-    fn objection(&self, asked: &Plan<'_>) -> Option<String> {
-        self.too_much(asked).or_else(|| self.missing(asked))
+    fn find_unsupported(&self, requested: &Config<'_>) -> Option<String> {
+        self.over_limit(requested).or_else(|| self.missing(requested))
     }
 
-    fn too_much(&self, asked: &Plan<'_>) -> Option<String> {
+    fn over_limit(&self, requested: &Config<'_>) -> Option<String> {
         let port = self.port;
-        let (size, depth) = (asked.size, asked.game.rx_depth);
-        if let Some(objection) = self.too_long(size) {
-            return Some(objection);
+        let (size, depth) = (requested.size, requested.common.rx_depth);
+        if let Some(problem) = self.message_too_long(size) {
+            return Some(problem);
         }
-        if asked.kind == Kind::Ud && size > self.active_mtu.bytes() {
-            let most = self.active_mtu;
+        if requested.kind == Kind::Ud && size > self.active_mtu.bytes() {
+            let max = self.active_mtu;
             return Some(format!(
-                "a datagram of {size} bytes (-s) is longer than a packet of port {port} (active_mtu {most})"
+                "a datagram of {size} bytes (-s) is longer than a packet of port {port} (active_mtu {max})"
             ));
         }
-        if let Some(objection) = asked.mtu.and_then(|mtu| self.too_wide(mtu)) {
-            return Some(objection);
+        if let Some(problem) = requested.mtu.and_then(|mtu| self.mtu_too_large(mtu)) {
+            return Some(problem);
         }
-        match (asked.kind, self.max_srq_wr) {
+        match (requested.kind, self.max_srq_wr) {
             (Kind::Srq, 0) => return Some("no shared receive queues (max_srq)".into()),
-            (Kind::Srq, most) if depth > most => {
+            (Kind::Srq, max) if depth > max => {
                 return Some(format!(
-                    "{depth} receives (-r) are more than a shared receive queue holds (max_srq_wr {most})"
+                    "{depth} receives (-r) are more than a shared receive queue holds (max_srq_wr {max})"
                 ));
             }
             (Kind::Srq, _) => {}
             _ if depth > self.max_qp_wr => {
-                let most = self.max_qp_wr;
+                let max = self.max_qp_wr;
                 return Some(format!(
-                    "{depth} receives (-r) are more than a queue pair holds (max_qp_wr {most})"
+                    "{depth} receives (-r) are more than a queue pair holds (max_qp_wr {max})"
                 ));
             }
             _ => {}
         }
-        if asked.num_qp > self.max_qp {
-            let (qps, most) = (asked.num_qp, self.max_qp);
-            return Some(format!("{qps} queue pairs (-q) are more than there can be (max_qp {most})"));
+        if requested.num_qp > self.max_qp {
+            let (qps, max) = (requested.num_qp, self.max_qp);
+            return Some(format!("{qps} queue pairs (-q) are more than there can be (max_qp {max})"));
         }
-        if u64::from(depth) + u64::from(asked.num_qp) > self.max_cqe.into() {
-            let most = self.max_cqe;
-            let sends =
-                if asked.num_qp == 1 { "a send".to_owned() } else { format!("{} sends", asked.num_qp) };
+        if u64::from(depth) + u64::from(requested.num_qp) > self.max_cqe.into() {
+            let max = self.max_cqe;
+            let sends = if requested.num_qp == 1 {
+                "a send".to_owned()
+            } else {
+                format!("{} sends", requested.num_qp)
+            };
             return Some(format!(
                 "{depth} receives (-r) and {sends} complete into more entries than a completion queue has \
-                 (max_cqe {most})"
+                 (max_cqe {max})"
             ));
         }
         None
     }
 
-    fn too_long(&self, size: u32) -> Option<String> {
-        let (port, most) = (self.port, self.max_msg_sz);
-        (size > most).then(|| {
-            format!("a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {most})")
+    fn message_too_long(&self, size: u32) -> Option<String> {
+        let (port, max) = (self.port, self.max_msg_sz);
+        (size > max).then(|| {
+            format!("a message of {size} bytes (-s) is longer than port {port} carries (max_msg_sz {max})")
         })
     }
 
-    fn too_wide(&self, mtu: Mtu) -> Option<String> {
-        let (port, most) = (self.port, self.active_mtu);
-        (mtu > most)
-            .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {most})"))
+    fn mtu_too_large(&self, mtu: Mtu) -> Option<String> {
+        let (port, max) = (self.port, self.active_mtu);
+        (mtu > max)
+            .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {max})"))
     }
 
-    /// The same for a game over extended reliable connections.
-    pub(crate) fn admit_xrc(&self, asked: &XsrqPingpong) -> Result<(), Unable> {
-        let objection = self.missing_xrc(asked).or_else(|| self.too_long(asked.size));
-        match objection.or_else(|| self.too_wide(asked.mtu)) {
+    /// The same for a run over extended reliable connections.
+    pub(crate) fn check_xrc(&self, requested: &XsrqPingpong) -> Result<(), Unsupported> {
+        let problem = self.missing_xrc(requested).or_else(|| self.message_too_long(requested.size));
+        match problem.or_else(|| self.mtu_too_large(requested.mtu)) {
             None => Ok(()),
-            Some(what) => Err(Unable { device: self.device.clone(), what }),
+            Some(what) => Err(Unsupported { device: self.device.clone(), what }),
         }
     }
 
-    fn missing_xrc(&self, asked: &XsrqPingpong) -> Option<String> {
+    fn missing_xrc(&self, requested: &XsrqPingpong) -> Option<String> {
         const NEEDED: u32 = ODP_SEND | ODP_SRQ_RECV;
         if !self.xrc {
             return Some("no extended reliable connections (XRC), which xsrq needs".into());
         }
-        if asked.odp && (self.odp_general & ODP_SUPPORT == 0 || self.odp_xrc & NEEDED != NEEDED) {
+        if requested.odp && (self.odp_general & ODP_SUPPORT == 0 || self.odp_xrc & NEEDED != NEEDED) {
             return Some(
                 "no on-demand paging for send and shared receive on XRC (xrc_odp_caps), which -o needs"
                     .into(),
             );
         }
-        (asked.clients > self.max_srq_wr).then(|| {
-            let (clients, most) = (asked.clients, self.max_srq_wr);
+        (requested.clients > self.max_srq_wr).then(|| {
+            let (clients, max) = (requested.clients, self.max_srq_wr);
             format!(
-                "{clients} clients (-c) are more than a shared receive queue has receives (max_srq_wr {most})"
+                "{clients} clients (-c) are more than a shared receive queue has receives (max_srq_wr {max})"
             )
         })
     }
 
-    fn missing(&self, asked: &Plan<'_>) -> Option<String> {
-        if asked.on_demand() {
+    fn missing(&self, requested: &Config<'_>) -> Option<String> {
+        if requested.on_demand() {
             if self.odp_general & ODP_SUPPORT == 0 {
                 return Some("no on-demand paging (ODP_SUPPORT), which -o and -O need".into());
             }
-            let (needed, what) = match asked.kind {
+            let (needed, what) = match requested.kind {
                 Kind::Srq => (ODP_SEND | ODP_SRQ_RECV, "send and shared receive"),
                 _ => (ODP_SEND | ODP_RECV, "send and receive"),
             };
@@ -173,13 +176,13 @@ impl Offer {
                 ));
             }
         }
-        if asked.iodp && self.odp_general & ODP_IMPLICIT == 0 {
+        if requested.iodp && self.odp_general & ODP_IMPLICIT == 0 {
             return Some("no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs".into());
         }
-        if asked.ts && self.timestamp_mask == 0 {
+        if requested.ts && self.timestamp_mask == 0 {
             return Some("no completion timestamps (completion_timestamp_mask), which -t needs".into());
         }
-        if asked.dm && self.max_dm_size == 0 {
+        if requested.dm && self.max_dm_size == 0 {
             return Some("no device memory (max_dm_size), which -j needs".into());
         }
         None
@@ -194,8 +197,8 @@ mod tests {
     use clap::Parser;
 
     /// Soft-RoCE of 7.2 over an interface with an MTU of 1500.
-    fn rxe() -> Offer {
-        Offer {
+    fn rxe() -> DeviceLimits {
+        DeviceLimits {
             device: "rxe0".into(),
             port: 1,
             max_msg_sz: 0x80_0000,
@@ -213,49 +216,50 @@ mod tests {
         }
     }
 
-    fn verdict(offer: &Offer, args: &[&str]) -> Result<(), String> {
-        verdict_on("rc", offer, args)
+    fn result_of(limits: &DeviceLimits, args: &[&str]) -> Result<(), String> {
+        result_of_kind("rc", limits, args)
     }
 
-    fn verdict_on(kind: &str, offer: &Offer, args: &[&str]) -> Result<(), String> {
+    fn result_of_kind(kind: &str, limits: &DeviceLimits, args: &[&str]) -> Result<(), String> {
         let line = ["bareverbs", "pingpong", kind].into_iter().chain(args.iter().copied());
-        let Command::Pingpong(Pingpong::Turns(asked)) = Cli::try_parse_from(line).unwrap().command else {
+        let Command::Pingpong(Pingpong::SingleClient(requested)) = Cli::try_parse_from(line).unwrap().command
+        else {
             panic!("not a ping-pong")
         };
-        offer.admit(&asked.plan()).map_err(|unable| unable.to_string())
+        limits.check(&requested.config()).map_err(|unsupported| unsupported.to_string())
     }
 
     #[test]
-    fn soft_roce_does_most_of_it() {
-        verdict(&rxe(), &["-s", "0x800000", "-m", "1024", "-r", "8000", "-e", "-o", "-P", "-c", "-N"])
+    fn rxe_supports_the_common_options() {
+        result_of(&rxe(), &["-s", "0x800000", "-m", "1024", "-r", "8000", "-e", "-o", "-P", "-c", "-N"])
             .unwrap();
     }
 
     #[test]
-    fn what_is_missing_is_named_with_the_option() {
+    fn unsupported_features_name_the_option() {
         for (option, missing) in [
             ("-O", "rxe0: no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"),
             ("-t", "rxe0: no completion timestamps (completion_timestamp_mask), which -t needs"),
             ("-j", "rxe0: no device memory (max_dm_size), which -j needs"),
         ] {
-            assert_eq!(verdict(&rxe(), &[option]).unwrap_err(), missing);
+            assert_eq!(result_of(&rxe(), &[option]).unwrap_err(), missing);
         }
     }
 
     #[test]
     fn on_demand_paging_follows_the_capabilities() {
-        let none = Offer { odp_general: 0, odp_rc: 0, ..rxe() };
+        let none = DeviceLimits { odp_general: 0, odp_rc: 0, ..rxe() };
         for args in [&["-o"][..], &["-o", "-P"], &["-O"]] {
             assert_eq!(
-                verdict(&none, args).unwrap_err(),
+                result_of(&none, args).unwrap_err(),
                 "rxe0: no on-demand paging (ODP_SUPPORT), which -o and -O need"
             );
         }
-        let send_only = Offer { odp_rc: ODP_SEND, ..rxe() };
-        assert!(verdict(&send_only, &["-o"]).unwrap_err().contains("for both send and receive on RC"));
-        verdict(&none, &[]).unwrap();
-        let implicit = Offer { odp_general: ODP_SUPPORT | ODP_IMPLICIT, ..rxe() };
-        verdict(&implicit, &["-O", "-P"]).unwrap();
+        let send_only = DeviceLimits { odp_rc: ODP_SEND, ..rxe() };
+        assert!(result_of(&send_only, &["-o"]).unwrap_err().contains("for both send and receive on RC"));
+        result_of(&none, &[]).unwrap();
+        let implicit = DeviceLimits { odp_general: ODP_SUPPORT | ODP_IMPLICIT, ..rxe() };
+        result_of(&implicit, &["-O", "-P"]).unwrap();
     }
 
     #[test]
@@ -266,59 +270,63 @@ mod tests {
             (["-r", "2000000"], "more than a queue pair holds (max_qp_wr 1048576)"),
             (["-r", "32767"], "more entries than a completion queue has (max_cqe 32767)"),
         ] {
-            let text = verdict(&rxe(), &args).unwrap_err();
+            let text = result_of(&rxe(), &args).unwrap_err();
             assert!(text.contains(words), "{text}");
         }
-        verdict(&rxe(), &["-r", "32766"]).unwrap();
+        result_of(&rxe(), &["-r", "32766"]).unwrap();
     }
 
     #[test]
     fn a_datagram_is_one_packet() {
-        verdict_on("ud", &rxe(), &["-s", "1024"]).unwrap();
+        result_of_kind("ud", &rxe(), &["-s", "1024"]).unwrap();
         assert_eq!(
-            verdict_on("ud", &rxe(), &["-s", "1025"]).unwrap_err(),
+            result_of_kind("ud", &rxe(), &["-s", "1025"]).unwrap_err(),
             "rxe0: a datagram of 1025 bytes (-s) is longer than a packet of port 1 (active_mtu 1024)"
         );
     }
 
     #[test]
-    fn extended_connections_are_not_for_every_device() {
-        let verdict = |offer: &Offer, args: &[&str]| {
+    fn xrc_requires_device_support() {
+        let result_of = |limits: &DeviceLimits, args: &[&str]| {
             let line = ["bareverbs", "pingpong", "xsrq"].into_iter().chain(args.iter().copied());
-            let Command::Pingpong(Pingpong::Xsrq(asked)) = Cli::try_parse_from(line).unwrap().command else {
+            let Command::Pingpong(Pingpong::Xsrq(requested)) = Cli::try_parse_from(line).unwrap().command
+            else {
                 panic!("not a ping-pong over XRC")
             };
-            offer.admit_xrc(&asked).map_err(|unable| unable.to_string())
+            limits.check_xrc(&requested).map_err(|unsupported| unsupported.to_string())
         };
-        let text = verdict(&rxe(), &[]).unwrap_err();
+        let text = result_of(&rxe(), &[]).unwrap_err();
         assert_eq!(text, "rxe0: no extended reliable connections (XRC), which xsrq needs");
-        let adapter = Offer { xrc: true, max_srq_wr: 100, ..rxe() };
-        verdict(&adapter, &["-c", "100"]).unwrap();
+        let adapter = DeviceLimits { xrc: true, max_srq_wr: 100, ..rxe() };
+        result_of(&adapter, &["-c", "100"]).unwrap();
         for (args, words) in [
             (&["-c", "101"][..], "101 clients (-c) are more"),
             (&["-o"], "no on-demand paging for send and shared receive on XRC (xrc_odp_caps)"),
             (&["-s", "0x800001"], "longer than port 1 carries"),
             (&["-m", "2048"], "above that of port 1"),
         ] {
-            let text = verdict(&adapter, args).unwrap_err();
+            let text = result_of(&adapter, args).unwrap_err();
             assert!(text.contains(words), "{text}");
         }
     }
 
     #[test]
     fn shared_receive_queues_have_limits_of_their_own() {
-        let small = Offer { max_srq_wr: 100, max_qp: 20, ..rxe() };
-        let text = verdict_on("srq", &small, &["-r", "101"]).unwrap_err();
+        let small = DeviceLimits { max_srq_wr: 100, max_qp: 20, ..rxe() };
+        let text = result_of_kind("srq", &small, &["-r", "101"]).unwrap_err();
         assert!(text.contains("more than a shared receive queue holds (max_srq_wr 100)"), "{text}");
-        let text = verdict_on("srq", &small, &["-r", "100", "-q", "21"]).unwrap_err();
+        let text = result_of_kind("srq", &small, &["-r", "100", "-q", "21"]).unwrap_err();
         assert!(text.contains("21 queue pairs (-q) are more than there can be (max_qp 20)"), "{text}");
-        let text = verdict_on("srq", &rxe(), &["-r", "32752"]).unwrap_err();
+        let text = result_of_kind("srq", &rxe(), &["-r", "32752"]).unwrap_err();
         assert!(text.contains("32752 receives (-r) and 16 sends complete into more entries"), "{text}");
-        verdict_on("srq", &rxe(), &["-r", "32751"]).unwrap();
-        let none = Offer { max_srq_wr: 0, ..rxe() };
-        assert_eq!(verdict_on("srq", &none, &[]).unwrap_err(), "rxe0: no shared receive queues (max_srq)");
-        let text = verdict_on("srq", &rxe(), &["-o"]).unwrap_err();
+        result_of_kind("srq", &rxe(), &["-r", "32751"]).unwrap();
+        let none = DeviceLimits { max_srq_wr: 0, ..rxe() };
+        assert_eq!(
+            result_of_kind("srq", &none, &[]).unwrap_err(),
+            "rxe0: no shared receive queues (max_srq)"
+        );
+        let text = result_of_kind("srq", &rxe(), &["-o"]).unwrap_err();
         assert!(text.contains("for both send and shared receive on RC"), "{text}");
-        verdict_on("srq", &Offer { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();
+        result_of_kind("srq", &DeviceLimits { odp_rc: ODP_SEND | ODP_SRQ_RECV, ..rxe() }, &["-o"]).unwrap();
     }
 }

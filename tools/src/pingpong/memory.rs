@@ -23,10 +23,10 @@ impl Memory {
     }
 
     /// Memory of the host, in a region over all of it.
-    pub(crate) fn everywhere(pd: &Pd, len: usize, fill: u8) -> Result<Self> {
+    pub(crate) fn implicit_odp(pd: &Pd, len: usize, fill: u8) -> Result<Self> {
         let mut buffer = Buffer::zeroed(len)?;
         buffer.fill(fill);
-        Ok(Self::Host(pd.implicit_mr(LocalAccess::ReadWrite)?.part(buffer)?))
+        Ok(Self::Host(pd.register_implicit(LocalAccess::ReadWrite)?.part(buffer)?))
     }
 
     /// Memory of the device.

@@ -2,27 +2,27 @@
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
-    Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, Grh, InitAttr, Mtu, Operation, Payload, Pd,
+    Ah, AhAttr, Connected, Cq, Datagram, GRH_BYTES, Gid, GlobalRoute, InitAttr, Mtu, Operation, Payload, Pd,
     PostError, Qp, QpCap, QpInit, Rc, RecvRequest, Remote, RtrAttr, RtsAttr, SendFlags, SendRequest, Srq,
     SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr,
 };
 
-use super::rally::SEND_ID;
-use crate::cli::pingpong::{Kind, Plan};
+use super::state::SEND_ID;
+use crate::cli::pingpong::{Config, Kind};
 
-/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE goes on forever
-/// (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
-pub(crate) const RETRIES: u8 = 6;
-/// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose machine stands
-/// still for half a second would count as gone.
-pub(crate) const TIMEOUT: u8 = 16;
+/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE
+/// goes on forever (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
+pub(crate) const RETRY_CNT: u8 = 6;
+/// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer
+/// whose machine stands still for half a second would count as gone.
+pub(crate) const ACK_TIMEOUT: u8 = 16;
 /// What the datagrams of ibv_ud_pingpong carry.
 const QKEY: u32 = 0x1111_1111;
 /// Routers that those may pass.
-const DATAGRAM_HOPS: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 
 /// A write of no bytes.
-const QUESTION: SendRequest<'_> = SendRequest {
+const PROBE: SendRequest<'_> = SendRequest {
     wr_id: SEND_ID,
     operation: Operation::Write(Remote { addr: 0, rkey: 0 }),
     flags: SendFlags::SIGNALED,
@@ -44,10 +44,10 @@ pub(crate) trait Queues: Sized {
     /// Bytes before a message in the memory of its receive.
     const HEADROOM: usize = 0;
     /// Whether a lost peer is noticed by what is sent to it.
-    const ANSWERS: bool = false;
+    const DETECTS_PEER_LOSS: bool = false;
 
     /// Makes them, and brings them to INIT.
-    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self>;
+    fn create(config: &Config<'_>, pd: &Pd, cq: &Cq) -> Result<Self>;
 
     /// Their numbers, by place.
     fn qp_nums(&self) -> Vec<u32>;
@@ -76,28 +76,28 @@ pub(crate) trait Queues: Sized {
     unsafe fn post_send(&mut self, place: usize, payload: Payload<'_>) -> Result<()>;
 
     /// Posts a request that somebody must answer, where the transport has such requests.
-    fn question(&mut self, place: usize) -> Result<()>;
+    fn probe(&mut self, place: usize) -> Result<()>;
 
     /// Brings all to ERR.
-    fn fail(&mut self);
+    fn set_error(&mut self);
 }
 
 fn message<T>(operation: T, payload: Payload<'_>) -> SendRequest<'_, T> {
     SendRequest { wr_id: SEND_ID, operation, flags: SendFlags::SIGNALED, payload }
 }
 
-fn single<T: Transport>(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> bareverbs::Result<Qp<T>> {
-    let cap = QpCap { max_send_wr: 1, max_recv_wr: plan.game.rx_depth, ..QpCap::default() };
+fn single<T: Transport>(config: &Config<'_>, pd: &Pd, cq: &Cq) -> bareverbs::Result<Qp<T>> {
+    let cap = QpCap { max_send_wr: 1, max_recv_wr: config.common.rx_depth, ..QpCap::default() };
     pd.create_qp(&QpInit { cap, ..QpInit::new(cq, cq) })
 }
 
-fn start<T: Connected>(mut qp: Qp<T>, plan: &Plan<'_>) -> bareverbs::Result<Qp<T>> {
-    qp.init(&InitAttr::new(plan.game.ib_port))?;
+fn init_qp<T: Connected>(mut qp: Qp<T>, config: &Config<'_>) -> bareverbs::Result<Qp<T>> {
+    qp.init(&InitAttr::new(config.common.ib_port))?;
     Ok(qp)
 }
 
 /// Where a run has failed already, there is only less to tell if this fails too.
-fn fail<T: Transport>(qp: &mut Qp<T>) {
+fn set_error<T: Transport>(qp: &mut Qp<T>) {
     let _ = qp.set_error();
 }
 
@@ -109,17 +109,17 @@ pub(crate) struct Reliable {
 }
 
 impl Queues for Reliable {
-    const ANSWERS: bool = true;
+    const DETECTS_PEER_LOSS: bool = true;
 
-    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
-        let batched = plan.new_send;
-        if plan.kind != Kind::Srq {
-            return Ok(Self { qps: vec![start(single(plan, pd, cq)?, plan)?], srq: None, batched });
+    fn create(config: &Config<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        let batched = config.new_send;
+        if config.kind != Kind::Srq {
+            return Ok(Self { qps: vec![init_qp(single(config, pd, cq)?, config)?], srq: None, batched });
         }
-        let srq = pd.create_srq(&SrqInit::new(plan.game.rx_depth))?;
+        let srq = pd.create_srq(&SrqInit::new(config.common.rx_depth))?;
         let cap = QpCap { max_send_wr: 1, max_recv_wr: 0, ..QpCap::default() };
         let init = QpInit { cap, srq: Some(&srq), ..QpInit::new(cq, cq) };
-        let qps = (0..plan.num_qp).map(|_| start(pd.create_qp(&init)?, plan));
+        let qps = (0..config.num_qp).map(|_| init_qp(pd.create_qp(&init)?, config));
         Ok(Self { qps: qps.collect::<bareverbs::Result<_>>()?, srq: Some(srq), batched })
     }
 
@@ -146,8 +146,8 @@ impl Queues for Reliable {
             })?;
             qp.ready_to_send(&RtsAttr {
                 sq_psn: route.local_psn,
-                timeout: TIMEOUT,
-                retry_cnt: RETRIES,
+                timeout: ACK_TIMEOUT,
+                retry_cnt: RETRY_CNT,
                 rnr_retry: 7,
                 max_rd_atomic: 1,
             })?;
@@ -177,13 +177,13 @@ impl Queues for Reliable {
         Ok(unsafe { qp.post_send(&[request]) }?)
     }
 
-    fn question(&mut self, place: usize) -> Result<()> {
+    fn probe(&mut self, place: usize) -> Result<()> {
         // SAFETY: the request names no memory.
-        unsafe { self.qps[place].post_send(&[QUESTION]) }.context("couldn't post a send")
+        unsafe { self.qps[place].post_send(&[PROBE]) }.context("couldn't post a send")
     }
 
-    fn fail(&mut self) {
-        self.qps.iter_mut().for_each(fail);
+    fn set_error(&mut self) {
+        self.qps.iter_mut().for_each(set_error);
     }
 }
 
@@ -193,8 +193,8 @@ pub(crate) struct Unreliable {
 }
 
 impl Queues for Unreliable {
-    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
-        Ok(Self { qp: start(single(plan, pd, cq)?, plan)? })
+    fn create(config: &Config<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        Ok(Self { qp: init_qp(single(config, pd, cq)?, config)? })
     }
 
     fn qp_nums(&self) -> Vec<u32> {
@@ -227,28 +227,29 @@ impl Queues for Unreliable {
         Ok(unsafe { self.qp.post_send(&[message(UcOperation::Send, payload)]) }?)
     }
 
-    fn question(&mut self, _: usize) -> Result<()> {
+    fn probe(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
-    fn fail(&mut self) {
-        fail(&mut self.qp);
+    fn set_error(&mut self) {
+        set_error(&mut self.qp);
     }
 }
 
 /// Datagrams to one peer.
 pub(crate) struct Datagrams {
     qp: Qp<Ud>,
-    /// The peer's address and queue pair, once they are known. After the queue pair, which sends to it.
+    /// The peer's address and queue pair, once they are known. After the queue pair, which sends to
+    /// it.
     peer: Option<(Ah, u32)>,
 }
 
 impl Queues for Datagrams {
     const HEADROOM: usize = GRH_BYTES;
 
-    fn create(plan: &Plan<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
-        let mut qp = single::<Ud>(plan, pd, cq)?;
-        qp.init(&UdInitAttr::new(plan.game.ib_port, QKEY))?;
+    fn create(config: &Config<'_>, pd: &Pd, cq: &Cq) -> Result<Self> {
+        let mut qp = single::<Ud>(config, pd, cq)?;
+        qp.init(&UdInitAttr::new(config.common.ib_port, QKEY))?;
         Ok(Self { qp, peer: None })
     }
 
@@ -264,7 +265,7 @@ impl Queues for Datagrams {
         for route in routes {
             self.qp.ready_to_receive()?;
             self.qp.ready_to_send(route.local_psn)?;
-            let grh = route.address.grh.map(|grh| Grh { hop_limit: DATAGRAM_HOPS, ..grh });
+            let grh = route.address.grh.map(|grh| GlobalRoute { hop_limit: HOP_LIMIT, ..grh });
             let ah = self.qp.pd().create_ah(&AhAttr { grh, ..route.address })?;
             self.peer = Some((ah, route.remote_qpn));
         }
@@ -283,25 +284,25 @@ impl Queues for Datagrams {
         Ok(unsafe { self.qp.post_send(&[request]) }?)
     }
 
-    fn question(&mut self, _: usize) -> Result<()> {
+    fn probe(&mut self, _: usize) -> Result<()> {
         Ok(())
     }
 
-    fn fail(&mut self) {
-        fail(&mut self.qp);
+    fn set_error(&mut self) {
+        set_error(&mut self.qp);
     }
 }
 
 /// The way to a peer's port: by its GID if it has one, else by its LID.
-pub(crate) fn address(
+pub(crate) fn ah_attr(
     (port, sl): (u8, u8),
     sgid_index: Option<u32>,
     lid: u16,
     gid: Option<Gid>,
 ) -> Result<AhAttr> {
-    let way = match (sgid_index, gid) {
+    let ah_attr = match (sgid_index, gid) {
         (Some(index), Some(gid)) => AhAttr { dlid: lid, ..AhAttr::global(port, gid, u8::try_from(index)?) },
         _ => AhAttr::local(port, lid),
     };
-    Ok(AhAttr { sl, ..way })
+    Ok(AhAttr { sl, ..ah_attr })
 }

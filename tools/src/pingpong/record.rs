@@ -1,7 +1,8 @@
 //! The address record: where a queue pair can be reached, as 52 bytes of text.
 //!
-//! `LLLL:QQQQQQ:PPPPPP:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number, first packet number and GID in
-//! hexadecimal, the GID's bytes in order (libibverbs/examples/rc_pingpong.c, pp_client_exch_dest).
+//! `LLLL:QQQQQQ:PPPPPP:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number, first packet
+//! number and GID in hexadecimal, the GID's bytes in order (libibverbs/examples/rc_pingpong.c,
+//! pp_client_exch_dest).
 
 use std::net::Ipv6Addr;
 use std::ops::Range;
@@ -42,7 +43,8 @@ impl Record {
     /// That of no queue pair.
     pub(crate) const BLANK: Self = Self { lid: 0, qpn: 0, psn: 0, gid: Ipv6Addr::UNSPECIFIED };
 
-    /// Whether the record carries a GID that packets can be addressed to, by the rule of ibv_rc_pingpong.
+    /// Whether the record carries a GID that packets can be addressed to, by the rule of
+    /// ibv_rc_pingpong.
     pub(crate) fn has_gid(&self) -> bool {
         self.gid.octets()[8..] != [0; 8]
     }
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_its_place() {
+    fn record_errors_name_the_offset() {
         let mut bytes = *TEXT;
         bytes[4] = b';';
         assert_eq!(Record::decode(&bytes), Err(BadRecord::Separator { at: 4, expected: b':', found: b';' }));

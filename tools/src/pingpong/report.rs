@@ -5,9 +5,9 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::check::Source;
-use super::gaps::GapFigures;
-use super::rally::Side;
+use super::latency::LatencyFigures;
 use super::record::Record;
+use super::state::Side;
 use crate::cli::pingpong::Kind;
 
 /// A finished run.
@@ -29,7 +29,7 @@ pub(crate) struct Report {
     #[serde(flatten)]
     pub(crate) figures: Figures,
     /// Times between messages received; absent without `-t`, and with a single message.
-    pub(crate) timestamps: Option<GapFigures>,
+    pub(crate) timestamps: Option<LatencyFigures>,
     pub(crate) check: Option<Checked>,
 }
 

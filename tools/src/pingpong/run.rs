@@ -9,22 +9,23 @@ use bareverbs::{
     Access, Context, Gid, LinkLayer, Mtu, Payload, PortAttr, RecvRequest, WcStatus, WorkCompletion,
 };
 
-use super::arrivals::{Arrival, Arrivals, Manner};
 use super::check::{Checker, FILL, Scheme};
-use super::gaps::{GapFigures, Gaps};
-use super::lost::{Failure, Lost, Progress};
+use super::latency::{Latency, LatencyFigures};
 use super::memory::Memory;
-use super::queues::{Queues, Route, address};
-use super::rally::{Due, RECV_ID, Rally, SEND_ID, Side};
+use super::queues::{Queues, Route, ah_attr};
 use super::record::Record;
-use crate::cli::pingpong::{Kind, Plan};
-use crate::say;
-use crate::stop::Stop;
+use super::run_error::{Failure, Progress, RunError};
+use super::state::{Actions, RECV_ID, RunState, SEND_ID, Side};
+use super::wait::{CompletionWaiter, TimedCompletion, WaitMode};
+use crate::cli::pingpong::{Config, Kind};
+use crate::output;
+use crate::signal::Stop;
 
-/// How long the peer's queue pair gets to answer the question whether it is still there: all retries, and more.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long the peer's queue pair gets to answer the question whether it is still there: all
+/// retries, and more.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a failed queue pair gets to flush its receives.
-const FLUSH: Duration = Duration::from_secs(1);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// `size` bytes, or an error where there is not so much memory.
 fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -34,18 +35,18 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
 }
 
 /// A random number for the first packet, 24 bits.
-pub(crate) fn packet_number() -> Result<u32> {
+pub(crate) fn random_psn() -> Result<u32> {
     let mut psn = [0; 4];
     rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty()).context("no random numbers")?;
     Ok(u32::from_ne_bytes(psn) & 0xff_ffff)
 }
 
 /// One side of the table: its queue pairs with what they need.
-pub(crate) struct Player<'a, Q> {
-    plan: Plan<'a>,
+pub(crate) struct Endpoint<'a, Q> {
+    config: Config<'a>,
     side: Side,
     stop: &'a Stop,
-    arrivals: Arrivals<'a>,
+    waiter: CompletionWaiter<'a>,
     /// Before the memory, so that nothing is posted any more when that goes.
     queues: Q,
     memory: Memory,
@@ -62,21 +63,21 @@ pub(crate) struct Player<'a, Q> {
     posted: Vec<u64>,
     received: Vec<u64>,
     /// Times between messages received, where that was asked for.
-    gaps: Option<Gaps>,
+    latency: Option<Latency>,
 }
 
 /// What a run measured.
 pub(crate) struct Outcome {
     pub(crate) time: Duration,
     pub(crate) events: Option<u64>,
-    pub(crate) gaps: Option<GapFigures>,
+    pub(crate) latency: Option<LatencyFigures>,
 }
 
 /// Where in the memory messages are sent from and received to.
 ///
-/// These are the same bytes unless the data is checked: then what was received goes back, as with the C programs. Where
-/// several queue pairs share their receives, each receive that is checked has bytes of its own, for others come before it
-/// is looked at.
+/// These are the same bytes unless the data is checked: then what was received goes back, as with
+/// the C programs. Where several queue pairs share their receives, each receive that is checked has
+/// bytes of its own, for others come before it is looked at.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     headroom: usize,
@@ -87,14 +88,14 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(plan: &Plan<'_>, headroom: usize) -> Self {
-        let size = plan.size as usize;
+    fn new(config: &Config<'_>, headroom: usize) -> Self {
+        let size = config.size as usize;
         let stride = (headroom + size).next_multiple_of(rustix::param::page_size());
-        match (plan.game.chk, plan.num_qp) {
+        match (config.common.chk, config.num_qp) {
             (false, _) => Self { headroom, size, receives: 0, distance: 0, slots: 1 },
             (true, 1) => Self { headroom, size, receives: stride, distance: 0, slots: 1 },
             (true, _) => {
-                Self { headroom, size, receives: stride, distance: stride, slots: plan.game.rx_depth }
+                Self { headroom, size, receives: stride, distance: stride, slots: config.common.rx_depth }
             }
         }
     }
@@ -120,87 +121,88 @@ impl Layout {
     }
 }
 
-/// The `wr_id` of a receive into this slot. What is left of it in 32 bits is that of the C programs.
+/// The `wr_id` of a receive into this slot. What is left of it in 32 bits is that of the C
+/// programs.
 fn recv_id(slot: u32) -> u64 {
     u64::from(slot) << 32 | RECV_ID
 }
 
-impl<'a, Q: Queues> Player<'a, Q> {
+impl<'a, Q: Queues> Endpoint<'a, Q> {
     /// Makes everything up to the queue pairs in INIT with their receives posted.
     pub(crate) fn new(
-        plan: Plan<'a>,
+        config: Config<'a>,
         context: &Context,
         port: &PortAttr,
         gid: Option<(u32, Gid)>,
         stop: &'a Stop,
     ) -> Result<Self> {
-        let game = plan.game;
-        let side = if game.host.is_some() { Side::Client } else { Side::Server };
-        let size = plan.size as usize;
-        let depth = game.rx_depth;
-        let gaps = match plan.ts {
-            true => Some(Gaps::new(context.query_device()?.completion_timestamp_mask)),
+        let common = config.common;
+        let side = if common.host.is_some() { Side::Client } else { Side::Server };
+        let size = config.size as usize;
+        let depth = common.rx_depth;
+        let latency = match config.ts {
+            true => Some(Latency::new(context.query_device()?.completion_timestamp_mask)),
             false => None,
         };
-        let fill = if plan.kind == Kind::Srq { 0 } else { FILL };
+        let fill = if config.kind == Kind::Srq { 0 } else { FILL };
         let pd = context.alloc_pd()?;
 
-        let layout = Layout::new(&plan, Q::HEADROOM);
+        let layout = Layout::new(&config, Q::HEADROOM);
         let bytes = layout.bytes().context("more memory than there can be")?;
         let mut access = Access::LOCAL_WRITE;
-        access.set(Access::ON_DEMAND, plan.odp);
-        let memory = match plan {
-            Plan { dm: true, .. } => Memory::device(&pd, bytes, fill)?,
-            Plan { iodp: true, .. } => Memory::everywhere(&pd, bytes, fill)?,
+        access.set(Access::ON_DEMAND, config.odp);
+        let memory = match config {
+            Config { dm: true, .. } => Memory::device(&pd, bytes, fill)?,
+            Config { iodp: true, .. } => Memory::implicit_odp(&pd, bytes, fill)?,
             _ => Memory::host(&pd, bytes, fill, access)?,
         };
-        if plan.prefetch
+        if config.prefetch
             && let Err(error) = memory.prefetch()
         {
-            say::remark(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
+            output::diagnostic(&format!("Couldn't prefetch MR. Continue anyway: {error}"));
         }
 
-        let manner = Manner { asleep: game.events, timestamps: plan.ts };
-        let arrivals = Arrivals::new(context, depth + plan.num_qp, plan.num_qp, manner, stop)?;
-        let queues = Q::create(&plan, &pd, &arrivals.cq)?;
+        let mode = WaitMode { events: common.events, timestamps: config.ts };
+        let waiter = CompletionWaiter::new(context, depth + config.num_qp, config.num_qp, mode, stop)?;
+        let queues = Q::create(&config, &pd, &waiter.cq)?;
         // What is on the device goes from there.
-        let inline = queues.max_inline() as usize >= size && !plan.dm;
+        let inline = queues.max_inline() as usize >= size && !config.dm;
 
         let numbers = queues.qp_nums();
         let local = numbers.iter().map(|&qpn| {
-            let psn = packet_number()?;
+            let psn = random_psn()?;
             let gid = gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into());
             Ok(Record { lid: port.lid, qpn, psn, gid })
         });
-        let scheme = match plan.kind {
-            Kind::Srq => Scheme::Alike,
-            _ => Scheme::Different(game.iters.into()),
+        let scheme = match config.kind {
+            Kind::Srq => Scheme::Identical,
+            _ => Scheme::Distinct(common.iters.into()),
         };
-        let checker = match game.chk {
+        let checker = match common.chk {
             true => Some(Checker::new(side, scheme, filled(size, fill)?)),
             false => None,
         };
-        let mut player = Self {
-            plan,
+        let mut endpoint = Self {
+            config,
             side,
             stop,
-            arrivals,
+            waiter,
             queues,
             memory,
             layout,
             inline,
-            message: if inline || game.chk { filled(size, fill)? } else { Vec::new() },
+            message: if inline || common.chk { filled(size, fill)? } else { Vec::new() },
             checker,
             link_layer: port.link_layer,
             gid_index: gid.map(|(index, _)| index),
             local: local.collect::<Result<_>>()?,
             posted: vec![0; numbers.len()],
             received: vec![0; numbers.len()],
-            gaps,
+            latency,
         };
-        player.post_all_recvs()?;
-        player.arrivals.arm()?;
-        Ok(player)
+        endpoint.post_all_recvs()?;
+        endpoint.waiter.arm()?;
+        Ok(endpoint)
     }
 
     pub(crate) fn side(&self) -> Side {
@@ -222,16 +224,16 @@ impl<'a, Q: Queues> Player<'a, Q> {
 
     /// Brings the queue pairs to RTS, towards the peer's.
     pub(crate) fn connect(&mut self, remote: &[Record]) -> Result<()> {
-        let game = self.plan.game;
+        let common = self.config.common;
         let routes = self.local.iter().zip(remote).map(|(local, remote)| {
             let gid = remote.has_gid().then(|| Gid(remote.gid.octets()));
             anyhow::ensure!(
                 self.link_layer != LinkLayer::ETHERNET || gid.is_some(),
-                "the peer sent no GID, and without one RoCE has no way to it: give it a GID index (-g)"
+                "the peer sent no GID, and RoCE can't reach it without one: give it a GID index (-g)"
             );
             Ok(Route {
-                address: address((game.ib_port, game.sl), self.gid_index, remote.lid, gid)?,
-                mtu: self.plan.mtu.unwrap_or(Mtu::Mtu256),
+                address: ah_attr((common.ib_port, common.sl), self.gid_index, remote.lid, gid)?,
+                mtu: self.config.mtu.unwrap_or(Mtu::Mtu256),
                 remote_qpn: remote.qpn,
                 remote_psn: remote.psn,
                 local_psn: local.psn,
@@ -241,45 +243,45 @@ impl<'a, Q: Queues> Player<'a, Q> {
         self.queues.connect(&routes)
     }
 
-    /// Plays to the end.
-    pub(crate) fn play(&mut self) -> Result<Outcome> {
-        let (game, queue_pairs) = (self.plan.game, self.local.len());
-        let mut rally = Rally::new(self.side, game.iters.into(), game.rx_depth, queue_pairs);
+    /// Runs to the end.
+    pub(crate) fn run(&mut self) -> Result<Outcome> {
+        let (common, queue_pairs) = (self.config.common, self.local.len());
+        let mut state = RunState::new(self.side, common.iters.into(), common.rx_depth, queue_pairs);
         if self.side == Side::Client {
             (0..queue_pairs).try_for_each(|place| self.post_send(place))?;
         }
         let start = Instant::now();
-        while !rally.is_over() {
-            let Some(arrival) = self.arrivals.next()? else {
-                return Err(self.ask(&mut rally)?.into());
+        while !state.is_over() {
+            let Some(completion) = self.waiter.next()? else {
+                return Err(self.probe_peer(&mut state)?.into());
             };
-            self.take(&mut rally, arrival)?;
+            self.on_completion(&mut state, completion)?;
         }
         let time = start.elapsed();
-        let gaps = self.gaps.and_then(|gaps| gaps.figures());
-        Ok(Outcome { time, events: self.arrivals.events(), gaps })
+        let latency = self.latency.and_then(|latency| latency.figures());
+        Ok(Outcome { time, events: self.waiter.events(), latency })
     }
 
     /// Counts a completion, checks what came, and does what is due.
-    fn take(&mut self, rally: &mut Rally, (completion, time): Arrival) -> Result<()> {
+    fn on_completion(&mut self, state: &mut RunState, (completion, time): TimedCompletion) -> Result<()> {
         let WorkCompletion { wr_id, status, byte_len, qp_num, .. } = completion;
         if status != WcStatus::SUCCESS {
-            let (cause, progress) = self.give_up(rally, Some((status, wr_id)));
+            let (cause, progress) = self.fail_and_drain(state, Some((status, wr_id)));
             let (status, wr_id) = cause.unwrap_or((status, wr_id));
-            return Err(Lost::Status { status, wr_id: wr_id as u32, progress }.into());
+            return Err(RunError::Status { status, wr_id: wr_id as u32, progress }.into());
         }
         let place = self.local.iter().position(|local| local.qpn == qp_num);
         let place = place.with_context(|| format!("a completion for unknown QP {qp_num:#x}"))?;
         let slot = (wr_id >> 32) as u32;
-        let Due { recvs, send } = match u64::from(wr_id as u32) {
-            SEND_ID => rally.on_send(place),
+        let Actions { recvs, send } = match u64::from(wr_id as u32) {
+            SEND_ID => state.on_send(place),
             RECV_ID => {
                 self.check(place, slot, byte_len)?;
                 self.received[place] += 1;
-                if let (Some(gaps), Some(time)) = (&mut self.gaps, time) {
-                    gaps.note(time);
+                if let (Some(latency), Some(time)) = (&mut self.latency, time) {
+                    latency.note(time);
                 }
-                rally.on_recv(place)
+                state.on_recv(place)
             }
             other => anyhow::bail!("a completion for unknown wr_id {other}"),
         };
@@ -314,50 +316,54 @@ impl<'a, Q: Queues> Player<'a, Q> {
 
     /// Finds out why nothing completes.
     ///
-    /// When the peer ends while it is its turn, every message of this side is acknowledged, so no retry can run out. A
-    /// write of no bytes needs an acknowledgement too. Where the peer is alive, it may not like it, but the run is lost
-    /// all the same.
-    fn ask(&mut self, rally: &mut Rally) -> Result<Lost> {
-        let waited = self.arrivals.patience();
-        if !Q::ANSWERS {
-            let (_, progress) = self.give_up(rally, None);
-            return Ok(Lost::Unheard { waited, progress });
+    /// When the peer ends while it is its turn, every message of this side is acknowledged, so no
+    /// retry can run out. A write of no bytes needs an acknowledgement too. Where the peer is
+    /// alive, it may not like it, but the run is lost all the same.
+    fn probe_peer(&mut self, state: &mut RunState) -> Result<RunError> {
+        let waited = self.waiter.timeout();
+        if !Q::DETECTS_PEER_LOSS {
+            let (_, progress) = self.fail_and_drain(state, None);
+            return Ok(RunError::PeerLost { waited, progress });
         }
         for place in 0..self.local.len() {
-            if rally.start_sending(place) {
-                self.queues.question(place)?;
+            if state.start_sending(place) {
+                self.queues.probe(place)?;
             }
         }
-        let deadline = Instant::now() + ANSWER;
+        let deadline = Instant::now() + PROBE_TIMEOUT;
         let answer = loop {
-            match self.arrivals.cq.poll_one() {
+            match self.waiter.cq.poll_one() {
                 Some(completion) => break Some((completion.status, completion.wr_id)),
                 None if Instant::now() >= deadline => break None,
                 None => self.stop.check()?,
             }
         };
-        Ok(match self.give_up(rally, answer) {
+        Ok(match self.fail_and_drain(state, answer) {
             // Only somebody who is there can accept the write, or refuse it.
             (
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
-            ) => Lost::Silence { waited, progress },
-            (Some((status, wr_id)), progress) => Lost::Status { status, wr_id: wr_id as u32, progress },
+            ) => RunError::PeerStalled { waited, progress },
+            (Some((status, wr_id)), progress) => RunError::Status { status, wr_id: wr_id as u32, progress },
         })
     }
 
-    /// Fails the queue pairs and takes what they flush. Of all failures, with the one that is known already, returns the
-    /// one that is no mere flush.
-    fn give_up(&mut self, rally: &Rally, mut cause: Option<Failure>) -> (Option<Failure>, Progress) {
+    /// Fails the queue pairs and takes what they flush. Of all failures, with the one that is known
+    /// already, returns the one that is no mere flush.
+    fn fail_and_drain(
+        &mut self,
+        state: &RunState,
+        mut cause: Option<Failure>,
+    ) -> (Option<Failure>, Progress) {
         let is_flush = |&(status, _): &Failure| status == WcStatus::WR_FLUSH_ERR;
         let mut flushed = u64::from(cause.as_ref().is_some_and(is_flush));
         let mut taken = u64::from(cause.is_some());
-        self.queues.fail();
-        let receives = if self.queues.flushes_receives() { rally.outstanding_recvs() } else { 0 };
-        let outstanding = rally.outstanding_sends() + receives;
-        let deadline = Instant::now() + FLUSH;
+        self.queues.set_error();
+        let receives = if self.queues.flushes_receives() { state.outstanding_recvs() } else { 0 };
+        let outstanding = state.outstanding_sends() + receives;
+        let deadline = Instant::now() + FLUSH_TIMEOUT;
         while taken < outstanding && Instant::now() < deadline {
-            let Some(WorkCompletion { status, wr_id, .. }) = self.arrivals.cq.poll_one() else { continue };
+            let Some(WorkCompletion { status, wr_id, .. }) = self.waiter.cq.poll_one() else { continue };
             taken += 1;
             if status == WcStatus::WR_FLUSH_ERR {
                 flushed += 1;
@@ -365,12 +371,12 @@ impl<'a, Q: Queues> Player<'a, Q> {
                 cause = Some((status, wr_id));
             }
         }
-        (cause, Progress { sent: rally.sent(), received: rally.received(), flushed })
+        (cause, Progress { sent: state.sent(), received: state.received(), flushed })
     }
 
     fn post_all_recvs(&mut self) -> Result<()> {
         match self.layout.slots {
-            1 => self.post_recvs(self.plan.game.rx_depth),
+            1 => self.post_recvs(self.config.common.rx_depth),
             slots => self.post_slots(0..slots),
         }
     }
@@ -382,8 +388,8 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let mut left = count as usize;
         while left > 0 {
             let batch = &requests[..left.min(requests.len())];
-            // SAFETY: the region outlives the queue pairs (field order), and its bytes are only ever copied, never
-            // referred to.
+            // SAFETY: the region outlives the queue pairs (field order), and its bytes are only
+            // ever copied, never referred to.
             unsafe { self.queues.post_recv(batch) }.context("couldn't post receives")?;
             left -= batch.len();
         }
@@ -417,9 +423,10 @@ impl<'a, Q: Queues> Player<'a, Q> {
         let sges = [self.memory.sge(outgoing)?];
         let bytes = [&self.message[..]];
         let payload = if self.inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
-        // SAFETY: the region outlives the queue pairs (field order). Its bytes stay as they are until the send is
-        // complete, for the peer sends nothing before it has this message; a peer that does so all the same, or another
-        // queue pair's message, changes only what the peer itself receives.
+        // SAFETY: the region outlives the queue pairs (field order). Its bytes stay as they are
+        // until the send is complete, for the peer sends nothing before it has this message; a peer
+        // that does so all the same, or another queue pair's message, changes only what the peer
+        // itself receives.
         unsafe { self.queues.post_send(place, payload) }.context("couldn't post a send")
     }
 }
@@ -433,14 +440,15 @@ mod tests {
 
     fn layout(line: &[&str], headroom: usize) -> Layout {
         let line = ["bareverbs", "pingpong"].iter().chain(line);
-        let Command::Pingpong(Pingpong::Turns(options)) = Cli::try_parse_from(line).unwrap().command else {
+        let Command::Pingpong(Pingpong::SingleClient(options)) = Cli::try_parse_from(line).unwrap().command
+        else {
             panic!("not a ping-pong")
         };
-        Layout::new(&options.plan(), headroom)
+        Layout::new(&options.config(), headroom)
     }
 
     #[test]
-    fn what_came_goes_back_unless_it_is_checked() {
+    fn unchecked_messages_are_echoed_from_the_same_memory() {
         let plain = layout(&["ud", "-s", "100"], 40);
         assert_eq!((plain.outgoing(), plain.receive(0), plain.incoming(0)), (40..140, 0..140, 40));
         assert_eq!(plain.bytes(), Some(140));
@@ -449,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn checked_receives_that_are_shared_have_bytes_of_their_own() {
+    fn checked_srq_receives_have_separate_slots() {
         let several = layout(&["srq", "-c", "-s", "5000", "-r", "20"], 0);
         assert_eq!(several.slots, 20);
         assert_eq!((several.outgoing(), several.receive(0)), (0..5000, 8192..13_192));

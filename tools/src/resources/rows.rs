@@ -10,7 +10,8 @@ use bareverbs::netlink::{
 };
 use serde::{Serialize, Serializer};
 
-/// States of connection identifiers by their numbers (`enum rdma_cm_state` of the kernel's cma_priv.h).
+/// States of connection identifiers by their numbers (`enum rdma_cm_state` of the kernel's
+/// cma_priv.h).
 const CM_STATES: [&str; 12] = [
     "IDLE",
     "ADDR_QUERY",
@@ -151,14 +152,14 @@ fn comm(pid: u32) -> Option<String> {
 }
 
 /// Something that can be shown as a row.
-pub(super) trait Shown {
-    fn show(&self, row: &mut Row);
+pub(super) trait WqeDisplay {
+    fn fill(&self, row: &mut Row);
 }
 
-pub(super) fn of<T: Shown>(list: &[T]) -> Vec<Row> {
+pub(super) fn from_objects<T: WqeDisplay>(list: &[T]) -> Vec<Row> {
     let row = |object: &T| {
         let mut row = Row::default();
-        object.show(&mut row);
+        object.fill(&mut row);
         row
     };
     list.iter().map(row).collect()
@@ -178,14 +179,14 @@ pub(super) fn mode(value: Option<CounterMode>) -> Option<String> {
     named(value, CounterMode::name).map(|name| name.to_lowercase())
 }
 
-impl Shown for ContextResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for ContextResource {
+    fn fill(&self, row: &mut Row) {
         row.number("ctxn", self.number).owner(&self.owner);
     }
 }
 
-impl Shown for PdResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for PdResource {
+    fn fill(&self, row: &mut Row) {
         row.key("local_dma_lkey", self.local_dma_lkey)
             .key("unsafe_global_rkey", self.unsafe_global_rkey)
             .long("users", self.users)
@@ -195,8 +196,8 @@ impl Shown for PdResource {
     }
 }
 
-impl Shown for MrResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for MrResource {
+    fn fill(&self, row: &mut Row) {
         row.number("mrn", self.number)
             .key("rkey", self.rkey)
             .key("lkey", self.lkey)
@@ -208,8 +209,8 @@ impl Shown for MrResource {
     }
 }
 
-impl Shown for CqResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for CqResource {
+    fn fill(&self, row: &mut Row) {
         row.number("cqn", self.number)
             .number("cqe", self.cqe)
             .long("users", self.users)
@@ -224,8 +225,8 @@ impl Shown for CqResource {
     }
 }
 
-impl Shown for QpResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for QpResource {
+    fn fill(&self, row: &mut Row) {
         row.number("port", self.port)
             .number("lqpn", self.qp_num)
             .number("pdn", self.pd)
@@ -241,8 +242,8 @@ impl Shown for QpResource {
     }
 }
 
-impl Shown for SrqResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for SrqResource {
+    fn fill(&self, row: &mut Row) {
         row.number("srqn", self.number)
             .text("type", named(self.srq_type, bareverbs::netlink::SrqType::name))
             .put("lqpn", Cell::Ranges(self.queue_pairs.clone()))
@@ -253,8 +254,8 @@ impl Shown for SrqResource {
     }
 }
 
-impl Shown for CmIdResource {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for CmIdResource {
+    fn fill(&self, row: &mut Row) {
         let state = self.state.map(|state| {
             CM_STATES.get(usize::from(state)).map_or_else(|| state.to_string(), |name| (*name).to_owned())
         });
@@ -271,8 +272,8 @@ impl Shown for CmIdResource {
     }
 }
 
-impl Shown for QpCounters {
-    fn show(&self, row: &mut Row) {
+impl WqeDisplay for QpCounters {
+    fn fill(&self, row: &mut Row) {
         row.number("port", self.port)
             .number("cntn", self.number)
             .text("mode", mode(self.mode))
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_own_process_is_named_and_one_that_is_gone_is_not() {
+    fn comm_is_shown_for_live_processes_only() {
         let mut row = Row::default();
         row.owner(&Owner::Process(std::process::id()));
         assert_eq!(row.0.len(), 2, "{row}");

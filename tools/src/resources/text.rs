@@ -1,34 +1,34 @@
-//! The picture as lines.
+//! The snapshot as lines.
 
 use std::fmt::Write as _;
 
 use super::rows::{Cell, Row};
-use super::{Picture, PortCounters};
+use super::{PortCounters, Snapshot};
 
 /// Puts the cursor into the corner of an empty terminal.
 pub(super) const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// The devices, and how much their counters have grown since `before`.
-pub(super) fn render(now: &[Picture], before: Option<&[Picture]>) -> String {
+pub(super) fn render(now: &[Snapshot], before: Option<&[Snapshot]>) -> String {
     let mut page = String::new();
-    for picture in now {
-        let before = before.and_then(|before| before.iter().find(|other| other.device == picture.device));
-        device(&mut page, picture, before);
+    for snapshot in now {
+        let before = before.and_then(|before| before.iter().find(|other| other.device == snapshot.device));
+        device(&mut page, snapshot, before);
     }
     page
 }
 
-fn device(page: &mut String, picture: &Picture, before: Option<&Picture>) {
-    let _ = writeln!(page, "{}: {}", picture.device, picture.summary);
-    for group in &picture.objects {
+fn device(page: &mut String, snapshot: &Snapshot, before: Option<&Snapshot>) {
+    let _ = writeln!(page, "{}: {}", snapshot.device, snapshot.summary);
+    for group in &snapshot.objects {
         for row in &group.list {
             let _ = writeln!(page, "  {:<5} {row}", group.kind);
         }
     }
-    for row in &picture.qp_counters {
+    for row in &snapshot.qp_counters {
         let _ = writeln!(page, "  {:<5} {row}", "stat");
     }
-    for port in &picture.ports {
+    for port in &snapshot.ports {
         let before = before.and_then(|before| before.ports.iter().find(|other| other.port == port.port));
         counters(page, port, before);
     }
@@ -63,8 +63,8 @@ mod tests {
         Row(row.iter().map(|(name, value)| ((*name).into(), Cell::Number(*value))).collect())
     }
 
-    fn picture(sent: u64) -> Picture {
-        Picture {
+    fn snapshot(sent: u64) -> Snapshot {
+        Snapshot {
             device: "rxe0".into(),
             summary: numbers(&[("pd", 2), ("qp", 1)]),
             objects: vec![
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn objects_and_counters_stand_in_lines() {
         assert_eq!(
-            render(&[picture(5)], None),
+            render(&[snapshot(5)], None),
             "rxe0: pd 2 qp 1\n  qp    lqpn 1 sq-psn 0\n  counters of port 1 (of queue pairs: none):\n    \
              sent_pkts                    5\n    rcvd_pkts                    7\n"
         );
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn counters_say_how_much_they_have_grown() {
-        let page = render(&[picture(12)], Some(&[picture(5)]));
+        let page = render(&[snapshot(12)], Some(&[snapshot(5)]));
         assert!(page.contains("sent_pkts                    12  +7\n"), "{page}");
         assert!(page.contains("rcvd_pkts                    7\n"), "{page}");
         // A counter that was set back has not grown.
-        assert!(render(&[picture(5)], Some(&[picture(12)])).contains("sent_pkts                    5\n"));
+        assert!(render(&[snapshot(5)], Some(&[snapshot(12)])).contains("sent_pkts                    5\n"));
     }
 }

@@ -3,13 +3,13 @@ use core::fmt::{self, Display, Formatter};
 use super::{DecodedAttribute, DecodedCall, DecodedValue, Driver, Layout, Payload, all_objects};
 use crate::abi::{FieldKind, StructInfo};
 use crate::method::Access;
-use crate::print::{Hex, List, Named, Shown, Struct, Value, number_of};
+use crate::print::{DebugAsDisplay, Hex, List, Named, Struct, Value, number_of};
 use crate::uverbs::types::DriverId;
 use crate::write::EXTENDED;
 use crate::write::structs::Sge;
 
 /// Bytes of a payload that are printed; of the rest only the number.
-const SHOWN: usize = 1024;
+const PRINTED_BYTES: usize = 1024;
 
 /// Number that stands for objects of every class in some drivers' attributes.
 const ANY_CLASS: u16 = u16::MAX;
@@ -26,7 +26,7 @@ impl Display for DecodedCall<'_> {
         write!(f, " on {:?} ", DriverId(self.header.driver_id))?;
         let mut map = f.debug_map();
         for attribute in self.attributes() {
-            map.entry(&Shown(Name(&attribute)), &Shown(&attribute));
+            map.entry(&DebugAsDisplay(Name(&attribute)), &DebugAsDisplay(&attribute));
         }
         map.finish()
     }
@@ -116,7 +116,7 @@ impl Payload<'_> {
 
 impl Display for Payload<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let mut buffer = [0; SHOWN];
+        let mut buffer = [0; PRINTED_BYTES];
         let Some(bytes) = self.read(&mut buffer) else {
             return self.place(f);
         };
@@ -139,7 +139,8 @@ impl fmt::Debug for Payload<'_> {
     }
 }
 
-/// A struct; behind one with work requests stand as many as it says, then their scatter/gather entries.
+/// A struct; behind one with work requests stand as many as it says, then their scatter/gather
+/// entries.
 fn print_struct(f: &mut Formatter<'_>, info: &'static StructInfo, bytes: &[u8]) -> fmt::Result {
     let field =
         |name| info.fields.iter().find(|field| field.rust == name).and_then(|field| number_of(field, bytes));
@@ -155,10 +156,10 @@ fn print_struct(f: &mut Formatter<'_>, info: &'static StructInfo, bytes: &[u8]) 
     let mut out = f.debug_struct(info.rust);
     Struct { info, bytes: head }.add_fields(&mut out);
     if !requests.is_empty() {
-        out.field("wr", &Shown(Requests { kind: request, stride, bytes: requests }));
+        out.field("wr", &DebugAsDisplay(Requests { kind: request, stride, bytes: requests }));
     }
     if !sges.is_empty() {
-        out.field("sge", &Shown(List { kind: &<Sge as crate::abi::AbiField>::KIND, bytes: sges }));
+        out.field("sge", &DebugAsDisplay(List { kind: &<Sge as crate::abi::AbiField>::KIND, bytes: sges }));
     }
     out.finish()
 }
@@ -171,7 +172,8 @@ struct Requests<'a> {
 
 impl Display for Requests<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let values = self.bytes.chunks(self.stride).map(|bytes| Shown(Value { kind: self.kind, bytes }));
+        let values =
+            self.bytes.chunks(self.stride).map(|bytes| DebugAsDisplay(Value { kind: self.kind, bytes }));
         f.debug_list().entries(values).finish()
     }
 }

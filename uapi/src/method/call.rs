@@ -50,11 +50,11 @@ struct Buffer {
 
 /// A call of method `M`, built on the stack.
 ///
-/// It borrows what it points the kernel at: inputs are read and outputs written while the call is carried out, and
-/// neither can be touched before the `Call` is gone.
+/// It borrows what it points the kernel at: inputs are read and outputs written while the call is
+/// carried out, and neither can be touched before the `Call` is gone.
 ///
-/// Every attribute is marked mandatory, so that a kernel that does not know one refuses the call instead of
-/// ignoring it; [`Call::optional`] lifts that from the attribute added last.
+/// Every attribute is marked mandatory, so that a kernel that does not know one refuses the call
+/// instead of ignoring it; [`Call::optional`] lifts that from the attribute added last.
 ///
 /// ```
 /// use bareverbs_uapi::method::Call;
@@ -272,7 +272,8 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, handles.as_bytes())
     }
 
-    /// Passes an element of an enumeration with the payload that the element asks for, which may be empty.
+    /// Passes an element of an enumeration with the payload that the element asks for, which may be
+    /// empty.
     pub fn enumeration<T: Into<u64>>(
         &mut self,
         attr: Attr<M, Enumeration<T>>,

@@ -1,6 +1,7 @@
 //! Commands to the firmware and what comes of them: DEVX.
 //!
-//! Commands and answers are in the firmware's own format, whose first 16 bytes are the same for all.
+//! Commands and answers are in the firmware's own format, whose first 16 bytes are the same for
+//! all.
 
 use super::verbs::DevxEventChannelFlags;
 use crate::method::{

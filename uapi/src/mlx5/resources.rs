@@ -85,7 +85,8 @@ objects! {
         }
         /// Asks where the function for direct data is.
         method GetDataDirectSysfsPath = 0x1001, "MLX5_IB_METHOD_GET_DATA_DIRECT_SYSFS_PATH" since V6_12 {
-            /// Its path under `/sys`, with a zero byte at the end; `ENOSPC` where the room is too small.
+            /// Its path under `/sys`, with a zero byte at the end; `ENOSPC` where the room is too
+            /// small.
             PATH: OutSlice<u8, 0> = 0x1000, "MLX5_IB_ATTR_GET_DATA_DIRECT_SYSFS_PATH" since V6_12, mandatory;
         }
     }

@@ -92,7 +92,8 @@ objects! {
             FT_TYPE: Constant<FlowTableType> = 0x1001, "MLX5_IB_ATTR_STEERING_ANCHOR_FT_TYPE", mandatory;
             /// Its priority.
             PRIORITY: In<u16> = 0x1002, "MLX5_IB_ATTR_STEERING_ANCHOR_PRIORITY", mandatory;
-            /// The firmware's number for the table. The driver declares it an input and yet writes to it (`fs.c`).
+            /// The firmware's number for the table. The driver declares it an input and yet writes
+            /// to it (`fs.c`).
             FT_ID: Out<u32> = 0x1003, "MLX5_IB_ATTR_STEERING_ANCHOR_FT_ID", mandatory;
         }
         /// Gives it back.

@@ -287,7 +287,8 @@ abi_structs! {
         uidx: u32;
         /// Number of the doorbell register, or of its page with [`QpFlags::UAR_PAGE_INDEX`].
         bfreg_index: u32;
-        /// Address of the send ring of a raw packet QP; for a dynamically connected target its access key.
+        /// Address of the send ring of a raw packet QP; for a dynamically connected target its
+        /// access key.
         sq_buf_addr: u64;
         /// The vendor's options for the connection.
         ece_options: u32;
@@ -439,8 +440,8 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// The page that turns the device's cycles into nanoseconds. The kernel writes it at any time; `sign` changes
-    /// before and after.
+    /// The page that turns the device's cycles into nanoseconds. The kernel writes it at any time;
+    /// `sign` changes before and after.
     struct ClockInfo = tag "mlx5_ib_clock_info" {
         /// Counts the kernel's writes; [`CLOCK_INFO_KERNEL_UPDATING`] is set during one.
         sign: u32;

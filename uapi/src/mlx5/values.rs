@@ -3,7 +3,8 @@
 abi_enums! {
     header = "rdma/mlx5-abi.h";
 
-    /// How many bytes of headers a send must carry inline: [`super::AllocUcontextResp::eth_min_inline`].
+    /// How many bytes of headers a send must carry inline:
+    /// [`super::AllocUcontextResp::eth_min_inline`].
     enum InlineMode: u8 = "mlx5_user_inline_mode" {
         /// The kernel does not say.
         NA = 0, "MLX5_USER_INLINE_MODE_NA";
@@ -95,7 +96,8 @@ abi_flags! {
         DEVX = 1 << 0, "MLX5_IB_ALLOC_UCTX_DEVX";
     }
 
-    /// Which fields of [`super::AllocUcontextResp`] count or what the kernel can do: its `comp_mask`.
+    /// Which fields of [`super::AllocUcontextResp`] count or what the kernel can do: its
+    /// `comp_mask`.
     flags AllocUcontextRespMask: u32 = "mlx5_ib_alloc_ucontext_resp_mask" {
         /// `hca_core_clock_offset` counts.
         CORE_CLOCK_OFFSET = 1 << 0, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET";
@@ -137,8 +139,8 @@ abi_flags! {
             "MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_TX_IV_IS_ESN";
     }
 
-    /// Formats of compressed completions: [`super::CqeCompressionCaps::supported_format`], one of them as
-    /// [`super::CreateCqReq::cqe_comp_res_format`].
+    /// Formats of compressed completions: [`super::CqeCompressionCaps::supported_format`], one of
+    /// them as [`super::CreateCqReq::cqe_comp_res_format`].
     flags CqeCompressionFormats: u32 = "mlx5_ib_cqe_comp_res_format" {
         /// With the hash.
         HASH = 1 << 0, "MLX5_IB_CQE_RES_FORMAT_HASH";
@@ -164,7 +166,8 @@ abi_flags! {
         SUPPORT_EMPW = 1 << 2, "MLX5_IB_SUPPORT_EMPW";
     }
 
-    /// What a send's own description of its headers allows: [`super::SwParsingCaps::sw_parsing_offloads`].
+    /// What a send's own description of its headers allows:
+    /// [`super::SwParsingCaps::sw_parsing_offloads`].
     flags SwParsing: u32 = "mlx5_ib_sw_parsing_offloads" {
         /// Parsing.
         PARSING = 1 << 0, "MLX5_IB_SW_PARSING";
@@ -188,7 +191,8 @@ abi_flags! {
         OOO_DP = 1 << 4, "MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP" since V7_2;
     }
 
-    /// Tunnels that stateless offloads reach into: [`super::QueryDeviceResp::tunnel_offloads_caps`].
+    /// Tunnels that stateless offloads reach into:
+    /// [`super::QueryDeviceResp::tunnel_offloads_caps`].
     flags TunnelOffloads: u32 = "mlx5_ib_tunnel_offloads" {
         /// VXLAN.
         VXLAN = 1 << 0, "MLX5_IB_TUNNELED_OFFLOADS_VXLAN";
@@ -218,8 +222,9 @@ abi_flags! {
         TOEPLITZ = 1 << 0, "MLX5_RX_HASH_FUNC_TOEPLITZ";
     }
 
-    /// What of a packet counts when received packets are spread: [`super::CreateQpRssReq::rx_hash_fields_mask`].
-    /// IPv4 and IPv6 exclude each other, and so do TCP and UDP.
+    /// What of a packet counts when received packets are spread:
+    /// [`super::CreateQpRssReq::rx_hash_fields_mask`]. IPv4 and IPv6 exclude each other, and so do
+    /// TCP and UDP.
     flags RxHashFields: u64 = "mlx5_rx_hash_fields" {
         /// IPv4 source.
         SRC_IPV4 = 1 << 0, "MLX5_RX_HASH_SRC_IPV4";

@@ -11,7 +11,8 @@ abi_structs! {
         out_data: [u8; 0];
     }
 
-    /// Head of what is read from a [`super::DevxAsyncEventFd`]: the event follows unless it was left out.
+    /// Head of what is read from a [`super::DevxAsyncEventFd`]: the event follows unless it was
+    /// left out.
     struct DevxAsyncEventHeader = tag "mlx5_ib_uapi_devx_async_event_hdr" {
         /// The subscription's own number.
         cookie: u64;

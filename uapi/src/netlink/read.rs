@@ -118,10 +118,11 @@ pub enum Content<'a> {
     /// The request was carried out.
     Acknowledged(Report<'a>),
     /// The request was refused; the errno is [`Report::errno`].
-    Refused(Report<'a>),
+    Error(Report<'a>),
     /// A multipart answer ends, well if [`Report::errno`] is 0.
     Done(Report<'a>),
-    /// A message of the protocol's own, to be read with [`Message::body`] or [`Message::attributes`].
+    /// A message of the protocol's own, to be read with [`Message::body`] or
+    /// [`Message::attributes`].
     Data,
 }
 
@@ -153,7 +154,7 @@ impl<'a> Message<'a> {
             ControlType::OVERRUN => Content::Overrun,
             ControlType::ERROR => {
                 let report = self.error()?;
-                if report.errno == 0 { Content::Acknowledged(report) } else { Content::Refused(report) }
+                if report.errno == 0 { Content::Acknowledged(report) } else { Content::Error(report) }
             }
             ControlType::DONE => Content::Done(self.done()?),
             _ => Content::Data,

@@ -6,7 +6,8 @@ use super::{AttributeHeader, MessageFlags, MessageHeader, NESTED, aligned};
 
 /// Lays messages into a buffer of the caller.
 ///
-/// The calls chain and never fail on the spot: what goes wrong first is kept and [`MessageWriter::finish`] says it.
+/// The calls chain and never fail on the spot: what goes wrong first is kept and
+/// [`MessageWriter::finish`] says it.
 #[derive(Debug)]
 pub struct MessageWriter<'a> {
     buffer: &'a mut [u8],
@@ -14,7 +15,7 @@ pub struct MessageWriter<'a> {
     length: usize,
     /// Where the current message starts.
     message: usize,
-    refused: Option<WriteError>,
+    error: Option<WriteError>,
 }
 
 /// Why a message could not be laid out.
@@ -62,7 +63,7 @@ impl core::error::Error for WriteError {}
 impl<'a> MessageWriter<'a> {
     /// Starts with an empty datagram in `buffer`.
     pub fn new(buffer: &'a mut [u8]) -> Self {
-        Self { buffer, length: 0, message: 0, refused: None }
+        Self { buffer, length: 0, message: 0, error: None }
     }
 
     /// Begins a message; one before it ends here.
@@ -108,7 +109,7 @@ impl<'a> MessageWriter<'a> {
     /// Appends a string with the zero byte that ends it.
     pub fn put_str(&mut self, attribute: u16, value: &str) -> &mut Self {
         if value.as_bytes().contains(&0) {
-            self.refuse(WriteError::InteriorNul { attribute });
+            self.set_error(WriteError::InteriorNul { attribute });
         }
         self.put(attribute, &[value.as_bytes(), &[0]])
     }
@@ -127,7 +128,7 @@ impl<'a> MessageWriter<'a> {
     /// # Errors
     /// What went wrong first while it was laid out.
     pub fn finish(&self) -> Result<&[u8], WriteError> {
-        match self.refused {
+        match self.error {
             Some(error) => Err(error),
             None => self
                 .buffer
@@ -150,14 +151,15 @@ impl<'a> MessageWriter<'a> {
         let length = self.length - start;
         match u16::try_from(length) {
             Ok(length) => self.patch(start, &length.to_ne_bytes()),
-            Err(_) => self.refuse(WriteError::AttributeTooLong { attribute, length }),
+            Err(_) => self.set_error(WriteError::AttributeTooLong { attribute, length }),
         }
         self.align();
         self.close_message();
     }
 
     fn close_message(&mut self) {
-        // A message beyond 4 GiB does not fit any buffer that the kernel takes; the length then stays what it was.
+        // A message beyond 4 GiB does not fit any buffer that the kernel takes; the length then
+        // stays what it was.
         if let Ok(length) = u32::try_from(self.length - self.message) {
             self.patch(self.message, &length.to_ne_bytes());
         }
@@ -190,7 +192,7 @@ impl<'a> MessageWriter<'a> {
         }
     }
 
-    fn refuse(&mut self, error: WriteError) {
-        self.refused.get_or_insert(error);
+    fn set_error(&mut self, error: WriteError) {
+        self.error.get_or_insert(error);
     }
 }

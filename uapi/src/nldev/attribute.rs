@@ -89,7 +89,8 @@ attributes! {
     DEV_INDEX = 1, "RDMA_NLDEV_ATTR_DEV_INDEX": U32;
     /// Name of the device.
     DEV_NAME = 2, "RDMA_NLDEV_ATTR_DEV_NAME": String;
-    /// Number of the port, from 1; in an answer to [`super::Command::GET`] how many ports there are.
+    /// Number of the port, from 1; in an answer to [`super::Command::GET`] how many ports there
+    /// are.
     PORT_INDEX = 3, "RDMA_NLDEV_ATTR_PORT_INDEX": U32;
     /// Capabilities of the device, or of the port with the second mask in bits 32 to 47.
     CAP_FLAGS = 4, "RDMA_NLDEV_ATTR_CAP_FLAGS": U64;
@@ -233,7 +234,8 @@ attributes! {
     UVERBS_DRIVER_ID = 73, "RDMA_NLDEV_ATTR_UVERBS_DRIVER_ID": U32 of DriverId;
     /// How QPs come to their counters.
     STAT_MODE = 74, "RDMA_NLDEV_ATTR_STAT_MODE": U32 of CounterMode;
-    /// Which sort of object is counted: the number of [`Attribute::RES_QP`] or [`Attribute::RES_MR`].
+    /// Which sort of object is counted: the number of [`Attribute::RES_QP`] or
+    /// [`Attribute::RES_MR`].
     STAT_RES = 75, "RDMA_NLDEV_ATTR_STAT_RES": U32 of Attribute;
     /// What QPs share that share an automatic counter.
     STAT_AUTO_MODE_MASK = 76, "RDMA_NLDEV_ATTR_STAT_AUTO_MODE_MASK": U32 of CounterMask;

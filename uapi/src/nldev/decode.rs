@@ -7,7 +7,8 @@ use crate::print::{Hex, Named};
 /// Nests that are printed; deeper ones, which nldev has none of, are left out.
 const MAX_DEPTH: usize = 8;
 
-/// A datagram of RDMA netlink to be printed, request or answer: a line for each message, with names and values.
+/// A datagram of RDMA netlink to be printed, request or answer: a line for each message, with names
+/// and values.
 #[must_use]
 pub const fn decode(datagram: &[u8]) -> Decoded<'_> {
     Decoded { datagram }
@@ -43,7 +44,7 @@ fn print_message(f: &mut fmt::Formatter<'_>, message: &Message<'_>) -> fmt::Resu
         Ok(Content::Noop) => f.write_str("noop"),
         Ok(Content::Overrun) => f.write_str("overrun"),
         Ok(Content::Acknowledged(report)) => print_report(f, "acknowledged", message, &report),
-        Ok(Content::Refused(report)) => print_report(f, "refused", message, &report),
+        Ok(Content::Error(report)) => print_report(f, "refused", message, &report),
         Ok(Content::Done(report)) => print_report(f, "done", message, &report),
         Ok(Content::Data) => {
             print_command(f, message.header.kind)?;

@@ -51,7 +51,8 @@ abi_structs! {
 
     /// Room for any address.
     struct SocketAddressStorage align(8) = tag "__kernel_sockaddr_storage" in "linux/socket.h" {
-        /// Which address it holds: [`AddressFamily::INET`], [`AddressFamily::INET6`] or [`AddressFamily::IB`].
+        /// Which address it holds: [`AddressFamily::INET`], [`AddressFamily::INET6`] or
+        /// [`AddressFamily::IB`].
         family: AddressFamily = "ss_family";
         /// The rest of the address.
         data: [u8; 126] = "__data";

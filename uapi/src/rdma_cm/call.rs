@@ -9,7 +9,8 @@ const MAX_BYTES: usize = size_of::<Header>() + size_of::<super::structs::WriteCm
 
 /// A command as it is written to the file, built on the stack.
 ///
-/// It borrows the response, so that the kernel has somewhere to put it for as long as the call can be written.
+/// It borrows the response, so that the kernel has somewhere to put it for as long as the call can
+/// be written.
 #[derive(Debug)]
 pub struct Call<'a, C> {
     bytes: [u8; MAX_BYTES],
@@ -23,8 +24,8 @@ impl<'a, C: Command> Call<'a, C> {
         Self::with_room(request, response.as_mut_bytes())
     }
 
-    /// The command with this request, answered into `response`, for answers that vary in length or grew with the
-    /// kernel. Of more than 65,535 bytes the kernel is told of that many.
+    /// The command with this request, answered into `response`, for answers that vary in length or
+    /// grew with the kernel. Of more than 65,535 bytes the kernel is told of that many.
     pub fn with_room(mut request: C::Request, response: &'a mut [u8]) -> Self {
         const { assert!(size_of::<Header>() + size_of::<C::Request>() <= MAX_BYTES) };
         let output = response.len().min(usize::from(u16::MAX)) as u16;

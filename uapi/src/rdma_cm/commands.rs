@@ -31,12 +31,14 @@ pub struct CommandInfo {
     pub since: Since,
     /// The request.
     pub request: &'static StructInfo,
-    /// The response; for [`Query`] the one to [`super::QueryOption::ADDR`] and [`super::QueryOption::GID`].
+    /// The response; for [`Query`] the one to [`super::QueryOption::ADDR`] and
+    /// [`super::QueryOption::GID`].
     pub response: Option<&'static StructInfo>,
 }
 
-/// Declares commands: `CreateId = 0, "RDMA_USER_CM_CMD_CREATE_ID": CreateIdReq => CreateIdResp;`, without `=>` where
-/// there is no response, with `since V7_2` after the C name where a later kernel first had it.
+/// Declares commands: `CreateId = 0, "RDMA_USER_CM_CMD_CREATE_ID": CreateIdReq => CreateIdResp;`,
+/// without `=>` where there is no response, with `since V7_2` after the C name where a later kernel
+/// first had it.
 macro_rules! commands {
     ($(
         $(#[$meta:meta])*
@@ -135,7 +137,8 @@ commands! {
     Query = 19, "RDMA_USER_CM_CMD_QUERY": QueryReq => QueryAddrResp;
     /// Binds an identifier to an address of any family.
     Bind = 20, "RDMA_USER_CM_CMD_BIND": BindReq;
-    /// Finds the device and the address behind the peer's address of any family; an event tells the end.
+    /// Finds the device and the address behind the peer's address of any family; an event tells the
+    /// end.
     ResolveAddr = 21, "RDMA_USER_CM_CMD_RESOLVE_ADDR": ResolveAddrReq;
     /// Joins a multicast group by its address of any family; an event tells the end.
     JoinMcast = 22, "RDMA_USER_CM_CMD_JOIN_MCAST": JoinMcastReq => CreateIdResp;

@@ -1,6 +1,7 @@
 //! Requests and responses of the connection manager.
 //!
-//! In a request, `response` is the address that the kernel writes the response to; [`super::Call`] fills it.
+//! In a request, `response` is the address that the kernel writes the response to; [`super::Call`]
+//! fills it.
 
 use super::address::{SocketAddressIn6, SocketAddressStorage};
 use super::path::{PathRec, PathRecData, ServiceRec};
@@ -140,7 +141,8 @@ abi_structs! {
         reserved1: u32;
     }
 
-    /// Response of [`super::Query`] for addresses and GIDs. A kernel is content with room up to `ibdev_index`.
+    /// Response of [`super::Query`] for addresses and GIDs. A kernel is content with room up to
+    /// `ibdev_index`.
     struct QueryAddrResp = tag "rdma_ucm_query_addr_resp" {
         /// GUID of the device, in network byte order; 0 before there is one.
         node_guid: u64;
@@ -350,8 +352,8 @@ abi_structs! {
         event: EventType;
         /// 0, a negative errno, or a reason of refusal.
         status: u32;
-        /// What belongs to it: the widest member of a union, whose other members are [`EventResp::conn`] and
-        /// [`EventResp::arg`].
+        /// What belongs to it: the widest member of a union, whose other members are
+        /// [`EventResp::conn`] and [`EventResp::arg`].
         ud: UdParam = "param.ud";
         /// Zero.
         reserved: u32;

@@ -13,7 +13,8 @@ objects! {
             CORE_IN: InSlice<u8, 4> = 0, "UVERBS_ATTR_CORE_IN", optional;
             /// The command's response.
             CORE_OUT: OutSlice<u8, 0> = 1, "UVERBS_ATTR_CORE_OUT", optional;
-            /// The command's number, with [`EXTENDED`](crate::write::EXTENDED) for the extended kind.
+            /// The command's number, with [`EXTENDED`](crate::write::EXTENDED) for the extended
+            /// kind.
             WRITE_CMD: Constant<u32> = 2, "UVERBS_ATTR_WRITE_CMD", mandatory;
         }
         /// Lists the handles that the open file holds of one class.

@@ -1,5 +1,6 @@
-//! What is made by write commands and destroyed by methods: protection domains, completion channels, address
-//! handles, memory windows and XRC domains; and the channel of asynchronous events.
+//! What is made by write commands and destroyed by methods: protection domains, completion
+//! channels, address handles, memory windows and XRC domains; and the channel of asynchronous
+//! events.
 
 use crate::method::{DestroyHandle, NewDescriptor};
 use crate::uverbs::ObjectClass;
@@ -49,7 +50,8 @@ objects! {
     object AsyncEvent = ObjectClass::ASYNC_EVENT.0, "UVERBS_OBJECT_ASYNC_EVENT" {
         /// Makes one.
         method AsyncEventAlloc = 0, "UVERBS_METHOD_ASYNC_EVENT_ALLOC" {
-            /// Its descriptor, to read [`AsyncEventDesc`](crate::write::structs::AsyncEventDesc) from.
+            /// Its descriptor, to read [`AsyncEventDesc`](crate::write::structs::AsyncEventDesc)
+            /// from.
             FD_HANDLE: NewDescriptor<AsyncEvent> = 0, "UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE", mandatory;
         }
     }

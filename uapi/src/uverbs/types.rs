@@ -13,7 +13,8 @@ abi_structs! {
         port_cap_flags2: u16;
         /// Zero.
         reserved: [u8; 2];
-        /// Speed of one lane, also where it is beyond what the older field can say; 0 from kernels before 6.12.
+        /// Speed of one lane, also where it is beyond what the older field can say; 0 from kernels
+        /// before 6.12.
         active_speed_ex: u32 as crate::verbs_values::PortSpeed = "active_speed_ex" since V6_12;
     }
 

@@ -1,5 +1,5 @@
-//! The extended write commands. Their structs grow: a longer one than the kernel knows must end in zeros, and the
-//! kernel says in `response_length` how much of the response it filled.
+//! The extended write commands. Their structs grow: a longer one than the kernel knows must end in
+//! zeros, and the kernel says in `response_length` how much of the response it filled.
 
 use super::structs::*;
 

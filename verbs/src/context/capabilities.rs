@@ -1,7 +1,7 @@
 //! What a device can do.
 
 use bareverbs_provider::contract::Provider;
-use bareverbs_provider::device::{DeviceFile, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
@@ -16,17 +16,20 @@ use crate::{Context, CqInit, RawPacket, RssQp};
 pub struct Capabilities {
     /// The kernel and the driver tell a port's effective speed: [`Context::port_speed`].
     pub port_speed: bool,
-    /// Memory regions on demand, whose pages are not pinned: [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
+    /// Memory regions on demand, whose pages are not pinned:
+    /// [`Access::ON_DEMAND`](crate::Access::ON_DEMAND).
     ///
-    /// The Soft-RoCE of 7.2 forgets where in its page an address lies when it copies to or from such a region
-    /// (`__rxe_odp_mr_copy` of `rxe_odp.c`): there, only packets that begin a page move the right bytes. Atomics and
-    /// flushes are right anywhere.
+    /// The Soft-RoCE of 7.2 forgets where in its page an address lies when it copies to or from
+    /// such a region (`__rxe_odp_mr_copy` of `rxe_odp.c`): there, only packets that begin a page
+    /// move the right bytes. Atomics and flushes are right anywhere.
     pub odp: bool,
-    /// Regions on demand over the whole address space: [`Pd::implicit_mr`](crate::Pd::implicit_mr).
+    /// Regions on demand over the whole address space:
+    /// [`Pd::register_implicit`](crate::Pd::register_implicit).
     pub odp_implicit: bool,
     /// Advice about regions on demand, such as [`Mr::prefetch`](crate::Mr::prefetch).
     pub advise_mr: bool,
-    /// Times in completions, and the clock that they are of: [`CqInit::timestamps`], [`Context::raw_clock`].
+    /// Times in completions, and the clock that they are of: [`CqInit::timestamps`],
+    /// [`Context::raw_clock`].
     pub completion_timestamps: bool,
     /// Compressed runs of completions: [`CqInit::compressed`](crate::CqInit::compressed).
     pub compressed_completions: bool,
@@ -38,10 +41,10 @@ pub struct Capabilities {
     pub flush: bool,
     /// Atomic writes of 8 bytes: [`Operation::AtomicWrite`](crate::Operation::AtomicWrite).
     pub atomic_write: bool,
-    /// A region that is nowhere: [`Pd::null_mr`](crate::Pd::null_mr).
+    /// A region that is nowhere: [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
     pub null_mr: bool,
-    /// Options of a connection beyond the standard: [`Qp::query_ece`](crate::Qp::query_ece). Ends that only receive over XRC
-    /// have none.
+    /// Options of a connection beyond the standard: [`Qp::query_ece`](crate::Qp::query_ece). Ends
+    /// that only receive over XRC have none.
     pub ece: bool,
     /// Queue pairs of whole Ethernet frames: [`RawPacket`].
     pub raw_packets: bool,
@@ -63,14 +66,15 @@ impl Capabilities {
         file: &DeviceFile,
         provider: &P,
         attr: &ExQueryDeviceResp,
-    ) -> Result<Self, Refused> {
+    ) -> Result<Self, IoctlError> {
         let odp = attr.odp_caps.general_caps;
         let has = |flags| attr.device_cap_flags_ex.intersects(flags);
         Ok(Self {
             port_speed: query_port_speed(file, 1).is_ok(),
             odp: odp.contains(OdpGeneralCaps::SUPPORT),
             odp_implicit: odp.contains(OdpGeneralCaps::SUPPORT_IMPLICIT),
-            // There is no way to ask without a region; the drivers that page on demand are those that take advice.
+            // There is no way to ask without a region; the drivers that page on demand are those
+            // that take advice.
             advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
             completion_timestamps: attr.timestamp_mask != 0,
             compressed_completions: provider.offloads()?.compressed_completions,

@@ -10,8 +10,8 @@ use crate::Guid;
 
 /// The devices under the sysfs mounted at `root`; none where there is no such folder.
 ///
-/// A file that is missing or does not read as expected leaves its field empty: the list is for people to choose
-/// from, and the device itself answers for the rest once it is open.
+/// A file that is missing or does not read as expected leaves its field empty: the list is for
+/// people to choose from, and the device itself answers for the rest once it is open.
 pub(super) fn devices(root: &Path) -> Vec<Device> {
     let uverbs = uverbs_devices(root);
     let class = root.join("class/infiniband");
@@ -108,12 +108,12 @@ mod tests {
     }
 
     #[test]
-    fn without_rdma_in_sysfs_there_is_no_device() {
+    fn missing_sysfs_class_lists_no_device() {
         assert!(devices(Path::new("/nonexistent")).is_empty());
     }
 
     #[test]
-    fn a_device_is_told_with_its_uverbs_node_by_name_order() {
+    fn sysfs_devices_are_listed_by_name_with_their_uverbs_node() {
         let sys = Folder::new("sysfs");
         for (name, guid) in [("rxe1", "0200:00ff:fe00:0002\n"), ("rxe0", "0200:00ff:fe00:0001\n")] {
             sys.write(&format!("class/infiniband/{name}/node_guid"), guid);
@@ -125,16 +125,16 @@ mod tests {
         sys.write("class/infiniband_verbs/uverbs7/dev", "231:199\n");
 
         let found = devices(&sys.0);
-        let told: Vec<_> =
+        let listed: Vec<_> =
             found.iter().map(|device| (device.name(), device.node_guid().to_string())).collect();
-        assert_eq!(told, [("rxe0", "0200:00ff:fe00:0001".into()), ("rxe1", "0200:00ff:fe00:0002".into())]);
+        assert_eq!(listed, [("rxe0", "0200:00ff:fe00:0001".into()), ("rxe1", "0200:00ff:fe00:0002".into())]);
         assert_eq!(found[0].uverbs_path(), Some(Path::new("/dev/infiniband/uverbs7")));
         assert_eq!(found[1].uverbs_path(), None);
         assert_eq!((found[0].node_type(), found[0].port_count()), (NodeType::CHANNEL_ADAPTER, 1));
     }
 
     #[test]
-    fn lines_that_make_no_sense_leave_their_field_empty() {
+    fn malformed_sysfs_lines_leave_fields_empty() {
         assert_eq!(guid("0200:00ff:fe00"), None);
         assert_eq!(guid("0200:00ff:fe00:0001:0002"), None);
         assert_eq!(guid("xyz"), None);

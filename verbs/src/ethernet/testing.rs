@@ -29,7 +29,7 @@ pub fn read_route_answers(datagram: &[u8], to: IpAddr) -> Result<Vec<RouteAnswer
             Ok(RouteAnswer {
                 link: read_link(&message).ok().map(|link| (link.mac, link.vlan)),
                 hop: read_hop(&message, to).ok().flatten().and_then(|hop| match hop {
-                    Hop::Here => None,
+                    Hop::Local => None,
                     Hop::Neighbour { address, interface } => Some((address, interface)),
                 }),
                 neighbour: read_neighbour(&message).ok().flatten(),

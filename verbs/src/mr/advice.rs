@@ -13,8 +13,8 @@ use crate::{Access, Advice, Error, Result, Sge};
 const VERB: &str = "advise_mr";
 
 impl<M> Mr<M> {
-    /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND): for writing where it may be
-    /// written, else for reading.
+    /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND): for
+    /// writing where it may be written, else for reading.
     ///
     /// # Errors
     /// As for [`Mr::advise`].
@@ -24,8 +24,9 @@ impl<M> Mr<M> {
         self.advise(range, if writable { Advice::PREFETCH_WRITE } else { Advice::PREFETCH })
     }
 
-    /// Gives advice about a range of it and waits until that is done, for a region [on demand](Access::ON_DEMAND).
-    /// Advice changes no byte, only how soon operations find their pages.
+    /// Gives advice about a range of it and waits until that is done, for a region [on
+    /// demand](Access::ON_DEMAND). Advice changes no byte, only how soon operations find their
+    /// pages.
     ///
     /// ```no_run
     /// # fn advise(region: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -38,46 +39,54 @@ impl<M> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the region is not on demand or the range reaches beyond it; [`Error::Unsupported`] where the
-    /// device takes no advice ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)); the kernel refuses, as
+    /// [`Error::Invalid`] where the region is not on demand or the range reaches beyond it;
+    /// [`Error::Unsupported`] where the device takes no advice
+    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)); the kernel refuses, as
     /// Soft-RoCE does for a region without [`Access::LOCAL_WRITE`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
-        self.give(range, advice, AdviseMrFlag::FLUSH)
+        self.advise_with_flags(range, advice, AdviseMrFlag::FLUSH)
     }
 
-    /// Gives advice about a range of it and does not wait until it is done, nor learn whether it could be.
+    /// Gives advice about a range of it and does not wait until it is done, nor learn whether it
+    /// could be.
     ///
     /// # Errors
     /// As for [`Mr::advise`], for what the kernel finds out at once.
     #[doc(alias = "ibv_advise_mr")]
-    pub fn advise_later(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
-        self.give(range, advice, AdviseMrFlag::empty())
+    pub fn advise_async(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
+        self.advise_with_flags(range, advice, AdviseMrFlag::empty())
     }
 
-    fn give(&self, range: impl RangeBounds<usize>, advice: Advice, flags: AdviseMrFlag) -> Result<()> {
+    fn advise_with_flags(
+        &self,
+        range: impl RangeBounds<usize>,
+        advice: Advice,
+        flags: AdviseMrFlag,
+    ) -> Result<()> {
         let Sge { addr, length, lkey } = self.sge(range)?;
         let domain = &self.registration.domain;
-        if !domain.session.capabilities.advise_mr {
-            return Err(Error::Unsupported { verb: VERB, what: "advice about memory is" });
+        if !domain.context.capabilities.advise_mr {
+            return Err(Error::Unsupported { verb: VERB, what: "MR advice is" });
         }
-        // Soft-RoCE would take any region for one on demand (`rxe_ib_prefetch_sg_list` of `rxe_odp.c`).
+        // Soft-RoCE would take any region for one on demand (`rxe_ib_prefetch_sg_list` of
+        // `rxe_odp.c`).
         if !self.access().contains(Access::ON_DEMAND) {
-            let reason = "all pages of the region are in: only one registered ON_DEMAND takes advice";
+            let reason = "the region is pinned: only regions registered ON_DEMAND take advice";
             return Err(Error::invalid(VERB, reason));
         }
         if length == 0 {
             return Ok(());
         }
         let ranges = [structs::Sge { addr, length, lkey }];
-        let mut call = Call::<AdviseMr>::new(domain.session.file.driver_id());
+        let mut call = Call::<AdviseMr>::new(domain.context.file.driver_id());
         call.handle(AdviseMr::PD_HANDLE, domain.handle);
         call.constant(AdviseMr::ADVICE, advice);
         call.flags(AdviseMr::FLAGS, flags);
         call.input_slice(AdviseMr::SGE_LIST, &ranges);
         // SAFETY: the method reads nothing but its attributes; bringing pages in changes no byte.
-        unsafe { domain.session.file.execute(&mut call) }.map_err(|refused| {
-            Error::refused(VERB, format!("{advice:?}, {length} bytes at {addr:#x}"), refused)
+        unsafe { domain.context.file.execute(&mut call) }.map_err(|refused| {
+            Error::kernel(VERB, format!("{advice:?}, {length} bytes at {addr:#x}"), refused)
         })
     }
 }

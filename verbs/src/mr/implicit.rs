@@ -5,17 +5,18 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::{LocalAccess, Mr, Object, RegisterError, Registration, VERB};
-use crate::pd::Domain;
+use crate::pd::PdShared;
 use crate::{Access, Error, MemoryOwner, Remote, Result, Sge};
 
-/// A region on demand over all of the process's memory, also what is mapped later: one pair of keys for everything; see
-/// [`Pd::implicit_mr`](crate::Pd::implicit_mr). Nothing is pinned, and pages are found when operations come to them.
+/// A region on demand over all of the process's memory, also what is mapped later: one pair of keys
+/// for everything; see [`Pd::register_implicit`](crate::Pd::register_implicit). Nothing is pinned,
+/// and pages are found when operations come to them.
 ///
 /// ```no_run
 /// use bareverbs::{Buffer, Device, LocalAccess};
 ///
 /// let pd = Device::first()?.open()?.alloc_pd()?;
-/// let everything = pd.implicit_mr(LocalAccess::ReadWrite)?;
+/// let everything = pd.register_implicit(LocalAccess::ReadWrite)?;
 /// // As good as registered, without a system call for each.
 /// let mut question = everything.part(Buffer::zeroed(4096)?)?;
 /// let answer = everything.part(vec![0; 65536])?;
@@ -27,28 +28,28 @@ use crate::{Access, Error, MemoryOwner, Remote, Result, Sge};
 #[doc(alias = "ibv_mr")]
 #[derive(Clone)]
 pub struct ImplicitMr {
-    whole: Arc<Whole>,
+    implicit: Arc<ImplicitRegistration>,
 }
 
 /// The kernel's object, given back with the last who uses it.
-pub(super) struct Whole(Registration);
+pub(super) struct ImplicitRegistration(Registration);
 
-impl Whole {
+impl ImplicitRegistration {
     pub(super) fn handle(&self) -> u32 {
         self.0.handle()
     }
 }
 
-impl Drop for Whole {
+impl Drop for ImplicitRegistration {
     fn drop(&mut self) {
         // Where the kernel does not let go, closing the file does it.
         // SAFETY: the region is being dropped, which is the only place that ends it.
-        let _ = unsafe { self.0.end() };
+        let _ = unsafe { self.0.dereg() };
     }
 }
 
 impl ImplicitMr {
-    pub(crate) fn local(domain: &Arc<Domain>, access: LocalAccess) -> Result<Self> {
+    pub(crate) fn local(domain: &Arc<PdShared>, access: LocalAccess) -> Result<Self> {
         let access = match access {
             LocalAccess::Read => Access::empty(),
             LocalAccess::ReadWrite => Access::LOCAL_WRITE,
@@ -61,41 +62,41 @@ impl ImplicitMr {
 
     /// # Safety
     ///
-    /// As for [`Pd::implicit_mr_for_peers`](crate::Pd::implicit_mr_for_peers).
-    pub(crate) unsafe fn register(domain: &Arc<Domain>, access: Access) -> Result<Self> {
-        if !domain.session.capabilities.odp_implicit {
-            return Err(Error::Unsupported { verb: VERB, what: "regions over all memory are" });
+    /// As for [`Pd::register_implicit_remote`](crate::Pd::register_implicit_remote).
+    pub(crate) unsafe fn register(domain: &Arc<PdShared>, access: Access) -> Result<Self> {
+        if !domain.context.capabilities.odp_implicit {
+            return Err(Error::Unsupported { verb: VERB, what: "implicit ODP MRs are" });
         }
         // SAFETY: the caller answers for all of the process's memory, which the kernel knows by
         // these numbers.
         let registration = unsafe {
             Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND)
         }?;
-        Ok(Self { whole: Arc::new(Whole(registration)) })
+        Ok(Self { implicit: Arc::new(ImplicitRegistration(registration)) })
     }
 
     /// A region of these rights that no device knows.
     #[cfg(test)]
-    pub(crate) fn on_plain_memory(domain: &Arc<Domain>, access: Access) -> Self {
-        Self { whole: Arc::new(Whole(Registration::on_plain_memory(domain, access))) }
+    pub(crate) fn for_test(domain: &Arc<PdShared>, access: Access) -> Self {
+        Self { implicit: Arc::new(ImplicitRegistration(Registration::for_test(domain, access))) }
     }
 
     /// The key by which this process's operations name it.
     #[must_use]
     pub fn lkey(&self) -> u32 {
-        self.whole.0.lkey
+        self.implicit.0.lkey
     }
 
     /// The key by which peers name it.
     #[must_use]
     pub fn rkey(&self) -> u32 {
-        self.whole.0.rkey
+        self.implicit.0.rkey
     }
 
     /// What may be done with it.
     #[must_use]
     pub fn access(&self) -> Access {
-        self.whole.0.access
+        self.implicit.0.access
     }
 
     /// A scatter/gather element over `length` bytes from `addr` on.
@@ -110,8 +111,9 @@ impl ImplicitMr {
         Remote { addr: addr.expose_provenance() as u64, rkey: self.rkey() }
     }
 
-    /// Owns memory from here on as a part of this region: it is used like a region of its own, with this one's keys and
-    /// rights, and costs no system call. The region stays until the last of its parts is gone.
+    /// Owns memory from here on as a part of this region: it is used like a region of its own, with
+    /// this one's keys and rights, and costs no system call. The region stays until the last of its
+    /// parts is gone.
     ///
     /// The kernel knows nothing of parts, so dropping one always frees its memory: the promise of
     /// whoever posts an operation on it covers that
@@ -128,15 +130,15 @@ impl ImplicitMr {
             // SAFETY: it was filled above and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
         }
-        let whole = &self.whole.0;
+        let implicit = &self.implicit.0;
         let registration = Registration {
-            domain: Arc::clone(&whole.domain),
-            object: Object::Whole(Arc::clone(&self.whole)),
-            lkey: whole.lkey,
-            rkey: whole.rkey,
+            domain: Arc::clone(&implicit.domain),
+            object: Object::Implicit(Arc::clone(&self.implicit)),
+            lkey: implicit.lkey,
+            rkey: implicit.rkey,
             iova: start.as_ptr().expose_provenance() as u64,
-            access: whole.access,
-            ever: whole.ever,
+            access: implicit.access,
+            ever_granted: implicit.ever_granted,
         };
         Ok(Mr { registration: ManuallyDrop::new(registration), memory, start, len })
     }

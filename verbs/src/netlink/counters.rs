@@ -9,10 +9,10 @@ use bareverbs_uapi::uverbs::types::QpType;
 use rustix::io::Errno;
 
 use super::RdmaNetlink;
-use super::told::{Owner, Told, list, told_by_netlink};
+use super::attrs::{FromAttribute, Owner, list, netlink_struct};
 use crate::Result;
 
-told_by_netlink! {
+netlink_struct! {
     /// A counter's name and value.
     Counter {
         /// Its name, such as `sent_pkts`.
@@ -61,15 +61,16 @@ told_by_netlink! {
 
     /// What is counted of a memory region.
     MrCounters {
-        /// The kernel's number for the region, as in [`MrResource::number`](super::MrResource::number).
+        /// The kernel's number for the region, as in
+        /// [`MrResource::number`](super::MrResource::number).
         number: u32 = RES_MRN;
         /// What was counted.
         counters: Vec<Counter> = STAT_HWCOUNTERS;
     }
 }
 
-impl Told for Vec<Counter> {
-    fn told(object: &Attributes<'_>, attribute: Attribute) -> std::result::Result<Self, Malformed> {
+impl FromAttribute for Vec<Counter> {
+    fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> std::result::Result<Self, Malformed> {
         list(object, attribute, Counter::read)
     }
 }
@@ -91,24 +92,24 @@ impl RdmaNetlink {
     /// There is no such device or port, or the answer could not be read.
     pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {
         let what = format!("reading the counters of port {port} of {device}");
-        self.ask_port(
+        self.request_port(
             &what,
             device,
             port,
             Command::STAT_GET,
             |_| {},
-            |answer| Vec::told(answer, Attribute::STAT_HWCOUNTERS),
+            |answer| Vec::from_attribute(answer, Attribute::STAT_HWCOUNTERS),
         )
     }
 
-    /// The counters that a port has, the optional ones that are switched off among them; `None` where the driver has
-    /// none.
+    /// The counters that a port has, the optional ones that are switched off among them; `None`
+    /// where the driver has none.
     ///
     /// # Errors
     /// There is no such device or port, or the answer could not be read.
     pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
         let what = format!("asking which counters port {port} of {device} has");
-        self.ask_port(
+        self.request_port(
             &what,
             device,
             port,
@@ -118,7 +119,8 @@ impl RdmaNetlink {
         )
     }
 
-    /// How queue pairs of a port come to counters of their own; `None` where the driver has none for them.
+    /// How queue pairs of a port come to counters of their own; `None` where the driver has none
+    /// for them.
     ///
     /// # Errors
     /// There is no such device or port, or the answer could not be read.
@@ -130,7 +132,7 @@ impl RdmaNetlink {
                 .put_u32(Attribute::STAT_RES.0, Attribute::RES_QP.0.into())
                 .put_u32(Attribute::STAT_MODE.0, CounterMode::NONE.0);
         };
-        self.ask_port(&what, device, port, Command::STAT_GET, fill, CounterBinding::read)
+        self.request_port(&what, device, port, Command::STAT_GET, fill, CounterBinding::read)
     }
 
     /// The sets of counters that queue pairs of a device are bound to.
@@ -141,7 +143,8 @@ impl RdmaNetlink {
         self.dump_counters(device, Attribute::RES_QP, Attribute::STAT_COUNTER, QpCounters::read)
     }
 
-    /// What is counted of each memory region of a device; drivers that count nothing of them give empty lists.
+    /// What is counted of each memory region of a device; drivers that count nothing of them give
+    /// empty lists.
     ///
     /// # Errors
     /// There is no such device, or the answer could not be read.
@@ -158,7 +161,7 @@ impl RdmaNetlink {
     ) -> Result<Vec<T>> {
         let index = self.index_of(device)?;
         let mut found = Vec::new();
-        self.ask(
+        self.request(
             &format!("reading counters of {device}"),
             Command::STAT_GET,
             MessageFlags::DUMP,
@@ -173,8 +176,9 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// Asks about a port. Where there is that port and the kernel says "invalid", the driver has nothing of the kind.
-    fn ask_port<T>(
+    /// Asks about a port. Where there is that port and the kernel says "invalid", the driver has
+    /// nothing of the kind.
+    fn request_port<T>(
         &mut self,
         what: &str,
         device: &str,
@@ -185,7 +189,7 @@ impl RdmaNetlink {
     ) -> Result<Option<T>> {
         let index = self.index_of(device)?;
         let mut found = None;
-        let asked = self.ask(
+        let asked = self.request(
             what,
             command,
             MessageFlags::empty(),
@@ -232,7 +236,7 @@ mod tests {
     fn counters_are_read_by_name_in_their_order() {
         let counters = with_attributes(
             |writer| put_counters(writer, &[("sent_pkts", 1 << 40), ("rcvd_pkts", 0)]),
-            |answer| Vec::<Counter>::told(answer, Attribute::STAT_HWCOUNTERS),
+            |answer| Vec::<Counter>::from_attribute(answer, Attribute::STAT_HWCOUNTERS),
         );
         let counters: Vec<_> =
             counters.iter().map(|counter| (counter.name.as_str(), counter.value)).collect();
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_of_queue_pairs_are_told_with_what_those_share() {
+    fn qp_counters_are_read_with_their_binding() {
         let counters = with_attributes(
             |writer| {
                 writer
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_that_can_be_switched_says_so() {
+    fn optional_counters_report_enabled() {
         let read = |fill: fn(&mut MessageWriter<'_>)| with_attributes(fill, CounterStatus::read);
         let off = read(|writer| {
             writer

@@ -10,18 +10,19 @@ pub use bareverbs_uapi::uverbs::types::{QpType, SrqType};
 pub use bareverbs_uapi::verbs_values::{MigState, PollContext};
 
 use super::RdmaNetlink;
-pub use super::told::{DriverDetail, DriverValue, Owner};
-use super::told::{list, told_by_netlink};
+pub use super::attrs::{DriverDetail, DriverValue, Owner};
+use super::attrs::{list, netlink_struct};
 use crate::{QpState, Result};
 
-told_by_netlink! {
+netlink_struct! {
     /// A queue pair in use.
     QpResource {
         /// Its port; `None` before it is brought to INIT.
         port: Option<u32> = PORT_INDEX;
         /// Its number.
         qp_num: u32 = RES_LQPN;
-        /// The number of the queue pair that it is connected to, 0 before; only connections have one.
+        /// The number of the queue pair that it is connected to, 0 before; only connections have
+        /// one.
         remote_qp_num: Option<u32> = RES_RQPN;
         /// The packet sequence number that it was told to expect first; only for connections.
         rq_psn: Option<u32> = RES_RQ_PSN;
@@ -55,7 +56,8 @@ told_by_netlink! {
         poll_context: Option<PollContext> = RES_POLL_CTX;
         /// Whether it moderates itself.
         adaptive_moderation: Option<bool> = DEV_DIM;
-        /// Number of the open context that it belongs to, as in [`ContextResource::number`]; not for the kernel's own.
+        /// Number of the open context that it belongs to, as in [`ContextResource::number`]; not
+        /// for the kernel's own.
         context: Option<u32> = RES_CTXN;
         /// Whose it is.
         owner: Owner = RES_PID;
@@ -153,13 +155,15 @@ told_by_netlink! {
 /// The objects of one kind of a device.
 macro_rules! lists {
     ($( $(#[$meta:meta])* $name:ident -> $entry:ident: $command:ident, $table:ident, $what:literal; )*) => {
-        /// Lists of what a device's objects are and whose, for all processes and the kernel together.
+        /// Lists of what a device's objects are and whose, for all processes and the kernel
+        /// together.
         impl RdmaNetlink {
             $(
                 $(#[$meta])*
                 ///
                 /// # Errors
-                /// There is no such device, the kernel does not tell, or its answer could not be read.
+                /// There is no such device, the kernel does not tell, or its answer could not be
+                /// read.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
                 }
@@ -205,7 +209,7 @@ impl RdmaNetlink {
     ) -> Result<Vec<T>> {
         let index = self.index_of(device)?;
         let mut found = Vec::new();
-        self.ask(
+        self.request(
             &format!("{what} of {device}"),
             command,
             MessageFlags::DUMP,
@@ -236,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_is_told_with_its_peer_and_its_owner() {
+    fn qp_resource_has_peer_and_owner() {
         let qp = read(
             |writer| {
                 writer
@@ -274,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_own_queue_has_a_name_and_a_place_where_it_is_polled() {
+    fn kernel_cq_resource_has_name_and_poll_context() {
         let cq = read(
             |writer| {
                 writer
@@ -293,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_queue_names_its_queue_pairs_one_by_one_and_in_ranges() {
+    fn srq_resource_lists_qps_as_ranges() {
         let srq = read(
             |writer| {
                 writer.put_u32(Attribute::RES_SRQN.0, 4).put_u8(Attribute::RES_TYPE.0, 0).put_nested(
@@ -315,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_driver_adds_is_told_by_name() {
+    fn driver_details_are_read_by_name() {
         let mr = read(
             |writer| {
                 writer.put_u64(Attribute::RES_MRLEN.0, 1 << 33).put_nested(Attribute::DRIVER.0, |writer| {
@@ -346,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_identifier_is_told_with_its_addresses() {
+    fn cm_id_resource_has_addresses() {
         let id = read(
             |writer| {
                 let mut address = [0; 128];
@@ -387,7 +391,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_written_is_read_whatever_stands_around_it(
+        fn unknown_attributes_are_skipped(
             qp_num: u32,
             length: u64,
             strange in proptest::collection::vec((200..0x3fffu16, any::<u64>()), 0..5),

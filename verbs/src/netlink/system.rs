@@ -10,8 +10,8 @@ use crate::Result;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SystemInfo {
-    /// A forked child gets its own copy of registered pages, so that parent and device go on sharing theirs; see
-    /// [the crate's word on forks](crate#forks).
+    /// A forked child gets its own copy of registered pages, so that parent and device go on
+    /// sharing theirs; see [the crate's word on forks](crate#forks).
     #[doc(alias = "ibv_is_fork_initialized")]
     pub copy_on_fork: bool,
     /// Devices are seen in all network namespaces, not in their own alone.
@@ -25,7 +25,7 @@ impl RdmaNetlink {
     /// The kernel refused, or its answer could not be read.
     pub fn system(&mut self) -> Result<SystemInfo> {
         let mut info = SystemInfo { copy_on_fork: false, shared_net_namespaces: false };
-        self.ask(
+        self.request(
             "asking for the system's settings",
             Command::SYS_GET,
             MessageFlags::empty(),
@@ -55,12 +55,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_that_does_not_say_so_does_not_copy() {
+    fn missing_copy_on_fork_attribute_is_false() {
         let mut buffer = [0; 64];
         let mut writer = MessageWriter::new(&mut buffer);
         writer.begin(0, MessageFlags::empty(), 1).put_u8(Attribute::SYS_NETNS_MODE.0, 1);
         let old = messages(writer.finish().unwrap()).next().unwrap().unwrap();
-        let told = SystemInfo::read(&old.attributes()).unwrap();
-        assert_eq!(told, SystemInfo { copy_on_fork: false, shared_net_namespaces: true });
+        let info = SystemInfo::read(&old.attributes()).unwrap();
+        assert_eq!(info, SystemInfo { copy_on_fork: false, shared_net_namespaces: true });
     }
 }

@@ -3,18 +3,18 @@
 use bareverbs_uapi::netlink::{Attributes, Malformed};
 use bareverbs_uapi::nldev::Attribute;
 
+use super::attrs::{FromAttribute, list};
 use super::counters::{Counter, MrCounters, QpCounters};
 use super::resources::{
     CmIdResource, ContextResource, CqResource, MrResource, PdResource, QpResource, SrqResource,
 };
-use super::told::{Told, list};
 use super::{
     CharDevice, CounterBinding, CounterStatus, DeviceInfo, PortInfo, ResourceSummary, SystemInfo,
     read_answers,
 };
 
-/// Reads a datagram that answers request `seq`, each message as the answer to every question; returns the devices that it
-/// tells of, and how many objects were read of lists.
+/// Reads a datagram that answers request `seq`, each message as the answer to every question;
+/// returns the devices that it tells of, and how many objects were read of lists.
 ///
 /// # Errors
 /// The datagram is malformed.
@@ -47,5 +47,5 @@ fn read_lists(answer: &Attributes<'_>) -> usize {
         + count(list(answer, Attribute::STAT_COUNTER, QpCounters::read))
         + count(list(answer, Attribute::RES_MR, MrCounters::read))
         + count(list(answer, Attribute::STAT_HWCOUNTERS, CounterStatus::read))
-        + count(Vec::<Counter>::told(answer, Attribute::STAT_HWCOUNTERS))
+        + count(Vec::<Counter>::from_attribute(answer, Attribute::STAT_HWCOUNTERS))
 }

@@ -58,12 +58,12 @@ fn a_device_dump_is_read() {
 }
 
 #[test]
-fn answers_to_another_request_are_passed_over() {
+fn answers_with_another_sequence_number_are_skipped() {
     assert_eq!(answers(DEVICE_DUMP, 2), (Ok(Outcome::Nothing), 0));
 }
 
 #[test]
-fn a_dump_cut_short_is_an_error_and_not_a_shorter_list() {
+fn truncated_dump_is_an_error() {
     for length in (1..DEVICE_DUMP.len()).filter(|length| *length != 0x74) {
         assert!(answers(&DEVICE_DUMP[..length], 1).0.is_err(), "{length}");
     }
@@ -71,7 +71,7 @@ fn a_dump_cut_short_is_an_error_and_not_a_shorter_list() {
 }
 
 #[test]
-fn a_refusal_carries_its_errno_and_a_senseless_one_does_not_panic() {
+fn invalid_netlink_errno_does_not_panic() {
     let refusal = |errno: i32| {
         let mut datagram = vec![36, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
         datagram.extend((-errno).to_ne_bytes());
@@ -97,7 +97,7 @@ pub(super) fn with_attributes<T>(
 }
 
 #[test]
-fn a_uverbs_device_is_told_with_its_driver() {
+fn uverbs_char_device_has_driver_id() {
     let device = with_attributes(
         |writer| {
             writer
@@ -114,7 +114,7 @@ fn a_uverbs_device_is_told_with_its_driver() {
 }
 
 #[test]
-fn a_minor_number_above_255_is_split_as_the_kernel_packs_it() {
+fn device_number_split_matches_huge_encode_dev() {
     assert_eq!(split_device_number(0x0010_0a34), (10, 0x134));
     assert_eq!(split_device_number(231 << 8 | 255), (231, 255));
 }

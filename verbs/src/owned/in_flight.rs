@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zero_and_stale_and_repeated_numbers_fit_no_operation() {
+    fn zero_stale_and_repeated_wr_ids_match_no_operation() {
         let mut operations = Operations::new(1);
         assert_eq!(operations.take(0), None);
         let first = operations.insert("first").unwrap();
@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn only_the_number_of_an_operation_takes_it(
+        fn only_the_operations_wr_id_matches(
             capacity in 1u32..5,
             steps in proptest::collection::vec((any::<bool>(), any::<prop::sample::Index>(), 0u64..4, 0u64..6), 1..60),
         ) {

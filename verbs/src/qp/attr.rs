@@ -8,7 +8,7 @@ use bareverbs_uapi::verbs_values::{self as values, MigState, RnrTimeout};
 use bareverbs_uapi::write::structs::{ExModifyQp, ModifyQpReq, QueryQpResp};
 
 pub use bring_up::{InitAttr, RtrAttr, RtsAttr, UcRtrAttr, UdInitAttr};
-pub use path::{AhAttr, Grh};
+pub use path::{AhAttr, GlobalRoute};
 
 use crate::{Access, QpAttrMask, QpState};
 
@@ -118,39 +118,39 @@ impl Default for QpAttr {
 }
 
 impl QpAttr {
-    pub(super) fn from_kernel(told: &QueryQpResp) -> Self {
+    pub(super) fn from_kernel(resp: &QueryQpResp) -> Self {
         Self {
-            qp_state: told.qp_state,
-            cur_qp_state: told.cur_qp_state,
-            path_mtu: told.path_mtu.0,
-            path_mig_state: told.path_mig_state.0,
-            qkey: told.qkey,
-            rq_psn: told.rq_psn,
-            sq_psn: told.sq_psn,
-            dest_qp_num: told.dest_qp_num,
-            access: told.qp_access_flags,
+            qp_state: resp.qp_state,
+            cur_qp_state: resp.cur_qp_state,
+            path_mtu: resp.path_mtu.0,
+            path_mig_state: resp.path_mig_state.0,
+            qkey: resp.qkey,
+            rq_psn: resp.rq_psn,
+            sq_psn: resp.sq_psn,
+            dest_qp_num: resp.dest_qp_num,
+            access: resp.qp_access_flags,
             cap: QpCap {
-                max_send_wr: told.max_send_wr,
-                max_recv_wr: told.max_recv_wr,
-                max_send_sge: told.max_send_sge,
-                max_recv_sge: told.max_recv_sge,
-                max_inline_data: told.max_inline_data,
+                max_send_wr: resp.max_send_wr,
+                max_recv_wr: resp.max_recv_wr,
+                max_send_sge: resp.max_send_sge,
+                max_recv_sge: resp.max_recv_sge,
+                max_inline_data: resp.max_inline_data,
             },
-            ah_attr: AhAttr::from_kernel(&told.dest),
-            alt_ah_attr: AhAttr::from_kernel(&told.alt_dest),
-            pkey_index: told.pkey_index,
-            alt_pkey_index: told.alt_pkey_index,
+            ah_attr: AhAttr::from_kernel(&resp.dest),
+            alt_ah_attr: AhAttr::from_kernel(&resp.alt_dest),
+            pkey_index: resp.pkey_index,
+            alt_pkey_index: resp.alt_pkey_index,
             en_sqd_async_notify: false,
-            sq_draining: told.sq_draining != 0,
-            max_rd_atomic: told.max_rd_atomic,
-            max_dest_rd_atomic: told.max_dest_rd_atomic,
-            min_rnr_timer: told.min_rnr_timer.0,
-            port_num: told.port_num,
-            timeout: told.timeout,
-            retry_cnt: told.retry_cnt,
-            rnr_retry: told.rnr_retry,
-            alt_port_num: told.alt_port_num,
-            alt_timeout: told.alt_timeout,
+            sq_draining: resp.sq_draining != 0,
+            max_rd_atomic: resp.max_rd_atomic,
+            max_dest_rd_atomic: resp.max_dest_rd_atomic,
+            min_rnr_timer: resp.min_rnr_timer.0,
+            port_num: resp.port_num,
+            timeout: resp.timeout,
+            retry_cnt: resp.retry_cnt,
+            rnr_retry: resp.rnr_retry,
+            alt_port_num: resp.alt_port_num,
+            alt_timeout: resp.alt_timeout,
             rate_limit: 0,
         }
     }
@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_raw_request_reaches_the_kernel_as_given() {
+    fn raw_modify_attributes_are_passed_unchanged() {
         let attr = QpAttr { qp_state: QpState(9), path_mtu: 77, rate_limit: 5, ..QpAttr::default() };
         let request = attr.to_kernel(42, QpAttrMask::all());
         assert_eq!((request.base.qp_handle, request.base.attr_mask), (42, QpAttrMask::all()));

@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use super::{Batch, PostReason, Qp, Ud};
 use crate::{Ah, AnyProvider, Error, Gid, Payload, Result, SendFlags, SendRequest};
 
-/// Bytes that every datagram finds before its payload in the receive's memory: the room of the [global route
-/// header](crate::GrhHeader).
+/// Bytes that every datagram finds before its payload in the receive's memory: the room of the
+/// [global route header](crate::Grh).
 pub const GRH_BYTES: usize = 40;
 
 /// The queue pair number of multicast groups.
@@ -18,8 +18,8 @@ pub const MULTICAST_QP: u32 = 0xff_ffff;
 /// Who a datagram is for, and what it carries beside its bytes.
 #[doc(alias = "ibv_wr_set_ud_addr")]
 pub struct Datagram<'a, P: Provider = AnyProvider> {
-    /// The way to the peer's port, of the queue pair's own protection domain. It has to exist until the request is
-    /// complete; without it, the request fails.
+    /// The way to the peer's port, of the queue pair's own protection domain. It has to exist until
+    /// the request is complete; without it, the request fails.
     pub ah: &'a Ah<P>,
     /// The peer's queue pair, 24 bits; [`MULTICAST_QP`] for a multicast group.
     pub qp_num: u32,
@@ -70,14 +70,16 @@ impl<P: Provider> Batch<'_, Ud, P> {
 }
 
 impl<P: Provider> Qp<Ud, P> {
-    /// Joins a multicast group: what is sent to it comes to this queue pair too, if it was sent with its queue key.
-    /// Joining a group once more changes nothing. Groups are left when the queue pair is dropped.
+    /// Joins a multicast group: what is sent to it comes to this queue pair too, if it was sent
+    /// with its queue key. Joining a group once more changes nothing. Groups are left when the
+    /// queue pair is dropped.
     ///
     /// On InfiniBand a group has a LID too: [`Qp::attach_mcast_at`].
     ///
-    /// On RoCE the group's GID is an IPv6 multicast address, or an IPv4 one in mapped form. The device takes part in the
-    /// group on its network interface; where routers or switches forward groups to members only, somebody has to tell
-    /// them by IGMP or MLD, for instance by joining the same group with an ordinary UDP socket.
+    /// On RoCE the group's GID is an IPv6 multicast address, or an IPv4 one in mapped form. The
+    /// device takes part in the group on its network interface; where routers or switches forward
+    /// groups to members only, somebody has to tell them by IGMP or MLD, for instance by joining
+    /// the same group with an ordinary UDP socket.
     ///
     /// ```no_run
     /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::Qp<bareverbs::Ud>) -> Result<(), Box<dyn std::error::Error>> {
@@ -96,18 +98,21 @@ impl<P: Provider> Qp<Ud, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the GID is no group's; the kernel refuses, as beyond the device's number of groups.
+    /// [`Error::Invalid`] where the GID is no group's; the kernel refuses, as beyond the device's
+    /// number of groups.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&mut self, group: Gid) -> Result<()> {
         self.attach(group, 0)
     }
 
-    /// Joins a multicast group of an InfiniBand subnet: receives what is sent to `group` and its LID, which the subnet
-    /// administrator gives to those who join there. Otherwise the same as [`Qp::attach_mcast`]; who sends to the group
-    /// names the LID as well, as [`AhAttr::dlid`](crate::AhAttr::dlid).
+    /// Joins a multicast group of an InfiniBand subnet: receives what is sent to `group` and its
+    /// LID, which the subnet administrator gives to those who join there. Otherwise the same as
+    /// [`Qp::attach_mcast`]; who sends to the group names the LID as well, as
+    /// [`AhAttr::dlid`](crate::AhAttr::dlid).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast`]; [`Error::Invalid`] also for a LID that is no group's: those are 0xc000 to 0xfffe.
+    /// As for [`Qp::attach_mcast`]; [`Error::Invalid`] also for a LID that is no group's: those are
+    /// 0xc000 to 0xfffe.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast_at(&mut self, group: Gid, lid: u16) -> Result<()> {
         if !(0xc000..0xffff).contains(&lid) {
@@ -128,7 +133,7 @@ impl<P: Provider> Qp<Ud, P> {
             return Ok(());
         }
         command::attach_mcast(self.pd.context().file(), self.handle, group.0, lid).map_err(|refused| {
-            Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
+            Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num), refused).or_hint(|errno| {
                 match errno {
                     Errno::NOMEM => {
                         Some("the device may have no more groups, or the group no more members".to_owned())
@@ -159,7 +164,7 @@ impl<P: Provider> Qp<Ud, P> {
         unsafe {
             command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].1)
         }
-        .map_err(|refused| Error::refused(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
+        .map_err(|refused| Error::kernel(VERB, format!("QP {:#x}, {group}", self.qp_num), refused))?;
         self.groups.swap_remove(place);
         Ok(())
     }

@@ -56,7 +56,8 @@ pub enum UpperMatch {
     Udp(PortMatch),
 }
 
-/// Which frames are to come to a queue pair; see [`Qp::create_flow`] and [`RssQp::create_flow`](crate::RssQp::create_flow).
+/// Which frames are to come to a queue pair; see [`Qp::create_flow`] and
+/// [`RssQp::create_flow`](crate::RssQp::create_flow).
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRule {
@@ -171,8 +172,8 @@ impl Flows {
             ..FlowAttr::zeroed()
         };
         let flow = command::create_flow(context.file(), qp, flow, &specs).map_err(|refused| {
-            Error::refused(VERB, format!("{rule:?}"), refused).or_hint(|errno| match errno {
-                Errno::PERM => Some("flows are for those with the privilege CAP_NET_RAW".into()),
+            Error::kernel(VERB, format!("{rule:?}"), refused).or_hint(|errno| match errno {
+                Errno::PERM => Some("flows require CAP_NET_RAW".into()),
                 Errno::INVAL => {
                     Some("the device may not match such headers, or have no such priority".into())
                 }
@@ -190,13 +191,13 @@ impl Flows {
         let at = at.ok_or_else(|| Error::invalid(VERB, "the flow is none of this queue pair"))?;
         // SAFETY: the flow is one of this queue pair's, as was looked up above.
         unsafe { command::destroy_flow(context.file(), flow.0) }
-            .map_err(|refused| Error::refused(VERB, "a flow", refused))?;
+            .map_err(|refused| Error::kernel(VERB, "a flow", refused))?;
         self.0.swap_remove(at);
         Ok(())
     }
 
     /// Ends all of them.
-    pub(crate) fn end_all(&mut self, file: &DeviceFile) {
+    pub(crate) fn destroy_all(&mut self, file: &DeviceFile) {
         for flow in self.0.drain(..) {
             // SAFETY: the flow is one of this queue pair's, and is forgotten here.
             let _ = unsafe { command::destroy_flow(file, flow) };
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_counts_only_what_it_names() {
+    fn flow_rule_masks_only_given_fields() {
         let ethernet = EthernetMatch { to: Some(MacAddress([1, 2, 3, 4, 5, 6])), ..EthernetMatch::default() };
         let (bytes, count) = FlowRule::new(1, ethernet).specs();
         assert_eq!((bytes.len(), count), (40, 1));
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_as_on_the_wire() {
+    fn flow_rule_ports_are_big_endian() {
         let upper = Some(UpperMatch::Udp(PortMatch { from: None, to: Some(0x1234) }));
         let rule = FlowRule {
             ipv4: Some(Ipv4Match::default()),

@@ -1,20 +1,20 @@
 //! Bringing a queue pair from state to state.
 
 use bareverbs_provider::contract::{Provider, SendQueue};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{ExModifyQp, ExModifyQpResp};
 use rustix::io::Errno;
 
-use super::steps::{check_24_bits, check_values, explain};
+use super::state_table::{check_24_bits, check_values, explain_invalid_modify};
 use super::{
     AhAttr, Connected, InitAttr, Qp, QpAttr, Rc, RtrAttr, RtsAttr, Transport, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
-use crate::mr_hints::OPTIONAL;
+use crate::mr_hints::OPTIONAL_ACCESS;
 use crate::{Access, Context, Error, Mtu, QpAttrMask, QpState, Result};
 
 /// What a queue pair can allow its peer, beside rights that it leaves to regions.
-const GRANTED_BY_QPS: Access = Access::LOCAL_WRITE
+const QP_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
@@ -22,7 +22,7 @@ const GRANTED_BY_QPS: Access = Access::LOCAL_WRITE
     .union(Access::FLUSH_GLOBAL)
     .union(Access::FLUSH_PERSISTENT)
     .union(Access::ON_DEMAND)
-    .union(OPTIONAL);
+    .union(OPTIONAL_ACCESS);
 
 pub(super) const INIT: &str = "modify_qp RESET→INIT";
 pub(super) const RTR: &str = "modify_qp INIT→RTR";
@@ -32,19 +32,19 @@ impl<T: Connected, P: Provider> Qp<T, P> {
     /// RESET → INIT: receives can be posted from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights that only regions
-    /// have; [`Error::NoPort`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
+    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
-        self.init_connection(attr)
+        self.reset_to_init(attr)
     }
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
-    pub(super) fn init_connection(&mut self, attr: &InitAttr) -> Result<()> {
+    pub(super) fn reset_to_init(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_init(self.context(), attr)?;
         let (all, mask) = attr.into();
-        self.change(INIT, &all, mask).map_err(|error| {
+        self.modify_qp(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::INVAL)
                     .then(|| format!("this kernel or device may not know access {:?}", attr.access))
@@ -64,18 +64,17 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         check_peer(self.context(), address, path_mtu, dest_qp_num, rq_psn)
     }
 
-    pub(super) fn connect(&mut self, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
+    pub(super) fn init_to_rtr(&mut self, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let address = attr.ah_attr;
-        self.change(RTR, &attr, mask).map_err(|error| self.context().way_trouble(error, &address))
+        self.modify_qp(RTR, &attr, mask).map_err(|error| self.context().path_error(error, &address))
     }
 }
 
 pub(super) fn check_init<P: Provider>(context: &Context<P>, attr: &InitAttr) -> Result<()> {
     check_pkey(context, attr.port, attr.pkey_index)?;
-    let unknown = attr.access.difference(GRANTED_BY_QPS);
+    let unknown = attr.access.difference(QP_ACCESS);
     if !unknown.is_empty() {
-        let reason =
-            format!("access {unknown:?} is nothing that a queue pair can allow: leave it to regions");
+        let reason = format!("a queue pair can't grant access {unknown:?}: leave it to regions");
         return Err(Error::invalid(INIT, reason));
     }
     Ok(())
@@ -93,7 +92,7 @@ pub(super) fn check_peer<P: Provider>(
         let reason = format!("{} is a multicast group, and a connection has one peer", grh.dgid);
         return Err(Error::invalid(RTR, reason));
     }
-    let way = context.check_way(RTR, address, &port)?;
+    let path = context.validate_path(RTR, address, &port)?;
     if path_mtu > port.active_mtu {
         let active = port.active_mtu;
         let reason = format!("path MTU {path_mtu} is above the port's active MTU {active}");
@@ -101,7 +100,7 @@ pub(super) fn check_peer<P: Provider>(
     }
     check_24_bits(RTR, "dest_qp_num", dest_qp_num)?;
     check_24_bits(RTR, "rq_psn", rq_psn)?;
-    Ok(way)
+    Ok(path)
 }
 
 fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result<()> {
@@ -121,21 +120,22 @@ impl<P: Provider> Qp<Rc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
-    /// for numbers out of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
+    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
+    /// [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(self.context(), attr)?;
-        self.connect((&RtrAttr { address, ..*attr }).into())
+        self.init_to_rtr((&RtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; [`Error::Limit`]; the kernel
-    /// refuses.
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits;
+    /// [`Error::Limit`]; the kernel refuses.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
-        self.start_requests(attr)
+        self.rtr_to_rts_reliable(attr)
     }
 }
 
@@ -143,19 +143,21 @@ impl<P: Provider> Qp<Uc, P> {
     /// INIT → RTR: what the peer sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
-    /// for numbers out of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
+    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
+    /// [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        self.connect((&UcRtrAttr { address, ..*attr }).into())
+        self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the kernel refuses.
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the
+    /// kernel refuses.
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
-        self.start_sending(sq_psn)
+        self.rtr_to_rts(sq_psn)
     }
 }
 
@@ -163,17 +165,17 @@ impl<P: Provider> Qp<Ud, P> {
     /// RESET → INIT: receives can be posted from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a P_Key index beyond the port's table; [`Error::NoPort`]; the kernel
-    /// refuses.
+    /// [`Error::Invalid`] from another state or for a P_Key index beyond the port's table;
+    /// [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_pkey(self.context(), attr.port, attr.pkey_index)?;
         let (all, mask) = attr.into();
-        self.change(INIT, &all, mask).map_err(|error| {
+        self.modify_qp(INIT, &all, mask).map_err(|error| {
             error.or_hint(|errno| {
                 (errno == Errno::PERM).then(|| {
                     format!(
-                        "Q_Key {:#x} has the highest bit set, which is for the privileged: clear it",
+                        "Q_Key {:#x} has the highest bit set, which requires privilege: clear it",
                         attr.qkey
                     )
                 })
@@ -188,20 +190,21 @@ impl<P: Provider> Qp<Ud, P> {
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
-        self.change(RTR, &attr, QpAttrMask::STATE)
+        self.modify_qp(RTR, &attr, QpAttrMask::STATE)
     }
 
     /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the kernel refuses.
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the
+    /// kernel refuses.
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
-        self.start_sending(sq_psn)
+        self.rtr_to_rts(sq_psn)
     }
 }
 
 impl<T: Transport, P: Provider> Qp<T, P> {
-    pub(super) fn start_requests(&mut self, attr: &RtsAttr) -> Result<()> {
+    pub(super) fn rtr_to_rts_reliable(&mut self, attr: &RtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
         for (what, asked, max) in [
@@ -209,27 +212,28 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             ("retry_cnt", attr.retry_cnt, 7),
             ("rnr_retry", attr.rnr_retry, 7),
         ] {
-            check_most(RTS, what, asked, max)?;
+            check_max(RTS, what, asked, max)?;
         }
         let max = self.context().limits().max_qp_init_rd_atom;
         Error::check_limit(RTS, "max_rd_atomic", attr.max_rd_atomic.into(), max.into())?;
         let (all, mask) = attr.into();
-        self.change(RTS, &all, mask)
+        self.modify_qp(RTS, &all, mask)
     }
 
-    fn start_sending(&mut self, sq_psn: u32) -> Result<()> {
+    fn rtr_to_rts(&mut self, sq_psn: u32) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", sq_psn)?;
         let attr = QpAttr { qp_state: QpState::RTS, sq_psn, ..QpAttr::default() };
-        self.change(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
+        self.modify_qp(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
     /// Any change; whether it is possible, the kernel decides.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for numbers out of range, or a `cur_qp_state` that is not the present one; [`Error::Limit`] for
-    /// more reads than the device has; the kernel refuses: `EINVAL` for a step that is not possible from the present
-    /// state, or a mask that lacks what the step requires or holds what it does not allow, which the error names.
+    /// [`Error::Invalid`] for numbers out of range, or a `cur_qp_state` that is not the present
+    /// one; [`Error::Limit`] for more reads than the device has; the kernel refuses: `EINVAL` for a
+    /// step that is not possible from the present state, or a mask that lacks what the step
+    /// requires or holds what it does not allow, which the error names.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         const VERB: &str = "modify_qp";
@@ -248,21 +252,21 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 Error::check_limit(VERB, what, asked.into(), max.into())?;
             }
         }
-        self.change(VERB, attr, mask).map_err(|error| {
+        self.modify_qp(VERB, attr, mask).map_err(|error| {
             let error = if mask.contains(QpAttrMask::AV) {
-                self.context().way_trouble(error, &attr.ah_attr)
+                self.context().path_error(error, &attr.ah_attr)
             } else {
                 error
             };
             error.or_hint(|errno| {
-                (errno == Errno::INVAL).then(|| explain(T::QP_TYPE, self.state(), attr, mask))
+                (errno == Errno::INVAL).then(|| explain_invalid_modify(T::QP_TYPE, self.state(), attr, mask))
             })
         })
     }
 
-    pub(super) fn change(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
+    pub(super) fn modify_qp(&mut self, verb: &'static str, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
-        self.sq.check_change(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
+        self.sq.validate_modify(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET {
             let times = if self.sq.resets_twice() { 2 } else { 1 };
             return self.bring_to_reset(&request, times).map_err(|refused| self.refused(verb, mask, refused));
@@ -271,8 +275,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
             self.complete_reset(verb)?;
         }
         // SAFETY: the request names this queue pair, and not the state RESET.
-        unsafe { self.ask_kernel(&request) }.map_err(|refused| self.refused(verb, mask, refused))?;
-        self.sq.changed(&request.base);
+        unsafe { self.execute_modify(&request) }.map_err(|refused| self.refused(verb, mask, refused))?;
+        self.sq.modified(&request.base);
         if mask.contains(QpAttrMask::STATE) {
             self.state = attr.qp_state;
         }
@@ -281,19 +285,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// Issues the request to RESET so many times. If the kernel refuses only a later one, the queue
     /// pair is in RESET, and [`Qp::complete_reset`] has to issue it once more.
-    fn bring_to_reset(&mut self, request: &ExModifyQp, times: u32) -> Result<(), Refused> {
+    fn bring_to_reset(&mut self, request: &ExModifyQp, times: u32) -> Result<(), IoctlError> {
         // SAFETY: the request names this queue pair, and its queues are reset below.
-        unsafe { self.ask_kernel(request) }?;
+        unsafe { self.execute_modify(request) }?;
         let mut outcome = Ok(());
         for _ in 1..times {
             // SAFETY: the request names this queue pair, and its queues are reset below.
-            outcome = outcome.and_then(|()| unsafe { self.ask_kernel(request) });
+            outcome = outcome.and_then(|()| unsafe { self.execute_modify(request) });
         }
-        self.sq.changed(&request.base);
+        self.sq.modified(&request.base);
         self.state = QpState::RESET;
         self.reset_is_incomplete = outcome.is_err();
         // SAFETY: the kernel has carried out a request to RESET, and no other request since.
-        unsafe { self.queues_were_reset() };
+        unsafe { self.reset_queues() };
         outcome
     }
 
@@ -309,19 +313,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    fn refused(&self, verb: &'static str, mask: QpAttrMask, refused: Refused) -> Error {
-        Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
+    fn refused(&self, verb: &'static str, mask: QpAttrMask, refused: IoctlError) -> Error {
+        Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state()), refused)
     }
 
     /// # Safety
     ///
     /// The request must name this queue pair. After a request to RESET that has succeeded, the
-    /// caller must reset both queues ([`Qp::queues_were_reset`]).
-    unsafe fn ask_kernel(&mut self, request: &ExModifyQp) -> Result<(), Refused> {
+    /// caller must reset both queues ([`Qp::reset_queues`]).
+    unsafe fn execute_modify(&mut self, request: &ExModifyQp) -> Result<(), IoctlError> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
             // SAFETY: `self` owns the queue pair, and the caller resets both queues after RESET.
-            return unsafe { self.sq.change(file, &request.base) };
+            return unsafe { self.sq.modify(file, &request.base) };
         }
         // SAFETY: the command reads and writes nothing but its structs. As for
         // `command::modify_qp`, `self` owns the queue pair, and the caller resets both queues after
@@ -343,12 +347,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
 /// What a receiving end alone has.
 pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Result<()> {
-    check_most(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
+    check_max(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
     let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
     Error::check_limit(RTR, "max_dest_rd_atomic", asked.into(), max.into())
 }
 
-pub(super) fn check_most(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
+pub(super) fn check_max(verb: &'static str, what: &'static str, asked: u8, max: u8) -> Result<()> {
     if asked <= max { Ok(()) } else { Err(Error::invalid(verb, format!("{what} {asked} is above {max}"))) }
 }
 
@@ -359,10 +363,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_pair_whose_second_reset_fails_is_in_reset_with_empty_queues() {
+    fn failed_second_reset_leaves_qp_in_reset_with_empty_queues() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
-        let refused = Refused { method: "ModifyQp", errno: Errno::IO };
+        let refused = IoctlError { method: "ModifyQp", errno: Errno::IO };
         plain.log().resets_twice = true;
         for (answers, failed, state, reset) in [
             // Nothing was reset.
@@ -385,7 +389,7 @@ mod tests {
     fn an_incomplete_reset_is_completed_before_the_queue_pair_leaves_reset() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
-        let refused = || Err(Refused { method: "ModifyQp", errno: Errno::IO });
+        let refused = || Err(IoctlError { method: "ModifyQp", errno: Errno::IO });
         plain.log().resets_twice = true;
         plain.log().answers.extend([Ok(()), refused()]);
         qp.reset().unwrap_err();

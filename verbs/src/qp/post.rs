@@ -37,7 +37,7 @@ impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
     /// A half of no queue pair, whose state is taken to be RTS.
     #[cfg(feature = "test-utils")]
     #[inline(always)]
-    pub fn over(queue: &'q mut P::Sq) -> Self {
+    pub fn from_raw_queue(queue: &'q mut P::Sq) -> Self {
         Self::new(queue, &QpState::RTS)
     }
 }
@@ -53,7 +53,8 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// Posts sends, all with one doorbell, which is that of deferred ones too.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are posted and will complete.
+    /// The first request that is refused ends the list; those before it are posted and will
+    /// complete.
     ///
     /// # Safety
     ///
@@ -100,12 +101,12 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         }
         // SAFETY: the caller of `post_send` vouches for every request; none of them has been
         // posted.
-        unsafe { post_rest::<T, P>(self.queue, self.state, requests, false) }
+        unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, false) }
     }
 
-    /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next: [`SendHalf::flush`],
-    /// [`SendHalf::flush_and_poll`], or sends that are posted without deferring. Until then the device may not know of
-    /// them, and they take up room in the queue.
+    /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next:
+    /// [`SendHalf::flush`], [`SendHalf::flush_and_poll`], or sends that are posted without
+    /// deferring. Until then the device may not know of them, and they take up room in the queue.
     ///
     /// Devices whose doorbell costs next to nothing are told at once.
     ///
@@ -128,12 +129,12 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// }
     /// ```
     ///
-    /// What is still deferred when the queue pair is reset or dropped is never sent and makes no completion; in the error
-    /// state, it takes a flush to make it complete.
+    /// What is still deferred when the queue pair is reset or dropped is never sent and makes no
+    /// completion; in the error state, it takes a flush to make it complete.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are deferred. A
-    /// [full queue](crate::Refusal::QueueFull) may be full of deferred requests: flush, then poll.
+    /// The first request that is refused ends the list; those before it are deferred. A [full
+    /// queue](crate::PushError::QueueFull) may be full of deferred requests: flush, then poll.
     ///
     /// # Safety
     ///
@@ -151,7 +152,7 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         }
         // SAFETY: the caller of `post_send_deferred` vouches for every request; none of them has
         // been posted.
-        unsafe { post_rest::<T, P>(self.queue, self.state, requests, true) }
+        unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, true) }
     }
 
     /// How many requests wait for the doorbell.
@@ -160,19 +161,20 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         self.queue.deferred() as usize
     }
 
-    /// Hands all deferred requests to the device with one doorbell; does nothing where there are none.
+    /// Hands all deferred requests to the device with one doorbell; does nothing where there are
+    /// none.
     ///
     /// # Errors
-    /// The kernel refuses the doorbell; the error says whether they were taken back or count as posted, and
-    /// [`PostError::accepted`] how many count.
+    /// The kernel refuses the doorbell; the error says whether they were taken back or count as
+    /// posted, and [`PostError::accepted`] how many count.
     #[inline]
     pub fn flush(&mut self) -> Result<(), PostError> {
         let deferred = self.deferred();
         self.queue.ring().map_err(|error| doorbell_error(error, deferred))
     }
 
-    /// Hands all deferred requests to the device as [`SendHalf::flush`] does, then looks at what has completed as
-    /// [`Cq::poll`] does.
+    /// Hands all deferred requests to the device as [`SendHalf::flush`] does, then looks at what
+    /// has completed as [`Cq::poll`] does.
     ///
     /// # Errors
     /// As for [`SendHalf::flush`].
@@ -188,8 +190,8 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         self.queue.capacity()
     }
 
-    /// The send that brought the queue pair down, where the device knows more of it than its completion said: Soft-RoCE
-    /// from Linux 6.4 on flushes also the request that is at fault.
+    /// The send that brought the queue pair down, where the device knows more of it than its
+    /// completion said: Soft-RoCE from Linux 6.4 on flushes also the request that is at fault.
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.queue.failure().map(SendFailure::from)
@@ -218,19 +220,19 @@ impl From<(u64, WcStatus)> for SendFailure {
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(always)]
-unsafe fn post_rest<T: Transport, P: Provider>(
+unsafe fn post_send_slow<T: Transport, P: Provider>(
     queue: &mut P::Sq,
     state: &QpState,
     requests: &[SendRequest<'_, T::Operation<'_, P>>],
-    later: bool,
+    defer: bool,
 ) -> Result<(), PostError> {
     match requests {
         // From a copy, so that a request that is known where it is posted need not lie in memory
         // for the fast path. SAFETY: the caller's promise is the same, and a copy of a request
         // names the same memory.
-        [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], later) },
+        [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], defer) },
         // SAFETY: the caller's promise is the same.
-        _ => unsafe { post_sends::<T, P>(queue, *state, requests, later) },
+        _ => unsafe { post_sends::<T, P>(queue, *state, requests, defer) },
     }
 }
 
@@ -244,24 +246,24 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
     queue: &mut P::Sq,
     state: QpState,
     requests: &[SendRequest<'_, T::Operation<'_, P>>],
-    later: bool,
+    defer: bool,
 ) -> Result<(), PostError> {
-    let mut taken = Ok(());
+    let mut result = Ok(());
     let mut pushed = 0;
     loop {
         // SAFETY: the caller vouches for every request, and `pushed` of them have been pushed.
         pushed += unsafe { T::try_push_all::<P>(queue, &requests[pushed..]) };
         let Some(request) = requests.get(pushed) else { break };
         // SAFETY: the caller vouches for every request, and this one was not pushed.
-        if let Err(reason) = unsafe { push_rare::<T, P>(queue, state, request) } {
-            taken = Err(PostError { accepted: pushed, reason });
+        if let Err(reason) = unsafe { push_slow::<T, P>(queue, state, request) } {
+            result = Err(PostError { accepted: pushed, reason });
             break;
         }
         pushed += 1;
     }
-    let handed_over = if later { queue.defer() } else { queue.ring() };
-    handed_over.map_err(|error| doorbell_error(error, pushed))?;
-    taken
+    let rung = if defer { queue.defer() } else { queue.ring() };
+    rung.map_err(|error| doorbell_error(error, pushed))?;
+    result
 }
 
 /// The slow path into the queue, for requests of any kind in any state.
@@ -270,7 +272,7 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
 ///
 /// As for [`SendHalf::post_send`].
 #[inline(never)]
-unsafe fn push_rare<T: Transport, P: Provider>(
+unsafe fn push_slow<T: Transport, P: Provider>(
     queue: &mut P::Sq,
     state: QpState,
     request: &SendRequest<'_, T::Operation<'_, P>>,

@@ -8,11 +8,11 @@ use super::transport::private::Sealed;
 use super::{Batch, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
 #[cfg(doc)]
 use crate::Error;
-use crate::{Frame, Payload, QpAttrMask, QpState, Refusal, Result, SendFlags, SendRequest};
+use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
 
-/// Whole Ethernet frames, past the kernel's network: what is sent goes out as it is, and what [flows](FlowRule) lead here
-/// comes as it was. For the privileged (`CAP_NET_RAW`), on Ethernet ports of devices that have
-/// [`Capabilities::raw_packets`](crate::Capabilities::raw_packets).
+/// Whole Ethernet frames, past the kernel's network: what is sent goes out as it is, and what
+/// [flows](FlowRule) lead here comes as it was. For the privileged (`CAP_NET_RAW`), on Ethernet
+/// ports of devices that have [`Capabilities::raw_packets`](crate::Capabilities::raw_packets).
 ///
 /// ```no_run
 /// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -40,8 +40,9 @@ use crate::{Frame, Payload, QpAttrMask, QpState, Refusal, Result, SendFlags, Sen
 ///
 /// Longer frames are gathered from registered memory, with their first bytes in [`Frame::header`].
 ///
-/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header) there are large sends: the headers of a segment of TCP, and
-/// a payload that the device cuts into as many segments as it takes.
+/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header) there are large sends: the
+/// headers of a segment of TCP, and a payload that the device cuts into as many segments as it
+/// takes.
 ///
 /// ```no_run
 /// # use bareverbs::{Qp, RawPacket, PostError, Sge};
@@ -81,7 +82,7 @@ impl Sealed for RawPacket {
     unsafe fn push<P: Provider>(
         queue: &mut P::Sq,
         request: &SendRequest<'_, Frame<'_>>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         // SAFETY: the caller's promise is the same.
         unsafe { queue.push_frame(request) }
     }
@@ -96,7 +97,7 @@ impl<P: Provider> Qp<RawPacket, P> {
         self.check_state(INIT, QpState::RESET)?;
         self.pd().context().check_port(port.into())?;
         let attr = QpAttr { qp_state: QpState::INIT, port_num: port, ..QpAttr::default() };
-        self.change(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
+        self.modify_qp(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
     }
 
     /// INIT → RTR: frames are received from here on.
@@ -104,7 +105,7 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// # Errors
     /// [`Error::Invalid`] from another state; the kernel refuses.
     pub fn ready_to_receive(&mut self) -> Result<()> {
-        self.step(RTR, QpState::INIT, QpState::RTR)
+        self.transition(RTR, QpState::INIT, QpState::RTR)
     }
 
     /// RTR → RTS: frames are sent from here on.
@@ -112,20 +113,21 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// # Errors
     /// [`Error::Invalid`] from another state; the kernel refuses.
     pub fn ready_to_send(&mut self) -> Result<()> {
-        self.step(RTS, QpState::RTR, QpState::RTS)
+        self.transition(RTS, QpState::RTR, QpState::RTS)
     }
 
-    fn step(&mut self, verb: &'static str, from: QpState, to: QpState) -> Result<()> {
+    fn transition(&mut self, verb: &'static str, from: QpState, to: QpState) -> Result<()> {
         self.check_state(verb, from)?;
-        self.change(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
+        self.modify_qp(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
     }
 
-    /// Has the frames that match `rule` come to this queue pair, and no longer to the kernel's network. Frames for which
-    /// no receive is posted are lost. It ends with the queue pair, or with [`Qp::destroy_flow`].
+    /// Has the frames that match `rule` come to this queue pair, and no longer to the kernel's
+    /// network. Frames for which no receive is posted are lost. It ends with the queue pair, or
+    /// with [`Qp::destroy_flow`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a TCP or UDP header without an IP header; [`Error::NoPort`]; the kernel refuses, as without the
-    /// privilege `CAP_NET_RAW`.
+    /// [`Error::Invalid`] for a TCP or UDP header without an IP header; [`Error::NoPort`]; the
+    /// kernel refuses, as without the privilege `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule)
@@ -134,7 +136,8 @@ impl<P: Provider> Qp<RawPacket, P> {
     /// Ends a flow.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a flow of another queue pair, or one that has ended; the kernel refuses.
+    /// [`Error::Invalid`] for a flow of another queue pair, or one that has ended; the kernel
+    /// refuses.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
         self.flows.destroy(self.pd.context(), flow)

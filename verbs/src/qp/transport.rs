@@ -4,7 +4,7 @@ use bareverbs_provider::contract::{DoorbellError, Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::Datagram;
-use crate::{Operation, Refusal, Remote, SendRequest};
+use crate::{Operation, PushError, Remote, SendRequest};
 
 /// A transport of queue pairs, as a type: what a transport cannot do, its queue pairs do not offer.
 pub trait Transport: private::Sealed + 'static {
@@ -18,15 +18,17 @@ pub trait Transport: private::Sealed + 'static {
 /// A transport between two queue pairs that know each other.
 pub trait Connected: private::Shared {}
 
-/// Reliable connected: messages, reads, writes and atomics between two queue pairs, in order and acknowledged.
+/// Reliable connected: messages, reads, writes and atomics between two queue pairs, in order and
+/// acknowledged.
 #[doc(alias = "IBV_QPT_RC")]
 #[derive(Clone, Copy, Debug)]
 pub struct Rc;
 
-/// Unreliable connected: messages and writes between two queue pairs, in order; what gets lost is lost whole, and
-/// nobody is told.
+/// Unreliable connected: messages and writes between two queue pairs, in order; what gets lost is
+/// lost whole, and nobody is told.
 ///
-/// It has no reads and no atomics, because nothing comes back from the peer, and its packets invalidate no keys:
+/// It has no reads and no atomics, because nothing comes back from the peer, and its packets
+/// invalidate no keys:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Operation, Payload, Qp, Remote, SendFlags, SendRequest, Uc};
@@ -51,7 +53,8 @@ pub struct Rc;
 #[derive(Clone, Copy, Debug)]
 pub struct Uc;
 
-/// Unreliable datagram: messages of one packet to any queue pair, each over an address handle; what gets lost is lost.
+/// Unreliable datagram: messages of one packet to any queue pair, each over an address handle; what
+/// gets lost is lost.
 ///
 /// It has nothing but messages, and each needs an address:
 ///
@@ -132,7 +135,7 @@ pub(super) mod private {
     use super::*;
 
     pub trait Sealed {
-        /// Pushes a request of the transport's own kind the short way, or not at all.
+        /// Pushes a request of the transport's own kind by the fast path, or not at all.
         ///
         /// # Safety
         ///
@@ -149,7 +152,8 @@ pub(super) mod private {
             false
         }
 
-        /// Pushes requests of the transport's own kind the short way, until one is not; tells how many.
+        /// Pushes requests of the transport's own kind by the fast path, until one is not; tells
+        /// how many.
         ///
         /// # Safety
         ///
@@ -173,7 +177,8 @@ pub(super) mod private {
             requests.len() - rest.len()
         }
 
-        /// Posts a request of the transport's own kind the short way, with the doorbell now or later, or not at all.
+        /// Posts a request of the transport's own kind by the fast path, with the doorbell now or
+        /// later, or not at all.
         ///
         /// # Safety
         ///
@@ -182,12 +187,12 @@ pub(super) mod private {
         unsafe fn try_post<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
-            later: bool,
+            defer: bool,
         ) -> Option<Result<(), DoorbellError>>
         where
             Self: Transport,
         {
-            let _ = (queue, request, later);
+            let _ = (queue, request, defer);
             None
         }
 
@@ -199,7 +204,7 @@ pub(super) mod private {
         unsafe fn push<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, <Self as Transport>::Operation<'_, P>>,
-        ) -> Result<(), Refusal>
+        ) -> Result<(), PushError>
         where
             Self: Transport;
     }
@@ -240,14 +245,14 @@ pub(super) mod private {
         unsafe fn try_post<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_>,
-            later: bool,
+            defer: bool,
         ) -> Option<Result<(), DoorbellError>> {
             // SAFETY: the caller's promise is the same.
-            unsafe { queue.try_post(request, later) }
+            unsafe { queue.try_post(request, defer) }
         }
 
         #[inline]
-        unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), Refusal> {
+        unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), PushError> {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.push(request) }
         }
@@ -264,17 +269,17 @@ pub(super) mod private {
         unsafe fn try_post<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
-            later: bool,
+            defer: bool,
         ) -> Option<Result<(), DoorbellError>> {
             // SAFETY: the caller's promise is the same.
-            unsafe { queue.try_post(&request.with(request.operation.into()), later) }
+            unsafe { queue.try_post(&request.with(request.operation.into()), defer) }
         }
 
         #[inline]
         unsafe fn push<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
-        ) -> Result<(), Refusal> {
+        ) -> Result<(), PushError> {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.push(&request.with(request.operation.into())) }
         }
@@ -285,7 +290,7 @@ pub(super) mod private {
         unsafe fn push<P: Provider>(
             queue: &mut P::Sq,
             request: &SendRequest<'_, Datagram<'_, P>>,
-        ) -> Result<(), Refusal> {
+        ) -> Result<(), PushError> {
             // SAFETY: the caller's promise is the same.
             unsafe { queue.push_datagram(&request.with(request.operation.to_provider())) }
         }

@@ -2,24 +2,24 @@
 
 use bareverbs_provider::command::{self, QpHandle};
 use bareverbs_provider::contract::{Provider, SendQueue, XrcTargetRequest};
-use bareverbs_provider::device::Refused;
+use bareverbs_provider::device::IoctlError;
 use bareverbs_uapi::uverbs::types::QpType;
 
-use super::modify::{INIT, RTR, RTS, check_init, check_most, check_peer, check_rtr};
-use super::steps::check_24_bits;
+use super::modify::{INIT, RTR, RTS, check_init, check_max, check_peer, check_rtr};
+use super::state_table::check_24_bits;
 use super::transport::private::Sealed;
 use super::{Batch, InitAttr, PostReason, Qp, QpAttr, RtrAttr, RtsAttr, Transport, UcRtrAttr};
 use crate::{
-    AnyProvider, Error, Operation, Payload, QpAttrMask, QpState, Refusal, Result, SendFlags, SendRequest,
+    AnyProvider, Error, Operation, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest,
     XrcOperation, Xrcd,
 };
 
-/// The sending end of an extended reliable connection, whose requests each name the shared receive queue that they go to;
-/// see [`Xrcd`].
+/// The sending end of an extended reliable connection, whose requests each name the shared receive
+/// queue that they go to; see [`Xrcd`].
 ///
-/// It carries all that a reliable connection does, but binds and invalidates no memory windows of its own side. What
-/// [`QpInit`](crate::QpInit) says of receives is not used, `recv_cq` included. It is connected to an [`XrcTarget`], and
-/// brought up with what a sending end needs:
+/// It carries all that a reliable connection does, but binds and invalidates no memory windows of
+/// its own side. What [`QpInit`](crate::QpInit) says of receives is not used, `recv_cq` included.
+/// It is connected to an [`XrcTarget`], and brought up with what a sending end needs:
 ///
 /// ```no_run
 /// # use bareverbs::{AhAttr, Cq, InitAttr, Pd, QpInit, RtsAttr, SendFlags, UcRtrAttr, XrcSend};
@@ -60,7 +60,7 @@ impl Sealed for XrcSend {
     unsafe fn push<P: Provider>(
         queue: &mut P::Sq,
         request: &SendRequest<'_, XrcOperation>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), PushError> {
         // SAFETY: the caller's promise is the same.
         unsafe { queue.push_xrc(request) }
     }
@@ -70,35 +70,36 @@ impl<P: Provider> Qp<XrcSend, P> {
     /// RESET → INIT.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights that only regions
-    /// have; [`Error::NoPort`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
+    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
-        self.init_connection(attr)
+        self.reset_to_init(attr)
     }
 
     /// INIT → RTR: towards the [`XrcTarget`] `dest_qp_num`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
-    /// for numbers out of range or an MTU above the port's; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
+    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
+    /// [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
-        self.connect((&UcRtrAttr { address, ..*attr }).into())
+        self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
     }
 
     /// RTR → RTS: sends are carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; [`Error::Limit`]; the kernel
-    /// refuses.
+    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits;
+    /// [`Error::Limit`]; the kernel refuses.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
-        self.start_requests(attr)
+        self.rtr_to_rts_reliable(attr)
     }
 }
 
 impl<P: Provider> Batch<'_, XrcSend, P> {
-    /// A message to the peer's shared receive queue `remote_srq`, whose bytes are copied now, so that nothing has to stay
-    /// registered.
+    /// A message to the peer's shared receive queue `remote_srq`, whose bytes are copied now, so
+    /// that nothing has to stay registered.
     ///
     /// # Errors
     /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
@@ -132,11 +133,13 @@ impl Default for XrcTargetRtsAttr {
     }
 }
 
-/// The receiving end of an extended reliable connection, which the kernel and the device have to themselves: it has no
-/// queues, and no owner needs to look at it once it is up. [`Xrcd::create_target`] makes one.
+/// The receiving end of an extended reliable connection, which the kernel and the device have to
+/// themselves: it has no queues, and no owner needs to look at it once it is up.
+/// [`Xrcd::create_target`] makes one.
 ///
-/// Requests that come to it take receives of the [`XrcSrq`](crate::XrcSrq) that they name. Those that take none, such as
-/// writes and reads, reach the memory of the protection domain of that queue.
+/// Requests that come to it take receives of the [`XrcSrq`](crate::XrcSrq) that they name. Those
+/// that take none, such as writes and reads, reach the memory of the protection domain of that
+/// queue.
 ///
 /// ```no_run
 /// # use bareverbs::{AhAttr, InitAttr, RtrAttr, XrcTarget, XrcTargetRtsAttr};
@@ -175,7 +178,7 @@ impl<P: Provider> XrcTarget<P> {
         let request = XrcTargetRequest { xrcd: xrcd.handle(), user_handle: user_data };
         let opened =
             command::open_xrc_target(xrcd.context().file(), &request, qp_num).map_err(|refused| {
-                Error::refused(VERB, format!("QP {qp_num:#x}"), refused).or_hint(|errno| {
+                Error::kernel(VERB, format!("QP {qp_num:#x}"), refused).or_hint(|errno| {
                     (errno == rustix::io::Errno::INVAL)
                         .then(|| "the domain may have no such target".to_owned())
                 })
@@ -213,26 +216,27 @@ impl<P: Provider> XrcTarget<P> {
     /// RESET → INIT.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights that only regions
-    /// have; [`Error::NoPort`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
+    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_init(self.xrcd.context(), attr)?;
-        self.change(INIT, attr.into())
+        self.modify_qp(INIT, attr.into())
     }
 
     /// INIT → RTR: what the [`XrcSend`] queue pair `dest_qp_num` sends is carried out from here on.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on InfiniBand, towards a multicast group,
-    /// for numbers out of range or an MTU above the port's; [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
+    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
+    /// [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let context = self.xrcd.context();
         let address = check_peer(context, &attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(context, attr)?;
-        self.change(RTR, (&RtrAttr { address, ..*attr }).into())
-            .map_err(|error| self.xrcd.context().way_trouble(error, &address))
+        self.modify_qp(RTR, (&RtrAttr { address, ..*attr }).into())
+            .map_err(|error| self.xrcd.context().path_error(error, &address))
     }
 
     /// RTR → RTS. It receives without that too.
@@ -242,10 +246,10 @@ impl<P: Provider> XrcTarget<P> {
     pub fn ready_to_send(&mut self, attr: &XrcTargetRtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
-        check_most(RTS, "timeout", attr.timeout, 31)?;
+        check_max(RTS, "timeout", attr.timeout, 31)?;
         let XrcTargetRtsAttr { sq_psn, timeout } = *attr;
         let attr = QpAttr { qp_state: QpState::RTS, sq_psn, timeout, ..QpAttr::default() };
-        self.change(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
+        self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
     }
 
     /// To ERR, from any state but RESET: nothing is received any more.
@@ -257,7 +261,7 @@ impl<P: Provider> XrcTarget<P> {
         if self.state == QpState::RESET {
             return Err(Error::invalid(VERB, "the queue pair is in RESET, where nothing is under way"));
         }
-        self.change(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
+        self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }
 
     /// To RESET, from any state: it can be brought up again.
@@ -266,7 +270,7 @@ impl<P: Provider> XrcTarget<P> {
     /// The kernel refuses.
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
-        self.change("modify_qp to RESET", (attr, QpAttrMask::STATE))
+        self.modify_qp("modify_qp to RESET", (attr, QpAttrMask::STATE))
     }
 
     /// What the kernel says of it.
@@ -276,12 +280,12 @@ impl<P: Provider> XrcTarget<P> {
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
         command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
-            .map(|told| QpAttr::from_kernel(&told))
-            .map_err(|refused| Error::refused("query_qp", format!("QP {:#x}", self.qp_num), refused))
+            .map(|resp| QpAttr::from_kernel(&resp))
+            .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))
     }
 
-    /// Lets go of it and tells how many of its [events](crate::AsyncEvent::Qp) have been read here; with the last
-    /// process that has it, it goes. Dropping does the same in silence.
+    /// Lets go of it and tells how many of its [events](crate::AsyncEvent::Qp) have been read here;
+    /// with the last process that has it, it goes. Dropping does the same in silence.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -289,18 +293,18 @@ impl<P: Provider> XrcTarget<P> {
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
         // SAFETY: it was not ended, and is dropped next.
-        unsafe { self.end() }
-            .map_err(|refused| Error::refused("destroy_qp", format!("QP {number:#x}"), refused))
+        unsafe { self.destroy_inner() }
+            .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
     /// # Safety
     ///
     /// It must not have been ended before, and must not be used afterwards, except to drop it.
-    unsafe fn end(&mut self) -> Result<u32, Refused> {
+    unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         // SAFETY: the handle is this value's, which is used no more; the queue pair has no rings.
         unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }
-            .map(|told| told.events_reported)
+            .map(|resp| resp.events_reported)
     }
 
     fn check_state(&self, verb: &'static str, needed: QpState) -> Result<()> {
@@ -310,12 +314,12 @@ impl<P: Provider> XrcTarget<P> {
         Err(Error::invalid(verb, format!("the queue pair is in {:?}, not in {needed:?}", self.state)))
     }
 
-    fn change(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
+    fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
         // SAFETY: the request names the queue pair that this value has a handle of, and which has
         // no rings to reset.
         unsafe { command::modify_qp(self.xrcd.context().file(), &request.base) }.map_err(|refused| {
-            Error::refused(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
+            Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
         })?;
         self.state = attr.qp_state;
         Ok(())
@@ -326,7 +330,7 @@ impl<P: Provider> Drop for XrcTarget<P> {
     fn drop(&mut self) {
         if !self.destroyed {
             // SAFETY: it was not ended, and is being dropped.
-            let _ = unsafe { self.end() };
+            let _ = unsafe { self.destroy_inner() };
         }
     }
 }

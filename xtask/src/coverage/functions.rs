@@ -72,7 +72,8 @@ impl Sources {
         Ok(())
     }
 
-    /// Each function, and whether it was called. One that is not compiled, for this machine's kind, is left out.
+    /// Each function, and whether it was called. One that is not compiled, for this machine's kind,
+    /// is left out.
     pub(super) fn called(&self, coverage: &Coverage) -> Vec<(Function, bool)> {
         let calls = |function: &Function| coverage.calls(&function.file, function.head.clone());
         self.functions.iter().filter_map(|function| Some((function.clone(), calls(function)? > 0))).collect()
@@ -316,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_public_is_listed() {
+    fn only_public_functions_are_listed() {
         let text = "pub fn a() {} fn b() {} pub(crate) fn c() {}
             impl<T> S<T> { pub const fn d(&self) {} fn e() {} }
             impl Clone for S { fn clone(&self) -> Self { S } }
@@ -337,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_ends_where_the_body_begins() {
+    fn function_head_ends_at_body() {
         let text = "#[inline]\n#[must_use]\npub fn a(\n    b: u8,\n) -> u8 {\n    b\n}\n";
         assert_eq!(read(text).functions[0].head, 3..=5);
     }

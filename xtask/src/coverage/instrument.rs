@@ -1,4 +1,5 @@
-//! Building and running the project's own crates with counters in them; their dependencies stay plain.
+//! Building and running the project's own crates with counters in them; their dependencies stay
+//! plain.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -34,8 +35,8 @@ const GUEST_TEST_FOLDERS: [&str; 2] = ["tests/kernel", "tests/interop"];
 
 /// Where cargo runs this program in the compiler's place, runs the compiler with instrumentation.
 ///
-/// Cargo does so for the workspace's own crates only. All of them are instrumented: generic and inlined functions of a
-/// product crate are compiled into the crates that call them.
+/// Cargo does so for the workspace's own crates only. All of them are instrumented: generic and
+/// inlined functions of a product crate are compiled into the crates that call them.
 pub(crate) fn compile_if_wrapper() -> Option<ExitCode> {
     std::env::var_os(WRAPPER)?;
     let mut arguments = std::env::args_os().skip(1);
@@ -127,7 +128,8 @@ pub(super) fn run_plain_tests(totals: &mut Totals) -> Result<()> {
     Ok(())
 }
 
-/// `cargo test` of everything that is run, but for examples in documentation, which only a nightly compiler keeps.
+/// `cargo test` of everything that is run, but for examples in documentation, which only a nightly
+/// compiler keeps.
 fn test_cargo() -> Result<Command> {
     let mut cargo = cargo("test")?;
     cargo.args(["--tests", "--all-features"]);
@@ -142,7 +144,8 @@ fn cargo(subcommand: &str) -> Result<Command> {
     let mut cargo = build::static_cargo_in(build::workspace(), &target_folder(), subcommand);
     let wrapper = std::env::current_exe().context("finding this program")?;
     cargo.env("RUSTC_WORKSPACE_WRAPPER", wrapper).env(WRAPPER, "1");
-    // Unless told otherwise, a program that runs while the others are built leaves its profile where it stands.
+    // Unless told otherwise, a program that runs while the others are built leaves its profile
+    // where it stands.
     cargo.env(PROFILE_FILE, "/dev/null");
     cargo.args(build::GUEST_PROFILE);
     Ok(cargo)

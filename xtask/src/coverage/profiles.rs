@@ -42,8 +42,8 @@ impl Coverage {
         }
         output(llvm.profdata().args(["merge", "--sparse", "--output"]).arg(&merged).args(profiles))?;
         let mut all = Self::default();
-        // One program at a time: given several, llvm-cov keeps the first record of a function, even where that is of a
-        // program which does not contain the function and counts nothing.
+        // One program at a time: given several, llvm-cov keeps the first record of a function, even
+        // where that is of a program which does not contain the function and counts nothing.
         for program in built.programs() {
             let mut export = llvm.cov();
             export.args(["export", "--format=lcov", "--skip-branches", "--instr-profile"]).arg(&merged);
@@ -105,7 +105,8 @@ impl Coverage {
         Ok(Self { files })
     }
 
-    /// How often the functions that begin within these lines were called; `None` if none begins there.
+    /// How often the functions that begin within these lines were called; `None` if none begins
+    /// there.
     pub(super) fn calls(&self, file: &PathBuf, lines: RangeInclusive<usize>) -> Option<u64> {
         let counts = self.files.get(file)?.functions.range(lines);
         counts.map(|(_, count)| *count).reduce(u64::saturating_add)
@@ -139,7 +140,7 @@ mod tests {
         FNF:3\nFNH:1\nDA:3,5\nDA:4,0\nLF:2\nLH:1\nend_of_record\nSF:/x/b.rs\nend_of_record\n";
 
     #[test]
-    fn calls_of_all_instances_are_added() {
+    fn instance_call_counts_are_summed() {
         let coverage = Coverage::parse(TRACE).unwrap();
         let file = PathBuf::from("/x/a.rs");
         assert_eq!(coverage.calls(&file, 2..=4), Some(5));
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_of_functions_that_were_not_named_are_refused() {
+    fn lcov_counts_of_unnamed_functions_are_rejected() {
         assert!(Coverage::parse("SF:/x/a.rs\nFNDA:1,one\n").is_err());
         assert!(Coverage::parse("SF:/x/a.rs\nDA:one,1\n").is_err());
     }

@@ -5,16 +5,17 @@ use super::functions::Function;
 /// Crate and function, and why no test calls it.
 const UNCALLED: [(&str, &str); 0] = [];
 
-/// What is wrong: functions that no test calls and that have no reason, and reasons that no function needs.
-pub(super) fn complaints(functions: &[(Function, bool)]) -> Vec<String> {
-    let mut complaints = Vec::new();
+/// What is wrong: functions that no test calls and that have no reason, and reasons that no
+/// function needs.
+pub(super) fn violations(functions: &[(Function, bool)]) -> Vec<String> {
+    let mut violations = Vec::new();
     for (function, called) in functions {
         let reason = UNCALLED.iter().find(|(name, _)| *name == function.name);
         match (called, reason) {
             (false, None) => {
-                complaints.push(format!("{}: no test calls {}", function.place(), function.name))
+                violations.push(format!("{}: no test calls {}", function.place(), function.name))
             }
-            (true, Some(_)) => complaints.push(format!(
+            (true, Some(_)) => violations.push(format!(
                 "{}: {} is listed as called by no test, but one calls it",
                 function.place(),
                 function.name
@@ -24,8 +25,8 @@ pub(super) fn complaints(functions: &[(Function, bool)]) -> Vec<String> {
     }
     for (name, _) in UNCALLED {
         if functions.iter().all(|(function, _)| function.name != name) {
-            complaints.push(format!("{name} is listed as called by no test, but there is no such function"));
+            violations.push(format!("{name} is listed as called by no test, but there is no such function"));
         }
     }
-    complaints
+    violations
 }

@@ -22,7 +22,8 @@ struct Input {
     covers: BTreeSet<u64>,
 }
 
-/// Replaces the repository's corpus of a target by the inputs of it and of all runs that cover most; says what came of it.
+/// Replaces the repository's corpus of a target by the inputs of it and of all runs that cover
+/// most; says what came of it.
 pub(super) fn merge(program: &Program) -> Result<String> {
     let folder = program.corpus.with_extension("merge");
     if folder.exists() {
@@ -74,8 +75,8 @@ fn name(path: &Path, seeds: &Path) -> String {
     }
 }
 
-/// The inputs that libFuzzer noted in a merge: their number, the number of those in the first folder, their names, and of each
-/// by its place in the list, behind `FT`, what it covers.
+/// The inputs that libFuzzer noted in a merge: their number, the number of those in the first
+/// folder, their names, and of each by its place in the list, behind `FT`, what it covers.
 fn read_control(text: &str) -> Result<Vec<Input>> {
     let mut lines = text.lines();
     let count: usize =
@@ -99,7 +100,8 @@ fn read_control(text: &str) -> Result<Vec<Input>> {
     Ok(inputs.collect())
 }
 
-/// Those `chosen` already, and the inputs that add most to them, one after the other, the shorter where two add the same.
+/// Those `chosen` already, and the inputs that add most to them, one after the other, the shorter
+/// where two add the same.
 fn choose(mut chosen: Vec<Input>, mut inputs: Vec<Input>) -> Vec<Input> {
     let mut covered: BTreeSet<u64> = chosen.iter().flat_map(|input| input.covers.iter().copied()).collect();
     let mut bytes: u64 = chosen.iter().map(|input| input.bytes).sum();
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_inputs_that_add_most_are_chosen_and_the_shorter_of_equals() {
+    fn corpus_prefers_coverage_then_size() {
         let inputs = vec![
             input("subset", 1, &[1, 2]),
             input("long", 90, &[1, 2, 3]),
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn an_input_written_by_hand_stays_and_what_it_covers_counts() {
+    fn handwritten_inputs_are_kept_and_counted() {
         let chosen =
             choose(vec![input("by hand", 9, &[1])], vec![input("same", 1, &[1]), input("more", 1, &[2])]);
         let names: Vec<_> = chosen.into_iter().map(|input| input.path).collect();
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_keeps_its_name() {
+    fn seed_inputs_keep_their_names() {
         let seeds = Path::new("/seeds");
         assert_eq!(name(Path::new("/seeds/device"), seeds), "device");
         assert_eq!(name(Path::new("/found/0123456789abcdef"), seeds), "found-0123456789ab");

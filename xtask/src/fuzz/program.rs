@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_and_findings_are_read_from_libfuzzers_output() {
+    fn libfuzzer_output_is_parsed() {
         let mut run = Run { failed: true, log: "log".into(), ..Run::default() };
         run.hear("#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 40Mb");
         run.hear("#4096\tpulse  cov: 50 ft: 61 corp: 7/120b lim: 43 exec/s: 2048 rss: 41Mb");

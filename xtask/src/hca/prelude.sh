@@ -16,7 +16,7 @@ find_gid() {
     [ -n "$gid" ]
 }
 
-# Games have numbers, which are the ports that their programs listen on. Whoever plays counts as who serves does.
+# Runs are numbered by the TCP port of their server. Client and server count alike.
 first=18601
 at=$first waiting=() named=()
 
@@ -27,12 +27,12 @@ await() {
     at=$((at + 1))
 }
 
-# Starts the program that waits for the next game.
+# Starts the program that serves the next run.
 serve() {
     await "$@" -p $at
 }
 
-# Waits until programs listen on these ports, or on those of all games.
+# Waits until programs listen on these ports, or on those of all servers.
 listening() {
     local port sign end=$((SECONDS + 60))
     for port in ${*:-${!waiting[@]}}; do
@@ -47,14 +47,14 @@ listening() {
 
 # Waits until what was started is over, and says what has failed.
 served() {
-    local game failed=0
-    for game in ${!waiting[@]}; do
-        wait ${waiting[game]} || { echo "${named[game]} failed:"; cat /tmp/server.$game; failed=1; }
+    local run failed=0
+    for run in ${!waiting[@]}; do
+        wait ${waiting[run]} || { echo "${named[run]} failed:"; cat /tmp/server.$run; failed=1; }
     done
     return $failed
 }
 
-# Plays the next game against who waits for it.
+# Runs the client of the next run.
 play() {
     "$@" -p $at 10.1.0.$PEER >/tmp/client 2>&1 ||
         { echo "$* failed:"; cat /tmp/client /tmp/server.$at 2>/dev/null; return 1; }

@@ -1,4 +1,5 @@
-//! Cables pulled, drivers unbound, functions reset, guests and cards killed, all while messages are under way.
+//! Cables pulled, drivers unbound, functions reset, guests and HCAs killed, all while messages are
+//! under way.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use bareverbs_lab::HcaPort;
 
-use super::{Bench, READY, games};
+use super::{READY, Testbed, interop};
 
 /// Messages from the host to itself that end only with the device.
 const TRAFFIC: &str = "
@@ -35,48 +36,49 @@ sleep 1.5
 kill -0 $client || { cat /tmp/traffic; exit 1; }
 echo sending; wait";
 
-pub(super) fn cable(bench: &mut Bench<'_>) -> Result<()> {
-    bench.until(0, "exec stdbuf -oL ibv_asyncwatch -d mlx5_0", "async event FD")?;
-    for wish in ["1 link down", "1 link up"] {
-        bench.wish(wish)?;
-        let wanted = if wish.ends_with("up") { "PORT_ACTIVE" } else { "PORT_ERR" };
-        bench.hear(0, wanted)?;
+pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
+    testbed.until(0, "exec stdbuf -oL ibv_asyncwatch -d mlx5_0", "async event FD")?;
+    for command in ["1 link down", "1 link up"] {
+        testbed.control(command)?;
+        let wanted = if command.ends_with("up") { "PORT_ACTIVE" } else { "PORT_ERR" };
+        testbed.hear(0, wanted)?;
     }
-    if bench.port == HcaPort::Ib {
-        bench.wish("1 lid 77")?;
-        bench.hear(0, "LID_CHANGE")?;
+    if testbed.port == HcaPort::Ib {
+        testbed.control("1 lid 77")?;
+        testbed.hear(0, "LID_CHANGE")?;
     }
-    bench.stop(0)?;
+    testbed.stop(0)?;
     let mut seen =
-        bench.script(0, "ready && cat $port/lid && echo down $(cat $port/counters/link_downed) times")?;
+        testbed.script(0, "ready && cat $port/lid && echo down $(cat $port/counters/link_downed) times")?;
     ensure!(seen.contains("down 1 times"), "the port shows {seen}");
-    if bench.port == HcaPort::Ib {
-        // The kernel's cache swallows the event of an InfiniBand port's GID (`ib_cache_event_task` in its core/cache.c).
-        bench.wish("1 prefix 0xfec0000000000000")?;
+    if testbed.port == HcaPort::Ib {
+        // The kernel's cache swallows the event of an InfiniBand port's GID (`ib_cache_event_task`
+        // in its core/cache.c).
+        testbed.control("1 prefix 0xfec0000000000000")?;
         let wait = "for n in $(seq 200); do grep fec0: $port/gids/0 && break; sleep 0.05; done";
-        seen += &bench.script(0, wait)?;
+        seen += &testbed.script(0, wait)?;
         ensure!(seen.contains("0x4d") && seen.contains("fec0:"), "the port shows {seen}");
-        bench.wish("1 lid 1")?;
-        bench.wish("1 prefix 0xfe80000000000000")?;
+        testbed.control("1 lid 1")?;
+        testbed.control("1 prefix 0xfe80000000000000")?;
     }
-    games::one(bench, 0)
+    interop::one(testbed, 0)
 }
 
-pub(super) fn unbind(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn unbind(testbed: &mut Testbed<'_>) -> Result<()> {
     let cycle = "echo $pci >$driver/unbind && echo $pci >$driver/bind";
-    bench.script(0, &format!("{TRAFFIC}\n{cycle}\n{PLAYS}\n{cycle} && {cycle}\n{PLAYS}")).map(drop)
+    testbed.script(0, &format!("{TRAFFIC}\n{cycle}\n{PLAYS}\n{cycle} && {cycle}\n{PLAYS}")).map(drop)
 }
 
-pub(super) fn reload(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn reload(testbed: &mut Testbed<'_>) -> Result<()> {
     let reload = "devlink dev reload pci/$pci || exit 1";
-    bench.script(0, &format!("{TRAFFIC}\n{reload}\n{PLAYS}\n{reload}\n{PLAYS}")).map(drop)
+    testbed.script(0, &format!("{TRAFFIC}\n{reload}\n{PLAYS}\n{reload}\n{PLAYS}")).map(drop)
 }
 
 /// The driver finds out by the state of the interface, and recovers by itself.
-pub(super) fn function_reset(bench: &mut Bench<'_>) -> Result<()> {
+pub(super) fn function_reset(testbed: &mut Testbed<'_>) -> Result<()> {
     let unbound =
         "echo $pci >$driver/unbind && echo 1 >/sys/bus/pci/devices/$pci/reset && echo $pci >$driver/bind";
-    bench.script(0, &format!("{unbound}\n{PLAYS}"))?;
+    testbed.script(0, &format!("{unbound}\n{PLAYS}"))?;
     let bound = "
 echo 1 >/sys/bus/pci/devices/$pci/reset
 n=0
@@ -84,17 +86,17 @@ until dmesg | grep -q 'recovery succeeded'; do
     n=$((n + 1)); [ $n -lt 240 ] || { dmesg | tail -20; exit 1; }
     sleep 0.25
 done";
-    bench.script(0, &format!("{TRAFFIC}\ndmesg -C\n{bound}\n{PLAYS}")).map(drop)
+    testbed.script(0, &format!("{TRAFFIC}\ndmesg -C\n{bound}\n{PLAYS}")).map(drop)
 }
 
-pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
-    bench.until(0, SERVES_LONG, READY)?;
-    bench.until(1, SENDS_LONG, "sending")?;
-    bench.kill(0)?;
-    // The card finds out when it comes to its socket.
+pub(super) fn killed_guest(testbed: &mut Testbed<'_>) -> Result<()> {
+    testbed.until(0, SERVES_LONG, READY)?;
+    testbed.until(1, SENDS_LONG, "sending")?;
+    testbed.kill(0)?;
+    // The HCA finds out when it comes to its socket.
     let begin = Instant::now();
     loop {
-        let left = bench.wish("1 objects")?;
+        let left = testbed.control("1 objects")?;
         if left.starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0") {
             break;
         }
@@ -102,23 +104,23 @@ pub(super) fn killed_guest(bench: &mut Bench<'_>) -> Result<()> {
         sleep(Duration::from_millis(10));
     }
     // The other side's requests are retried in vain; then the program gives up.
-    bench.stop(1)?;
-    bench.restart(&[0])?;
-    games::briefly(bench)
+    testbed.stop(1)?;
+    testbed.restart(&[0])?;
+    interop::smoke(testbed)
 }
 
-pub(super) fn replaced_cards(bench: &mut Bench<'_>) -> Result<()> {
-    bench.until(0, SERVES_LONG, READY)?;
-    bench.until(1, SENDS_LONG, "sending")?;
-    bench.cards.replace()?;
+pub(super) fn replaced_hcas(testbed: &mut Testbed<'_>) -> Result<()> {
+    testbed.until(0, SERVES_LONG, READY)?;
+    testbed.until(1, SENDS_LONG, "sending")?;
+    testbed.hca.replace()?;
     for host in 0..2 {
-        bench.kill(host)?;
+        testbed.kill(host)?;
     }
-    bench.restart(&[0, 1])?;
-    games::briefly(bench)
+    testbed.restart(&[0, 1])?;
+    interop::smoke(testbed)
 }
 
-impl Bench<'_> {
+impl Testbed<'_> {
     /// Waits until a running script prints this.
     fn hear(&mut self, host: usize, sign: &str) -> Result<()> {
         let deadline = Some(Instant::now() + super::LIMIT);
@@ -149,7 +151,7 @@ impl Bench<'_> {
 
     fn restart(&mut self, hosts: &[usize]) -> Result<()> {
         let mut guests = self.guests.take().context("the hosts were booted")?;
-        guests.restart(&self.with_cards(), hosts)?;
+        guests.restart(&self.with_hca(), hosts)?;
         self.guests = Some(guests);
         Ok(())
     }

@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_survivor_is_explained_wherever_it_lies_in_its_file() {
+    fn explanation_ignores_line_numbers() {
         let explained = Explained::parse("# why\n\na.rs: replace + with - in f => never called\n").unwrap();
         let survivors = |names: &[&str]| {
             let all: Vec<_> = names.iter().map(|name| outcome(name, Verdict::Survived)).collect();
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mutant_that_was_caught_needs_no_explanation() {
+    fn caught_mutant_needs_no_explanation() {
         let explained = Explained::parse("").unwrap();
         let caught = [
             outcome("a.rs:1:2: replace + with -", Verdict::Caught),
@@ -100,13 +100,13 @@ mod tests {
     }
 
     #[test]
-    fn every_line_gives_a_reason() {
+    fn explanation_requires_reason() {
         assert!(Explained::parse("a.rs: replace + with -").is_err());
         assert!(Explained::parse("a.rs: replace + with - =>  ").is_err());
     }
 
     #[test]
-    fn the_list_is_well_formed() {
+    fn mutants_txt_is_well_formed() {
         Explained::read().unwrap();
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bareverbs_lab::{
-    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Peers, Programs, Setup, Tools,
+    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Setup, Tools,
 };
 
 use super::tree::Tree;
@@ -39,26 +39,26 @@ const JUDGES: [Judges; 12] = [
         file: "provider/src/command.rs",
         port: None,
         tests: &[
-            "the_device_tells_its_limits",
-            "a_port_tells_its_state_and_mtu",
+            "query_device_reports_limits",
+            "query_port_reports_state_and_mtu",
             "the_gid_table_holds_the_address",
-            "netlink_counts_what_a_context_holds",
+            "netlink_counts_objects_of_a_context",
             "domains_are_made_and_given_back",
             "completion_queues_have_any_depth_and_vector",
             "an_armed_queue_raises_one_event",
             "bring_up_goes_through_the_states",
-            "every_order_of_dropping_gives_everything_back",
+            "every_drop_order_frees_all_objects",
             "an_overrun_raises_an_asynchronous_event",
-            "destroyed_objects_tell_how_many_of_their_events_were_read",
+            "destroy_returns_the_count_of_read_events",
             "only_a_solicited_message_wakes",
             "without_a_descriptor_nothing_is_opened",
         ],
     },
     Judges {
-        file: "provider/src/command/address.rs",
+        file: "provider/src/command/ah.rs",
         port: None,
         tests: &[
-            "an_address_handle_is_made_and_given_back",
+            "ah_is_created_and_destroyed",
             "a_datagram_arrives",
             "a_multicast_datagram",
             "who_left_a_group",
@@ -73,19 +73,19 @@ const JUDGES: [Judges; 12] = [
         tests: &["window", "changes_its_rights", "moves_to_another_domain"],
     },
     Judges {
-        file: "provider/src/command/queueless.rs",
+        file: "provider/src/command/qp_without_rings.rs",
         port: Some(HcaPort::Roce),
         tests: &["rss", "extended"],
     },
     Judges {
-        file: "provider/src/command/region.rs",
+        file: "provider/src/command/mr.rs",
         port: None,
         tests: &["memory_of_every_kind", "a_region", "many_regions", "locked_memory"],
     },
     Judges {
         file: "provider/src/command/resize.rs",
         port: None,
-        tests: &["resize", "an_event_may_wait_for_more_completions", "moderation"],
+        tests: &["resize", "cq_moderation_delays_events", "moderation"],
     },
     Judges { file: "provider/src/command/srq.rs", port: None, tests: &["a_shared_queue"] },
     Judges { file: "provider/src/command/wq.rs", port: Some(HcaPort::Roce), tests: &["rss"] },
@@ -104,10 +104,10 @@ pub(super) fn run(
     let cache = Cache::open()?;
     let tools = Tools::fetch(&cache, false)?;
     let kernel = lab::kernel(&cache, &tools, kernel)?;
-    let peers = Peers::fetch(&cache, false)?;
+    let rdma_core = RdmaCore::fetch(&cache, false)?;
     // Only what is tested is mutated.
     let programs = build::guest_programs()?;
-    let lab = Lab { cache, tools, kernel, peers, programs };
+    let lab = Lab { cache, tools, kernel, rdma_core, programs };
     let (folder, tests) = build(tree)?;
     // A test that fails without the mutation, or is skipped on this kernel, says nothing.
     let mut useful = BTreeMap::new();
@@ -169,7 +169,7 @@ struct Lab {
     cache: Cache,
     tools: Tools,
     kernel: Kernel,
-    peers: Peers,
+    rdma_core: RdmaCore,
     programs: Programs,
 }
 
@@ -202,14 +202,14 @@ impl Lab {
         tests: &[GuestTest],
         mut go_on: impl FnMut(&GuestTest, outcome::Outcome) -> bool,
     ) -> Result<()> {
-        let hca = judges.port.map(|port| Hca::start(&build::card()?, port, 1, &[])).transpose()?;
+        let hca = judges.port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
         let setup = Setup {
             cache: &self.cache,
             tools: &self.tools,
             kernel: &self.kernel,
             programs: &self.programs,
             hosts: 1,
-            peers: Some(self.peers.root.clone()),
+            rdma_core: Some(self.rdma_core.root.clone()),
             shares: vec![(folder.to_owned(), GUEST_FOLDER.to_owned())],
             accelerator: Accelerator::Auto,
             instruction_clock: false,

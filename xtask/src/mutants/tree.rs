@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_replaced() {
+    fn mutated_span_is_replaced() {
         let mutant = |start: (usize, usize), end: (usize, usize)| {
             let position = |(line, column)| Position { line, column };
             let span = Span { start: position(start), end: position(end) };

@@ -1,4 +1,4 @@
-//! The suite that the peers' root ships: which tests it has, and how they end.
+//! The suite that rdma-core ships: which tests it has, and how they end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,13 +16,14 @@ use crate::build;
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
 /// How long a run may take.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Unpacks the suite where it can be imported, and runs it. Modules without a test that is asked for go: to compile them
-/// takes a guest longer than many a test.
+/// Unpacks the suite where it can be imported, and runs it. Modules without a test that is asked
+/// for go: to compile them takes a guest longer than many a test.
 const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
 if [ -n "$1" ]; then rm -f $(grep -LE "$1" test_*.py | grep -vE "$1"); fi && shift &&
 exec python3 -c "$RUNNER" -v --dev "$@""#;
-/// The suite was written for a Python whose processes are forks, which they aren't by themselves from 3.14 on. Before each
-/// test it asks `rdma` and `ip` for the same names and addresses; once is enough.
+/// The suite was written for a Python whose processes are forks, which they aren't by themselves
+/// from 3.14 on. Before each test it asks `rdma` and `ip` for the same names and addresses; once is
+/// enough.
 const RUNNER: &str = r#"
 import multiprocessing, runpy, subprocess
 multiprocessing.set_start_method("fork")
@@ -78,8 +79,8 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Runs it in a guest on a device of this kind: all of it, or the tests whose names contain one of the words. What it last
-/// said of this kind on this kernel is kept in our target folder.
+/// Runs it in a guest on a device of this kind: all of it, or the tests whose names contain one of
+/// the words. What it last said of this kind on this kernel is kept in our target folder.
 pub(super) fn run(
     guests: &mut Guests,
     device: &str,
@@ -106,8 +107,8 @@ pub(super) fn run(
     Ok(ends(&report))
 }
 
-/// Reads unittest's verbose report: a line with the test's name, perhaps one with what it is about, then ` ... ` and its
-/// end, with whatever it prints in between.
+/// Reads unittest's verbose report: a line with the test's name, perhaps one with what it is about,
+/// then ` ... ` and its end, with whatever it prints in between.
 fn ends(report: &str) -> BTreeMap<String, End> {
     let mut ends = BTreeMap::new();
     let mut running = None;
@@ -166,7 +167,7 @@ class Plain:
     }
 
     #[test]
-    fn ends_are_read_from_the_report() {
+    fn unittest_report_is_parsed() {
         let report = "\
 test_create_ah (tests.test_addr.AHTest.test_create_ah)
 Test ibv_create_ah. ... ok

@@ -227,7 +227,7 @@ mod tests {
             ],
             others: vec![
                 Row {
-                    ends: [None, None, Some(End::Skipped("no card".to_owned()))],
+                    ends: [None, None, Some(End::Skipped("no HCA".to_owned()))],
                     ours: Ours::Tests(vec!["verbs::three".to_owned()]),
                     ..Row::new("test_mlx5_x.X.test_1")
                 },
@@ -237,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn pyverbs_table_round_trips() {
         let table = table();
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
     }
 
     #[test]
-    fn each_module_has_a_section() {
+    fn table_has_one_section_per_module() {
         let text = table().to_string();
         let sections: Vec<_> = text.lines().filter(|line| line.starts_with("## ")).collect();
         assert_eq!(sections, ["## test_a", "## test_b", "## Those that pass nowhere"]);
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_cannot_break_its_row() {
+    fn skip_reason_is_escaped_in_table() {
         let mut table = table();
         table.others[0].ends[2] = Some(End::Skipped("this | that\nand more".to_owned()));
         let read = Table::parse(&table.to_string()).unwrap();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_say_nothing_clear_are_refused() {
+    fn malformed_table_rows_are_rejected() {
         for row in [
             "| test_a.A.test_1 | ok | ok | verbs::one |",
             "| test_a.A.test_1 | ok | perhaps | ok | verbs::one |",
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_fails_where_the_table_says_so() {
+    fn table_lookup_finds_known_failures() {
         let fails = |id, kernel| table().fails(id, kernel);
         assert!(fails("test_a.A.test_2", KERNELS[0]) && fails("test_mlx5_x.X.test_2", KERNELS[2]));
         assert!(!fails("test_a.A.test_2", KERNELS[2]) && !fails("test_a.A.test_9", KERNELS[0]));

@@ -24,9 +24,10 @@ pub(super) fn frame(rng: &mut Rng) -> Request {
 
 /// A large send over IPv4, with options of TCP or without, or over IPv6.
 ///
-/// Each takes two blocks of the ring and so never goes round its end, where the C library puts elements behind a header
-/// of more than one block 32 bytes too late (`set_tso_eth_seg` in rdma-core's `providers/mlx5/qp.c` has moved on by the
-/// Ethernet segment, and its caller does so again).
+/// Each takes two blocks of the ring and so never goes round its end, where the C library puts
+/// elements behind a header of more than one block 32 bytes too late (`set_tso_eth_seg` in
+/// rdma-core's `providers/mlx5/qp.c` has moved on by the Ethernet segment, and its caller does so
+/// again).
 pub(super) fn large_send(rng: &mut Rng) -> Request {
     let mut request = blank(Sender::LargeSends, Kind::LargeSend);
     request.signaled = rng.bool();
@@ -50,8 +51,8 @@ pub(super) fn large_send(rng: &mut Rng) -> Request {
     request
 }
 
-/// Ethernet, IP and TCP, as far as a card wants to have them right. They go to a group: other addresses than the port's own
-/// lead out to the wire.
+/// Ethernet, IP and TCP, as far as a device wants to have them right. They go to a group: other
+/// addresses than the port's own lead out to the wire.
 fn headers(rng: &mut Rng, v6: bool, options: usize) -> Vec<u8> {
     const TCP: u8 = 6;
     const NOTHING: u8 = 1;
@@ -80,13 +81,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_frame_has_what_the_card_wants_in_front(seed: u64) {
+        fn frame_has_inline_header(seed: u64) {
             let request = frame(&mut Rng::with_seed(seed));
             prop_assert!(bytes(&request.pieces) >= FRAME_HEADER && request.b <= u64::from(FRAME_HEADER));
         }
 
         #[test]
-        fn a_large_send_takes_two_blocks(seed: u64) {
+        fn tso_request_takes_two_basic_blocks(seed: u64) {
             let request = large_send(&mut Rng::with_seed(seed));
             let front = 16 + (14 + request.header.len()).next_multiple_of(16);
             let behind = match (request.inline, bytes(&request.pieces)) {

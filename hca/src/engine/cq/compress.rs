@@ -1,8 +1,10 @@
-//! Compressed completions: a run of alike entries shares one title, and each keeps only what differs, in eight bytes (`struct mlx5_mini_cqe8` in
-//! `include/linux/mlx5/device.h`; drivers/net/ethernet/mellanox/mlx5/core/en_rx.c reads it back).
+//! Compressed completions: a run of alike entries shares one title, and each keeps only what
+//! differs, in eight bytes (`struct mlx5_mini_cqe8` in `include/linux/mlx5/device.h`;
+//! drivers/net/ethernet/mellanox/mlx5/core/en_rx.c reads it back).
 //!
-//! A run takes as many slots as it has completions. The title is in the first; arrays of eight minis are in the second and in every eighth one; the
-//! driver fills the rest in from what it has read.
+//! A run takes as many slots as it has completions. The title is in the first; arrays of eight
+//! minis are in the second and in every eighth one; the driver fills the rest in from what it has
+//! read.
 
 use super::CqeOpcode;
 use crate::engine::layout::{cqe as field, mini_cqe};
@@ -132,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_compressed_reads_back(
+        fn compressed_cqes_round_trip(
             lengths in proptest::collection::vec((any::<u32>(), any::<u16>(), 0u8..20, 0u8..30), 1..128),
         ) {
             let mut memory = DmaMap::new();
@@ -164,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_of_one_is_an_ordinary_entry() {
+    fn single_cqe_is_not_compressed() {
         let mut memory = DmaMap::new();
         memory.map_zeroed(0, 0x4000).unwrap();
         let ring = Ring::new(vec![0, 0x1000], 12, 0, 64 << LOG_SIZE).unwrap();

@@ -2,9 +2,9 @@
 
 use super::*;
 
-const WHO: Accessor = Accessor { pd: 1, qp: 9, reserved_key: false, any_pd: false };
+const WHO: Accessor = Accessor { pd: 1, qp: 9, reserved_lkey: false, any_pd: false };
 
-fn key(mode: Mode, start: u64, length: u64, translation: Vec<u64>) -> Mkey {
+fn key(mode: AccessMode, start: u64, length: u64, translation: Vec<u64>) -> Mkey {
     Mkey {
         variant: 7,
         free: false,
@@ -23,7 +23,7 @@ fn key(mode: Mode, start: u64, length: u64, translation: Vec<u64>) -> Mkey {
     }
 }
 
-fn pieces(keys: &Mkeys, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, Refusal> {
+fn pieces(keys: &Mkeys, key: u32, address: u64, length: u64) -> Result<Vec<Piece>, AccessError> {
     let mut pieces = Vec::new();
     walk(keys, WHO, key, address, length, access::LOCAL_READ, &mut |piece| {
         pieces.push(piece);
@@ -41,8 +41,8 @@ fn with(mkeys: Vec<Mkey>) -> Mkeys {
 }
 
 #[test]
-fn pages_count_from_the_page_of_the_start() {
-    let keys = with(vec![key(Mode::Pages, 0x1234_5800, 0x1000, vec![0xa003, 0xb003])]);
+fn mtt_index_counts_from_start_page() {
+    let keys = with(vec![key(AccessMode::Mtt, 0x1234_5800, 0x1000, vec![0xa003, 0xb003])]);
     assert_eq!(
         pieces(&keys, 0x107, 0x1234_5800, 0x1000),
         Ok(vec![(Place::Guest(0xa800), 0x800), (Place::Guest(0xb000), 0x800)])
@@ -50,38 +50,39 @@ fn pages_count_from_the_page_of_the_start() {
 }
 
 #[test]
-fn ranges_of_other_keys_are_followed() {
-    let inner = key(Mode::Physical, 0, u64::MAX, vec![]);
-    let list = key(Mode::Ranges, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
+fn klm_entries_are_followed() {
+    let inner = key(AccessMode::Pa, 0, u64::MAX, vec![]);
+    let list =
+        key(AccessMode::Klm, 0x100, 0x30, vec![0x10 << 32 | 0x107, 0x5000, 0x20 << 32 | 0x107, 0x9000]);
     let keys = with(vec![inner, list]);
     assert_eq!(
         pieces(&keys, 0x207, 0x108, 0x10),
         Ok(vec![(Place::Guest(0x5008), 8), (Place::Guest(0x9000), 8)])
     );
-    assert_eq!(pieces(&keys, 0x207, 0x108, 0x29), Err(Refusal::Bounds));
+    assert_eq!(pieces(&keys, 0x207, 0x108, 0x29), Err(AccessError::Bounds));
 }
 
 #[test]
-fn a_key_that_leads_to_itself_ends_in_a_refusal() {
-    let keys = with(vec![key(Mode::Ranges, 0, 0x1000, vec![0x1000 << 32 | 0x107, 0])]);
-    assert_eq!(pieces(&keys, 0x107, 0, 8), Err(Refusal::Bounds));
+fn self_referencing_key_is_rejected() {
+    let keys = with(vec![key(AccessMode::Klm, 0, 0x1000, vec![0x1000 << 32 | 0x107, 0])]);
+    assert_eq!(pieces(&keys, 0x107, 0, 8), Err(AccessError::Bounds));
 }
 
 #[test]
-fn refusals_name_their_reason() {
-    let keys = with(vec![key(Mode::Physical, 0x1000, 0x1000, vec![])]);
-    assert_eq!(pieces(&keys, 0x108, 0x1000, 1), Err(Refusal::Key));
-    assert_eq!(pieces(&keys, 0x207, 0x1000, 1), Err(Refusal::Key));
-    assert_eq!(pieces(&keys, 0x107, 0xfff, 1), Err(Refusal::Bounds));
-    assert_eq!(pieces(&keys, 0x107, 0x1fff, 2), Err(Refusal::Bounds));
-    assert_eq!(pieces(&keys, 0x107, u64::MAX, 2), Err(Refusal::Bounds));
-    assert_eq!(check(&keys, WHO, 0x107, 0x1000, 1, access::ATOMIC), Err(Refusal::Rights));
-    assert_eq!(check(&keys, Accessor { pd: 2, ..WHO }, 0x107, 0x1000, 1, 0), Err(Refusal::Domain));
+fn access_errors_name_the_failed_check() {
+    let keys = with(vec![key(AccessMode::Pa, 0x1000, 0x1000, vec![])]);
+    assert_eq!(pieces(&keys, 0x108, 0x1000, 1), Err(AccessError::Key));
+    assert_eq!(pieces(&keys, 0x207, 0x1000, 1), Err(AccessError::Key));
+    assert_eq!(pieces(&keys, 0x107, 0xfff, 1), Err(AccessError::Bounds));
+    assert_eq!(pieces(&keys, 0x107, 0x1fff, 2), Err(AccessError::Bounds));
+    assert_eq!(pieces(&keys, 0x107, u64::MAX, 2), Err(AccessError::Bounds));
+    assert_eq!(check(&keys, WHO, 0x107, 0x1000, 1, access::ATOMIC), Err(AccessError::Rights));
+    assert_eq!(check(&keys, Accessor { pd: 2, ..WHO }, 0x107, 0x1000, 1, 0), Err(AccessError::Domain));
 }
 
 #[test]
-fn a_translation_beyond_the_keys_size_is_refused() {
-    let mut mkey = key(Mode::Pages, 0, 0x1000, vec![]);
+fn translation_beyond_key_capacity_is_rejected() {
+    let mut mkey = key(AccessMode::Mtt, 0, 0x1000, vec![]);
     assert!(!mkey.translate_from(64 * 16 - 8, &[0; 16]));
     assert!(mkey.translate_from(64 * 16 - 16, &[0; 16]));
     assert!(!mkey.translate_from(u64::MAX - 7, &[0; 16]));

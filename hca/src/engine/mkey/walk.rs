@@ -1,8 +1,8 @@
 //! The way through keys to memory.
 
 use super::{
-    Accessor, FILL_KEY, FLAGS, MAX_DEPTH, Mkey, Mkeys, Mode, NULL_KEY, Piece, Place, RESERVED_KEY, Refusal,
-    access, present,
+    AccessError, AccessMode, Accessor, DUMP_FILL_MKEY, FLAGS, MAX_DEPTH, Mkey, Mkeys, NULL_MKEY, Piece,
+    Place, RESERVED_LKEY, access, present,
 };
 use crate::memory::DmaMap;
 
@@ -14,20 +14,20 @@ pub(crate) fn walk(
     address: u64,
     length: u64,
     rights: u8,
-    visit: &mut dyn FnMut(Piece) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
-    if who.reserved_key && key == RESERVED_KEY {
+    visit: &mut dyn FnMut(Piece) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
+    if who.reserved_lkey && key == RESERVED_LKEY {
         return visit((Place::Guest(address), length as usize));
     }
-    if key == FILL_KEY {
-        return visit((Place::Nowhere, length as usize));
+    if key == DUMP_FILL_MKEY {
+        return visit((Place::DumpFill, length as usize));
     }
     let mkey = find(keys, key)?;
     if !who.may_use(mkey) {
-        return Err(Refusal::Domain);
+        return Err(AccessError::Domain);
     }
     if rights & !mkey.access != 0 {
-        return Err(Refusal::Rights);
+        return Err(AccessError::Rights);
     }
     let needs = if rights & access::CHANGES != 0 { present::TO_WRITE } else { present::TO_READ };
     Walk { keys, needs, visit }.descend(mkey, address, length, 0)
@@ -41,22 +41,24 @@ pub(crate) fn check(
     address: u64,
     length: u64,
     rights: u8,
-) -> Result<(), Refusal> {
-    if who.reserved_key && key == RESERVED_KEY || key == FILL_KEY {
+) -> Result<(), AccessError> {
+    if who.reserved_lkey && key == RESERVED_LKEY || key == DUMP_FILL_MKEY {
         return Ok(());
     }
     let mkey = find(keys, key)?;
     if !who.may_use(mkey) {
-        return Err(Refusal::Domain);
+        return Err(AccessError::Domain);
     }
     if rights & !mkey.access != 0 {
-        return Err(Refusal::Rights);
+        return Err(AccessError::Rights);
     }
-    if mkey.covers(address, length) { Ok(()) } else { Err(Refusal::Bounds) }
+    if mkey.covers(address, length) { Ok(()) } else { Err(AccessError::Bounds) }
 }
 
-pub(crate) fn find(keys: &Mkeys, key: u32) -> Result<&Mkey, Refusal> {
-    keys.get(key >> 8).filter(|mkey| u32::from(mkey.variant) == key & 0xff && !mkey.free).ok_or(Refusal::Key)
+pub(crate) fn find(keys: &Mkeys, key: u32) -> Result<&Mkey, AccessError> {
+    keys.get(key >> 8)
+        .filter(|mkey| u32::from(mkey.variant) == key & 0xff && !mkey.free)
+        .ok_or(AccessError::Key)
 }
 
 /// A walk through a key and those that it leads to.
@@ -64,30 +66,32 @@ struct Walk<'a> {
     keys: &'a Mkeys,
     /// The bits of [`present`] that a page must have.
     needs: u64,
-    visit: &'a mut dyn FnMut(Piece) -> Result<(), Refusal>,
+    visit: &'a mut dyn FnMut(Piece) -> Result<(), AccessError>,
 }
 
 impl Walk<'_> {
-    fn descend(&mut self, mkey: &Mkey, address: u64, length: u64, depth: u8) -> Result<(), Refusal> {
+    fn descend(&mut self, mkey: &Mkey, address: u64, length: u64, depth: u8) -> Result<(), AccessError> {
         if !mkey.covers(address, length) {
-            return Err(Refusal::Bounds);
+            return Err(AccessError::Bounds);
         }
         match mkey.mode {
-            Mode::Physical => (self.visit)((Place::Guest(address), length as usize)),
-            Mode::OnCard => (self.visit)((Place::Card(mkey.start.wrapping_add(address)), length as usize)),
-            Mode::Pages => in_blocks(mkey, address, length, |index, inside, now| {
+            AccessMode::Pa => (self.visit)((Place::Guest(address), length as usize)),
+            AccessMode::Memic => {
+                (self.visit)((Place::DeviceMemory(mkey.start.wrapping_add(address)), length as usize))
+            }
+            AccessMode::Mtt => in_blocks(mkey, address, length, |index, inside, now| {
                 let entry = mkey.entry(index)?;
                 if entry & self.needs == 0 {
-                    return Err(Refusal::Absent);
+                    return Err(AccessError::Absent);
                 }
                 (self.visit)((Place::Guest((entry & !FLAGS).wrapping_add(inside)), now as usize))
             }),
-            Mode::Ranges | Mode::EqualRanges if depth >= MAX_DEPTH => Err(Refusal::Bounds),
-            Mode::Ranges => {
+            AccessMode::Klm | AccessMode::Ksm if depth >= MAX_DEPTH => Err(AccessError::Bounds),
+            AccessMode::Klm => {
                 let (mut skip, mut left) = (address - mkey.start, length);
                 let mut entries = mkey.translation.chunks_exact(2);
                 while left > 0 {
-                    let entry = entries.next().ok_or(Refusal::Bounds)?;
+                    let entry = entries.next().ok_or(AccessError::Bounds)?;
                     let (size, key) = (entry[0] >> 32, entry[0] as u32);
                     if skip >= size {
                         skip -= size;
@@ -100,17 +104,17 @@ impl Walk<'_> {
                 }
                 Ok(())
             }
-            Mode::EqualRanges => in_blocks(mkey, address, length, |index, inside, now| {
-                let entry = mkey.translation.get(2 * index..2 * index + 2).ok_or(Refusal::Bounds)?;
+            AccessMode::Ksm => in_blocks(mkey, address, length, |index, inside, now| {
+                let entry = mkey.translation.get(2 * index..2 * index + 2).ok_or(AccessError::Bounds)?;
                 self.inner(entry[0] as u32, entry[1].wrapping_add(inside), now, depth)
             }),
         }
     }
 
-    fn inner(&mut self, key: u32, address: u64, length: u64, depth: u8) -> Result<(), Refusal> {
+    fn inner(&mut self, key: u32, address: u64, length: u64, depth: u8) -> Result<(), AccessError> {
         match key {
-            FILL_KEY => (self.visit)((Place::Nowhere, length as usize)),
-            NULL_KEY => Err(Refusal::Absent),
+            DUMP_FILL_MKEY => (self.visit)((Place::DumpFill, length as usize)),
+            NULL_MKEY => Err(AccessError::Absent),
             key => self.descend(find(self.keys, key)?, address, length, depth + 1),
         }
     }
@@ -121,12 +125,12 @@ fn in_blocks(
     mkey: &Mkey,
     address: u64,
     length: u64,
-    mut block: impl FnMut(usize, u64, u64) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
+    mut block: impl FnMut(usize, u64, u64) -> Result<(), AccessError>,
+) -> Result<(), AccessError> {
     let shift = u32::from(mkey.log_page);
-    let size = 1u64.checked_shl(shift).ok_or(Refusal::Bounds)?;
+    let size = 1u64.checked_shl(shift).ok_or(AccessError::Bounds)?;
     let base = mkey.start & !(size - 1);
-    let (mut offset, mut left) = (address.checked_sub(base).ok_or(Refusal::Bounds)?, length);
+    let (mut offset, mut left) = (address.checked_sub(base).ok_or(AccessError::Bounds)?, length);
     while left > 0 {
         let inside = offset & (size - 1);
         let now = left.min(size - inside);
@@ -145,7 +149,7 @@ pub(crate) fn read(
     (key, address): (u32, u64),
     rights: u8,
     to: &mut [u8],
-) -> Result<(), Refusal> {
+) -> Result<(), AccessError> {
     // Nobody is asked for a key to nothing.
     if to.is_empty() {
         return Ok(());
@@ -153,11 +157,11 @@ pub(crate) fn read(
     let mut at = 0;
     let length = to.len() as u64;
     walk(keys, who, key, address, length, rights, &mut |(place, size)| {
-        let part = to.get_mut(at..at + size).ok_or(Refusal::Bounds)?;
+        let part = to.get_mut(at..at + size).ok_or(AccessError::Bounds)?;
         match place {
             Place::Guest(guest) => memory.read(guest, part)?,
-            Place::Card(offset) => memory.card().read(offset, part)?,
-            Place::Nowhere => part.fill(0),
+            Place::DeviceMemory(offset) => memory.device_memory().read(offset, part)?,
+            Place::DumpFill => part.fill(0),
         }
         at += size;
         Ok(())
@@ -172,14 +176,14 @@ pub(crate) fn write(
     (key, address): (u32, u64),
     rights: u8,
     from: &[u8],
-) -> Result<(), Refusal> {
+) -> Result<(), AccessError> {
     let mut at = 0;
     walk(keys, who, key, address, from.len() as u64, rights, &mut |(place, size)| {
-        let part = from.get(at..at + size).ok_or(Refusal::Bounds)?;
+        let part = from.get(at..at + size).ok_or(AccessError::Bounds)?;
         match place {
             Place::Guest(guest) => memory.write(guest, part)?,
-            Place::Card(offset) => memory.card().write(offset, part)?,
-            Place::Nowhere => {}
+            Place::DeviceMemory(offset) => memory.device_memory().write(offset, part)?,
+            Place::DumpFill => {}
         }
         at += size;
         Ok(())

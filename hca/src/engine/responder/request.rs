@@ -1,22 +1,22 @@
 //! Requests of a connected peer, packet by packet.
 
-use super::answer::{send_code, send_delay, send_original};
+use super::response::{send_ack, send_atomic_response, send_rnr_nak};
 use super::{
-    Message, Misplaced, Pending, ReadAnswer, Refusal, Remembered, What, keep, place, receive_accessor,
-    refuse, report, report_failure, take_receive, wait_for_page, wait_for_receive,
+    AtomicReplay, FaultedAccess, Message, Pending, PendingNak, ReadResponse, ScatterError, keep, place,
+    receive_accessor, refuse, report, report_failure, take_receive, wait_for_page, wait_for_receive,
 };
 use crate::engine::core::Core;
 use crate::engine::cq::{CqeOpcode, Syndrome};
 use crate::engine::eq::EventKind;
 use crate::engine::mkey::{self, Accessor, Place, access};
 use crate::engine::packet::{Operation, PSN_MASK, Packet, Transport, psn_distance, syndrome};
-use crate::engine::paging::Lacking;
+use crate::engine::paging::PageFaultInfo;
 use crate::engine::qp::{Qp, State};
 use crate::engine::requester::MAX_MESSAGE;
-use crate::engine::srq::Taken;
+use crate::engine::srq::RecvFetch;
 
 /// Why a request isn't carried out.
-enum Refused {
+enum NakReason {
     /// No receive work request, or a page lacks.
     NotReady,
     /// The request makes no sense here.
@@ -34,7 +34,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: Packet) {
     if !qp.state.receives() || qp.responder.refusal.is_some() {
         return;
     }
-    qp.responder.back = Some(Core::way_back(&packet.route));
+    qp.responder.response_route = Some(Core::reverse_route(&packet.route));
     if qp.state == State::ReadyToReceive && !std::mem::replace(&mut qp.responder.established, true) {
         core.qp_event(EventKind::CommunicationEstablished, qp.number);
     }
@@ -48,66 +48,67 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: Packet) {
 fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
     let set = qp.attributes.counters;
     match psn_distance(packet.psn, qp.responder.expected_psn) {
-        0 => qp.responder.complained = false,
+        0 => qp.responder.nak_sent = false,
         1.. => {
             core.count(set, |counters| &mut counters.out_of_sequence);
-            if !std::mem::replace(&mut qp.responder.complained, true) {
+            if !std::mem::replace(&mut qp.responder.nak_sent, true) {
                 let expected = qp.responder.expected_psn;
-                send_code(qp, core, expected, syndrome::NAK_SEQUENCE);
+                send_ack(qp, core, expected, syndrome::NAK_SEQUENCE);
             }
             return;
         }
         _ => {
             core.count(set, |counters| &mut counters.duplicates);
-            repeat(qp, core, &packet);
+            duplicate_request(qp, core, &packet);
             return;
         }
     }
     let (psn, acknowledge) = (packet.psn, packet.ack_request);
     match execute(qp, core, packet) {
         Ok(()) => {
-            qp.responder.owes_ack |= acknowledge;
-            qp.responder.owes_delay = false;
+            qp.responder.ack_pending |= acknowledge;
+            qp.responder.rnr_nak_pending = false;
         }
-        Err(Refused::NotReady) => {
-            qp.responder.owes_ack = false;
+        Err(NakReason::NotReady) => {
+            qp.responder.ack_pending = false;
             // What comes behind it is dropped without a word until it comes again.
-            qp.responder.complained = true;
+            qp.responder.nak_sent = true;
             if qp.responder.pending.is_empty() {
-                send_delay(qp, core);
+                send_rnr_nak(qp, core);
             } else {
-                qp.responder.owes_delay = true;
+                qp.responder.rnr_nak_pending = true;
             }
         }
         Err(refused) => {
             let (code, event) = match refused {
-                Refused::Access => (syndrome::NAK_ACCESS, Some(EventKind::AccessError)),
-                Refused::Operation => (syndrome::NAK_OPERATION, None),
-                Refused::Invalid | Refused::NotReady => {
+                NakReason::Access => (syndrome::NAK_ACCESS, Some(EventKind::AccessError)),
+                NakReason::Operation => (syndrome::NAK_OPERATION, None),
+                NakReason::Invalid | NakReason::NotReady => {
                     (syndrome::NAK_INVALID, Some(EventKind::InvalidRequest))
                 }
-                Refused::Reported(code) => (code, None),
+                NakReason::Reported(code) => (code, None),
             };
-            refuse(qp, core, Refusal { psn, code, event });
+            refuse(qp, core, PendingNak { psn, code, event });
         }
     }
 }
 
 /// A request that came before: answered again, not carried out again.
-fn repeat(qp: &mut Qp, core: &mut Core, packet: &Packet) {
+fn duplicate_request(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let wants_data = packet.operation == Operation::ReadRequest || packet.operation.is_atomic();
     if !wants_data {
-        qp.responder.owes_ack = true;
+        qp.responder.ack_pending = true;
         return;
     }
-    // While answers are on their way the repetition is one of the wire's; a requester that missed them asks again.
+    // While answers are on their way the repetition is one of the wire's; a requester that missed
+    // them asks again.
     if !qp.responder.pending.is_empty() {
         return;
     }
     if packet.operation == Operation::ReadRequest {
         qp.responder.pending.extend(accept_read(qp, core, packet).map(Pending::Read));
-    } else if let Some(remembered) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
-        send_original(qp, core, remembered);
+    } else if let Some(replay) = qp.responder.atomics.iter().find(|old| old.psn == packet.psn).copied() {
+        send_atomic_response(qp, core, replay);
     }
 }
 
@@ -116,18 +117,18 @@ fn unreliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
     let next = packet.psn.wrapping_add(1) & PSN_MASK;
     if packet.operation.is_first() {
         abandon(qp);
-        qp.responder.skipping = false;
-    } else if !expected || qp.responder.skipping {
+        qp.responder.dropping_message = false;
+    } else if !expected || qp.responder.dropping_message {
         abandon(qp);
-        qp.responder.skipping = true;
+        qp.responder.dropping_message = true;
     }
     let operation = packet.operation;
     let allowed =
         !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
-    if !qp.responder.skipping && (!allowed || execute(qp, core, packet).is_err()) {
+    if !qp.responder.dropping_message && (!allowed || execute(qp, core, packet).is_err()) {
         // The rest of the message is dropped, nobody is told.
         abandon(qp);
-        qp.responder.skipping = true;
+        qp.responder.dropping_message = true;
     }
     qp.responder.expected_psn = next;
 }
@@ -136,7 +137,7 @@ fn unreliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
 fn abandon(qp: &mut Qp) {
     if let Some(Message::Send(mut receive)) = qp.responder.message.take() {
         receive.placed = 0;
-        qp.responder.spare = Some(receive);
+        qp.responder.reusable_receive = Some(receive);
     }
 }
 
@@ -149,18 +150,18 @@ fn advance(qp: &mut Qp, packets: u32) {
     qp.responder.expected_psn = qp.responder.expected_psn.wrapping_add(packets) & PSN_MASK;
 }
 
-fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> {
     if packet.transport == Transport::Xrc {
-        let srq = packet.headers.srq.and_then(|number| core.srqs.get(number)).ok_or(Refused::Invalid)?;
+        let srq = packet.headers.srq.and_then(|number| core.srqs.get(number)).ok_or(NakReason::Invalid)?;
         if srq.setup.xrcd.is_none() || srq.setup.xrcd != qp.setup.xrcd {
-            return Err(Refused::Invalid);
+            return Err(NakReason::Invalid);
         }
     }
     let operation = packet.operation;
     if qp.responder.message.is_some()
         == (operation.is_first() || operation == Operation::ReadRequest || operation.is_atomic())
     {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     if operation == Operation::ReadRequest {
         return read(qp, core, &packet);
@@ -171,27 +172,27 @@ fn execute(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> 
     let full = packet.payload.len() == qp.attributes.mtu as usize;
     let fits = packet.payload.len() <= qp.attributes.mtu as usize;
     if !fits || !operation.is_last() && !full {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     if operation.is_write() { write(qp, core, packet) } else { send(qp, core, packet) }
 }
 
-fn take(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<crate::engine::srq::Receive, Refused> {
+fn take(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<crate::engine::srq::Receive, NakReason> {
     let xrc = packet.headers.srq.filter(|_| packet.transport == Transport::Xrc);
     match take_receive(qp, core, xrc) {
-        Taken::Receive(receive) => Ok(receive),
-        Taken::Empty => Err(Refused::NotReady),
-        Taken::Fault => Err(Refused::Operation),
+        RecvFetch::Receive(receive) => Ok(receive),
+        RecvFetch::Empty => Err(NakReason::NotReady),
+        RecvFetch::Fault => Err(NakReason::Operation),
     }
 }
 
-fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> {
     let mut receive = match qp.responder.message.take() {
         None => take(qp, core, &packet)?,
         Some(Message::Send(receive)) => receive,
         Some(write) => {
             qp.responder.message = Some(write);
-            return Err(Refused::Invalid);
+            return Err(NakReason::Invalid);
         }
     };
     let who = receive_accessor(qp, core, receive.srq);
@@ -208,7 +209,7 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
                 && !invalidate(qp, core, key)
             {
                 report_failure(qp, core, &receive, Syndrome::RemoteAccess);
-                return Err(Refused::Access);
+                return Err(NakReason::Access);
             }
             advance(qp, 1);
             if !packet.operation.is_last() {
@@ -224,17 +225,17 @@ fn send(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
             finish(qp, core, &receive, opcode, &packet, if inline { &packet.payload } else { &[] });
             return Ok(());
         }
-        Err(Misplaced::Absent) if wait_for_receive(qp, core, &receive, packet.payload.len()) => {
-            return Err(Refused::NotReady);
+        Err(ScatterError::Absent) if wait_for_receive(qp, core, &receive, packet.payload.len()) => {
+            return Err(NakReason::NotReady);
         }
-        Err(Misplaced::TooLong) => (Syndrome::LocalLength, syndrome::NAK_INVALID),
-        Err(Misplaced::Protection | Misplaced::Absent) => {
+        Err(ScatterError::TooLong) => (Syndrome::LocalLength, syndrome::NAK_INVALID),
+        Err(ScatterError::Protection | ScatterError::Absent) => {
             (Syndrome::LocalProtection, syndrome::NAK_OPERATION)
         }
     };
     report_failure(qp, core, &receive, failure);
     if packet.transport.reliable() {
-        return Err(Refused::Reported(code));
+        return Err(NakReason::Reported(code));
     }
     super::enter_error(qp, core);
     Ok(())
@@ -275,28 +276,28 @@ fn invalidate(qp: &Qp, core: &mut Core, key: u32) -> bool {
     }
 }
 
-fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
+fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> {
     let who = remote_accessor(qp, core, &packet);
     let (address, key, left, length) = match (qp.responder.message.take(), packet.headers.remote) {
         (None, Some(remote)) => {
             if !qp.attributes.remote_write || u64::from(remote.length) > MAX_MESSAGE {
-                return Err(Refused::Invalid);
+                return Err(NakReason::Invalid);
             }
             let length = u64::from(remote.length);
             if length > 0 {
                 mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_WRITE)
-                    .map_err(|_| Refused::Access)?;
+                    .map_err(|_| NakReason::Access)?;
             }
             core.count(qp.attributes.counters, |counters| &mut counters.writes);
             (remote.address, remote.key, remote.length, remote.length)
         }
         (Some(Message::Write { address, key, left, length }), None) => (address, key, left, length),
-        _ => return Err(Refused::Invalid),
+        _ => return Err(NakReason::Invalid),
     };
     let size = packet.payload.len() as u32;
     let last = packet.operation.is_last();
     if size > left || last && size != left {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     // The receive comes first: when there is none, the packet will come again.
     let receive = if packet.operation.has_immediate() {
@@ -318,18 +319,20 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
     {
         let committed = length - left;
         let start = address.wrapping_sub(u64::from(committed));
-        let lacking = Lacking::Remote { key, address: start, length, written: true };
+        let info = PageFaultInfo::Remote { key, address: start, length, written: true };
         let progress = (committed, packet.payload.len());
-        if refusal != mkey::Refusal::Absent || !wait_for_page(qp, core, What::Target, lacking, progress) {
-            return Err(Refused::Access);
+        if refusal != mkey::AccessError::Absent
+            || !wait_for_page(qp, core, FaultedAccess::RemoteWrite, info, progress)
+        {
+            return Err(NakReason::Access);
         }
         if receive.is_some() {
-            qp.responder.spare = receive;
+            qp.responder.reusable_receive = receive;
         }
         if !packet.operation.is_first() {
             qp.responder.message = Some(Message::Write { address, key, left, length });
         }
-        return Err(Refused::NotReady);
+        return Err(NakReason::NotReady);
     }
     advance(qp, 1);
     if !last {
@@ -346,18 +349,18 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), Refused> {
 }
 
 /// Checks a read request and says how it will be answered.
-fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Result<ReadAnswer, Refused> {
-    let remote = packet.headers.remote.ok_or(Refused::Invalid)?;
+fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Result<ReadResponse, NakReason> {
+    let remote = packet.headers.remote.ok_or(NakReason::Invalid)?;
     let length = u64::from(remote.length);
     if !qp.attributes.remote_read || length > MAX_MESSAGE {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     let who = remote_accessor(qp, core, packet);
     if length > 0 {
         mkey::check(&core.mkeys, who, remote.key, remote.address, length, access::REMOTE_READ)
-            .map_err(|_| Refused::Access)?;
+            .map_err(|_| NakReason::Access)?;
     }
-    Ok(ReadAnswer {
+    Ok(ReadResponse {
         who,
         psn: packet.psn,
         address: remote.address,
@@ -367,9 +370,9 @@ fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Result<ReadAnswer, Refu
     })
 }
 
-fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
+fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), NakReason> {
     if !has_room(qp) {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     let answer = accept_read(qp, core, packet)?;
     core.count(qp.attributes.counters, |counters| &mut counters.reads);
@@ -379,13 +382,13 @@ fn read(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
     Ok(())
 }
 
-fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> {
-    let atomic = packet.headers.atomic.ok_or(Refused::Invalid)?;
+fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), NakReason> {
+    let atomic = packet.headers.atomic.ok_or(NakReason::Invalid)?;
     if !qp.attributes.remote_atomic {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     if !atomic.address.is_multiple_of(8) {
-        return Err(Refused::Invalid);
+        return Err(NakReason::Invalid);
     }
     let who = remote_accessor(qp, core, packet);
     let mut place = None;
@@ -394,41 +397,42 @@ fn atomic(qp: &mut Qp, core: &mut Core, packet: &Packet) -> Result<(), Refused> 
         Ok(())
     });
     if let Err(refusal) = found {
-        let lacking = Lacking::Remote { key: atomic.key, address: atomic.address, length: 8, written: true };
-        let waits =
-            refusal == mkey::Refusal::Absent && wait_for_page(qp, core, What::Target, lacking, (0, 8));
-        return Err(if waits { Refused::NotReady } else { Refused::Access });
+        let info =
+            PageFaultInfo::Remote { key: atomic.key, address: atomic.address, length: 8, written: true };
+        let waits = refusal == mkey::AccessError::Absent
+            && wait_for_page(qp, core, FaultedAccess::RemoteWrite, info, (0, 8));
+        return Err(if waits { NakReason::NotReady } else { NakReason::Access });
     }
     let change = |old: u64| atomic.apply(packet.operation, u64::from_le(old)).to_le();
     let original = match place {
         Some((Place::Guest(address), 8)) => core.memory.update_u64(address, change),
-        Some((Place::Card(offset), 8)) => core.memory.card().update_u64(offset, change),
-        _ => return Err(Refused::Access),
+        Some((Place::DeviceMemory(offset), 8)) => core.memory.device_memory().update_u64(offset, change),
+        _ => return Err(NakReason::Access),
     };
-    let original = original.map_err(|_| Refused::Access)?;
+    let original = original.map_err(|_| NakReason::Access)?;
     core.count(qp.attributes.counters, |counters| &mut counters.atomics);
     advance(qp, 1);
     let responder = &mut qp.responder;
     responder.messages = responder.messages.wrapping_add(1);
-    let remembered =
-        Remembered { psn: packet.psn, original: u64::from_le(original), messages: responder.messages };
-    responder.atomics.push_back(remembered);
-    while responder.atomics.len() > usize::from(qp.attributes.max_responding.max(1)) {
+    let replay =
+        AtomicReplay { psn: packet.psn, original: u64::from_le(original), messages: responder.messages };
+    responder.atomics.push_back(replay);
+    while responder.atomics.len() > usize::from(qp.attributes.max_dest_rd_atomic.max(1)) {
         responder.atomics.pop_front();
     }
-    answer_atomic(qp, core, remembered);
+    respond_to_atomic(qp, core, replay);
     Ok(())
 }
 
-fn answer_atomic(qp: &mut Qp, core: &mut Core, remembered: Remembered) {
+fn respond_to_atomic(qp: &mut Qp, core: &mut Core, replay: AtomicReplay) {
     if qp.responder.pending.is_empty() {
-        send_original(qp, core, remembered);
+        send_atomic_response(qp, core, replay);
     } else if has_room(qp) {
-        qp.responder.pending.push_back(Pending::Atomic(remembered));
+        qp.responder.pending.push_back(Pending::Atomic(replay));
     }
 }
 
 /// Whether another answer may wait; the requester was told how many it may ask for.
 fn has_room(qp: &Qp) -> bool {
-    qp.responder.pending.len() < usize::from(qp.attributes.max_responding.max(1))
+    qp.responder.pending.len() < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
 }

@@ -1,9 +1,9 @@
 //! What completions carry besides their fields.
 
-use super::bench_pair::{DATA, Pair, data, remote};
+use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::Transport;
 use crate::engine::wqe::opcode;
-use crate::engine::{QpSetup, Refused};
+use crate::engine::{EngineError, QpSetup};
 
 const FROM: u64 = DATA + 0x1000;
 const TO: u64 = DATA + 0x2000;
@@ -17,11 +17,11 @@ fn inside(entry: &[u8], length: usize) -> (u8, Vec<u8>) {
 }
 
 fn inline(bytes: u8) -> impl Fn(&mut QpSetup) {
-    move |setup| (setup.inline_answers, setup.inline_receives) = (bytes, bytes)
+    move |setup| (setup.inline_responses, setup.inline_receives) = (bytes, bytes)
 }
 
 #[test]
-fn a_short_receive_goes_into_its_completion_and_not_to_memory() {
+fn short_receive_is_scattered_to_cqe() {
     for (wide, limit, expected) in [(false, 32, 1), (true, 32, 1), (true, 64, 2)] {
         let mut pair = Pair::with(Transport::Rc, |cq| cq.wide = wide, inline(limit));
         let (key, length) = (pair.key, usize::from(limit));
@@ -40,7 +40,7 @@ fn a_short_receive_goes_into_its_completion_and_not_to_memory() {
 }
 
 #[test]
-fn a_longer_receive_goes_to_memory() {
+fn long_message_is_not_scattered_to_cqe() {
     let mut pair = Pair::with(Transport::Rc, |_| {}, inline(32));
     let key = pair.key;
     pair.write(FROM, &[7; 33]);
@@ -52,7 +52,7 @@ fn a_longer_receive_goes_to_memory() {
 }
 
 #[test]
-fn an_inline_receive_that_is_too_long_for_its_request_fails() {
+fn scatter_to_cqe_still_checks_receive_length() {
     let mut pair = Pair::with(Transport::Rc, |_| {}, inline(32));
     let key = pair.key;
     pair.post_receive(1, TO, 8);
@@ -64,7 +64,7 @@ fn an_inline_receive_that_is_too_long_for_its_request_fails() {
 }
 
 #[test]
-fn short_answers_go_into_the_requesters_completion_when_there_is_one() {
+fn short_read_responses_scatter_to_requester_cqe() {
     let mut pair = Pair::with(Transport::Rc, |_| {}, inline(32));
     let key = pair.key;
     pair.write(TO, &[9; 32]);
@@ -86,9 +86,9 @@ fn short_answers_go_into_the_requesters_completion_when_there_is_one() {
 }
 
 #[test]
-fn sixty_four_bytes_need_wide_entries() {
+fn scatter_of_64_bytes_requires_128_byte_cqes() {
     let mut pair = Pair::new(Transport::Rc);
     let mut setup = pair.engine.qp_setup(pair.qps[0]).unwrap().clone();
     setup.inline_receives = 64;
-    assert_eq!(pair.engine.create_qp(setup, Default::default()), Err(Refused::Invalid));
+    assert_eq!(pair.engine.create_qp(setup, Default::default()), Err(EngineError::Invalid));
 }

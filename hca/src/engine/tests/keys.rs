@@ -1,6 +1,7 @@
-//! Keys that work requests change: filled in with pages and with other keys, invalidated from here and from the peer.
+//! Keys that work requests change: filled in with pages and with other keys, invalidated from here
+//! and from the peer.
 
-use super::bench_pair::{DATA, Pair, data, remote};
+use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::Transport;
 use crate::engine::wqe::opcode;
 use crate::engine::{KeyKind, State};
@@ -9,7 +10,8 @@ const FROM: u64 = DATA + 0x100;
 const TO: u64 = DATA + 0x4_0000;
 const PD: u32 = 1;
 
-/// Fields that an update changes, by bits of its mask: length, start, rights, whether the key is free.
+/// Fields that an update changes, by bits of its mask: length, start, rights, whether the key is
+/// free.
 const LENGTH: u64 = 1 << 0;
 const START: u64 = 1 << 6;
 const RIGHTS: u64 = 0x1f << 17;
@@ -40,9 +42,9 @@ fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     let key = pair.engine.reserve_key(PD, kind, 8).unwrap();
     let inner = u64::from(pair.key);
     let translation = match kind {
-        KeyKind::Pages => vec![TO | PRESENT, (TO + 0x1000) | PRESENT, 0, 0],
-        KeyKind::Ranges => vec![0x1000 << 32 | inner, TO, 0x1000 << 32 | inner, TO + 0x1000],
-        KeyKind::EqualRanges => vec![inner, TO, inner, TO + 0x1000],
+        KeyKind::Mtt => vec![TO | PRESENT, (TO + 0x1000) | PRESENT, 0, 0],
+        KeyKind::Klm => vec![0x1000 << 32 | inner, TO, 0x1000 << 32 | inner, TO + 0x1000],
+        KeyKind::Ksm => vec![inner, TO, inner, TO + 0x1000],
     };
     let mask = LENGTH | START | RIGHTS | FREE;
     pair.post(0, opcode::UMR, key, &update(mask, false, at, 0x2000, &translation));
@@ -51,10 +53,10 @@ fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     (pair, key)
 }
 
-const KINDS: [KeyKind; 3] = [KeyKind::Pages, KeyKind::Ranges, KeyKind::EqualRanges];
+const KINDS: [KeyKind; 3] = [KeyKind::Mtt, KeyKind::Klm, KeyKind::Ksm];
 
 #[test]
-fn a_key_that_was_filled_in_leads_where_it_was_told() {
+fn umr_sets_key_translation() {
     const AT: u64 = 0x7000_0000;
     for kind in KINDS {
         let (mut pair, key) = filled(kind, AT);
@@ -69,7 +71,7 @@ fn a_key_that_was_filled_in_leads_where_it_was_told() {
 }
 
 #[test]
-fn its_bounds_are_those_it_was_given() {
+fn umr_sets_key_bounds() {
     for kind in KINDS {
         for (at, length) in [(0x7000_1fff, 2), (0x6fff_ffff, 1), (0x7000_2000, 1)] {
             let (mut pair, key) = filled(kind, 0x7000_0000);
@@ -82,8 +84,8 @@ fn its_bounds_are_those_it_was_given() {
 }
 
 #[test]
-fn a_key_that_was_invalidated_leads_nowhere_and_can_be_filled_in_again() {
-    let (mut pair, key) = filled(KeyKind::Pages, 0);
+fn invalidated_key_is_rejected_until_next_umr() {
+    let (mut pair, key) = filled(KeyKind::Mtt, 0);
     pair.post(0, opcode::UMR, key, &update(FREE, true, 0, 0, &[]));
     pair.settle(|packets| packets);
     assert_eq!(pair.poll()[0].syndrome, 0);
@@ -100,9 +102,9 @@ fn a_key_that_was_invalidated_leads_nowhere_and_can_be_filled_in_again() {
 }
 
 #[test]
-fn a_peer_may_invalidate_a_key_that_allows_it_and_no_other() {
+fn remote_invalidate_requires_key_permission() {
     for (which, expected) in [(0u32, 0u8), (1, 0x13)] {
-        let (mut pair, key) = filled(KeyKind::Pages, 0);
+        let (mut pair, key) = filled(KeyKind::Mtt, 0);
         let local = pair.key;
         pair.post_receive(1, TO, 64);
         pair.post(0, opcode::SEND_INVALIDATE, key + which, &data(local, FROM, 8));
@@ -119,10 +121,10 @@ fn a_peer_may_invalidate_a_key_that_allows_it_and_no_other() {
 }
 
 #[test]
-fn updates_that_ask_for_what_is_not_there_are_refused() {
+fn unsupported_umr_is_rejected() {
     const SIGNATURE: u64 = 1 << 12;
     for (mask, number) in [(LENGTH | SIGNATURE, 0), (LENGTH, 0xff_ff00)] {
-        let (mut pair, key) = filled(KeyKind::Pages, 0);
+        let (mut pair, key) = filled(KeyKind::Mtt, 0);
         pair.post(0, opcode::UMR, key + number, &update(mask, false, 0, 0x1000, &[]));
         pair.settle(|packets| packets);
         assert_ne!(pair.poll()[0].syndrome, 0);

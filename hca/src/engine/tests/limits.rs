@@ -1,6 +1,6 @@
 //! What partitions, Q_Keys, rights and agreed limits let through.
 
-use super::bench_pair::{DATA, Pair, data, remote};
+use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
 use crate::engine::wqe::opcode;
 use crate::engine::{EventKind, QpAttributes, Service, State};
@@ -28,7 +28,7 @@ fn syndromes(tune: impl Fn(&mut QpAttributes), opcode: u8) -> Vec<u8> {
 }
 
 #[test]
-fn rights_are_those_of_the_responders_queue_pair() {
+fn remote_access_follows_responder_qp_flags() {
     const INVALID_REQUEST: u8 = 0x12;
     type Tune = fn(&mut QpAttributes);
     let cases: [(u8, Tune); 3] = [
@@ -43,7 +43,7 @@ fn rights_are_those_of_the_responders_queue_pair() {
 }
 
 #[test]
-fn partitions_must_match_and_one_member_be_full() {
+fn pkeys_require_match_and_full_member() {
     const RETRIES: u8 = 0x15;
     // Sender and receiver are told apart by the order in which they are connected.
     let with = |sender: u16, receiver: u16| {
@@ -60,10 +60,10 @@ fn partitions_must_match_and_one_member_be_full() {
 }
 
 #[test]
-fn a_requester_asks_for_no_more_at_once_than_was_agreed() {
+fn requester_honours_max_rd_atomic() {
     for agreed in [1, 2, 4] {
         let mut pair = Pair::new(Transport::Rc);
-        pair.connect(|attributes| attributes.max_requested = agreed);
+        pair.connect(|attributes| attributes.max_rd_atomic = agreed);
         let key = pair.key;
         for _ in 0..6 {
             pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 8)].concat());
@@ -81,9 +81,9 @@ fn a_requester_asks_for_no_more_at_once_than_was_agreed() {
 }
 
 #[test]
-fn a_requester_that_asks_for_more_is_refused() {
+fn responder_rejects_reads_above_max_dest_rd_atomic() {
     let mut pair = Pair::new(Transport::Rc);
-    pair.connect(|attributes| (attributes.max_requested, attributes.max_responding) = (4, 1));
+    pair.connect(|attributes| (attributes.max_rd_atomic, attributes.max_dest_rd_atomic) = (4, 1));
     let key = pair.key;
     for _ in 0..4 {
         // Long enough that the second comes while the first is being answered.
@@ -119,7 +119,7 @@ fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
 }
 
 #[test]
-fn datagrams_need_the_right_q_key_and_a_receiver_that_listens() {
+fn datagrams_require_qkey_and_rtr() {
     const QKEY: u32 = 0x1111;
     assert_eq!(datagram(QKEY, State::ReadyToSend, 64), (vec![0], 0));
     assert_eq!(datagram(QKEY, State::ReadyToReceive, 64), (vec![0], 0));

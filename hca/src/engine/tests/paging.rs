@@ -2,11 +2,11 @@
 
 use proptest::prelude::*;
 
-use super::bench_pair::{DATA, Pair, data, remote};
-use crate::engine::mkey::NULL_KEY;
+use super::qp_pair::{DATA, Pair, data, remote};
+use crate::engine::mkey::NULL_MKEY;
 use crate::engine::packet::Transport;
 use crate::engine::wqe::{be32, be64, opcode};
-use crate::engine::{EventKind, KeyKind, Refused, State};
+use crate::engine::{EngineError, EventKind, KeyKind, State};
 
 /// The page that may come and go: where it is, and where its key says so.
 const PAGE: u64 = DATA + 0x8_0000;
@@ -47,7 +47,7 @@ fn pair() -> (Pair, u32) {
 
 fn pair_over(transport: Transport) -> (Pair, u32) {
     let mut pair = Pair::new(transport);
-    let key = lay_out(&mut pair, KeyKind::Pages, &[0; 4]);
+    let key = lay_out(&mut pair, KeyKind::Mtt, &[0; 4]);
     (pair, key)
 }
 
@@ -91,7 +91,7 @@ fn faults(pair: &mut Pair) -> Vec<Fault> {
         .collect()
 }
 
-fn answer(pair: &mut Pair, fault: Fault, failed: bool) -> Result<(), Refused> {
+fn answer(pair: &mut Pair, fault: Fault, failed: bool) -> Result<(), EngineError> {
     pair.engine.resume(fault.token, fault.kind, fault.queue, failed)
 }
 
@@ -124,7 +124,8 @@ const OPERATIONS: [Operation; 7] = [
 
 const LENGTH: u32 = 0x2800;
 
-/// Posts an operation of the first queue pair that needs the pages of `key`, from the middle of the first one on.
+/// Posts an operation of the first queue pair that needs the pages of `key`, from the middle of the
+/// first one on.
 fn post(pair: &mut Pair, operation: Operation, key: u32) {
     let (pinned, at) = (pair.key, PAGE + 0x800);
     let bytes: Vec<u8> = (0..LENGTH).map(|at| at as u8 ^ (at >> 8) as u8).collect();
@@ -178,7 +179,8 @@ fn done(pair: &mut Pair, operation: Operation) -> bool {
     }
 }
 
-/// What the first fault of an operation says: kind and progress. The work request and the address are its own.
+/// What the first fault of an operation says: kind and progress. The work request and the address
+/// are its own.
 fn expected(pair: &Pair, operation: Operation, fault: Fault) -> Fault {
     let [left, right] = pair.qps;
     let (kind, queue, place, length) = match operation {
@@ -193,7 +195,7 @@ fn expected(pair: &Pair, operation: Operation, fault: Fault) -> Fault {
 }
 
 #[test]
-fn an_operation_waits_for_its_pages_and_ends_as_if_they_had_been_there() {
+fn operations_complete_after_page_fault_resume() {
     for operation in OPERATIONS {
         let (mut pair, key) = pair();
         post(&mut pair, operation, key);
@@ -220,7 +222,7 @@ fn an_operation_waits_for_its_pages_and_ends_as_if_they_had_been_there() {
 }
 
 #[test]
-fn a_message_goes_on_where_its_pages_end() {
+fn message_resumes_at_faulting_page() {
     for operation in [Operation::Send, Operation::Receive, Operation::Write, Operation::ReadInto] {
         let (mut pair, key) = pair();
         fill(&mut pair, key, &[PAGE | READ | WRITE, (PAGE + SIZE) | READ | WRITE, 0, 0]);
@@ -238,7 +240,7 @@ fn a_message_goes_on_where_its_pages_end() {
 }
 
 #[test]
-fn a_page_that_may_only_be_read_is_not_there_for_writing() {
+fn read_only_page_faults_on_write() {
     for operation in OPERATIONS {
         let (mut pair, key) = pair();
         bring_in(&mut pair, key, READ);
@@ -251,7 +253,7 @@ fn a_page_that_may_only_be_read_is_not_there_for_writing() {
 }
 
 #[test]
-fn a_page_that_cannot_be_brought_in_fails_the_operation_as_memory_that_is_not_there() {
+fn failed_page_fault_resume_fails_operation() {
     for (operation, ours) in [
         (Operation::Send, Some(0x04)),
         (Operation::ReadInto, Some(0x04)),
@@ -283,20 +285,26 @@ fn a_page_that_cannot_be_brought_in_fails_the_operation_as_memory_that_is_not_th
 }
 
 #[test]
-fn only_the_fault_that_was_told_can_be_answered_and_only_once() {
+fn page_fault_is_resumed_once() {
     let (mut pair, key) = pair();
     post(&mut pair, Operation::Send, key);
     wait(&mut pair);
     let [fault] = faults(&mut pair)[..] else { panic!() };
-    assert_eq!(answer(&mut pair, Fault { token: fault.token + 1, ..fault }, false), Err(Refused::Missing));
-    assert_eq!(answer(&mut pair, Fault { kind: RECEIVE, ..fault }, false), Err(Refused::Invalid));
-    assert_eq!(answer(&mut pair, Fault { queue: fault.queue + 1, ..fault }, false), Err(Refused::Invalid));
+    assert_eq!(
+        answer(&mut pair, Fault { token: fault.token + 1, ..fault }, false),
+        Err(EngineError::Missing)
+    );
+    assert_eq!(answer(&mut pair, Fault { kind: RECEIVE, ..fault }, false), Err(EngineError::Invalid));
+    assert_eq!(
+        answer(&mut pair, Fault { queue: fault.queue + 1, ..fault }, false),
+        Err(EngineError::Invalid)
+    );
     assert_eq!(answer(&mut pair, fault, false), Ok(()));
-    assert_eq!(answer(&mut pair, fault, false), Err(Refused::Missing));
+    assert_eq!(answer(&mut pair, fault, false), Err(EngineError::Missing));
 }
 
 #[test]
-fn an_answer_to_a_queue_pair_that_was_reset_meanwhile_changes_nothing() {
+fn page_fault_resume_after_reset_has_no_effect() {
     for operation in OPERATIONS {
         let (mut pair, key) = pair();
         post(&mut pair, operation, key);
@@ -316,7 +324,7 @@ fn an_answer_to_a_queue_pair_that_was_reset_meanwhile_changes_nothing() {
 }
 
 #[test]
-fn a_destroyed_queue_pair_takes_the_faults_of_its_work_requests_along() {
+fn destroying_qp_drops_its_wqe_page_faults() {
     for operation in OPERATIONS {
         let (mut pair, key) = pair();
         post(&mut pair, operation, key);
@@ -325,15 +333,16 @@ fn a_destroyed_queue_pair_takes_the_faults_of_its_work_requests_along() {
         for qp in pair.qps {
             pair.engine.destroy_qp(qp).unwrap();
         }
-        // A driver doesn't answer for a queue that it has taken away, and does for keys, which it looks up by number.
-        let expected = if fault.kind & REMOTE == 0 { Err(Refused::Missing) } else { Ok(()) };
+        // A driver doesn't answer for a queue that it has taken away, and does for keys, which it
+        // looks up by number.
+        let expected = if fault.kind & REMOTE == 0 { Err(EngineError::Missing) } else { Ok(()) };
         assert_eq!(answer(&mut pair, fault, false), expected, "{operation:?}");
         assert_eq!(pair.engine.core.faults.iter().count(), 0, "{operation:?}");
     }
 }
 
 #[test]
-fn a_fault_that_nobody_hears_of_is_memory_that_is_not_there() {
+fn page_fault_without_eq_fails_access() {
     for (operation, syndrome) in
         [(Operation::Send, 0x04), (Operation::Write, 0x13), (Operation::Receive, 0x14)]
     {
@@ -352,11 +361,11 @@ fn a_fault_that_nobody_hears_of_is_memory_that_is_not_there() {
 }
 
 #[test]
-fn a_table_without_a_key_yet_lacks_its_pages() {
+fn null_mkey_entry_takes_page_fault() {
     let (mut pair, key) = pair();
     bring_in(&mut pair, key, READ | WRITE);
-    let null = u64::from(NULL_KEY);
-    let table = lay_out(&mut pair, KeyKind::EqualRanges, &[null, 0, null, 0, null, 0, null, 0]);
+    let null = u64::from(NULL_MKEY);
+    let table = lay_out(&mut pair, KeyKind::Ksm, &[null, 0, null, 0, null, 0, null, 0]);
     let (pinned, bytes) = (pair.key, [7; 64]);
     pair.write(FROM, &bytes);
     pair.post(0, opcode::WRITE, 0, &[remote(table, PAGE), data(pinned, FROM, 64)].concat());
@@ -370,7 +379,7 @@ fn a_table_without_a_key_yet_lacks_its_pages() {
 }
 
 #[test]
-fn an_unreliable_message_that_lacks_a_page_is_lost_and_its_receive_is_not() {
+fn uc_page_fault_drops_message_and_keeps_receive() {
     let (mut pair, key) = pair_over(Transport::Uc);
     let pinned = pair.key;
     pair.post_receive_with(1, key, PAGE, 0x1000);
@@ -391,10 +400,11 @@ fn an_unreliable_message_that_lacks_a_page_is_lost_and_its_receive_is_not() {
 }
 
 proptest! {
-    /// A driver that takes pages away and brings them in while messages of all sorts are under way, over a wire that loses packets: every
-    /// operation completes, in order, and what was told was asked for.
+    /// A driver that takes pages away and brings them in while messages of all sorts are under way,
+    /// over a wire that loses packets: every operation completes, in order, and what was told was
+    /// asked for.
     #[test]
-    fn pages_that_come_and_go_disturb_nothing(
+    fn concurrent_page_faults_preserve_data_and_order(
         which in proptest::collection::vec(0usize..7, 1..8),
         moves in proptest::collection::vec((0u8..16, 0u64..200_000), 1..40),
         lost in proptest::collection::vec(any::<bool>(), 24),

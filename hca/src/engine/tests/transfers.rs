@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::bench_pair::{Cqe, DATA, Pair, data, remote};
+use super::qp_pair::{Cqe, DATA, Pair, data, remote};
 use crate::engine::packet::Transport;
 use crate::engine::wqe::opcode;
 use crate::engine::{Packet, State};
@@ -19,7 +19,7 @@ fn good(packets: Vec<Packet>) -> Vec<Packet> {
 }
 
 #[test]
-fn a_send_fills_the_receive_and_completes_on_both_sides() {
+fn send_fills_receive_and_completes_on_both_sides() {
     for transport in [Transport::Rc, Transport::Uc] {
         for length in [0usize, 1, 1024, 1025, 5000] {
             let mut pair = Pair::new(transport);
@@ -65,7 +65,7 @@ fn writes_reads_and_atomics_reach_remote_memory() {
 }
 
 #[test]
-fn what_was_asked_for_is_answered_before_a_later_request_is_refused() {
+fn earlier_requests_are_answered_before_nak() {
     const NOBODYS: u32 = 0xdead_be00;
     let bytes = pattern(3000, 9);
     for too_long in [true, false] {
@@ -93,7 +93,7 @@ fn what_was_asked_for_is_answered_before_a_later_request_is_refused() {
 }
 
 #[test]
-fn a_send_waits_for_its_receive() {
+fn send_retries_after_rnr_nak() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
     pair.post(0, opcode::SEND, 0, &data(key, FROM, 16));
@@ -117,7 +117,7 @@ fn a_send_waits_for_its_receive() {
 }
 
 #[test]
-fn without_rnr_retries_a_missing_receive_is_an_error() {
+fn rnr_retry_zero_fails_without_receive() {
     let mut pair = Pair::new(Transport::Rc);
     pair.connect(|attributes| attributes.rnr_retry = 1);
     let key = pair.key;
@@ -132,7 +132,7 @@ fn syndromes(completions: &[Cqe]) -> Vec<u8> {
 }
 
 #[test]
-fn a_silent_peer_exhausts_the_retries_then_everything_is_flushed() {
+fn unreachable_peer_exhausts_retries_and_flushes() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
     for _ in 0..3 {
@@ -149,7 +149,7 @@ fn a_silent_peer_exhausts_the_retries_then_everything_is_flushed() {
 }
 
 #[test]
-fn a_refused_write_fails_the_request_and_the_responder() {
+fn rejected_write_moves_both_sides_to_error() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
     pair.post_receive(1, TO, 64);
@@ -165,7 +165,7 @@ fn a_refused_write_fails_the_request_and_the_responder() {
 }
 
 #[test]
-fn a_receive_that_is_too_short_fails_both_sides() {
+fn short_receive_fails_both_sides() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
     pair.post_receive(1, TO, 8);
@@ -177,7 +177,7 @@ fn a_receive_that_is_too_short_fails_both_sides() {
 }
 
 #[test]
-fn a_bad_local_key_fails_after_what_was_posted_before_it() {
+fn bad_lkey_fails_after_earlier_requests_complete() {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
     pair.post(0, opcode::WRITE, 0, &[remote(key, TO), data(key, FROM, 64)].concat());
@@ -188,7 +188,7 @@ fn a_bad_local_key_fails_after_what_was_posted_before_it() {
 }
 
 #[test]
-fn a_completion_queue_that_overruns_takes_its_queue_pairs_down() {
+fn cq_overrun_moves_qps_to_error() {
     let mut pair = Pair::new(Transport::Rc);
     for _ in 0..6 {
         for _ in 0..60 {
@@ -201,7 +201,7 @@ fn a_completion_queue_that_overruns_takes_its_queue_pairs_down() {
 }
 
 #[test]
-fn an_armed_queue_interrupts_once() {
+fn armed_eq_interrupts_once() {
     let mut pair = Pair::new(Transport::Rc);
     pair.engine.eq_consumed(1, 0, true);
     let cq = pair.cq;
@@ -212,7 +212,8 @@ fn an_armed_queue_interrupts_once() {
     assert_eq!(pair.interrupts(), 1);
 }
 
-/// A wire that loses, doubles and swaps packets as the bytes say; fewer than there are retries are lost or swapped.
+/// A wire that loses, doubles and swaps packets as the bytes say; fewer than there are retries are
+/// lost or swapped.
 fn bad(fates: Vec<u8>) -> impl FnMut(Vec<Packet>) -> Vec<Packet> {
     let mut fates = fates.into_iter();
     let mut harm = 6;
@@ -237,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn on_a_bad_wire_everything_arrives_once_and_in_order(
+    fn lossy_wire_delivers_exactly_once_in_order(
         fates in proptest::collection::vec(any::<u8>(), 0..60),
         kinds in proptest::collection::vec((0u8..4, 0u32..5000), 1..10),
     ) {

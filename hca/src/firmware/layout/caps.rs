@@ -176,7 +176,7 @@ layout! {
 }
 
 layout! {
-    /// Memory on the card (`mlx5_ifc_device_mem_cap_bits`).
+    /// Memory on the device (`mlx5_ifc_device_mem_cap_bits`).
     DeviceMemoryCap: 0x100 {
         MEMIC: 0x0, 1,
         LOG_MIN_MEMIC_ALLOC_SIZE: 0x2b, 5,

@@ -10,7 +10,7 @@ layout! {
 }
 
 layout! {
-    /// Who made the card (`mlx5_ifc_query_adapter_param_block_bits`).
+    /// Who made the device (`mlx5_ifc_query_adapter_param_block_bits`).
     AdapterBlock: 0x100 {
         IEEE_VENDOR_ID: 0xc8, 24,
         VSD_VENDOR_ID: 0xf0, 16,

@@ -1,4 +1,4 @@
-//! Indices, owner bits and comparisons of entries, exhaustively near every wrap.
+//! Indices, owner bits and comparisons of CQEs, exhaustively near every wrap.
 
 use bareverbs_provider::mapping::Mapping;
 
@@ -12,7 +12,7 @@ fn indices() -> impl Iterator<Item = u32> {
 }
 
 #[test]
-fn an_entry_is_written_when_its_owner_bit_is_that_of_the_round() {
+fn owner_bit_of_the_round_marks_written_cqes() {
     for log in 0..=6 {
         let ring = Ring::new(Mapping::anonymous(CQE << log).unwrap(), log, CQE);
         for index in indices() {
@@ -31,7 +31,7 @@ fn an_entry_is_written_when_its_owner_bit_is_that_of_the_round() {
 }
 
 #[test]
-fn an_entry_lies_at_its_index_modulo_the_entries() {
+fn cqe_address_is_index_modulo_entries() {
     for (log, cqe_size) in (0..=6).flat_map(|log| [(log, 64), (log, 128)]) {
         let ring = Ring::new(Mapping::anonymous(cqe_size << log).unwrap(), log, cqe_size);
         let start = ring.memory().as_ptr().as_ptr().addr() + cqe_size - CQE;
@@ -45,7 +45,7 @@ fn an_entry_lies_at_its_index_modulo_the_entries() {
 }
 
 #[test]
-fn a_ring_needs_memory_and_a_device_that_counts_far_enough() {
+fn ring_must_fit_its_memory_and_the_24_bit_index() {
     let made = |bytes, log, cqe_size| {
         std::panic::catch_unwind(|| Ring::new(Mapping::anonymous(bytes).unwrap(), log, cqe_size)).is_ok()
     };

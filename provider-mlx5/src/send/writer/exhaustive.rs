@@ -18,7 +18,7 @@ fn writer(ring: &mut Ring, blocks: u32, block: u32) -> Writer {
 }
 
 #[test]
-fn every_segment_of_every_request_lies_at_its_place() {
+fn every_segment_is_at_its_ring_offset() {
     for blocks in BLOCKS {
         let places = blocks as usize * SEGMENTS_PER_BLOCK;
         for block in counters(blocks) {
@@ -45,7 +45,7 @@ fn every_segment_of_every_request_lies_at_its_place() {
 }
 
 #[test]
-fn every_copy_lies_at_its_place_and_changes_nothing_else() {
+fn every_copy_is_at_its_ring_offset_and_changes_nothing_else() {
     let source: [u8; 4 * BLOCK] = std::array::from_fn(|at| (at % 251) as u8 + 1);
     for blocks in BLOCKS {
         let bytes = blocks as usize * BLOCK;

@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 
 use bareverbs::{
-    Access, AhAttr, CqInit, Error, Gid, Grh, InitAttr, Mtu, QpAttr, QpAttrMask, QpInit, QpState, RtrAttr,
-    RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr,
+    Access, AhAttr, CqInit, Error, Gid, GlobalRoute, InitAttr, Mtu, QpAttr, QpAttrMask, QpInit, QpState,
+    RtrAttr, RtsAttr, Uc, UcRtrAttr, Ud, UdInitAttr,
 };
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::device;
@@ -18,7 +18,7 @@ const RTR: &str = "modify_qp INIT→RTR";
 const RTS: &str = "modify_qp RTR→RTS";
 const EINVAL: i32 = 22;
 
-pub(crate) fn every_attribute_of_the_first_step_is_checked() {
+pub(crate) fn reset_to_init_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -32,9 +32,7 @@ pub(crate) fn every_attribute_of_the_first_step_is_checked() {
             invalid(ud.init(&UdInitAttr { pkey_index, ..UdInitAttr::new(1, 7) }), &text);
         }
         for access in [Access::ZERO_BASED, Access::HUGETLB, Access::from_bits_retain(1 << 31)] {
-            let text = format!(
-                "{INIT}: access {access:?} is nothing that a queue pair can allow: leave it to regions"
-            );
+            let text = format!("{INIT}: a queue pair can't grant access {access:?}: leave it to regions");
             invalid(rc.qp.init(&InitAttr { access: access | Access::LOCAL_WRITE, ..good }), &text);
         }
         assert_eq!((rc.qp.state(), rc.kernel_state()), (QpState::RESET, QpState::RESET));
@@ -49,16 +47,16 @@ pub(crate) fn every_attribute_of_the_first_step_is_checked() {
     });
 }
 
-pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
+pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
     nothing_leaks(|| {
         child::run(|| {
-            child::become_nobody();
+            child::drop_privileges();
             let pd = domain();
             let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
             let mut ud = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).unwrap();
             let privileged = ud.init(&UdInitAttr::new(1, 0x8000_0001));
             if let Err(refused) = privileged {
-                refused_by_kernel(Err::<(), _>(refused), INIT, 1, "which is for the privileged: clear it");
+                refused_by_kernel(Err::<(), _>(refused), INIT, 1, "which requires privilege: clear it");
                 assert_eq!(ud.query().unwrap().0.qp_state, QpState::RESET);
                 ud.init(&UdInitAttr::new(1, 0x7fff_ffff)).unwrap();
             }
@@ -66,18 +64,18 @@ pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
     });
 }
 
-pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
+pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
         side.qp.init(&InitAttr::new(1)).unwrap();
         let good = side.towards(1);
         let grh = good.address.grh.unwrap();
-        let way = |grh: Grh| AhAttr { grh: Some(grh), ..good.address };
+        let way = |grh: GlobalRoute| AhAttr { grh: Some(grh), ..good.address };
         let cases = [
             (AhAttr { sl: 16, ..good.address }, "service level 16 is above 15"),
-            (way(Grh { flow_label: 1 << 20, ..grh }), "flow label 0x100000 has more than 20 bits"),
-            (way(Grh { dgid: Gid::default(), ..grh }), "the peer's GID is zero, which is nobody's"),
+            (way(GlobalRoute { flow_label: 1 << 20, ..grh }), "flow label 0x100000 has more than 20 bits"),
+            (way(GlobalRoute { dgid: Gid::default(), ..grh }), "the peer's GID is zero"),
             (
                 AhAttr { grh: None, ..good.address },
                 "RoCE reaches a peer by its GID only: give the address a global route",
@@ -90,7 +88,7 @@ pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
         }
         let group = Gid::from(Ipv4Addr::new(239, 1, 2, 3));
         invalid(
-            side.qp.ready_to_receive(&RtrAttr { address: way(Grh { dgid: group, ..grh }), ..good }),
+            side.qp.ready_to_receive(&RtrAttr { address: way(GlobalRoute { dgid: group, ..grh }), ..good }),
             &format!("{RTR}: {group} is a multicast group, and a connection has one peer"),
         );
 
@@ -98,8 +96,8 @@ pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
         let table = pd.context().gid_table().unwrap();
         let v6 = table.iter().find(|entry| entry.gid.ipv4().is_none()).unwrap().gid;
         let strangers = [
-            ("another family", Grh { dgid: v6, ..grh }),
-            ("no route", Grh { dgid: Gid::from(Ipv4Addr::new(203, 0, 113, 9)), ..grh }),
+            ("another family", GlobalRoute { dgid: v6, ..grh }),
+            ("no route", GlobalRoute { dgid: Gid::from(Ipv4Addr::new(203, 0, 113, 9)), ..grh }),
         ];
         // InfiniBand's fabric is asked by packets.
         for (what, grh) in strangers.into_iter().filter(|_| ethernet) {
@@ -124,7 +122,7 @@ pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
             assert!(matches!(refused, Error::NoPort { count: 1, .. }), "{refused:?}");
         }
         for index in [77, 255] {
-            let grh = Grh { sgid_index: index, ..grh };
+            let grh = GlobalRoute { sgid_index: index, ..grh };
             let refused = side.qp.ready_to_receive(&RtrAttr { address: way(grh), ..good }).unwrap_err();
             assert!(matches!(refused, Error::NoGid { .. }), "{refused:?}");
             let refused = pd.create_ah(&way(grh)).map(drop).unwrap_err();
@@ -135,7 +133,7 @@ pub(crate) fn every_attribute_of_the_way_to_a_peer_is_checked() {
     });
 }
 
-pub(crate) fn every_number_of_the_second_step_is_checked() {
+pub(crate) fn init_to_rtr_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -181,7 +179,7 @@ pub(crate) fn every_number_of_the_second_step_is_checked() {
     });
 }
 
-pub(crate) fn every_number_of_the_third_step_is_checked() {
+pub(crate) fn rtr_to_rts_attributes_are_validated() {
     nothing_leaks(|| {
         let pd = domain();
         let mut rc = side(&pd, Plan::default());
@@ -218,7 +216,7 @@ pub(crate) fn every_number_of_the_third_step_is_checked() {
 }
 
 /// Every attribute of the bare change, out of its range.
-pub(crate) fn the_bare_change_takes_no_number_that_does_not_fit() {
+pub(crate) fn modify_rejects_out_of_range_values() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -258,7 +256,7 @@ pub(crate) fn the_bare_change_takes_no_number_that_does_not_fit() {
 }
 
 /// What a change lacks, or has too much of, is told with the kernel's refusal.
-pub(crate) fn the_bare_change_tells_what_its_mask_lacks_or_should_not_have() {
+pub(crate) fn modify_names_missing_and_disallowed_attributes() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -266,19 +264,16 @@ pub(crate) fn the_bare_change_tells_what_its_mask_lacks_or_should_not_have() {
         let to = |qp_state| QpAttr { qp_state, port_num: 1, ..QpAttr::default() };
         let all = Mask::STATE | Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS_FLAGS;
         for bit in [Mask::PORT, Mask::PKEY_INDEX, Mask::ACCESS_FLAGS] {
-            let hint = format!("the step needs {bit:?} too");
+            let hint = format!("the transition also requires {bit:?}");
             refused_by_kernel(side.qp.modify(&to(QpState::INIT), all - bit), "modify_qp", EINVAL, &hint);
         }
         for bit in [Mask::QKEY, Mask::TIMEOUT, Mask::SQ_PSN, Mask::MAX_QP_RD_ATOMIC] {
-            let hint = format!("the step does not take {bit:?}");
+            let hint = format!("the transition does not allow {bit:?}");
             refused_by_kernel(side.qp.modify(&to(QpState::INIT), all | bit), "modify_qp", EINVAL, &hint);
         }
         for state in [QpState::RTR, QpState::RTS, QpState::SQD, QpState::SQE, QpState::ERR] {
             let text = side.qp.modify(&to(state), Mask::STATE).unwrap_err().to_string();
-            assert!(
-                text.contains(&format!("there is no step from RESET to {state:?}: the way is")),
-                "{text}"
-            );
+            assert!(text.contains(&format!("no transition from RESET to {state:?}: the order is")), "{text}");
         }
         for port_num in [0, 2, 255] {
             let attr = QpAttr { port_num, ..to(QpState::INIT) };
@@ -294,7 +289,7 @@ pub(crate) fn the_bare_change_tells_what_its_mask_lacks_or_should_not_have() {
     });
 }
 
-pub(crate) fn a_queue_pair_serves_no_more_reads_than_it_first_had_places_for() {
+pub(crate) fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
     nothing_leaks(|| {
         let pd = domain();
         for (first, next, possible) in

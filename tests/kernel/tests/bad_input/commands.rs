@@ -15,7 +15,7 @@ use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, Reg
 use bareverbs_provider::contract::{
     AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, QueueMemory, SrqRequest,
 };
-use bareverbs_provider::device::{DeviceFile, OpenError, Refused};
+use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{MwType, QpAttrMask, QpState, SrqAttrMask};
@@ -94,7 +94,7 @@ impl Bench {
         bench
     }
 
-    fn reg_mr(&self, pd: u32) -> Result<CreatedMr, Refused> {
+    fn reg_mr(&self, pd: u32) -> Result<CreatedMr, IoctlError> {
         let addr = self.page.as_ptr().expose_provenance() as u64;
         let access = AccessFlags::empty();
         let request = MrRequest { pd, addr, length: PAGE as u64, iova: addr, access };
@@ -102,7 +102,7 @@ impl Bench {
         unsafe { RegMrMethod::default().register(&self.file, &request) }
     }
 
-    fn create_srq(&self, pd: u32) -> Result<u32, Refused> {
+    fn create_srq(&self, pd: u32) -> Result<u32, IoctlError> {
         let request = SrqRequest {
             pd,
             max_wr: 16,
@@ -118,7 +118,7 @@ impl Bench {
         Ok(made.handle)
     }
 
-    fn create_qp(&self, pd: u32, cq: u32, srq: Option<u32>) -> Result<u32, Refused> {
+    fn create_qp(&self, pd: u32, cq: u32, srq: Option<u32>) -> Result<u32, IoctlError> {
         let cap =
             QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (qp_type, flags) = (QpType::UD, QpCreateFlags::empty());
@@ -142,7 +142,7 @@ impl Bench {
         Ok(made.handle)
     }
 
-    fn create_ah(&self, pd: u32) -> Result<u32, Refused> {
+    fn create_ah(&self, pd: u32) -> Result<u32, IoctlError> {
         let mut table = [GidEntry::zeroed(); 8];
         command::query_gid_table(&self.file, &mut table).unwrap();
         let (dgid, sgid_index) = (table[0].gid, table[0].gid_index as u8);
@@ -165,7 +165,7 @@ impl Bench {
         }
     }
 
-    fn destroy(&self, class: ObjectClass, handle: u32) -> Result<(), Refused> {
+    fn destroy(&self, class: ObjectClass, handle: u32) -> Result<(), IoctlError> {
         let file = &self.file;
         // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
         unsafe {
@@ -183,7 +183,7 @@ impl Bench {
     }
 
     /// What every command says that takes an object of the class, if `handle` is the object.
-    fn use_as(&self, class: ObjectClass, handle: u32) -> Vec<(&'static str, Result<(), Refused>)> {
+    fn use_as(&self, class: ObjectClass, handle: u32) -> Vec<(&'static str, Result<(), IoctlError>)> {
         let file = &self.file;
         let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
         let mut commands = match class {
@@ -223,24 +223,24 @@ impl Bench {
         commands
     }
 
-    fn resize_cq(&self, cq: u32) -> Result<(), Refused> {
+    fn resize_cq(&self, cq: u32) -> Result<(), IoctlError> {
         // SAFETY: there is no driver's payload.
         unsafe { command::resize_cq(&self.file, cq, 32, DriverPayload::default()) }.map(drop)
     }
 
-    fn rereg_mr(&self, mr: u32, change: ReregMr) -> Result<(), Refused> {
+    fn rereg_mr(&self, mr: u32, change: ReregMr) -> Result<(), IoctlError> {
         // SAFETY: neither the range nor the rights change.
         unsafe { command::rereg_mr(&self.file, mr, &change) }.map(drop)
     }
 
-    fn modify_srq(&self, srq_handle: u32) -> Result<(), Refused> {
+    fn modify_srq(&self, srq_handle: u32) -> Result<(), IoctlError> {
         let request = ModifySrqReq { srq_handle, attr_mask: SrqAttrMask::LIMIT, ..ModifySrqReq::zeroed() };
         let payload = DriverPayload { input: &[0; 8], output: &mut [] };
         // SAFETY: the kernel writes to the address in the payload for a resize only.
         unsafe { command::modify_srq(&self.file, &request, payload) }
     }
 
-    fn modify_qp(&self, qp_handle: u32) -> Result<(), Refused> {
+    fn modify_qp(&self, qp_handle: u32) -> Result<(), IoctlError> {
         let (attr_mask, qp_state) = (QpAttrMask::STATE, QpState::RESET);
         // SAFETY: all objects of this file are the test's own, and nothing is posted to them.
         unsafe {
@@ -260,14 +260,14 @@ impl Bench {
 }
 
 /// The kernel's refusal; the provider has no reason of its own.
-fn refused<T>(answer: Result<T, bareverbs_provider::contract::CreateError>) -> Result<T, Refused> {
+fn refused<T>(answer: Result<T, bareverbs_provider::contract::CreateError>) -> Result<T, IoctlError> {
     answer.map_err(|error| match error {
-        bareverbs_provider::contract::CreateError::Refused(refused) => refused,
+        bareverbs_provider::contract::CreateError::Ioctl(refused) => refused,
         error => panic!("{error}"),
     })
 }
 
-fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, Result<(), Refused>)>) {
+fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, Result<(), IoctlError>)>) {
     for (verb, answer) in answers {
         let refused = answer.expect_err(verb);
         // A kernel without a command says so before it looks at the handle.
@@ -278,7 +278,7 @@ fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, R
     }
 }
 
-pub(crate) fn a_handle_of_another_sort_is_refused_by_every_command() {
+pub(crate) fn handles_of_another_class_are_rejected() {
     nothing_leaks(|| {
         let bench = Bench::new();
         for class in CLASSES {
@@ -291,7 +291,7 @@ pub(crate) fn a_handle_of_another_sort_is_refused_by_every_command() {
     });
 }
 
-pub(crate) fn a_handle_that_never_was_is_refused_by_every_command() {
+pub(crate) fn unknown_handles_are_rejected() {
     nothing_leaks(|| {
         let bench = Bench::new();
         for class in CLASSES {
@@ -303,7 +303,7 @@ pub(crate) fn a_handle_that_never_was_is_refused_by_every_command() {
     });
 }
 
-pub(crate) fn a_handle_that_was_given_back_is_refused_by_every_command() {
+pub(crate) fn freed_handles_are_rejected() {
     nothing_leaks(|| {
         let bench = Bench::new();
         // Who uses an object goes before it.
@@ -316,7 +316,7 @@ pub(crate) fn a_handle_that_was_given_back_is_refused_by_every_command() {
     });
 }
 
-pub(crate) fn an_object_in_use_is_not_given_back() {
+pub(crate) fn objects_in_use_are_not_destroyed() {
     nothing_leaks(|| {
         let bench = Bench::new();
         let srq_user = bench.create_qp(bench.pd, bench.cq, Some(bench.srq)).unwrap();
@@ -356,7 +356,7 @@ pub(crate) fn objects_of_another_file_are_not_seen() {
     });
 }
 
-pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
+pub(crate) fn create_cq_rejects_other_descriptors_as_channel() {
     nothing_leaks(|| {
         let bench = Bench::new();
         let null = File::open("/dev/null").unwrap();
@@ -376,7 +376,7 @@ pub(crate) fn a_descriptor_that_is_no_channel_is_refused() {
     });
 }
 
-pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
+pub(crate) fn device_file_without_context_rejects_commands() {
     nothing_leaks(|| {
         let with = |path: &str, driver| DeviceFile::open(path, driver).unwrap();
         for path in ["/dev/null", "/dev/zero", "/dev/kmsg"] {
@@ -408,12 +408,12 @@ pub(crate) fn a_file_that_is_not_ready_for_commands_refuses_them() {
         let bench = Bench::new();
         // SAFETY: there is no driver's payload.
         let again = unsafe { command::get_context(&bench.file, DriverPayload::default()) }.unwrap_err();
-        assert_eq!(again, Refused { method: "GetContext", errno: Errno::INVAL });
+        assert_eq!(again, IoctlError { method: "GetContext", errno: Errno::INVAL });
         bench.clear();
     });
 }
 
-pub(crate) fn queries_answer_whatever_room_there_is() {
+pub(crate) fn queries_handle_any_buffer_size() {
     nothing_leaks(|| {
         let bench = Bench::new();
         let file = &bench.file;

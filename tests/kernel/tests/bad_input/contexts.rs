@@ -10,7 +10,7 @@ use bareverbs_kernel_tests::{Outcome, skip};
 
 use crate::refusals::invalid;
 
-pub(crate) fn queues_of_another_context_make_no_queue_pair() {
+pub(crate) fn create_qp_rejects_queues_of_another_context() {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
         // The handle that the queue has there is that of another queue here.
@@ -37,7 +37,7 @@ pub(crate) fn queues_of_another_context_make_no_queue_pair() {
     });
 }
 
-pub(crate) fn a_region_does_not_move_to_another_context() -> Outcome {
+pub(crate) fn rereg_mr_rejects_pd_of_another_context() -> Outcome {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
         let mut memory = region(&here, &[7; 64], ALL_REMOTE);
@@ -53,7 +53,7 @@ pub(crate) fn a_region_does_not_move_to_another_context() -> Outcome {
     })
 }
 
-pub(crate) fn a_shared_queue_of_another_domain_scatters_into_its_own_memory() {
+pub(crate) fn srq_of_another_pd_uses_its_own_mrs() {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -77,7 +77,7 @@ pub(crate) fn a_shared_queue_of_another_domain_scatters_into_its_own_memory() {
     });
 }
 
-pub(crate) fn a_window_is_bound_in_its_own_domain_to_what_it_may_open() {
+pub(crate) fn mw_bind_validates_pd_and_access() {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -99,7 +99,7 @@ pub(crate) fn a_window_is_bound_in_its_own_domain_to_what_it_may_open() {
                 invalid(window.bind(&read_only, .., writes | read), &text);
             }
             for access in [Access::LOCAL_WRITE, Access::MW_BIND, Access::from_bits_retain(1 << 31)] {
-                let text = format!("bind_mw: access {access:?} is nothing that a window can give a peer");
+                let text = format!("bind_mw: a window can't grant access {access:?}");
                 invalid(window.bind(&good, .., access | read), &text);
             }
             let empty = "bind_mw: a window is bound to at least 1 byte; one of type 1 is unbound by `unbind`";
@@ -122,7 +122,7 @@ pub(crate) fn a_window_is_bound_in_its_own_domain_to_what_it_may_open() {
 }
 
 /// A datagram over the handle of another domain.
-pub(crate) fn an_address_handle_of_another_domain_ends_the_request_with_an_error() {
+pub(crate) fn ah_of_another_pd_fails_the_send() {
     nothing_leaks(|| {
         let pd = domain();
         let own_context = pd.context();

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, GrhHeader, InitAttr, Mr, Payload, Pd, PostReason,
-    Qp, QpCap, QpInit, QpState, RecvRequest, Refusal, SendFlags, SendRequest, Transport, Uc, UcOperation,
+    AhAttr, Buffer, Cq, CqInit, Datagram, Error, GRH_BYTES, Grh, InitAttr, Mr, Payload, Pd, PostReason,
+    PushError, Qp, QpCap, QpInit, QpState, RecvRequest, SendFlags, SendRequest, Transport, Uc, UcOperation,
     UcRtrAttr, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
 };
 use bareverbs_kernel_tests::device;
@@ -124,7 +124,7 @@ pub(crate) fn a_datagram_is_refused_that_no_packet_can_carry() {
         let (mut a, mut b) = (datagrams(&pd), datagrams(&pd));
         let to = Datagram::new(&ah, b.qp.qp_num(), QKEY);
         b.recv(2, &memory, 8192);
-        let refuses = |a: &mut End<Ud>, to: Datagram<'_>, payload: Payload<'_>, expected: Refusal| {
+        let refuses = |a: &mut End<Ud>, to: Datagram<'_>, payload: Payload<'_>, expected: PushError| {
             let refused = send_to(a, to, payload).unwrap_err();
             assert_eq!((refused.accepted, refused.reason), (0, PostReason::Queue(expected)));
         };
@@ -132,18 +132,18 @@ pub(crate) fn a_datagram_is_refused_that_no_packet_can_carry() {
         let parts = [memory.sge(..bytes).unwrap(), memory.sge(..1).unwrap()];
         for payload in [Payload::Sges(&long), Payload::Sges(&parts)] {
             let given = bytes as u64 + 1;
-            refuses(&mut a, to, payload, Refusal::DatagramTooLong { given, max: bytes as u32 });
+            refuses(&mut a, to, payload, PushError::DatagramTooLong { given, max: bytes as u32 });
         }
         for qp_num in [1 << 24, 1 << 31, u32::MAX] {
             let to = Datagram { qp_num, ..to };
-            refuses(&mut a, to, Payload::Inline(&[b"x"]), Refusal::QpNumber { qp_num });
+            refuses(&mut a, to, Payload::Inline(&[b"x"]), PushError::QpNumber { qp_num });
         }
         let max = a.qp.cap().max_inline_data as usize;
         let inline = vec![0; max + 1];
-        refuses(&mut a, to, Payload::Inline(&[&inline]), Refusal::InlineTooLong { given: max + 1, max });
+        refuses(&mut a, to, Payload::Inline(&[&inline]), PushError::InlineTooLong { given: max + 1, max });
         let max = a.qp.cap().max_send_sge as usize;
         let many = vec![memory.sge(..1).unwrap(); max + 1];
-        refuses(&mut a, to, Payload::Sges(&many), Refusal::TooManySges { given: max + 1, max });
+        refuses(&mut a, to, Payload::Sges(&many), PushError::TooManySges { given: max + 1, max });
         b.quiet();
         // The longest one goes.
         send_to(&mut a, to, Payload::Sges(&[memory.sge(..bytes).unwrap()])).unwrap();
@@ -152,7 +152,7 @@ pub(crate) fn a_datagram_is_refused_that_no_packet_can_carry() {
     });
 }
 
-pub(crate) fn a_datagram_that_nobody_can_take_is_lost_and_nothing_else() {
+pub(crate) fn undeliverable_datagrams_are_dropped() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 256], ALL_REMOTE);
@@ -199,7 +199,7 @@ pub(crate) fn a_datagram_that_nobody_can_take_is_lost_and_nothing_else() {
     });
 }
 
-pub(crate) fn an_answer_needs_a_header_that_came_to_this_port() {
+pub(crate) fn ah_attr_from_wc_validates_the_grh() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -211,29 +211,30 @@ pub(crate) fn an_answer_needs_a_header_that_came_to_this_port() {
         let received = b.done();
         let header: [u8; GRH_BYTES] = contents(&memory)[..GRH_BYTES].try_into().unwrap();
         for port in [0, 2, 255] {
-            let refused = context.address_of_sender(port, &received, &header).unwrap_err();
+            let refused = context.ah_attr_from_wc(port, &received, &header).unwrap_err();
             assert!(matches!(refused, Error::NoPort { .. }), "{refused:?}");
         }
         let verb = "init_ah_from_wc";
         for strange in [[0; GRH_BYTES], [0xff; GRH_BYTES], [0x77; GRH_BYTES]] {
             let words = "the 40 bytes before the payload are neither an IPv4 nor an IPv6 header";
-            invalid(context.address_of_sender(1, &received, &strange), &format!("{verb}: {words}"));
+            invalid(context.ah_attr_from_wc(1, &received, &strange), &format!("{verb}: {words}"));
         }
         let bare = WorkCompletion { wc_flags: WcFlags::empty(), ..received };
         if device::is_infiniband() {
-            let by_lid = context.address_of_sender(1, &bare, &header).unwrap();
+            let by_lid = context.ah_attr_from_wc(1, &bare, &header).unwrap();
             assert_eq!((by_lid.dlid, by_lid.grh), (received.slid, None));
         } else {
             let words = "RoCE reaches a peer by its GID only: give the address a global route";
-            invalid(context.address_of_sender(1, &bare, &header), &format!("{verb}: {words}"));
+            invalid(context.ah_attr_from_wc(1, &bare, &header), &format!("{verb}: {words}"));
         }
-        // To somebody else's address; the last four bytes are that of an IPv4 header, and of a longer one.
+        // To somebody else's address; the last four bytes are that of an IPv4 header, and of a
+        // longer one.
         let mut foreign = header;
         foreign[36..].copy_from_slice(&[203, 0, 113, 9]);
-        let receiver = GrhHeader::parse(&foreign).unwrap().receiver;
+        let receiver = Grh::parse(&foreign).unwrap().dgid;
         let words = format!("it came to {receiver}, which is not in the table of port 1");
-        invalid(context.address_of_sender(1, &received, &foreign), &format!("{verb}: {words}"));
-        context.address_of_sender(1, &received, &header).unwrap();
+        invalid(context.ah_attr_from_wc(1, &received, &foreign), &format!("{verb}: {words}"));
+        context.ah_attr_from_wc(1, &received, &header).unwrap();
     });
 }
 
@@ -259,7 +260,7 @@ pub(crate) fn unreliable_messages_and_writes_of_no_bytes_arrive() {
     });
 }
 
-pub(crate) fn an_unreliable_message_without_room_is_lost_or_told_and_writes_nothing_beyond() {
+pub(crate) fn uc_message_too_long_writes_nothing_out_of_bounds() {
     nothing_leaks(|| {
         let pd = domain();
         let target = region(&pd, &[0; 64], ALL_REMOTE);

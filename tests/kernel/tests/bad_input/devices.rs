@@ -47,7 +47,7 @@ impl Drop for Removed {
     }
 }
 
-pub(crate) fn without_a_device_that_is_what_everything_says() {
+pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     let removed = Removed::new();
     assert!(bareverbs::devices().unwrap().is_empty());
     let first = Device::first().unwrap_err();
@@ -93,11 +93,11 @@ impl Drop for RootOnly {
     }
 }
 
-pub(crate) fn an_ordinary_user_is_told_of_the_node_he_may_not_open() {
+pub(crate) fn open_without_permission_names_the_device_node() {
     let root_only = RootOnly::new();
     nothing_leaks(|| {
         child::run(|| {
-            child::become_nobody();
+            child::drop_privileges();
             // Seeing a device needs no permission.
             let device = device::device();
             let refused = device.open().map(drop).unwrap_err();
@@ -108,7 +108,7 @@ pub(crate) fn an_ordinary_user_is_told_of_the_node_he_may_not_open() {
     });
 }
 
-pub(crate) fn every_verb_that_takes_a_port_refuses_one_that_is_not_there() {
+pub(crate) fn every_verb_rejects_invalid_ports() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -142,7 +142,7 @@ pub(crate) fn every_verb_that_takes_a_port_refuses_one_that_is_not_there() {
     });
 }
 
-pub(crate) fn a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_in_init() {
+pub(crate) fn invalid_gid_index_leaves_qp_in_init() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -175,7 +175,7 @@ pub(crate) fn a_gid_index_that_is_empty_or_outside_the_table_keeps_a_queue_pair_
     });
 }
 
-pub(crate) fn queues_beyond_the_device_are_refused_with_the_limit() {
+pub(crate) fn queues_above_device_limits_name_the_limit() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

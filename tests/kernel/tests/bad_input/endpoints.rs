@@ -24,7 +24,7 @@ fn pair(pd: &Pd) -> (Endpoint, Endpoint) {
     (alice, bob)
 }
 
-pub(crate) fn an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all() {
+pub(crate) fn endpoint_new_and_connect_validate_arguments() {
     nothing_leaks(|| {
         let (pd, device) = (domain(), device::name());
         for (port, depth, start) in [
@@ -44,7 +44,7 @@ pub(crate) fn an_endpoint_is_made_and_connected_as_it_can_be_or_not_at_all() {
         for (peer, words) in [
             (Address { qp_num: 1 << 24, ..good }, "dest_qp_num 0x1000000 has more than 24 bits".to_owned()),
             (Address { psn: u32::MAX, ..good }, "rq_psn 0xffffffff has more than 24 bits".to_owned()),
-            (Address { gid: Gid::default(), ..good }, "the peer's GID is zero, which is nobody's".to_owned()),
+            (Address { gid: Gid::default(), ..good }, "the peer's GID is zero".to_owned()),
             (
                 Address { gid: group, ..good },
                 format!("{group} is a multicast group, and a connection has one peer"),
@@ -73,7 +73,7 @@ pub(crate) fn a_refused_operation_gives_its_buffer_back() {
         assert_eq!(refused.buffer.len(), 64);
         assert_eq!(alone.pending(), 0);
         let idle = alone.wait().unwrap_err();
-        assert_eq!(idle.to_string(), "wait: no operation is under way");
+        assert_eq!(idle.to_string(), "Endpoint::wait: no operation is under way");
         assert!(idle.buffer.is_none());
 
         let (mut alice, mut bob) = pair(&pd);
@@ -84,7 +84,7 @@ pub(crate) fn a_refused_operation_gives_its_buffer_back() {
             alice.post_read(buffer(&pd), 1..usize::MAX, Remote { addr: 0, rkey: 0 }),
         ] {
             let refused = refused.unwrap_err();
-            assert!(matches!(refused.error, Error::Invalid { verb: "sge", .. }), "{refused:?}");
+            assert!(matches!(refused.error, Error::Invalid { verb: "Mr::sge", .. }), "{refused:?}");
             assert_eq!(refused.buffer.len(), 64);
         }
         // More than there is room for.
@@ -98,7 +98,7 @@ pub(crate) fn a_refused_operation_gives_its_buffer_back() {
     });
 }
 
-pub(crate) fn a_region_of_another_protection_domain_is_refused_and_given_back() {
+pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
     nothing_leaks(|| {
         let pd = domain();
         let same_context = pd.context().alloc_pd().unwrap();
@@ -108,10 +108,10 @@ pub(crate) fn a_region_of_another_protection_domain_is_refused_and_given_back() 
         let remote = Remote { addr: 0x1000, rkey: 0 };
         for other in [&same_context, &other_context] {
             for (verb, posted) in [
-                ("recv", alice.post_recv(buffer(other))),
-                ("send", alice.post_send(buffer(other), ..)),
-                ("write", alice.post_write(buffer(other), .., remote)),
-                ("read", alice.post_read(buffer(other), .., remote)),
+                ("Endpoint::post_recv", alice.post_recv(buffer(other))),
+                ("Endpoint::post_send", alice.post_send(buffer(other), ..)),
+                ("Endpoint::post_write", alice.post_write(buffer(other), .., remote)),
+                ("Endpoint::post_read", alice.post_read(buffer(other), .., remote)),
             ] {
                 let refused = posted.unwrap_err();
                 let start = format!("{verb}: the region belongs to another protection domain");
@@ -128,11 +128,12 @@ pub(crate) fn a_region_of_another_protection_domain_is_refused_and_given_back() 
     });
 }
 
-pub(crate) fn a_failed_endpoint_gives_everything_back_and_takes_nothing_more() {
+pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let nobodys = Remote { addr: 0x1000, rkey: 0xdead_be00 };
-        type Post = fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::owned::Refused<Buffer>>;
+        type Post =
+            fn(&mut Endpoint, Mr<Buffer>, Remote) -> Result<(), bareverbs::owned::PostOwnedError<Buffer>>;
         let cases: [(&str, Post); 2] = [
             ("a key that never was", |end, buffer, remote| end.post_write(buffer, .., remote)),
             ("the same for a read", |end, buffer, remote| end.post_read(buffer, .., remote)),
@@ -159,14 +160,14 @@ pub(crate) fn a_failed_endpoint_gives_everything_back_and_takes_nothing_more() {
             }
             assert_eq!(statuses.len(), 3, "{what}");
             assert!(!statuses.contains(&WcStatus::SUCCESS), "{what}");
-            let refusal = |refused: Result<(), bareverbs::owned::Refused<Buffer>>, verb: &str| {
+            let refusal = |refused: Result<(), bareverbs::owned::PostOwnedError<Buffer>>, verb: &str| {
                 let refused = refused.unwrap_err();
                 let text = format!("{verb}: the connection has failed: make a new endpoint");
                 assert_eq!(refused.to_string(), text);
                 assert_eq!(refused.buffer.len(), 64);
             };
-            refusal(alice.post_recv(buffer(&pd)), "recv");
-            refusal(alice.post_send(buffer(&pd), ..), "send");
+            refusal(alice.post_recv(buffer(&pd)), "Endpoint::post_recv");
+            refusal(alice.post_send(buffer(&pd), ..), "Endpoint::post_send");
             drop((alice, bob));
         }
     });

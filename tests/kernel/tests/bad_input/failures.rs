@@ -1,8 +1,8 @@
 //! Requests that fail: what each side is told, what becomes of the rest, and the way back.
 
 use bareverbs::{
-    Access, Mr, MwBind, MwType, Operation, Payload, PostReason, QpState, RecvRequest, Refusal, Remote,
-    RtsAttr, SendFlags, SendRequest, Sge, WcStatus, explain,
+    Access, Mr, MwBind, MwType, Operation, Payload, PostReason, PushError, QpState, RecvRequest, Remote,
+    RtsAttr, SendFlags, SendRequest, Sge, WcStatus, wc_status_str,
 };
 use bareverbs::{Buffer, InitAttr, Pd};
 use bareverbs_kernel_tests::loopback::{
@@ -44,8 +44,8 @@ impl Scene {
         Self { a, b, good: region(pd, &[0; 64], ALL_REMOTE) }
     }
 
-    /// Posts `request`, which fails as one of `expected`; what was posted after it is flushed in order, asked for or not,
-    /// and so are the receives.
+    /// Posts `request`, which fails as one of `expected`; what was posted after it is flushed in
+    /// order, asked for or not, and so are the receives.
     fn fails(&mut self, request: SendRequest<'_>, expected: &[WcStatus]) -> WcStatus {
         let sges = [self.good.sge(..).unwrap()];
         self.a.recv_into(100, 3, &sges);
@@ -56,13 +56,14 @@ impl Scene {
         };
         let [(wr_id, status), rest @ ..] = &of(false)[..] else { panic!("{ends:?}") };
         assert_eq!(*wr_id, request.wr_id, "{ends:?}");
-        assert!(expected.contains(status), "{status:?}: {}", explain(*status));
+        assert!(expected.contains(status), "{status:?}: {}", wc_status_str(*status));
         let flushed = |range: std::ops::Range<u64>| -> Vec<_> {
             range.map(|wr_id| (wr_id, WcStatus::WR_FLUSH_ERR)).collect()
         };
         assert_eq!((rest, &of(true)[..]), (&flushed(2..5)[..], &flushed(100..103)[..]));
         assert_eq!(self.a.kernel_state(), QpState::ERR);
-        // What is posted from here on is flushed too, receives since the queue pair is told so once more.
+        // What is posted from here on is flushed too, receives since the queue pair is told so once
+        // more.
         self.a.send(&[hello(5)]).unwrap();
         assert_eq!(self.a.ends(1), flushed(5..6));
         self.a.qp.set_error().unwrap();
@@ -106,10 +107,11 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
             let payload = [from.sge(..length).unwrap()];
             let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
             let ends = scene.b.ends(3);
-            // Where the receive ends within a packet, or has no elements, kernels differ in the names for it.
+            // Where the receive ends within a packet, or has no elements, kernels differ in the
+            // names for it.
             let short = [WcStatus::LOC_LEN_ERR, WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_QP_OP_ERR];
             assert!(ends[0].0 == begin && short.contains(&ends[0].1), "{ends:?}");
-            let told = [explain(status), explain(ends[0].1)];
+            let told = [wc_status_str(status), wc_status_str(ends[0].1)];
             assert!(
                 told.iter().all(|text| text.contains("too long") || text.contains("too short")),
                 "{told:?}"
@@ -151,7 +153,7 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
     });
 }
 
-pub(crate) fn a_peer_without_receives_and_one_without_a_queue_pair_end_the_retries() {
+pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
     nothing_leaks(|| {
         let pd = domain();
         let mut scene = Scene::new(&pd, Plan { rnr_retry: 1, ..Plan::default() });
@@ -171,7 +173,7 @@ pub(crate) fn a_peer_without_receives_and_one_without_a_queue_pair_end_the_retri
     });
 }
 
-pub(crate) fn every_remote_operation_needs_the_right_of_its_own() {
+pub(crate) fn each_remote_operation_requires_its_access_flag() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], ALL_REMOTE);
@@ -205,7 +207,7 @@ pub(crate) fn every_remote_operation_needs_the_right_of_its_own() {
     });
 }
 
-pub(crate) fn a_remote_key_is_good_for_its_region_while_that_exists() {
+pub(crate) fn rkey_is_valid_only_while_its_mr_exists() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 128], ALL_REMOTE);
@@ -231,7 +233,7 @@ pub(crate) fn a_remote_key_is_good_for_its_region_while_that_exists() {
                 let payload = [own.sge(..length).unwrap()];
                 let status =
                     scene.fails(request(1, operation, Payload::Sges(&payload)), &[WcStatus::REM_ACCESS_ERR]);
-                assert!(explain(status).contains("key"), "{what}");
+                assert!(wc_status_str(status).contains("key"), "{what}");
                 scene.comes_back();
             }
         }
@@ -299,7 +301,7 @@ pub(crate) fn a_send_that_invalidates_no_key_fails_at_the_peer() {
     });
 }
 
-pub(crate) fn where_no_read_may_be_outstanding_reads_and_atomics_are_refused() {
+pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], ALL_REMOTE);
@@ -317,7 +319,7 @@ pub(crate) fn where_no_read_may_be_outstanding_reads_and_atomics_are_refused() {
             (Operation::CmpSwp { remote, compare: 0, swap: 1 }, "a compare-and-swap"),
         ] {
             let refused = scene.a.send(&[request(1, operation, Payload::Sges(&eight))]).unwrap_err();
-            let reason = PostReason::Queue(Refusal::NoReadsOutstanding { operation: name });
+            let reason = PostReason::Queue(PushError::NoReadsOutstanding { operation: name });
             assert_eq!((refused.accepted, refused.reason), (0, reason));
             let text = format!(
                 "no request was posted: {name} counts as outstanding, and the queue pair was connected with \
@@ -332,7 +334,7 @@ pub(crate) fn where_no_read_may_be_outstanding_reads_and_atomics_are_refused() {
     });
 }
 
-pub(crate) fn a_peer_that_serves_no_reads_refuses_them() {
+pub(crate) fn max_dest_rd_atomic_zero_rejects_remote_reads() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], ALL_REMOTE);

@@ -15,7 +15,7 @@ fn datagrams(pd: &Pd, cq: &Cq) -> Qp<Ud> {
     qp
 }
 
-pub(crate) fn what_is_no_group_is_neither_joined_nor_left() {
+pub(crate) fn multicast_verbs_reject_other_gids() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
@@ -43,7 +43,7 @@ pub(crate) fn what_is_no_group_is_neither_joined_nor_left() {
     });
 }
 
-pub(crate) fn a_group_takes_no_more_members_than_the_device_has_places_for() {
+pub(crate) fn multicast_attach_limits_are_enforced() {
     nothing_leaks(|| {
         let pd = domain();
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();

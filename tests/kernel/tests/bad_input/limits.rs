@@ -15,7 +15,7 @@ fn take_all_descriptors() -> Vec<File> {
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
-pub(crate) fn without_a_descriptor_nothing_is_opened_and_the_error_says_why() {
+pub(crate) fn open_without_free_descriptors_reports_emfile() {
     nothing_leaks(|| {
         child::run(|| {
             let context = open();

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
 
-use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus, explain};
+use bareverbs::{Access, Buffer, Operation, Payload, Pd, RecvRequest, Remote, Sge, WcStatus, wc_status_str};
 use bareverbs_kernel_tests::child;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -95,7 +95,8 @@ pub(crate) fn memory_needs_no_alignment() {
         for (offset, len) in [(1, 1), (7, 13), (4095, 2), (3, 4097), (4097, 9000)] {
             let (from, to) = (Buffer::zeroed(16384).unwrap(), Buffer::zeroed(16384).unwrap());
             let at = |buffer: &Buffer| buffer.as_ptr().cast_mut().wrapping_add(offset);
-            // SAFETY: both buffers outlive their regions, and only the copying methods touch the bytes.
+            // SAFETY: both buffers outlive their regions, and only the copying methods touch the
+            // bytes.
             let made = unsafe {
                 [
                     pd.register_raw(at(&from), len, None, Access::empty()),
@@ -118,7 +119,7 @@ pub(crate) fn locked_memory_beyond_the_limit_is_refused_with_the_limit() {
     nothing_leaks(|| {
         child::run(|| {
             setrlimit(Resource::RLIMIT_MEMLOCK, 65536, 65536).unwrap();
-            child::become_nobody();
+            child::drop_privileges();
             let pd = domain();
             let refused = pd.register(Buffer::zeroed(1 << 20).unwrap(), Access::LOCAL_WRITE).unwrap_err();
             assert_eq!(refused.error.errno().map(|errno| errno.raw_os_error()), Some(nix::libc::ENOMEM));
@@ -138,7 +139,7 @@ pub(crate) fn locked_memory_beyond_the_limit_is_refused_with_the_limit() {
     });
 }
 
-pub(crate) fn what_a_key_does_not_allow_ends_with_a_status_that_says_so() {
+pub(crate) fn lkey_violations_complete_with_protection_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);
@@ -163,9 +164,10 @@ pub(crate) fn what_a_key_does_not_allow_ends_with_a_status_that_says_so() {
             let [(1, status), (2, WcStatus::WR_FLUSH_ERR)] = a.ends(2)[..] else {
                 panic!("{what}: wrong ends")
             };
-            // Newer kernels put the queue pair into the error state first, and then flush what caused it.
+            // Newer kernels put the queue pair into the error state first, and then flush what
+            // caused it.
             assert!(LOCAL_CAUSES.contains(&status), "{what}: {status:?}");
-            assert!(explain(status).contains("another protection domain"), "{status:?}");
+            assert!(wc_status_str(status).contains("another protection domain"), "{status:?}");
             assert_eq!(a.kernel_state(), bareverbs::QpState::ERR, "{what}");
             assert!(b.cq.poll_one().is_none(), "{what}: nothing was to arrive");
         }
@@ -173,7 +175,7 @@ pub(crate) fn what_a_key_does_not_allow_ends_with_a_status_that_says_so() {
     });
 }
 
-pub(crate) fn what_a_remote_key_does_not_allow_ends_with_a_status_that_says_so() {
+pub(crate) fn rkey_violations_complete_with_access_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let source = region(&pd, &[1; 64], Access::LOCAL_WRITE);
@@ -195,7 +197,8 @@ pub(crate) fn what_a_remote_key_does_not_allow_ends_with_a_status_that_says_so()
                 Operation::Read(remote),
                 Operation::FetchAdd { remote: Remote { addr: remote.addr & !7, ..remote }, add: 1 },
             ] {
-                // Rounded down to an address that an atomic may have, the bytes lie in the region after all.
+                // Rounded down to an address that an atomic may have, the bytes lie in the region
+                // after all.
                 if matches!(operation, Operation::FetchAdd { .. }) && what == "bytes beyond the region" {
                     continue;
                 }
@@ -209,7 +212,10 @@ pub(crate) fn what_a_remote_key_does_not_allow_ends_with_a_status_that_says_so()
         a.send(&[request(1, Operation::Write(good), Payload::Inline(&[b"unwanted"]))]).unwrap();
         let status = a.ends(1)[0].1;
         assert!([WcStatus::REM_INV_REQ_ERR, WcStatus::REM_ACCESS_ERR].contains(&status), "{status:?}");
-        assert!(explain(status).contains("not allowed by its queue pair") || explain(status).contains("key"));
+        assert!(
+            wc_status_str(status).contains("not allowed by its queue pair")
+                || wc_status_str(status).contains("key")
+        );
 
         let untouched = [(&source, 1), (&open, 2), (&closed, 3), (&foreign, 4)];
         assert!(untouched.iter().all(|(region, byte)| contents(region) == [*byte; 64]));

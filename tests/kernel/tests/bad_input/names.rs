@@ -43,7 +43,7 @@ fn strange_names() -> Vec<String> {
     words.map(str::to_owned).into_iter().chain(near).chain(long).collect()
 }
 
-pub(crate) fn a_name_that_no_device_has_finds_none() {
+pub(crate) fn unknown_device_names_are_rejected() {
     nothing_leaks(|| {
         for name in strange_names() {
             let refused = Device::find(&name).unwrap_err();
@@ -58,31 +58,37 @@ pub(crate) fn a_name_that_no_device_has_finds_none() {
     });
 }
 
-pub(crate) fn a_device_is_made_with_a_name_or_not_at_all() {
+pub(crate) fn new_link_rejects_invalid_names() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
         let devices = netlink.devices().unwrap();
         // Any interface would do, as none of these names gets as far as that.
         let netdev = netlink.ports(devices[0].index).unwrap()[0].netdev_name.clone().unwrap_or("lo".into());
-        invalid(netlink.new_link("", "rxe", &netdev), "new_link: an empty device name names nothing");
-        invalid(netlink.new_link("rxe1", "", &netdev), "new_link: an empty sort names nothing");
-        invalid(netlink.new_link("rxe1", "rxe", ""), "new_link: an empty network interface names nothing");
+        invalid(
+            netlink.new_link("", "rxe", &netdev),
+            "RdmaNetlink::new_link: an empty device name names nothing",
+        );
+        invalid(netlink.new_link("rxe1", "", &netdev), "RdmaNetlink::new_link: an empty type names nothing");
+        invalid(
+            netlink.new_link("rxe1", "rxe", ""),
+            "RdmaNetlink::new_link: an empty network interface names nothing",
+        );
         for name in ["../../null", "..", "a/b", "rxe%d", "rxe 1", "rxe\n1", "rxe:1", "rxe\0"] {
             for (refused, what) in [
                 (netlink.new_link(name, "rxe", &netdev), "device name"),
-                (netlink.new_link("rxe1", name, &netdev), "sort"),
+                (netlink.new_link("rxe1", name, &netdev), "type"),
                 (netlink.new_link("rxe1", "rxe", name), "network interface"),
             ] {
                 let reason = "it must be no path and have no '%', ':', blank or zero byte";
-                invalid(refused, &format!("new_link: {what} {name:?} cannot be one: {reason}"));
+                invalid(refused, &format!("RdmaNetlink::new_link: {what} {name:?} cannot be one: {reason}"));
             }
         }
         let long = "r".repeat(64);
-        let text = format!("new_link: device name {long:?} has 64 bytes, and can have 63");
+        let text = format!("RdmaNetlink::new_link: device name {long:?} has 64 bytes, and can have 63");
         invalid(netlink.new_link(&long, "rxe", &netdev), &text);
         // The kernel would cut it, and find an interface that was not meant.
         let cut = format!("{netdev:a<16}");
-        let text = format!("new_link: network interface {cut:?} has 16 bytes, and can have 15");
+        let text = format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes, and can have 15");
         invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
 
         let told = |refused: bareverbs::Result<()>, start: &str| {
@@ -101,7 +107,7 @@ pub(crate) fn a_device_is_made_with_a_name_or_not_at_all() {
     });
 }
 
-pub(crate) fn a_path_that_is_no_device_is_not_opened() {
+pub(crate) fn open_rejects_non_device_paths() {
     nothing_leaks(|| {
         let long = format!("/dev/{}", "u".repeat(5000));
         for path in [
@@ -114,7 +120,7 @@ pub(crate) fn a_path_that_is_no_device_is_not_opened() {
             "/dev/n\0",
             &long,
         ] {
-            let OpenError::Refused(refused) = DeviceFile::open(path, DriverId::MLX5.0).unwrap_err() else {
+            let OpenError::Ioctl(refused) = DeviceFile::open(path, DriverId::MLX5.0).unwrap_err() else {
                 panic!("{path:?} was opened");
             };
             assert_eq!(refused.method, "open", "{path:?}");
@@ -123,7 +129,7 @@ pub(crate) fn a_path_that_is_no_device_is_not_opened() {
     });
 }
 
-pub(crate) fn a_number_that_no_device_has_is_told_with_the_error() {
+pub(crate) fn netlink_error_names_the_device_index() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
         let index = netlink.devices().unwrap()[0].index;
@@ -132,7 +138,8 @@ pub(crate) fn a_number_that_no_device_has_is_told_with_the_error() {
                 (netlink.ports(wrong).map(drop), "listing the ports of"),
                 (netlink.char_device(wrong, "uverbs").map(drop), "asking for the uverbs character device of"),
             ] {
-                // The kernel's answer for a device that is gone is also that for a sort that it does not have.
+                // The kernel's answer for a device that is gone is also that for a sort that it
+                // does not have.
                 let Err(refused) = refused else { continue };
                 assert!(matches!(refused, Error::System { .. }), "{refused:?}");
                 let text = refused.to_string();
@@ -145,12 +152,12 @@ pub(crate) fn a_number_that_no_device_has_is_told_with_the_error() {
         let long = "u".repeat(32);
         invalid(
             netlink.char_device(index, &long),
-            &format!("char_device: sort {long:?} has 32 bytes, and can have 31"),
+            &format!("RdmaNetlink::char_device: type {long:?} has 32 bytes, and can have 31"),
         );
-        invalid(netlink.char_device(index, ""), "char_device: an empty sort names nothing");
+        invalid(netlink.char_device(index, ""), "RdmaNetlink::char_device: an empty type names nothing");
         let reason = "it must be no path and have no '%', ':', blank or zero byte";
         for kind in ["../uverbs", "uverbs\0", "%s"] {
-            let text = format!("char_device: sort {kind:?} cannot be one: {reason}");
+            let text = format!("RdmaNetlink::char_device: type {kind:?} cannot be one: {reason}");
             invalid(netlink.char_device(index, kind), &text);
         }
         // The socket is as good as new.

@@ -1,7 +1,7 @@
 //! Queues that are full, and requests that make no sense.
 
 use bareverbs::{
-    Access, Operation, Payload, PlacementType, PostError, PostReason, QpCap, QpState, RecvRequest, Refusal,
+    Access, Operation, Payload, PlacementType, PostError, PostReason, PushError, QpCap, QpState, RecvRequest,
     Remote, SelectivityLevel, SendFlags, SendRequest, Sge, SrqInit, WcStatus,
 };
 use bareverbs_kernel_tests::device;
@@ -16,7 +16,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
 }
 
 /// A message that waits for its receive, however long that takes.
-fn patient() -> Plan {
+fn long_timeouts() -> Plan {
     Plan { rnr_retry: 7, ..Plan::default() }
 }
 
@@ -24,16 +24,16 @@ fn good(range: impl Iterator<Item = u64>) -> Vec<(u64, WcStatus)> {
     range.map(|wr_id| (wr_id, WcStatus::SUCCESS)).collect()
 }
 
-pub(crate) fn a_full_send_queue_takes_again_exactly_what_completed() {
+pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
     nothing_leaks(|| {
         let pd = domain();
-        let cap = QpCap { max_send_wr: 8, max_recv_wr: 64, ..patient().cap };
-        let (mut a, mut b) = pair(&pd, Plan { cap, ..patient() });
+        let cap = QpCap { max_send_wr: 8, max_recv_wr: 64, ..long_timeouts().cap };
+        let (mut a, mut b) = pair(&pd, Plan { cap, ..long_timeouts() });
         let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
         let sges = [target.sge(..).unwrap()];
         let capacity = a.qp.split().0.capacity() as usize;
         assert!(capacity >= 8);
-        let full = PostReason::Queue(Refusal::QueueFull { capacity: capacity as u32 });
+        let full = PostReason::Queue(PushError::QueueFull { capacity: capacity as u32 });
 
         // Without receives at the peer nothing completes.
         let requests: Vec<_> = (0..capacity as u64 + 3).map(hello).collect();
@@ -63,15 +63,15 @@ pub(crate) fn a_full_send_queue_takes_again_exactly_what_completed() {
     });
 }
 
-pub(crate) fn a_full_receive_queue_takes_again_exactly_what_completed() {
+pub(crate) fn full_recv_queue_frees_exactly_the_completed_slots() {
     nothing_leaks(|| {
         let pd = domain();
-        let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, ..patient().cap };
-        let (mut a, mut b) = pair(&pd, Plan { cap, ..patient() });
+        let cap = QpCap { max_send_wr: 64, max_recv_wr: 8, ..long_timeouts().cap };
+        let (mut a, mut b) = pair(&pd, Plan { cap, ..long_timeouts() });
         let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
         let sges = [target.sge(..).unwrap()];
         let capacity = b.qp.split().1.capacity() as usize;
-        let full = PostReason::Queue(Refusal::QueueFull { capacity: capacity as u32 });
+        let full = PostReason::Queue(PushError::QueueFull { capacity: capacity as u32 });
         let receives = |first: u64, count: usize| {
             (first..first + count as u64).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect::<Vec<_>>()
         };
@@ -93,7 +93,7 @@ pub(crate) fn a_full_receive_queue_takes_again_exactly_what_completed() {
     });
 }
 
-pub(crate) fn a_refused_request_in_a_list_stops_neither_those_before_it_nor_later_posts() {
+pub(crate) fn rejected_request_in_a_list_keeps_earlier_ones_posted() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -105,7 +105,7 @@ pub(crate) fn a_refused_request_in_a_list_stops_neither_those_before_it_nor_late
         let requests = [hello(0), hello(1), request(2, Operation::Send, Payload::Sges(&many)), hello(3)];
         let refused = a.send(&requests).unwrap_err();
         assert_eq!(refused.accepted, 2);
-        assert_eq!(refused.reason, PostReason::Queue(Refusal::TooManySges { given: max + 1, max }));
+        assert_eq!(refused.reason, PostReason::Queue(PushError::TooManySges { given: max + 1, max }));
         assert_eq!(
             refused.to_string(),
             format!(
@@ -123,11 +123,11 @@ pub(crate) fn a_refused_request_in_a_list_stops_neither_those_before_it_nor_late
         let receive = RecvRequest { wr_id: 8, sges: &sges };
         let refused = b.recv(&[receive, RecvRequest { wr_id: 9, sges: &many }, receive]).unwrap_err();
         assert_eq!(refused.accepted, 1);
-        assert_eq!(refused.reason, PostReason::Queue(Refusal::TooManySges { given: max + 1, max }));
+        assert_eq!(refused.reason, PostReason::Queue(PushError::TooManySges { given: max + 1, max }));
     });
 }
 
-pub(crate) fn requests_that_make_no_sense_are_refused_before_the_device_sees_them() {
+pub(crate) fn invalid_requests_are_rejected_before_posting() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -165,13 +165,14 @@ pub(crate) fn requests_that_make_no_sense_are_refused_before_the_device_sees_the
     });
 }
 
-pub(crate) fn sums_beyond_what_a_number_holds_are_not_cut() {
+pub(crate) fn total_length_overflow_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
         let target = region(&pd, &[0; 64], ALL_REMOTE);
         let sge = |length| Sge { length, ..target.sge(..).unwrap() };
-        // Soft-RoCE carries more than its port says. Receives need not be for what one message brings.
+        // Soft-RoCE carries more than its port says. Receives need not be for what one message
+        // brings.
         let of_port = pd.context().query_port(1).unwrap().max_msg_sz;
         let max = if device::is_soft_roce() { 1 << 31 } else { of_port.into() };
         // Cut to 32 bits, these are 0, 4 and 2 bytes.
@@ -181,7 +182,7 @@ pub(crate) fn sums_beyond_what_a_number_holds_are_not_cut() {
             let given = lengths.iter().map(|length| u64::from(*length)).sum();
             let beyond = |max| PostError {
                 accepted: 0,
-                reason: PostReason::Queue(Refusal::MessageTooLong { given, max }),
+                reason: PostReason::Queue(PushError::MessageTooLong { given, max }),
             };
             for operation in [
                 Operation::Send,
@@ -202,14 +203,14 @@ pub(crate) fn sums_beyond_what_a_number_holds_are_not_cut() {
         let half = vec![0; limit / 2 + 1];
         let refused = a.send(&[request(1, Operation::Send, Payload::Inline(&[&half, &half]))]).unwrap_err();
         let given = 2 * half.len();
-        assert_eq!(refused.reason, PostReason::Queue(Refusal::InlineTooLong { given, max: limit }));
+        assert_eq!(refused.reason, PostReason::Queue(PushError::InlineTooLong { given, max: limit }));
         b.recv_into(5, 1, &[sge(64)]);
         a.send(&[hello(6)]).unwrap();
         assert_eq!((a.ends(1), b.ends(1)), (good(6..7), good(5..6)));
     });
 }
 
-pub(crate) fn a_flush_of_what_there_is_not_is_refused() -> Outcome {
+pub(crate) fn flush_with_invalid_level_or_placement_is_rejected() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());
@@ -222,11 +223,11 @@ pub(crate) fn a_flush_of_what_there_is_not_is_refused() -> Outcome {
         };
         for (level, placement) in [(2, 1), (255, 1), (0, 0), (1, 4), (0, 255)] {
             let refused = a.send(&[request(1, flush(level, placement), Payload::Sges(&[]))]).unwrap_err();
-            if let PostReason::Queue(Refusal::Unsupported { operation }) = refused.reason {
+            if let PostReason::Queue(PushError::Unsupported { operation }) = refused.reason {
                 assert_eq!(a.kernel_state(), QpState::RTS);
                 return skip(format!("{operation} is nothing that this device carries out"));
             }
-            assert_eq!(refused.reason, PostReason::Queue(Refusal::Flush { level, placement }));
+            assert_eq!(refused.reason, PostReason::Queue(PushError::Flush { level, placement }));
             let words = format!("there is no flush of selectivity {level} and placement {placement:#x}");
             assert_eq!(refused.to_string(), format!("no request was posted: {words}"));
         }
@@ -235,7 +236,7 @@ pub(crate) fn a_flush_of_what_there_is_not_is_refused() -> Outcome {
     })
 }
 
-pub(crate) fn one_number_for_many_requests_comes_back_with_each() {
+pub(crate) fn duplicate_wr_ids_are_returned_for_each_request() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -251,7 +252,7 @@ pub(crate) fn one_number_for_many_requests_comes_back_with_each() {
     });
 }
 
-pub(crate) fn a_forgotten_batch_goes_out_with_the_next() {
+pub(crate) fn forgotten_batch_is_sent_with_the_next_doorbell() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());

@@ -34,7 +34,7 @@ fn hold_everything(then: impl FnOnce()) {
     forget((pd, channel, cq, a, b, memory, alice, bob));
 }
 
-pub(crate) fn a_killed_process_leaves_nothing() {
+pub(crate) fn killed_process_leaks_no_objects() {
     nothing_leaks(|| {
         let before = held();
         let (mut ready, mut say) = pipe().unwrap();
@@ -57,7 +57,7 @@ pub(crate) fn a_killed_process_leaves_nothing() {
     });
 }
 
-pub(crate) fn a_process_that_forgets_all_its_handles_leaves_nothing() {
+pub(crate) fn forgotten_handles_leak_no_objects_after_exit() {
     nothing_leaks(|| {
         child::run(|| {
             for _ in 0..3 {

@@ -1,13 +1,13 @@
 //! Arguments at random, over all that their types can hold.
 //!
-//! Whatever is asked, the answer is a result or a typed error, the queue pair's state is the one that the kernel has,
-//! and every request that was taken completes.
+//! Whatever is asked, the answer is a result or a typed error, the queue pair's state is the one
+//! that the kernel has, and every request that was taken completes.
 
 use std::time::{Duration, Instant};
 
 use bareverbs::{
-    Access, AhAttr, CqInit, CreateError, Error, Gid, Grh, Operation, Payload, PostReason, QpAttr, QpAttrMask,
-    QpCap, QpInit, QpState, Rc, Remote, Sge, SrqInit, Transport, Uc, Ud, WcStatus,
+    Access, AhAttr, CqInit, CreateError, Error, Gid, GlobalRoute, Operation, Payload, PostReason, QpAttr,
+    QpAttrMask, QpCap, QpInit, QpState, Rc, Remote, Sge, SrqInit, Transport, Uc, Ud, WcStatus,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
@@ -46,7 +46,7 @@ fn mask() -> impl Strategy<Value = QpAttrMask> {
 fn way(own: Gid) -> impl Strategy<Value = AhAttr> {
     let gid = select(vec![own, own, own, Gid::default(), Gid([0xff; 16])]);
     let grh = (gid, byte(), word(), byte(), byte()).prop_map(
-        |(dgid, sgid_index, flow_label, hop_limit, traffic_class)| Grh {
+        |(dgid, sgid_index, flow_label, hop_limit, traffic_class)| GlobalRoute {
             dgid,
             sgid_index: sgid_index % 4,
             flow_label,
@@ -128,11 +128,11 @@ fn changes_at_random<T: Transport>(cases: u32) {
     });
 }
 
-pub(crate) fn reliable_queue_pairs_survive_changes_at_random() {
+pub(crate) fn random_modify_qp_on_rc() {
     changes_at_random::<Rc>(100);
 }
 
-pub(crate) fn unreliable_queue_pairs_survive_changes_at_random() {
+pub(crate) fn random_modify_qp_on_uc_and_ud() {
     changes_at_random::<Uc>(50);
     changes_at_random::<Ud>(50);
 }
@@ -230,7 +230,7 @@ fn connect_again(a: &mut Side, b: &mut Side) {
     b.connect(a.qp.qp_num());
 }
 
-pub(crate) fn every_request_at_random_is_refused_or_completes() {
+pub(crate) fn random_requests_are_rejected_or_complete() {
     nothing_leaks(|| {
         let pd = domain();
         let own = region(&pd, &[1; 64], Access::LOCAL_WRITE);

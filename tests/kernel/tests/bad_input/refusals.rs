@@ -2,7 +2,8 @@
 
 use bareverbs::{Error, Result};
 
-/// The error of a request that makes no sense, which the kernel was not asked for: exactly these words.
+/// The error of a request that makes no sense, which the kernel was not asked for: exactly these
+/// words.
 #[track_caller]
 pub(crate) fn invalid<T>(answer: Result<T>, text: &str) {
     let refused = answer.map(drop).expect_err(text);
@@ -10,7 +11,8 @@ pub(crate) fn invalid<T>(answer: Result<T>, text: &str) {
     assert_eq!(refused.to_string(), text);
 }
 
-/// The error of a request that the kernel refused: the verb first, the number, and these words at the end.
+/// The error of a request that the kernel refused: the verb first, the number, and these words at
+/// the end.
 #[track_caller]
 pub(crate) fn refused_by_kernel<T>(answer: Result<T>, verb: &str, errno: i32, hint: &str) {
     let refused = answer.map(drop).expect_err(verb);

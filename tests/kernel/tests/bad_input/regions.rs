@@ -1,4 +1,5 @@
-//! Memory regions: rights that cannot be given, ranges that are not theirs, advice that they do not take.
+//! Memory regions: rights that cannot be given, ranges that are not theirs, advice that they do not
+//! take.
 
 use std::ops::Bound;
 
@@ -10,7 +11,7 @@ use crate::refusals::{invalid, refused_by_kernel};
 
 const EINVAL: i32 = 22;
 
-pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
+pub(crate) fn invalid_access_flags_name_the_remedy() {
     nothing_leaks(|| {
         let pd = domain();
         let register = |access| pd.register(Buffer::zeroed(4096).unwrap(), access);
@@ -24,7 +25,7 @@ pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
             let refused = register(Access::LOCAL_WRITE | Access::ON_DEMAND).map(drop).unwrap_err();
             let text = refused.to_string();
             assert!(
-                text.ends_with("this device has no memory on demand: register without ON_DEMAND"),
+                text.ends_with("this device has no on-demand paging: register without ON_DEMAND"),
                 "{text}"
             );
             assert_eq!(refused.memory.len(), 4096, "the memory is given back");
@@ -36,7 +37,7 @@ pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
                 Ok(memory) => assert_eq!(memory.query().unwrap().length, 4096),
                 Err(refused) => {
                     let text = refused.to_string();
-                    let hint = format!("there is no right {:?}", Access::from_bits_retain(1 << bit));
+                    let hint = format!("unknown access flags {:?}", Access::from_bits_retain(1 << bit));
                     assert!(text.starts_with("reg_mr (4096 bytes at 0x") && text.ends_with(&hint), "{text}");
                 }
             }
@@ -45,7 +46,7 @@ pub(crate) fn rights_that_cannot_be_given_are_refused_with_what_to_change() {
     });
 }
 
-pub(crate) fn an_address_for_peers_lies_as_the_memory_does_in_its_page() {
+pub(crate) fn iova_must_match_the_page_offset() {
     nothing_leaks(|| {
         let pd = domain();
         let mut pages = Buffer::zeroed(3 * 4096).unwrap();
@@ -64,7 +65,7 @@ pub(crate) fn an_address_for_peers_lies_as_the_memory_does_in_its_page() {
     });
 }
 
-pub(crate) fn a_region_is_not_given_rights_that_it_cannot_have() {
+pub(crate) fn set_access_rejects_invalid_flags() {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[7; 64], Access::LOCAL_WRITE);
@@ -81,7 +82,8 @@ pub(crate) fn a_region_is_not_given_rights_that_it_cannot_have() {
             // Its present rights and its length have not changed.
             assert_eq!((memory.access(), memory.query().unwrap().length), (Access::LOCAL_WRITE, 64));
         }
-        // A refusal does not say that the device changed nothing, so peers may ever have had rights.
+        // A refusal does not say that the device changed nothing, so peers may ever have had
+        // rights.
         assert_eq!((memory.bytes(), contents(&memory)), (None, vec![7; 64]));
         let empty = "reg_mr: a region must have at least 1 byte";
         for access in [LocalAccess::Read, LocalAccess::ReadWrite] {
@@ -105,18 +107,18 @@ pub(crate) fn a_range_beyond_the_region_is_refused_by_every_method() {
             }
             let refused = memory.sge(range).unwrap_err();
             let text = refused.to_string();
-            assert!(matches!(refused, Error::Invalid { verb: "sge", .. }), "{refused:?}");
+            assert!(matches!(refused, Error::Invalid { verb: "Mr::sge", .. }), "{refused:?}");
             assert!(text.ends_with("are not all in a region of 64"), "{text}");
         }
         for (offset, length) in [(0, 65), (64, 1), (65, 0), (usize::MAX, 1), (usize::MAX, 0), (1, 64)] {
             let mut bytes = vec![0; length];
             let end = offset.saturating_add(length);
             let text = |verb| format!("{verb}: bytes {offset}..{end} are not all in a region of 64");
-            invalid(memory.read(offset, &mut bytes), &text("read"));
-            invalid(memory.write(offset, &bytes), &text("write"));
+            invalid(memory.read(offset, &mut bytes), &text("Mr::read"));
+            invalid(memory.write(offset, &bytes), &text("Mr::write"));
         }
         for offset in [64, 65, usize::MAX] {
-            assert!(matches!(memory.remote(offset), Err(Error::Invalid { verb: "remote", .. })));
+            assert!(matches!(memory.remote(offset), Err(Error::Invalid { verb: "Mr::remote", .. })));
         }
         memory.read(64, &mut []).unwrap();
         memory.write(64, &[]).unwrap();
@@ -127,13 +129,12 @@ pub(crate) fn a_range_beyond_the_region_is_refused_by_every_method() {
     });
 }
 
-pub(crate) fn advice_is_for_regions_on_demand() {
+pub(crate) fn advise_mr_requires_on_demand() {
     nothing_leaks(|| {
         let pd = domain();
         let pinned = region(&pd, &[0; 4096], Access::LOCAL_WRITE);
         if pd.context().capabilities().advise_mr {
-            let text =
-                "advise_mr: all pages of the region are in: only one registered ON_DEMAND takes advice";
+            let text = "advise_mr: the region is pinned: only regions registered ON_DEMAND take advice";
             invalid(pinned.prefetch(..), text);
             let access = Access::LOCAL_WRITE | Access::ON_DEMAND;
             let memory = pd.register(Buffer::zeroed(8192).unwrap(), access).unwrap();
@@ -142,13 +143,13 @@ pub(crate) fn advice_is_for_regions_on_demand() {
         } else {
             let refused = pinned.prefetch(..).unwrap_err();
             assert!(matches!(refused, Error::Unsupported { verb: "advise_mr", .. }), "{refused:?}");
-            let text = "advise_mr: advice about memory is not supported by this kernel or device";
+            let text = "advise_mr: MR advice is not supported by this kernel or device";
             assert_eq!(refused.to_string(), text);
         }
     });
 }
 
-pub(crate) fn what_a_context_cannot_tell_is_a_typed_error() {
+pub(crate) fn unsupported_queries_return_typed_errors() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();

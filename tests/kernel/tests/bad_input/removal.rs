@@ -34,7 +34,8 @@ impl Bus {
         fs::write(format!("{}/{what}", self.driver), &self.place).unwrap();
     }
 
-    /// Binds the driver again and waits until the device is what it was; fails where it does not become that.
+    /// Binds the driver again and waits until the device is what it was; fails where it does not
+    /// become that.
     fn bind(&self) {
         self.tell("bind");
         let begin = Instant::now();
@@ -63,7 +64,7 @@ impl Bus {
     }
 }
 
-pub(crate) fn a_device_that_goes_under_traffic_says_so_and_everything_is_dropped() {
+pub(crate) fn device_removal_under_traffic_is_reported() {
     let bus = Bus::new();
     let pd = domain();
     let context = pd.context().clone();
@@ -71,7 +72,7 @@ pub(crate) fn a_device_that_goes_under_traffic_says_so_and_everything_is_dropped
     let channel: CompChannel = context.create_comp_channel().unwrap();
     let asleep = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(16) }).unwrap();
     let srq = pd.create_srq(&SrqInit::new(16)).unwrap();
-    let (mut a, mut b) = pair(&pd, Plan::patient());
+    let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
     let memory = region(&pd, &[7; 4096], Access::LOCAL_WRITE);
     let sges = [memory.sge(..).unwrap()];
     let turn = |a: &mut bareverbs_kernel_tests::loopback::Side,
@@ -116,7 +117,7 @@ pub(crate) fn a_device_that_goes_under_traffic_says_so_and_everything_is_dropped
 
     bus.bind();
     let pd = domain();
-    let (mut a, mut b) = pair(&pd, Plan::patient());
+    let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
     b.recv_into(1, 1, &[]);
     a.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
     assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));

@@ -12,7 +12,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
 }
 
 /// Sends wait for receives as long as it takes.
-fn patient() -> Plan {
+fn long_timeouts() -> Plan {
     Plan { rnr_retry: 7, ..Plan::default() }
 }
 
@@ -20,7 +20,8 @@ fn is_in(side: &Side, state: QpState) {
     assert_eq!((side.qp.state(), side.kernel_state()), (state, state));
 }
 
-/// What every typed step says from a state that it doesn't begin in, and what the kernel says to the bare change.
+/// What every typed step says from a state that it doesn't begin in, and what the kernel says to
+/// the bare change.
 fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState]) {
     let (rtr, rts) = (side.towards(1), side.sending());
     let [init, receive, send] = steps;
@@ -49,7 +50,7 @@ fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState
     is_in(side, state);
 }
 
-pub(crate) fn no_step_out_of_order_is_made() {
+pub(crate) fn out_of_order_transitions_are_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let mut side = side(&pd, Plan::default());
@@ -102,12 +103,12 @@ const STEPS: [(&str, QpState, Step); 5] = [
     ("SQD→RTS", QpState::SQD, |side| side.qp.resume()),
 ];
 
-pub(crate) fn every_typed_step_begins_in_its_own_state() {
+pub(crate) fn typed_transitions_check_the_current_state() {
     nothing_leaks(|| {
         let pd = domain();
         let states = [QpState::RESET, QpState::INIT, QpState::RTR, QpState::RTS, QpState::SQD, QpState::ERR];
         for state in states {
-            let (mut side, _peer) = pair(&pd, patient());
+            let (mut side, _peer) = pair(&pd, long_timeouts());
             bring(&mut side, state);
             for (name, begin, step) in STEPS.into_iter().filter(|(_, begin, _)| *begin != state) {
                 let text = format!("modify_qp {name}: the queue pair is in {state:?}, not in {begin:?}");
@@ -130,11 +131,11 @@ pub(crate) fn every_typed_step_begins_in_its_own_state() {
     });
 }
 
-pub(crate) fn every_post_has_its_states() {
+pub(crate) fn posting_is_checked_in_every_state() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 8], Access::LOCAL_WRITE);
-        let (mut side, _peer) = pair(&pd, patient());
+        let (mut side, _peer) = pair(&pd, long_timeouts());
         let sges = [memory.sge(..).unwrap()];
         let receive = [RecvRequest { wr_id: 1, sges: &sges }];
         let refuses = |refused: Result<(), PostError>, state| {
@@ -173,13 +174,14 @@ fn flushed(completions: &[WorkCompletion]) -> Vec<u64> {
     completions.iter().map(|completion| completion.wr_id).collect()
 }
 
-pub(crate) fn the_error_state_flushes_everything_in_order() {
+pub(crate) fn err_state_flushes_in_order() {
     nothing_leaks(|| {
         let pd = domain();
-        let (mut a, _b) = pair(&pd, patient());
+        let (mut a, _b) = pair(&pd, long_timeouts());
         let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
         a.recv_into(100, 9, &[target.sge(..).unwrap()]);
-        // The peer has no receives, so none of these can complete. Unasked-for completions come too on failure.
+        // The peer has no receives, so none of these can complete. Unasked-for completions come too
+        // on failure.
         let quiet = |wr_id| SendRequest { flags: bareverbs::SendFlags::empty(), ..hello(wr_id) };
         let sends: Vec<_> =
             (0..9).map(|wr_id| if wr_id % 2 == 0 { hello(wr_id) } else { quiet(wr_id) }).collect();
@@ -217,7 +219,7 @@ pub(crate) fn a_queue_pair_in_error_answers_queries_and_flushes_new_sends() {
 pub(crate) fn a_queue_pair_works_again_after_an_error_and_a_reset() {
     nothing_leaks(|| {
         let pd = domain();
-        let (mut a, mut b) = pair(&pd, patient());
+        let (mut a, mut b) = pair(&pd, long_timeouts());
         let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
         let sges = [target.sge(..).unwrap()];
         for round in 0..4_u64 {

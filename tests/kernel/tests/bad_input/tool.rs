@@ -23,7 +23,7 @@ pub(crate) fn complaint(args: &[&str]) -> String {
     judge(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
 
-pub(crate) fn the_tool_refuses_what_the_device_does_not_have() {
+pub(crate) fn tool_rejects_unsupported_options() {
     let name = device::name();
     let attr = device::open().query_device().unwrap();
     let port = device::open().query_port(1).unwrap();
@@ -62,7 +62,7 @@ pub(crate) fn the_tool_refuses_what_the_device_does_not_have() {
     }
 }
 
-pub(crate) fn the_tool_tells_an_ordinary_user_of_the_node() {
+pub(crate) fn tool_names_the_inaccessible_device_node() {
     let root_only = RootOnly::new();
     let [start, end] = root_only.words();
     for args in [&["pingpong", "rc"][..], &["devinfo"], &["devinfo", "-d", device::name()]] {

@@ -68,7 +68,7 @@ pub(crate) fn elements_of_no_bytes_among_others_change_nothing() {
     });
 }
 
-pub(crate) fn a_receive_may_have_no_room_and_a_message_no_receive_of_its_size() {
+pub(crate) fn zero_length_receives_accept_only_empty_messages() {
     nothing_leaks(|| {
         let pd = domain();
         let to = region(&pd, &[0; 64], ALL_REMOTE);

@@ -11,7 +11,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep};
 
-pub(crate) fn a_fenced_send_carries_what_the_read_before_it_brought() {
+pub(crate) fn fenced_send_waits_for_the_previous_read() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -34,7 +34,7 @@ pub(crate) fn a_fenced_send_carries_what_the_read_before_it_brought() {
     });
 }
 
-pub(crate) fn only_a_solicited_message_wakes_a_queue_armed_for_such() {
+pub(crate) fn solicited_only_arm_ignores_other_completions() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -67,7 +67,7 @@ pub(crate) fn only_a_solicited_message_wakes_a_queue_armed_for_such() {
     });
 }
 
-pub(crate) fn a_queue_resized_under_traffic_loses_nothing_and_keeps_the_order() {
+pub(crate) fn cq_resize_under_traffic_preserves_completions_in_order() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, deep(200));
@@ -109,7 +109,7 @@ pub(crate) fn a_queue_resized_under_traffic_loses_nothing_and_keeps_the_order() 
     });
 }
 
-pub(crate) fn a_resize_below_what_it_holds_is_refused_and_harms_nothing() {
+pub(crate) fn cq_resize_below_pending_completions_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
@@ -186,7 +186,7 @@ pub(crate) fn two_queue_pairs_share_one_completion_queue() {
     });
 }
 
-pub(crate) fn a_completion_brings_back_whose_request_it_was() {
+pub(crate) fn wr_id_owner_is_returned_with_completions() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();

@@ -10,7 +10,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::event;
 
-pub(crate) fn an_overrun_raises_the_queues_error() {
+pub(crate) fn cq_overrun_raises_cq_err() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -35,7 +35,7 @@ fn ip(arguments: &[&str]) {
     assert!(status.success(), "ip {arguments:?}");
 }
 
-pub(crate) fn a_port_that_goes_down_and_up_says_so() {
+pub(crate) fn port_state_changes_raise_events() {
     let context = open();
     let (device, address) = (netdev(), device::gid());
     let of_port = |wanted| move |event: &AsyncEvent| matches!(event, AsyncEvent::Port { event, .. } if *event == wanted);
@@ -54,7 +54,7 @@ pub(crate) fn a_port_that_goes_down_and_up_says_so() {
     }
 }
 
-pub(crate) fn a_new_address_raises_a_change_of_the_gid_table() {
+pub(crate) fn new_ip_address_raises_gid_change() {
     let context = open();
     let device = netdev();
     let before = context.gid_table().unwrap().len();

@@ -1,7 +1,7 @@
 //! Windows, regions, and the operations on them.
 
 use bareverbs::{
-    Access, Buffer, Error, Mr, Mw, MwType, Operation, Payload, PlacementType, PostReason, Refusal, Remote,
+    Access, Buffer, Error, Mr, Mw, MwType, Operation, Payload, PlacementType, PostReason, PushError, Remote,
     SelectivityLevel, WcOpcode, WcStatus, inc_rkey,
 };
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
@@ -28,7 +28,7 @@ fn write_of(side: &mut Side, remote: Remote, bytes: &[u8]) -> WcStatus {
     end_of(side, request(60, Operation::Write(remote), Payload::Inline(&[bytes])))
 }
 
-pub(crate) fn a_window_of_type_2_opens_its_region_to_its_queue_pair_until_it_is_invalidated() {
+pub(crate) fn type_2_mw_grants_access_until_invalidated() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -46,7 +46,7 @@ pub(crate) fn a_window_of_type_2_opens_its_region_to_its_queue_pair_until_it_is_
     });
 }
 
-pub(crate) fn a_window_of_type_2_serves_no_other_queue_pair_and_no_other_region() {
+pub(crate) fn type_2_mw_is_limited_to_its_qp_and_mr() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -64,7 +64,7 @@ pub(crate) fn a_window_of_type_2_serves_no_other_queue_pair_and_no_other_region(
     });
 }
 
-pub(crate) fn a_peer_takes_a_window_away_with_its_send() {
+pub(crate) fn send_with_invalidate_invalidates_a_mw() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[0; 64], BINDABLE);
@@ -87,7 +87,7 @@ pub(crate) fn a_peer_takes_a_window_away_with_its_send() {
     });
 }
 
-pub(crate) fn a_window_of_type_1_is_bound_anew_and_to_nothing() {
+pub(crate) fn type_1_mw_is_rebound_and_unbound() {
     nothing_leaks(|| {
         let pd = domain();
         let (one, other) = (region(&pd, &[0; 64], BINDABLE), region(&pd, &[0; 64], BINDABLE));
@@ -110,7 +110,7 @@ pub(crate) fn a_window_of_type_1_is_bound_anew_and_to_nothing() {
     });
 }
 
-pub(crate) fn a_bind_that_the_region_does_not_allow_fails() {
+pub(crate) fn mw_bind_without_mw_bind_access_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let plain = region(&pd, &[0; 64], Access::LOCAL_WRITE);
@@ -137,7 +137,7 @@ pub(crate) fn a_bind_that_the_region_does_not_allow_fails() {
     });
 }
 
-pub(crate) fn a_region_under_a_window_is_not_given_back() {
+pub(crate) fn mr_with_bound_mw_is_not_deregistered() {
     let pd = domain();
     let memory = region(&pd, &[7; 64], BINDABLE);
     let (mut a, mut b) = pair(&pd, Plan::default());
@@ -154,7 +154,7 @@ pub(crate) fn a_region_under_a_window_is_not_given_back() {
     assert_eq!([byte(15), byte(16), byte(17)], [7, b's', b't']);
 }
 
-pub(crate) fn a_region_is_known_by_the_address_it_was_given() {
+pub(crate) fn mr_is_addressed_by_its_iova() {
     nothing_leaks(|| {
         let pd = domain();
         let mut buffer = Buffer::zeroed(8192).unwrap();
@@ -175,7 +175,7 @@ pub(crate) fn a_region_is_known_by_the_address_it_was_given() {
     });
 }
 
-pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
+pub(crate) fn rereg_mr_changes_access() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let mut memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
@@ -198,7 +198,8 @@ pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
 
         let mut read_only = region(&pd, &[0; 64], Access::empty());
         match read_only.set_access(Access::LOCAL_WRITE) {
-            // It depends on the kernel whether pages are pinned for writing when only reading was asked for.
+            // It depends on the kernel whether pages are pinned for writing when only reading was
+            // asked for.
             Ok(()) => assert_eq!(read_only.access(), Access::LOCAL_WRITE),
             Err(refused) => assert!(refused.to_string().contains("register anew"), "{refused}"),
         }
@@ -206,12 +207,13 @@ pub(crate) fn a_region_changes_its_rights_in_place() -> Outcome {
     })
 }
 
-pub(crate) fn a_region_of_raw_memory_changes_its_rights_in_place() -> Outcome {
+pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let mut buffer = Buffer::zeroed(4096).unwrap();
         let start = buffer.as_mut_ptr();
-        // SAFETY: the region goes before the buffer, and the buffer is looked at only while no peer may write it.
+        // SAFETY: the region goes before the buffer, and the buffer is looked at only while no peer
+        // may write it.
         let mut memory = unsafe { pd.register_raw(start, 4096, None, Access::LOCAL_WRITE) }.unwrap();
         let (mut a, _b) = pair(&pd, Plan::default());
         // SAFETY: nobody looks at the buffer until the right is taken back.
@@ -234,7 +236,7 @@ pub(crate) fn a_region_of_raw_memory_changes_its_rights_in_place() -> Outcome {
     })
 }
 
-pub(crate) fn a_region_moves_to_another_domain() -> Outcome {
+pub(crate) fn rereg_mr_changes_pd() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         let other = pd.context().alloc_pd().unwrap();
@@ -296,7 +298,7 @@ pub(crate) fn a_flush_reaches_the_peers_memory() -> Outcome {
         if !pd.context().capabilities().flush {
             let (mut a, _b) = pair(&pd, Plan::default());
             let refused = a.send(&[bare(1, flush(Remote { addr: 0, rkey: 0 }))]).unwrap_err();
-            assert_eq!(refused.reason, PostReason::Queue(Refusal::Unsupported { operation: "a flush" }));
+            assert_eq!(refused.reason, PostReason::Queue(PushError::Unsupported { operation: "a flush" }));
             return skip("this kernel has no flush, and the queue says so");
         }
         let access = ALL_REMOTE | Access::FLUSH_GLOBAL;
@@ -327,7 +329,7 @@ pub(crate) fn an_atomic_write_changes_eight_bytes() -> Outcome {
         let memory = region(&pd, &[0; 32], ALL_REMOTE);
         if !pd.context().capabilities().atomic_write {
             let refused = a.send(&[bare(1, write(memory.remote(8).unwrap(), [1; 8]))]).unwrap_err();
-            let reason = PostReason::Queue(Refusal::Unsupported { operation: "an atomic write" });
+            let reason = PostReason::Queue(PushError::Unsupported { operation: "an atomic write" });
             assert_eq!(refused.reason, reason);
             return skip("this kernel has no atomic write, and the queue says so");
         }
@@ -337,14 +339,14 @@ pub(crate) fn an_atomic_write_changes_eight_bytes() -> Outcome {
         assert_eq!(&contents(&memory)[..17], b"\0\0\0\0\0\0\0\08 at one\0");
 
         let refused = a.send(&[bare(2, write(memory.remote(9).unwrap(), [1; 8]))]).unwrap_err();
-        assert!(matches!(refused.reason, PostReason::Queue(Refusal::AtomicAddress { .. })));
+        assert!(matches!(refused.reason, PostReason::Queue(PushError::AtomicAddress { .. })));
         let foreign = Remote { rkey: memory.rkey() ^ 1, ..memory.remote(8).unwrap() };
         assert_eq!(end_of(&mut a, bare(3, write(foreign, [1; 8]))), WcStatus::REM_ACCESS_ERR);
         Ok(bareverbs_kernel_tests::Completion::Completed)
     })
 }
 
-pub(crate) fn operations_without_payload_refuse_one() {
+pub(crate) fn operations_without_payload_reject_a_payload() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan::default());
@@ -355,7 +357,10 @@ pub(crate) fn operations_without_payload_refuse_one() {
             for payload in [Payload::Sges(&sges), Payload::Inline(&[b"x"])] {
                 let refused = a.send(&[request(1, operation, payload)]).unwrap_err();
                 let reason = refused.reason;
-                assert!(matches!(reason, PostReason::Queue(Refusal::UnexpectedPayload { .. })), "{reason:?}");
+                assert!(
+                    matches!(reason, PostReason::Queue(PushError::UnexpectedPayload { .. })),
+                    "{reason:?}"
+                );
             }
         }
         a_while();

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use bareverbs::{
-    Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, Qp, QpCap, QpInit, QpState, Rc,
-    Refusal, SendFlags, SendRequest, WcOpcode, WcStatus,
+    Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, PushError, Qp, QpCap, QpInit,
+    QpState, Rc, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{
@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep, event, recv};
 
-pub(crate) fn a_drained_queue_ends_what_it_began_and_keeps_the_rest_until_it_is_resumed() {
+pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -48,7 +48,7 @@ pub(crate) fn a_drained_queue_ends_what_it_began_and_keeps_the_rest_until_it_is_
     });
 }
 
-pub(crate) fn a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after() {
+pub(crate) fn err_state_flushes_earlier_and_later_posts() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
@@ -76,7 +76,7 @@ pub(crate) fn a_queue_pair_in_error_flushes_all_that_is_posted_before_and_after(
     });
 }
 
-pub(crate) fn a_queue_pair_in_error_flushes_sends_however_many_are_posted_at_a_time() {
+pub(crate) fn err_state_flushes_lists_of_any_length() {
     nothing_leaks(|| {
         let pd = domain();
         let cap = QpCap { max_send_wr: 3, ..QpCap::default() };
@@ -95,18 +95,18 @@ pub(crate) fn a_queue_pair_in_error_flushes_sends_however_many_are_posted_at_a_t
     });
 }
 
-/// Of a request that it flushes, Soft-RoCE from Linux 6.4 on tells before it gives the slot back (`flush_send_queue` of
-/// `rxe_comp.c`).
+/// Of a request that it flushes, Soft-RoCE from Linux 6.4 on tells before it gives the slot back
+/// (`flush_send_queue` of `rxe_comp.c`).
 fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
     let begin = Instant::now();
     while let Err(error) = side.send(requests) {
-        assert!(matches!(error.reason, PostReason::Queue(Refusal::QueueFull { .. })), "{error}");
+        assert!(matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. })), "{error}");
         assert!(begin.elapsed() < PATIENCE, "the slots of flushed requests are not given back: {error}");
         requests = &requests[error.accepted..];
     }
 }
 
-pub(crate) fn a_queue_pair_tells_each_of_its_states() {
+pub(crate) fn query_qp_reports_every_state() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();
@@ -120,7 +120,7 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
         told(&a.qp, QpState::RESET);
         let (rtr, rts) = (a.towards(b.qp.qp_num()), a.sending());
         a.qp.init(&bareverbs::InitAttr { access: ALL_REMOTE, ..bareverbs::InitAttr::new(1) }).unwrap();
-        assert_eq!(told(&a.qp, QpState::INIT).access, device::told_rights(ALL_REMOTE));
+        assert_eq!(told(&a.qp, QpState::INIT).access, device::reported_access(ALL_REMOTE));
         a.qp.ready_to_receive(&rtr).unwrap();
         let attr = told(&a.qp, QpState::RTR);
         assert_eq!(
@@ -133,7 +133,7 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
             (attr.timeout, attr.retry_cnt, attr.rnr_retry),
             (rts.timeout, rts.retry_cnt, rts.rnr_retry)
         );
-        if device::drains().is_ok() {
+        if device::sqd().is_ok() {
             a.qp.drain().unwrap();
             told(&a.qp, QpState::SQD);
         }
@@ -144,10 +144,11 @@ pub(crate) fn a_queue_pair_tells_each_of_its_states() {
     });
 }
 
-pub(crate) fn a_queue_pair_that_was_reset_with_sends_under_way_sends_only_what_is_posted_after() {
+pub(crate) fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
-        // Sends wait for receives for ever, and a write of which nobody knows would bring the peer down.
+        // Sends wait for receives for ever, and a write of which nobody knows would bring the peer
+        // down.
         let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..deep(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let capacity = a.qp.split().0.capacity();
@@ -175,7 +176,7 @@ pub(crate) fn a_queue_pair_that_was_reset_with_sends_under_way_sends_only_what_i
     });
 }
 
-pub(crate) fn a_queue_pair_that_was_reset_starts_anew_wherever_its_rings_stood() {
+pub(crate) fn reset_restarts_rings_from_any_position() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = deep(5);
@@ -210,7 +211,7 @@ pub(crate) fn a_queue_pair_that_was_reset_starts_anew_wherever_its_rings_stood()
     });
 }
 
-pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
+pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, b) = pair(&pd, deep(20));
@@ -220,7 +221,8 @@ pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
         let (mut written, mut rounds) = (0u64, 0);
         while written < 10_000 {
             rounds += 1;
-            // Everything before it is complete, so that there is room for exactly what the queue holds.
+            // Everything before it is complete, so that there is room for exactly what the queue
+            // holds.
             let mut batch = a.qp.start_send();
             for i in 0..capacity {
                 written += 1;
@@ -237,7 +239,8 @@ pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
             target.read(0, &mut found).unwrap();
             assert_eq!(u64::from_ne_bytes(found), written);
 
-            // And one by one, as room comes back without any completion where the device says how far it is.
+            // And one by one, as room comes back without any completion where the device says how
+            // far it is.
             let run = if device::is_soft_roce() { rounds % 7 * capacity } else { capacity - 1 };
             let begin = Instant::now();
             for _ in 0..run {
@@ -266,7 +269,7 @@ pub(crate) fn long_runs_without_completions_neither_lose_nor_invent_room() {
     });
 }
 
-pub(crate) fn a_queue_pair_that_signals_all_makes_a_completion_of_each() {
+pub(crate) fn signal_all_completes_every_send() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = deep(40);

@@ -13,8 +13,8 @@ thread_local! {
 
 struct Counting;
 
-// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of the thread,
-// which allocates nothing.
+// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of
+// the thread, which allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);

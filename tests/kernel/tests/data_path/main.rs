@@ -1,4 +1,5 @@
-//! What the data path costs on a real kernel: system calls, seen by a tracer, and allocations, counted.
+//! What the data path costs on a real kernel: system calls, seen by a tracer, and allocations,
+//! counted.
 
 mod allocations;
 mod system_calls;
@@ -10,11 +11,11 @@ use system_calls::*;
 
 kernel_tests! {
     a_batch_of_64_sends_is_one_system_call,
-    deferring_is_no_system_call_and_the_flush_is_one,
+    deferred_sends_cost_one_system_call_at_flush,
     posting_receives_and_polling_are_no_system_call,
-    arming_is_one_system_call_and_an_event_needs_no_acknowledgement,
-    nothing_from_opening_to_dropping_writes_or_reads_the_device_file,
-    the_tool_never_writes_or_reads_the_device_file,
+    req_notify_cq_is_one_system_call,
+    device_file_is_used_by_ioctl_and_mmap_only,
+    tool_uses_the_device_file_by_ioctl_and_mmap_only,
     a_ping_pong_of_one_message_takes_few_system_calls_as_client_and_as_server if device::not_instrumented,
     ten_thousand_messages_allocate_nothing,
 }

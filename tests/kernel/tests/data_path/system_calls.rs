@@ -41,7 +41,8 @@ pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
         mark();
         a.send(&list).unwrap();
         mark();
-        // No clock is looked at here: where the kernel has no fast one, that would be a system call.
+        // No clock is looked at here: where the kernel has no fast one, that would be a system
+        // call.
         let mut completed = 0;
         while completed < 64 {
             completed += usize::from(a.cq.poll_one().is_some());
@@ -64,7 +65,7 @@ pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
     assert_eq!(polling, []);
 }
 
-pub(crate) fn deferring_is_no_system_call_and_the_flush_is_one() {
+pub(crate) fn deferred_sends_cost_one_system_call_at_flush() {
     let calls = calls_of(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, deep());
@@ -121,7 +122,7 @@ pub(crate) fn posting_receives_and_polling_are_no_system_call() {
     assert_eq!(numbers(sending), doorbell());
 }
 
-pub(crate) fn arming_is_one_system_call_and_an_event_needs_no_acknowledgement() {
+pub(crate) fn req_notify_cq_is_one_system_call() {
     let calls = calls_of(|| {
         let pd = domain();
         let channel = pd.context().create_comp_channel().unwrap();
@@ -165,7 +166,7 @@ fn only_by_ioctl(calls: &[Call]) {
     assert!(by_file.is_empty(), "{by_file:?}");
 }
 
-pub(crate) fn nothing_from_opening_to_dropping_writes_or_reads_the_device_file() {
+pub(crate) fn device_file_is_used_by_ioctl_and_mmap_only() {
     let calls = nothing_leaks(|| {
         calls_of(|| {
             let pd = domain();
@@ -190,7 +191,7 @@ pub(crate) fn nothing_from_opening_to_dropping_writes_or_reads_the_device_file()
     only_by_ioctl(&calls);
 }
 
-pub(crate) fn the_tool_never_writes_or_reads_the_device_file() {
+pub(crate) fn tool_uses_the_device_file_by_ioctl_and_mmap_only() {
     for events in [&[][..], &["-e"]] {
         let mut server = Command::new("bareverbs");
         server.args(["pingpong", "rc", "-n", "20"]).args(events).stdout(Stdio::piped());
@@ -207,12 +208,12 @@ pub(crate) fn the_tool_never_writes_or_reads_the_device_file() {
     }
 }
 
-/// What a ping-pong of one message may take from `exec` to exit: as a client, and as a server, which listens too.
-/// What the queues take that their users lay out themselves comes to a few more.
+/// What a ping-pong of one message may take from `exec` to exit: as a client, and as a server,
+/// which listens too. What the queues take that their users lay out themselves comes to a few more.
 const PING_PONG: [usize; 2] = [90, 90];
 
-/// The calls of a program that `exec`s, without those before it, and without looks at the clock, which are calls only
-/// where the kernel keeps it in a device and not in the processor.
+/// The calls of a program that `exec`s, without those before it, and without looks at the clock,
+/// which are calls only where the kernel keeps it in a device and not in the processor.
 fn of_the_program(calls: Vec<Call>) -> Vec<Call> {
     let start = calls.iter().rposition(|call| call.number == libc::SYS_execve).expect("a program starts");
     calls.into_iter().skip(start).filter(|call| call.number != libc::SYS_clock_gettime).collect()

@@ -1,20 +1,20 @@
 //! Atomics.
 
 use bareverbs::{Access, Operation, Payload, Remote, Sge, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::exchange::{RcEndpoint, exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::{Player, play, players};
 
 const ROUNDS: usize = 10;
 
 /// The number in a player's memory.
-fn number(player: &Player) -> u64 {
-    u64::from_ne_bytes(player.holds(8).try_into().unwrap())
+fn number(player: &RcEndpoint) -> u64 {
+    u64::from_ne_bytes(player.bytes(8).try_into().unwrap())
 }
 
 pub(crate) fn both_sides_compare_and_swap() {
     nothing_leaks(|| {
-        play(&mut players(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
+        exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
             to.memory.write(0, text).unwrap();
             let before = number(to);
             let remote = to.memory.remote(0).unwrap();
@@ -23,7 +23,7 @@ pub(crate) fn both_sides_compare_and_swap() {
             {
                 let there = number(to);
                 let completion =
-                    from.does(Operation::CmpSwp { remote, compare, swap }, Payload::Sges(&from.first(8)));
+                    from.execute(Operation::CmpSwp { remote, compare, swap }, Payload::Sges(&from.first(8)));
                 assert_eq!((completion.opcode, completion.byte_len), (WcOpcode::COMP_SWAP, 8));
                 assert_eq!((number(from), number(to)), (there, after));
             }
@@ -33,13 +33,13 @@ pub(crate) fn both_sides_compare_and_swap() {
 
 pub(crate) fn both_sides_fetch_and_add() {
     nothing_leaks(|| {
-        play(&mut players(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
+        exchange_rounds(&mut rc_endpoints(&domain(), 8, ALL_REMOTE), ROUNDS, 8, |from, to, text| {
             to.memory.write(0, text).unwrap();
             let remote = to.memory.remote(0).unwrap();
             for add in [0, 1, 0x0202_0202_0202_0202, u64::MAX] {
                 let there = number(to);
                 let completion =
-                    from.does(Operation::FetchAdd { remote, add }, Payload::Sges(&from.first(8)));
+                    from.execute(Operation::FetchAdd { remote, add }, Payload::Sges(&from.first(8)));
                 assert_eq!((completion.opcode, completion.byte_len), (WcOpcode::FETCH_ADD, 8));
                 assert_eq!((number(from), number(to)), (there, there.wrapping_add(add)));
             }
@@ -52,7 +52,7 @@ fn each(remote: Remote) -> [Operation; 2] {
     [Operation::FetchAdd { remote, add: 1 }, Operation::CmpSwp { remote, compare: 0, swap: 1 }]
 }
 
-pub(crate) fn an_atomic_with_a_key_that_never_was_fails() {
+pub(crate) fn atomic_with_unknown_rkey_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let (result, target) = (region(&pd, &[0; 8], ALL_REMOTE), region(&pd, &[0; 8], ALL_REMOTE));
@@ -74,7 +74,7 @@ pub(crate) fn an_atomic_with_a_key_that_never_was_fails() {
     });
 }
 
-pub(crate) fn an_atomic_at_a_queue_pair_closed_to_atomics_fails() {
+pub(crate) fn atomic_without_remote_atomic_access_fails() {
     nothing_leaks(|| {
         let pd = domain();
         let (result, target) = (region(&pd, &[0; 8], ALL_REMOTE), region(&pd, &[0; 8], ALL_REMOTE));

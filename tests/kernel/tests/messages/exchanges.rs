@@ -4,25 +4,27 @@ use bareverbs::{
     Access, Arm, CompChannel, CqInit, LocalAccess, Mr, Operation, Payload, RecvRequest, SendFlags,
     SendRequest, WcFlags, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::exchange::{
+    IMM, RcEndpoint, UdEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
+};
 use bareverbs_kernel_tests::loopback::{
     ALL_REMOTE, PATIENCE, Side, contents, domain, pair, region, request, take,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::{Correspondent, IMM, Player, correspondents, play, players, unhurried};
 
 const ROUNDS: usize = 25;
 const LEN: usize = 1024;
 
 pub(crate) fn messages_go_back_and_forth_on_a_reliable_connection() {
     nothing_leaks(|| {
-        let mut both = players(&domain(), LEN, Access::LOCAL_WRITE);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            let received = from.tells(to, Operation::Send, text);
+        let mut both = rc_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            let received = from.send_to(to, Operation::Send, text);
             assert_eq!(received.opcode, WcOpcode::RECV);
             assert!(!received.wc_flags.contains(WcFlags::WITH_IMM));
         });
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            let received = from.tells(to, Operation::SendImm(IMM), text);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            let received = from.send_to(to, Operation::SendImm(IMM), text);
             assert_eq!((received.opcode, received.imm_data), (WcOpcode::RECV, IMM));
             assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
         });
@@ -31,12 +33,12 @@ pub(crate) fn messages_go_back_and_forth_on_a_reliable_connection() {
 
 pub(crate) fn datagrams_go_back_and_forth() {
     nothing_leaks(|| {
-        let mut both = correspondents(&domain(), LEN, Access::LOCAL_WRITE);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            assert!(!from.tells(to, None, text).wc_flags.contains(WcFlags::WITH_IMM));
+        let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            assert!(!from.send_to(to, None, text).wc_flags.contains(WcFlags::WITH_IMM));
         });
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            let received = from.tells(to, Some(IMM), text);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            let received = from.send_to(to, Some(IMM), text);
             assert!(received.wc_flags.contains(WcFlags::WITH_IMM));
             assert_eq!(received.imm_data, IMM);
         });
@@ -45,10 +47,10 @@ pub(crate) fn datagrams_go_back_and_forth() {
 
 pub(crate) fn writes_with_immediate_data_go_back_and_forth() {
     nothing_leaks(|| {
-        let mut both = players(&domain(), LEN, ALL_REMOTE);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
+        let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             let operation = Operation::WriteImm(to.memory.remote(0).unwrap(), IMM);
-            let received = from.tells(to, operation, text);
+            let received = from.send_to(to, operation, text);
             assert_eq!((received.opcode, received.imm_data), (WcOpcode::RECV_RDMA_WITH_IMM, IMM));
         });
     });
@@ -56,63 +58,63 @@ pub(crate) fn writes_with_immediate_data_go_back_and_forth() {
 
 pub(crate) fn both_sides_read_and_write() {
     nothing_leaks(|| {
-        let mut both = players(&domain(), LEN, ALL_REMOTE);
-        play(&mut both, ROUNDS, LEN, write);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
+        let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
+        exchange_rounds(&mut both, ROUNDS, LEN, write);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             to.memory.write(0, text).unwrap();
             let operation = Operation::Read(to.memory.remote(0).unwrap());
-            let completion = from.does(operation, Payload::Sges(&from.first(text.len())));
+            let completion = from.execute(operation, Payload::Sges(&from.first(text.len())));
             assert_eq!((completion.opcode, completion.byte_len), (WcOpcode::RDMA_READ, LEN as u32));
-            assert!(from.holds(text.len()) == text, "other bytes were read");
+            assert!(from.bytes(text.len()) == text, "other bytes were read");
         });
     });
 }
 
-fn write(from: &mut Player, to: &mut Player, text: &[u8]) {
+fn write(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     from.memory.write(0, text).unwrap();
     let operation = Operation::Write(to.memory.remote(0).unwrap());
-    let completion = from.does(operation, Payload::Sges(&from.first(text.len())));
+    let completion = from.execute(operation, Payload::Sges(&from.first(text.len())));
     assert_eq!(completion.opcode, WcOpcode::RDMA_WRITE);
-    assert!(to.holds(text.len()) == text, "other bytes were written");
+    assert!(to.bytes(text.len()) == text, "other bytes were written");
 }
 
 pub(crate) fn operations_of_no_bytes_complete() {
     nothing_leaks(|| {
         let pd = domain();
-        let mut both = players(&pd, 8, ALL_REMOTE);
-        play(&mut both, 1, 8, |from, to, text| {
+        let mut both = rc_endpoints(&pd, 8, ALL_REMOTE);
+        exchange_rounds(&mut both, 1, 8, |from, to, text| {
             to.memory.write(0, text).unwrap();
             from.memory.write(0, &[0; 8]).unwrap();
             for payload in [Payload::Sges(&[]), Payload::Sges(&from.first(0)), Payload::Inline(&[])] {
                 let remote = to.memory.remote(0).unwrap();
-                assert_eq!(from.does(Operation::Write(remote), payload).opcode, WcOpcode::RDMA_WRITE);
+                assert_eq!(from.execute(Operation::Write(remote), payload).opcode, WcOpcode::RDMA_WRITE);
                 if !matches!(payload, Payload::Inline(_)) {
-                    assert_eq!(from.does(Operation::Read(remote), payload).opcode, WcOpcode::RDMA_READ);
+                    assert_eq!(from.execute(Operation::Read(remote), payload).opcode, WcOpcode::RDMA_READ);
                 }
                 to.side.recv_into(8, 1, &to.first(8));
-                from.does(Operation::Send, payload);
+                from.execute(Operation::Send, payload);
                 let received = to.side.completions(1)[0];
                 assert_eq!((received.status, received.byte_len), (WcStatus::SUCCESS, 0));
             }
-            assert_eq!((from.holds(8), to.holds(8)), (vec![0; 8], text.to_vec()), "nothing moved");
+            assert_eq!((from.bytes(8), to.bytes(8)), (vec![0; 8], text.to_vec()), "nothing moved");
         });
-        play(&mut correspondents(&pd, 0, Access::LOCAL_WRITE), 2, 0, |from, to, text| {
-            from.tells(to, None, text);
+        exchange_rounds(&mut ud_endpoints(&pd, 0, Access::LOCAL_WRITE), 2, 0, |from, to, text| {
+            from.send_to(to, None, text);
         });
     });
 }
 
-pub(crate) fn regions_of_relaxed_ordering_carry_the_same() {
+pub(crate) fn relaxed_ordering_mrs_work() {
     nothing_leaks(|| {
         let pd = domain();
         let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
-        let mut both = players(&pd, LEN, access);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            from.tells(to, Operation::Send, text);
+        let mut both = rc_endpoints(&pd, LEN, access);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            from.send_to(to, Operation::Send, text);
         });
-        play(&mut players(&pd, LEN, access | Access::REMOTE_WRITE), ROUNDS, LEN, write);
-        play(&mut correspondents(&pd, LEN, access), ROUNDS, LEN, |from, to, text| {
-            from.tells(to, None, text);
+        exchange_rounds(&mut rc_endpoints(&pd, LEN, access | Access::REMOTE_WRITE), ROUNDS, LEN, write);
+        exchange_rounds(&mut ud_endpoints(&pd, LEN, access), ROUNDS, LEN, |from, to, text| {
+            from.send_to(to, None, text);
         });
     });
 }
@@ -142,7 +144,7 @@ pub(crate) fn two_regions_lie_in_one_buffer() {
         high.write(0, &[b'b'; PAGE]).unwrap();
         assert_eq!((contents(&low), contents(&high)), (vec![b'a'; PAGE], vec![b'b'; PAGE]));
 
-        let (a, b) = pair(&pd, unhurried());
+        let (a, b) = pair(&pd, long_timeout_plan());
         carry(&mut [a, b], &low, &high);
         assert_eq!(contents(&high), [b'a'; PAGE]);
         drop((low, high));
@@ -156,13 +158,13 @@ fn woken(channel: &CompChannel, user_data: u64) {
     assert_eq!(event.expect("the completion raises an event").user_data, user_data);
 }
 
-pub(crate) fn events_tell_of_every_message_of_a_connection() {
+pub(crate) fn rc_messages_with_completion_events() {
     nothing_leaks(|| {
         let pd = domain();
         let channels = [(); 2].map(|()| pd.context().create_comp_channel().unwrap());
         let mut sides = [0, 1].map(|i| {
             let init = CqInit { channel: Some(&channels[i]), user_data: i as u64, ..CqInit::new(64) };
-            Side::on(&pd, unhurried(), pd.context().create_cq(&init).unwrap())
+            Side::on(&pd, long_timeout_plan(), pd.context().create_cq(&init).unwrap())
         });
         let numbers = [0, 1].map(|i| sides[i].qp.qp_num());
         sides[0].connect(numbers[1]);
@@ -185,28 +187,28 @@ pub(crate) fn events_tell_of_every_message_of_a_connection() {
     });
 }
 
-pub(crate) fn events_tell_of_every_datagram() {
+pub(crate) fn datagrams_with_completion_events() {
     nothing_leaks(|| {
         let pd = domain();
         let channels = [(); 2].map(|()| pd.context().create_comp_channel().unwrap());
         let mut both = [0, 1].map(|i| {
             let init = CqInit { channel: Some(&channels[i]), user_data: i as u64, ..CqInit::new(64) };
-            Correspondent::new(&pd, init, LEN, Access::LOCAL_WRITE)
+            UdEndpoint::new(&pd, init, LEN, Access::LOCAL_WRITE)
         });
         let mut turn = 0;
-        play(&mut both, ROUNDS / 2, LEN, |from, to, text| {
+        exchange_rounds(&mut both, ROUNDS / 2, LEN, |from, to, text| {
             let (sender, receiver) = (turn % 2, 1 - turn % 2);
             turn += 1;
             from.cq.arm(Arm::Any).unwrap();
             to.cq.arm(Arm::Any).unwrap();
-            to.listen();
+            to.post_inbox();
             from.post(to, None, text);
             woken(&channels[sender], sender as u64);
             woken(&channels[receiver], receiver as u64);
             let sent = from.cq.poll_one().expect("the event says that there is one");
             let received = to.cq.poll_one().expect("the event says that there is one");
             assert_eq!((sent.wr_id, sent.status, received.wr_id), (7, WcStatus::SUCCESS, 8));
-            to.has(&received, from, text);
+            to.check_received(&received, from, text);
         });
         assert!(take(&mut both[0].cq, 0).is_empty());
     });

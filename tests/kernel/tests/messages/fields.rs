@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use bareverbs::{Access, Completion, Cq, LinkLayer, Operation, Payload, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::exchange::{IMM, exchange_rounds, rc_endpoints, ud_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, domain, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::{IMM, correspondents, play, players};
 
 const ROUNDS: usize = 25;
 const LEN: usize = 64;
@@ -50,8 +50,8 @@ fn next(cq: &mut Cq) -> Read {
                 (value.byte_len, value.qp_num, value.src_qp)
             );
             assert_eq!(read.vendor_err, value.vendor_err);
-            // RoCE has no LIDs, and a completion of a send none either. Nor has RoCE service levels, but whatever the device
-            // puts there.
+            // RoCE has no LIDs, and a completion of a send none either. Nor has RoCE service
+            // levels, but whatever the device puts there.
             assert!([0, port.lid].contains(&value.slid) && value.dlid_path_bits == 0, "{value:?}");
             assert!(value.sl == 0 || port.link_layer == LinkLayer::ETHERNET, "{value:?}");
             return read;
@@ -62,8 +62,8 @@ fn next(cq: &mut Cq) -> Read {
 
 pub(crate) fn a_completion_is_read_field_by_field() {
     nothing_leaks(|| {
-        let mut both = players(&domain(), LEN, ALL_REMOTE);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
+        let mut both = rc_endpoints(&domain(), LEN, ALL_REMOTE);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             to.side.recv_into(8, 1, &to.first(LEN));
             from.memory.write(0, text).unwrap();
             let elements = from.first(LEN);
@@ -76,16 +76,16 @@ pub(crate) fn a_completion_is_read_field_by_field() {
             assert_eq!((received.opcode, received.byte_len), (WcOpcode::RECV, LEN as u32));
             assert_eq!((received.qp_num, received.imm_data), (to.side.qp.qp_num(), Some(IMM)));
             assert_eq!((received.invalidated_rkey, received.vendor_err), (None, 0));
-            assert!(to.holds(LEN) == text);
+            assert!(to.bytes(LEN) == text);
         });
     });
 }
 
 pub(crate) fn a_datagrams_completion_is_read_field_by_field() {
     nothing_leaks(|| {
-        let mut both = correspondents(&domain(), LEN, Access::LOCAL_WRITE);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
-            to.listen();
+        let mut both = ud_endpoints(&domain(), LEN, Access::LOCAL_WRITE);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
+            to.post_inbox();
             from.post(to, None, text);
             let sent = next(&mut from.cq);
             assert_eq!((sent.wr_id, sent.status, sent.opcode), (7, WcStatus::SUCCESS, WcOpcode::SEND));

@@ -17,20 +17,20 @@ kernel_tests! {
     writes_with_immediate_data_go_back_and_forth,
     both_sides_read_and_write,
     operations_of_no_bytes_complete,
-    regions_of_relaxed_ordering_carry_the_same,
+    relaxed_ordering_mrs_work,
     two_regions_lie_in_one_buffer,
-    events_tell_of_every_message_of_a_connection,
-    events_tell_of_every_datagram,
+    rc_messages_with_completion_events,
+    datagrams_with_completion_events,
 
     a_completion_is_read_field_by_field,
     a_datagrams_completion_is_read_field_by_field,
 
     both_sides_compare_and_swap,
     both_sides_fetch_and_add,
-    an_atomic_with_a_key_that_never_was_fails,
-    an_atomic_at_a_queue_pair_closed_to_atomics_fails,
+    atomic_with_unknown_rkey_fails,
+    atomic_without_remote_atomic_access_fails,
 
-    a_window_that_was_given_back_opens_nothing,
-    a_window_lets_through_what_it_was_bound_for,
-    a_flush_of_a_whole_region_and_only_of_the_kind_allowed,
+    deallocated_mw_grants_no_access,
+    mw_grants_the_bound_access,
+    flush_of_a_whole_mr_checks_placement_type,
 }

@@ -3,45 +3,45 @@
 use bareverbs::{
     Access, MwBind, MwType, Operation, Payload, PlacementType, Remote, SelectivityLevel, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::{play, players};
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 const NOTHING: Payload<'static> = Payload::Sges(&[]);
 
-pub(crate) fn a_window_that_was_given_back_opens_nothing() {
+pub(crate) fn deallocated_mw_grants_no_access() {
     nothing_leaks(|| {
         let pd = domain();
         for mw_type in [MwType::TYPE_1, MwType::TYPE_2] {
-            let mut both = players(&pd, 64, BINDABLE);
+            let mut both = rc_endpoints(&pd, 64, BINDABLE);
             let mut windows = both.each_ref().map(|_| Some(pd.alloc_mw(mw_type).unwrap()));
             let opened = [0, 1].map(|i| {
                 let window = windows[i].as_mut().unwrap();
                 let bind = window.bind(&both[i].memory, .., Access::REMOTE_WRITE).unwrap();
-                assert_eq!(both[i].does(Operation::BindMw(bind), NOTHING).opcode, WcOpcode::BIND_MW);
+                assert_eq!(both[i].execute(Operation::BindMw(bind), NOTHING).opcode, WcOpcode::BIND_MW);
                 window.bound(&bind);
                 window.remote(bind.addr)
             });
             let mut receiver = 1;
-            play(&mut both, 5, 64, |from, to, text| {
+            exchange_rounds(&mut both, 5, 64, |from, to, text| {
                 from.memory.write(0, text).unwrap();
-                from.does(Operation::Write(opened[receiver]), Payload::Sges(&from.first(64)));
-                assert!(to.holds(64) == text, "other bytes were written");
+                from.execute(Operation::Write(opened[receiver]), Payload::Sges(&from.first(64)));
+                assert!(to.bytes(64) == text, "other bytes were written");
                 receiver = 1 - receiver;
             });
             windows.iter_mut().for_each(|window| window.take().unwrap().dealloc().unwrap());
-            let before = both[1].holds(64);
+            let before = both[1].bytes(64);
             let write = request(1, Operation::Write(opened[1]), Payload::Inline(&[b"too late"]));
             both[0].side.send(&[write]).unwrap();
             assert_eq!(both[0].side.ends(1), [(1, WcStatus::REM_ACCESS_ERR)]);
-            assert_eq!(both[1].holds(64), before);
+            assert_eq!(both[1].bytes(64), before);
         }
     });
 }
 
-pub(crate) fn a_window_lets_through_what_it_was_bound_for() {
+pub(crate) fn mw_grants_the_bound_access() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, b"8 bytes.", BINDABLE | ALL_REMOTE);
@@ -77,7 +77,7 @@ pub(crate) fn a_window_lets_through_what_it_was_bound_for() {
     });
 }
 
-pub(crate) fn a_flush_of_a_whole_region_and_only_of_the_kind_allowed() -> Outcome {
+pub(crate) fn flush_of_a_whole_mr_checks_placement_type() -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
         if !pd.context().capabilities().flush {

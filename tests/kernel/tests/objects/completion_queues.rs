@@ -51,7 +51,7 @@ pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
     });
 }
 
-pub(crate) fn an_event_may_wait_for_more_completions() -> Outcome {
+pub(crate) fn cq_moderation_delays_events() -> Outcome {
     let context = open();
     let DeviceAttr { max_cq_count, max_cq_period, .. } = context.query_device().unwrap();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();

@@ -6,7 +6,7 @@ use bareverbs_kernel_tests::loopback::open;
 
 const PAGE: u64 = 4096;
 
-pub(crate) fn the_device_tells_limits_that_work_is_possible_in() {
+pub(crate) fn query_device_limits_are_plausible() {
     let context = open();
     let attr = context.query_device().unwrap();
     for (what, guid) in [("node", attr.node_guid), ("system", attr.sys_image_guid)] {
@@ -31,9 +31,9 @@ pub(crate) fn the_device_tells_limits_that_work_is_possible_in() {
     assert!(port.max_msg_sz > 0x1000 && port.active_mtu <= port.max_mtu);
 }
 
-pub(crate) fn a_p_key_is_found_by_its_value() {
+pub(crate) fn get_pkey_index_finds_the_default_pkey() {
     let context = open();
-    let kernels = device::told("ports/1/pkeys/0");
+    let kernels = device::read_sysfs("ports/1/pkeys/0");
     let pkey = u16::from_str_radix(kernels.trim().trim_start_matches("0x"), 16).unwrap();
     assert_eq!(context.pkey_index(1, pkey).unwrap(), 0);
     assert_eq!(

@@ -4,7 +4,7 @@ use bareverbs::{AhAttr, Error, MwType, ObjectClass, Pd};
 use bareverbs_kernel_tests::loopback::{domain, open};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-pub(crate) fn domains_are_made_and_given_back_over_and_over() {
+pub(crate) fn pds_are_allocated_and_freed_repeatedly() {
     nothing_leaks(|| {
         let context = open();
         let count = || context.object_count(ObjectClass::PD).unwrap();
@@ -25,7 +25,7 @@ pub(crate) fn domains_are_made_and_given_back_over_and_over() {
     });
 }
 
-pub(crate) fn an_address_handle_is_made_and_given_back() {
+pub(crate) fn ah_is_created_and_destroyed() {
     nothing_leaks(|| {
         let pd = domain();
         let context = pd.context();
@@ -40,7 +40,7 @@ pub(crate) fn an_address_handle_is_made_and_given_back() {
     });
 }
 
-pub(crate) fn a_window_of_no_type_is_refused() {
+pub(crate) fn unknown_mw_type_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         for number in [0, 3, 255] {

@@ -6,9 +6,9 @@ use bareverbs::{
     UdInitAttr,
 };
 use bareverbs_kernel_tests::device;
+use bareverbs_kernel_tests::exchange::ud_endpoints;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::correspondents;
 use bareverbs_kernel_tests::{child, loopback};
 
 const CAP: QpCap =
@@ -40,7 +40,7 @@ fn fields(cap: &QpCap) -> [(&'static str, u32); 5] {
     ]
 }
 
-pub(crate) fn a_new_queue_pair_is_in_reset_with_what_was_asked_for() {
+pub(crate) fn new_qp_is_in_reset_with_requested_caps() {
     fn look<T: Transport>(pd: &Pd) {
         for (cap, signal_all) in [(QpCap::default(), false), (CAP, false), (CAP, true)] {
             let qp = make::<T>(pd, cap, signal_all).unwrap();
@@ -63,7 +63,7 @@ pub(crate) fn a_new_queue_pair_is_in_reset_with_what_was_asked_for() {
     });
 }
 
-pub(crate) fn each_transport_is_brought_up_as_the_kernel_says() {
+pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
     nothing_leaks(|| {
         let pd = domain();
         let init = InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) };
@@ -72,7 +72,7 @@ pub(crate) fn each_transport_is_brought_up_as_the_kernel_says() {
         let mut rc = make::<Rc>(&pd, CAP, false).unwrap();
         rc.init(&init).unwrap();
         assert_eq!(state(&rc), QpState::INIT);
-        assert_eq!(rc.query().unwrap().0.access, device::told_rights(ALL_REMOTE));
+        assert_eq!(rc.query().unwrap().0.access, device::reported_access(ALL_REMOTE));
         rc.ready_to_receive(&RtrAttr { rq_psn: 0x45, ..RtrAttr::new(here, 0x123) }).unwrap();
         rc.ready_to_send(&RtsAttr { sq_psn: 0x67, ..RtsAttr::default() }).unwrap();
         assert_eq!(state(&rc), QpState::RTS);
@@ -102,7 +102,7 @@ pub(crate) fn each_transport_is_brought_up_as_the_kernel_says() {
     });
 }
 
-pub(crate) fn depths_and_widths_beyond_the_device_are_refused_for_each_transport() {
+pub(crate) fn qp_caps_above_device_limits_are_rejected() {
     fn look<T: Transport>(pd: &Pd) {
         let refused = |cap| make::<T>(pd, cap, false).map(drop).unwrap_err();
         for cap in [
@@ -123,7 +123,7 @@ pub(crate) fn depths_and_widths_beyond_the_device_are_refused_for_each_transport
     });
 }
 
-pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
+pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
     const PRIVILEGED: u32 = 0x8000_0000;
     nothing_leaks(|| {
         let pd = domain();
@@ -133,12 +133,12 @@ pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
         drop((qp, pd));
 
         child::run(|| {
-            child::become_nobody();
+            child::drop_privileges();
             let pd = domain();
             let mut qp = make::<Ud>(&pd, CAP, false).unwrap();
             match qp.init(&UdInitAttr::new(1, PRIVILEGED)) {
                 Err(refused) => {
-                    assert!(refused.to_string().contains("is for the privileged"), "{refused}");
+                    assert!(refused.to_string().contains("requires privilege"), "{refused}");
                     assert_eq!(state(&qp), QpState::RESET);
                     qp.init(&UdInitAttr::new(1, PRIVILEGED - 1)).unwrap();
                 }
@@ -149,7 +149,7 @@ pub(crate) fn a_privileged_queue_key_is_for_the_privileged() {
     });
 }
 
-pub(crate) fn a_connection_keeps_as_many_reads_as_it_was_given() {
+pub(crate) fn max_rd_atomic_is_kept() {
     nothing_leaks(|| {
         let pd = domain();
         let limits = pd.context().query_device().unwrap();
@@ -165,13 +165,13 @@ pub(crate) fn a_connection_keeps_as_many_reads_as_it_was_given() {
     });
 }
 
-pub(crate) fn a_queue_pair_that_was_reset_takes_no_work() {
+pub(crate) fn reset_qp_rejects_posts() {
     nothing_leaks(|| {
         let pd = domain();
-        let [mut one, mut other] = correspondents(&pd, 8, ALL_REMOTE);
+        let [mut one, mut other] = ud_endpoints(&pd, 8, ALL_REMOTE);
         let target = region(&pd, &[0; 64], ALL_REMOTE);
         let refused = PostReason::State(QpState::RESET);
-        one.tells(&mut other, None, b"a letter");
+        one.send_to(&mut other, None, b"a letter");
         for correspondent in [&mut one, &mut other] {
             let reset = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
             correspondent.qp.modify(&reset, QpAttrMask::STATE).unwrap();

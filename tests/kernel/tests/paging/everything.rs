@@ -12,7 +12,7 @@ use super::{PAGE, ROUNDS, on_demand, passed, skip, take_pages_away};
 fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().odp_implicit {
-            let refused = pd.implicit_mr(LocalAccess::Read).unwrap_err();
+            let refused = pd.register_implicit(LocalAccess::Read).unwrap_err();
             assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
             return skip("the device has no regions over all memory");
         }
@@ -23,15 +23,16 @@ fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
 
 fn reachable(pd: &Pd) -> ImplicitMr {
     // SAFETY: the peers are this test's own, and reach what it gives them.
-    unsafe { pd.implicit_mr_for_peers(ALL_REMOTE) }.unwrap()
+    unsafe { pd.register_implicit_remote(ALL_REMOTE) }.unwrap()
 }
 
-pub(crate) fn one_region_covers_all_memory() -> Outcome {
+pub(crate) fn implicit_odp_mr_covers_all_memory() -> Outcome {
     implicit(|pd| {
-        let everything = pd.implicit_mr(LocalAccess::ReadWrite).unwrap();
-        let (mut a, mut b) = pair(pd, Plan::patient());
+        let everything = pd.register_implicit(LocalAccess::ReadWrite).unwrap();
+        let (mut a, mut b) = pair(pd, Plan::long_timeouts());
         for round in 0..ROUNDS {
-            // Memory that wasn't there when the region was made, and pages that aren't there when they are needed.
+            // Memory that wasn't there when the region was made, and pages that aren't there when
+            // they are needed.
             let len = PAGE * (1 + round % 3);
             let mut text = Buffer::zeroed(len).unwrap();
             text.fill(round as u8 + 1);
@@ -47,10 +48,10 @@ pub(crate) fn one_region_covers_all_memory() -> Outcome {
     })
 }
 
-pub(crate) fn peers_reach_all_memory_through_one_region() -> Outcome {
+pub(crate) fn implicit_odp_mr_is_remotely_accessible() -> Outcome {
     implicit(|pd| {
         let everything = reachable(pd);
-        let (mut a, b) = pair(pd, Plan::patient());
+        let (mut a, b) = pair(pd, Plan::long_timeouts());
         let mut ours = everything.part(vec![0; 3 * PAGE]).unwrap();
         let theirs = everything.part(Buffer::zeroed(3 * PAGE).unwrap()).unwrap();
         for round in 1..=ROUNDS as u8 {
@@ -71,9 +72,9 @@ pub(crate) fn peers_reach_all_memory_through_one_region() -> Outcome {
     })
 }
 
-pub(crate) fn parts_of_a_region_over_all_memory_keep_its_rights_and_their_bytes() -> Outcome {
+pub(crate) fn implicit_odp_parts_keep_access_and_bytes() -> Outcome {
     implicit(|pd| {
-        let everything = pd.implicit_mr(LocalAccess::Read).unwrap();
+        let everything = pd.register_implicit(LocalAccess::Read).unwrap();
         assert!(everything.access().contains(Access::ON_DEMAND));
         let mut part = everything.part(vec![7; 100]).unwrap();
         let refused = everything.part(Vec::new()).unwrap_err();

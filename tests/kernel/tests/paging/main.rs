@@ -5,9 +5,9 @@ mod operations;
 mod prefetch;
 
 use bareverbs::{Access, Buffer, Mr, Pd};
+use bareverbs_kernel_tests::exchange::RcEndpoint;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::Player;
 use bareverbs_kernel_tests::{Completion, Outcome, kernel_tests, skip};
 use everything::*;
 use nix::sys::mman::{MmapAdvise, madvise};
@@ -15,27 +15,28 @@ use operations::*;
 use prefetch::*;
 
 kernel_tests! {
-    messages_go_between_regions_on_demand_whose_pages_are_taken_away,
+    odp_messages_survive_page_reclaim,
     datagrams_are_sent_from_a_region_on_demand,
-    elements_on_demand_and_pinned_ones_make_one_message,
+    odp_and_pinned_sges_form_one_message,
     a_region_on_demand_is_read_and_written,
     atomics_reach_a_region_on_demand,
     an_atomic_write_reaches_a_region_on_demand,
     a_region_on_demand_is_flushed,
     a_region_on_demand_is_written_wherever_in_its_pages,
 
-    one_region_covers_all_memory,
-    peers_reach_all_memory_through_one_region,
-    parts_of_a_region_over_all_memory_keep_its_rights_and_their_bytes,
+    implicit_odp_mr_covers_all_memory,
+    implicit_odp_mr_is_remotely_accessible,
+    implicit_odp_parts_keep_access_and_bytes,
 
     pages_are_prefetched_with_and_without_waiting,
-    only_pages_that_are_there_are_prefetched_without_faults,
-    advice_about_pinned_memory_is_refused,
+    prefetch_no_fault_skips_absent_pages,
+    advise_mr_on_pinned_memory_is_rejected,
 }
 
 const ROUNDS: usize = 20;
 const PAGE: usize = 4096;
-/// One packet from the start of a page: what Soft-RoCE carries right on every kernel that pages on demand.
+/// One packet from the start of a page: what Soft-RoCE carries right on every kernel that pages on
+/// demand.
 const LEN: usize = 1024;
 
 /// Everything, on demand.
@@ -56,7 +57,8 @@ fn passed() -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Gives the pages of a region back to the kernel: its bytes are 0 afterwards, and the next who needs them faults.
+/// Gives the pages of a region back to the kernel: its bytes are 0 afterwards, and the next who
+/// needs them faults.
 fn take_pages_away(region: &Mr<Buffer>) {
     let start = std::ptr::NonNull::new(region.as_ptr()).expect("an address").cast();
     // SAFETY: the pages are the region's own, begin with it, and are looked at by copies only.
@@ -65,7 +67,7 @@ fn take_pages_away(region: &Mr<Buffer>) {
 }
 
 /// The same for both sides of a round.
-fn faults_await(from: &Player, to: &Player) {
+fn faults_await(from: &RcEndpoint, to: &RcEndpoint) {
     take_pages_away(&from.memory);
     take_pages_away(&to.memory);
 }

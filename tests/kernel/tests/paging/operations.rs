@@ -3,17 +3,19 @@
 use bareverbs::{
     Access, Operation, Payload, PlacementType, RecvRequest, SelectivityLevel, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::exchange::{
+    RcEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
+};
 use bareverbs_kernel_tests::loopback::{contents, region, request};
-use bareverbs_kernel_tests::rounds::{Player, correspondents, play, players, unhurried};
 use bareverbs_kernel_tests::{Outcome, loopback, skip};
 
 use super::{LEN, ON_DEMAND, PAGE, ROUNDS, faults_await, on_demand, passed, take_pages_away};
 
-pub(crate) fn messages_go_between_regions_on_demand_whose_pages_are_taken_away() -> Outcome {
+pub(crate) fn odp_messages_survive_page_reclaim() -> Outcome {
     on_demand(|pd| {
-        play(&mut players(pd, LEN, ON_DEMAND), ROUNDS, LEN, |from, to, text| {
+        exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, LEN, |from, to, text| {
             faults_await(from, to);
-            from.tells(to, Operation::Send, text);
+            from.send_to(to, Operation::Send, text);
         });
         passed()
     })
@@ -21,57 +23,57 @@ pub(crate) fn messages_go_between_regions_on_demand_whose_pages_are_taken_away()
 
 pub(crate) fn datagrams_are_sent_from_a_region_on_demand() -> Outcome {
     on_demand(|pd| {
-        play(
-            &mut correspondents(pd, LEN, Access::LOCAL_WRITE | Access::ON_DEMAND),
+        exchange_rounds(
+            &mut ud_endpoints(pd, LEN, Access::LOCAL_WRITE | Access::ON_DEMAND),
             ROUNDS,
             LEN,
             |from, to, text| {
                 take_pages_away(&from.memory);
-                from.tells(to, None, text);
+                from.send_to(to, None, text);
             },
         );
         passed()
     })
 }
 
-pub(crate) fn elements_on_demand_and_pinned_ones_make_one_message() -> Outcome {
+pub(crate) fn odp_and_pinned_sges_form_one_message() -> Outcome {
     on_demand(|pd| {
-        let mut both = players(pd, LEN, ON_DEMAND);
+        let mut both = rc_endpoints(pd, LEN, ON_DEMAND);
         let pinned = [(); 2].map(|()| region(pd, &[0; 500], Access::LOCAL_WRITE));
         let [mut from_pinned, mut to_pinned] = pinned;
-        play(&mut both, ROUNDS, LEN + 500, |from, to, text| {
+        exchange_rounds(&mut both, ROUNDS, LEN + 500, |from, to, text| {
             faults_await(from, to);
             let (start, end) = text.split_at(LEN);
             from.memory.write(0, start).unwrap();
             from_pinned.write(0, end).unwrap();
             let sges = [to.first(LEN)[0], to_pinned.sge(..).unwrap()];
             to.side.recv(&[RecvRequest { wr_id: 8, sges: &sges }]).unwrap();
-            from.does(Operation::Send, Payload::Sges(&[from.first(LEN)[0], from_pinned.sge(..).unwrap()]));
+            from.execute(Operation::Send, Payload::Sges(&[from.first(LEN)[0], from_pinned.sge(..).unwrap()]));
             let received = to.side.completions(1)[0];
             assert_eq!((received.status, received.byte_len as usize), (WcStatus::SUCCESS, text.len()));
-            assert!(to.holds(LEN) == start && contents(&to_pinned) == end, "other bytes arrived");
+            assert!(to.bytes(LEN) == start && contents(&to_pinned) == end, "other bytes arrived");
             std::mem::swap(&mut from_pinned, &mut to_pinned);
         });
         passed()
     })
 }
 
-fn writes(from: &mut Player, to: &mut Player, text: &[u8]) {
+fn writes(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     faults_await(from, to);
     from.memory.write(0, text).unwrap();
-    from.does(Operation::Write(to.memory.remote(0).unwrap()), Payload::Sges(&from.first(LEN)));
-    assert!(to.holds(LEN) == text, "other bytes were written");
+    from.execute(Operation::Write(to.memory.remote(0).unwrap()), Payload::Sges(&from.first(LEN)));
+    assert!(to.bytes(LEN) == text, "other bytes were written");
 }
 
 pub(crate) fn a_region_on_demand_is_read_and_written() -> Outcome {
     on_demand(|pd| {
-        let mut both = players(pd, LEN, ON_DEMAND);
-        play(&mut both, ROUNDS, LEN, writes);
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
+        let mut both = rc_endpoints(pd, LEN, ON_DEMAND);
+        exchange_rounds(&mut both, ROUNDS, LEN, writes);
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             faults_await(from, to);
             to.memory.write(0, text).unwrap();
-            from.does(Operation::Read(to.memory.remote(0).unwrap()), Payload::Sges(&from.first(LEN)));
-            assert!(from.holds(LEN) == text, "other bytes were read");
+            from.execute(Operation::Read(to.memory.remote(0).unwrap()), Payload::Sges(&from.first(LEN)));
+            assert!(from.bytes(LEN) == text, "other bytes were read");
         });
         passed()
     })
@@ -79,7 +81,7 @@ pub(crate) fn a_region_on_demand_is_read_and_written() -> Outcome {
 
 pub(crate) fn atomics_reach_a_region_on_demand() -> Outcome {
     on_demand(|pd| {
-        play(&mut players(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
+        exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
             let number = u64::from_ne_bytes(text.try_into().unwrap());
             let remote = to.memory.remote(0).unwrap();
             // Pages that have gone come back as zeros.
@@ -90,9 +92,9 @@ pub(crate) fn atomics_reach_a_region_on_demand() -> Outcome {
             ] {
                 faults_await(from, to);
                 from.memory.write(0, text).unwrap();
-                from.does(operation, Payload::Sges(&from.first(8)));
-                assert_eq!(from.holds(8), [0; 8], "{operation:?}: what was there before");
-                assert_eq!(to.holds(8), after.to_ne_bytes(), "{operation:?}: what is there now");
+                from.execute(operation, Payload::Sges(&from.first(8)));
+                assert_eq!(from.bytes(8), [0; 8], "{operation:?}: what was there before");
+                assert_eq!(to.bytes(8), after.to_ne_bytes(), "{operation:?}: what is there now");
             }
         });
         passed()
@@ -104,12 +106,12 @@ pub(crate) fn an_atomic_write_reaches_a_region_on_demand() -> Outcome {
         if !pd.context().capabilities().atomic_write {
             return skip("no atomic writes");
         }
-        play(&mut players(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
+        exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
             faults_await(from, to);
             let remote = to.memory.remote(LEN - 8).unwrap();
             let write = Operation::AtomicWrite { remote, value: text.try_into().unwrap() };
-            assert_eq!(from.does(write, Payload::Sges(&[])).opcode, WcOpcode::ATOMIC_WRITE);
-            assert_eq!(to.holds(LEN)[LEN - 8..], *text);
+            assert_eq!(from.execute(write, Payload::Sges(&[])).opcode, WcOpcode::ATOMIC_WRITE);
+            assert_eq!(to.bytes(LEN)[LEN - 8..], *text);
         });
         passed()
     })
@@ -121,10 +123,10 @@ pub(crate) fn a_region_on_demand_is_flushed() -> Outcome {
             return skip("no flushes");
         }
         let access = ON_DEMAND | Access::FLUSH_GLOBAL;
-        let plan = loopback::Plan { access, ..unhurried() };
+        let plan = loopback::Plan { access, ..long_timeout_plan() };
         let (a, b) = loopback::pair(pd, plan);
-        let mut both = [a, b].map(|side| Player { side, memory: region(pd, &vec![0; LEN], access) });
-        play(&mut both, ROUNDS, LEN, |from, to, text| {
+        let mut both = [a, b].map(|side| RcEndpoint { side, memory: region(pd, &vec![0; LEN], access) });
+        exchange_rounds(&mut both, ROUNDS, LEN, |from, to, text| {
             writes(from, to, text);
             let remote = to.memory.remote(0).unwrap();
             let placement = PlacementType::GLOBAL;
@@ -137,7 +139,7 @@ pub(crate) fn a_region_on_demand_is_flushed() -> Outcome {
                 from.side.send(&[request(9, flush, Payload::Sges(&[]))]).unwrap();
                 assert_eq!(from.side.ends(1), [(9, WcStatus::SUCCESS)], "{length} bytes, {level:?}");
             }
-            assert!(to.holds(LEN) == text);
+            assert!(to.bytes(LEN) == text);
         });
         passed()
     })
@@ -145,17 +147,18 @@ pub(crate) fn a_region_on_demand_is_flushed() -> Outcome {
 
 pub(crate) fn a_region_on_demand_is_written_wherever_in_its_pages() -> Outcome {
     on_demand(|pd| {
-        let [mut from, mut to] = players(pd, 2 * PAGE, ON_DEMAND);
+        let [mut from, mut to] = rc_endpoints(pd, 2 * PAGE, ON_DEMAND);
         let text: Vec<u8> = (1..=200).collect();
         // Within a page, and over the border of two.
         for offset in [100, PAGE - 100] {
             faults_await(&from, &to);
             from.memory.write(0, &text).unwrap();
             let write = Operation::Write(to.memory.remote(offset).unwrap());
-            from.does(write, Payload::Sges(&from.first(text.len())));
-            let holds = to.holds(2 * PAGE);
+            from.execute(write, Payload::Sges(&from.first(text.len())));
+            let holds = to.bytes(2 * PAGE);
             if holds[offset..][..text.len()] != text {
-                // `__rxe_odp_mr_copy` of 7.2 forgets the offset in the page, and where it is in the bytes.
+                // `__rxe_odp_mr_copy` of 7.2 forgets the offset in the page, and where it is in the
+                // bytes.
                 let first = if offset == 100 { &text[..] } else { &text[..100] };
                 assert!(
                     holds[..first.len()] == *first,

@@ -2,16 +2,16 @@
 
 use bareverbs::{Access, Advice, Buffer, Error, Mr, Operation};
 use bareverbs_kernel_tests::Outcome;
+use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
-use bareverbs_kernel_tests::rounds::{play, players};
 
 use super::{LEN, ON_DEMAND, PAGE, ROUNDS, faults_await, on_demand, passed, take_pages_away};
 
 type Advise = fn(&Mr<Buffer>, Advice) -> bareverbs::Result<()>;
 
 const WAITING: Advise = |region, advice| region.advise(.., advice);
-const LATER: Advise = |region, advice| region.advise_later(.., advice);
+const LATER: Advise = |region, advice| region.advise_async(.., advice);
 
 /// Which of the pages at `start` are in memory.
 fn resident(region: &Mr<Buffer>) -> Vec<bool> {
@@ -34,11 +34,11 @@ pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
 
         for advice in [Advice::PREFETCH, Advice::PREFETCH_WRITE] {
             for advise in [WAITING, LATER] {
-                play(&mut players(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
+                exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
                     faults_await(from, to);
                     advise(&from.memory, advice).unwrap();
                     advise(&to.memory, advice).unwrap();
-                    from.tells(to, Operation::Send, text);
+                    from.send_to(to, Operation::Send, text);
                 });
             }
         }
@@ -46,7 +46,7 @@ pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
     })
 }
 
-pub(crate) fn only_pages_that_are_there_are_prefetched_without_faults() -> Outcome {
+pub(crate) fn prefetch_no_fault_skips_absent_pages() -> Outcome {
     on_demand(|pd| {
         let mut alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
         take_pages_away(&alone);
@@ -54,18 +54,18 @@ pub(crate) fn only_pages_that_are_there_are_prefetched_without_faults() -> Outco
         for advise in [WAITING, LATER] {
             advise(&alone, Advice::PREFETCH_NO_FAULT).unwrap();
             assert_eq!(resident(&alone), [false, true, false]);
-            play(&mut players(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
+            exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS / 4, LEN, |from, to, text| {
                 faults_await(from, to);
                 advise(&from.memory, Advice::PREFETCH_NO_FAULT).unwrap();
                 advise(&to.memory, Advice::PREFETCH_NO_FAULT).unwrap();
-                from.tells(to, Operation::Send, text);
+                from.send_to(to, Operation::Send, text);
             });
         }
         passed()
     })
 }
 
-pub(crate) fn advice_about_pinned_memory_is_refused() {
+pub(crate) fn advise_mr_on_pinned_memory_is_rejected() {
     nothing_leaks(|| {
         let pd = domain();
         let pinned = region(&pd, &[0; LEN], Access::LOCAL_WRITE);

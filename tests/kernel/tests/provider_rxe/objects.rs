@@ -24,14 +24,15 @@ pub(crate) fn both_queries_of_the_device_agree() {
     assert!(base.max_qp > 0);
 }
 
-pub(crate) fn a_foreign_key_fails_with_its_status() {
+pub(crate) fn lkey_of_another_pd_fails() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let wrong = Sge { lkey: memory.mr.lkey ^ 0x5500, ..memory.sge(0, 8) };
     pair.send(1, Operation::Write(memory.remote(64)), Payload::Sges(&[wrong]));
     let completion = poll(&mut pair.client_cq);
     assert_eq!(completion.wr_id, 1);
-    // Newer kernels put the queue pair into the error state first, and then flush the request that caused it.
+    // Newer kernels put the queue pair into the error state first, and then flush the request that
+    // caused it.
     let told = match completion.status {
         WcStatus::WR_FLUSH_ERR => pair.client.sq.failure(),
         status => Some((completion.wr_id, status)),

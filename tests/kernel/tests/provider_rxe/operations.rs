@@ -84,7 +84,8 @@ pub(crate) fn several_elements_of_several_regions_are_gathered_and_scattered_in_
 }
 
 pub(crate) fn inline_data_need_no_element_and_no_region() {
-    // Kernels that check the element in work refuse inline data on a queue of width 0; ours has one at least.
+    // Kernels that check the element in work refuse inline data on a queue of width 0; ours has one
+    // at least.
     let mut pair = Pair::new(QpCap { max_send_sge: 0, max_inline_data: 8, ..CAP });
     let memory = Memory::new(&pair.host, 4096);
     assert!(pair.client.cap.max_inline_data >= 8);

@@ -6,7 +6,8 @@ use bareverbs_provider::contract::{
     Completion as _, CompletionQueue, CreatedCq, CreatedQp, RecvQueue, SendQueue,
 };
 use bareverbs_provider::work::{
-    Operation, Payload, RecvRequest, Refusal, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
+    Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::uverbs::types::QpCap;
@@ -57,7 +58,7 @@ pub(crate) fn push(
     wr_id: u64,
     operation: Operation,
     payload: Payload<'_>,
-) -> Result<(), Refusal> {
+) -> Result<(), PushError> {
     // SAFETY: the memory stays registered until the completion is seen.
     unsafe { qp.sq.push(&SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload }) }
 }

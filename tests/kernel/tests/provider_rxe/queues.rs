@@ -7,13 +7,13 @@ use bareverbs_provider::command;
 use bareverbs_provider::contract::{
     CompletionQueue, CqRequest, Provider, QueueMemory, RecvQueue, SendQueue, SrqRequest,
 };
-use bareverbs_provider::work::{Operation, Payload, RecvRequest, Refusal, WcOpcode};
+use bareverbs_provider::work::{Operation, Payload, PushError, RecvRequest, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
 
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, push, succeeds};
 
-pub(crate) fn a_queue_takes_exactly_as_many_requests_as_it_says() {
+pub(crate) fn queue_accepts_exactly_its_capacity() {
     let mut pair = Pair::new(CAP);
     let memory = Memory::new(&pair.host, 4096);
     assert_eq!((pair.client.cap.max_send_wr, pair.client.cap.max_recv_wr), (15, 15));
@@ -26,14 +26,14 @@ pub(crate) fn a_queue_takes_exactly_as_many_requests_as_it_says() {
     }
     // SAFETY: the request names no memory.
     let refusal = unsafe { recv.push(&RecvRequest { wr_id: 15, sges: &[] }) };
-    assert_eq!(refusal, Err(Refusal::QueueFull { capacity: 15 }));
+    assert_eq!(refusal, Err(PushError::QueueFull { capacity: 15 }));
     recv.ring();
 
     for wr_id in 0..15 {
         push(&mut pair.client, wr_id, Operation::Send, Payload::Inline(&[b"12345678"])).unwrap();
     }
     let refusal = push(&mut pair.client, 15, Operation::Send, Payload::Inline(&[]));
-    assert_eq!(refusal, Err(Refusal::QueueFull { capacity: 15 }));
+    assert_eq!(refusal, Err(PushError::QueueFull { capacity: 15 }));
     pair.client.sq.ring().unwrap();
     for wr_id in 0..15 {
         succeeds(&mut pair.client_cq, wr_id, WcOpcode::SEND);
@@ -125,7 +125,7 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
     }
     // SAFETY: the request names no memory.
     let refusal = unsafe { srq.queue.push(&RecvRequest { wr_id: 31, sges: &[] }) };
-    assert_eq!(refusal, Err(Refusal::QueueFull { capacity: 31 }));
+    assert_eq!(refusal, Err(PushError::QueueFull { capacity: 31 }));
     srq.queue.ring();
     for wr_id in 0..31 {
         pair.send(wr_id, Operation::Send, Payload::Inline(&[b"shared"]));

@@ -9,7 +9,7 @@ use bareverbs_uapi::verbs_values::QpState;
 use crate::host::Memory;
 use crate::pair::{CAP, Pair, poll, push, succeeds, try_poll};
 
-pub(crate) fn a_batch_refused_below_rts_is_never_sent() {
+pub(crate) fn batch_rejected_before_rts_is_never_sent() {
     let mut pair = Pair::unconnected(CAP);
     let memory = Memory::new(&pair.host, 4096);
     let refused = |qp: &mut CreatedQp<Rxe>| {

@@ -3,9 +3,9 @@
 use std::net::Ipv4Addr;
 
 use bareverbs::{
-    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GrhHeader, Payload, PostReason, Qp, QpAttr,
-    QpAttrMask, QpInit, QpState, Refusal, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags, WcOpcode,
-    WcStatus, WorkCompletion,
+    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, Grh, Payload, PostReason, PushError, Qp, QpAttr,
+    QpAttrMask, QpInit, QpState, SendFlags, SendRequest, Ud, UdInitAttr, WcFlags, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use bareverbs_kernel_tests::device;
 
@@ -17,7 +17,7 @@ fn send(qp: &mut Qp<Ud>, wr_id: u64, to: Datagram<'_>, text: &[u8]) {
     batch.ring().unwrap();
 }
 
-pub(crate) fn a_datagram_arrives_behind_the_room_of_its_header() {
+pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -47,7 +47,7 @@ pub(crate) fn a_datagram_arrives_behind_the_room_of_its_header() {
 }
 
 /// Sends from one end to the other and back; returns what the first header told.
-fn there_and_back(host: &Host, gid: GidEntry) -> GrhHeader {
+fn there_and_back(host: &Host, gid: GidEntry) -> Grh {
     let (mut alice_cq, mut bob_cq) = (host.cq(), host.cq());
     let (mut alice, mut bob) = (host.datagrams(&alice_cq, QKEY), host.datagrams(&bob_cq, 0x0bad_cafe));
     let (at_alice, at_bob) = (host.memory(4096), host.memory(4096));
@@ -60,7 +60,7 @@ fn there_and_back(host: &Host, gid: GidEntry) -> GrhHeader {
     let received = done(&mut bob_cq);
     let header: [u8; GRH_BYTES] = bytes(&at_bob, 0, GRH_BYTES).try_into().unwrap();
 
-    let attr = host.context.address_of_sender(1, &received, &header).unwrap();
+    let attr = host.context.ah_attr_from_wc(1, &received, &header).unwrap();
     assert_eq!(attr.grh.unwrap().dgid, gid.gid);
     assert_eq!(u32::from(attr.grh.unwrap().sgid_index), gid.index);
     assert_eq!(attr.sl, 0, "only InfiniBand has others, and nobody asked for one");
@@ -71,25 +71,25 @@ fn there_and_back(host: &Host, gid: GidEntry) -> GrhHeader {
     assert_eq!(done(&mut alice_cq).byte_len as usize, GRH_BYTES + 8);
     assert_eq!(bytes(&at_alice, GRH_BYTES, 8), b"and back");
     drop((alice, bob));
-    GrhHeader::parse(&header).unwrap()
+    Grh::parse(&header).unwrap()
 }
 
 /// By RoCE v1 too, where the device knows it.
 fn every_gid_there_and_back(host: &Host, which: impl Fn(&GidEntry) -> bool) {
     for gid in host.context.gid_table().unwrap().iter().filter(|entry| which(entry)) {
         let header = there_and_back(host, *gid);
-        assert_eq!((header.sender, header.receiver), (gid.gid, gid.gid), "{gid:?}");
+        assert_eq!((header.sgid, header.dgid), (gid.gid, gid.gid), "{gid:?}");
     }
 }
 
-pub(crate) fn a_datagram_is_answered_to_where_it_came_from() {
+pub(crate) fn datagram_is_answered_by_ah_attr_from_wc() {
     on_device(|host| {
         let own = host.gid().gid;
         every_gid_there_and_back(host, |entry| entry.gid == own);
     });
 }
 
-pub(crate) fn a_datagram_over_ipv6_tells_its_sender_too() {
+pub(crate) fn datagram_over_ipv6_has_a_parsable_grh() {
     on_device(|host| every_gid_there_and_back(host, |entry| entry.gid.ipv4().is_none()));
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn one_queue_pair_sends_to_several_peers_with_one_doorbell() {
     });
 }
 
-pub(crate) fn a_datagram_fills_the_mtu_and_no_more() {
+pub(crate) fn datagram_size_is_limited_to_the_mtu() {
     on_device(|host| {
         let mtu = host.context.query_port(1).unwrap().active_mtu.bytes();
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
@@ -135,7 +135,7 @@ pub(crate) fn a_datagram_fills_the_mtu_and_no_more() {
             unsafe { from.post_send(&[request]) }
         };
         let refused = post(mtu + 1).unwrap_err();
-        let reason = Refusal::DatagramTooLong { given: u64::from(mtu) + 1, max: mtu };
+        let reason = PushError::DatagramTooLong { given: u64::from(mtu) + 1, max: mtu };
         assert_eq!((refused.accepted, refused.reason), (0, PostReason::Queue(reason)));
         quiet(&mut from_cq);
 
@@ -146,7 +146,7 @@ pub(crate) fn a_datagram_fills_the_mtu_and_no_more() {
     });
 }
 
-pub(crate) fn a_datagram_with_a_foreign_queue_key_is_dropped() {
+pub(crate) fn datagram_with_wrong_qkey_is_dropped() {
     on_device(|host| {
         let (mut from_cq, mut to_cq) = (host.cq(), host.cq());
         let (mut from, mut to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -185,7 +185,7 @@ pub(crate) fn a_datagram_over_a_destroyed_handle_fails() {
     });
 }
 
-pub(crate) fn a_datagram_over_a_handle_of_another_domain_fails() {
+pub(crate) fn datagram_over_ah_of_another_pd_fails() {
     on_device(|host| {
         let (mut from_cq, to_cq) = (host.cq(), host.cq());
         let (mut from, to) = (host.datagrams(&from_cq, QKEY), host.datagrams(&to_cq, QKEY));
@@ -196,7 +196,7 @@ pub(crate) fn a_datagram_over_a_handle_of_another_domain_fails() {
     });
 }
 
-pub(crate) fn a_datagram_queue_pair_sets_just_the_attributes_that_the_kernel_wants() {
+pub(crate) fn ud_bring_up_sets_exactly_the_required_attributes() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Ud>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();
@@ -213,7 +213,7 @@ pub(crate) fn a_datagram_queue_pair_sets_just_the_attributes_that_the_kernel_wan
     });
 }
 
-pub(crate) fn an_address_handle_needs_a_way_to_its_peer() {
+pub(crate) fn create_ah_requires_a_route() {
     on_device(|host| {
         let gid = host.gid();
         let to = |address| AhAttr::global(1, Gid::from(address), gid.index as u8);
@@ -221,7 +221,7 @@ pub(crate) fn an_address_handle_needs_a_way_to_its_peer() {
             panic!("nobody is there")
         };
         assert!(error.to_string().contains("::ffff:10.1.0.77"), "{error}");
-        assert!(error.to_string().contains("no way to"), "{error}");
+        assert!(error.to_string().contains("no route to"), "{error}");
 
         // The other end of the link, told by hand: the kernel asks its neighbour table.
         let known = Ipv4Addr::new(10, 1, 0, 78);
@@ -234,7 +234,7 @@ pub(crate) fn an_address_handle_needs_a_way_to_its_peer() {
     });
 }
 
-pub(crate) fn an_address_handle_is_checked_before_it_is_made() {
+pub(crate) fn create_ah_validates_attributes() {
     on_device(|host| {
         let refused = |attr: &AhAttr| host.pd.create_ah(attr).err().expect("refused");
         if device::ethernet().is_ok() {

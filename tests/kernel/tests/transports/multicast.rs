@@ -2,9 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use bareverbs::{
-    AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, GrhHeader, MULTICAST_QP, Qp, SendFlags, Ud,
-};
+use bareverbs::{AhAttr, Datagram, Error, GRH_BYTES, Gid, GidEntry, Grh, MULTICAST_QP, Qp, SendFlags, Ud};
 use bareverbs_kernel_tests::device;
 
 use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
@@ -12,7 +10,8 @@ use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
 
-/// Has the host's own network stack join the groups, so that it loops what Soft-RoCE sends to them back to itself.
+/// Has the host's own network stack join the groups, so that it loops what Soft-RoCE sends to them
+/// back to itself.
 fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
     device::soft_roce().ok()?;
     let v4 = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -22,7 +21,8 @@ fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
     Some((v4, v6))
 }
 
-/// What the groups' LID is on InfiniBand. The card's switch carries a group's messages to all ports, and those go by the GID.
+/// What the groups' LID is on InfiniBand. The device's switch carries a group's messages to all
+/// ports, and those go by the GID.
 const LID: u16 = 0xc007;
 
 fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
@@ -60,8 +60,8 @@ fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
         assert_eq!((received.wr_id, received.src_qp), (1, from.qp_num()));
         assert_eq!(bytes(memory, GRH_BYTES, 6), b"to all");
         let header: [u8; GRH_BYTES] = bytes(memory, 0, GRH_BYTES).try_into().unwrap();
-        assert_eq!(GrhHeader::parse(&header).unwrap().receiver, group);
-        let back = host.context.address_of_sender(1, &received, &header).unwrap();
+        assert_eq!(Grh::parse(&header).unwrap().dgid, group);
+        let back = host.context.ah_attr_from_wc(1, &received, &header).unwrap();
         assert_eq!(back.grh.unwrap().dgid, own.gid);
         host.pd.create_ah(&back).unwrap();
     }
@@ -76,7 +76,7 @@ pub(crate) fn a_multicast_datagram_over_ipv6_reaches_every_member() {
     on_device(|host| reaches_every_member(host, GROUP6.into(), host.ipv6_gid()));
 }
 
-pub(crate) fn who_left_a_group_gets_nothing_from_it() {
+pub(crate) fn detached_qp_receives_no_multicast() {
     on_device(|host| {
         let _member = membership(host);
         let (mut from_cq, mut stays_cq, mut leaves_cq) = (host.cq(), host.cq(), host.cq());
@@ -100,7 +100,7 @@ pub(crate) fn who_left_a_group_gets_nothing_from_it() {
     });
 }
 
-pub(crate) fn a_group_is_a_multicast_address() {
+pub(crate) fn attach_mcast_requires_a_multicast_gid() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);
@@ -118,7 +118,7 @@ pub(crate) fn a_queue_pair_in_a_group_can_be_dropped() {
     });
 }
 
-pub(crate) fn a_group_of_infiniband_has_a_lid_of_groups() {
+pub(crate) fn infiniband_multicast_requires_a_multicast_lid() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.datagrams(&cq, QKEY);

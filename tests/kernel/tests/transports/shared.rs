@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use bareverbs::{
-    AsyncEvent, Buffer, Cq, Datagram, Error, GRH_BYTES, InitAttr, Mr, PostReason, Qp, QpInit, Rc,
-    RecvRequest, Refusal, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
+    AsyncEvent, Buffer, Cq, Datagram, Error, GRH_BYTES, InitAttr, Mr, PostReason, PushError, Qp, QpInit, Rc,
+    RecvRequest, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
 };
 
 use crate::host::{CAP, Host, PATIENCE, QKEY, bytes, done, on_device, ready};
@@ -88,7 +88,7 @@ pub(crate) fn a_shared_queue_serves_datagrams() {
     });
 }
 
-pub(crate) fn a_shared_queue_tells_once_that_it_runs_low() {
+pub(crate) fn srq_limit_event_is_raised_once() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let init = SrqInit { user_data: 0xfeed, ..SrqInit::new(16) };
@@ -137,7 +137,7 @@ pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
         post(&mut srq, &memory, full..more);
         // SAFETY: refused.
         let refused = unsafe { srq.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]) }.unwrap_err();
-        assert!(matches!(refused.reason, PostReason::Queue(Refusal::QueueFull { .. })));
+        assert!(matches!(refused.reason, PostReason::Queue(PushError::QueueFull { .. })));
         for number in 10..more {
             send(&mut client, &mut client_cq, number);
             assert_eq!(done(&mut server_cq).wr_id, number);
@@ -179,7 +179,7 @@ pub(crate) fn a_shared_queue_is_resized_under_traffic() {
     });
 }
 
-pub(crate) fn a_shared_queue_does_not_shrink_below_what_is_posted() {
+pub(crate) fn srq_resize_below_posted_receives_is_rejected() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(63)).unwrap();
@@ -218,7 +218,7 @@ pub(crate) fn a_shared_queue_is_made_within_the_limits() {
     });
 }
 
-pub(crate) fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself() {
+pub(crate) fn qp_with_srq_rejects_post_recv() {
     on_device(|host| {
         let cq = host.cq();
         let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
@@ -231,7 +231,7 @@ pub(crate) fn a_queue_pair_with_a_shared_queue_takes_no_receives_itself() {
     });
 }
 
-pub(crate) fn a_shared_queue_and_its_queue_pairs_go_in_any_order() {
+pub(crate) fn srq_and_its_qps_drop_in_any_order() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let mut srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();

@@ -86,7 +86,7 @@ pub(crate) fn an_unreliable_message_of_many_packets_arrives_whole() {
     });
 }
 
-pub(crate) fn an_unreliable_message_that_finds_no_receive_is_lost_and_nobody_is_told() {
+pub(crate) fn uc_message_without_receive_is_dropped_silently() {
     on_device(|host| {
         let (mut client_cq, mut server_cq) = (host.cq(), host.cq());
         let (mut client, mut server) = pair(host, &client_cq, &server_cq);
@@ -105,7 +105,7 @@ pub(crate) fn an_unreliable_message_that_finds_no_receive_is_lost_and_nobody_is_
     });
 }
 
-pub(crate) fn an_unreliable_connection_sets_just_the_attributes_that_the_kernel_wants() {
+pub(crate) fn uc_bring_up_sets_exactly_the_required_attributes() {
     on_device(|host| {
         let cq = host.cq();
         let mut qp = host.pd.create_qp::<Uc>(&QpInit { cap: CAP, ..QpInit::new(&cq, &cq) }).unwrap();

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use bareverbs::{Completion, InitAttr, Payload, PostReason, QpAttr, QpAttrMask, QpState, Refusal, WcStatus};
+use bareverbs::{
+    Completion, InitAttr, Payload, PostReason, PushError, QpAttr, QpAttrMask, QpState, WcStatus,
+};
 
 use crate::pair::{End, message, pair, region};
 
@@ -75,14 +77,17 @@ pub(crate) fn deferred_sends_fill_the_queue_until_they_are_flushed() {
     defer(&mut a, 0..room);
     // SAFETY: the request is inline.
     let refused = unsafe { a.qp.post_send_deferred(&[message(99, Payload::Inline(&[b"x"]))]) }.unwrap_err();
-    assert_eq!((refused.accepted, refused.reason), (0, Refusal::QueueFull { capacity: room as u32 }.into()));
+    assert_eq!(
+        (refused.accepted, refused.reason),
+        (0, PushError::QueueFull { capacity: room as u32 }.into())
+    );
     a.qp.set_error().unwrap();
     a.qp.flush().unwrap();
     let ends = a.completions(room as usize);
     assert!(ends.iter().all(|completion| completion.status == WcStatus::WR_FLUSH_ERR), "{ends:?}");
 }
 
-pub(crate) fn a_reset_forgets_deferred_sends() {
+pub(crate) fn reset_discards_deferred_sends() {
     let (_pd, mut a, mut b) = pair();
     let _target = receive(&mut b, 0..1);
     defer(&mut a, 0..3);

@@ -10,7 +10,7 @@ use nix::unistd::{Uid, seteuid};
 
 use crate::pair::{counts, kernel, open};
 
-pub(crate) fn netlink_tells_the_device_with_its_driver_and_node() {
+pub(crate) fn netlink_lists_the_device_with_driver_and_node() {
     let found = devices().unwrap();
     assert_eq!(found.iter().map(Device::name).collect::<Vec<_>>(), [device::name()]);
     let device = &found[0];
@@ -19,7 +19,7 @@ pub(crate) fn netlink_tells_the_device_with_its_driver_and_node() {
     assert_eq!(device.driver_id(), Some(driver));
     assert_eq!(device.uverbs_path(), Some(Path::new("/dev/infiniband/uverbs0")));
     assert_eq!((device.node_type(), device.port_count()), (NodeType::CHANNEL_ADAPTER, 1));
-    let sysfs = device::told("node_guid");
+    let sysfs = device::read_sysfs("node_guid");
     assert_eq!(device.node_guid().to_string(), sysfs.trim());
 
     let mut netlink = RdmaNetlink::open().unwrap();
@@ -28,7 +28,7 @@ pub(crate) fn netlink_tells_the_device_with_its_driver_and_node() {
     assert_eq!(ports[0].netdev_name.is_some(), device::ethernet().is_ok());
 }
 
-pub(crate) fn an_unknown_device_name_is_refused_with_those_there_are() {
+pub(crate) fn unknown_device_name_lists_the_devices() {
     let error = Device::find("mlx5_7").unwrap_err();
     let expected = format!("no RDMA device is named \"mlx5_7\"; there is {}", device::name());
     assert_eq!(error.to_string(), expected);
@@ -62,7 +62,7 @@ pub(crate) fn capabilities_are_those_of_the_kernel() {
     }
 }
 
-pub(crate) fn the_device_tells_its_limits() {
+pub(crate) fn query_device_reports_limits() {
     let attr = open().query_device().unwrap();
     assert_eq!(attr.phys_port_cnt, 1);
     if device::is_soft_roce() {
@@ -72,7 +72,7 @@ pub(crate) fn the_device_tells_its_limits() {
     assert_eq!(attr.node_guid, device::device().node_guid());
 }
 
-pub(crate) fn a_port_tells_its_state_and_mtu() {
+pub(crate) fn query_port_reports_state_and_mtu() {
     let port = open().query_port(1).unwrap();
     assert_eq!((port.state, port.max_mtu), (PortState::ACTIVE, Mtu::Mtu4096));
     if device::is_infiniband() {
@@ -132,7 +132,7 @@ pub(crate) fn the_default_p_key_is_read() {
     assert!(matches!(context.pkey(1, length.into()), Err(Error::Invalid { .. })));
 }
 
-pub(crate) fn netlink_counts_what_a_context_holds() {
+pub(crate) fn netlink_counts_objects_of_a_context() {
     let before = counts();
     let context = open();
     let pds: Vec<_> = (0..3).map(|_| context.alloc_pd().unwrap()).collect();

@@ -8,7 +8,8 @@ use crate::pair::{End, PATIENCE, message, open, region};
 const INLINE: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
 
-/// Two connected ends whose completion queues share a channel, with user data 1 and 2, and memory for receives.
+/// Two connected ends whose completion queues share a channel, with user data 1 and 2, and memory
+/// for receives.
 struct Evented {
     a: End,
     b: End,
@@ -64,7 +65,7 @@ pub(crate) fn an_armed_queue_raises_one_event() {
     assert_eq!(evented.channel.get_event_timeout(PATIENCE).unwrap().unwrap().user_data, 2);
 }
 
-pub(crate) fn queues_on_one_channel_are_told_apart() {
+pub(crate) fn completion_events_identify_their_cq() {
     let mut evented = Evented::new();
     evented.a.cq.arm(Arm::Any).unwrap();
     evented.b.cq.arm(Arm::Any).unwrap();
@@ -75,7 +76,7 @@ pub(crate) fn queues_on_one_channel_are_told_apart() {
     assert_eq!(told, [1, 2]);
 }
 
-pub(crate) fn an_event_that_waits_survives_a_change_of_moderation() -> Outcome {
+pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
     let DeviceAttr { max_cq_count, max_cq_period, .. } = open().query_device().unwrap();
     if max_cq_count == 0 {
         return skip("the device does not let events wait");
@@ -92,7 +93,7 @@ pub(crate) fn an_event_that_waits_survives_a_change_of_moderation() -> Outcome {
     Ok(Completion::Completed)
 }
 
-pub(crate) fn solicited_events_are_for_those_who_ask() {
+pub(crate) fn solicited_arm_wakes_on_solicited_messages_only() {
     let mut evented = Evented::new();
     evented.b.cq.arm(Arm::Solicited).unwrap();
     evented.exchange(SendFlags::empty());

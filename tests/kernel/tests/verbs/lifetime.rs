@@ -5,7 +5,8 @@ use bareverbs::{Access, CqInit, Payload, QpCap, QpInit, Rc};
 
 use crate::pair::{PATIENCE, counts, message, open, pair, pair_in, region};
 
-/// Device objects in use go by themselves, but a kernel thread may need a moment to let go of the last of them.
+/// Device objects in use go by themselves, but a kernel thread may need a moment to let go of the
+/// last of them.
 fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     while counts() != expected {
@@ -31,7 +32,7 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     all
 }
 
-pub(crate) fn every_order_of_dropping_gives_everything_back() {
+pub(crate) fn every_drop_order_frees_all_objects() {
     let before = counts();
     let orders = orders(5);
     assert_eq!(orders.len(), 120);

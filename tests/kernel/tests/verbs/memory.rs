@@ -10,7 +10,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
 use crate::pair::{counts, kernel, message, open, pair, region};
 
-pub(crate) fn memory_of_every_kind_is_registered_and_comes_back() {
+pub(crate) fn every_memory_owner_is_registered_and_returned() {
     let before = counts();
     let pd = open().alloc_pd().unwrap();
 
@@ -164,7 +164,7 @@ pub(crate) fn elements_outside_a_region_are_refused() {
     assert!(region.read(96, &mut [0; 5]).is_err() && region.write(usize::MAX, &[0; 5]).is_err());
 }
 
-pub(crate) fn peers_write_a_region_that_only_copies_look_at() {
+pub(crate) fn remotely_writable_mr_is_read_by_copy() {
     let (pd, mut a, _b) = pair();
     let target: Mr<Buffer> = region(&pd, &[0; 16]);
     assert!(target.bytes().is_none(), "a peer may write it at any moment");

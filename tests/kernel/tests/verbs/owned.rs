@@ -54,7 +54,7 @@ pub(crate) fn a_refused_post_gives_the_buffer_back() {
     assert!(refused.to_string().contains("the queue pair is in INIT"), "{refused}");
     assert_eq!(refused.buffer.bytes(), Some(&b"early"[..]));
     let refused = single.post_send(refused.buffer, 3..9).unwrap_err();
-    assert_eq!(refused.to_string(), "sge: bytes 3..9 are not all in a region of 5");
+    assert_eq!(refused.to_string(), "Mr::sge: bytes 3..9 are not all in a region of 5");
 
     let mut buffer = Some(refused.buffer);
     let mut taken = 0;
@@ -76,19 +76,19 @@ pub(crate) fn a_failed_operation_gives_the_buffer_back() {
     let failed = alice.wait().unwrap_err();
     let refused_by_peer = [WcStatus::REM_INV_REQ_ERR, WcStatus::REM_OP_ERR];
     assert!(
-        matches!(failed.error, Error::Completion { verb: "send", status, .. } if refused_by_peer.contains(&status)),
+        matches!(failed.error, Error::Completion { verb: "Endpoint::post_send", status, .. } if refused_by_peer.contains(&status)),
         "{failed}"
     );
     assert_eq!(failed.buffer.unwrap().bytes(), Some(&b"much too long"[..]));
     let failed = bob.wait().unwrap_err();
-    assert!(failed.to_string().starts_with("recv failed: LOC_"), "{failed}");
+    assert!(failed.to_string().starts_with("Endpoint::post_recv failed: LOC_"), "{failed}");
     assert_eq!(failed.buffer.unwrap().len(), 3);
 }
 
-pub(crate) fn waiting_for_nothing_is_refused() {
+pub(crate) fn wait_without_pending_operations_is_rejected() {
     let pd = open().alloc_pd().unwrap();
     let mut endpoint = Endpoint::<Buffer>::new(&pd, 1, 1).unwrap();
-    assert_eq!(endpoint.wait().unwrap_err().to_string(), "wait: no operation is under way");
+    assert_eq!(endpoint.wait().unwrap_err().to_string(), "Endpoint::wait: no operation is under way");
     assert!(endpoint.poll().is_none());
 }
 

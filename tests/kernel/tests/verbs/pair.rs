@@ -48,8 +48,9 @@ impl End {
         Self { qp, cq }
     }
 
-    /// Brings it up towards `peer`, with retries that end soon, but not so soon that a slow guest needs them: Soft-RoCE
-    /// loses count of reads and atomics that it sent twice, and a fence then waits for ever.
+    /// Brings it up towards `peer`, with retries that end soon, but not so soon that a slow guest
+    /// needs them: Soft-RoCE loses count of reads and atomics that it sent twice, and a fence then
+    /// waits for ever.
     pub(crate) fn connect(&mut self, peer: u32) {
         self.connect_with(peer, 7);
     }
@@ -72,12 +73,14 @@ impl End {
 
     pub(crate) fn recv(&mut self, wr_id: u64, buffer: &Mr<Buffer>) {
         let sges = [buffer.sge(..).unwrap()];
-        // SAFETY: these tests keep the region until the queue pair is gone and look at it by copies.
+        // SAFETY: these tests keep the region until the queue pair is gone and look at it by
+        // copies.
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
     pub(crate) fn send(&mut self, request: &SendRequest<'_>) {
-        // SAFETY: these tests keep their regions until the queue pair is gone and look at them by copies.
+        // SAFETY: these tests keep their regions until the queue pair is gone and look at them by
+        // copies.
         unsafe { self.qp.post_send(std::slice::from_ref(request)) }.unwrap();
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn slices_of_every_small_length_get_all_completions_in_order() {
     }
 }
 
-pub(crate) fn structs_that_borrow_a_queue_have_their_defaults() {
+pub(crate) fn init_structs_with_borrows_have_defaults() {
     let context = open();
     let cq = context.create_cq(&CqInit::new(16)).unwrap();
     let QpInit {

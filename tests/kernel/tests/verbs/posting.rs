@@ -1,5 +1,5 @@
 use bareverbs::{
-    Operation, Payload, PostReason, QpAttr, QpAttrMask, QpCap, QpState, RecvRequest, Refusal, SendFlags,
+    Operation, Payload, PostReason, PushError, QpAttr, QpAttrMask, QpCap, QpState, RecvRequest, SendFlags,
     SendRequest, WcStatus,
 };
 
@@ -26,7 +26,7 @@ pub(crate) fn a_batch_of_64_completes_in_order() {
     }
 }
 
-pub(crate) fn a_full_queue_tells_what_it_took_and_completes_it() {
+pub(crate) fn full_queue_reports_accepted_count() {
     let (pd, mut a, mut b) = pair();
     let target = region(&pd, &[0; 8]);
     let room = b.qp.split().1.capacity() as usize;
@@ -36,7 +36,7 @@ pub(crate) fn a_full_queue_tells_what_it_took_and_completes_it() {
     let refused = unsafe { b.qp.post_recv(&receives) }.unwrap_err();
     let received = room;
     assert_eq!(refused.accepted, received);
-    assert!(matches!(refused.reason, PostReason::Queue(Refusal::QueueFull { .. })), "{refused}");
+    assert!(matches!(refused.reason, PostReason::Queue(PushError::QueueFull { .. })), "{refused}");
 
     let room = a.qp.split().0.capacity() as usize;
     let payload = Payload::Inline(&[b"x"]);
@@ -44,7 +44,7 @@ pub(crate) fn a_full_queue_tells_what_it_took_and_completes_it() {
     // SAFETY: the requests are inline.
     let refused = unsafe { a.qp.post_send(&sends) }.unwrap_err();
     assert_eq!(refused.accepted, room);
-    assert_eq!(refused.reason, PostReason::Queue(Refusal::QueueFull { capacity: room as u32 }));
+    assert_eq!(refused.reason, PostReason::Queue(PushError::QueueFull { capacity: room as u32 }));
     // A send queue may hold more than was asked for.
     let more = room.saturating_sub(received);
     b.completions(more);
@@ -96,9 +96,9 @@ pub(crate) fn requests_that_do_not_fit_the_queue_are_refused() {
     };
     let elements = [element; 33];
     let reason = refused(Payload::Sges(&elements));
-    assert!(matches!(reason, PostReason::Queue(Refusal::TooManySges { given: 33, .. })), "{reason}");
+    assert!(matches!(reason, PostReason::Queue(PushError::TooManySges { given: 33, .. })), "{reason}");
     let reason = refused(Payload::Inline(&[&[0; 2000]]));
-    assert!(matches!(reason, PostReason::Queue(Refusal::InlineTooLong { given: 2000, .. })), "{reason}");
+    assert!(matches!(reason, PostReason::Queue(PushError::InlineTooLong { given: 2000, .. })), "{reason}");
 }
 
 pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
@@ -109,12 +109,13 @@ pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
     a.send(&message(2, Payload::Sges(&[foreign.sge(..).unwrap()])));
     let completion = a.completions(1)[0];
     assert_eq!(completion.wr_id, 2);
-    // From 6.4 on, Soft-RoCE flushes the request at fault like any other, and the reason stands beside it.
+    // From 6.4 on, Soft-RoCE flushes the request at fault like any other, and the reason stands
+    // beside it.
     let failure = a.qp.failure().filter(|failure| failure.wr_id == 2);
     assert_eq!(a.qp.split().0.failure(), a.qp.failure());
     let status = failure.map_or(completion.status, |failure| failure.status);
     assert!(matches!(status, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR), "{status:?}");
-    assert!(bareverbs::explain(status).contains("another protection domain"));
+    assert!(bareverbs::wc_status_str(status).contains("another protection domain"));
     assert_eq!(contents(&target), [0; 8]);
 }
 
@@ -129,7 +130,7 @@ pub(crate) fn a_message_longer_than_its_receive_fails_on_both_sides() {
     assert!(matches!(received, WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR), "{received:?}");
 }
 
-pub(crate) fn without_a_receive_the_sender_is_told() {
+pub(crate) fn rnr_retries_end_with_rnr_retry_exc_err() {
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_inline_data: 8, ..QpCap::default() };
     let (mut a, mut b) = (End::new(&pd, cap), End::new(&pd, cap));
@@ -140,7 +141,7 @@ pub(crate) fn without_a_receive_the_sender_is_told() {
     assert_eq!(a.completions(1)[0].status, WcStatus::RNR_RETRY_EXC_ERR);
 }
 
-pub(crate) fn a_peer_that_is_gone_ends_retries_and_flushes_the_rest() {
+pub(crate) fn unreachable_peer_exhausts_retries_and_flushes() {
     let (_pd, mut a, b) = pair();
     drop(b);
     for wr_id in 0..3 {

@@ -17,7 +17,7 @@ fn to_itself(qp: &Qp<Rc>) -> RtrAttr {
     RtrAttr::new(AhAttr::global(1, gid.gid, gid.index as u8), qp.qp_num())
 }
 
-pub(crate) fn bring_up_goes_through_the_states_and_the_kernel_agrees() {
+pub(crate) fn bring_up_states_match_query_qp() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let kernels = |qp: &Qp<Rc>| qp.query().unwrap().0;
     assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::RESET, QpState::RESET));
@@ -25,7 +25,10 @@ pub(crate) fn bring_up_goes_through_the_states_and_the_kernel_agrees() {
     let init = InitAttr { access: Access::REMOTE_READ, ..InitAttr::new(1) };
     qp.init(&init).unwrap();
     assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::INIT, QpState::INIT));
-    assert_eq!((kernels(&qp).port_num, kernels(&qp).access), (1, device::told_rights(Access::REMOTE_READ)));
+    assert_eq!(
+        (kernels(&qp).port_num, kernels(&qp).access),
+        (1, device::reported_access(Access::REMOTE_READ))
+    );
 
     let rtr = RtrAttr { rq_psn: 0x12_3456, path_mtu: Mtu::Mtu512, ..to_itself(&qp) };
     qp.ready_to_receive(&rtr).unwrap();
@@ -136,7 +139,7 @@ pub(crate) fn completion_queues_of_impossible_depth_are_refused() {
     assert!(context.create_cq(&CqInit::new(most)).unwrap().capacity() >= most);
 }
 
-pub(crate) fn the_raw_modify_leaves_the_check_to_the_kernel() {
+pub(crate) fn raw_modify_is_checked_by_the_kernel() {
     let mut qp = in_reset(&open().alloc_pd().unwrap());
     let to = |qp_state| QpAttr { qp_state, ..QpAttr::default() };
     let jump = qp.modify(&to(QpState::RTS), QpAttrMask::STATE).unwrap_err();

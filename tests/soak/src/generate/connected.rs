@@ -32,8 +32,9 @@ impl Generator {
             }
         }
         list.blocked = !qp.waiting.is_empty();
-        // What waited is sent again. If it has a fence, the kernel would hold it back for reads that went after it, and these
-        // wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all that are under way.
+        // What waited is sent again. If it has a fence, the kernel would hold it back for reads
+        // that went after it, and these wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all
+        // that are under way.
         let again = list.blocked || qp.waited == model.round;
         list.may_fail = qp.rests(model.round) && there.rests(model.round);
         for i in 0..most {
@@ -57,7 +58,8 @@ impl Generator {
         }
     }
 
-    /// A message: into a receive that has room, or waiting for one, or with too little room in its receive.
+    /// A message: into a receive that has room, or waiting for one, or with too little room in its
+    /// receive.
     fn push_message(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let (plan, there) = (&model.qp(list.qp).plan, model.qp(peer));
         let reliable = plan.kind == Kind::Rc;
@@ -130,7 +132,8 @@ impl Generator {
             let windows = model.mws.iter().filter_map(|(id, mw)| {
                 let (mr, access, owner) = mw.bound?;
                 let ours = mw.pd == pd && (!mw.type_2 || owner == peer);
-                // What becomes of a window here happens as soon as it is its turn, whatever is under way.
+                // What becomes of a window here happens as soon as it is its turn, whatever is
+                // under way.
                 let fixed = mw.touched < model.round && !list.changes(*id);
                 (fixed && ours && access.contains(right)).then_some((Key::Window(*id), mr))
             });
@@ -171,7 +174,7 @@ impl Generator {
     fn push_read(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let plan = &model.qp(list.qp).plan;
         let len = self.len(LONGEST).max(1);
-        if self.abilities.flush && self.once_in(8) {
+        if self.capabilities.flush && self.once_in(8) {
             let target = self.target(model, list, peer, len, Access::FLUSH_GLOBAL, 1)?;
             let request = self.request(Action::Flush(target, len), Payload::Pieces(Vec::new()));
             self.push(list, request, Some((target.mr, target.offset..target.offset + len, false)));
@@ -190,7 +193,7 @@ impl Generator {
 
     fn push_atomic(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let plan = &model.qp(list.qp).plan;
-        if self.abilities.atomic_write && self.once_in(3) {
+        if self.capabilities.atomic_write && self.once_in(3) {
             let target = self.target(model, list, peer, 8, Access::REMOTE_WRITE, 8)?;
             let action = Action::AtomicWrite(target, self.rng.u64(..));
             let request = self.request(action, Payload::Pieces(Vec::new()));

@@ -29,8 +29,8 @@ impl Generator {
         let any = self.pick(far);
         let len = self.rng.usize(1..ONE_PACKET);
         match self.rng.u32(..6) {
-            // From memory of nobody, or beyond a region: found before anything is sent, and before what was sent is
-            // acknowledged, so that nothing may go before it.
+            // From memory of nobody, or beyond a region: found before anything is sent, and before
+            // what was sent is acknowledged, so that nothing may go before it.
             0 if first && (reliable || model.quirks.unreliable_fall) => {
                 let own = model.mrs.iter().filter(|(_, mr)| mr.pd == plan.pd && mr.bytes.len() < 1000);
                 let beyond = self
@@ -71,7 +71,7 @@ impl Generator {
                 let mr = any?;
                 let size = model.mrs[&mr].bytes.len();
                 let target = match self.rng.u32(..3) {
-                    0 => Target { key: Key::Nobody, mr, offset: 0 },
+                    0 => Target { key: Key::Invalid, mr, offset: 0 },
                     1 => Target { key: Key::Region, mr, offset: size.saturating_sub(len - 1) },
                     _ => {
                         let lacking = model.mrs.iter().filter(|(_, mr)| {

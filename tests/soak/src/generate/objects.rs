@@ -69,7 +69,7 @@ impl Generator {
         if !self.once_in(3) {
             access |= Access::MW_BIND;
         }
-        if self.abilities.flush && !self.once_in(3) {
+        if self.capabilities.flush && !self.once_in(3) {
             access |= Access::FLUSH_GLOBAL;
         }
         Some(Op::Register(self.id(), pd, len, access))
@@ -129,10 +129,11 @@ impl Generator {
         }
         self.rng.shuffle(&mut ids);
         let mut access = if self.once_in(4) { self.rights() } else { RIGHTS.into_iter().collect() };
-        if self.abilities.flush && !self.once_in(4) {
+        if self.capabilities.flush && !self.once_in(4) {
             access |= Access::FLUSH_GLOBAL;
         }
-        // Packet numbers have 24 bits, and start over in the midst of the traffic where they begin high.
+        // Packet numbers have 24 bits, and start over in the midst of the traffic where they begin
+        // high.
         let psn = [(); 2].map(|()| {
             0x00ff_ffff - if self.rng.bool() { self.rng.u32(..30) } else { self.rng.u32(..1 << 24) }
         });
@@ -140,16 +141,17 @@ impl Generator {
         Some(Op::Connect(Connection { a: ids[0], b: ids[1], access, mtu, psn, impatient: self.once_in(6) }))
     }
 
-    pub(super) fn raise(&mut self, model: &Model) -> Option<Op> {
+    pub(super) fn bring_up(&mut self, model: &Model) -> Option<Op> {
         // A datagram that is on its way could find it up.
         if model.qps.values().any(|qp| qp.plan.kind == Kind::Ud && qp.busy == model.round) {
             return None;
         }
         let idle = model.qps.iter().filter(|(_, qp)| qp.plan.kind == Kind::Ud && qp.state == State::Reset);
-        self.pick(idle.map(|(id, _)| *id)).map(Op::Raise)
+        self.pick(idle.map(|(id, _)| *id)).map(Op::BringUp)
     }
 
-    /// Whether a queue pair has bound windows: the kernel would wait for them for long, were it destroyed.
+    /// Whether a queue pair has bound windows: the kernel would wait for them for long, were it
+    /// destroyed.
     fn holds_windows(model: &Model, qp: Id) -> bool {
         model.mws.values().any(|mw| mw.type_2 && mw.bound.is_some_and(|(_, _, owner)| owner == qp))
     }
@@ -157,7 +159,7 @@ impl Generator {
     fn ending(&mut self, model: &Model, of: &[Id]) -> End {
         let free = !of.iter().any(|qp| Self::holds_windows(model, *qp));
         match self.rng.u32(..4) {
-            0 if free && !of.iter().any(|qp| model.falls_first(*qp)) => End::Destroy,
+            0 if free && !of.iter().any(|qp| model.needs_error_before_destroy(*qp)) => End::Destroy,
             1 | 2 => End::Reset,
             _ => End::Error,
         }
@@ -185,7 +187,8 @@ impl Generator {
         let first: Vec<_> = resting.iter().copied().filter(useless).collect();
         let qp = if first.is_empty() || self.once_in(5) { self.pick(resting) } else { self.pick(first) }?;
         let end = self.ending(model, &[qp]);
-        // A peer that goes on asking would meet the queue pair in its next life, where its packets could fit.
+        // A peer that goes on asking would meet the queue pair in its next life, where its packets
+        // could fit.
         let asks = model
             .peer(qp)
             .is_some_and(|peer| model.qp(peer).state == State::Up && !model.qp(peer).waiting.is_empty());
@@ -196,7 +199,7 @@ impl Generator {
         (model.qp(qp).state != State::Reset || end == End::Destroy).then_some(Op::End(qp, end))
     }
 
-    pub(super) fn crash(&mut self, model: &Model) -> Option<Op> {
+    pub(super) fn abort(&mut self, model: &Model) -> Option<Op> {
         let fit = |qp: &Qp| {
             let calm = qp.sealed < model.round && qp.rebound < model.round;
             calm && qp.plan.kind == Kind::Rc && qp.plan.srq.is_none() && qp.state == State::Up
@@ -210,6 +213,6 @@ impl Generator {
             End::Reset if model.quirks.harmed_by_resets => End::Error,
             end => end,
         };
-        Some(Op::Crash(a, b, end))
+        Some(Op::Abort(a, b, end))
     }
 }

@@ -22,9 +22,11 @@ const DATAGRAM: usize = 1000;
 pub(super) struct List {
     pub(super) qp: Id,
     pub(super) requests: Vec<Request>,
-    /// What the requests of the list use: region, bytes, whether they are written, whether as the peer's memory.
+    /// What the requests of the list use: region, bytes, whether they are written, whether as the
+    /// peer's memory.
     pub(super) memory: Vec<(Id, Range<usize>, bool, bool)>,
-    /// Room of the peer's receives that no message of the list takes. None where they are of a shared queue.
+    /// Room of the peer's receives that no message of the list takes. None where they are of a
+    /// shared queue.
     pub(super) receives: Option<VecDeque<usize>>,
     /// Receives that are left in the peer's shared queue.
     pub(super) shared: usize,
@@ -147,7 +149,8 @@ impl Generator {
         }
         let mut list = Self::empty_list(id);
         let mut receives = Vec::new();
-        // Messages that wait must fit: what else happens to the queue pair meanwhile may not be over when it fails.
+        // Messages that wait must fit: what else happens to the queue pair meanwhile may not be
+        // over when it fails.
         let waiting = model.peer(id).map(|peer| model.qp(peer).waiting.iter()).into_iter().flatten();
         let mut waiting = waiting.filter(|request| matches!(request.action, Action::Send(_)));
         for _ in 0..count {
@@ -201,7 +204,7 @@ impl Generator {
         }
         let mut list = Self::empty_list(id);
         if qp.state == State::Error {
-            self.fill_for_nothing(&mut list, most);
+            self.fill_flushed(&mut list, most);
         } else if qp.plan.kind == Kind::Ud {
             self.fill_with_datagrams(model, &mut list, most);
         } else {
@@ -218,7 +221,7 @@ impl Generator {
     }
 
     /// Requests to a queue pair that flushes.
-    fn fill_for_nothing(&mut self, list: &mut List, most: usize) {
+    fn fill_flushed(&mut self, list: &mut List, most: usize) {
         for _ in 0..most {
             let request = self.request(Action::Send(None), Payload::Pieces(Vec::new()));
             list.requests.push(request);
@@ -227,7 +230,8 @@ impl Generator {
 
     fn fill_with_datagrams(&mut self, model: &Model, list: &mut List, most: usize) {
         let plan = &model.qp(list.qp).plan;
-        let peers = model.qps.iter().filter(|(_, qp)| qp.plan.kind == Kind::Ud && qp.hears_only(list.qp));
+        let peers =
+            model.qps.iter().filter(|(_, qp)| qp.plan.kind == Kind::Ud && qp.receives_only_from(list.qp));
         let Some((to, there)) = self.pick(peers) else { return };
         let up = there.state == State::Up;
         let mut rooms: VecDeque<usize> =

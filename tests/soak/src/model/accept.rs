@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bareverbs::{WcOpcode, WcStatus};
 
-use super::{Crashed, Model, Qp, State};
+use super::{Aborted, Model, Qp, State};
 use crate::op::{Action, Id, RECEIVE, Request, Seen};
 
 /// A completion that must be seen, after those before it.
@@ -114,8 +114,8 @@ impl Qp {
         if receive { &mut self.receives_expected } else { &mut self.sends_expected }
     }
 
-    /// What was carried out and nobody asked about may not be acknowledged yet when its queue pair falls, be it of an earlier
-    /// round. Then it is flushed, with all behind it.
+    /// What was carried out and nobody asked about may not be acknowledged yet when its queue pair
+    /// falls, be it of an earlier round. Then it is flushed, with all behind it.
     fn flushes_unasked(&mut self, seen: &Seen) {
         let unasked = std::mem::take(&mut self.unasked);
         if self.state != State::Error || seen.status != WcStatus::WR_FLUSH_ERR {
@@ -129,16 +129,17 @@ impl Qp {
         let next = self.sends_expected.get(silent);
         let falls = next.is_none_or(|next| next.status == WcStatus::WR_FLUSH_ERR);
         let first = self.sends_expected.iter().take(silent).position(|send| send.wr_id == Some(seen.wr_id));
-        if let Some(first) = first.filter(|_| falls && self.crashed == Crashed::No) {
+        if let Some(first) = first.filter(|_| falls && self.aborted == Aborted::No) {
             for send in self.sends_expected.range_mut(first..silent) {
                 *send = Expect::flushed(send.wr_id.expect("sends have numbers"));
             }
         }
     }
 
-    /// In a queue pair that crashed: as predicted up to some request, and from there on flushed or gone.
+    /// In a queue pair that was aborted: as predicted up to some request, and from there on flushed
+    /// or gone.
     fn accept_crashed(&mut self, seen: &Seen, receive: bool) -> bool {
-        let flushing = self.crashed == Crashed::Flushing;
+        let flushing = self.aborted == Aborted::Flushing;
         let begun = self.flushing[usize::from(receive)];
         let expected = self.expected_mut(receive);
         if !begun {
@@ -148,7 +149,8 @@ impl Qp {
                 return true;
             }
         }
-        // Only those before it that nobody asked about can have been carried out unseen, and none once flushing began.
+        // Only those before it that nobody asked about can have been carried out unseen, and none
+        // once flushing began.
         let unseen = if begun { 0 } else { expected.iter().take_while(|expect| expect.silent).count() };
         let place = expected.iter().take(unseen + 1).position(|expect| expect.wr_id == Some(seen.wr_id));
         let Some(place) = place.filter(|_| flushing && seen.status == WcStatus::WR_FLUSH_ERR) else {
@@ -173,7 +175,7 @@ impl Model {
         if !receive {
             qp.flushes_unasked(seen);
         }
-        if qp.crashed != Crashed::No {
+        if qp.aborted != Aborted::No {
             let wanted = qp.expected(receive).front().cloned();
             return if qp.accept_crashed(seen, receive) {
                 Ok(())
@@ -201,13 +203,15 @@ impl Model {
         }
     }
 
-    /// The messages of a queue pair take the receives of a shared queue in the order in which they were posted.
+    /// The messages of a queue pair take the receives of a shared queue in the order in which they
+    /// were posted.
     fn take_shared(&mut self, id: Id, seen: &Seen, expect: &Expect) -> Result<(), String> {
         let srq = self.srqs.get_mut(&id).expect("the shared queue outlives its queue pairs");
         let Some(place) = srq.posted.iter().position(|receive| receive.wr_id == seen.wr_id) else {
             return Err(format!("a receive that is not posted to the shared queue {id}: {seen:?}"));
         };
-        // Each message that is under way holds one receive at most, so that no later one can have been taken.
+        // Each message that is under way holds one receive at most, so that no later one can have
+        // been taken.
         if place >= srq.promised {
             return Err(format!(
                 "receive {place} of the shared queue {id}, but only {} are due: {seen:?}",
@@ -222,7 +226,7 @@ impl Model {
         }
         qp.last_shared = seen.wr_id;
         if let Some(bytes) = &expect.bytes {
-            self.land(&receive.pieces, expect.header, bytes);
+            self.write_received(&receive.pieces, expect.header, bytes);
         }
         Ok(())
     }
@@ -231,7 +235,7 @@ impl Model {
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         self.qps.iter().find_map(|(id, qp)| {
-            if qp.crashed == Crashed::Gone {
+            if qp.aborted == Aborted::Gone {
                 return None;
             }
             [false, true].into_iter().find_map(|receive| {

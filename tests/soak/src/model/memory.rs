@@ -14,7 +14,8 @@ pub struct Claim {
     pub range: Range<usize>,
     /// Whether they are written.
     pub write: bool,
-    /// Whether they are used as a peer's memory: then the requests of one queue pair use them one after the other.
+    /// Whether they are used as a peer's memory: then the requests of one queue pair use them one
+    /// after the other.
     pub remote: bool,
     /// The queue pair or shared queue.
     pub owner: Id,
@@ -50,8 +51,8 @@ impl Region {
         bytes
     }
 
-    /// Whether a request of `owner` may use these bytes, after others of it that are carried out before, `all` or only those
-    /// that write.
+    /// Whether a request of `owner` may use these bytes, after others of it that are carried out
+    /// before, `all` or only those that write.
     #[must_use]
     pub fn is_free(&self, range: &Range<usize>, write: bool, remote: bool, owner: Id, all: bool) -> bool {
         self.claims.iter().all(|claim| {
@@ -62,7 +63,7 @@ impl Region {
     }
 
     /// What these claims write may be written or not.
-    pub(super) fn doubt(&mut self, whose: impl Fn(&Claim) -> bool) {
+    pub(super) fn mark_unknown(&mut self, whose: impl Fn(&Claim) -> bool) {
         let doubted = self.claims.iter().filter(|claim| claim.write && whose(claim));
         self.unknown.extend(doubted.map(|claim| claim.range.clone()));
     }
@@ -86,7 +87,7 @@ impl Region {
 
     /// Whether part of it may be anything.
     #[must_use]
-    pub fn is_in_doubt(&self) -> bool {
+    pub fn has_unknown_bytes(&self) -> bool {
         !self.unknown.is_empty()
     }
 

@@ -3,7 +3,7 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::generate::{Abilities, Generator};
+use crate::generate::{Capabilities, Generator};
 use crate::op::{Action, Key, Kind, Payload, Piece, RECEIVE, Seen, Target};
 
 const FLUSHED: WcStatus = WcStatus::WR_FLUSH_ERR;
@@ -63,7 +63,7 @@ fn see(model: &mut Model, id: Id, receive: bool) -> Vec<(u64, WcStatus)> {
 }
 
 #[test]
-fn a_message_waits_for_its_receive_and_those_behind_it_wait_with_it() {
+fn messages_wait_in_order_for_receive() {
     let mut model = pair(Quirks::NONE);
     model.apply(&Op::PostSend(10, vec![message(1, b"one"), message(2, b"two")]));
     assert_eq!((see(&mut model, 10, false), see(&mut model, 11, true)), (vec![], vec![]));
@@ -78,7 +78,7 @@ fn a_message_waits_for_its_receive_and_those_behind_it_wait_with_it() {
 }
 
 #[test]
-fn a_message_that_waited_may_come_though_its_sender_is_gone() {
+fn pending_message_may_arrive_after_sender_is_destroyed() {
     for end in [End::Error, End::Reset, End::Destroy] {
         let mut model = pair(Quirks::NONE);
         model.apply(&Op::End(10, end));
@@ -92,11 +92,11 @@ fn a_message_that_waited_may_come_though_its_sender_is_gone() {
 }
 
 #[test]
-fn a_failure_at_the_peer_brings_both_down_and_flushes_all_that_is_posted() {
+fn remote_error_moves_both_qps_to_error_and_flushes() {
     let mut model = pair(Quirks::NONE);
     model.apply(&Op::PostRecv(10, vec![receive(5, 0..1)]));
     model.apply(&Op::PostRecv(11, vec![receive(6, 1..2), receive(7, 2..3)]));
-    let wrong = Target { key: Key::Nobody, mr: 20, offset: 50 };
+    let wrong = Target { key: Key::Invalid, mr: 20, offset: 50 };
     let write = send(2, Action::Write(wrong, None), Payload::Inline(vec![9; 4]));
     let before = model.mrs[&20].bytes[50..54].to_vec();
     model.apply(&Op::PostSend(10, vec![message(1, b"x"), write, message(3, b"y")]));
@@ -108,11 +108,11 @@ fn a_failure_at_the_peer_brings_both_down_and_flushes_all_that_is_posted() {
 }
 
 #[test]
-fn a_failure_on_this_side_may_look_flushed_but_the_queue_pair_knows_it() {
+fn local_error_may_be_flushed_but_qp_reports_it() {
     for flushes_the_failed in [false, true] {
         let mut model = pair(Quirks { flushes_the_failed, ..Quirks::NONE });
-        let nobodys = Payload::Pieces(vec![Piece { mr: None, range: 0..4 }]);
-        model.apply(&Op::PostSend(10, vec![send(1, Action::Send(None), nobodys)]));
+        let invalid_key = Payload::Pieces(vec![Piece { mr: None, range: 0..4 }]);
+        model.apply(&Op::PostSend(10, vec![send(1, Action::Send(None), invalid_key)]));
         let due = model.next_due(10, false).unwrap();
         let (status, failure) = match flushes_the_failed {
             true => (FLUSHED, Some((1, WcStatus::LOC_PROT_ERR))),
@@ -127,7 +127,7 @@ fn a_failure_on_this_side_may_look_flushed_but_the_queue_pair_knows_it() {
 }
 
 #[test]
-fn reads_and_atomics_bring_what_the_peer_had() {
+fn reads_and_atomics_return_peer_memory() {
     let mut model = pair(Quirks::NONE);
     let target = |offset| Target { key: Key::Region, mr: 20, offset };
     let result = |start| Payload::Pieces(vec![Piece { mr: Some(20), range: start..start + 8 }]);
@@ -146,7 +146,7 @@ fn reads_and_atomics_bring_what_the_peer_had() {
 }
 
 #[test]
-fn only_as_many_sends_are_taken_as_there_is_room_for() {
+fn sends_beyond_capacity_are_rejected() {
     let mut model = pair(Quirks::NONE);
     let many: Vec<_> = (1..=6).map(|wr_id| message(wr_id, b"")).collect();
     assert_eq!(model.apply(&Op::PostSend(10, many.clone())), 4);
@@ -158,13 +158,13 @@ fn only_as_many_sends_are_taken_as_there_is_room_for() {
 }
 
 #[test]
-fn a_crash_lets_some_complete_and_no_more_after_the_first_that_is_flushed() {
-    let crash = || {
+fn abort_allows_completions_until_first_flush() {
+    let abort = || {
         let mut model = pair(Quirks::NONE);
         model.apply(&Op::PostRecv(11, vec![receive(1, 0..1), receive(2, 1..2), receive(3, 2..3)]));
         let silent = Request { signalled: false, ..message(1, b"a") };
         model.apply(&Op::PostSend(10, vec![silent, message(2, b"b"), message(3, b"c")]));
-        model.apply(&Op::Crash(10, 11, End::Error));
+        model.apply(&Op::Abort(10, 11, End::Error));
         model
     };
     let seen = |wr_id, status| Seen {
@@ -184,7 +184,7 @@ fn a_crash_lets_some_complete_and_no_more_after_the_first_that_is_flushed() {
         vec![seen(2, GOOD), seen(3, FLUSHED)],
         vec![seen(2, GOOD), seen(3, GOOD)],
     ] {
-        let mut model = crash();
+        let mut model = abort();
         good.iter().for_each(|seen| model.observe(seen).unwrap());
         assert_eq!(model.next_due(10, false), None);
     }
@@ -195,13 +195,13 @@ fn a_crash_lets_some_complete_and_no_more_after_the_first_that_is_flushed() {
         vec![seen(1, FLUSHED), seen(3, FLUSHED)],
         vec![seen(2, GOOD), seen(1, FLUSHED)],
     ] {
-        let mut model = crash();
+        let mut model = abort();
         assert!(bad.iter().any(|seen| model.observe(seen).is_err()), "{bad:?}");
     }
 }
 
 #[test]
-fn what_nobody_asked_about_may_be_flushed_with_all_behind_it_when_its_queue_pair_falls() {
+fn unsignaled_sends_may_be_flushed_on_error() {
     let fallen = || {
         let mut model = pair(Quirks::NONE);
         model.apply(&Op::PostRecv(11, vec![receive(1, 0..1), receive(2, 1..2)]));
@@ -230,7 +230,7 @@ fn what_nobody_asked_about_may_be_flushed_with_all_behind_it_when_its_queue_pair
 }
 
 #[test]
-fn a_queue_pair_that_changes_a_window_does_not_crash_in_the_same_round() {
+fn qp_that_binds_window_is_not_aborted_in_same_round() {
     let mut model = pair(Quirks::NONE);
     model.apply(&Op::AllocMw(30, 1, true));
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
@@ -257,19 +257,19 @@ enum Wrong {
     OutOfTurn,
 }
 
-/// Plays a world of random verbs in which completions come in any order that is right, but for one of them. Tells
-/// whether all was accepted; none where nothing could be wrong in that way.
+/// Plays an iteration of random verbs in which completions come in any order that is right, but for
+/// one of them. Tells whether all was accepted; none where nothing could be wrong in that way.
 fn play(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
-    let abilities = Abilities { flush: true, atomic_write: true };
-    let mut generator = Generator::new(seed, abilities);
+    let capabilities = Capabilities { flush: true, atomic_write: true };
+    let mut generator = Generator::new(seed, capabilities);
     let mut model = Model::new(Quirks::NONE);
     let mut rng = Rng::with_seed(seed);
     let mut count = 0;
     for _ in 0..300 {
         let op = generator.next(&model);
         model.apply(&op);
-        if let Op::Crash(a, b, end) = op {
-            model.crashed([a, b], end);
+        if let Op::Abort(a, b, end) = op {
+            model.aborted([a, b], end);
         }
         if op != Op::Settle {
             continue;
@@ -333,12 +333,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn what_the_model_predicts_it_accepts(seed: u64) {
+    fn model_accepts_predicted_completions(seed: u64) {
         prop_assert_eq!(play(seed, Wrong::Nothing, 0), Some(true));
     }
 
     #[test]
-    fn what_it_does_not_predict_it_rejects(
+    fn model_rejects_unpredicted_completions(
         seed: u64,
         wrong in prop::sample::select(vec![
             Wrong::Status, Wrong::Number, Wrong::Length, Wrong::Opcode, Wrong::Missing, Wrong::Twice, Wrong::OutOfTurn,
@@ -351,9 +351,9 @@ proptest! {
     }
 
     #[test]
-    fn a_seed_makes_the_same_verbs_again(seed: u64) {
+    fn generator_is_deterministic_per_seed(seed: u64) {
         let verbs = || {
-            let mut generator = Generator::new(seed, Abilities { flush: false, atomic_write: false });
+            let mut generator = Generator::new(seed, Capabilities { flush: false, atomic_write: false });
             let mut model = Model::new(Quirks::NONE);
             (0..50).map(|_| {
                 let op = generator.next(&model);
@@ -366,7 +366,7 @@ proptest! {
 }
 
 #[test]
-fn a_changed_byte_is_noticed() {
+fn compare_reports_changed_byte() {
     let mut model = pair(Quirks::NONE);
     let region = model.mrs.get_mut(&20).unwrap();
     let mut found = region.bytes.clone();
@@ -375,18 +375,18 @@ fn a_changed_byte_is_noticed() {
     assert!(region.compare(&found).unwrap_err().contains("byte 99"));
 }
 
-/// Generators at work, as though all came out as predicted: shows each verb, with the model before it, and then how what is
-/// due in it has ended.
+/// Generators at work, as though all came out as predicted: shows each verb, with the model before
+/// it, and then how what is due in it has ended.
 fn generate(quirks: Quirks, mut verb: impl FnMut(&Model, &Op), mut ended: impl FnMut(WcStatus)) {
     for seed in 0..60 {
-        let mut generator = Generator::new(seed, Abilities { flush: true, atomic_write: true });
+        let mut generator = Generator::new(seed, Capabilities { flush: true, atomic_write: true });
         let mut model = Model::new(quirks);
         for _ in 0..400 {
             let op = generator.next(&model);
             verb(&model, &op);
             model.apply(&op);
             match &op {
-                Op::Crash(a, b, end) => model.crashed([*a, *b], *end),
+                Op::Abort(a, b, end) => model.aborted([*a, *b], *end),
                 Op::Settle => {
                     let ids: Vec<_> = model.qps.keys().copied().collect();
                     for (id, receive) in ids.into_iter().flat_map(|id| [(id, false), (id, true)]) {
@@ -407,14 +407,14 @@ fn name(of: &impl std::fmt::Debug) -> String {
 }
 
 #[test]
-fn queue_pairs_at_work_are_not_taken_away_where_that_does_harm() {
+fn busy_qps_are_not_aborted_on_affected_kernels() {
     let harm = |quirks| {
         let (mut destroyed, mut reset) = (0, 0);
         let count = |model: &Model, op: &Op| {
             let at_work = |id: &Id| model.qp(*id).plan.kind == Kind::Rc && model.qp(*id).state == State::Up;
             match op {
-                Op::End(id, End::Destroy) | Op::Crash(id, _, End::Destroy) if at_work(id) => destroyed += 1,
-                Op::Crash(_, _, End::Reset) => reset += 1,
+                Op::End(id, End::Destroy) | Op::Abort(id, _, End::Destroy) if at_work(id) => destroyed += 1,
+                Op::Abort(_, _, End::Reset) => reset += 1,
                 _ => {}
             }
         };
@@ -426,9 +426,10 @@ fn queue_pairs_at_work_are_not_taken_away_where_that_does_harm() {
     assert_eq!(harm(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
 }
 
-/// Both ends of a message complete in the same queue here. One that overran would bring down whoever completes there.
+/// Both ends of a message complete in the same queue here. One that overran would bring down
+/// whoever completes there.
 #[test]
-fn no_completion_queue_is_to_hold_more_than_it_can() {
+fn generator_never_overruns_a_cq() {
     let plan = QpPlan {
         kind: Kind::Ud,
         pd: 1,
@@ -451,12 +452,12 @@ fn no_completion_queue_is_to_hold_more_than_it_can() {
             Op::MakeSrq(3, 1, 12),
             Op::Register(20, 1, 5000, ALL),
             Op::MakeQp(10, plan.clone()),
-            Op::Raise(10),
+            Op::BringUp(10),
             Op::PostSrq(3, Vec::clone(&receives)),
         ] {
             model.apply(&op);
         }
-        let mut generator = Generator::new(seed, Abilities { flush: false, atomic_write: false });
+        let mut generator = Generator::new(seed, Capabilities { flush: false, atomic_write: false });
         for _ in 0..100 {
             let op = generator.next(&model);
             model.apply(&op);
@@ -474,7 +475,7 @@ fn no_completion_queue_is_to_hold_more_than_it_can() {
 
 /// Every verb and every way to fail is among what generators make.
 #[test]
-fn generators_leave_nothing_out() {
+fn generators_cover_every_verb_and_failure() {
     let (mut sorts, mut ends) = (BTreeSet::new(), BTreeSet::new());
     let verb = |_: &Model, op: &Op| {
         sorts.insert(name(op));
@@ -500,9 +501,9 @@ fn generators_leave_nothing_out() {
         "DeallocMw",
         "MakeQp",
         "Connect",
-        "Raise",
+        "BringUp",
         "End",
-        "Crash",
+        "Abort",
         "PostRecv",
         "PostSrq",
         "PostSend",
@@ -533,10 +534,10 @@ fn generators_leave_nothing_out() {
 }
 
 #[test]
-fn receives_of_a_queue_pair_that_fell_by_itself_come_in_order_when_it_is_told_to_flush_and_perhaps_before() {
+fn receives_posted_in_error_state_flush_in_order() {
     for early in 0..=2 {
         let mut model = pair(Quirks::NONE);
-        let wrong = Target { key: Key::Nobody, mr: 20, offset: 0 };
+        let wrong = Target { key: Key::Invalid, mr: 20, offset: 0 };
         let write = send(1, Action::Write(wrong, None), Payload::Inline(vec![9; 4]));
         model.apply(&Op::PostSend(10, vec![write]));
         see(&mut model, 10, false);
@@ -564,9 +565,10 @@ fn receives_of_a_queue_pair_that_fell_by_itself_come_in_order_when_it_is_told_to
     }
 }
 
-/// Soft-RoCE sends what waited again, and holds it back where it has a fence and reads behind it are under way.
+/// Soft-RoCE sends what waited again, and holds it back where it has a fence and reads behind it
+/// are under way.
 #[test]
-fn a_send_that_waited_is_known_until_the_round_ends() {
+fn waiting_send_is_recorded_until_round_ends() {
     let mut model = pair(Quirks::NONE);
     model.apply(&Op::PostSend(10, vec![message(1, b"")]));
     assert_eq!(model.qp(10).waited, model.round);
@@ -578,7 +580,7 @@ fn a_send_that_waited_is_known_until_the_round_ends() {
 }
 
 #[test]
-fn a_region_is_in_use_by_a_flush_until_the_round_ends() {
+fn flush_claims_region_until_round_ends() {
     let mut model = pair(Quirks::NONE);
     let target = Target { key: Key::Region, mr: 20, offset: 8 };
     model.apply(&Op::PostSend(10, vec![send(1, Action::Flush(target, 30), Payload::Pieces(vec![]))]));
@@ -589,7 +591,7 @@ fn a_region_is_in_use_by_a_flush_until_the_round_ends() {
 }
 
 #[test]
-fn a_region_that_a_window_leaves_is_held_until_the_round_ends() {
+fn rebound_window_holds_old_region_until_round_ends() {
     let mut model = pair(Quirks::NONE);
     let bindable = ALL | Access::MW_BIND;
     for op in

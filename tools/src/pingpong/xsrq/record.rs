@@ -1,8 +1,8 @@
-//! The address record of a game over XRC, as 66 bytes of text.
+//! The address record of a run over XRC, as 66 bytes of text.
 //!
-//! `LLLL:RRRRRR:SSSSSS:PPPPPP:QQQQQQ:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, number of the target, of the sender,
-//! first packet number, number of the shared receive queue, and GID in hexadecimal (libibverbs/examples/xsrq_pingpong.c,
-//! send_local_dest).
+//! `LLLL:RRRRRR:SSSSSS:PPPPPP:QQQQQQ:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, number of
+//! the target, of the sender, first packet number, number of the shared receive queue, and GID in
+//! hexadecimal (libibverbs/examples/xsrq_pingpong.c, send_local_dest).
 
 use std::net::Ipv6Addr;
 use std::ops::Range;

@@ -84,7 +84,8 @@ abi_structs! {
         driver_data: [u64; 0];
     }
 
-    /// Request to take completions through the kernel; no driver in the kernel allows it to user space.
+    /// Request to take completions through the kernel; no driver in the kernel allows it to user
+    /// space.
     struct PollCqReq = tag "ib_uverbs_poll_cq" {
         /// Ignored by the ioctl.
         response: u64;
@@ -106,8 +107,8 @@ abi_structs! {
         vendor_err: u32;
         /// Bytes received or read.
         byte_len: u32;
-        /// Immediate data, the bytes as they came over the wire, or the key that was invalidated in the machine's
-        /// byte order; `wc_flags` says which.
+        /// Immediate data, the bytes as they came over the wire, or the key that was invalidated in
+        /// the machine's byte order; `wc_flags` says which.
         ex: u32;
         /// The local queue pair.
         qp_num: u32;

@@ -226,7 +226,8 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// A device's attributes, extended. A kernel fills what it knows and says how much in `response_length`.
+    /// A device's attributes, extended. A kernel fills what it knows and says how much in
+    /// `response_length`.
     struct ExQueryDeviceResp = tag "ib_uverbs_ex_query_device_resp" {
         /// The older attributes.
         base: QueryDeviceResp;

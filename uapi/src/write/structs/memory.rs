@@ -63,7 +63,8 @@ abi_structs! {
         start: u64;
         /// Bytes.
         length: u64;
-        /// Address by which work requests name the first byte; its offset in a page must be `start`'s.
+        /// Address by which work requests name the first byte; its offset in a page must be
+        /// `start`'s.
         hca_va: u64;
         /// The protection domain.
         pd_handle: u32;

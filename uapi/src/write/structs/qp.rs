@@ -495,7 +495,8 @@ abi_structs! {
         wr: [u64; 4];
     }
 
-    /// Request to post sends; without any it is the doorbell of drivers that keep their rings in shared memory.
+    /// Request to post sends; without any it is the doorbell of drivers that keep their rings in
+    /// shared memory.
     struct PostSendReq = tag "ib_uverbs_post_send" {
         /// Ignored by the ioctl.
         response: u64;

@@ -29,8 +29,8 @@ pub struct UdInitAttr {
     pub port: u8,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
-    /// The own queue key: a datagram that comes with another one is dropped. Keys with the highest bit set are for the
-    /// privileged.
+    /// The own queue key: a datagram that comes with another one is dropped. Keys with the highest
+    /// bit set are for the privileged.
     pub qkey: u32,
 }
 
@@ -55,7 +55,8 @@ pub struct RtrAttr {
     pub path_mtu: Mtu,
     /// Reads and atomics of the peer that can be outstanding.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer is to wait when no receive was posted, as the kernel numbers it: 0 to 31; 12 is 0.64 ms.
+    /// How long a peer is to wait when no receive was posted, as the kernel numbers it: 0 to 31; 12
+    /// is 0.64 ms.
     pub min_rnr_timer: u8,
 }
 
@@ -211,9 +212,10 @@ mod tests {
     use super::*;
     use crate::Gid;
 
-    /// The masks that the kernel requires of reliable connections (`qp_state_table` of `core/verbs.c`).
+    /// The masks that the kernel requires of reliable connections (`qp_state_table` of
+    /// `core/verbs.c`).
     #[test]
-    fn every_step_sets_what_the_kernel_requires_of_it() {
+    fn typed_transitions_set_the_required_attributes() {
         let mask = |(_, mask): (QpAttr, QpAttrMask)| mask.bits();
         let address = AhAttr::global(1, Gid::default(), 0);
         assert_eq!(mask((&InitAttr::new(1)).into()), 0x1 | 0x8 | 0x10 | 0x20);

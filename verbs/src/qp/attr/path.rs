@@ -1,14 +1,14 @@
 //! The way to a peer.
 
 use bareverbs_uapi::verbs_values::Rate;
-use bareverbs_uapi::write::structs::{self, GlobalRoute, QpDest};
+use bareverbs_uapi::write::structs::{self, QpDest};
 
 use crate::Gid;
 
 /// A global route.
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grh {
+pub struct GlobalRoute {
     /// The peer's GID.
     pub dgid: Gid,
     /// Index of the own GID in the port's table.
@@ -36,16 +36,16 @@ pub struct AhAttr {
     /// Static rate as the kernel numbers it; 0 is the port's own.
     pub static_rate: u8,
     /// The global route; RoCE cannot do without.
-    pub grh: Option<Grh>,
+    pub grh: Option<GlobalRoute>,
 }
 
 impl AhAttr {
-    /// To `dgid` from the own GID at `sgid_index`, on the same link or subnet. InfiniBand wants the peer's LID besides,
-    /// as [`query_port`](crate::Context::query_port) tells it there, unless the GID is the port's own:
-    /// `AhAttr { dlid, ..AhAttr::global(port, dgid, sgid_index) }`.
+    /// To `dgid` from the own GID at `sgid_index`, on the same link or subnet. InfiniBand wants the
+    /// peer's LID besides, as [`query_port`](crate::Context::query_port) tells it there, unless the
+    /// GID is the port's own: `AhAttr { dlid, ..AhAttr::global(port, dgid, sgid_index) }`.
     #[must_use]
     pub fn global(port: u8, dgid: Gid, sgid_index: u8) -> Self {
-        let grh = Grh { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0 };
+        let grh = GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0 };
         Self { port, grh: Some(grh), ..Self::default() }
     }
 
@@ -72,7 +72,7 @@ impl AhAttr {
             ..
         } = self.to_kernel();
         structs::AhAttr {
-            grh: GlobalRoute { dgid, flow_label, sgid_index, hop_limit, traffic_class, reserved: 0 },
+            grh: structs::GlobalRoute { dgid, flow_label, sgid_index, hop_limit, traffic_class, reserved: 0 },
             dlid,
             sl,
             src_path_bits,
@@ -84,7 +84,7 @@ impl AhAttr {
     }
 
     pub(super) fn to_kernel(self) -> QpDest {
-        let grh = self.grh.unwrap_or(Grh {
+        let grh = self.grh.unwrap_or(GlobalRoute {
             dgid: Gid::default(),
             sgid_index: 0,
             flow_label: 0,
@@ -108,7 +108,7 @@ impl AhAttr {
     }
 
     pub(super) fn from_kernel(dest: &QpDest) -> Self {
-        let grh = Grh {
+        let grh = GlobalRoute {
             dgid: Gid(dest.dgid),
             sgid_index: dest.sgid_index,
             flow_label: dest.flow_label,
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_with_a_global_route_says_so_to_the_kernel() {
+    fn ah_attr_with_grh_sets_is_global() {
         let gid = Gid([7; 16]);
         let dest = AhAttr::global(1, gid, 3).to_kernel();
         assert_eq!((dest.is_global, dest.sgid_index, dest.dgid, dest.port_num), (1, 3, gid.0, 1));

@@ -6,14 +6,14 @@ use std::mem::ManuallyDrop;
 use bareverbs_provider::contract::{Provider, SendQueue};
 
 use super::error::doorbell_error;
-use super::{PostError, PostReason, push_rare};
+use super::{PostError, PostReason, push_slow};
 use crate::qp::transport::UcOperation;
 use crate::qp::{Connected, Transport};
 use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 
-/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that and without
-/// [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue, and the next
-/// doorbell posts them.
+/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that
+/// and without [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue,
+/// and the next doorbell posts them.
 ///
 /// A queue pair has one batch at a time:
 ///
@@ -57,19 +57,19 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
             return Ok(());
         }
         // SAFETY: the caller vouches for the request, which the fast path did not push.
-        unsafe { push_rare::<T, P>(self.queue, self.state, request) }?;
+        unsafe { push_slow::<T, P>(self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
     }
 
     /// The provider's own queue, for requests that it has no word for, such as those that are
-    /// [built by hand](bareverbs_mlx5::Mlx5Sq::push_built). What is pushed there goes with the batch, but is not counted in
-    /// [`Batch::len`].
+    /// [built by hand](bareverbs_mlx5::Mlx5Sq::push_raw_wqe). What is pushed there goes with the
+    /// batch, but is not counted in [`Batch::len`].
     ///
     /// # Safety
     ///
-    /// The queue pair must be in RTS, SQD or ERR. The queue must stay this queue pair's: it may not be exchanged for another
-    /// one, nor reset.
+    /// The queue pair must be in RTS, SQD or ERR. The queue must stay this queue pair's: it may not
+    /// be exchanged for another one, nor reset.
     pub unsafe fn provider_queue(&mut self) -> &mut P::Sq {
         self.queue
     }
@@ -86,11 +86,12 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
         self.pushed == 0
     }
 
-    /// Hands all its requests to the device with one doorbell, after those that were deferred before.
+    /// Hands all its requests to the device with one doorbell, after those that were deferred
+    /// before.
     ///
     /// # Errors
-    /// The kernel refuses the doorbell; the error says whether the requests, and the deferred ones before them, were
-    /// taken back or count as posted.
+    /// The kernel refuses the doorbell; the error says whether the requests, and the deferred ones
+    /// before them, were taken back or count as posted.
     #[doc(alias = "ibv_wr_complete")]
     #[inline]
     pub fn ring(self) -> Result<(), PostError> {
@@ -98,7 +99,8 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
         batch.queue.ring().map_err(|error| doorbell_error(error, batch.pushed))
     }
 
-    /// Leaves its requests to the next doorbell; see [`SendHalf::post_send_deferred`](super::SendHalf::post_send_deferred).
+    /// Leaves its requests to the next doorbell; see
+    /// [`SendHalf::post_send_deferred`](super::SendHalf::post_send_deferred).
     ///
     /// # Errors
     /// As for [`Batch::ring`], where the device is told at once.
@@ -144,17 +146,17 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
     ) -> Result<(), PostReason> {
         let operation = T::operation::<P>(operation);
         // SAFETY: the request names no memory but what is copied before this returns.
-        let short = unsafe {
+        let pushed = unsafe {
             T::try_push::<P>(
                 self.queue,
                 &SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) },
             )
         };
-        if !short {
-            // The request once more: one for both ways would have to lie in memory for the short one too.
+        if !pushed {
+            // The request once more: sharing one would force it into memory on the fast path too.
             let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
             // SAFETY: the request names no memory but what is copied before this returns.
-            unsafe { push_rare::<T, P>(self.queue, self.state, &request) }?;
+            unsafe { push_slow::<T, P>(self.queue, self.state, &request) }?;
         }
         self.pushed += 1;
         Ok(())

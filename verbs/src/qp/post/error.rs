@@ -4,13 +4,14 @@ use std::fmt;
 
 use bareverbs_provider::contract::DoorbellError;
 
-use crate::{QpState, Refusal, WqState};
+use crate::{PushError, QpState, WqState};
 
 /// Not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "bad_wr")]
 pub struct PostError {
-    /// How many requests were posted and will complete. The request of this index is the refused one.
+    /// How many requests were posted and will complete. The request of this index is the refused
+    /// one.
     pub accepted: usize,
     /// Why it was refused.
     pub reason: PostReason,
@@ -38,7 +39,7 @@ impl std::error::Error for PostError {
 pub enum PostReason {
     /// The queue did not take it.
     #[error(transparent)]
-    Queue(#[from] Refusal),
+    Queue(#[from] PushError),
     /// The queue pair is in a state that does not take it.
     #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
     State(QpState),
@@ -70,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_post_error_tells_what_was_posted_and_why_the_next_was_not() {
+    fn post_error_names_accepted_count_and_reason() {
         let error = |accepted, reason| PostError { accepted, reason }.to_string();
         assert_eq!(
             error(0, PostReason::State(QpState::RESET)),
@@ -78,7 +79,7 @@ mod tests {
              on"
         );
         assert_eq!(
-            error(64, Refusal::QueueFull { capacity: 64 }.into()),
+            error(64, PushError::QueueFull { capacity: 64 }.into()),
             "64 requests were posted, the next was refused: the queue is full (64 requests): poll completions \
              first, or create the queue deeper"
         );

@@ -27,7 +27,7 @@ impl<'q, T: Transport, P: Provider> RecvHalf<'q, T, P> {
     /// A half of no queue pair, whose state is taken to be RTS.
     #[cfg(feature = "test-utils")]
     #[inline(always)]
-    pub fn over(queue: &'q mut P::Rq) -> Self {
+    pub fn from_raw_queue(queue: &'q mut P::Rq) -> Self {
         Self::new(Some(queue), &QpState::RTS)
     }
 }
@@ -36,7 +36,8 @@ impl<T: Transport, P: Provider> RecvHalf<'_, T, P> {
     /// Posts receives.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are posted and will complete.
+    /// The first request that is refused ends the list; those before it are posted and will
+    /// complete.
     ///
     /// # Safety
     ///

@@ -1,0 +1,193 @@
+//! The queue pair that is measured, over types of either kind.
+
+use bareverbs::{
+    AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, Operation, Payload, Provider, Rc, RecvHalf,
+    RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
+};
+use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
+use bareverbs_provider::contract::CompletionQueue;
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+
+use crate::testbed::{Testbed, recv, request, send};
+
+/// Requests and receives that the queue pair holds at least.
+pub const DEPTH: u32 = 256;
+
+/// A provider over whose types ConnectX queues can be used.
+pub trait WrapMlx5: Provider {
+    /// The send queue.
+    fn sq(queue: Mlx5Sq) -> Self::Sq;
+    /// The receive queue.
+    fn rq(queue: Mlx5Rq) -> Self::Rq;
+    /// The completion queue.
+    fn cq(queue: Mlx5Cq) -> Self::Cq;
+}
+
+impl WrapMlx5 for Mlx5 {
+    fn sq(queue: Mlx5Sq) -> Mlx5Sq {
+        queue
+    }
+
+    fn rq(queue: Mlx5Rq) -> Mlx5Rq {
+        queue
+    }
+
+    fn cq(queue: Mlx5Cq) -> Mlx5Cq {
+        queue
+    }
+}
+
+impl WrapMlx5 for AnyProvider {
+    fn sq(queue: Mlx5Sq) -> AnySq {
+        AnySq::Mlx5(queue)
+    }
+
+    fn rq(queue: Mlx5Rq) -> AnyRq {
+        AnyRq::Mlx5(queue)
+    }
+
+    fn cq(queue: Mlx5Cq) -> AnyCq {
+        AnyCq::Mlx5(queue)
+    }
+}
+
+/// A queue pair with a BlueFlame register of its own, connected to another one, and the HCA behind
+/// both.
+pub struct Harness<P: WrapMlx5> {
+    /// The measured one's sends.
+    pub sq: P::Sq,
+    /// The measured one's receives.
+    pub rq: P::Rq,
+    /// Where both complete.
+    pub cq: P::Cq,
+    /// Where writes go.
+    pub remote: Remote,
+    /// Where receives go.
+    pub sge: Sge,
+    peer: Mlx5Sq,
+    peer_cq: Mlx5Cq,
+    testbed: Testbed,
+}
+
+impl<P: WrapMlx5> Harness<P> {
+    /// Sets the queue pair up; it has posted and polled each kind of request once.
+    #[expect(clippy::new_without_default, reason = "it does too much for that")]
+    #[must_use]
+    pub fn new() -> Self {
+        let mut testbed = Testbed::new();
+        let cap = QpCap {
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 64,
+        };
+        let (cq, peer_cq) = (testbed.cq(10, 64), testbed.cq(10, 64));
+        let left = testbed.qp(QpType::RC, &cap, (&cq, &cq), None, true);
+        let right = testbed.qp(QpType::RC, &cap, (&peer_cq, &peer_cq), None, false);
+        testbed.hca.connect(left.number, right.number).expect("a connection");
+        let mut rq = left.rq.expect("receives");
+        let (mut sq, mut peer) = (left.sq, right.sq);
+        let (remote, sge) = (testbed.remote(0x1000), testbed.sge(0x2000, 64));
+        recv(&mut rq, 1, &[sge]);
+        send(&mut sq, &request(2, Operation::Write(remote), &[sge]));
+        send(&mut peer, &request(3, Operation::Send, &[testbed.sge(0, 8)]));
+        let (sq, rq, cq) = (P::sq(sq), P::rq(rq), P::cq(cq.queue));
+        let mut harness = Self { sq, rq, cq, remote, sge, peer, peer_cq: peer_cq.queue, testbed };
+        harness.run();
+        assert_eq!(harness.drain(), 2);
+        harness
+    }
+
+    #[inline(always)]
+    fn send(&mut self) -> SendHalf<'_, Rc, P> {
+        SendHalf::from_raw_queue(&mut self.sq)
+    }
+
+    #[inline(always)]
+    fn recv(&mut self) -> RecvHalf<'_, Rc, P> {
+        RecvHalf::from_raw_queue(&mut self.rq)
+    }
+
+    /// Posts a write of 8 bytes, with its doorbell.
+    #[inline(always)]
+    pub fn post_write(&mut self, wr_id: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
+        let (operation, payload) = (Operation::Write(remote), Payload::Inline(&[bytes]));
+        let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: no elements, so no memory that the device could reach.
+        unsafe { self.send().post_send(&[request]) }.is_ok()
+    }
+
+    /// Posts a list of requests.
+    #[inline(always)]
+    pub fn post_list(&mut self, requests: &[SendRequest<'_>]) -> bool {
+        // SAFETY: what is posted here has no elements.
+        unsafe { self.send().post_send(requests) }.is_ok()
+    }
+
+    /// Posts so many writes of 8 bytes with one doorbell.
+    #[inline(always)]
+    pub fn post_batch(&mut self, count: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
+        let mut send = self.send();
+        let mut batch = send.start_send();
+        for wr_id in 0..count {
+            if batch.write_inline(wr_id, remote, bytes, SendFlags::SIGNALED).is_err() {
+                return false;
+            }
+        }
+        batch.ring().is_ok()
+    }
+
+    /// Posts a receive.
+    #[inline(always)]
+    pub fn post_recv(&mut self, wr_id: u64, sge: &Sge) {
+        // SAFETY: the region outlives the HCA, and nobody looks at it meanwhile.
+        unsafe { self.recv().post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }
+            .expect("room")
+    }
+
+    /// Posts a list of receives.
+    #[inline(always)]
+    pub fn post_receives(&mut self, requests: &[RecvRequest<'_>]) -> bool {
+        // SAFETY: the region outlives the device and is not accessed meanwhile.
+        unsafe { self.recv().post_recv(requests) }.is_ok()
+    }
+
+    /// Takes a completion in place, and gives its slot back.
+    #[inline(always)]
+    pub fn poll(&mut self) -> Option<(u64, WcStatus, u32)> {
+        let mut completions = Completions::<P>::from_raw_queue(&mut self.cq);
+        let completion = completions.next()?;
+        Some((completion.wr_id(), completion.status(), completion.byte_len()))
+    }
+
+    /// Takes a completion by value.
+    #[inline(always)]
+    pub fn poll_one(&mut self) -> Option<WorkCompletion> {
+        self.cq.next_value()
+    }
+
+    /// Has the peer send so many messages of 8 bytes.
+    pub fn receive(&mut self, count: u64) {
+        for wr_id in 0..count {
+            send(&mut self.peer, &request(wr_id, Operation::Send, &[self.testbed.sge(0, 8)]));
+            self.testbed.run();
+            while self.peer_cq.next_value().is_some() {}
+        }
+    }
+
+    /// Has the HCA do what it was told.
+    pub fn run(&mut self) {
+        self.testbed.run();
+    }
+
+    /// Takes all completions, which must have succeeded; how many there were.
+    pub fn drain(&mut self) -> usize {
+        let mut taken = 0;
+        while let Some((wr_id, status, _)) = self.poll() {
+            assert_eq!(status, WcStatus::SUCCESS, "request {wr_id}");
+            taken += 1;
+        }
+        taken
+    }
+}

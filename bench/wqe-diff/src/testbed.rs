@@ -1,0 +1,288 @@
+//! The queues, and the posting.
+
+mod frames;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bareverbs::{
+    Access, Ah, AhAttr, Buffer, Context, Cq, CqInit, Datagram, Frame, GlobalRoute, InitAttr, LinkLayer, Mr,
+    Mw, MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
+    SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
+};
+use bareverbs_wqe_diff::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
+use frames::{Frames, in_front, split};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
+
+const CAP: QpCap = QpCap {
+    max_send_wr: DEPTH as u32,
+    max_recv_wr: DEPTH as u32,
+    max_send_sge: SGES as u32,
+    max_recv_sge: SGES as u32,
+    max_inline_data: INLINE,
+};
+
+/// A queue pair and its peer.
+type Pair<T> = [Qp<T>; 2];
+
+pub(crate) struct Testbed {
+    rc: Pair<Rc>,
+    uc: Pair<Uc>,
+    ud: Pair<Ud>,
+    shared: Pair<Rc>,
+    frames: Option<Frames>,
+    srq: Srq,
+    handles: Vec<Ah>,
+    windows: [Mw; 2],
+    gid_index: u32,
+    memory: Mr<Buffer>,
+    sends: Cq,
+    receives: Cq,
+}
+
+fn pair<T: Transport>(pd: &Pd, init: &QpInit<'_>, srq: Option<&Srq>) -> Result<Pair<T>> {
+    Ok([pd.create_qp(init)?, pd.create_qp(&QpInit { srq, ..*init })?])
+}
+
+/// Calls `connect` for both with the other's number.
+fn both<T: Transport>(
+    pair: &mut Pair<T>,
+    mut connect: impl FnMut(&mut Qp<T>, u32) -> Result<()>,
+) -> Result<()> {
+    let numbers = [pair[1].qp_num(), pair[0].qp_num()];
+    pair.iter_mut().zip(numbers).try_for_each(|(qp, peer)| connect(qp, peer))
+}
+
+impl Testbed {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let pd = context.alloc_pd()?;
+        let (sends, receives) =
+            (context.create_cq(&CqInit::new(256))?, context.create_cq(&CqInit::new(256))?);
+        let mut memory = pd.register(Buffer::zeroed(REGION as usize)?, ALL)?;
+        memory.write(0, &(0..REGION).map(pattern).collect::<Vec<_>>())?;
+        let srq = pd.create_srq(&SrqInit { max_sge: SGES as u32, ..SrqInit::new(DEPTH as u32) })?;
+        let init = QpInit { cap: CAP, ..QpInit::new(&sends, &receives) };
+        let (mut rc, mut uc, mut ud) =
+            (pair(&pd, &init, None)?, pair(&pd, &init, None)?, pair(&pd, &init, None)?);
+        let mut shared = pair(&pd, &init, Some(&srq))?;
+        let port = context.query_port(1)?;
+        let ethernet = port.link_layer == LinkLayer::ETHERNET;
+        let frames = ethernet.then(|| Frames::new(&pd, &init)).transpose()?;
+
+        let gid = context.default_gid(1)?;
+        let dlid = port.lid;
+        let here = AhAttr { dlid, ..AhAttr::global(1, gid.gid, u8::try_from(gid.index)?) };
+        for pair in [&mut rc, &mut shared] {
+            both(pair, |qp: &mut Qp<Rc>, peer| {
+                qp.init(&InitAttr { access: ALL.difference(Access::MW_BIND), ..InitAttr::new(1) })?;
+                qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: 4, ..RtrAttr::new(here, peer) })?;
+                qp.ready_to_send(&RtsAttr { timeout: 18, max_rd_atomic: 4, ..RtsAttr::default() })?;
+                Ok(())
+            })?;
+        }
+        both(&mut uc, |qp: &mut Qp<Uc>, peer| {
+            qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) })?;
+            qp.ready_to_receive(&UcRtrAttr::new(here, peer))?;
+            Ok(qp.ready_to_send(0)?)
+        })?;
+        both(&mut ud, |qp: &mut Qp<Ud>, _| {
+            qp.init(&UdInitAttr::new(1, QKEY as u32))?;
+            qp.ready_to_receive()?;
+            Ok(qp.ready_to_send(0)?)
+        })?;
+        let grh = here.grh.context("the way is a global one")?;
+        let strange = GlobalRoute { flow_label: 0x54321, hop_limit: 7, traffic_class: 0x2c, ..grh };
+        let ways = [
+            here,
+            AhAttr { sl: 3, grh: Some(strange), ..here },
+            // Without a global route where the LID is enough.
+            AhAttr { grh: here.grh.filter(|_| dlid == 0), sl: 5, ..here },
+        ];
+        let handles = ways.iter().map(|way| pd.create_ah(way)).collect::<Result<_, _>>()?;
+        let windows = [pd.alloc_mw(MwType::TYPE_2)?, pd.alloc_mw(MwType::TYPE_2)?];
+        let gid_index = gid.index;
+        Ok(Self { rc, uc, ud, shared, frames, srq, handles, windows, gid_index, memory, sends, receives })
+    }
+
+    /// Says what stands for what.
+    pub(crate) fn tell(&self) {
+        for (name, numbers) in [
+            ("rc", [self.rc[0].qp_num(), self.rc[1].qp_num()]),
+            ("uc", [self.uc[0].qp_num(), self.uc[1].qp_num()]),
+            ("ud", [self.ud[0].qp_num(), self.ud[1].qp_num()]),
+            ("shared", [self.shared[0].qp_num(), self.shared[1].qp_num()]),
+        ] {
+            println!("qp {name} {:#x}\nqp {name}-peer {:#x}", numbers[0], numbers[1]);
+        }
+        if let Some(frames) = &self.frames {
+            frames.tell();
+        }
+        println!("gid {:#x}", self.gid_index);
+        println!("region {:#x} {:#x} {:#x}", self.memory.addr(), self.memory.lkey(), self.memory.rkey());
+        println!("windows {:#x} {:#x}", self.windows[0].rkey(), self.windows[1].rkey());
+    }
+
+    fn sges(&self, pieces: &[Piece]) -> Vec<Sge> {
+        let (addr, lkey) = (self.memory.addr(), self.memory.lkey());
+        let sge = |(offset, length): &Piece| Sge { addr: addr + u64::from(*offset), length: *length, lkey };
+        pieces.iter().map(sge).collect()
+    }
+
+    fn receive(&mut self, sender: Sender, pieces: &[Piece]) -> Result<()> {
+        let sges = self.sges(pieces);
+        let requests = [RecvRequest { wr_id: 1, sges: &sges }];
+        // SAFETY: the memory outlives the queue pairs, and nobody looks at it.
+        unsafe {
+            match sender {
+                Sender::Rc => self.rc[1].post_recv(&requests)?,
+                Sender::Uc => self.uc[1].post_recv(&requests)?,
+                Sender::Ud => self.ud[1].post_recv(&requests)?,
+                Sender::Shared => self.srq.post_recv(&requests)?,
+                Sender::Back => self.rc[0].post_recv(&requests)?,
+                Sender::Frames | Sender::LargeSends => bail!("nobody receives frames"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts a list with one doorbell, and waits until all of it is complete.
+    pub(crate) fn post(&mut self, list: &[Request]) -> Result<()> {
+        for request in list {
+            if let Some(pieces) = &request.receive {
+                self.receive(request.sender, pieces)?;
+            }
+        }
+        let sender = list.first().context("a list has requests")?.sender;
+        let pattern: Vec<u8> = (0..REGION).map(pattern).collect();
+        let bytes = |(offset, length): &Piece| &pattern[*offset as usize..][..*length as usize];
+        let cut: Vec<_> = list.iter().map(|request| split(&request.pieces, in_front(request))).collect();
+        let sges: Vec<_> = cut.iter().map(|(_, rest)| self.sges(rest)).collect();
+        let parts: Vec<Vec<&[u8]>> = cut.iter().map(|(_, rest)| rest.iter().map(bytes).collect()).collect();
+        let requests = list.iter().zip(&sges).zip(&parts).map(|((request, sges), parts)| {
+            let payload = if request.inline { Payload::Inline(parts) } else { Payload::Sges(sges) };
+            let flags = [
+                (request.signaled, SendFlags::SIGNALED),
+                (request.solicited, SendFlags::SOLICITED),
+                (request.fence, SendFlags::FENCE),
+            ];
+            let flags = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
+            (request, SendRequest { wr_id: 2, operation: (), flags, payload })
+        });
+        match sender {
+            Sender::Ud => {
+                let mut all = Vec::new();
+                for (request, plain) in requests {
+                    let ah = self.handles.get(request.b as usize).context("no such handle")?;
+                    let imm = (request.kind == Kind::SendImm).then(|| request.imm.to_be());
+                    let to = Datagram::new(ah, self.ud[1].qp_num(), request.a as u32);
+                    all.push(plain.with(Datagram { imm, ..to }));
+                }
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
+                unsafe { self.ud[0].post_send(&all)? };
+            }
+            Sender::Uc => {
+                let mut all = Vec::new();
+                for (request, plain) in requests {
+                    all.push(plain.with(match self.operation(request)? {
+                        Operation::Send => UcOperation::Send,
+                        Operation::SendImm(imm) => UcOperation::SendImm(imm),
+                        Operation::Write(remote) => UcOperation::Write(remote),
+                        Operation::WriteImm(remote, imm) => UcOperation::WriteImm(remote, imm),
+                        other => bail!("{other:?} on an unreliable connection"),
+                    }));
+                }
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
+                unsafe { self.uc[0].post_send(&all)? };
+            }
+            Sender::Frames | Sender::LargeSends => {
+                let headers: Vec<Vec<u8>> = (list.iter().zip(&cut))
+                    .map(|(request, (front, _))| match &request.header[..] {
+                        [] => front.iter().flat_map(bytes).copied().collect(),
+                        headers => headers.to_vec(),
+                    })
+                    .collect();
+                let mut all = Vec::new();
+                for ((request, plain), header) in requests.zip(&headers) {
+                    let large = request.kind == Kind::LargeSend;
+                    let mss = large.then(|| u16::try_from(request.a)).transpose()?;
+                    all.push(plain.with(Frame { header, checksums: request.checksums, mss }));
+                }
+                let frames = self.frames.as_mut().context("the port has no frames")?;
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
+                unsafe { frames.of(sender).post_send(&all)? };
+            }
+            Sender::Rc | Sender::Shared | Sender::Back => {
+                let mut all = Vec::new();
+                for (request, plain) in requests {
+                    all.push(plain.with(self.operation(request)?));
+                }
+                let qp = match sender {
+                    Sender::Rc => &mut self.rc[0],
+                    Sender::Shared => &mut self.shared[0],
+                    _ => &mut self.rc[1],
+                };
+                // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
+                unsafe { qp.post_send(&all)? };
+                for request in &all {
+                    if let Operation::BindMw(bind) = &request.operation {
+                        self.windows[usize::from(sender == Sender::Back)].bound(bind);
+                    }
+                }
+            }
+        }
+        let signaled = list.iter().filter(|request| request.signaled).count();
+        let receives = list.iter().filter(|request| request.receive.is_some()).count();
+        take(&mut self.sends, signaled)?;
+        take(&mut self.receives, receives)
+    }
+
+    fn operation(&self, request: &Request) -> Result<Operation> {
+        let remote = || self.memory.remote(request.remote as usize);
+        let imm = request.imm.to_be();
+        Ok(match request.kind {
+            Kind::Send => Operation::Send,
+            Kind::SendImm => Operation::SendImm(imm),
+            Kind::Write => Operation::Write(remote()?),
+            Kind::WriteImm => Operation::WriteImm(remote()?, imm),
+            Kind::Read => Operation::Read(remote()?),
+            Kind::CmpSwp => Operation::CmpSwp { remote: remote()?, compare: request.b, swap: request.a },
+            Kind::FetchAdd => Operation::FetchAdd { remote: remote()?, add: request.a },
+            Kind::SendInv => Operation::SendInv(self.windows[1].rkey()),
+            Kind::LocalInv => Operation::LocalInv(self.windows[0].rkey()),
+            Kind::Bind => {
+                let window = &self.windows[usize::from(request.sender == Sender::Back)];
+                let start = request.remote as usize;
+                let range = start..start + request.a as usize;
+                Operation::BindMw(window.bind(&self.memory, range, Access::from_bits_retain(request.imm))?)
+            }
+            Kind::Frame | Kind::LargeSend => bail!("a frame on a connection"),
+        })
+    }
+}
+
+/// What goes inline, and is in the region at first, by its place.
+fn pattern(place: u32) -> u8 {
+    (place * 31 + 7) as u8
+}
+
+/// Takes so many completions, all good.
+fn take(cq: &mut Cq, count: usize) -> Result<()> {
+    let begin = Instant::now();
+    for _ in 0..count {
+        let completion = loop {
+            match cq.poll_one() {
+                Some(completion) => break completion,
+                None => ensure!(begin.elapsed() < PATIENCE, "a request does not complete"),
+            }
+        };
+        ensure!(completion.status == WcStatus::SUCCESS, "{completion:?}");
+    }
+    Ok(())
+}

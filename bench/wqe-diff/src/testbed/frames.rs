@@ -1,0 +1,51 @@
+//! Queue pairs of whole frames.
+
+use bareverbs::{Pd, Qp, QpInit, RawPacket, Result};
+use bareverbs_wqe_diff::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
+
+pub(super) struct Frames {
+    plain: Qp<RawPacket>,
+    large: Qp<RawPacket>,
+}
+
+impl Frames {
+    pub(super) fn new(pd: &Pd, init: &QpInit<'_>) -> Result<Self> {
+        let up = |max_tso_header| -> Result<_> {
+            let mut qp = pd.create_qp::<RawPacket>(&QpInit { max_tso_header, ..*init })?;
+            qp.init(1)?;
+            qp.ready_to_receive()?;
+            qp.ready_to_send()?;
+            Ok(qp)
+        };
+        Ok(Self { plain: up(0)?, large: up(TSO_HEADER)? })
+    }
+
+    pub(super) fn tell(&self) {
+        println!("qp frames {:#x}\nqp large {:#x}", self.plain.qp_num(), self.large.qp_num());
+    }
+
+    pub(super) fn of(&mut self, sender: Sender) -> &mut Qp<RawPacket> {
+        if sender == Sender::LargeSends { &mut self.large } else { &mut self.plain }
+    }
+}
+
+/// How many bytes of a request are its frame's header. The C library takes as many as the device
+/// wants from wherever they are; with us, those that are not inline stand apart.
+pub(super) fn in_front(request: &Request) -> u32 {
+    match (request.kind, request.inline) {
+        (Kind::Frame, true) => request.b as u32,
+        (Kind::Frame, false) => FRAME_HEADER,
+        _ => 0,
+    }
+}
+
+/// Pieces of the first so many bytes, and of those behind.
+pub(super) fn split(pieces: &[Piece], front: u32) -> (Vec<Piece>, Vec<Piece>) {
+    let mut left = front;
+    let halves = pieces.iter().map(|(offset, length)| {
+        let now = left.min(*length);
+        left -= now;
+        ((*offset, now), (offset + now, length - now))
+    });
+    halves.unzip()
+}

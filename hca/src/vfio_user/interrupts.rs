@@ -1,0 +1,43 @@
+//! MSI-X vectors as event file descriptors.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::pci::VECTORS;
+use crate::engine::Interrupts;
+
+/// Who hears of each vector.
+#[derive(Clone, Default)]
+pub(crate) struct Vectors {
+    fds: Arc<Mutex<[Option<OwnedFd>; VECTORS as usize]>>,
+}
+
+impl Vectors {
+    /// Sets or removes the descriptor of a vector; `false` if there is no such vector.
+    pub(crate) fn set(&self, vector: u32, fd: Option<OwnedFd>) -> bool {
+        let mut fds = self.fds.lock().unwrap_or_else(PoisonError::into_inner);
+        match fds.get_mut(vector as usize) {
+            Some(slot) => {
+                *slot = fd;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Removes all descriptors.
+    pub(crate) fn clear(&self) {
+        *self.fds.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+    }
+}
+
+impl Interrupts for Vectors {
+    fn raise(&self, vector: u16) {
+        let fds = self.fds.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Some(fd)) = fds.get(usize::from(vector)) {
+            // A full counter has an interrupt pending already; other failures concern a peer that
+            // is gone.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+}

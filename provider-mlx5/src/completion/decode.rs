@@ -1,0 +1,309 @@
+//! The decoded CQE.
+
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+
+use bareverbs_provider::contract::Completion;
+use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
+
+use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};
+
+/// A CQE that was taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DecodedCqe {
+    pub(super) entry: *const u8,
+    pub(super) wr_id: u64,
+    pub(super) status: WcStatus,
+    pub(super) byte_len: u32,
+    pub(super) opcode: CqeOpcode,
+    pub(super) wr_data: u32,
+}
+
+/// How a request ended, and its bytes.
+pub(super) fn status_and_byte_len(cqe: &Cqe<'_>, opcode: CqeOpcode) -> (WcStatus, u32) {
+    match opcode {
+        CqeOpcode::REQ => {
+            let length = match cqe.send_opcode() {
+                Ok(WcOpcode::RDMA_READ) => cqe.byte_count(),
+                Ok(WcOpcode::COMP_SWAP | WcOpcode::FETCH_ADD) => 8,
+                _ => 0,
+            };
+            (WcStatus::SUCCESS, length)
+        }
+        CqeOpcode::REQ_ERR | CqeOpcode::RESP_ERR => (Syndrome(cqe.syndrome()).status(), 0),
+        _ => (WcStatus::SUCCESS, cqe.byte_count()),
+    }
+}
+
+/// Bytes of the longest message that a CQE of 64 bytes carries, in its first half.
+#[doc(alias = "MLX5_INLINE_SCATTER_32")]
+const INLINE_SCATTER_32: usize = 32;
+/// In a CQE's last byte: whether it carries a message, and where.
+const INLINE_SCATTER: u8 = 3 << 2;
+
+/// The message that a CQE carries, if it does: at the start of the CQE's bytes, and how long it is.
+pub(super) fn scattered_payload(cqe: &Cqe<'_>, opcode: CqeOpcode) -> Option<([u8; CQE], usize)> {
+    let is_scattered = cqe.op_own() & INLINE_SCATTER != 0 && opcode.0 < CqeOpcode::REQ_ERR.0;
+    is_scattered.then(|| (cqe.bytes(), INLINE_SCATTER_32.min(cqe.byte_count() as usize)))
+}
+
+impl DecodedCqe {
+    #[cold]
+    pub(super) fn general_err(entry: *const u8) -> Self {
+        let (status, opcode) = (WcStatus::GENERAL_ERR, CqeOpcode::INVALID);
+        Self { entry, wr_id: 0, status, byte_len: 0, opcode, wr_data: 0 }
+    }
+
+    #[inline(always)]
+    pub(super) fn success(entry: *const u8, wr_id: u64, byte_len: u32, opcode: CqeOpcode) -> Self {
+        Self { entry, wr_id, status: WcStatus::SUCCESS, byte_len, opcode, wr_data: 0 }
+    }
+
+    /// All there is to tell of a send of which there is no more to know than its id.
+    ///
+    /// # Safety
+    ///
+    /// The CQE's ring must be there.
+    #[inline(always)]
+    pub(super) unsafe fn plain_send(self) -> WorkCompletion {
+        // SAFETY: a CQE of a ring, by this function's contract.
+        let cqe = unsafe { Cqe::new(self.entry) };
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: WcStatus::SUCCESS,
+            opcode: cqe.plain_send_opcode(),
+            vendor_err: 0,
+            byte_len: 0,
+            imm_data: 0,
+            qp_num: cqe.qp_num(),
+            src_qp: 0,
+            wc_flags: WcFlags::empty(),
+            pkey_index: 0,
+            slid: 0,
+            sl: 0,
+            dlid_path_bits: 0,
+        }
+    }
+
+    /// Writes all there is to tell of any completion.
+    ///
+    /// # Safety
+    ///
+    /// The CQE's ring must be there.
+    #[inline(never)]
+    pub(super) unsafe fn write_all_fields(self, into: &mut MaybeUninit<WorkCompletion>) {
+        // SAFETY: a CQE of a ring, by this function's contract.
+        into.write(unsafe { self.completion() }.to_value());
+    }
+
+    /// # Safety
+    ///
+    /// The CQE's ring must be kept for as long as `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn completion<'a>(self) -> Mlx5Completion<'a> {
+        let Self { entry, wr_id, status, byte_len, opcode, wr_data } = self;
+        // SAFETY: a CQE of the ring, which stays, by this function's contract.
+        let cqe = unsafe { Cqe::new(entry) };
+        Mlx5Completion { cqe, wr_id, status, byte_len, opcode, wr_data, _queue: PhantomData }
+    }
+}
+
+/// A completion in its CQE.
+///
+/// A device that says what can't be (a CQE of a queue that there is not, an opcode without meaning)
+/// gets a completion of status [`WcStatus::GENERAL_ERR`] with the id 0; [`Mlx5Completion::entry`]
+/// shows what it said.
+#[derive(Debug)]
+pub struct Mlx5Completion<'a> {
+    cqe: Cqe<'a>,
+    wr_id: u64,
+    status: WcStatus,
+    byte_len: u32,
+    /// As it was when the CQE was taken.
+    opcode: CqeOpcode,
+    /// What a UMR was used for.
+    wr_data: u32,
+    _queue: PhantomData<&'a ()>,
+}
+
+impl<'a> Mlx5Completion<'a> {
+    /// The CQE that the device wrote.
+    #[must_use]
+    pub fn entry(&self) -> Cqe<'a> {
+        self.cqe
+    }
+
+    #[inline]
+    fn is_error(&self) -> bool {
+        self.opcode.0 >= CqeOpcode::REQ_ERR.0
+    }
+
+    #[inline]
+    fn is_recv(&self) -> bool {
+        matches!(self.opcode.0, 1..=4) || self.opcode == CqeOpcode::RESP_ERR
+    }
+
+    /// Of the message; datagrams only.
+    fn pkey_index(&self) -> u16 {
+        if self.opcode == CqeOpcode::RESP_SEND { self.cqe.imm_inval_pkey() as u16 } else { 0 }
+    }
+
+    fn flags(&self) -> WcFlags {
+        let mut flags = match self.opcode {
+            CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM => WcFlags::WITH_IMM,
+            CqeOpcode::RESP_SEND_INV => WcFlags::WITH_INVALIDATE,
+            _ => WcFlags::empty(),
+        };
+        if self.is_recv() && !self.is_error() && self.cqe.flags_rqpn() >> 28 & 3 != 0 {
+            flags |= WcFlags::GRH;
+        }
+        flags
+    }
+}
+
+impl Completion for Mlx5Completion<'_> {
+    #[inline]
+    fn wr_id(&self) -> u64 {
+        self.wr_id
+    }
+
+    #[inline]
+    fn status(&self) -> WcStatus {
+        self.status
+    }
+
+    #[inline]
+    fn opcode(&self) -> WcOpcode {
+        match self.opcode {
+            CqeOpcode::REQ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.wr_data)),
+            CqeOpcode::RESP_WR_IMM => WcOpcode::RECV_RDMA_WITH_IMM,
+            _ if self.is_recv() => WcOpcode::RECV,
+            _ => self.cqe.send_opcode().unwrap_or(WcOpcode(self.wr_data)),
+        }
+    }
+
+    #[inline]
+    fn byte_len(&self) -> u32 {
+        self.byte_len
+    }
+
+    #[inline]
+    fn qp_num(&self) -> u32 {
+        self.cqe.qp_num()
+    }
+
+    #[inline]
+    fn src_qp(&self) -> u32 {
+        if self.is_recv() { self.cqe.flags_rqpn() & 0xff_ffff } else { 0 }
+    }
+
+    #[inline]
+    fn imm_data(&self) -> Option<u32> {
+        matches!(self.opcode, CqeOpcode::RESP_WR_IMM | CqeOpcode::RESP_SEND_IMM)
+            .then(|| self.cqe.imm_inval_pkey().to_be())
+    }
+
+    #[inline]
+    fn invalidated_rkey(&self) -> Option<u32> {
+        (self.opcode == CqeOpcode::RESP_SEND_INV).then(|| self.cqe.imm_inval_pkey())
+    }
+
+    #[inline]
+    fn vendor_err(&self) -> u32 {
+        if self.is_error() { self.cqe.vendor_syndrome().into() } else { 0 }
+    }
+
+    #[inline]
+    fn wc_flags(&self) -> WcFlags {
+        self.flags()
+    }
+
+    #[inline]
+    fn slid(&self) -> u16 {
+        if self.is_recv() { self.cqe.slid() } else { 0 }
+    }
+
+    #[inline]
+    fn sl(&self) -> u8 {
+        if self.is_recv() { (self.cqe.flags_rqpn() >> 24 & 0xf) as u8 } else { 0 }
+    }
+
+    #[inline]
+    fn dlid_path_bits(&self) -> u8 {
+        if self.is_recv() { self.cqe.path_bits() & 0x7f } else { 0 }
+    }
+
+    /// Of a failure the device tells no time.
+    #[inline]
+    fn timestamp(&self) -> Option<u64> {
+        (!self.is_error()).then(|| self.cqe.timestamp())
+    }
+
+    #[inline(never)]
+    fn to_value(&self) -> WorkCompletion {
+        WorkCompletion {
+            wr_id: self.wr_id,
+            status: self.status(),
+            opcode: self.opcode(),
+            vendor_err: self.vendor_err(),
+            byte_len: self.byte_len(),
+            imm_data: self.imm_data().or(self.invalidated_rkey()).unwrap_or(0),
+            qp_num: self.qp_num(),
+            src_qp: self.src_qp(),
+            wc_flags: self.flags(),
+            slid: self.slid(),
+            sl: self.sl(),
+            pkey_index: self.pkey_index(),
+            dlid_path_bits: self.dlid_path_bits(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(align(64))]
+    struct Entry([u8; CQE]);
+
+    /// A CQE of this opcode that has every field.
+    fn entry(opcode: CqeOpcode) -> Entry {
+        let mut entry = Entry([0; CQE]);
+        // A global header, service level 5 and sender 0x123.
+        entry.0[24..28].copy_from_slice(&0x1500_0123u32.to_be_bytes());
+        entry.0[48..56].copy_from_slice(&0x0102_0304_0506_0708u64.to_be_bytes());
+        entry.0[63] = opcode.0 << 4;
+        entry
+    }
+
+    fn with<T>(opcode: CqeOpcode, look: impl FnOnce(&Mlx5Completion<'_>) -> T) -> T {
+        let entry = entry(opcode);
+        let taken = DecodedCqe { opcode, ..DecodedCqe::general_err(entry.0.as_ptr()) };
+        // SAFETY: the CQE is there until the end of this function.
+        look(&unsafe { taken.completion() })
+    }
+
+    const ERRORS: [CqeOpcode; 2] = [CqeOpcode::REQ_ERR, CqeOpcode::RESP_ERR];
+    const RECEIVES: [CqeOpcode; 4] =
+        [CqeOpcode::RESP_WR_IMM, CqeOpcode::RESP_SEND, CqeOpcode::RESP_SEND_IMM, CqeOpcode::RESP_SEND_INV];
+
+    #[test]
+    fn receives_have_a_global_header_where_they_succeeded() {
+        for opcode in RECEIVES {
+            assert!(with(opcode, |told| told.wc_flags().contains(WcFlags::GRH)), "{opcode:?}");
+        }
+        for opcode in ERRORS.into_iter().chain([CqeOpcode::REQ]) {
+            assert_eq!(with(opcode, |told| told.wc_flags()), WcFlags::empty(), "{opcode:?}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_success_is_that_of_its_entry_and_a_failure_has_none() {
+        for opcode in RECEIVES.into_iter().chain([CqeOpcode::REQ]) {
+            assert_eq!(with(opcode, |told| told.timestamp()), Some(0x0102_0304_0506_0708), "{opcode:?}");
+        }
+        for opcode in ERRORS {
+            assert_eq!(with(opcode, |told| told.timestamp()), None, "{opcode:?}");
+        }
+    }
+}

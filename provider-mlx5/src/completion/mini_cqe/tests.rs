@@ -1,0 +1,149 @@
+//! Tests: runs that are looked at and written out, of devices that keep to the format and of
+//! others.
+
+use std::cell::Cell;
+
+use bareverbs_provider::mapping::Mapping;
+
+use super::*;
+
+const LOG: u32 = 3;
+
+/// A ring whose device may compress runs so.
+fn ring(format: MiniCqeFormat) -> Ring {
+    Ring::new(Mapping::anonymous(CQE << LOG).expect("memory"), LOG, CQE).compressed(Some(format))
+}
+
+/// Writes a CQE of the first round.
+fn put(ring: &Ring, index: u32, opcode: CqeOpcode, format: u8, count: u32) -> [u8; CQE] {
+    let mut entry = [0x55; CQE];
+    entry[BYTE_COUNT..BYTE_COUNT + 4].copy_from_slice(&count.to_be_bytes());
+    entry[WQE_COUNTER..WQE_COUNTER + 2].copy_from_slice(&7u16.to_be_bytes());
+    entry[OP_OWN] = opcode.0 << 4 | format;
+    write(ring, index, &entry);
+    entry
+}
+
+/// The CQE after a title, as an array of mini CQEs.
+fn put_array(ring: &Ring, index: u32, mini_cqes: [[u8; MINI_CQE]; 8]) {
+    let mut entry = [0; CQE];
+    entry.copy_from_slice(mini_cqes.as_flattened());
+    write(ring, index, &entry);
+}
+
+#[test]
+fn byte_counts_of_single_entries_are_no_lengths_of_runs() {
+    for written in 0..=1 << LOG {
+        let ring = ring(MiniCqeFormat::Checksum);
+        for index in 0..written {
+            put(&ring, index, CqeOpcode::RESP_SEND, 0, 3);
+        }
+        assert_eq!(ring.first_unwritten(|| 0), written);
+    }
+}
+
+#[test]
+fn the_entries_of_a_run_are_counted_before_and_after_it_is_written_out() {
+    let ring = ring(MiniCqeFormat::Checksum);
+    put(&ring, 0, CqeOpcode::RESP_SEND, 0, 6);
+    put(&ring, 1, CqeOpcode::RESP_SEND, COMPRESSED, 4);
+    put(&ring, 5, CqeOpcode::RESP_SEND, 0, 6);
+    assert_eq!((ring.first_unwritten(|| 0), ring.first_unwritten(|| 1)), (6, 6));
+    assert!(ring.expand(1));
+    assert_eq!((ring.first_unwritten(|| 0), ring.first_unwritten(|| 3)), (6, 6));
+}
+
+#[test]
+fn a_length_that_no_run_has_counts_as_one_entry() {
+    for count in [0, (1 << LOG) + 1, u32::MAX] {
+        let ring = ring(MiniCqeFormat::Checksum);
+        put(&ring, 0, CqeOpcode::RESP_SEND, COMPRESSED, count);
+        assert_eq!(ring.first_unwritten(|| 0), 1);
+        assert!(!ring.expand(0));
+    }
+}
+
+#[test]
+fn looking_for_the_end_ends_if_the_device_changes_titles_for_ever() {
+    let ring = ring(MiniCqeFormat::Checksum);
+    let looks = Cell::new(0);
+    let look = |index: u32| {
+        looks.set(looks.get() + 1);
+        assert!(looks.get() <= 2 * ring.entries(), "each entry is looked at twice at most");
+        let op_own = CqeOpcode::RESP_SEND.0 << 4 | COMPRESSED | ring.owner(index);
+        Look { op_own, count: 3, has_changed: true }
+    };
+    assert_eq!(ring.first_unwritten_by(look, || 0), ring.entries());
+}
+
+#[test]
+fn a_title_that_is_written_out_meanwhile_is_looked_at_again() {
+    let ring = ring(MiniCqeFormat::Checksum);
+    let looks = Cell::new(0);
+    let look = |index: u32| {
+        looks.set(looks.get() + 1);
+        // The first look finds the title, and the byte count of the CQE that it becomes.
+        let format = if looks.get() == 1 { COMPRESSED } else { 0 };
+        let opcode = if index < 2 { CqeOpcode::RESP_SEND } else { CqeOpcode::INVALID };
+        Look { op_own: opcode.0 << 4 | format, count: 7, has_changed: looks.get() == 1 }
+    };
+    assert_eq!(ring.first_unwritten_by(look, || 0), 2);
+}
+
+#[test]
+fn looking_for_the_end_ends_if_the_device_changes_the_consumer_index_for_ever() {
+    let ring = ring(MiniCqeFormat::Checksum);
+    let reads = Cell::new(0u32);
+    let consumed = || {
+        reads.set(reads.get() + 1);
+        assert!(reads.get() <= PASSED, "no more than a poller could pass");
+        (reads.get() * 0x1000) & COUNT
+    };
+    ring.first_unwritten(consumed);
+}
+
+#[test]
+fn entries_that_were_written_over_meanwhile_are_counted() {
+    let ring = ring(MiniCqeFormat::Checksum);
+    // CQEs of the second round, which is not over.
+    for index in 0..3 {
+        let mut entry = put(&ring, index, CqeOpcode::RESP_SEND, 0, 3);
+        entry[OP_OWN] |= OWNER;
+        write(&ring, index, &entry);
+    }
+    let reads = Cell::new(0);
+    // The poller gave the first round back after the first read.
+    let consumed = || if reads.replace(reads.get() + 1) == 0 { 0 } else { ring.entries() };
+    assert_eq!(ring.first_unwritten(consumed), ring.entries() + 3);
+}
+
+/// What is of its own in each CQE of a run of two: opcode of the send, checksum, number and bytes.
+fn expanded(format: MiniCqeFormat, opcode: CqeOpcode) -> [(u8, u16, u16, u32); 2] {
+    let ring = ring(format);
+    put(&ring, 0, opcode, COMPRESSED, 2);
+    put_array(
+        &ring,
+        1,
+        [[1, 2, 3, 4, 0, 0, 0, 5], [6, 7, 8, 9, 0, 0, 0, 10], [0; 8], [0; 8], [0; 8], [0; 8], [0; 8], [0; 8]],
+    );
+    assert!(ring.expand(0));
+    [0, 1].map(|index| {
+        let entry = ring.entry(index).bytes();
+        assert_eq!(entry[OP_OWN], opcode.0 << 4);
+        let half = |at: usize| u16::from_be_bytes([entry[at], entry[at + 1]]);
+        (entry[OPCODE], half(CHECK_SUM), half(WQE_COUNTER), ring.entry(index).byte_count())
+    })
+}
+
+#[test]
+fn each_format_expands_its_fields() {
+    let receive = CqeOpcode::RESP_SEND;
+    assert_eq!(expanded(MiniCqeFormat::Hash, receive), [(0x55, 0x5555, 7, 5), (0x55, 0x5555, 8, 10)]);
+    assert_eq!(expanded(MiniCqeFormat::Checksum, receive), [(0x55, 0x0102, 7, 5), (0x55, 0x0607, 8, 10)]);
+    let with_number = [(0x55, 0x0102, 0x0304, 5), (0x55, 0x0607, 0x0809, 10)];
+    assert_eq!(expanded(MiniCqeFormat::ChecksumStrideIndex, receive), with_number);
+    for format in [MiniCqeFormat::Hash, MiniCqeFormat::Checksum, MiniCqeFormat::ChecksumStrideIndex] {
+        // The opcode of a send stands in the first byte of the word of its queue pair.
+        assert_eq!(expanded(format, CqeOpcode::REQ), [(3, 0x5555, 0x0102, 5), (8, 0x5555, 0x0607, 10)]);
+    }
+}

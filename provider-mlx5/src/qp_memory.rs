@@ -1,0 +1,343 @@
+//! The memory that both halves of a QP share, and the layout of its rings.
+
+use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::mapping::Mapping;
+use bareverbs_uapi::uverbs::types::{QpCap, QpType};
+use std::ptr::NonNull;
+
+use crate::doorbell::{DoorbellRecord, PAGE};
+use crate::uidx_table::{QueueRecordRef, Side};
+use crate::wqe::{self, BLOCK, SEGMENT};
+
+/// The rings and the doorbell record; given back with the second half, after the kernel has let go
+/// of them.
+#[derive(Debug)]
+pub(crate) struct QpMemory {
+    rings: Mapping,
+    doorbell: DoorbellRecord,
+    record: QueueRecordRef,
+}
+
+impl QpMemory {
+    pub(crate) fn new(rings: Mapping, doorbell: DoorbellRecord, record: QueueRecordRef) -> Self {
+        Self { rings, doorbell, record }
+    }
+
+    /// The first byte of the rings, of which there are at least `bytes`.
+    pub(crate) fn ring(&self, bytes: usize) -> NonNull<u8> {
+        assert!(bytes <= self.rings.len(), "the rings lie in their memory");
+        self.rings.as_ptr()
+    }
+
+    pub(crate) fn record(&self) -> &DoorbellRecord {
+        &self.doorbell
+    }
+}
+
+impl Drop for QpMemory {
+    fn drop(&mut self) {
+        for side in [Side::Send, Side::Recv] {
+            self.record.cq(side).retire(&self.record, side);
+        }
+    }
+}
+
+/// RqTracker of the deepest queue: the device counts them by 16 bits.
+const MAX_RECEIVES: u32 = 1 << 15;
+
+/// Send blocks are counted by 16 bits as well, in doorbell records and in CQEs.
+const MAX_SEND_BLOCKS: u32 = 1 << 15;
+
+/// Bytes of the longest send: its control segment counts segments by 8 bits, and a send fills whole
+/// blocks.
+const MAX_SEND: u32 = (u8::MAX as usize * SEGMENT / BLOCK * BLOCK) as u32;
+
+/// What the device can hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of a send.
+    pub(crate) send_bytes: u32,
+    /// Bytes of a receive.
+    pub(crate) recv_bytes: u32,
+    /// Blocks of a send queue.
+    pub(crate) send_blocks: u32,
+    /// RqTracker of a queue.
+    pub(crate) receives: u32,
+}
+
+/// How a ring of receives is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReceiveLayout {
+    /// Slots, a power of 2.
+    pub(crate) slots: u32,
+    /// Log2 of the bytes of a receive.
+    pub(crate) shift: u32,
+    /// SGEs of a receive.
+    pub(crate) sge: u32,
+}
+
+impl ReceiveLayout {
+    /// The layout for at least `max_wr` receives, of which there must be some, of `max_sge` SGEs,
+    /// if the device can hold it.
+    pub(crate) fn new(max_wr: u32, max_sge: u32, limits: Limits) -> Result<Self, CreateError> {
+        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let bytes = (u64::from(max_sge.max(1)) * SEGMENT as u64).next_power_of_two();
+        if bytes > limits.recv_bytes.into() {
+            return Err(limit("max_recv_sge", max_sge, u64::from(limits.recv_bytes) / SEGMENT as u64));
+        }
+        let most = limits.receives.min(MAX_RECEIVES);
+        if max_wr > most {
+            return Err(limit("max_recv_wr", max_wr, most.into()));
+        }
+        // The ring fills at least a block.
+        let slots = u64::from(max_wr).next_power_of_two().max(BLOCK as u64 / bytes);
+        Ok(Self { slots: slots as u32, shift: bytes.trailing_zeros(), sge: (bytes / SEGMENT as u64) as u32 })
+    }
+
+    /// Bytes of the ring.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.slots as usize) << self.shift
+    }
+
+    /// Log2 of the segments of a receive.
+    pub(crate) fn log_segments(&self) -> u32 {
+        self.shift - SEGMENT.trailing_zeros()
+    }
+}
+
+/// How a queue pair's rings are laid out: receives first, then sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Slots of the receive ring, a power of 2; none where it shares one.
+    pub(crate) recv_slots: u32,
+    /// Log2 of the bytes of a receive.
+    pub(crate) recv_shift: u32,
+    /// SGEs of a receive.
+    pub(crate) recv_sge: u32,
+    /// Blocks of the send ring, a power of 2.
+    pub(crate) send_blocks: u32,
+    /// SqTracker that always find room.
+    pub(crate) sends: u32,
+    /// SGEs of a send.
+    pub(crate) send_sge: u32,
+    /// Bytes inline.
+    pub(crate) inline: u32,
+    /// Bytes of which the send ring starts at a multiple.
+    send_align: usize,
+}
+
+impl Layout {
+    /// The layout for at least `cap`, and large sends with headers of at most so many bytes, if the
+    /// device can hold it; with `no_receives`, without a receive ring.
+    pub(crate) fn new(
+        qp_type: QpType,
+        cap: &QpCap,
+        tso_header: u16,
+        no_receives: bool,
+        limits: Limits,
+    ) -> Result<Self, CreateError> {
+        let limit = |what, asked: u32, max| CreateError::Limit { what, asked: asked.into(), max };
+        let limits = Limits { send_bytes: limits.send_bytes.min(MAX_SEND), ..limits };
+        // What stands before the data: the control segment and, of the operations, the longest.
+        let head = match qp_type {
+            QpType::UD => 4,
+            // The same behind the segment that names the peer's queue.
+            QpType::XRC_INI => 4,
+            // Of frames: their flags, and a header.
+            QpType::RAW_PACKET => 3,
+            // An address and the numbers of an atomic.
+            _ => 3,
+        };
+        let sge = cap.max_send_sge.max(1);
+        let segments = u64::from(sge).max(wqe::inline_segments(cap.max_inline_data as usize) as u64) + head;
+        // A window's bind is longer than that, and takes as many blocks as it needs.
+        let binds = matches!(qp_type, QpType::RC | QpType::UC);
+        let key_change = if binds { 1 + wqe::BIND_SEGMENTS as u64 } else { 0 };
+        let whole_blocks = |segments: u64| (segments * SEGMENT as u64).next_multiple_of(BLOCK as u64);
+        let bytes = whole_blocks(segments.max(key_change));
+        if bytes > limits.send_bytes.into() {
+            let room = u64::from(limits.send_bytes).saturating_sub(head * SEGMENT as u64);
+            return Err(if wqe::inline_segments(cap.max_inline_data as usize) > sge as usize {
+                limit("max_inline_data", cap.max_inline_data, room.saturating_sub(4))
+            } else {
+                limit("max_send_sge", sge, room / SEGMENT as u64)
+            });
+        }
+        // A large send's header takes the room that it needs, before as many SGEs as other sends
+        // may have.
+        let before_header = 1 + u64::from(sge);
+        let large = match tso_header {
+            0 => 0,
+            header => whole_blocks(before_header + wqe::header_segments(header.into()) as u64),
+        };
+        if large > limits.send_bytes.into() || tso_header > wqe::MAX_HEADER {
+            let used = before_header * SEGMENT as u64 + wqe::HEADER_START as u64;
+            let room = u64::from(limits.send_bytes).saturating_sub(used);
+            return Err(limit("max_tso_header", tso_header.into(), room.min(wqe::MAX_HEADER.into())));
+        }
+        let bytes = bytes.max(large);
+        let blocks_each = bytes / BLOCK as u64;
+        let blocks = (u64::from(cap.max_send_wr.max(1)) * blocks_each).next_power_of_two();
+        let max_blocks = limits.send_blocks.min(MAX_SEND_BLOCKS);
+        if blocks > max_blocks.into() {
+            let most = u64::from(max_blocks) / blocks_each;
+            return Err(limit("max_send_wr", cap.max_send_wr, most));
+        }
+        let room = bytes / SEGMENT as u64 - head;
+
+        let receives = if no_receives || cap.max_recv_wr == 0 {
+            ReceiveLayout { slots: 0, shift: SEGMENT.trailing_zeros(), sge: 0 }
+        } else {
+            ReceiveLayout::new(cap.max_recv_wr, cap.max_recv_sge, limits)?
+        };
+        Ok(Self {
+            recv_slots: receives.slots,
+            recv_shift: receives.shift,
+            recv_sge: receives.sge,
+            send_blocks: blocks as u32,
+            sends: (blocks / blocks_each) as u32,
+            send_sge: sge,
+            inline: (room * SEGMENT as u64 - 4) as u32,
+            // The kernel registers the two rings of raw packets each for itself.
+            send_align: if qp_type == QpType::RAW_PACKET { PAGE } else { BLOCK },
+        })
+    }
+
+    /// `rq_wqe_shift` of the create request: 0 without a receive ring, or the kernel rejects it
+    /// (`create_user_qp` of its `qp.c`).
+    pub(crate) fn rq_wqe_shift(&self) -> u32 {
+        if self.recv_slots == 0 { 0 } else { self.recv_shift }
+    }
+
+    /// Where the send ring starts.
+    pub(crate) fn send_offset(&self) -> usize {
+        ((self.recv_slots as usize) << self.recv_shift).next_multiple_of(self.send_align)
+    }
+
+    /// Bytes of both rings.
+    pub(crate) fn bytes(&self) -> usize {
+        self.send_offset() + self.send_blocks as usize * BLOCK
+    }
+
+    /// Depths and widths as users know them.
+    pub(crate) fn cap(&self) -> QpCap {
+        QpCap {
+            max_send_wr: self.sends,
+            max_recv_wr: self.recv_slots,
+            max_send_sge: self.send_sge,
+            max_recv_sge: self.recv_sge,
+            max_inline_data: self.inline,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { send_bytes: 1024, recv_bytes: 512, send_blocks: 1 << 15, receives: 1 << 15 };
+
+    fn cap(max_send_wr: u32, max_send_sge: u32, max_inline_data: u32) -> QpCap {
+        QpCap { max_send_wr, max_recv_wr: 100, max_send_sge, max_recv_sge: 1, max_inline_data }
+    }
+
+    #[test]
+    fn mw_bind_fits_in_rc_send_queues() {
+        let layout = Layout::new(QpType::RC, &cap(100, 1, 0), 0, false, LIMITS).expect("small");
+        assert_eq!((layout.send_blocks, layout.sends), (512, 170));
+        assert_eq!(layout.inline, 9 * 16 - 4);
+    }
+
+    #[test]
+    fn receive_ring_is_at_least_one_block() {
+        let small = QpCap { max_recv_wr: 1, ..cap(1, 1, 0) };
+        let layout = Layout::new(QpType::RC, &small, 0, false, LIMITS).expect("small");
+        assert_eq!((layout.recv_slots, layout.send_offset()), (4, 64));
+    }
+
+    #[test]
+    fn qp_with_srq_has_no_receive_ring() {
+        let layout = Layout::new(QpType::UC, &cap(8, 1, 0), 0, true, LIMITS).expect("small");
+        assert_eq!((layout.recv_slots, layout.recv_sge, layout.send_offset()), (0, 0, 0));
+        assert_eq!(layout.rq_wqe_shift(), 0);
+    }
+
+    #[test]
+    fn xrc_wqe_has_room_for_the_xrc_segment() {
+        let layout = Layout::new(QpType::XRC_INI, &cap(8, 1, 12), 0, true, LIMITS).expect("small");
+        // Control, queue, address and numbers fill a block; 12 bytes with their header are a
+        // segment of the next.
+        assert_eq!((layout.send_blocks, layout.sends, layout.inline), (16, 8, 60));
+    }
+
+    #[test]
+    fn tso_wqe_has_room_for_header_and_all_sges() {
+        let plain = Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), 0, true, LIMITS).expect("small");
+        let large = |header| Layout::new(QpType::RAW_PACKET, &cap(8, 2, 0), header, true, LIMITS);
+        assert_eq!(large(18), Ok(plain), "what every frame has room for");
+        // Control, 5 for 54 bytes and 2 SGEs fill two blocks exactly.
+        assert_eq!(large(54).map(|layout| (layout.send_blocks, layout.sends)), Ok((16, 8)));
+        assert_eq!(large(67).map(|layout| (layout.send_blocks, layout.sends)), Ok((32, 10)));
+        let refused = CreateError::Limit { what: "max_tso_header", asked: 963, max: 962 };
+        assert_eq!((large(962).map(|layout| layout.sends), large(963)), (Ok(8), Err(refused)));
+    }
+
+    #[test]
+    fn send_wqe_fits_the_8_bit_ds_count() {
+        let huge = Limits { send_bytes: u16::MAX.into(), ..LIMITS };
+        let layout = |sges, inline| Layout::new(QpType::RC, &cap(1, sges, inline), 0, false, huge);
+        let refused = |what, asked, max| Err(CreateError::Limit { what, asked, max });
+        assert_eq!(layout(249, 0).map(|layout| layout.send_sge), Ok(249));
+        assert_eq!(layout(250, 0), refused("max_send_sge", 250, 249));
+        assert_eq!(layout(1, 3980).map(|layout| layout.inline), Ok(3980));
+        assert_eq!(layout(1, 3981), refused("max_inline_data", 3981, 3980));
+    }
+
+    #[test]
+    fn send_ring_fits_the_16_bit_wqe_counter() {
+        let limits = Limits { send_blocks: 1 << 20, ..LIMITS };
+        let layout = |sends| Layout::new(QpType::UD, &cap(sends, 1, 0), 0, true, limits);
+        assert_eq!(layout(1 << 14).map(|layout| layout.send_blocks), Ok(1 << 15));
+        assert!(matches!(layout(1 << 15), Err(CreateError::Limit { what: "max_send_wr", .. })));
+    }
+
+    #[test]
+    fn layout_beyond_device_limits_is_rejected() {
+        assert!(Layout::new(QpType::RC, &cap(1, 62, 0), 0, false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, 977), 0, false, LIMITS).is_err());
+        assert!(Layout::new(QpType::RC, &cap(1, 1, u32::MAX), 0, false, LIMITS).is_err());
+        let refused = Layout::new(QpType::UD, &cap(1, 1, 2000), 0, false, LIMITS);
+        assert_eq!(refused, Err(CreateError::Limit { what: "max_inline_data", asked: 2000, max: 956 }));
+        assert!(Layout::new(QpType::UD, &cap(1, 1, 956), 0, false, LIMITS).is_ok());
+        assert!(Layout::new(QpType::RC, &cap(u32::MAX, 1, 0), 0, false, LIMITS).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn layout_holds_the_requested_caps(
+            wr in 1u32..20000, recv in 0u32..40000, sge in 0u32..40, recv_sge in 0u32..40, inline in 0u32..1200,
+            ud in any::<bool>(),
+        ) {
+            let cap = QpCap {
+                max_send_wr: wr, max_recv_wr: recv, max_send_sge: sge, max_recv_sge: recv_sge, max_inline_data: inline,
+            };
+            let qp_type = if ud { QpType::UD } else { QpType::RC };
+            if let Ok(layout) = Layout::new(qp_type, &cap, 0, false, LIMITS) {
+                let has = layout.cap();
+                prop_assert!(has.max_send_wr >= wr && has.max_recv_wr >= recv);
+                prop_assert!(has.max_send_sge >= sge && has.max_inline_data >= inline);
+                prop_assert!(recv == 0 || has.max_recv_sge >= recv_sge);
+                let head = if ud { 4 } else { 3 };
+                let longest = (head + (sge as usize).max(wqe::inline_segments(has.max_inline_data as usize))) * SEGMENT;
+                prop_assert!(longest.div_ceil(BLOCK) * layout.sends as usize <= layout.send_blocks as usize);
+                prop_assert!(layout.send_blocks.is_power_of_two());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod exhaustive;

@@ -1,0 +1,194 @@
+//! Ping-pong between two programs in one guest.
+
+use std::fs;
+use std::net::Ipv6Addr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use bareverbs_kernel_tests::device;
+
+use crate::lines::{Address, Printed, RECORD};
+use crate::program::{Finished, LIMIT, Program};
+
+/// The address of the guest.
+pub const HOST: &str = "10.1.0.1";
+/// The TCP port of a ping-pong without `-p`.
+pub const PORT: u16 = 18515;
+
+/// Which ping-pong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Over a reliable connection.
+    Rc,
+    /// Over an unreliable connection.
+    Uc,
+    /// With datagrams.
+    Ud,
+    /// Over reliable connections that share a receive queue.
+    Srq,
+}
+
+/// A ping-pong program with its options.
+#[derive(Clone, Copy, Debug)]
+pub enum Pingpong<'a> {
+    /// `bareverbs pingpong rc`.
+    Ours(&'a [&'a str]),
+    /// `ibv_rc_pingpong`, which is told the GID that ours finds by itself.
+    Theirs(&'a [&'a str]),
+    /// `bareverbs pingpong` of that kind.
+    OursOf(Kind, &'a [&'a str]),
+    /// The C program of that kind.
+    TheirsOf(Kind, &'a [&'a str]),
+}
+
+pub use Pingpong::{Ours, OursOf, Theirs, TheirsOf};
+
+impl Kind {
+    /// The last word of `bareverbs pingpong …`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Ud => "ud",
+            Self::Srq => "srq",
+        }
+    }
+
+    /// The program of rdma-core.
+    pub fn c_program(self) -> String {
+        format!("ibv_{}_pingpong", self.name())
+    }
+}
+
+impl Pingpong<'_> {
+    /// Its kind of ping-pong.
+    pub fn kind(self) -> Kind {
+        match self {
+            Ours(_) | Theirs(_) => Kind::Rc,
+            OursOf(kind, _) | TheirsOf(kind, _) => kind,
+        }
+    }
+
+    /// Whether it is `bareverbs`.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Ours(_) | OursOf(..))
+    }
+
+    /// The command of a server, or of a client with the server's host.
+    pub fn command(self, host: Option<&str>) -> Command {
+        let kind = self.kind();
+        let (mut command, options) = match self {
+            Ours(options) | OursOf(_, options) => (Command::new("bareverbs"), options),
+            Theirs(options) | TheirsOf(_, options) => (Command::new(kind.c_program()), options),
+        };
+        match self.is_ours() {
+            true => command.args(["pingpong", kind.name()]),
+            false if device::is_infiniband() => &mut command,
+            false => command.args(["-g", &device::gid_index().to_string()]),
+        };
+        command.args(options).args(host);
+        command
+    }
+
+    /// Starts it as a server, and waits until it listens.
+    pub fn serve(self, port: u16) -> Program {
+        let mut server = Program::start(&mut self.command(None));
+        wait_until_listening(&mut server, port);
+        server
+    }
+}
+
+/// Waits until a server that was started listens on this TCP port, or has ended.
+///
+/// # Panics
+/// If it does neither for too long.
+pub fn wait_until_listening(server: &mut Program, port: u16) {
+    let deadline = Instant::now() + LIMIT;
+    while !server.has_ended() && !is_listening(port) {
+        assert!(Instant::now() < deadline, "nobody listens on TCP port {port}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The record of an address that is nobody's.
+pub fn record_of_nobody() -> [u8; RECORD] {
+    let (lid, gid) = match device::is_infiniband() {
+        true => (1, Ipv6Addr::UNSPECIFIED),
+        false => (0, device::gid().0.into()),
+    };
+    Address { lid, qpn: 0xfffe, psn: 0x12_3456, gid }.record()
+}
+
+/// Whether any process listens on this TCP port.
+pub fn is_listening(port: u16) -> bool {
+    let wanted = format!(":{port:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
+        let table = fs::read_to_string(path).unwrap_or_default();
+        table.lines().any(|line| {
+            let mut fields = line.split_whitespace();
+            fields.nth(1).is_some_and(|local| local.ends_with(&wanted)) && fields.nth(1) == Some("0A")
+        })
+    })
+}
+
+/// Both sides of a run that has ended.
+#[derive(Clone, Debug)]
+pub struct PingpongRun {
+    /// The kind of ping-pong.
+    pub kind: Kind,
+    /// The side that listened.
+    pub server: Finished,
+    /// The side that connected.
+    pub client: Finished,
+}
+
+/// Runs to completion.
+pub fn run_pingpong(server: Pingpong<'_>, client: Pingpong<'_>) -> PingpongRun {
+    run_pingpong_on(PORT, server, client)
+}
+
+/// Runs to completion; the options name this TCP port.
+pub fn run_pingpong_on(port: u16, server: Pingpong<'_>, client: Pingpong<'_>) -> PingpongRun {
+    let kind = server.kind();
+    let server = server.serve(port);
+    let client = Program::start(&mut client.command(Some(HOST))).finish();
+    PingpongRun { kind, server: server.finish(), client }
+}
+
+/// Runs every pairing with the same options on both sides: ours serves theirs, theirs serves ours,
+/// ours serves ours.
+pub fn run_all_pairings(options: &[&str], size: u64, iters: u64) {
+    run_all_pairings_of(Kind::Rc, options, size, iters);
+}
+
+/// The same for another ping-pong than that over a reliable connection.
+pub fn run_all_pairings_of(kind: Kind, options: &[&str], size: u64, iters: u64) {
+    let (ours, theirs) = (OursOf(kind, options), TheirsOf(kind, options));
+    for (server, client) in [(ours, theirs), (theirs, ours), (ours, ours)] {
+        run_pingpong(server, client).expect_regular(size, iters);
+    }
+}
+
+impl PingpongRun {
+    /// Asserts a regular run: both sides succeed, print the lines of the C program and nothing
+    /// else, name each other's addresses, and count the same.
+    ///
+    /// # Panics
+    /// If anything is different.
+    pub fn expect_regular(self, size: u64, iters: u64) -> Self {
+        let sides = [&self.server, &self.client].map(|side| {
+            assert!(side.status.success(), "{self:#?}");
+            let printed = Printed::read(self.kind, &side.stdout);
+            let printed =
+                printed.unwrap_or_else(|| panic!("`{}` printed other lines: {self:#?}", side.title));
+            assert_eq!((printed.bytes, printed.iters), (size * iters * 2, iters), "{self:#?}");
+            printed
+        });
+        assert_eq!(sides[0].local, sides[1].remote, "{self:#?}");
+        assert_eq!(sides[1].local, sides[0].remote, "{self:#?}");
+        for address in &sides[0].local {
+            assert!(sides[1].local.iter().all(|other| address.qpn != other.qpn), "{self:#?}");
+        }
+        self
+    }
+}

@@ -1,0 +1,255 @@
+//! Regular runs of `bareverbs pingpong rc` with `ibv_rc_pingpong`, in both roles, and with itself.
+
+use std::fs;
+use std::process::Command;
+
+use bareverbs::Mtu;
+use bareverbs_interop_tests::pingpong::{Ours, Theirs, run_all_pairings, run_pingpong, run_pingpong_on};
+use bareverbs_interop_tests::resources::leaving_nothing;
+use bareverbs_kernel_tests::{Outcome, device, kernel_tests, skip};
+
+kernel_tests! {
+    default_rc_runs_match_ibv_rc_pingpong,
+    either_side_may_sleep_on_events,
+    sizes_around_the_inline_limit,
+    one_receive_and_one_iteration,
+    large_messages,
+    every_path_mtu,
+    checked_data_in_both_directions,
+    sends_through_a_batch,
+    a_given_gid_index_is_used,
+    a_service_level,
+    another_tcp_port_and_long_names,
+    a_deep_and_a_shallow_receive_queue,
+    on_demand_paging_where_the_kernel_has_it,
+    completion_timestamps if device::timestamps,
+    device_memory if device::device_memory,
+}
+
+/// Iterations where the test is about something else.
+const SOME: &[&str] = &["-n", "50"];
+
+fn default_rc_runs_match_ibv_rc_pingpong() {
+    leaving_nothing(|| {
+        for (server, client) in [(Ours(&[]), Theirs(&[])), (Theirs(&[]), Ours(&[])), (Ours(&[]), Ours(&[]))] {
+            let run = run_pingpong(server, client).expect_regular(4096, 1000);
+            for (player, side) in [(server, &run.server), (client, &run.client)] {
+                let said = side.stderr.trim_end();
+                // On InfiniBand the LID is enough.
+                let remark = match player.is_ours() && !device::is_infiniband() {
+                    true => format!("using GID index {} (::ffff:10.1.0.1, RoCE v2)", device::gid_index()),
+                    false => String::new(),
+                };
+                assert_eq!(said, remark);
+            }
+        }
+    });
+}
+
+fn either_side_may_sleep_on_events() {
+    let sleeping = &["-e", "-n", "50"][..];
+    leaving_nothing(|| {
+        run_all_pairings(sleeping, 4096, 50);
+        for (server, client) in [
+            (Ours(sleeping), Theirs(SOME)),
+            (Ours(SOME), Theirs(sleeping)),
+            (Theirs(sleeping), Ours(SOME)),
+            (Theirs(SOME), Ours(sleeping)),
+        ] {
+            run_pingpong(server, client).expect_regular(4096, 50);
+        }
+    });
+}
+
+fn sizes_around_the_inline_limit() {
+    for size in ["1", "15", "16", "17", "64", "512"] {
+        run_all_pairings(&["-n", "20", "-s", size], size.parse().unwrap(), 20);
+    }
+}
+
+fn one_receive_and_one_iteration() {
+    run_all_pairings(&["-s", "128", "-r", "1", "-n", "1"], 128, 1);
+}
+
+fn large_messages() {
+    run_all_pairings(&["-s", "1048576", "-n", "3"], 1 << 20, 3);
+    run_all_pairings(&["-s", "1048576", "-n", "2", "-e"], 1 << 20, 2);
+}
+
+/// A link whose MTU is another for a while.
+struct LinkMtu {
+    before: Vec<(String, String)>,
+}
+
+impl LinkMtu {
+    fn raise(mtu: &str) -> Self {
+        let path = |link: &str| format!("/sys/class/net/{link}/mtu");
+        let mut links = vec![device::netdev()];
+        if device::wired().is_ok() {
+            links.push(device::FAR.to_owned());
+        }
+        let read = |link: &str| fs::read_to_string(path(link)).expect("the interface has an MTU");
+        let before = links.iter().map(|link| (path(link), read(link).trim().to_owned())).collect();
+        links.iter().for_each(|link| fs::write(path(link), mtu).expect("root may set the MTU"));
+        Self { before }
+    }
+}
+
+impl Drop for LinkMtu {
+    fn drop(&mut self) {
+        self.before.iter().for_each(|(path, mtu)| fs::write(path, mtu).expect("root may set the MTU"));
+    }
+}
+
+fn every_path_mtu() {
+    for mtu in ["256", "512", "1024"] {
+        run_all_pairings(&["-m", mtu, "-s", "3000", "-n", "5"], 3000, 5);
+    }
+    let _link = match device::open().query_port(1).expect("the port").active_mtu {
+        Mtu::Mtu4096 => None,
+        _ => {
+            let refused = Ours(&["-m", "2048"]).serve(18515).finish();
+            refused.expect_failure("a path MTU of 2048 (-m) is above that of port 1 (active_mtu 1024)");
+            Some(LinkMtu::raise("4200"))
+        }
+    };
+    for mtu in ["2048", "4096"] {
+        run_all_pairings(&["-m", mtu, "-s", "10000", "-n", "5"], 10_000, 5);
+    }
+}
+
+fn checked_data_in_both_directions() {
+    for size in ["1", "200", "4096", "100000"] {
+        let options = &["-c", "-n", "10", "-s", size][..];
+        let plain = &options[1..];
+        let bytes = size.parse().unwrap();
+        for (server, client) in [
+            (Ours(options), Theirs(options)),
+            (Theirs(options), Ours(options)),
+            (Ours(options), Theirs(plain)),
+            (Theirs(plain), Ours(options)),
+            (Ours(options), Ours(options)),
+            (Ours(plain), Ours(options)),
+        ] {
+            let run = run_pingpong(server, client).expect_regular(bytes, 10);
+            for (player, side) in [(server, &run.server), (client, &run.client)] {
+                let checks = matches!(player, Ours(["-c", ..]));
+                assert_eq!(side.stderr.contains("every byte of 10 messages"), checks, "{run:#?}");
+            }
+        }
+    }
+}
+
+fn sends_through_a_batch() {
+    run_all_pairings(&["-N", "-n", "50"], 4096, 50);
+    run_all_pairings(&["-N", "-n", "50", "-s", "64"], 64, 50);
+    run_all_pairings(&["-N", "-n", "50", "-s", "64", "-c", "-e"], 64, 50);
+    // Not with the C program: in a batch, that of rdma-core 65 marks its element as inline data on
+    // Soft-RoCE and gives none, so the message holds the element's own address and key.
+    let inline = Ours(&["-N", "-n", "50", "-s", "16", "-c"]);
+    run_pingpong(inline, inline).expect_regular(16, 50);
+}
+
+fn a_given_gid_index_is_used() {
+    let index = device::gid_index().to_string();
+    let options = ["-n", "20", "-g", &index];
+    let ours = Ours(&options);
+    // On InfiniBand, the C program goes without a GID unless it is given one, and does not find a
+    // peer that has one.
+    let theirs = Theirs(if device::is_infiniband() { &options } else { &options[..2] });
+    let run = run_pingpong(ours, theirs).expect_regular(4096, 20);
+    assert_eq!(run.server.stderr, "", "a given index needs no remark");
+    run_pingpong(theirs, ours).expect_regular(4096, 20);
+    run_pingpong(ours, ours).expect_regular(4096, 20);
+    // The last option counts for the C program, so both use the link-local address.
+    let link_local = &["-n", "20", "-g", "0"][..];
+    let run = run_pingpong(Theirs(link_local), Ours(link_local)).expect_regular(4096, 20);
+    assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
+}
+
+fn a_service_level() {
+    run_all_pairings(&["-l", "3", "-n", "20"], 4096, 20);
+}
+
+fn another_tcp_port_and_long_names() {
+    let options =
+        &["--port=4711", "--ib-dev", device::name(), "--ib-port=1", "--iters=20", "--size=0x100"][..];
+    for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+        run_pingpong_on(4711, server, client).expect_regular(256, 20);
+    }
+}
+
+fn a_deep_and_a_shallow_receive_queue() {
+    let (deep, shallow) = (&["-n", "50", "-r", "4000"][..], &["-n", "50", "-r", "2"][..]);
+    run_pingpong(Ours(deep), Theirs(shallow)).expect_regular(4096, 50);
+    run_pingpong(Theirs(deep), Ours(shallow)).expect_regular(4096, 50);
+}
+
+fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
+    let report = Command::new("ibv_devinfo").arg("-v").output().expect("the lab has ibv_devinfo");
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    if !report.contains("ODP_SUPPORT") {
+        return skip("this kernel's Soft-RoCE has no on-demand paging");
+    }
+    leaving_nothing(|| {
+        run_all_pairings(&["-o", "-n", "20"], 4096, 20);
+        run_all_pairings(&["-o", "-P", "-n", "20", "-s", "100000"], 100_000, 20);
+        // Soft-RoCE of 7.2 copies to and from memory on demand as if every packet stood at the
+        // start of a page (rxe_odp.c, __rxe_odp_mr_copy), so only messages of one packet keep their
+        // data.
+        run_all_pairings(&["-o", "-P", "-n", "20", "-s", "1024", "-c"], 1024, 20);
+        if !device::is_soft_roce() {
+            run_all_pairings(&["-o", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
+        }
+        if report.contains("ODP_SUPPORT_IMPLICIT") {
+            run_all_pairings(&["-O", "-n", "20"], 4096, 20);
+            run_all_pairings(&["-O", "-P", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
+        }
+    });
+    Ok(bareverbs_kernel_tests::Completion::Completed)
+}
+
+fn completion_timestamps() {
+    const STARTS: [&str; 3] = ["Max", "Min", "Average"];
+    let options = &["-t", "-n", "50"][..];
+    leaving_nothing(|| {
+        for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+            let mut run = run_pingpong(server, client);
+            for side in [&mut run.server, &mut run.client] {
+                let all: Vec<_> = side.stdout.lines().map(str::to_owned).collect();
+                let (gaps, rest): (Vec<_>, Vec<_>) =
+                    all.into_iter().partition(|line| line.contains(" receive completion clock cycles = "));
+                let values = STARTS.map(|start| {
+                    let line = gaps.iter().find(|line| line.starts_with(start));
+                    let (_, value) = line.unwrap_or_else(|| panic!("{side:#?}")).split_once(" = ").unwrap();
+                    value.parse::<f64>().unwrap()
+                });
+                let [most, least, average] = values;
+                assert!(0.0 < least && least <= average && average <= most, "{side:#?}");
+                side.stdout = rest.join("\n") + "\n";
+            }
+            run.expect_regular(4096, 50);
+        }
+        // One message, and so no gap.
+        let single = &["-t", "-n", "1", "-e"][..];
+        run_pingpong(Ours(single), Ours(single)).expect_regular(4096, 1);
+    });
+}
+
+fn device_memory() {
+    leaving_nothing(|| {
+        for size in ["4096", "20000"] {
+            run_all_pairings(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
+        }
+        // Not with the C program: that of rdma-core 65 copies messages that fit inline from the
+        // address 0, and falls.
+        let short = Ours(&["-j", "-n", "20", "-s", "4"]);
+        run_pingpong(short, short).expect_regular(4, 20);
+        let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
+        run_pingpong(Ours(checked), Ours(checked)).expect_regular(777, 10);
+        // One side's memory is its own affair.
+        run_pingpong(Ours(checked), Theirs(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
+        run_pingpong(Theirs(&["-n", "10", "-s", "777"]), Ours(&["-j", "-n", "10", "-s", "777"]))
+            .expect_regular(777, 10);
+    });
+}

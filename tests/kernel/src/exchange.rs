@@ -1,0 +1,168 @@
+//! Two rc_endpoints that send each other something, round after round, and look at what has
+//! arrived.
+
+use bareverbs::{
+    Access, Ah, AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, Mr, Operation, Payload, Pd, Qp, QpInit,
+    RecvRequest, SendFlags, SendRequest, Sge, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
+};
+
+use crate::loopback::{Plan, Side, contents, pair, region, request, take};
+
+/// Immediate data of every message that has some.
+pub const IMM: u32 = 0x8765_4321_u32.to_be();
+
+/// The queue key of all datagrams.
+pub const QKEY: u32 = 0x1357_2468;
+
+/// One of two connected sides, and its memory.
+pub struct RcEndpoint {
+    /// The queue pair and its completions.
+    pub side: Side,
+    /// What it sends from and receives into.
+    pub memory: Mr<Buffer>,
+}
+
+/// Retries that a slow guest does not need: Soft-RoCE loses count of reads and atomics that it sent
+/// twice.
+pub fn long_timeout_plan() -> Plan {
+    Plan { rnr_retry: 7, timeout: 17, ..Plan::default() }
+}
+
+/// Two rc_endpoints, each with `len` bytes registered with `access`.
+pub fn rc_endpoints(pd: &Pd, len: usize, access: Access) -> [RcEndpoint; 2] {
+    let (a, b) = pair(pd, long_timeout_plan());
+    [a, b].map(|side| RcEndpoint { side, memory: region(pd, &vec![0; len], access) })
+}
+
+/// Lets each send to the other in every round: `turn` gets who sends, who receives and what, which
+/// is never the same.
+pub fn exchange_rounds<P>(
+    rc_endpoints: &mut [P; 2],
+    rounds: usize,
+    len: usize,
+    mut turn: impl FnMut(&mut P, &mut P, &[u8]),
+) {
+    for round in 0..2 * rounds {
+        let text: Vec<u8> = (0..len).map(|i| (i * 7 + round * 31 + 1) as u8).collect();
+        let [a, b] = rc_endpoints;
+        let (from, to) = if round % 2 == 0 { (a, b) } else { (b, a) };
+        turn(from, to, &text);
+    }
+}
+
+impl RcEndpoint {
+    /// Carries out one operation to its end, which is good.
+    #[track_caller]
+    pub fn execute(&mut self, operation: Operation, payload: Payload<'_>) -> WorkCompletion {
+        self.side.send(&[request(7, operation, payload)]).expect("the send queue takes it");
+        let completion = self.side.completions(1)[0];
+        assert_eq!((completion.wr_id, completion.status), (7, WcStatus::SUCCESS), "{operation:?}");
+        completion
+    }
+
+    /// Its memory's first `len` bytes, as an element.
+    pub fn first(&self, len: usize) -> [Sge; 1] {
+        [self.memory.sge(..len).expect("the memory has as many")]
+    }
+
+    /// The first `len` bytes that it has.
+    pub fn bytes(&self, len: usize) -> Vec<u8> {
+        contents(&self.memory)[..len].to_vec()
+    }
+
+    /// Sends `text` by `operation`, which takes a receive of the peer's; returns the receive's
+    /// completion.
+    #[track_caller]
+    pub fn send_to(&mut self, to: &mut Self, operation: Operation, text: &[u8]) -> WorkCompletion {
+        to.side.recv_into(8, 1, &to.first(to.memory.len()));
+        self.memory.write(0, text).expect("the memory has room");
+        let elements = self.first(text.len());
+        self.execute(operation, Payload::Sges(&elements));
+        let received = to.side.completions(1)[0];
+        assert_eq!((received.wr_id, received.status), (8, WcStatus::SUCCESS), "{received:?}");
+        assert_eq!(received.byte_len as usize, text.len());
+        assert!(to.bytes(text.len()) == text, "other bytes arrived");
+        received
+    }
+}
+
+/// A queue pair for datagrams to its own kind, and its memory.
+pub struct UdEndpoint {
+    /// The queue pair.
+    pub qp: Qp<Ud>,
+    /// Its completions.
+    pub cq: Cq,
+    /// What it sends from.
+    pub memory: Mr<Buffer>,
+    /// What it receives into, with room for the header.
+    pub inbox: Mr<Buffer>,
+    ah: Ah,
+}
+
+/// Two of them, which send up to `len` bytes from memory registered with `access`.
+pub fn ud_endpoints(pd: &Pd, len: usize, access: Access) -> [UdEndpoint; 2] {
+    [(); 2].map(|()| UdEndpoint::new(pd, CqInit::new(64), len, access))
+}
+
+impl UdEndpoint {
+    /// One with a completion queue as `cq` says.
+    pub fn new(pd: &Pd, cq: CqInit<'_>, len: usize, access: Access) -> Self {
+        let context = pd.context();
+        let cq = context.create_cq(&cq).expect("a completion queue");
+        let mut qp = pd.create_qp::<Ud>(&QpInit::new(&cq, &cq)).expect("a queue pair");
+        qp.init(&UdInitAttr::new(1, QKEY)).expect("INIT");
+        qp.ready_to_receive().expect("RTR");
+        qp.ready_to_send(0).expect("RTS");
+        let gid = context.default_gid(1).expect("the port has an address");
+        let ah = pd.create_ah(&AhAttr::global(1, gid.gid, gid.index as u8)).expect("an address handle");
+        let memory = region(pd, &vec![0; len.max(1)], access);
+        let inbox = region(pd, &vec![0; GRH_BYTES + len], Access::LOCAL_WRITE);
+        Self { qp, cq, memory, inbox, ah }
+    }
+
+    /// Posts a receive into its inbox.
+    pub fn post_inbox(&mut self) {
+        let sges = [self.inbox.sge(..).expect("all of it")];
+        // SAFETY: the inbox is looked at by copies only, and freed after the queue pair.
+        unsafe { self.qp.post_recv(&[RecvRequest { wr_id: 8, sges: &sges }]) }.expect("there is room");
+    }
+
+    /// Posts `text` to the peer.
+    pub fn post(&mut self, to: &Self, imm: Option<u32>, text: &[u8]) {
+        self.memory.write(0, text).expect("the memory has room");
+        let sges = [self.memory.sge(..text.len()).expect("the memory has as many")];
+        let operation = Datagram { imm, ..Datagram::new(&self.ah, to.qp.qp_num(), QKEY) };
+        let payload = Payload::Sges(&sges);
+        let request = SendRequest { wr_id: 7, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: the memory is only copied from, and is freed after the queue pair.
+        unsafe { self.qp.post_send(&[request]) }.expect("the send queue takes it");
+    }
+
+    /// The next completion, with what it must be.
+    #[track_caller]
+    pub fn expect_completion(&mut self, wr_id: u64) -> WorkCompletion {
+        let completion = take(&mut self.cq, 1)[0];
+        assert_eq!((completion.wr_id, completion.status), (wr_id, WcStatus::SUCCESS), "{completion:?}");
+        completion
+    }
+
+    /// Looks at a completed receive.
+    #[track_caller]
+    pub fn check_received(&self, received: &WorkCompletion, from: &Self, text: &[u8]) {
+        assert_eq!(received.byte_len as usize, GRH_BYTES + text.len());
+        assert!(received.wc_flags.contains(WcFlags::GRH));
+        assert_eq!((received.src_qp, received.qp_num), (from.qp.qp_num(), self.qp.qp_num()));
+        assert!(contents(&self.inbox)[GRH_BYTES..][..text.len()] == *text, "other bytes arrived");
+    }
+
+    /// Sends `text` and sees it arrive.
+    #[track_caller]
+    pub fn send_to(&mut self, to: &mut Self, imm: Option<u32>, text: &[u8]) -> WorkCompletion {
+        to.post_inbox();
+        self.post(to, imm, text);
+        self.expect_completion(7);
+        let received = to.expect_completion(8);
+        to.check_received(&received, self, text);
+        received
+    }
+}

@@ -1,0 +1,162 @@
+//! Asynchronous events that name a queue pair, how they are read, and how many were.
+
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::Duration;
+
+use bareverbs::{
+    AsyncEvent, Completion as _, CqInit, Error, EventType, InitAttr, Operation, Payload, Pd, Qp, QpInit,
+    QpState, Rc, Remote, SrqInit, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{
+    ALL_REMOTE, PATIENCE, Plan, Side, domain, region, request, side, side_on,
+};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use bareverbs_kernel_tests::{Completion, Outcome, skip};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// How long nothing must come for nothing to be on its way.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// A connected pair whose second side has this user data.
+fn pair_with(pd: &Pd, user_data: u64) -> (Side, Side) {
+    let plan = Plan::long_timeouts();
+    let mut a = side(pd, plan);
+    let mut b = side_on(pd, plan, pd.context().create_cq(&CqInit::new(64)).unwrap(), user_data);
+    a.connect(b.qp.qp_num());
+    b.connect(a.qp.qp_num());
+    (a, b)
+}
+
+/// Raises SQ_DRAINED.
+fn drain(side: &mut Side) {
+    side.qp.drain().unwrap();
+}
+
+fn drained(user_data: u64) -> AsyncEvent {
+    AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data }
+}
+
+pub(crate) fn access_violation_raises_qp_access_err() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let events = pd.context().async_events();
+        let (mut a, _b) = pair_with(&pd, 4712);
+        let source = region(&pd, &[1; 8], ALL_REMOTE);
+        let sges = [source.sge(..).unwrap()];
+        let nowhere = Remote { addr: source.addr(), rkey: source.rkey() ^ 0xff00 };
+        a.send(&[request(1, Operation::Write(nowhere), Payload::Sges(&sges))]).unwrap();
+        assert_eq!(a.ends(1), [(1, WcStatus::REM_ACCESS_ERR)]);
+        match events.get_timeout(QUIET).unwrap() {
+            Some(event) => {
+                let expected = AsyncEvent::Qp { event: EventType::QP_ACCESS_ERR, user_data: 4712 };
+                assert_eq!(event, expected);
+                Ok(Completion::Completed)
+            }
+            None if pd.context().capabilities().odp => panic!("the event did not come"),
+            None => {
+                skip("this Soft-RoCE is older than the event: it has no memory on demand, which came before")
+            }
+        }
+    })
+}
+
+pub(crate) fn failed_qp_raises_last_wqe_reached() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        let events = pd.context().async_events();
+        let cq = pd.context().create_cq(&CqInit::new(16)).unwrap();
+        let srq = pd.create_srq(&SrqInit::new(4)).unwrap();
+        let init = QpInit { srq: Some(&srq), user_data: 0xbeef, ..QpInit::new(&cq, &cq) };
+        let mut qp: Qp<Rc> = pd.create_qp(&init).unwrap();
+        qp.init(&InitAttr::new(1)).unwrap();
+        qp.set_error().unwrap();
+        assert_eq!(qp.state(), QpState::ERR);
+        match events.get_timeout(QUIET).unwrap() {
+            Some(event) => {
+                let expected = AsyncEvent::Qp { event: EventType::QP_LAST_WQE_REACHED, user_data: 0xbeef };
+                assert_eq!(event, expected);
+                Ok(Completion::Completed)
+            }
+            None if pd.context().capabilities().flush => panic!("the event did not come"),
+            None => skip("this Soft-RoCE is older than the event: it has no flushes, which came before"),
+        }
+    })
+}
+
+pub(crate) fn a_stream_is_read_by_polling_its_descriptor() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let events = pd.context().async_events();
+        let (_a, mut b) = pair_with(&pd, 7);
+        let readable = |timeout: Duration| {
+            let timeout = PollTimeout::try_from(timeout).unwrap();
+            poll(&mut [PollFd::new(events.as_fd(), PollFlags::POLLIN)], timeout).unwrap() == 1
+        };
+        assert!(!readable(Duration::ZERO));
+        assert_eq!(events.try_get().unwrap(), None, "and reading does not block");
+        drain(&mut b);
+        assert!(readable(PATIENCE));
+        assert_eq!(events.try_get().unwrap(), Some(drained(7)));
+        assert!(!readable(Duration::ZERO), "each event is read once");
+    });
+}
+
+pub(crate) fn a_blocked_reader_wakes_with_the_event() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let events = pd.context().async_events();
+        let (_a, mut b) = pair_with(&pd, 8);
+        let reader = thread::spawn(move || events.get().unwrap());
+        thread::sleep(Duration::from_millis(50));
+        assert!(!reader.is_finished());
+        drain(&mut b);
+        assert_eq!(reader.join().unwrap(), drained(8));
+    });
+}
+
+pub(crate) fn destroy_returns_the_count_of_read_events() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context().clone();
+        let events = context.async_events();
+        let channel = context.create_comp_channel().unwrap();
+        let plan = Plan::long_timeouts();
+        let init = CqInit { channel: Some(&channel), user_data: 5, ..CqInit::new(64) };
+        let mut a = side(&pd, plan);
+        let mut b = side_on(&pd, plan, context.create_cq(&init).unwrap(), 6);
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+
+        // Three completion events of which two are read, and one asynchronous event that is.
+        b.recv_into(0, 3, &[]);
+        for number in 1..=3 {
+            b.cq.arm(bareverbs::Arm::Any).unwrap();
+            a.send(&[request(number, Operation::Send, Payload::Sges(&[]))]).unwrap();
+            a.ends(1);
+            b.ends(1);
+            if number < 3 {
+                assert_eq!(channel.get_event_timeout(PATIENCE).unwrap().unwrap().user_data, 5);
+            }
+        }
+        drain(&mut b);
+        assert_eq!(events.get_timeout(PATIENCE).unwrap(), Some(drained(6)));
+
+        let Side { qp, cq, .. } = b;
+        assert_eq!(qp.destroy().unwrap(), 1);
+        let counts = cq.destroy().unwrap();
+        assert_eq!((counts.completion, counts.asynchronous), (2, 0));
+        assert_eq!(channel.try_get_event().unwrap(), None, "what was not read is gone with its queue");
+        assert_eq!(pd.create_srq(&SrqInit::new(4)).unwrap().destroy().unwrap(), 0);
+    });
+}
+
+pub(crate) fn a_queue_in_use_is_not_destroyed_before_its_queue_pairs() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let Side { qp, mut cq, .. } = side(&pd, Plan::long_timeouts());
+        assert!(cq.poll().next().map(|completion| completion.wr_id()).is_none());
+        assert!(matches!(cq.destroy(), Err(Error::Invalid { .. })));
+        assert_eq!(qp.query().unwrap().0.qp_state, QpState::RESET, "the queue pair is as it was");
+    });
+}

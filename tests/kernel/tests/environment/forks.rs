@@ -1,0 +1,226 @@
+//! Forked children: what they inherit and what they cannot do.
+
+use std::fs;
+use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+
+use bareverbs::netlink::RdmaNetlink;
+use bareverbs::owned::Endpoint;
+use bareverbs::{
+    Access, Arm, Buffer, CqInit, Error, MemoryOwner, Mr, Operation, Payload, Pd, QpAttr, QpAttrMask, QpState,
+    SrqInit, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{
+    ALL_REMOTE, Plan, Side, contents, domain, pair, region, request, side_on,
+};
+use bareverbs_kernel_tests::resources::{held, nothing_leaks, settles_at};
+use bareverbs_kernel_tests::{Completion, Outcome, child, skip};
+use nix::errno::Errno;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
+
+fn exchange(a: &mut Side, b: &mut Side) {
+    b.recv_into(7, 1, &[]);
+    a.send(&[request(8, Operation::Send, Payload::Sges(&[]))]).unwrap();
+    assert_eq!((a.ends(1), b.ends(1)), (vec![(8, WcStatus::SUCCESS)], vec![(7, WcStatus::SUCCESS)]));
+}
+
+pub(crate) fn memory_is_copied_on_fork() {
+    assert!(RdmaNetlink::open().unwrap().system().unwrap().copy_on_fork);
+}
+
+pub(crate) fn child_drop_does_not_destroy_parent_objects() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context().clone();
+        let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
+        let channel = context.create_comp_channel().unwrap();
+        let extra = context.create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(8) }).unwrap();
+        let srq = pd.create_srq(&SrqInit::new(8)).unwrap();
+        let memory = region(&pd, &[7; 4096], ALL_REMOTE);
+        let endpoint = Endpoint::<Buffer>::new(&pd, 1, 2).unwrap();
+        exchange(&mut a, &mut b);
+
+        let before = held();
+        let mut everything = Some((a, b, extra, srq, memory, endpoint, channel, pd, context));
+        child::run(|| drop(everything.take()));
+        assert_eq!(held(), before);
+        let (mut a, mut b, _, mut srq, memory, ..) = everything.take().unwrap();
+        exchange(&mut a, &mut b);
+        srq.set_limit(4).unwrap();
+        assert_eq!(memory.query().unwrap().lkey, memory.lkey());
+    });
+}
+
+pub(crate) fn child_exit_does_not_destroy_parent_objects() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
+        let before = held();
+        child::run(|| ());
+        settles_at(before);
+        exchange(&mut a, &mut b);
+    });
+}
+
+#[track_caller]
+fn refused_as_foreign<T>(result: bareverbs::Result<T>) {
+    let Err(error) = result else { panic!("a child may not do that") };
+    assert_eq!(error.errno().map(|errno| errno.raw_os_error()), Some(Errno::ESTALE as i32), "{error}");
+    assert!(error.to_string().contains("forked"), "{error}");
+}
+
+pub(crate) fn commands_in_a_forked_child_fail_with_estale() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context().clone();
+        let events = context.async_events();
+        let channel = context.create_comp_channel().unwrap();
+        let plan = Plan::long_timeouts();
+        let init = CqInit { channel: Some(&channel), user_data: 3, ..CqInit::new(64) };
+        let (mut a, mut b) = pair(&pd, plan);
+        let mut c = side_on(&pd, plan, context.create_cq(&init).unwrap(), 3);
+        c.cq.arm(Arm::Any).unwrap();
+        c.connect(0x1234);
+        c.recv_into(0, 1, &[]);
+        c.go_to(QpState::ERR).unwrap();
+        exchange(&mut a, &mut b);
+
+        child::run(|| {
+            refused_as_foreign(context.alloc_pd());
+            refused_as_foreign(context.create_comp_channel());
+            refused_as_foreign(context.query_port(1));
+            refused_as_foreign(pd.register(Buffer::zeroed(8).unwrap(), Access::empty()).map_err(Error::from));
+            refused_as_foreign(a.qp.query());
+            refused_as_foreign(a.go_to(QpState::RESET));
+            refused_as_foreign(a.qp.modify(&QpAttr::default(), QpAttrMask::STATE));
+            refused_as_foreign(a.cq.arm(Arm::Any));
+            refused_as_foreign(a.cq.resize(100));
+            refused_as_foreign(channel.try_get_event());
+            refused_as_foreign(events.try_get());
+        });
+        assert_eq!(
+            channel.try_get_event().unwrap().map(|event| event.user_data),
+            Some(3),
+            "it is still there"
+        );
+        assert_eq!(a.kernel_state(), QpState::RTS);
+        exchange(&mut a, &mut b);
+    });
+}
+
+pub(crate) fn queue_memory_is_not_inherited_over_fork() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
+        child::run(|| {
+            let maps = fs::read_to_string("/proc/self/maps").unwrap();
+            assert!(!maps.contains("uverbs"), "{maps}");
+        });
+        // One that uses them nevertheless is stopped by the memory protection.
+        let process = child::start(|| assert!(a.cq.poll_one().is_none()));
+        assert!(matches!(waitpid(process, None), Ok(WaitStatus::Signaled(_, Signal::SIGSEGV, _))));
+        exchange(&mut a, &mut b);
+    });
+}
+
+/// A child that overwrites its copy of what the regions hold and waits until it may go.
+struct Scribbler {
+    process: nix::unistd::Pid,
+    leave: PipeWriter,
+}
+
+impl Scribbler {
+    fn start<M: MemoryOwner>(regions: [&mut Mr<M>; 2]) -> Self {
+        let ((mut ready, mut done), (mut wait, leave)) = (pipe().unwrap(), pipe().unwrap());
+        let scribble = |wait: &mut PipeReader, done: &mut PipeWriter| {
+            let before = regions.map(|region| {
+                let before = contents(region);
+                region.write(0, &vec![0xee; region.len()]).unwrap();
+                (region, before)
+            });
+            done.write_all(b"!").unwrap();
+            wait.read_exact(&mut [0]).unwrap();
+            for (region, before) in before {
+                assert!(
+                    before.iter().all(|byte| *byte == 1),
+                    "the child has what was there when it was forked"
+                );
+                assert!(contents(region).iter().all(|byte| *byte == 0xee), "and its copy is its own");
+            }
+        };
+        let process = child::start(|| scribble(&mut wait, &mut done));
+        ready.read_exact(&mut [0]).unwrap();
+        Self { process, leave }
+    }
+
+    fn leave(mut self) {
+        self.leave.write_all(b"!").unwrap();
+        assert_eq!(waitpid(self.process, None), Ok(WaitStatus::Exited(self.process, 0)));
+    }
+}
+
+/// With memory `make` and a child that scribbles, messages go through the parent's memory as if
+/// there were no child.
+fn messages_pass_beside_a_child<M: MemoryOwner>(pd: &Pd, access: Access, make: impl Fn() -> M) {
+    let filled = || {
+        let mut region = pd.register(make(), access).unwrap();
+        region.write(0, &vec![1; region.len()]).unwrap();
+        region
+    };
+    let (mut a, mut b) = pair(pd, Plan::long_timeouts());
+    let (mut from, mut to) = (filled(), filled());
+    let exchange = |a: &mut Side, b: &mut Side, from: &mut Mr<M>, to: &Mr<M>, pattern: u8| {
+        from.write(0, &vec![pattern; from.len()]).unwrap();
+        let (from_sges, to_sges) = ([from.sge(..).unwrap()], [to.sge(..).unwrap()]);
+        b.recv_into(1, 1, &to_sges);
+        a.send(&[request(2, Operation::Send, Payload::Sges(&from_sges))]).unwrap();
+        assert_eq!((a.ends(1)[0].1, b.ends(1)[0].1), (WcStatus::SUCCESS, WcStatus::SUCCESS));
+        assert!(
+            contents(to).iter().all(|byte| *byte == pattern),
+            "the device and the parent share their pages"
+        );
+    };
+    let scribbler = Scribbler::start([&mut from, &mut to]);
+    exchange(&mut a, &mut b, &mut from, &to, 2);
+    scribbler.leave();
+    exchange(&mut a, &mut b, &mut from, &to, 3);
+}
+
+pub(crate) fn child_writes_to_mr_are_private() {
+    nothing_leaks(|| {
+        let pd = domain();
+        messages_pass_beside_a_child(&pd, ALL_REMOTE, || Buffer::zeroed(3 * 4096).unwrap());
+        // Here the pages belong to other values too.
+        messages_pass_beside_a_child(&pd, ALL_REMOTE, || vec![0_u8; 3 * 4096]);
+    });
+}
+
+pub(crate) fn child_writes_to_odp_mr_are_private() -> Outcome {
+    nothing_leaks(|| {
+        let pd = domain();
+        if !pd.context().capabilities().odp {
+            return skip("this device has no on-demand paging");
+        }
+        let access = ALL_REMOTE | Access::ON_DEMAND;
+        // One packet, because the Soft-RoCE of 7.2 forgets where in its page a later one belongs.
+        messages_pass_beside_a_child(&pd, access, || Buffer::zeroed(1024).unwrap());
+        Ok(Completion::Completed)
+    })
+}
+
+pub(crate) fn a_child_may_open_the_device_for_itself() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
+        child::run(|| {
+            let own = domain();
+            let (mut c, mut d) = pair(&own, Plan::long_timeouts());
+            exchange(&mut c, &mut d);
+            refused_as_foreign(pd.context().query_port(1));
+            // Its own child in turn is no more at home in it than it is in its parent's.
+            child::run(|| refused_as_foreign(own.context().query_port(1)));
+            exchange(&mut c, &mut d);
+        });
+        exchange(&mut a, &mut b);
+    });
+}

@@ -1,0 +1,56 @@
+//! What a program has around it: events to wait for, in threads and in tasks; forked children;
+//! neighbours.
+
+mod events;
+mod forks;
+mod load;
+mod neighbours;
+mod tasks;
+
+#[path = "../../../../verbs/examples/async_io_echo.rs"]
+mod async_io_echo;
+#[path = "../../../../verbs/examples/tokio_echo.rs"]
+mod tokio_echo;
+
+use bareverbs_kernel_tests::{device, kernel_tests};
+use events::*;
+use forks::*;
+use load::*;
+use neighbours::*;
+use tasks::*;
+
+kernel_tests! {
+    access_violation_raises_qp_access_err,
+    failed_qp_raises_last_wqe_reached,
+    a_stream_is_read_by_polling_its_descriptor if device::sqd,
+    a_blocked_reader_wakes_with_the_event if device::sqd,
+    destroy_returns_the_count_of_read_events if device::sqd,
+    a_queue_in_use_is_not_destroyed_before_its_queue_pairs,
+
+    arm_then_poll_misses_no_completion,
+    unread_events_do_not_block_destroy,
+
+    the_example_of_tokio_runs,
+    the_example_of_async_io_runs,
+    a_task_of_tokio_wakes_with_completions_of_several_queues,
+    a_task_of_async_io_wakes_with_completions_of_several_queues,
+    tasks_wake_with_asynchronous_events if device::sqd,
+    dropped_wait_future_loses_no_event,
+    streams_and_endpoints_come_back_from_a_runtime,
+    invalid_waits_are_rejected,
+
+    memory_is_copied_on_fork,
+    child_drop_does_not_destroy_parent_objects,
+    child_exit_does_not_destroy_parent_objects,
+    commands_in_a_forked_child_fail_with_estale,
+    queue_memory_is_not_inherited_over_fork,
+    child_writes_to_mr_are_private,
+    child_writes_to_odp_mr_are_private,
+    a_child_may_open_the_device_for_itself,
+
+    a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway if device::ethernet,
+    unknown_neighbour_is_solicited if device::wired,
+    local_gids_resolve_to_the_local_mac if device::ethernet,
+    multicast_and_roce_v1_macs_are_derived if device::ethernet,
+    a_peer_that_does_not_answer_has_no_address if device::ethernet,
+}

@@ -1,0 +1,158 @@
+//! Tasks that wait, over each of the runtimes.
+
+use std::time::Duration;
+
+use bareverbs::owned::Endpoint;
+use bareverbs::{
+    AsyncEvent, Buffer, CompChannel, CqInit, Error, EventType, Operation, Payload, QpCap, WcStatus,
+    WorkCompletion,
+};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::{async_io_echo, tokio_echo};
+
+pub(crate) fn the_example_of_tokio_runs() {
+    nothing_leaks(|| tokio_echo::main().unwrap());
+}
+
+pub(crate) fn the_example_of_async_io_runs() {
+    nothing_leaks(|| async_io_echo::main().unwrap());
+}
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Two connected sides whose completion queues share a channel.
+fn pair_on_a_channel() -> (CompChannel, Side, Side) {
+    let pd = domain();
+    let context = pd.context();
+    let channel = context.create_comp_channel().unwrap();
+    let cap = QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() };
+    let plan = Plan { cap, ..Plan::long_timeouts() };
+    let on_channel = |user_data| {
+        let init = CqInit { channel: Some(&channel), user_data, ..CqInit::new(64) };
+        side_on(&pd, plan, context.create_cq(&init).unwrap(), user_data)
+    };
+    let (mut a, mut b) = (on_channel(1), on_channel(2));
+    a.connect(b.qp.qp_num());
+    b.connect(a.qp.qp_num());
+    (channel, a, b)
+}
+
+fn send(from: &mut Side, number: u64) {
+    from.send(&[request(number, Operation::Send, Payload::Sges(&[]))]).unwrap();
+}
+
+fn is(completion: WorkCompletion, number: u64) {
+    assert_eq!((completion.wr_id, completion.status), (number, WcStatus::SUCCESS));
+}
+
+const MESSAGES: u64 = 500;
+
+macro_rules! completions_of_several_queues {
+    ($channel:ty) => {
+        async {
+            let (channel, mut a, mut b) = pair_on_a_channel();
+            let mut channel = <$channel>::new(channel).unwrap();
+            for number in 0..MESSAGES {
+                b.recv_into(number, 1, &[]);
+                send(&mut a, number);
+                // Whichever completes first: the other's event must not be missed.
+                let (first, second) = if number % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
+                is(channel.completion(&mut first.cq).await.unwrap(), number);
+                is(channel.completion(&mut second.cq).await.unwrap(), number);
+            }
+        }
+    };
+}
+
+pub(crate) fn a_task_of_tokio_wakes_with_completions_of_several_queues() {
+    nothing_leaks(|| runtime().block_on(completions_of_several_queues!(bareverbs::tokio::CompChannel)));
+}
+
+pub(crate) fn a_task_of_async_io_wakes_with_completions_of_several_queues() {
+    nothing_leaks(|| async_io::block_on(completions_of_several_queues!(bareverbs::async_io::CompChannel)));
+}
+
+macro_rules! a_drained_queue_pair {
+    ($events:ty) => {
+        async {
+            let (_channel, mut a, _b) = pair_on_a_channel();
+            let events = <$events>::new(a.qp.pd().context().async_events()).unwrap();
+            a.qp.drain().unwrap();
+            let drained = AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data: 1 };
+            assert_eq!(events.get().await.unwrap(), drained);
+        }
+    };
+}
+
+pub(crate) fn tasks_wake_with_asynchronous_events() {
+    nothing_leaks(|| {
+        runtime().block_on(a_drained_queue_pair!(bareverbs::tokio::AsyncEvents));
+        async_io::block_on(a_drained_queue_pair!(bareverbs::async_io::AsyncEvents));
+    });
+}
+
+pub(crate) fn dropped_wait_future_loses_no_event() {
+    nothing_leaks(|| {
+        runtime().block_on(async {
+            let (channel, mut a, mut b) = pair_on_a_channel();
+            let mut channel = bareverbs::tokio::CompChannel::new(channel).unwrap();
+            for number in 0..20 {
+                let wait = channel.completion(&mut b.cq);
+                let given_up = tokio::time::timeout(Duration::from_millis(2), wait).await;
+                assert!(given_up.is_err(), "nothing was sent yet");
+                b.recv_into(number, 1, &[]);
+                send(&mut a, number);
+                is(channel.completion(&mut b.cq).await.unwrap(), number);
+            }
+        });
+    });
+}
+
+pub(crate) fn streams_and_endpoints_come_back_from_a_runtime() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let endpoint = || Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();
+        let (a, b) = (endpoint(), endpoint());
+        let numbers = [a.address(), b.address()];
+        let events = runtime().block_on(async {
+            let wrapped = bareverbs::tokio::Endpoint::new(a).unwrap();
+            assert_eq!(wrapped.into_inner().address(), numbers[0]);
+            bareverbs::tokio::AsyncEvents::new(pd.context().async_events()).unwrap().into_inner()
+        });
+        // What came back can be given to another runtime.
+        async_io::block_on(async {
+            let wrapped = bareverbs::async_io::Endpoint::new(b).unwrap();
+            assert_eq!(wrapped.into_inner().address(), numbers[1]);
+            let wrapped = bareverbs::async_io::AsyncEvents::new(events).unwrap();
+            assert_eq!(wrapped.into_inner().try_get().unwrap(), None);
+        });
+    });
+}
+
+pub(crate) fn invalid_waits_are_rejected() {
+    nothing_leaks(|| {
+        let (channel, mut a, _b) = pair_on_a_channel();
+        let outside = bareverbs::tokio::CompChannel::new(channel.clone()).unwrap_err();
+        assert!(outside.to_string().contains("no runtime"), "{outside}");
+
+        let mut elsewhere = side(&domain(), Plan::long_timeouts());
+        let again = async_io::block_on(async {
+            let mut wrapped = bareverbs::async_io::CompChannel::new(channel.clone()).unwrap();
+            let foreign = wrapped.completion(&mut elsewhere.cq).await;
+            assert!(matches!(foreign, Err(Error::Invalid { .. })), "{foreign:?}");
+            let twice = bareverbs::async_io::CompChannel::new(channel.clone()).unwrap_err();
+            assert!(twice.to_string().contains("exists"), "{twice}");
+            wrapped.into_inner()
+        });
+        // What was given back can be wrapped anew, by another runtime too.
+        runtime().block_on(async {
+            let _wrapped = bareverbs::tokio::CompChannel::new(again).unwrap();
+        });
+        a.cq.arm(bareverbs::Arm::Any).unwrap();
+    });
+}

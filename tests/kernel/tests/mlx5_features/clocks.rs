@@ -1,0 +1,109 @@
+//! Completion timestamps and the device's clock.
+
+use std::time::{Duration, Instant};
+
+use bareverbs::{
+    Access, Completion, Cq, CqInit, Error, Operation, Payload, Pd, RecvRequest, Remote, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side, domain, pair, region, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+/// A side whose completions tell their times.
+fn timed_side(pd: &Pd) -> Side {
+    let cq = pd.context().create_cq(&CqInit { timestamps: true, ..CqInit::new(64) }).unwrap();
+    Side::on(pd, Plan::default(), cq)
+}
+
+/// Id, status and time of the next completion.
+fn next(cq: &mut Cq) -> (u64, WcStatus, Option<u64>) {
+    let begin = Instant::now();
+    loop {
+        if let Some(done) = cq.poll().next() {
+            return (done.wr_id(), done.status(), done.timestamp());
+        }
+        assert!(begin.elapsed() < PATIENCE, "no completion");
+    }
+}
+
+pub(crate) fn completions_carry_timestamps() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let clock = || pd.context().raw_clock().unwrap();
+        let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let sges = [memory.sge(..8).unwrap()];
+        let mut last = clock();
+        for number in 0..100 {
+            b.recv(&[RecvRequest { wr_id: number, sges: &sges }]).unwrap();
+            let before = clock();
+            a.send(&[request(number, Operation::Send, Payload::Sges(&sges))]).unwrap();
+            let (received, sent) = (next(&mut b.cq), next(&mut a.cq));
+            let after = clock();
+            for (wr_id, status, time) in [received, sent] {
+                assert_eq!((wr_id, status), (number, WcStatus::SUCCESS));
+                let time = time.expect("the device tells");
+                assert!((before..=after).contains(&time), "{time} is not from {before} to {after}");
+            }
+            assert!(received.2.unwrap() <= sent.2.unwrap(), "received before it was acknowledged");
+            assert!(last <= before, "the clock goes forward");
+            last = after;
+        }
+    });
+}
+
+pub(crate) fn raw_clock_runs_at_hca_core_clock() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        let attr = context.query_device().unwrap();
+        assert!(attr.hca_core_clock > 0 && attr.completion_timestamp_mask > u64::from(u32::MAX));
+        let (begin, first) = (Instant::now(), context.raw_clock().unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        let ticks = context.raw_clock().unwrap() - first;
+        let passed = begin.elapsed();
+        let told = Duration::from_micros(ticks * 1000 / attr.hca_core_clock);
+        // The guest's clock and the device's are of the same host, but neither is exact.
+        assert!(told > passed / 2 && told < passed * 2, "{told:?} passed on the device, {passed:?} here");
+    });
+}
+
+pub(crate) fn error_completions_have_no_timestamp() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = (timed_side(&pd), timed_side(&pd));
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        let nowhere = Operation::Write(Remote { addr: 0x1000, rkey: 0x1234 });
+        let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
+        let sges = [memory.sge(..8).unwrap()];
+        a.send(&[request(3, nowhere, Payload::Sges(&sges))]).unwrap();
+        assert_eq!(next(&mut a.cq), (3, WcStatus::REM_ACCESS_ERR, None));
+    });
+}
+
+pub(crate) fn timestamps_are_unsupported_without_the_capability() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let refused =
+            context.create_cq(&CqInit { timestamps: true, ..CqInit::new(4) }).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert_eq!(
+            refused.to_string(),
+            "create_cq: completion timestamps are not supported by this kernel or device"
+        );
+        let refused = context.raw_clock().unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert_eq!(context.query_device().unwrap().completion_timestamp_mask, 0);
+
+        // Completions are as ever, and tell none.
+        let (mut a, b) = pair(&pd, Plan::default());
+        let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let write = Operation::Write(memory.remote(32).unwrap());
+        let sges = [memory.sge(..8).unwrap()];
+        a.send(&[request(3, write, Payload::Sges(&sges))]).unwrap();
+        assert_eq!(next(&mut a.cq), (3, WcStatus::SUCCESS, None));
+        drop((a, b, side(&pd, Plan::default())));
+    });
+}

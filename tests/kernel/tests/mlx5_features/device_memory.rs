@@ -1,0 +1,168 @@
+//! Memory on the device.
+
+use bareverbs::{
+    Access, Context, Dm, DmInit, DmMr, Error, ObjectClass, Operation, Payload, RecvRequest, WcStatus,
+};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, contents, domain, pair, region, request};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+fn take(context: &Context, len: usize) -> Dm {
+    context.alloc_dm(&DmInit::new(len)).unwrap()
+}
+
+fn read(dm: &Dm, offset: usize, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    dm.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) fn device_memory_is_copied_to_and_from() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        // Two that lie side by side, not at the start of a page.
+        let (mut one, mut other) = (take(&context, 200), take(&context, 100));
+        let bytes: Vec<u8> = (0..200).collect();
+        one.write(0, &bytes).unwrap();
+        other.write(0, &[0xff; 100]).unwrap();
+        assert_eq!((read(&one, 0, 200), read(&other, 0, 100)), (bytes.clone(), vec![0xff; 100]));
+        one.write(8, b"12345678").unwrap();
+        assert_eq!(read(&one, 7, 10), [&[7], &b"12345678"[..], &[16]].concat());
+        assert_eq!((one.len(), context.object_count(ObjectClass::DM).unwrap()), (200, 2));
+        one.free().unwrap();
+        other.free().unwrap();
+        assert_eq!(context.object_count(ObjectClass::DM).unwrap(), 0);
+        let aligned = context.alloc_dm(&DmInit { len: 64, log_align: 6 }).unwrap();
+        drop(aligned);
+    });
+}
+
+pub(crate) fn peers_reach_device_memory_with_every_operation() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut dm = take(pd.context(), 256);
+        dm.write(0, &[0; 256]).unwrap();
+        let theirs = pd.register_dm(&dm, .., ALL_REMOTE).unwrap();
+        let (mut a, mut b) = pair(&pd, Plan::default());
+        let ours = region(&pd, b"the host's bytes", Access::LOCAL_WRITE);
+        let done = |a: &mut Side, operation, elements: &[bareverbs::Sge]| {
+            a.send(&[request(1, operation, Payload::Sges(elements))]).unwrap();
+            assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?}");
+        };
+        let whole = [ours.sge(..).unwrap()];
+        done(&mut a, Operation::Write(theirs.remote(64).unwrap()), &whole);
+        assert_eq!(read(&dm, 64, 16), b"the host's bytes");
+        dm.write(64, b"THE card").unwrap();
+        done(&mut a, Operation::Read(theirs.remote(64).unwrap()), &whole);
+        assert_eq!(contents(&ours), b"THE card's bytes");
+        let add = Operation::FetchAdd { remote: theirs.remote(128).unwrap(), add: 5 };
+        done(&mut a, add, &[ours.sge(..8).unwrap()]);
+        assert_eq!(read(&dm, 128, 8), 5u64.to_ne_bytes());
+        // As the source and as the target of a message.
+        b.recv(&[RecvRequest { wr_id: 2, sges: &[theirs.sge(192..208).unwrap()] }]).unwrap();
+        done(&mut a, Operation::Send, &[theirs.sge(64..80).unwrap()]);
+        assert_eq!(b.ends(1), [(2, WcStatus::SUCCESS)]);
+        assert_eq!(read(&dm, 192, 16), b"THE card's bytes");
+
+        // A region over part of it begins there, and ends there.
+        let part: DmMr = pd.register_dm(&dm, 192..200, ALL_REMOTE).unwrap();
+        assert_eq!((part.len(), part.addr(), part.remote(0).unwrap().addr), (8, 0, 0));
+        assert_eq!(part.rkey(), part.remote(0).unwrap().rkey);
+        assert_eq!(part.lkey(), part.sge(..).unwrap().lkey);
+        done(&mut a, Operation::Read(part.remote(0).unwrap()), &[ours.sge(8..16).unwrap()]);
+        assert_eq!(contents(&ours)[8..], b"THE card"[..]);
+        let beyond = bareverbs::Remote { addr: 1, ..part.remote(0).unwrap() };
+        let elements = [ours.sge(..8).unwrap()];
+        a.send(&[request(3, Operation::Read(beyond), Payload::Sges(&elements))]).unwrap();
+        assert_eq!(a.ends(1), [(3, WcStatus::REM_ACCESS_ERR)]);
+    });
+}
+
+pub(crate) fn device_memory_is_checked_before_it_is_touched() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context();
+        let mut dm = take(context, 10);
+        for (offset, len) in [(0, 11), (10, 1), (usize::MAX, 1)] {
+            let refused = dm.read(offset, &mut vec![0; len]).unwrap_err();
+            assert!(refused.to_string().contains("are not all in a region of 10"), "{refused}");
+        }
+        for (offset, len) in [(0, 3), (2, 4), (1, 1)] {
+            let refused = dm.write(offset, &vec![0; len]).unwrap_err();
+            assert!(refused.to_string().contains("both must be multiples of 4"), "{refused}");
+        }
+        assert!(matches!(dm.write(8, &[0; 4]), Err(Error::Invalid { .. })));
+        for range in [0..11, 3..3] {
+            let refused = pd.register_dm(&dm, range, Access::LOCAL_WRITE).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        }
+        let refused = domain().register_dm(&dm, .., Access::LOCAL_WRITE).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("belongs to another context"), "{refused}");
+        // A right that memory on the device has not.
+        let refused = pd.register_dm(&dm, .., Access::ON_DEMAND).map(drop).unwrap_err();
+        assert!(refused.errno().is_some(), "{refused}");
+        let refused = context.alloc_dm(&DmInit::new(0)).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        let most = context.query_device().unwrap().max_dm_size as usize;
+        let refused = context.alloc_dm(&DmInit::new(most + 1)).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Limit { .. }), "{refused}");
+        let refused = context.alloc_dm(&DmInit { len: 8, log_align: 60 }).map(drop).unwrap_err();
+        assert!(refused.errno().is_some(), "{refused}");
+    });
+}
+
+pub(crate) fn device_memory_stays_until_its_last_region_goes() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let context = pd.context().clone();
+        let dm = take(&context, 64);
+        let region = pd.register_dm(&dm, .., ALL_REMOTE).unwrap();
+        let refused = dm.free().unwrap_err();
+        assert!(refused.to_string().contains("drop them first"), "{refused}");
+        let (mut a, b) = pair(&pd, Plan::default());
+        let ours = region_of_zeros(&pd);
+        let write = Operation::Write(region.remote(0).unwrap());
+        a.send(&[request(1, write, Payload::Sges(&[ours.sge(..).unwrap()]))]).unwrap();
+        assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
+        drop((a, b, ours));
+        assert_eq!(context.object_count(ObjectClass::DM).unwrap(), 1);
+        drop(region);
+        assert_eq!(context.object_count(ObjectClass::DM).unwrap(), 0);
+    });
+}
+
+fn region_of_zeros(pd: &bareverbs::Pd) -> bareverbs::Mr<bareverbs::Buffer> {
+    region(pd, &[0; 8], Access::LOCAL_WRITE)
+}
+
+pub(crate) fn device_memory_runs_out_and_comes_back() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        let most = context.query_device().unwrap().max_dm_size as usize;
+        for _ in 0..3 {
+            let mut all = Vec::new();
+            let refused = loop {
+                match context.alloc_dm(&DmInit::new(most.min(1 << 16))) {
+                    Ok(dm) => all.push(dm),
+                    Err(refused) => break refused,
+                }
+                assert!(all.len() < 100_000, "a device without bounds");
+            };
+            assert!(refused.errno().is_some() && !all.is_empty(), "{refused}");
+        }
+    });
+}
+
+pub(crate) fn device_memory_is_unsupported_without_the_capability() {
+    nothing_leaks(|| {
+        let context = domain().context().clone();
+        for len in [0, 64] {
+            let refused = context.alloc_dm(&DmInit::new(len)).map(drop).unwrap_err();
+            assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+            assert_eq!(
+                refused.to_string(),
+                "alloc_dm: device memory allocations are not supported by this kernel or device"
+            );
+        }
+        assert_eq!(context.query_device().unwrap().max_dm_size, 0);
+    });
+}

@@ -1,0 +1,71 @@
+//! Doorbells of one queue pair's own, and requests that are built by hand.
+
+use bareverbs::{CqInit, DoorbellChoice, Error, Operation, Payload, QpInit, Rc, WcStatus};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+use crate::raw_wqe;
+
+pub(crate) fn hand_built_wqe_example_runs() {
+    nothing_leaks(|| raw_wqe::main().unwrap());
+}
+
+pub(crate) fn qp_uses_the_requested_doorbell() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
+        let make = |doorbell| pd.create_qp::<Rc>(&QpInit { doorbell, ..QpInit::new(&cq, &cq) }).unwrap();
+        let shared: Vec<_> = (0..3).map(|_| make(DoorbellChoice::Shared)).collect();
+        assert!(shared.iter().all(|qp| !qp.owns_doorbell()));
+        // Whoever comes first has one, where requests can be copied to it: as many as none who
+        // shares has used up.
+        let first: Vec<_> = (0..16).map(|_| make(DoorbellChoice::Any)).collect();
+        let owners = first.iter().filter(|qp| qp.owns_doorbell()).count();
+        assert!([0, 16].contains(&owners), "{owners}");
+        assert!(!make(DoorbellChoice::Any).owns_doorbell());
+        // Who asks for one has one all the same.
+        let own: Vec<_> = (0..20).map(|_| make(DoorbellChoice::Own)).collect();
+        assert!(own.iter().all(bareverbs::Qp::owns_doorbell));
+    });
+}
+
+pub(crate) fn qps_work_with_shared_and_dedicated_doorbells() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let with = |doorbell| {
+            let mut side = side(&pd, Plan::long_timeouts());
+            let init = QpInit { cap: Plan::long_timeouts().cap, doorbell, ..QpInit::new(&side.cq, &side.cq) };
+            side.qp = pd.create_qp::<Rc>(&init).unwrap();
+            side
+        };
+        let (mut a, mut b) = (with(DoorbellChoice::Own), with(DoorbellChoice::Shared));
+        a.connect(b.qp.qp_num());
+        b.connect(a.qp.qp_num());
+        let exchange = |from: &mut Side, to: &mut Side| {
+            to.recv_into(1, 1, &[]);
+            from.send(&[request(2, Operation::Send, Payload::Inline(&[b""]))]).unwrap();
+            assert_eq!(
+                (from.ends(1), to.ends(1)),
+                (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)])
+            );
+        };
+        for _ in 0..40 {
+            exchange(&mut a, &mut b);
+            exchange(&mut b, &mut a);
+        }
+    });
+}
+
+pub(crate) fn dedicated_doorbell_is_unsupported_on_rxe() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let init = |doorbell| QpInit { doorbell, ..QpInit::new(&cq, &cq) };
+        let refused = pd.create_qp::<Rc>(&init(DoorbellChoice::Own)).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert!(refused.to_string().contains("dedicated doorbells are not supported"), "{refused}");
+        for choice in [DoorbellChoice::Any, DoorbellChoice::Shared] {
+            assert!(!pd.create_qp::<Rc>(&init(choice)).unwrap().owns_doorbell());
+        }
+    });
+}

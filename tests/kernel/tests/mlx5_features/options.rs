@@ -1,0 +1,94 @@
+//! Options of a connection beyond the standard (ECE), and rates of sends.
+
+use bareverbs::{Access, Ece, Error, Operation, Payload, QpAttr, QpAttrMask, RecvRequest, WcStatus};
+use bareverbs_kernel_tests::device::{self, Requirement};
+use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+
+/// For tests of connections with options.
+///
+/// # Errors
+/// The device or its driver has none.
+pub(crate) fn options() -> Requirement {
+    let has = device::open().capabilities().ece;
+    if has { Ok(()) } else { Err("the device has no options beyond the standard".to_owned()) }
+}
+
+/// For tests of what is refused without them.
+///
+/// # Errors
+/// There are some.
+pub(crate) fn no_options() -> Requirement {
+    options().map_or(Ok(()), |()| Err("the device has options beyond the standard".to_owned()))
+}
+
+pub(crate) fn ece_options_are_negotiated() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let (mut a, mut b) = (side(&pd, Plan::default()), side(&pd, Plan::default()));
+        let offered = a.qp.query_ece().unwrap();
+        assert_ne!(offered.options, 0, "what the device can do, as it told when the queue pair was made");
+        // More than the device can have: what it keeps is part of that.
+        let wished = Ece { options: offered.options | 0xffff, ..offered };
+        b.qp.set_ece(wished).unwrap();
+        assert_eq!(b.qp.query_ece().unwrap(), Ece { options: 0, ..offered }, "not told yet");
+        b.connect(a.qp.qp_num());
+        let agreed = b.qp.query_ece().unwrap();
+        assert_eq!(agreed, offered, "of all that was wished for, what it has");
+        a.qp.set_ece(agreed).unwrap();
+        a.connect(b.qp.qp_num());
+        assert_eq!(a.qp.query_ece().unwrap(), agreed);
+        let (from, to) = (region(&pd, &[7; 8], Access::empty()), region(&pd, &[0; 8], Access::LOCAL_WRITE));
+        b.recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]).unwrap();
+        a.send(&[request(2, Operation::Send, Payload::Sges(&[from.sge(..).unwrap()]))]).unwrap();
+        assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
+        assert_eq!(contents(&to), [7; 8]);
+        // A version that there is not yet.
+        a.go_to(bareverbs::QpState::RESET).unwrap();
+        a.qp.set_ece(Ece { options: 0xf000_0000, ..offered }).unwrap();
+        a.connect(b.qp.qp_num());
+        assert_eq!(a.qp.query_ece().unwrap().options, 0);
+    });
+}
+
+pub(crate) fn ece_rejects_another_vendors_options() {
+    nothing_leaks(|| {
+        let mut a = side(&domain(), Plan::default());
+        let own = a.qp.query_ece().unwrap();
+        let refused = a.qp.set_ece(Ece { vendor_id: 0x8086, ..own }).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        assert!(refused.to_string().contains("of vendor 0x8086"), "{refused}");
+        assert_eq!(a.qp.query_ece().unwrap(), own);
+    });
+}
+
+pub(crate) fn ece_is_unsupported_without_the_capability() {
+    nothing_leaks(|| {
+        let mut a = side(&domain(), Plan::default());
+        for refused in [a.qp.query_ece().map(drop).unwrap_err(), a.qp.set_ece(Ece::default()).unwrap_err()] {
+            assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        }
+    });
+}
+
+pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let told = pd.context().query_device().unwrap();
+        assert_eq!((told.qp_rate_limit_max, told.rate_limit_supported_qpts), (0, 0));
+        let (mut a, b) = (side(&pd, Plan::default()), side(&pd, Plan::default()));
+        a.connect(b.qp.qp_num());
+        let attr = QpAttr { rate_limit: 1000, ..QpAttr::default() };
+        let refused = a.qp.modify(&attr, QpAttrMask::RATE_LIMIT).unwrap_err();
+        assert!(refused.errno().is_some(), "{refused}");
+    });
+}
+
+/// For tests of devices that hold sends to no rate.
+///
+/// # Errors
+/// It does.
+pub(crate) fn no_rates() -> Requirement {
+    let told = device::open().query_device().map_err(|error| error.to_string())?;
+    if told.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }
+}

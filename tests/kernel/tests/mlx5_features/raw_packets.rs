@@ -1,0 +1,269 @@
+//! Whole frames, and the flows that lead them to queue pairs.
+
+use std::net::Ipv4Addr;
+use std::thread::sleep;
+use std::time::Duration;
+
+use bareverbs::{
+    Access, Buffer, Cq, CqInit, Error, EthernetMatch, FlowRule, Frame, Ipv4Match, MacAddress, Mr, Payload,
+    Pd, PortMatch, Qp, QpCap, QpInit, QpState, RawPacket, RecvRequest, SendFlags, SendRequest, UpperMatch,
+    WcOpcode, WcStatus, WorkCompletion,
+};
+use bareverbs_kernel_tests::child::{self, drop_privileges};
+use bareverbs_kernel_tests::loopback::{contents, domain, region, take};
+use bareverbs_kernel_tests::resources::nothing_leaks;
+use rustix::io::Errno;
+
+pub(crate) const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
+/// Of a group: other addresses than the port's own lead out to the wire.
+pub(crate) const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
+
+/// The type of frames of experiments (IEEE 802).
+pub(crate) const EXPERIMENT: u16 = 0x88b5;
+
+pub(crate) const IPV4: u16 = 0x0800;
+
+/// Bytes of a receive.
+const ROOM: usize = 256;
+
+pub(crate) fn frame(to: MacAddress, ether_type: u16, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = [&to.0[..], &ALICE.0, &ether_type.to_be_bytes(), payload].concat();
+    bytes.resize(bytes.len().max(60), 0);
+    bytes
+}
+
+pub(crate) struct Side {
+    pub(crate) qp: Qp<RawPacket>,
+    pub(crate) cq: Cq,
+    memory: Mr<Buffer>,
+}
+
+impl Side {
+    pub(crate) fn new(pd: &Pd) -> Self {
+        Self::cutting(pd, 0)
+    }
+
+    /// One that has large sends, with headers of at most so many bytes.
+    pub(crate) fn cutting(pd: &Pd, max_tso_header: u16) -> Self {
+        let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
+        let cap = QpCap { max_inline_data: 128, max_send_sge: 3, ..QpCap::default() };
+        let init = QpInit { cap, max_tso_header, ..QpInit::new(&cq, &cq) };
+        let mut qp = pd.create_qp::<RawPacket>(&init).unwrap();
+        assert_eq!(qp.state(), QpState::RESET);
+        qp.init(1).unwrap();
+        qp.ready_to_receive().unwrap();
+        qp.ready_to_send().unwrap();
+        Self { qp, cq, memory: region(pd, &[0; 4 * ROOM], Access::LOCAL_WRITE) }
+    }
+
+    pub(crate) fn receive(&mut self, wr_id: u64) {
+        let start = wr_id as usize % 4 * ROOM;
+        let sges = [self.memory.sge(start..start + ROOM).unwrap()];
+        // SAFETY: looked at by copying, after the completion.
+        unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
+    }
+
+    /// The bytes of the next frame.
+    #[track_caller]
+    pub(crate) fn next(&mut self) -> Vec<u8> {
+        let done: WorkCompletion = take(&mut self.cq, 1)[0];
+        assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RECV), "{done:?}");
+        let start = done.wr_id as usize % 4 * ROOM;
+        contents(&self.memory)[start..start + done.byte_len as usize].to_vec()
+    }
+
+    #[track_caller]
+    pub(crate) fn send(&mut self, frame: &[u8]) {
+        let mut batch = self.qp.start_send();
+        batch.send_frame_inline(9, frame, SendFlags::SIGNALED).unwrap();
+        batch.ring().unwrap();
+        self.sent();
+    }
+
+    #[track_caller]
+    fn sent(&mut self) {
+        let done = take(&mut self.cq, 1)[0];
+        assert_eq!((done.wr_id, done.status, done.opcode), (9, WcStatus::SUCCESS, WcOpcode::SEND));
+    }
+
+    fn nothing_comes(&mut self) {
+        sleep(Duration::from_millis(100));
+        assert!(self.cq.poll_one().is_none());
+    }
+}
+
+/// Two sides of different contexts: what a context sends does not come back to it.
+fn sides() -> (Side, Side) {
+    (Side::new(&domain()), Side::new(&domain()))
+}
+
+pub(crate) fn to_bob() -> FlowRule {
+    FlowRule::new(1, EthernetMatch { to: Some(BOB), ..EthernetMatch::default() })
+}
+
+pub(crate) fn flow_steers_frames_to_its_qp() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        (0..4).for_each(|wr_id| b.receive(wr_id));
+        let hello = frame(BOB, EXPERIMENT, b"hello");
+        a.send(&hello);
+        b.nothing_comes();
+        let flow = b.qp.create_flow(&to_bob()).unwrap();
+        a.send(&hello);
+        assert_eq!(b.next(), hello);
+        a.send(&frame(ALICE, EXPERIMENT, b"to somebody else"));
+        // Of parts, of which some are in registered memory.
+        let parts = region(a.qp.pd(), &frame(BOB, EXPERIMENT, b"gathered"), Access::empty());
+        let sges = [parts.sge(18..20).unwrap(), parts.sge(20..).unwrap()];
+        let whole = contents(&parts);
+        let operation = Frame { header: &whole[..18], ..Frame::default() };
+        let payload = Payload::Sges(&sges);
+        let request = SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: the region outlives the completion.
+        unsafe { a.qp.post_send(&[request]) }.unwrap();
+        a.sent();
+        assert_eq!(b.next(), contents(&parts));
+        // Of parts of any length that are copied.
+        let bytes = frame(BOB, EXPERIMENT, &[7; 40]);
+        for cuts in [[0, 5], [3, 18], [18, 19], [17, 60], [20, 40]] {
+            let [one, two] = cuts;
+            let parts = [&bytes[..one], &bytes[one..two], &bytes[two..]];
+            let (operation, payload) = (Frame::default(), Payload::Inline(&parts));
+            let request = SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload };
+            // SAFETY: no registered memory.
+            unsafe { a.qp.post_send(&[request]) }.unwrap();
+            a.sent();
+            b.receive(0);
+            assert_eq!(b.next(), bytes, "{cuts:?}");
+        }
+        b.qp.destroy_flow(flow).unwrap();
+        let refused = b.qp.destroy_flow(flow).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+        a.send(&hello);
+        b.nothing_comes();
+        // Flows go with their queue pair.
+        b.qp.create_flow(&to_bob()).unwrap();
+    });
+}
+
+pub(crate) fn flows_match_by_headers() {
+    nothing_leaks(|| {
+        let ((mut a, mut b), mut c) = (sides(), Side::new(&domain()));
+        let upper = |port| Some(UpperMatch::Udp(PortMatch { to: Some(port), ..PortMatch::default() }));
+        let ipv4 = Some(Ipv4Match { to: Some(Ipv4Addr::new(10, 9, 8, 7)), ..Ipv4Match::default() });
+        b.qp.create_flow(&FlowRule { ipv4, upper: upper(1000), ..to_bob() }).unwrap();
+        c.qp.create_flow(&FlowRule { ipv4, upper: upper(1001), ..to_bob() }).unwrap();
+        for side in [&mut b, &mut c] {
+            side.receive(0);
+            side.receive(1);
+        }
+        let (to_b, to_c, to_none) = (datagram(1000), datagram(1001), datagram(1002));
+        a.send(&to_none);
+        a.send(&to_c);
+        a.send(&to_b);
+        assert_eq!((b.next(), c.next()), (to_b, to_c));
+        for side in [&mut b, &mut c] {
+            side.nothing_comes();
+        }
+    });
+}
+
+/// A UDP datagram to 10.9.8.7 without checksums.
+fn datagram(port: u16) -> Vec<u8> {
+    let [high, low] = port.to_be_bytes();
+    let ip = [0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 8, 1, 10, 9, 8, 7];
+    let udp = [0, 7, high, low, 0, 12, 0, 0, b'd', b'a', b't', b'a'];
+    frame(BOB, IPV4, &[&ip[..], &udp].concat())
+}
+
+pub(crate) fn the_device_fills_in_checksums() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        b.qp.create_flow(&to_bob()).unwrap();
+        b.receive(0);
+        let bytes = datagram(7);
+        let (operation, payload) =
+            (Frame { checksums: true, ..Frame::default() }, Payload::Inline(&[&bytes]));
+        let request = SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload };
+        // SAFETY: no registered memory.
+        unsafe { a.qp.post_send(&[request]) }.unwrap();
+        a.sent();
+        let came = b.next();
+        assert_ne!(came[40..42], [0, 0]);
+        // Over the addresses, the protocol, the length, and all of the datagram.
+        let summed = [&came[26..34], &[0, 17, 0, 12], &came[34..46]].concat();
+        let words = summed.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
+        let sum: u32 = words.sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff, "{came:x?}");
+    });
+}
+
+pub(crate) fn raw_packet_queues_wrap_and_restart_after_reset() {
+    nothing_leaks(|| {
+        let (mut a, mut b) = sides();
+        b.qp.create_flow(&to_bob()).unwrap();
+        for round in 0..100u8 {
+            b.receive(round.into());
+            let bytes = frame(BOB, EXPERIMENT, &[round; 70]);
+            a.send(&bytes);
+            assert_eq!(b.next(), bytes);
+        }
+        for side in [&mut a, &mut b] {
+            side.qp.reset().unwrap();
+            side.qp.init(1).unwrap();
+            side.qp.ready_to_receive().unwrap();
+            side.qp.ready_to_send().unwrap();
+        }
+        b.receive(1);
+        let again = frame(BOB, EXPERIMENT, b"again");
+        a.send(&again);
+        assert_eq!(b.next(), again);
+    });
+}
+
+pub(crate) fn invalid_flow_rules_are_rejected() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let mut side = Side::new(&pd);
+        let upper = Some(UpperMatch::Tcp(PortMatch::default()));
+        let refused = side.qp.create_flow(&FlowRule { upper, ..to_bob() }).unwrap_err();
+        assert!(refused.to_string().contains("set `ipv4`"), "{refused}");
+        let refused = side.qp.create_flow(&FlowRule { port: 9, ..to_bob() }).unwrap_err();
+        assert!(matches!(refused, Error::NoPort { .. }), "{refused}");
+        let refused = side.qp.init(1).unwrap_err();
+        assert!(refused.to_string().contains("is in RTS, not in RESET"), "{refused}");
+        let mut batch = side.qp.start_send();
+        let refused = batch.send_frame_inline(1, &[0; 2000], SendFlags::empty()).unwrap_err();
+        assert!(refused.to_string().contains("2000"), "{refused}");
+        let operation = Frame { header: &[0; 19], ..Frame::default() };
+        let (flags, payload) = (SendFlags::empty(), Payload::Sges(&[]));
+        // SAFETY: no elements.
+        let refused =
+            unsafe { batch.push(&SendRequest { wr_id: 1, operation, flags, payload }) }.unwrap_err();
+        assert!(refused.to_string().contains("a header of more than 18 bytes"), "{refused}");
+    });
+}
+
+pub(crate) fn raw_packet_qp_requires_cap_net_raw() {
+    nothing_leaks(|| {
+        child::run(|| {
+            let context = bareverbs_kernel_tests::device::open();
+            drop_privileges();
+            let pd = context.alloc_pd().unwrap();
+            let cq = context.create_cq(&CqInit::new(4)).unwrap();
+            let refused = pd.create_qp::<RawPacket>(&QpInit::new(&cq, &cq)).map(drop).unwrap_err();
+            assert_eq!(refused.errno(), Some(Errno::PERM), "{refused}");
+            assert!(refused.to_string().contains("CAP_NET_RAW"), "{refused}");
+        });
+    });
+}
+
+pub(crate) fn raw_packets_are_unsupported_without_the_capability() {
+    nothing_leaks(|| {
+        let pd = domain();
+        let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
+        let refused = pd.create_qp::<RawPacket>(&QpInit::new(&cq, &cq)).map(drop).unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
+        assert!(refused.to_string().contains("raw packets are not supported"), "{refused}");
+    });
+}

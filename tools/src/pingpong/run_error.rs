@@ -1,0 +1,95 @@
+//! Why a run ended early, in words.
+
+use std::time::Duration;
+
+use bareverbs::WcStatus;
+
+use super::status;
+
+/// How long nothing may complete before the run is given up, once something has.
+pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A failed request: its status and its `wr_id`.
+pub(crate) type Failure = (WcStatus, u64);
+
+/// Why a run ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RunError {
+    #[error("Failed status {} ({}) for wr_id {wr_id}{}{}", status::words(*.status), .status.0, reason(*.status), progress)]
+    Status { status: WcStatus, wr_id: u32, progress: Progress },
+    #[error("nothing completed for {} s, though the peer's queue pair is still there{progress}", waited.as_secs())]
+    PeerStalled { waited: Duration, progress: Progress },
+    #[error(
+        "nothing completed for {} s: the peer has ended, or a message was lost, which this transport does not report\
+         {progress}",
+        waited.as_secs()
+    )]
+    PeerLost { waited: Duration, progress: Progress },
+}
+
+fn reason(status: WcStatus) -> String {
+    status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"))
+}
+
+/// How far a run came.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) flushed: u64,
+}
+
+impl std::fmt::Display for Progress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let flush = WcStatus::WR_FLUSH_ERR;
+        write!(
+            f,
+            "; {} messages were sent and {} received, then {} requests ended as {} ({})",
+            self.sent,
+            self.received,
+            self.flushed,
+            status::words(flush),
+            flush.0
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::state::SEND_ID;
+    use super::*;
+
+    const PROGRESS: Progress = Progress { sent: 7, received: 6, flushed: 500 };
+
+    #[test]
+    fn peer_loss_error_names_status_and_progress() {
+        let error =
+            RunError::Status { status: WcStatus::RETRY_EXC_ERR, wr_id: SEND_ID as u32, progress: PROGRESS };
+        assert_eq!(
+            error.to_string(),
+            "Failed status transport retry counter exceeded (12) for wr_id 2: the peer has ended or can't be reached; \
+             7 messages were sent and 6 received, then 500 requests ended as Work Request Flushed Error (5)"
+        );
+    }
+
+    #[test]
+    fn a_silent_peer_is_named_with_the_time_limit() {
+        let text = RunError::PeerStalled { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
+        assert!(
+            text.starts_with("nothing completed for 10 s, though the peer's queue pair is still there; 7 "),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn on_an_unreliable_transport_both_reasons_are_named() {
+        let text = RunError::PeerLost { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
+        assert!(
+            text.starts_with(
+                "nothing completed for 10 s: the peer has ended, or a message was lost, which this transport does not \
+                 report; 7 messages were sent"
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,259 @@
+//! Whose turn it is: the counting of a ping-pong, apart from the device.
+
+/// The `wr_id` of receives.
+pub(crate) const RECV_ID: u64 = 1;
+/// The `wr_id` of sends.
+pub(crate) const SEND_ID: u64 = 2;
+
+/// Which side of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Side {
+    /// Waits for the peer's TCP connection and for its first message.
+    Server,
+    /// Connects, and sends the first message.
+    Client,
+}
+
+impl Side {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Server => Self::Client,
+            Self::Client => Self::Server,
+        }
+    }
+}
+
+/// A run in progress, on one queue pair or on several that share their receives.
+///
+/// A queue pair sends its next message when its last one is complete and the peer's next one has
+/// come. The run is over when all together have sent and received enough; some may have more to
+/// complete then.
+#[derive(Debug)]
+pub(crate) struct RunState {
+    messages: u64,
+    rx_depth: u32,
+    posted_recvs: u32,
+    queue_pairs: Vec<Outstanding>,
+    sent: u64,
+    received: u64,
+}
+
+/// What a queue pair waits for.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    for_send: bool,
+    for_recv: bool,
+}
+
+/// What a completion makes due.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Actions {
+    /// Receives to post.
+    pub(crate) recvs: u32,
+    /// Post the queue pair's next message.
+    pub(crate) send: bool,
+}
+
+impl RunState {
+    /// A run of `messages` messages each way, with all `rx_depth` receives posted and, on the
+    /// client's side, the first message of each queue pair under way.
+    pub(crate) fn new(side: Side, messages: u64, rx_depth: u32, queue_pairs: usize) -> Self {
+        let waiting = Outstanding { for_send: side == Side::Client, for_recv: true };
+        Self {
+            messages,
+            rx_depth,
+            posted_recvs: rx_depth,
+            queue_pairs: vec![waiting; queue_pairs],
+            sent: 0,
+            received: 0,
+        }
+    }
+
+    /// Whether every message is sent and received.
+    pub(crate) fn is_over(&self) -> bool {
+        self.sent >= self.messages && self.received >= self.messages
+    }
+
+    /// Messages of this side that are complete.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Messages of the peer that have come.
+    pub(crate) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Takes the only place of a queue pair's send queue, if it is free.
+    pub(crate) fn start_sending(&mut self, place: usize) -> bool {
+        !std::mem::replace(&mut self.queue_pairs[place].for_send, true)
+    }
+
+    /// Receives that are posted and not complete.
+    pub(crate) fn outstanding_recvs(&self) -> u64 {
+        self.posted_recvs.into()
+    }
+
+    /// Sends that are posted and not complete.
+    pub(crate) fn outstanding_sends(&self) -> u64 {
+        self.queue_pairs.iter().map(|waiting| u64::from(waiting.for_send)).sum()
+    }
+
+    /// A send of the queue pair is complete.
+    pub(crate) fn on_send(&mut self, place: usize) -> Actions {
+        self.sent += 1;
+        self.queue_pairs[place].for_send = false;
+        Actions { recvs: 0, send: self.take_turn(place) }
+    }
+
+    /// A message has come to the queue pair.
+    pub(crate) fn on_recv(&mut self, place: usize) -> Actions {
+        self.received += 1;
+        self.posted_recvs -= 1;
+        let low = self.posted_recvs as usize <= self.queue_pairs.len();
+        let recvs = if low { self.rx_depth - self.posted_recvs } else { 0 };
+        self.posted_recvs += recvs;
+        self.queue_pairs[place].for_recv = false;
+        Actions { recvs, send: self.take_turn(place) }
+    }
+
+    fn take_turn(&mut self, place: usize) -> bool {
+        let waiting = self.queue_pairs[place];
+        let turn = self.sent < self.messages && !waiting.for_send && !waiting.for_recv;
+        if turn {
+            self.queue_pairs[place] = Outstanding { for_send: true, for_recv: true };
+        }
+        turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_server_answers_each_message_once() {
+        let mut server = RunState::new(Side::Server, 2, 500, 1);
+        assert_eq!(server.on_recv(0), Actions { recvs: 0, send: true });
+        assert_eq!(server.on_send(0), Actions::default());
+        assert!(!server.is_over());
+        assert_eq!(server.on_recv(0), Actions { recvs: 0, send: true });
+        assert_eq!(server.on_send(0), Actions::default());
+        assert!(server.is_over());
+    }
+
+    #[test]
+    fn the_client_stops_after_the_last_answer() {
+        let mut client = RunState::new(Side::Client, 1, 500, 1);
+        assert_eq!(client.on_send(0), Actions::default());
+        assert!(!client.is_over());
+        assert_eq!(client.on_recv(0), Actions::default());
+        assert!(client.is_over());
+    }
+
+    #[test]
+    fn an_answer_may_come_before_the_completion_of_what_it_answers() {
+        let mut client = RunState::new(Side::Client, 2, 500, 1);
+        assert_eq!(client.on_recv(0), Actions::default());
+        assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (499, 1));
+        assert_eq!(client.on_send(0), Actions { recvs: 0, send: true });
+    }
+
+    #[test]
+    fn one_receive_is_reposted_before_it_is_answered() {
+        let mut server = RunState::new(Side::Server, 3, 1, 1);
+        assert_eq!(server.on_recv(0), Actions { recvs: 1, send: true });
+    }
+
+    #[test]
+    fn receives_are_reposted_when_one_is_left() {
+        let mut server = RunState::new(Side::Server, 10, 4, 1);
+        let mut reposted = Vec::new();
+        for _ in 0..7 {
+            reposted.push(server.on_recv(0).recvs);
+            server.on_send(0);
+        }
+        assert_eq!(reposted, [0, 0, 3, 0, 0, 3, 0]);
+    }
+
+    #[test]
+    fn qps_take_turns_independently_and_share_receives() {
+        let mut client = RunState::new(Side::Client, 100, 4, 2);
+        assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (4, 2));
+        assert_eq!(client.on_recv(1), Actions::default());
+        assert_eq!(client.on_send(0), Actions::default());
+        // Two receives are left, one for each.
+        assert_eq!(client.on_send(1), Actions { recvs: 0, send: true });
+        assert_eq!(client.on_recv(0), Actions { recvs: 2, send: true });
+        assert!(!client.start_sending(0) && !client.start_sending(1));
+    }
+
+    #[test]
+    fn the_count_is_that_of_all_queue_pairs_together() {
+        let mut server = RunState::new(Side::Server, 2, 500, 3);
+        for place in 0..2 {
+            assert!(server.on_recv(place).send);
+            assert!(!server.is_over());
+            server.on_send(place);
+        }
+        assert!(server.is_over());
+        assert!(!server.on_recv(2).send, "enough was sent");
+    }
+
+    proptest! {
+        /// Two sides, completions in any order, each side leaving when its run is over: both runs
+        /// end, with a receive posted for each message.
+        #[test]
+        fn every_run_ends(
+            messages in 1..60u64,
+            queue_pairs in 1..5usize,
+            more in (0..9u32, 0..9u32),
+            order: Vec<prop::sample::Index>,
+        ) {
+            let depths = [more.0, more.1].map(|more| queue_pairs as u32 + more);
+            let mut sides = [(Side::Client, depths[0]), (Side::Server, depths[1])]
+                .map(|(side, depth)| RunState::new(side, messages, depth, queue_pairs));
+            let mut recvs = depths;
+            // What each side has to complete, by queue pair: own sends, messages that came.
+            let mut sends = [vec![1u32; queue_pairs], vec![0; queue_pairs]];
+            let mut arrived = [vec![0u32; queue_pairs], vec![1; queue_pairs]];
+            let mut order = order.into_iter().cycle();
+            loop {
+                let mut possible = Vec::new();
+                for side in (0..2).filter(|&side| !sides[side].is_over()) {
+                    for place in 0..queue_pairs {
+                        possible.extend((sends[side][place] > 0).then_some((side, place, true)));
+                        possible.extend((arrived[side][place] > 0).then_some((side, place, false)));
+                    }
+                }
+                if possible.is_empty() {
+                    break;
+                }
+                let (side, place, is_send) = order.next().map_or(possible[0], |index| *index.get(&possible));
+                let due = if is_send {
+                    sends[side][place] -= 1;
+                    sides[side].on_send(place)
+                } else {
+                    arrived[side][place] -= 1;
+                    prop_assert!(recvs[side] > 0, "a message found no receive");
+                    recvs[side] -= 1;
+                    sides[side].on_recv(place)
+                };
+                recvs[side] += due.recvs;
+                prop_assert_eq!(u64::from(recvs[side]), sides[side].outstanding_recvs());
+                if due.send {
+                    sends[side][place] += 1;
+                    arrived[1 - side][place] += 1;
+                }
+            }
+            for side in &sides {
+                prop_assert!(side.is_over(), "a side stands still: {side:?}");
+                if queue_pairs == 1 {
+                    prop_assert_eq!((side.sent(), side.received()), (messages, messages));
+                }
+            }
+        }
+    }
+}

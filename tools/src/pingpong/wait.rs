@@ -1,0 +1,137 @@
+//! Waiting for completions: by looking, or asleep until an event.
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use bareverbs::{Arm, CompChannel, Completion, Context, Cq, CqInit, WorkCompletion};
+use rustix::event::PollFlags;
+
+use super::exchange::TIMEOUT_PER_QP;
+use super::run_error::COMPLETION_TIMEOUT;
+use crate::signal::{Interrupted, Stop, Timeout, Wake};
+
+/// Looks at an empty completion queue between two looks at the clock and for a signal: few at
+/// first, then more.
+const SPINS: Range<u32> = 1 << 12..1 << 20;
+/// The completion queue's name in its events.
+const CQ_DATA: u64 = 1;
+
+/// How completions come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WaitMode {
+    /// By events.
+    pub(crate) events: bool,
+    /// With their times.
+    pub(crate) timestamps: bool,
+}
+
+/// A completion, and its time where it tells that.
+pub(crate) type TimedCompletion = (WorkCompletion, Option<u64>);
+
+/// A completion queue and how it is waited on.
+pub(crate) struct CompletionWaiter<'a> {
+    pub(crate) cq: Cq,
+    channel: Option<CompChannel>,
+    stop: &'a Stop,
+    /// How long the next completion may take.
+    timeout: Duration,
+    /// Events slept for.
+    events: u64,
+}
+
+impl<'a> CompletionWaiter<'a> {
+    /// A queue with so many entries, for so many queue pairs.
+    pub(crate) fn new(
+        context: &Context,
+        entries: u32,
+        queue_pairs: u32,
+        mode: WaitMode,
+        stop: &'a Stop,
+    ) -> Result<Self> {
+        let WaitMode { events, timestamps } = mode;
+        let channel = events.then(|| context.create_comp_channel()).transpose()?;
+        let init =
+            CqInit { channel: channel.as_ref(), timestamps, user_data: CQ_DATA, ..CqInit::new(entries) };
+        // The peer may connect them all before it sends.
+        let timeout = COMPLETION_TIMEOUT + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1);
+        Ok(Self { cq: context.create_cq(&init)?, channel, stop, timeout, events: 0 })
+    }
+
+    /// Asks for the first event, where there are events.
+    pub(crate) fn arm(&mut self) -> Result<()> {
+        if self.channel.is_some() {
+            self.cq.arm(Arm::Any)?;
+        }
+        Ok(())
+    }
+
+    /// Events slept for, where that was asked for.
+    pub(crate) fn events(&self) -> Option<u64> {
+        self.channel.is_some().then_some(self.events)
+    }
+
+    /// How long [`next`](Self::next) waits.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The next completion, or nothing where none came for too long.
+    pub(crate) fn next(&mut self) -> Result<Option<TimedCompletion>> {
+        let completion = match self.channel {
+            None => self.spin(),
+            Some(_) => self.sleep(),
+        }?;
+        if completion.is_some() {
+            self.timeout = COMPLETION_TIMEOUT;
+        }
+        Ok(completion)
+    }
+
+    /// Looks for a completion until there is one, or nothing for too long.
+    fn spin(&mut self) -> Result<Option<TimedCompletion>> {
+        let mut deadline = None;
+        let mut spins = SPINS.start;
+        loop {
+            self.stop.check()?;
+            for _ in 0..spins {
+                if let Some(completion) = poll(&mut self.cq) {
+                    return Ok(Some(completion));
+                }
+            }
+            let now = Instant::now();
+            if now >= *deadline.get_or_insert(now + self.timeout) {
+                return Ok(None);
+            }
+            spins = (2 * spins).min(SPINS.end);
+        }
+    }
+
+    /// Takes a completion, asleep until there is one, or nothing for too long.
+    fn sleep(&mut self) -> Result<Option<TimedCompletion>> {
+        loop {
+            self.stop.check()?;
+            if let Some(completion) = poll(&mut self.cq) {
+                return Ok(Some(completion));
+            }
+            let channel = self.channel.as_ref().context("events without a completion channel")?;
+            match self.stop.wait(channel.as_fd(), PollFlags::IN, Some(&mut Timeout::after(self.timeout)))? {
+                Wake::Ready => {}
+                Wake::TimedOut => return Ok(None),
+                Wake::Stopped => return Err(Interrupted.into()),
+            }
+            if let Some(event) = channel.try_get_event()? {
+                anyhow::ensure!(event.user_data == CQ_DATA, "a completion event of an unknown queue");
+                self.events += 1;
+                self.cq.arm(Arm::Any)?;
+            }
+        }
+    }
+}
+
+fn poll(cq: &mut Cq) -> Option<TimedCompletion> {
+    let mut completions = cq.poll();
+    let completion = completions.next()?;
+    Some((completion.to_value(), completion.timestamp()))
+}

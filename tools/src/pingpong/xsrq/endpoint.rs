@@ -1,0 +1,277 @@
+//! The connections, their memory, and the run itself.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::net::Ipv6Addr;
+use std::os::fd::AsFd;
+
+use anyhow::{Context as _, Result};
+use bareverbs::{
+    Access, Buffer, Context, Gid, InitAttr, LinkLayer, Mr, Operation, Payload, Pd, PortAttr, Qp, QpCap,
+    QpInit, RecvRequest, RtrAttr, RtsAttr, SendFlags, SendRequest, SrqInit, UcRtrAttr, WcStatus,
+    WorkCompletion, XrcOperation, XrcSend, XrcSrq, XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
+};
+
+use super::record::XrcRecord;
+use crate::cli::pingpong::XsrqPingpong;
+use crate::pingpong::queues::{ACK_TIMEOUT, RETRY_CNT, ah_attr};
+use crate::pingpong::run::random_psn;
+use crate::pingpong::state::{RECV_ID, SEND_ID, Side};
+use crate::pingpong::status;
+use crate::pingpong::wait::{CompletionWaiter, WaitMode};
+use crate::signal::Stop;
+
+/// A connection each way.
+struct Connection {
+    sender: Qp<XrcSend>,
+    target: XrcTarget,
+    /// Messages on their way over it.
+    pending: u32,
+}
+
+/// One side of the table.
+pub(super) struct Endpoint<'a> {
+    options: &'a XsrqPingpong,
+    side: Side,
+    waiter: CompletionWaiter<'a>,
+    links: Vec<Connection>,
+    srq: XrcSrq,
+    /// After the queues, so that nothing is posted any more when it goes.
+    memory: Mr<Buffer>,
+    link_layer: LinkLayer,
+    gid_index: Option<u32>,
+    local: Vec<XrcRecord>,
+    remote: Vec<XrcRecord>,
+    /// Messages posted to each peer.
+    posted: Vec<u64>,
+    /// Peers whose turn it is to get one.
+    due: VecDeque<usize>,
+    sent: u64,
+    received: u64,
+}
+
+/// Messages that a connection takes at a time.
+fn send_depth(clients: u32) -> u32 {
+    clients + 1
+}
+
+impl<'a> Endpoint<'a> {
+    /// Makes everything up to the queue pairs in INIT, with receives posted.
+    pub(super) fn new(
+        options: &'a XsrqPingpong,
+        context: &Context,
+        port: &PortAttr,
+        gid: Option<(u32, Gid)>,
+        domain: Option<&File>,
+        stop: &'a Stop,
+    ) -> Result<Self> {
+        let (side, clients) = match options.host {
+            Some(_) => (Side::Client, 1),
+            None => (Side::Server, options.clients),
+        };
+        let pd = context.alloc_pd()?;
+        let buffer = Buffer::zeroed(options.size as usize)?;
+        let mut access = Access::LOCAL_WRITE;
+        access.set(Access::ON_DEMAND, options.odp);
+        let memory = pd.register(buffer, access)?;
+        let share = domain.map_or(XrcdShare::Private, |file| XrcdShare::JoinOrCreate(file.as_fd()));
+        let xrcd = context.open_xrcd(share)?;
+        let entries = clients.checked_mul(send_depth(clients)).and_then(|sends| sends.checked_add(clients));
+        let entries = entries.context("more clients than there can be")?;
+        let mode = WaitMode { events: options.events, timestamps: false };
+        let waiter = CompletionWaiter::new(context, entries, clients, mode, stop)?;
+        let init = XrcSrqInit { srq: SrqInit::new(clients), xrcd: &xrcd, cq: &waiter.cq };
+        let srq = pd.create_xrc_srq(&init)?;
+        let links = (0..clients).map(|_| Connection::new(options, &pd, &xrcd, &waiter));
+        let links = links.collect::<Result<Vec<_>>>()?;
+        let local = links.iter().map(|link| {
+            Ok(XrcRecord {
+                lid: port.lid,
+                recv_qpn: link.target.qp_num(),
+                send_qpn: link.sender.qp_num(),
+                psn: random_psn()?,
+                srqn: srq.srq_num(),
+                gid: gid.map_or(Ipv6Addr::UNSPECIFIED, |(_, gid)| gid.0.into()),
+            })
+        });
+        let mut endpoint = Self {
+            options,
+            side,
+            local: local.collect::<Result<_>>()?,
+            posted: vec![0; links.len()],
+            waiter,
+            links,
+            srq,
+            memory,
+            link_layer: port.link_layer,
+            gid_index: gid.map(|(index, _)| index),
+            remote: Vec::new(),
+            due: VecDeque::new(),
+            sent: 0,
+            received: 0,
+        };
+        (0..clients).try_for_each(|_| endpoint.post_recv())?;
+        endpoint.waiter.arm()?;
+        Ok(endpoint)
+    }
+
+    pub(super) fn side(&self) -> Side {
+        self.side
+    }
+
+    /// Where peers reach this side, connection by connection.
+    pub(super) fn local(&self) -> &[XrcRecord] {
+        &self.local
+    }
+
+    /// Where this side reaches its peers, as far as it is connected.
+    pub(super) fn remote(&self) -> &[XrcRecord] {
+        &self.remote
+    }
+
+    /// Messages that have come.
+    pub(super) fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Events slept for, where that was asked for.
+    pub(super) fn events(&self) -> Option<u64> {
+        self.waiter.events()
+    }
+
+    /// Connects the next place to this peer.
+    pub(super) fn connect(&mut self, remote: XrcRecord) -> Result<()> {
+        let place = self.remote.len();
+        let (own, link) = (&self.local[place], &mut self.links[place]);
+        let gid = remote.gid().map(|gid| Gid(gid.octets()));
+        anyhow::ensure!(
+            self.link_layer != LinkLayer::ETHERNET || gid.is_some(),
+            "the peer sent no GID, and RoCE can't reach it without one: give it a GID index (-g)"
+        );
+        let XsrqPingpong { ib_port, sl, mtu, .. } = *self.options;
+        let ah_attr = ah_attr((ib_port, sl), self.gid_index, remote.lid, gid)?;
+        link.target.ready_to_receive(&RtrAttr {
+            rq_psn: remote.psn,
+            path_mtu: mtu,
+            max_dest_rd_atomic: 0,
+            ..RtrAttr::new(ah_attr, remote.send_qpn)
+        })?;
+        link.target.ready_to_send(&XrcTargetRtsAttr { sq_psn: own.psn, timeout: ACK_TIMEOUT })?;
+        link.sender.ready_to_receive(&UcRtrAttr {
+            rq_psn: remote.psn,
+            path_mtu: mtu,
+            ..UcRtrAttr::new(ah_attr, remote.recv_qpn)
+        })?;
+        link.sender.ready_to_send(&RtsAttr {
+            sq_psn: own.psn,
+            timeout: ACK_TIMEOUT,
+            retry_cnt: RETRY_CNT,
+            rnr_retry: 7,
+            max_rd_atomic: 0,
+        })?;
+        self.remote.push(remote);
+        Ok(())
+    }
+
+    /// Runs to the end: the server begins with a message to each client, each answers, and so on.
+    pub(super) fn run(&mut self) -> Result<()> {
+        let total = u64::from(self.options.num_tests) * self.links.len() as u64;
+        if self.side == Side::Server {
+            self.due.extend(0..self.links.len());
+            self.send_due()?;
+        }
+        while self.received < total || self.sent < total {
+            let Some((completion, _)) = self.waiter.next()? else {
+                let (sent, received) = (self.sent, self.received);
+                anyhow::bail!(
+                    "nothing completed for {} s: {sent} of {total} messages were sent and {received} received",
+                    self.waiter.timeout().as_secs()
+                );
+            };
+            self.on_completion(completion)?;
+        }
+        Ok(())
+    }
+
+    fn on_completion(&mut self, completion: WorkCompletion) -> Result<()> {
+        let WorkCompletion { wr_id, status, qp_num, byte_len, .. } = completion;
+        if status != WcStatus::SUCCESS {
+            let reason =
+                status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"));
+            anyhow::bail!("Failed status {} ({}) for wr_id {wr_id}{reason}", status::words(status), status.0);
+        }
+        if wr_id == SEND_ID {
+            let link = self.links.iter_mut().find(|link| link.sender.qp_num() == qp_num);
+            link.with_context(|| format!("a completion for unknown QP {qp_num:#x}"))?.pending -= 1;
+            self.sent += 1;
+        } else {
+            anyhow::ensure!(
+                byte_len == self.options.size,
+                "a message of {byte_len} bytes came instead of {}: is the peer's -s the same?",
+                self.options.size
+            );
+            self.received += 1;
+            self.post_recv()?;
+            let place = match self.links.len() {
+                // To a client it may come over another client's connection.
+                1 => 0,
+                _ => self
+                    .links
+                    .iter()
+                    .position(|link| link.target.qp_num() == qp_num)
+                    .with_context(|| format!("a message to unknown QP {qp_num:#x}"))?,
+            };
+            self.due.push_back(place);
+        }
+        self.send_due()
+    }
+
+    /// Sends to all whose turn it is and for whom there is room: to each over all connections in
+    /// turn, as the C program does.
+    fn send_due(&mut self) -> Result<()> {
+        while let Some(&place) = self.due.front() {
+            if self.posted[place] < self.options.num_tests.into() {
+                let over = (place as u64 + self.posted[place]) % self.links.len() as u64;
+                let link = &mut self.links[over as usize];
+                if link.pending == send_depth(self.local.len() as u32) {
+                    return Ok(());
+                }
+                let remote_srq = self.remote[place].srqn;
+                let sges = [self.memory.sge(..)?];
+                let request = SendRequest {
+                    wr_id: SEND_ID,
+                    operation: XrcOperation { remote_srq, operation: Operation::Send },
+                    flags: SendFlags::SIGNALED,
+                    payload: Payload::Sges(&sges),
+                };
+                // SAFETY: the region outlives the queue pairs (field order), and its content does
+                // not matter.
+                unsafe { link.sender.post_send(&[request]) }.context("couldn't post a send")?;
+                link.pending += 1;
+                self.posted[place] += 1;
+            }
+            self.due.pop_front();
+        }
+        Ok(())
+    }
+
+    fn post_recv(&mut self) -> Result<()> {
+        let sges = [self.memory.sge(..)?];
+        // SAFETY: the region outlives the queue (field order), and its bytes are not looked at.
+        let posted = unsafe { self.srq.post_recv(&[RecvRequest { wr_id: RECV_ID, sges: &sges }]) };
+        posted.context("couldn't post a receive")
+    }
+}
+
+impl Connection {
+    fn new(options: &XsrqPingpong, pd: &Pd, xrcd: &Xrcd, waiter: &CompletionWaiter<'_>) -> Result<Self> {
+        let clients = if options.host.is_some() { 1 } else { options.clients };
+        let cap = QpCap { max_send_wr: send_depth(clients), ..QpCap::default() };
+        let mut target = xrcd.create_target(0)?;
+        let init = QpInit { cap, ..QpInit::new(&waiter.cq, &waiter.cq) };
+        let mut sender = pd.create_qp::<XrcSend>(&init)?;
+        target.init(&InitAttr::new(options.ib_port))?;
+        sender.init(&InitAttr::new(options.ib_port))?;
+        Ok(Self { sender, target, pending: 0 })
+    }
+}

@@ -1,0 +1,206 @@
+//! Ctrl-C and SIGTERM as something that can be waited for, so that the program can leave in good
+//! order.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+
+/// The eventfd that the signal handler writes to.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
+/// The signal that arrived.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+/// Says when the program is to end early.
+#[derive(Debug)]
+pub(crate) struct Stop {
+    event: OwnedFd,
+}
+
+/// Why a wait ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wake {
+    Ready,
+    TimedOut,
+    Stopped,
+}
+
+/// The program was told to end.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(crate) struct Interrupted;
+
+impl Interrupted {
+    /// The exit status that shells expect of a program ended by the signal.
+    pub(crate) fn exit_status(self) -> u8 {
+        u8::try_from(128 + SIGNAL.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
+    }
+}
+
+impl Stop {
+    /// One that no signal trips.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
+    }
+
+    /// One that SIGINT and SIGTERM trip, from now to the end of the program.
+    pub(crate) fn on_signals() -> io::Result<&'static Self> {
+        let stop: &'static Self = Box::leak(Box::new(Self::new()?));
+        WAKE.store(stop.event.as_raw_fd(), Ordering::Relaxed);
+        let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty());
+        for signal in [Signal::SIGINT, Signal::SIGTERM] {
+            // SAFETY: the handler only touches atomics and makes one write(), which
+            // signal-safety(7) allows.
+            unsafe { sigaction(signal, &action) }?;
+        }
+        Ok(stop)
+    }
+
+    /// Whether a signal has arrived, at the cost of one load.
+    pub(crate) fn check(&self) -> Result<(), Interrupted> {
+        if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
+    }
+
+    /// Waits for `events` on `fd`, up to `timeout` if there is one.
+    pub(crate) fn wait(
+        &self,
+        fd: BorrowedFd<'_>,
+        events: PollFlags,
+        timeout: Option<&mut Timeout>,
+    ) -> io::Result<Wake> {
+        Self::poll([(self.event.as_fd(), PollFlags::IN), (fd, events)].map(ready), timeout)
+    }
+
+    /// Waits until the deadline.
+    pub(crate) fn sleep(&self, deadline: Instant) -> io::Result<Wake> {
+        Self::poll([ready((self.event.as_fd(), PollFlags::IN))], Some(&mut Timeout::at(deadline)))
+    }
+
+    /// Waits for any of these, the first of which is the stop itself.
+    fn poll<const N: usize>(mut fds: [PollFd<'_>; N], mut timeout: Option<&mut Timeout>) -> io::Result<Wake> {
+        loop {
+            let left = timeout.as_mut().map(|timeout| timeout.left());
+            match poll(&mut fds, left.map(timespec).as_ref()) {
+                Err(Errno::INTR) => continue,
+                Err(errno) => return Err(errno.into()),
+                Ok(0) => return Ok(Wake::TimedOut),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(Wake::Stopped),
+                Ok(_) => return Ok(Wake::Ready),
+            }
+        }
+    }
+}
+
+/// How long something may take in all, however often it has to be waited for.
+///
+/// The first wait begins without a look at the clock, which is a system call in some virtual
+/// machines; only when it has ended too early does the time run. So it may be all but twice as long
+/// as said.
+#[derive(Debug)]
+pub(crate) enum Timeout {
+    Fresh(Duration),
+    Waited(Duration),
+    Until(Instant),
+}
+
+impl Timeout {
+    pub(crate) fn after(limit: Duration) -> Self {
+        Self::Fresh(limit)
+    }
+
+    fn at(deadline: Instant) -> Self {
+        Self::Until(deadline)
+    }
+
+    fn left(&mut self) -> Duration {
+        match *self {
+            Self::Fresh(limit) => {
+                *self = Self::Waited(limit);
+                limit
+            }
+            Self::Waited(limit) => {
+                *self = Self::Until(Instant::now() + limit);
+                limit
+            }
+            Self::Until(deadline) => deadline.saturating_duration_since(Instant::now()),
+        }
+    }
+}
+
+fn ready((fd, events): (BorrowedFd<'_>, PollFlags)) -> PollFd<'_> {
+    PollFd::from_borrowed_fd(fd, events)
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
+extern "C" fn on_signal(signal: i32) {
+    SIGNAL.store(signal, Ordering::Relaxed);
+    let event: RawFd = WAKE.load(Ordering::Relaxed);
+    // SAFETY: the eventfd was leaked by `Stop::on_signals` before the handler was set, so it stays
+    // open.
+    let event = unsafe { BorrowedFd::borrow_raw(event) };
+    // A full counter has already woken everybody.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+#[cfg(test)]
+impl Stop {
+    pub(crate) fn trigger(&self) {
+        rustix::io::write(&self.event, &1u64.to_ne_bytes()).expect("an eventfd takes a number");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_at_its_deadline() {
+        let stop = Stop::new().unwrap();
+        let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let start = Instant::now();
+        let mut timeout = Timeout::after(Duration::from_millis(20));
+        for waits in 1..=3 {
+            let woken = stop.wait(silent.as_fd(), PollFlags::IN, Some(&mut timeout)).unwrap();
+            assert_eq!(woken, Wake::TimedOut);
+            // The time begins to run with the second wait.
+            assert!(start.elapsed() >= Duration::from_millis(20 * waits.min(2)));
+        }
+    }
+
+    #[test]
+    fn a_sleep_ends_at_its_deadline_or_when_tripped() {
+        let stop = Stop::new().unwrap();
+        let soon = Instant::now() + Duration::from_millis(20);
+        assert_eq!(stop.sleep(soon).unwrap(), Wake::TimedOut);
+        assert!(Instant::now() >= soon);
+        stop.trigger();
+        assert_eq!(stop.sleep(soon + Duration::from_secs(60)).unwrap(), Wake::Stopped);
+    }
+
+    #[test]
+    fn a_wait_without_a_deadline_ends_when_tripped() {
+        let stop = Stop::new().unwrap();
+        let (silent, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| stop.wait(silent.as_fd(), PollFlags::IN, None).unwrap());
+            stop.trigger();
+            assert_eq!(waiter.join().unwrap(), Wake::Stopped);
+        });
+    }
+
+    #[test]
+    fn stop_takes_precedence_over_readiness() {
+        let stop = Stop::new().unwrap();
+        let (ready, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_eq!(stop.wait(ready.as_fd(), PollFlags::OUT, None).unwrap(), Wake::Ready);
+        stop.trigger();
+        assert_eq!(stop.wait(ready.as_fd(), PollFlags::OUT, None).unwrap(), Wake::Stopped);
+    }
+}

@@ -1,0 +1,78 @@
+//! Two requests to a ConnectX, built segment by segment: one that does nothing, for which verbs
+//! have no word, and an RDMA write.
+//!
+//! `cargo run --example raw_wqe`, on a machine with such a device. In the lab, with the software
+//! ConnectX:
+//!
+//! ```text
+//! cargo build --target x86_64-unknown-linux-musl --example raw_wqe   # or any other static target
+//! cargo xtask lab run --kernel 7.2 --hca ib --share target/x86_64-unknown-linux-musl/debug/examples -- /share/raw_wqe
+//! ```
+
+use bareverbs::{
+    Access, AhAttr, Buffer, Cq, CqInit, Device, InitAttr, Mr, Pd, Qp, QpInit, Rc, RtrAttr, RtsAttr, SendFlags,
+};
+use bareverbs_mlx5::wqe::{self, BLOCK, Opcode, WqeDisplay};
+use bareverbs_mlx5::{Mlx5, RawWqe};
+
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let context = Device::first()?.open_as::<Mlx5>()?;
+    let pd = context.alloc_pd()?;
+    let mut cq = context.create_cq(&CqInit::new(16))?;
+    let (mut alice, mut bob) = (create(&pd, &cq)?, create(&pd, &cq)?);
+    let (to_bob, to_alice) = (bob.qp_num(), alice.qp_num());
+    connect(&mut alice, to_bob)?;
+    connect(&mut bob, to_alice)?;
+
+    let mut source: Mr<Buffer> = pd.register(Buffer::zeroed(64)?, Access::empty())?;
+    source.write(0, b"written by hand")?;
+    let target = pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+
+    // What stands behind the control segment: where the write goes, and where its bytes are.
+    let write = [wqe::remote_address(target.remote(0)?), wqe::data(source.sge(..15)?)];
+    let requests = [
+        RawWqe { wr_id: 1, opcode: Opcode::NOP, imm: 0, flags: SendFlags::SIGNALED, segments: &[] },
+        RawWqe { wr_id: 2, opcode: Opcode::RDMA_WRITE, imm: 0, flags: SendFlags::SIGNALED, segments: &write },
+    ];
+    let mut batch = alice.start_send();
+    // SAFETY: the queue pair is in RTS; its queue is pushed to and looked at.
+    let queue = unsafe { batch.provider_queue() };
+    for request in &requests {
+        // SAFETY: both regions outlive the completions, and nobody looks at their bytes before.
+        unsafe { queue.push_raw_wqe(request) }?;
+    }
+    // Each takes a block here; they are the first ones of the queue.
+    let blocks: [[u8; BLOCK]; 2] = [queue.block(0), queue.block(1)];
+    batch.ring()?;
+    for block in &blocks {
+        print!("{}", WqeDisplay::new(block));
+    }
+
+    let mut left = requests.len();
+    while left > 0 {
+        let mut completions = cq.poll();
+        while let Some(completion) = completions.next() {
+            println!("{}", completion.entry());
+            left -= 1;
+        }
+    }
+    let mut bytes = [0; 15];
+    target.read(0, &mut bytes)?;
+    assert_eq!(&bytes, b"written by hand");
+    Ok(())
+}
+
+fn create(pd: &Pd<Mlx5>, cq: &Cq<Mlx5>) -> bareverbs::Result<Qp<Rc, Mlx5>> {
+    pd.create_qp(&QpInit::new(cq, cq))
+}
+
+/// Towards the queue pair `peer` of the same port.
+pub(crate) fn connect(qp: &mut Qp<Rc, Mlx5>, peer: u32) -> bareverbs::Result<()> {
+    let context = qp.pd().context();
+    let gid = context.default_gid(1)?;
+    let dlid = context.query_port(1)?.lid;
+    let address = AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) };
+    qp.init(&InitAttr { access: Access::REMOTE_WRITE, ..InitAttr::new(1) })?;
+    qp.ready_to_receive(&RtrAttr::new(address, peer))?;
+    qp.ready_to_send(&RtsAttr::default())
+}

@@ -1,0 +1,227 @@
+//! How a context comes about: made for a device file, or taken over from another process.
+
+use std::fs::OpenOptions;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, RegMrMethod};
+use bareverbs_provider::contract::{CreateError, Provider};
+use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
+use bareverbs_uapi::method::Call;
+use bareverbs_uapi::uverbs::types::DriverId;
+use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};
+use rustix::io::Errno;
+
+use super::{Capabilities, Context, ContextInner, ContextShared};
+use crate::{AsyncEvents, Device, Dm, Error, Pd, Result};
+
+impl<P: Provider> Context<P> {
+    pub(crate) fn open(device: &Device) -> Result<Self> {
+        const VERB: &str = "open_device";
+        let path =
+            device.uverbs_path().ok_or_else(|| Error::NoUverbs { device: device.name().to_owned() })?;
+        let open_file = |driver: DriverId| {
+            let node = OpenOptions::new().read(true).write(true).open(path).map_err(|error| Error::Open {
+                device: device.name().to_owned(),
+                path: path.to_owned(),
+                // An error of no system call: a path with a zero byte.
+                errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
+            })?;
+            device_file(VERB, device, node.into(), driver)
+        };
+        let driver = match device.driver_id() {
+            Some(driver) => Some(driver),
+            None => probe_driver(&open_file(DriverId::UNKNOWN)?),
+        };
+        let file = Arc::new(open_file(Self::driver(device, driver)?)?);
+        let refused = |refused: IoctlError| Error::kernel(VERB, device.name(), refused);
+        let provider = P::open(Arc::clone(&file)).map_err(refused)?;
+        let events = AsyncEvents::create(&file)?;
+        Self::with_file(VERB, device, file, provider, events)
+    }
+
+    /// Takes over a context with the provider `P`, as [`Context::import`] does.
+    ///
+    /// # Errors
+    /// As for [`Context::import`]; [`Error::UnsupportedDriver`] where `P` does not drive the
+    /// device.
+    pub fn import_as(fd: OwnedFd) -> Result<Self> {
+        const VERB: &str = "import_device";
+        let device = Device::from_fd(VERB, fd.as_fd())?;
+        let (fd, driver) = match device.driver_id() {
+            Some(driver) => (fd, Some(driver)),
+            None => {
+                let file = device_file(VERB, &device, fd, DriverId::UNKNOWN)?;
+                let driver = probe_driver(&file);
+                (file.into_fd(), driver)
+            }
+        };
+        let driver = Self::driver(&device, driver)?;
+        let file = Arc::new(device_file(VERB, &device, fd, driver)?);
+        let provider = P::import(Arc::clone(&file)).map_err(|reason| match reason {
+            CreateError::Unsupported { .. } => {
+                Error::Unsupported { verb: VERB, what: "imported contexts are" }
+            }
+            reason => Error::create(VERB, device.name(), reason).or_hint(|errno| {
+                (errno == Errno::INVAL).then(|| {
+                    "the file may have no context: open the device in the process that sends it".into()
+                })
+            }),
+        })?;
+        let events = AsyncEvents::create(&file)?;
+        let stream = events.as_fd().try_clone_to_owned().map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::MFILE);
+            Error::system("doubling the descriptor of asynchronous events", errno)
+        })?;
+        file.send_events_to(stream);
+        Self::with_file(VERB, &device, file, provider, events)
+    }
+
+    /// The driver, if it is known and one of `P`'s.
+    fn driver(device: &Device, driver: Option<DriverId>) -> Result<DriverId> {
+        driver
+            .filter(|driver| P::drives(driver.0))
+            .ok_or_else(|| Error::UnsupportedDriver { device: device.name().to_owned(), driver })
+    }
+
+    fn with_file(
+        verb: &'static str,
+        device: &Device,
+        file: Arc<DeviceFile>,
+        provider: P,
+        events: AsyncEvents,
+    ) -> Result<Self> {
+        let refused = |refused: IoctlError| Error::kernel(verb, device.name(), refused);
+        let device_attr = command::query_device_ex(&file).map_err(refused)?;
+        let inner = Arc::new(ContextInner {
+            capabilities: Capabilities::of(&file, &provider, &device_attr).map_err(refused)?,
+            file,
+            device: device.clone(),
+            reg_mr: RegMrMethod::default(),
+            device_attr,
+            events,
+        });
+        Ok(Self { shared: Arc::new(ContextShared { inner, provider }) })
+    }
+
+    /// A context over a device file that refuses every command.
+    #[cfg(test)]
+    pub(crate) fn for_test(
+        file: Arc<DeviceFile>,
+        provider: P,
+        device_attr: bareverbs_uapi::write::structs::ExQueryDeviceResp,
+    ) -> Self {
+        let capabilities =
+            Capabilities::of(&file, &provider, &device_attr).expect("a provider that tells all");
+        let events = AsyncEvents::for_test(&file);
+        let (device, reg_mr) = (Device::for_test(), RegMrMethod::default());
+        let inner = Arc::new(ContextInner { capabilities, file, device, reg_mr, device_attr, events });
+        Self { shared: Arc::new(ContextShared { inner, provider }) }
+    }
+
+    /// Uses a protection domain of the context that another process made, which stays that one's:
+    /// dropping what this gives leaves it as it is. `handle` is that of [`Pd::handle`] there.
+    ///
+    /// While anything that this process made is in the domain, the other one can't give it back.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT`
+    /// where the context has no such domain.
+    #[doc(alias = "ibv_import_pd")]
+    #[doc(alias = "ibv_unimport_pd")]
+    pub fn import_pd(&self, handle: u32) -> Result<Pd<P>> {
+        Pd::import(self, handle)
+    }
+
+    /// Uses memory on the device that another process took in the context, which stays that one's.
+    /// `handle` is that of [`Dm::handle`] there.
+    ///
+    /// # Errors
+    /// As for [`Context::import_pd`].
+    #[doc(alias = "ibv_import_dm")]
+    #[doc(alias = "ibv_unimport_dm")]
+    pub fn import_dm(&self, handle: u32) -> Result<Dm> {
+        Dm::import(self, handle)
+    }
+}
+
+impl Context {
+    /// Takes over a context that another process made, and goes on using: by its device file, which
+    /// that one has sent.
+    ///
+    /// The descriptor is what [`Context::as_fd`] lends, and goes through a Unix socket
+    /// (`SCM_RIGHTS`) or to a child that is started. What is in the context is named by handles,
+    /// plain numbers:
+    ///
+    /// ```no_run
+    /// use std::os::fd::OwnedFd;
+    ///
+    /// use bareverbs::{Context, Sge};
+    ///
+    /// // The other process has sent the descriptor, `pd.handle()` and `mr.handle()`.
+    /// # fn take_over(fd: OwnedFd, pd: u32, mr: u32) -> bareverbs::Result<()> {
+    /// let pd = Context::import(fd)?.import_pd(pd)?;
+    /// let mr = pd.import_mr(mr)?;
+    /// // A queue pair of this process, whose operations reach the other's memory.
+    /// let element: Sge = mr.sge(..64)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Everything made here is this process's own: its events come to [`Context::async_events`]
+    /// here, and its memory is this process's. The kernel knows one context, so what is left behind
+    /// goes with the last process that has it open, and [`Context::object_count`] counts what is
+    /// all theirs. A process that shares a context trusts the others: they could destroy what it
+    /// made.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a descriptor that is no device file; [`Error::Unsupported`] where the
+    /// driver's contexts are for one process ([`Capabilities::import`]);
+    /// [`Error::UnsupportedDriver`]; the kernel refuses, as for a file without a context.
+    #[doc(alias = "ibv_import_device")]
+    pub fn import(fd: OwnedFd) -> Result<Self> {
+        Self::import_as(fd)
+    }
+}
+
+/// The device file, by which another process can [take over](Context::import) the context. Nothing
+/// else should be done with it.
+impl<P: Provider> AsFd for Context<P> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file().as_fd()
+    }
+}
+
+/// The device file behind a descriptor that was opened as `device`'s.
+fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverId) -> Result<DeviceFile> {
+    let file = if device.kernel_vouches_for(fd.as_fd()) {
+        // SAFETY: the descriptor is of the character device that the kernel has just named, by RDMA
+        // netlink, as a uverbs device. This needs no sysfs, also for devices with dynamic numbers.
+        unsafe { DeviceFile::from_fd_unchecked(fd, driver.0) }.map_err(OpenError::from)
+    } else {
+        DeviceFile::from_fd(fd, driver.0)
+    };
+    file.map_err(|error| match error {
+        OpenError::Ioctl(refused) => Error::kernel(verb, device.name(), refused),
+        error => Error::invalid(verb, format!("the file of device {}: {error}", device.name())),
+    })
+}
+
+/// The driver of an open device file without a context.
+///
+/// RDMA netlink tells the driver; without it, the kernel is asked with every known number in turn.
+/// The number is checked before anything else of a call (`ib_uverbs_cmd_verbs` of
+/// `core/uverbs_ioctl.c`) and a wrong one gives `EINVAL`; counting objects of a class needs no
+/// context, changes nothing, and is answered well with the right one.
+fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
+    let mut known: Vec<u64> = DriverId::INFO.values.iter().map(|value| value.value).collect();
+    known.dedup();
+    known.into_iter().map(|number| DriverId(number as u32)).find(|driver| {
+        let mut total = 0;
+        let mut call = Call::<InfoHandles>::new(driver.0);
+        call.constant(InfoHandles::OBJECT_ID, ObjectClass::PD);
+        call.output(InfoHandles::TOTAL_HANDLES, &mut total);
+        // SAFETY: the method writes nothing but its attributes.
+        unsafe { file.execute(&mut call) }.is_ok()
+    })
+}

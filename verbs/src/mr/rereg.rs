@@ -1,0 +1,164 @@
+//! What a region is told to become, and what the kernel knows of it.
+
+use std::sync::Arc;
+
+use bareverbs_provider::command::{self, MrInfo, ReregMr};
+use bareverbs_provider::contract::Provider;
+use rustix::io::Errno;
+
+use super::{Mr, Object, REMOTE_ACCESSIBLE, check_odp_page_offset, is_soft_roce};
+use crate::pd::PdShared;
+use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
+
+const VERB: &str = "rereg_mr";
+
+impl<M> Mr<M> {
+    /// What the kernel knows of it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn query(&self) -> Result<MrInfo> {
+        let registration = &self.registration;
+        command::query_mr(&registration.domain.context.file, registration.handle())
+            .map_err(|refused| Error::kernel("query_mr", format!("lkey {:#x}", registration.lkey), refused))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`command::rereg_mr`].
+    unsafe fn rereg(&mut self, domain: Option<&Arc<PdShared>>, access: Option<Access>) -> Result<()> {
+        let registration = &mut *self.registration;
+        if domain.is_some_and(|domain| !Arc::ptr_eq(&domain.context, &registration.domain.context)) {
+            let reason = "the protection domain belongs to another context than the region";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let Object::Own(handle) = registration.object else {
+            let reason = "it is part of an implicit ODP region and has that region's access and domain";
+            return Err(Error::invalid(VERB, reason));
+        };
+        if let Some(access) = access
+            && (access ^ registration.access).contains(Access::ON_DEMAND)
+            && is_soft_roce(&registration.domain)
+        {
+            let reason = "Soft-RoCE neither pins nor unpins a region that it has: leave ON_DEMAND as it was at \
+                          registration, or register anew";
+            return Err(Error::invalid(VERB, reason));
+        }
+        let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
+        let file = Arc::clone(&registration.domain.context.file);
+        // SAFETY: the caller of `rereg` answers for the range with the new rights.
+        let answer = unsafe { command::rereg_mr(&file, handle, &change) };
+        if let Some(access) = access
+            && !answer.is_err_and(|refused| refused.errno == Errno::STALE)
+        {
+            // Also where the kernel refuses: a driver may fail after the device has changed the
+            // region, with any error number. Only `ESTALE` says that nothing was asked.
+            registration.ever_granted |= access;
+        }
+        let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
+            Errno::OPNOTSUPP => Error::Unsupported { verb: VERB, what: "such MR re-registrations are" },
+            _ => Error::kernel(VERB, format!("lkey {:#x}, {change:?}", registration.lkey), refused).or_hint(
+                |errno| match errno {
+                    Errno::ACCESS => Some(
+                        "a region that was registered without LOCAL_WRITE cannot be made writable: register anew"
+                            .into(),
+                    ),
+                    Errno::INVAL | Errno::OPNOTSUPP => {
+                        access.and_then(|access| mr_hints::access_hint(access, &registration.domain.context.capabilities))
+                    }
+                    _ => None,
+                },
+            ),
+        })?;
+        registration.lkey = lkey;
+        registration.rkey = rkey;
+        if let Some(domain) = domain {
+            registration.domain = Arc::clone(domain);
+        }
+        if let Some(access) = access {
+            registration.access = access;
+        }
+        Ok(())
+    }
+
+    /// Moves it to another protection domain of the same context. Its keys may change.
+    ///
+    /// ```no_run
+    /// # fn hand_over(mut mr: bareverbs::Mr<bareverbs::Buffer>, pd: &bareverbs::Pd) -> bareverbs::Result<()> {
+    /// mr.move_to(pd)?;
+    /// println!("peers now name it by {:#x}", mr.rkey());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] for
+    /// a domain of another context; the kernel refuses.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
+        // SAFETY: the rights stay those that were promised for the range at registration, by
+        // `MemoryOwner`, by the borrow or by the caller of `register_raw`.
+        unsafe { self.rereg(Some(pd.domain()), None) }
+    }
+}
+
+impl<M: MemoryOwner> Mr<M> {
+    /// Changes what may be done with it. Its keys may change.
+    ///
+    /// Rights that let peers write, once asked for, count for the region's life: [`Mr::bytes`] is
+    /// `None` from then on, whatever its rights are later and also where the kernel refuses. A
+    /// driver may fail after the device has changed the region.
+    ///
+    /// ```no_run
+    /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
+    /// use bareverbs::{Access, Error};
+    ///
+    /// match mr.set_access(Access::LOCAL_WRITE | Access::REMOTE_READ) {
+    ///     Err(Error::Unsupported { .. }) => println!("to be registered anew: this kernel changes no rights"),
+    ///     other => other?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// A region over borrowed memory has local rights only, and keeps them: a peer could go on
+    /// using a forgotten one after the borrow has ended.
+    ///
+    /// ```compile_fail,E0599
+    /// # use bareverbs::{Access, Borrowed, Mr};
+    /// # fn open_to_peers(mut borrowed: Mr<Borrowed<'_>>) {
+    /// borrowed.set_access(Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] as
+    /// for [`Pd::register`], and on Soft-RoCE where [`Access::ON_DEMAND`] would change; the kernel
+    /// refuses, with `EACCES` for writing to memory that was registered for reading.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub fn set_access(&mut self, access: Access) -> Result<()> {
+        if access.intersects(REMOTE_ACCESSIBLE) {
+            check_odp_page_offset(VERB, self.domain(), access | self.access(), self.start)?;
+        }
+        // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region
+        // reaches them, so any right may be given. The exclusive borrow ends all slices that
+        // `bytes` has lent, and `rereg` has it lend no more.
+        unsafe { self.rereg(None, Some(access)) }
+    }
+}
+
+impl Mr<RawMemory> {
+    /// Changes what may be done with it. Its keys may change.
+    ///
+    /// # Errors
+    /// As for [`Mr::set_access`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Pd::register_raw`], with the new rights.
+    #[doc(alias = "ibv_rereg_mr")]
+    pub unsafe fn set_raw_access(&mut self, access: Access) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.rereg(None, Some(access)) }
+    }
+}

@@ -1,0 +1,201 @@
+//! Which attributes a change of state needs and takes.
+
+use bareverbs_uapi::uverbs::types::QpType;
+
+use super::QpAttr;
+use crate::{Error, QpAttrMask, QpState, Result};
+
+/// The widest queue pair and packet numbers.
+const MAX_24_BITS: u32 = 0xff_ffff;
+
+const AV: QpAttrMask = QpAttrMask::AV;
+const ACCESS: QpAttrMask = QpAttrMask::ACCESS_FLAGS;
+const PKEY: QpAttrMask = QpAttrMask::PKEY_INDEX;
+const PORT: QpAttrMask = QpAttrMask::PORT;
+const QKEY: QpAttrMask = QpAttrMask::QKEY;
+const CUR: QpAttrMask = QpAttrMask::CUR_STATE;
+const SQ_PSN: QpAttrMask = QpAttrMask::SQ_PSN;
+const RNR_TIMER: QpAttrMask = QpAttrMask::MIN_RNR_TIMER;
+const NOTIFY: QpAttrMask = QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+const NONE: QpAttrMask = QpAttrMask::empty();
+const MIGRATION: QpAttrMask = QpAttrMask::ALT_PATH.union(QpAttrMask::PATH_MIG_STATE);
+const PEER: QpAttrMask = AV.union(QpAttrMask::PATH_MTU).union(QpAttrMask::DEST_QPN).union(QpAttrMask::RQ_PSN);
+const RETRIES: QpAttrMask = QpAttrMask::TIMEOUT.union(QpAttrMask::RETRY_CNT).union(QpAttrMask::RNR_RETRY);
+const MAX_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_QP_RD_ATOMIC;
+const MAX_DEST_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_DEST_RD_ATOMIC;
+
+/// Attributes that the step needs, and those that it takes beside them; nothing where there is no
+/// such step. As the kernel has them (`qp_state_table` of `core/verbs.c`), after table 91 of the
+/// InfiniBand specification.
+fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
+    if qp_type == QpType::RAW_PACKET {
+        let is_valid = match (from, to) {
+            (_, QpState::RESET) => true,
+            (QpState::RESET, QpState::ERR) => false,
+            (QpState::RESET, QpState::INIT) => return Some((PORT, NONE)),
+            (_, QpState::ERR) => true,
+            _ => matches!((from, to), (QpState::INIT, QpState::RTR) | (QpState::RTR, QpState::RTS)),
+        };
+        return is_valid.then_some((NONE, NONE));
+    }
+    let (reliable, datagrams) = (qp_type == QpType::RC, qp_type == QpType::UD);
+    // The sending end of a reliable connection has what is about its own requests.
+    let requests = reliable || qp_type == QpType::XRC_INI;
+    let rnr_timer = if reliable { RNR_TIMER } else { NONE };
+    let rts_optional = if datagrams { CUR | QKEY } else { CUR | ACCESS | MIGRATION | rnr_timer };
+    Some(match (from, to) {
+        (_, QpState::RESET) => (NONE, NONE),
+        (QpState::RESET, QpState::ERR) => return None,
+        (_, QpState::ERR) => (NONE, NONE),
+        (QpState::RESET, QpState::INIT) if datagrams => (PKEY | PORT | QKEY, NONE),
+        (QpState::RESET, QpState::INIT) => (PKEY | PORT | ACCESS, NONE),
+        (QpState::INIT, QpState::INIT) if datagrams => (NONE, PKEY | PORT | QKEY),
+        (QpState::INIT, QpState::INIT) => (NONE, PKEY | PORT | ACCESS),
+        (QpState::INIT, QpState::RTR) if datagrams => (NONE, PKEY | QKEY),
+        (QpState::INIT, QpState::RTR) => {
+            let required = if reliable { PEER | MAX_DEST_RD_ATOMIC | RNR_TIMER } else { PEER };
+            (required, QpAttrMask::ALT_PATH | ACCESS | PKEY)
+        }
+        (QpState::RTR, QpState::RTS) => {
+            (if requests { SQ_PSN | RETRIES | MAX_RD_ATOMIC } else { SQ_PSN }, rts_optional)
+        }
+        (QpState::RTS | QpState::SQD, QpState::RTS) => (NONE, rts_optional),
+        (QpState::RTS, QpState::SQD) => (NONE, NOTIFY),
+        (QpState::SQD, QpState::SQD) if datagrams => (NONE, PKEY | QKEY),
+        (QpState::SQD, QpState::SQD) if reliable => (
+            NONE,
+            PORT | AV | RETRIES | MAX_RD_ATOMIC | MAX_DEST_RD_ATOMIC | ACCESS | PKEY | RNR_TIMER | MIGRATION,
+        ),
+        (QpState::SQD, QpState::SQD) if requests => {
+            (NONE, PORT | AV | RETRIES | MAX_RD_ATOMIC | ACCESS | PKEY | MIGRATION)
+        }
+        (QpState::SQD, QpState::SQD) => (NONE, AV | ACCESS | PKEY | MIGRATION),
+        (QpState::SQE, QpState::RTS) if !requests => {
+            (NONE, if datagrams { CUR | QKEY } else { CUR | ACCESS })
+        }
+        _ => return None,
+    })
+}
+
+/// What a kernel is likely to mean that refuses a change as invalid.
+pub(super) fn explain_invalid_modify(
+    qp_type: QpType,
+    from: QpState,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+) -> String {
+    let to = if mask.contains(QpAttrMask::STATE) { attr.qp_state } else { from };
+    let Some((required, optional)) = qp_state_table(qp_type, from, to) else {
+        return format!(
+            "no transition from {from:?} to {to:?}: the order is RESET, INIT, RTR, RTS, with SQD and back from RTS, \
+             and ERR and RESET from any"
+        );
+    };
+    let missing = required.difference(mask);
+    let unexpected = mask.difference(required | optional | QpAttrMask::STATE);
+    if !missing.is_empty() {
+        format!("the transition also requires {missing:?}")
+    } else if !unexpected.is_empty() {
+        format!("the transition does not allow {unexpected:?}")
+    } else {
+        "a value is beyond what the device has, or the queue pair has failed by itself, which a query tells"
+            .into()
+    }
+}
+
+/// Fails for values that no packet and no table has room for. Kernels cut them, or do not look at
+/// them.
+pub(super) fn check_values(
+    verb: &'static str,
+    state: QpState,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+) -> Result<()> {
+    for (bit, what, asked) in [
+        (QpAttrMask::RQ_PSN, "rq_psn", attr.rq_psn),
+        (SQ_PSN, "sq_psn", attr.sq_psn),
+        (QpAttrMask::DEST_QPN, "dest_qp_num", attr.dest_qp_num),
+    ] {
+        if mask.contains(bit) {
+            check_24_bits(verb, what, asked)?;
+        }
+    }
+    for (bit, what, asked, max) in [
+        (QpAttrMask::TIMEOUT, "timeout", attr.timeout, 31),
+        (QpAttrMask::RETRY_CNT, "retry_cnt", attr.retry_cnt, 7),
+        (QpAttrMask::RNR_RETRY, "rnr_retry", attr.rnr_retry, 7),
+        (RNR_TIMER, "min_rnr_timer", attr.min_rnr_timer, 31),
+        (QpAttrMask::ALT_PATH, "alt_timeout", attr.alt_timeout, 31),
+        (QpAttrMask::PATH_MIG_STATE, "path_mig_state", attr.path_mig_state, 2),
+        (QpAttrMask::PATH_MTU, "path_mtu", attr.path_mtu, 5),
+    ] {
+        if mask.contains(bit) && asked > max {
+            return Err(Error::invalid(verb, format!("{what} {asked} is above {max}")));
+        }
+    }
+    if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu == 0 {
+        return Err(Error::invalid(verb, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"));
+    }
+    // Only a failed send queue goes to another state, SQE, in which sends can go on.
+    if mask.contains(CUR) && ![state, QpState::SQE].contains(&attr.cur_qp_state) {
+        let reason = format!("the queue pair is in {state:?}, not in {:?}", attr.cur_qp_state);
+        return Err(Error::invalid(verb, reason));
+    }
+    Ok(())
+}
+
+pub(super) fn check_24_bits(verb: &'static str, what: &'static str, asked: u32) -> Result<()> {
+    if asked <= MAX_24_BITS {
+        Ok(())
+    } else {
+        Err(Error::invalid(verb, format!("{what} {asked:#x} has more than 24 bits")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn explanation(qp_type: QpType, from: QpState, to: QpState, mask: QpAttrMask) -> String {
+        let attr = QpAttr { qp_state: to, ..QpAttr::default() };
+        explain_invalid_modify(qp_type, from, &attr, mask | QpAttrMask::STATE)
+    }
+
+    #[test]
+    fn missing_and_disallowed_attributes_are_named() {
+        let (rc, ud) = (QpType::RC, QpType::UD);
+        let text = explanation(rc, QpState::INIT, QpState::RTR, PEER | RNR_TIMER);
+        assert!(text.contains("requires") && text.contains("MAX_DEST_RD_ATOMIC"), "{text}");
+        assert!(!text.contains("MIN_RNR_TIMER"), "{text}");
+        let text = explanation(ud, QpState::INIT, QpState::RTR, AV);
+        assert!(text.contains("does not allow") && text.contains("AV"), "{text}");
+        let text = explanation(rc, QpState::INIT, QpState::RTS, NONE);
+        assert!(text.starts_with("no transition from INIT to RTS: the order is RESET, INIT"), "{text}");
+        assert!(explanation(rc, QpState::RTS, QpState::SQD, NOTIFY).starts_with("a value is beyond"));
+        let text = explain_invalid_modify(rc, QpState::RTS, &QpAttr::default(), PORT);
+        assert!(text.contains("does not allow") && text.contains("PORT"), "{text}");
+    }
+
+    #[test]
+    fn out_of_range_attributes_are_rejected() {
+        let check = |attr: QpAttr, mask| check_values("modify_qp", QpState::RTS, &attr, mask);
+        let zero = QpAttr::default();
+        for (attr, mask, words) in [
+            (
+                QpAttr { rq_psn: 1 << 24, ..zero },
+                QpAttrMask::RQ_PSN,
+                "rq_psn 0x1000000 has more than 24 bits",
+            ),
+            (QpAttr { timeout: 32, ..zero }, QpAttrMask::TIMEOUT, "timeout 32 is above 31"),
+            (QpAttr { path_mtu: 6, ..zero }, QpAttrMask::PATH_MTU, "path_mtu 6 is above 5"),
+            (zero, QpAttrMask::PATH_MTU, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"),
+            (zero, CUR, "the queue pair is in RTS, not in RESET"),
+        ] {
+            let refused = check(attr, mask).unwrap_err().to_string();
+            assert_eq!(refused, format!("modify_qp: {words}"));
+            check(attr, NONE).unwrap();
+        }
+        let max = QpAttr { retry_cnt: 7, min_rnr_timer: 31, sq_psn: MAX_24_BITS, path_mtu: 5, ..zero };
+        check(max, QpAttrMask::RETRY_CNT | RNR_TIMER | SQ_PSN | QpAttrMask::PATH_MTU).unwrap();
+    }
+}

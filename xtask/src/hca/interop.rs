@@ -1,0 +1,141 @@
+//! The C programs against each other, and ours against them.
+
+use anyhow::{Context, Result, ensure};
+
+use super::{READY, Testbed};
+use crate::pyverbs;
+
+/// Prints what the driver has to say, but for what an HCA without a vendor capability, a slot's
+/// speed or flow rules for switches brings about.
+const DMESG_ERRORS: &str = "dmesg -l emerg,alert,crit,err,warn | grep mlx5 |
+grep -vE 'Failed to get valid vendor specific ID|available PCIe bandwidth|post_act_init.*support is missing' || true";
+
+/// Does something with each program. What answers messages one by one plays for `count` of them.
+const EACH_PROGRAM: &str = "
+programs() {
+    local program
+    for program in rc uc ud srq xsrq; do \"$@\" ibv_${program}_pingpong $gid -n $count || return 1; done
+    for program in rc srq; do \"$@\" ibv_${program}_pingpong $gid -e -c -n 50 || return 1; done
+    for program in send_lat write_lat read_lat atomic_lat; do \"$@\" ib_$program -F $cm -n $count || return 1; done
+    for program in send_bw write_bw read_bw; do \"$@\" ib_$program -F $cm -n 200 || return 1; done
+}";
+
+/// Our programs with themselves and with the C programs, in both roles.
+const OURS: &str = "
+programs() {
+    local kind
+    for kind in rc uc ud srq xsrq; do
+        $1 \"bareverbs pingpong $kind\" \"bareverbs pingpong $kind\" || return 1
+        $1 \"bareverbs pingpong $kind\" ibv_${kind}_pingpong || return 1
+        $1 ibv_${kind}_pingpong \"bareverbs pingpong $kind\" || return 1
+    done
+    $1 'bareverbs pingpong rc -e -c' 'bareverbs pingpong rc -e -c'
+}
+serve_one() { serve $1 $gid -n 20; }
+play_other() { play $2 $gid -n 20; }";
+
+/// What of pyverbs takes seconds and not minutes: whatever a queue, a key and a message can do, and
+/// how they fail.
+const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex", "test_srq", "test_mlx5_cq"];
+
+/// What needs an address that the RDMA device has. Bytes go through the netdevs: with Ethernet, the
+/// HCA cuts them into frames and sums them up; with InfiniBand, they are datagrams of IPoIB. Then
+/// come the connection manager's programs: connections, several of them, datagrams, and streams of
+/// bytes over either side's buffers.
+const ADDRESSED_SERVERS: &str = r#"
+await python3 -c '
+import socket
+connection, _ = socket.create_server(("0.0.0.0", 7777)).accept()
+wanted, there = bytes(range(251)) * 16000, 0
+while chunk := connection.recv(65536):
+    assert chunk == wanted[there:there + len(chunk)], there
+    there += len(chunk)
+assert there == 4000000, there'
+await rping -s -C 10 -v
+await udaddy -c 4 -C 20
+# The streams wait for their turn with a busy processor.
+await sh -c 'ucmatose -p 7801 -c 4 -C 20 && rstream -p 7802 -S 4096 -I 20 -C 50 && riostream -p 7803 -S 4096 -I 20 -C 50'
+listening 7777"#;
+const ADDRESSED_CLIENTS: &str = r#"
+try ping -q -c 2 -i 0.2 $net.$PEER || exit 1
+timeout 120 python3 -c '
+import socket
+socket.create_connection(("'$net.$PEER'", 7777)).sendall((bytes(range(251)) * 16000)[:4000000])' || exit 1
+try rping -c -a $net.$PEER -C 10 -v &&
+    try udaddy -s $net.$PEER -c 4 -C 20 &&
+    try ucmatose -s $net.$PEER -p 7801 -c 4 -C 20 &&
+    try rstream -s $net.$PEER -p 7802 -T n -S 4096 -I 20 -C 50 &&
+    try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
+
+/// Within a host, two programs share a processor, and each looks for messages until its time is
+/// over.
+pub(super) fn within(testbed: &mut Testbed<'_>) -> Result<()> {
+    let programs = "
+programs serve
+await rping -s -C 10 -v
+listening $(seq $first $((at - 2))) || exit 1
+at=$first
+programs play && try rping -c -a $net.$PEER -C 10 -v && served";
+    testbed.script(0, &format!("count=20\n{EACH_PROGRAM}\n{programs}")).map(drop)
+}
+
+pub(super) fn bareverbs_within(testbed: &mut Testbed<'_>, host: usize) -> Result<()> {
+    let programs = "programs serve_one\nlistening || exit 1\nat=$first\ngames play_other && served";
+    testbed.script(host, &format!("{OURS}\n{programs}")).map(drop)
+}
+
+pub(super) fn bareverbs_between(testbed: &mut Testbed<'_>) -> Result<()> {
+    testbed.play(
+        0,
+        &format!("{OURS}\ngames serve_one\nlistening || exit 1\necho {READY}\nserved"),
+        &format!("{OURS}\ngames play_other"),
+    )
+}
+
+pub(super) fn between(testbed: &mut Testbed<'_>) -> Result<()> {
+    let programs = format!("count=200\n{EACH_PROGRAM}\ngames");
+    testbed.play(0, &serving(&programs), &playing(&programs))
+}
+
+/// Both ways, and by addresses: enough where the programs were played before.
+pub(super) fn smoke(testbed: &mut Testbed<'_>) -> Result<()> {
+    let program = "once() { $1 ibv_rc_pingpong $gid -n 50; }\nonce";
+    testbed.play(0, &serving(program), &playing(program))?;
+    one(testbed, 1)
+}
+
+/// One program, which a host serves.
+pub(super) fn one(testbed: &mut Testbed<'_>, server: usize) -> Result<()> {
+    let program = "ibv_rc_pingpong $gid -n 50";
+    testbed.play(
+        server,
+        &format!("serve {program}\nlistening || exit 1\necho {READY}\nserved"),
+        &format!("play {program}"),
+    )
+}
+
+/// A script that serves these programs and those by addresses.
+fn serving(programs: &str) -> String {
+    format!("{programs} serve\nlistening || exit 1\n{ADDRESSED_SERVERS} || exit 1\necho {READY}\nserved")
+}
+
+/// The script that plays them.
+fn playing(programs: &str) -> String {
+    format!("{programs} play || exit 1\n{ADDRESSED_CLIENTS}")
+}
+
+pub(super) fn dmesg_clean(testbed: &mut Testbed<'_>) -> Result<()> {
+    (0..usize::from(testbed.hosts)).try_for_each(|host| dmesg_clean_of(testbed, host))
+}
+
+pub(super) fn dmesg_clean_of(testbed: &mut Testbed<'_>, host: usize) -> Result<()> {
+    let said = testbed.script(host, DMESG_ERRORS)?;
+    ensure!(said.trim().is_empty(), "host {}:\n{said}", host + 1);
+    Ok(())
+}
+
+pub(super) fn pyverbs(testbed: &mut Testbed<'_>) -> Result<()> {
+    let root = testbed.setup.rdma_core.clone().context("the hosts have the Debian root")?;
+    let kind = testbed.kind();
+    pyverbs::run_part(testbed.guests()?, &root, "mlx5_0", kind, &SELECTED)
+}

@@ -1,0 +1,186 @@
+//! rdma-core's suite on a ConnectX in software: nothing fails, and what is skipped is known with
+//! its reason.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use bareverbs_lab::{Accelerator, Exec, Hca, HcaPort, RdmaCore, Series, Since};
+
+use super::{End, Lab, suite};
+use crate::build;
+use crate::print::heading;
+
+/// The kernel that the list is true of. Others lack some of what it has: there, nothing may fail
+/// but what fails on Soft-RoCE too.
+const LISTED: Series = Series::Released(Since::V7_2);
+const INTRODUCTION: &str = "\
+# pyverbs on the ConnectX in software: what is skipped
+
+The tests of rdma-core's suite that the HCA's driver or library skips, and the reason that they give. None fails.
+`cargo xtask pyverbs --hca ib` and `--hca roce` run the suite on 7.2 and fail if it ends otherwise than this page says;
+`--record` writes the page. `--kernel` chooses other kernels, on which nothing may fail either, but for what fails on
+Soft-RoCE too (`tests/kernel/pyverbs.md`).
+";
+
+/// Sets huge pages aside, of which some tests take up to four.
+const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc/sys/vm/nr_hugepages";
+
+/// Skipped tests by kind of port, each with its reason.
+type Skips = BTreeMap<String, BTreeMap<String, String>>;
+
+fn path() -> PathBuf {
+    build::workspace().join("hca/pyverbs.md")
+}
+
+/// Runs the suite on an HCA, on each kernel, and compares what was skipped with the list, or writes
+/// the list.
+pub(super) fn run(
+    rdma_core: &RdmaCore,
+    port: HcaPort,
+    kernels: &[Series],
+    record: bool,
+    accelerator: Accelerator,
+) -> Result<()> {
+    let kernels = if kernels.is_empty() { &[LISTED] } else { kernels };
+    ensure!(!record || kernels == [LISTED], "the list is of {LISTED}");
+    let lab = Lab::open(rdma_core, accelerator)?;
+    let soft = super::read()?;
+    let mut trouble = Vec::new();
+    for kernel in kernels {
+        let mut ends = play(&lab, port, *kernel)?;
+        ends.retain(|id, end| {
+            let excused = *end == End::Failed && soft.fails(id, *kernel);
+            if excused {
+                println!("{id} fails, as it does on Soft-RoCE under {kernel}");
+            }
+            !excused
+        });
+        let name = name(port);
+        let mut known = parse(&fs::read_to_string(path()).unwrap_or_default());
+        if record {
+            known.insert(name.to_owned(), skips(&ends));
+            fs::write(path(), print(&known)).context("writing the list")?;
+        }
+        let listed = (*kernel == LISTED).then(|| known.remove(name).unwrap_or_default());
+        for line in self::trouble(&ends, listed.as_ref()) {
+            println!("{line}");
+            trouble.push(line);
+        }
+    }
+    ensure!(trouble.is_empty(), "{} tests ended otherwise than {} says", trouble.len(), path().display());
+    Ok(())
+}
+
+fn name(port: HcaPort) -> &'static str {
+    if port == HcaPort::Ib { "ib" } else { "roce" }
+}
+
+/// How the tests ended on an HCA under this kernel.
+fn play(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
+    let kernel = lab.kernel(kernel)?;
+    let hca = Hca::start(&build::hca()?, port, 1, &[])?;
+    heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), kernel.version));
+    let mut guests = lab.boot(&kernel, Some(&hca))?;
+    let argv = ["sh", "-c", HUGE_PAGES].map(str::to_owned).into();
+    let set_aside = guests.run(0, Exec { argv, ..Exec::default() }, Duration::from_secs(60))?;
+    ensure!(set_aside.status == 0, "the guest has no room for huge pages");
+    let ends = suite::run(&mut guests, "mlx5_0", name(port), &[])?;
+    for warning in guests.shut_down()? {
+        println!("{warning}");
+    }
+    Ok(ends)
+}
+
+fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
+    let skipped = ends.iter().filter_map(|(id, end)| match end {
+        End::Skipped(reason) => Some((id.clone(), reason.clone())),
+        _ => None,
+    });
+    skipped.collect()
+}
+
+/// What is wrong, a line each.
+fn trouble(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
+    let mut trouble: Vec<_> =
+        ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| format!("{id} failed")).collect();
+    let Some(listed) = listed else { return trouble };
+    let skipped = skips(ends);
+    for (id, reason) in &skipped {
+        if !listed.contains_key(id) {
+            trouble.push(format!("{id} is skipped now: {reason}"));
+        }
+    }
+    for id in listed.keys().filter(|id| !skipped.contains_key(*id)) {
+        trouble.push(format!("{id} is not skipped any more: take it off the list"));
+    }
+    trouble
+}
+
+fn print(skips: &Skips) -> String {
+    let mut text = INTRODUCTION.to_owned();
+    for (port, tests) in skips {
+        let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (id, reason) in tests {
+            reasons.entry(reason).or_default().push(id);
+        }
+        let _ = write!(text, "\n## {port}: {}\n", tests.len());
+        for (reason, ids) in reasons {
+            let _ = write!(text, "\n{reason}:\n\n");
+            for id in ids {
+                let _ = writeln!(text, "- {id}");
+            }
+        }
+    }
+    text
+}
+
+fn parse(text: &str) -> Skips {
+    let mut skips = Skips::new();
+    let (mut port, mut reason) = (String::new(), String::new());
+    for line in text.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            port = title.split(':').next().unwrap_or_default().to_owned();
+            skips.entry(port.clone()).or_default();
+        } else if let Some(id) = line.strip_prefix("- ") {
+            skips.entry(port.clone()).or_default().insert(id.to_owned(), reason.clone());
+        } else if let Some(said) = line.strip_suffix(':') {
+            said.clone_into(&mut reason);
+        }
+    }
+    skips
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ends() -> BTreeMap<String, End> {
+        BTreeMap::from([
+            ("test_a.A.test_1".to_owned(), End::Passed),
+            ("test_a.A.test_2".to_owned(), End::Skipped("no ODP".to_owned())),
+            ("test_b.B.test_3".to_owned(), End::Skipped("no ODP".to_owned())),
+        ])
+    }
+
+    #[test]
+    fn skip_list_round_trips() {
+        let all = Skips::from([("ib".to_owned(), skips(&ends())), ("roce".to_owned(), BTreeMap::new())]);
+        assert_eq!(parse(&print(&all)), all);
+    }
+
+    #[test]
+    fn failures_and_changed_skips_are_reported() {
+        let mut ends = ends();
+        let listed = skips(&ends);
+        assert!(trouble(&ends, Some(&listed)).is_empty());
+        ends.insert("test_a.A.test_1".to_owned(), End::Failed);
+        ends.insert("test_a.A.test_2".to_owned(), End::Passed);
+        ends.insert("test_c.C.test_4".to_owned(), End::Skipped("no DEVX".to_owned()));
+        assert_eq!(trouble(&ends, Some(&listed)).len(), 3);
+        assert_eq!(trouble(&ends, None), ["test_a.A.test_1 failed"]);
+    }
+}

@@ -1,0 +1,498 @@
+//! The lab at work: several guests side by side, each taking the next test of its kernel.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use bareverbs_lab::{
+    Accelerator, Cache, Exec, Failure, Guests, Hca, HcaPort, Kernel, Programs, RdmaCore, Series, Setup,
+    Tools, fetch_headers,
+};
+use clap::ValueEnum;
+
+use crate::filter::Filter;
+use crate::guest_tests::{GuestTest, PROFILE_FILE, guest_tests};
+use crate::hca::{self, Testbed, Tier};
+use crate::outcome::{Outcome, Table, judge};
+use crate::{build, fastpath, lab, two_hosts, wqe_diff};
+
+/// Kinds of HCAs to test.
+const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
+/// Where the guest sees the test binaries.
+const GUEST_FOLDER: &str = "/lab/tests";
+/// How long one test may take in a guest: far longer than any does, but a machine whose processors
+/// are others' half of the time is slow.
+const LIMIT: Duration = Duration::from_secs(300);
+/// The test that a guest's kernel takes when it is switched off.
+const SOUND: &str = "the kernel stays sound";
+
+/// The profiles in a guest: one for each program, to which each process adds what it counted when
+/// it exits.
+const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
+
+/// Tests of scale.
+const ENDURANCE: &str = "endurance::";
+
+/// A device that the kernel tests run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tested {
+    /// Soft-RoCE.
+    Rxe,
+    /// The HCA, with InfiniBand.
+    Ib,
+    /// The HCA, with Ethernet.
+    Roce,
+}
+
+impl Tested {
+    fn port(self) -> Option<HcaPort> {
+        match self {
+            Self::Rxe => None,
+            Self::Ib => Some(HcaPort::Ib),
+            Self::Roce => Some(HcaPort::Roce),
+        }
+    }
+
+    /// What a run on this kernel is called.
+    fn run_name(self, kernel: &str) -> String {
+        match self {
+            Self::Rxe => kernel.to_owned(),
+            Self::Ib => format!("{kernel} ib"),
+            Self::Roce => format!("{kernel} roce"),
+        }
+    }
+
+    /// Why a test is not run on it.
+    fn leaves_out(self, test: &GuestTest) -> Option<Outcome> {
+        let slow = self != Self::Rxe && test.title().starts_with(ENDURANCE);
+        slow.then(|| Outcome::Skipped("the software HCA is slow: `cargo xtask soak --hca`".into()))
+    }
+}
+
+/// What guests are made of.
+pub(crate) struct Lab {
+    pub(crate) cache: Cache,
+    tools: Tools,
+    kernels: Vec<(String, Kernel)>,
+    pub(super) rdma_core: RdmaCore,
+}
+
+impl Lab {
+    pub(crate) fn fetch(wanted: &[String]) -> Result<Self> {
+        let cache = Cache::open()?;
+        let tools = Tools::fetch(&cache, false)?;
+        println!("QEMU {}", tools.version);
+        let wanted = if wanted.is_empty() {
+            Series::RELEASED.iter().map(Series::to_string).collect()
+        } else {
+            wanted.to_vec()
+        };
+        let mut kernels = Vec::new();
+        for name in wanted {
+            let kernel = lab::kernel(&cache, &tools, &name)?;
+            println!("kernel {}", kernel.version);
+            kernels.push((name, kernel));
+        }
+        let rdma_core = RdmaCore::fetch(&cache, false)?;
+        println!("rdma-core {}", rdma_core.version);
+        for series in Series::RELEASED {
+            println!("headers {}", fetch_headers(&cache, series, false)?.version);
+        }
+        Ok(Self { cache, tools, kernels, rdma_core })
+    }
+}
+
+/// Tests that bring guests of their own.
+enum Special {
+    FastPath(Vec<fastpath::Check>),
+    WqeDiff(wqe_diff::Check),
+    Hosts(&'static str, two_hosts::Test),
+    Hca(HcaPort, Tier, Vec<(String, hca::Test)>),
+}
+
+/// What runs on one kernel and device.
+struct TestRun<'a> {
+    name: String,
+    kernel: &'a Kernel,
+    device: Tested,
+    tests: VecDeque<&'a GuestTest>,
+    specials: VecDeque<Special>,
+    /// How many guests take from `tests`.
+    guests: usize,
+}
+
+/// What is to be done next by a worker that has no guest.
+enum Job<'a> {
+    /// Tests of a test run, in a guest.
+    Guest(usize),
+    Special(String, &'a Kernel, Special),
+}
+
+/// The tests that were asked for.
+pub(crate) struct Plan<'a> {
+    lab: &'a Lab,
+    programs: Programs,
+    folder: PathBuf,
+    tests: Vec<GuestTest>,
+    devices: &'a [Tested],
+    filter: Filter<'a>,
+    hca_only: bool,
+    /// Where the coverage profiles of instrumented programs go.
+    profiles: Option<PathBuf>,
+}
+
+/// Instrumented programs, and where their profiles go.
+pub(crate) struct Instrumented {
+    pub(crate) programs: Programs,
+    /// The folder with the test binaries.
+    pub(crate) folder: PathBuf,
+    pub(crate) tests: Vec<GuestTest>,
+    pub(crate) profiles: PathBuf,
+}
+
+impl<'a> Plan<'a> {
+    /// Builds what the tests need.
+    pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Filter<'a>) -> Result<Self> {
+        let programs = build::guest_programs()?;
+        // Tests of HCAs need no binaries.
+        let hca_only = filter.only(hca::PREFIX);
+        let (folder, mut tests) = if hca_only { Default::default() } else { guest_tests()? };
+        tests.retain(|test| filter.takes(&test.title()));
+        Ok(Self { lab, programs, folder, tests, devices, filter, hca_only, profiles: None })
+    }
+
+    /// The tests of instrumented programs, without those that bring guests of their own.
+    pub(crate) fn instrumented(
+        lab: &'a Lab,
+        devices: &'a [Tested],
+        filter: Filter<'a>,
+        instrumented: Instrumented,
+    ) -> Self {
+        let Instrumented { programs, folder, mut tests, profiles } = instrumented;
+        tests.retain(|test| filter.takes(&test.title()));
+        Self { lab, programs, folder, tests, devices, filter, hca_only: false, profiles: Some(profiles) }
+    }
+
+    /// How many processors a guest keeps busy.
+    pub(crate) fn processors(&self) -> usize {
+        // Hosts with HCAs come in twos with one each, and mostly one of them works.
+        if self.hca_only { 1 } else { 2 }
+    }
+
+    /// Runs all of them, in so many guests (or groups of guests) at the same time.
+    pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
+        let kernels = self.lab.kernels.iter();
+        let test_runs: Vec<_> = kernels
+            .flat_map(|(name, kernel)| self.devices.iter().map(|device| self.test_run(name, kernel, *device)))
+            .collect();
+        if test_runs.iter().all(|test_run| test_run.tests.is_empty() && test_run.specials.is_empty()) {
+            bail!("no kernel test is named like `{}`", self.filter);
+        }
+        if self.devices.iter().any(|device| device.port().is_some()) {
+            build::hca()?;
+        }
+        let specials = || test_runs.iter().flat_map(|test_run| &test_run.specials);
+        let measures = specials().any(|special| matches!(special, Special::FastPath(..)));
+        let compares = specials().any(|special| matches!(special, Special::WqeDiff(..)));
+        let needs_hca = measures || compares || specials().any(|special| matches!(special, Special::Hca(..)));
+        let kernels = test_runs.iter().map(|test_run| test_run.name.clone()).collect();
+        let queue = Mutex::new(SharedQueue {
+            test_runs,
+            table: Table { kernels, rows: BTreeMap::new() },
+            stopped: false,
+        });
+        thread::scope(|scope| {
+            // What they need is built beside the first tests. Where that fails, it fails once more
+            // for who needs it.
+            scope.spawn(move || {
+                build::with_low_priority(|| {
+                    let _ = (
+                        needs_hca.then(build::hca),
+                        compares.then(build::wqe_diff),
+                        measures.then(build::fastpath),
+                    );
+                });
+            });
+            let work = || Worker { plan: self, accelerator, queue: &queue }.work();
+            let workers: Vec<_> = (0..jobs).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().try_for_each(|worker| worker.join().expect("workers don't panic"))
+        })?;
+        Ok(queue.into_inner().unwrap_or_else(PoisonError::into_inner).table)
+    }
+
+    fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
+        let mut specials = VecDeque::new();
+        let tests = self.tests.iter().collect();
+        // What brings guests of its own brings the device, too.
+        if device != self.devices[0] || self.profiles.is_some() {
+            return TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 };
+        }
+        // All of the HCAs' tests take minutes for each kernel and kind of port: only where they are
+        // asked for.
+        let tier = |port| match name {
+            two_hosts::KERNEL if self.hca_only => Some(Tier::All),
+            _ if self.hca_only => Some(Tier::Kernel),
+            _ if self.filter.takes_all() && hca::SHORT_ON.contains(&(name, port)) => Some(Tier::Short),
+            _ => None,
+        };
+        for port in PORTS {
+            let Some(tier) = tier(port) else { continue };
+            let tests = hca::tests(port, tier, self.filter);
+            if !tests.is_empty() {
+                specials.push_back(Special::Hca(port, tier, tests));
+            }
+        }
+        let rxe = device == Tested::Rxe;
+        let wanted = |title: &str| rxe && self.filter.takes(title);
+        if name == fastpath::KERNEL {
+            let checks: Vec<_> = fastpath::CHECKS.into_iter().filter(|(title, _)| wanted(title)).collect();
+            if !checks.is_empty() {
+                specials.push_back(Special::FastPath(checks));
+            }
+        }
+        if name == wqe_diff::KERNEL {
+            let checks = wqe_diff::CHECKS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(checks.map(Special::WqeDiff));
+        }
+        if name == two_hosts::KERNEL {
+            let tests = two_hosts::TESTS.into_iter().filter(|(title, _)| wanted(title));
+            specials.extend(tests.map(|(title, test)| Special::Hosts(title, test)));
+        }
+        TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 }
+    }
+}
+
+/// What the workers share.
+struct SharedQueue<'a> {
+    test_runs: Vec<TestRun<'a>>,
+    table: Table,
+    /// Whether one of them gave up.
+    stopped: bool,
+}
+
+impl<'a> SharedQueue<'a> {
+    /// First a kernel that nobody tests yet, then what brings its own guests, then a hand for a
+    /// kernel with much to do.
+    fn next(&mut self) -> Option<Job<'a>> {
+        if self.stopped {
+            return None;
+        }
+        if let Some(alone) = self.test_runs.iter().position(|at| at.guests == 0 && !at.tests.is_empty()) {
+            self.test_runs[alone].guests += 1;
+            return Some(Job::Guest(alone));
+        }
+        for test_run in &mut self.test_runs {
+            if let Some(special) = test_run.specials.pop_front() {
+                return Some(Job::Special(test_run.name.clone(), test_run.kernel, special));
+            }
+        }
+        let waiting = self.test_runs.iter().enumerate().filter(|(_, at)| !at.tests.is_empty());
+        let (longest, test_run) = waiting.max_by_key(|(_, at)| at.tests.len() / at.guests)?;
+        // A guest takes as long to boot as some tests do.
+        if test_run.tests.len() / test_run.guests < 8 {
+            return None;
+        }
+        self.test_runs[longest].guests += 1;
+        Some(Job::Guest(longest))
+    }
+}
+
+/// A thread that boots guests and gives them work.
+struct Worker<'a, 'b> {
+    plan: &'b Plan<'b>,
+    accelerator: Accelerator,
+    queue: &'a Mutex<SharedQueue<'b>>,
+}
+
+impl<'b> Worker<'_, 'b> {
+    fn work(&self) -> Result<()> {
+        while let Some(job) = { self.queue().next() } {
+            let done = match job {
+                Job::Guest(test_run) => self.tests_of(test_run),
+                Job::Special(name, kernel, special) => self.special(&name, kernel, special),
+            };
+            if done.is_err() {
+                self.queue().stopped = true;
+                return done;
+            }
+        }
+        Ok(())
+    }
+
+    fn queue(&self) -> MutexGuard<'_, SharedQueue<'b>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One host with the Debian root.
+    fn setup<'c>(&'c self, kernel: &'c Kernel) -> Setup<'c> {
+        let lab = self.plan.lab;
+        Setup {
+            cache: &lab.cache,
+            tools: &lab.tools,
+            kernel,
+            programs: &self.plan.programs,
+            hosts: 1,
+            rdma_core: Some(lab.rdma_core.root.clone()),
+            shares: Vec::new(),
+            accelerator: self.accelerator,
+            instruction_clock: false,
+            recording: None,
+            hca: None,
+        }
+    }
+
+    /// Says how a test ended.
+    fn report(&self, kernel: &str, title: &str, outcome: Outcome, log: &str, begin: Instant) {
+        self.queue().table.enter(kernel, title, outcome, log, begin.elapsed());
+    }
+
+    /// Says how a test ended that tells by its result.
+    fn judged(&self, kernel: &str, title: &str, result: Result<()>, begin: Instant) {
+        let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
+        let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
+        self.report(kernel, title, outcome, &log, begin);
+    }
+
+    /// Runs a test run's tests in one guest, and in a new one after a test has broken it.
+    fn tests_of(&self, test_run: usize) -> Result<()> {
+        let (name, kernel, device) = {
+            let at = &self.queue().test_runs[test_run];
+            (at.name.clone(), at.kernel, at.device)
+        };
+        let hca = match device.port() {
+            Some(port) => Some(Hca::start(&build::hca()?, port, 1, &[])?),
+            None => None,
+        };
+        let shares = vec![(self.plan.folder.clone(), GUEST_FOLDER.to_owned())];
+        let setup = Setup { shares, hca: hca.as_ref(), ..self.setup(kernel) };
+        let mut guests = None;
+        while let Some(test) = self.take(test_run) {
+            let begin = Instant::now();
+            if let Some(outcome) = device.leaves_out(test) {
+                self.report(&name, &test.title(), outcome, "", begin);
+                continue;
+            }
+            let booted = match guests.take() {
+                Some(booted) => booted,
+                None => {
+                    let booted = Guests::boot(&setup)?;
+                    println!("{name}: {} is up in {:.1} s", kernel.version, begin.elapsed().as_secs_f64());
+                    booted
+                }
+            };
+            let begin = Instant::now();
+            let (outcome, log) = self.run(booted, test, &mut guests)?;
+            self.report(&name, &test.title(), outcome, &log, begin);
+        }
+        if let (Some(folder), Some(guests)) = (&self.plan.profiles, &mut guests) {
+            collect_profiles(guests, folder)?;
+        }
+        self.queue().test_runs[test_run].guests -= 1;
+        if let Some(Err(error)) = guests.map(Guests::shut_down) {
+            self.judged(&name, SOUND, Err(error), Instant::now());
+        }
+        Ok(())
+    }
+
+    fn take(&self, test_run: usize) -> Option<&'b GuestTest> {
+        let mut queue = self.queue();
+        if queue.stopped { None } else { queue.test_runs[test_run].tests.pop_front() }
+    }
+
+    fn special(&self, name: &str, kernel: &Kernel, special: Special) -> Result<()> {
+        let setup = self.setup(kernel);
+        let begin = Instant::now();
+        match special {
+            // Side by side: a guest that counts instructions has one processor, and counts as many
+            // however slow it is.
+            Special::FastPath(checks) => {
+                let rdma_core = &self.plan.lab.rdma_core;
+                let measure = |port| fastpath::measure(setup.cache, setup.tools, kernel, rdma_core, port);
+                let measured: Vec<_> = thread::scope(|scope| {
+                    let running: Vec<_> =
+                        checks.iter().map(|(_, port)| scope.spawn(|| measure(*port))).collect();
+                    running.into_iter().map(|one| one.join().expect("measuring does not panic")).collect()
+                });
+                for ((title, _), measured) in checks.into_iter().zip(measured) {
+                    let (figures, above) = measured?;
+                    let outcome = if above.is_empty() { Outcome::Passed } else { Outcome::Failed };
+                    self.report(name, title, outcome, &figures, begin);
+                }
+            }
+            Special::WqeDiff((title, port)) => {
+                let lab = self.plan.lab;
+                let report = wqe_diff::check(&lab.cache, &lab.tools, kernel, &lab.rdma_core, port)?;
+                let outcome = if report.differences.is_empty() { Outcome::Passed } else { Outcome::Failed };
+                self.report(name, title, outcome, &report.text(), begin);
+            }
+            Special::Hosts(title, test) => self.judged(name, title, test(&setup), begin),
+            Special::Hca(port, tier, tests) => {
+                let mut testbed = Testbed::new(&setup, name, port, tier)?;
+                for (title, test) in tests {
+                    let begin = Instant::now();
+                    let result = testbed.run(test);
+                    self.judged(name, &title, result, begin);
+                }
+                if let Err(error) = testbed.end() {
+                    self.judged(name, SOUND, Err(error), Instant::now());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one test; hands the guest back unless it is lost.
+    fn run(
+        &self,
+        mut booted: Guests,
+        test: &GuestTest,
+        guests: &mut Option<Guests>,
+    ) -> Result<(Outcome, String)> {
+        let program = format!("{GUEST_FOLDER}/{}", test.binary);
+        let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"].map(str::to_owned);
+        let env = self.plan.profiles.iter().map(|_| (PROFILE_FILE.to_owned(), GUEST_PROFILES.to_owned()));
+        match booted.run(0, Exec { argv: argv.into(), env: env.collect(), ..Exec::default() }, LIMIT) {
+            Ok(finished) => {
+                *guests = Some(booted);
+                let log = format!(
+                    "{}{}",
+                    String::from_utf8_lossy(&finished.stdout),
+                    String::from_utf8_lossy(&finished.stderr)
+                );
+                Ok(if finished.timed_out {
+                    (Outcome::Failed, format!("{log}killed after {} s", LIMIT.as_secs()))
+                } else {
+                    judge(finished.status, &log)
+                })
+            }
+            // The guest is lost; the tests that follow get a new one.
+            Err(error) if error.is::<Failure>() => Ok((Outcome::Failed, error.to_string())),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Brings the profiles that a guest's programs left into the folder. A guest that is lost takes its
+/// profiles along.
+fn collect_profiles(guests: &mut Guests, folder: &Path) -> Result<()> {
+    let mut output = |script: &str| -> Result<Vec<u8>> {
+        let argv = ["sh", "-c", script].map(str::to_owned).into();
+        let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
+        if finished.status != 0 {
+            bail!("`{script}` in the guest: {}", String::from_utf8_lossy(&finished.stderr));
+        }
+        Ok(finished.stdout)
+    };
+    fs::create_dir_all(folder)?;
+    let number = fs::read_dir(folder)?.count();
+    let names = String::from_utf8(output("cd /tmp; ls | grep '\\.profraw$' || true")?)?;
+    for name in names.lines() {
+        let profile = output(&format!("cat '/tmp/{name}'"))?;
+        fs::write(folder.join(format!("guest-{number}-{name}")), profile)?;
+    }
+    Ok(())
+}
