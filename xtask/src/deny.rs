@@ -57,7 +57,7 @@ impl Deny {
         }
         println!("{packages} crates, {} faults", faults.len());
         heading("Licenses, crates, sources");
-        let mut deny = Command::new(installed(TOOL, VERSION)?);
+        let mut deny = Command::new(installed(TOOL, TOOL, VERSION)?);
         deny.current_dir(build::workspace()).args(["check", "--hide-inclusion-graph"]);
         deny.args(["bans", "licenses", "sources"]).args(self.advisories.then_some("advisories"));
         let passed = deny.status().context("running cargo-deny")?.success();

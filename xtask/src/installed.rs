@@ -1,4 +1,4 @@
-//! Cargo subcommands from the registry, each of a fixed version, installed on first use.
+//! Programs from the registry, each of a fixed version, installed on first use.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,10 @@ use bareverbs_lab::Cache;
 
 use crate::build;
 
-/// The program `name` of the crate of the same name. A missing one is built and put into the user's
-/// cache, which takes minutes.
-pub(crate) fn installed(name: &str, version: &str) -> Result<PathBuf> {
+/// A program of a crate. A missing one is built and put into the user's cache, which takes minutes.
+pub(crate) fn installed(name: &str, program: &str, version: &str) -> Result<PathBuf> {
     let root = Cache::open()?.root().join(format!("{name}-{version}"));
-    let program = root.join("bin").join(name);
+    let program = root.join("bin").join(program);
     if program.is_file() {
         return Ok(program);
     }

@@ -16,10 +16,12 @@ mod loom;
 mod mutants;
 mod native;
 mod outcome;
+mod package;
 mod plot;
 mod print;
 mod pyverbs;
 mod soak;
+mod spelling;
 mod terminal;
 mod test;
 mod tsan;
@@ -66,6 +68,12 @@ enum Command {
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
     Deny(deny::Deny),
+    /// Package the published crates, or publish them.
+    Package(package::Package),
+    /// Build the documentation of all crates; warnings are errors.
+    Doc,
+    /// Check that all crates build with the compiler that runs this, the minimum Rust version in CI.
+    Msrv,
     /// Run the threaded tests of the mlx5 provider under ThreadSanitizer.
     Tsan(tsan::Tsan),
     /// Real kernels with Soft-RoCE, in QEMU.
@@ -90,6 +98,9 @@ fn main() -> ExitCode {
         Command::Fastpath(fastpath) => fastpath.run(),
         Command::Mutants(mutants) => mutants.run(),
         Command::Deny(deny) => deny.run(),
+        Command::Package(package) => package.run(),
+        Command::Doc => test::documentation().map(|()| ExitCode::SUCCESS),
+        Command::Msrv => test::minimum_rust().map(|()| ExitCode::SUCCESS),
         Command::Tsan(tsan) => tsan.run(),
         Command::Lab(command) => lab::run(command),
     };

@@ -78,7 +78,7 @@ struct Position {
 
 impl Mutants {
     pub(crate) fn run(self) -> Result<ExitCode> {
-        let tool = installed(TOOL, VERSION)?;
+        let tool = installed(TOOL, TOOL, VERSION)?;
         let tree = Tree::open()?;
         if let Some(kernel) = &self.kernel {
             return lab::run(&tool, &tree, kernel, &self.files, self.sample);

@@ -16,7 +16,7 @@ use crate::guest_tests::guest_test_titles;
 use crate::outcome::{Totals, result_line};
 use crate::print::heading;
 use crate::tsan::{self, Toolchain, Tsan};
-use crate::{build, counts, loom, pyverbs};
+use crate::{build, counts, loom, package, pyverbs, spelling};
 
 pub(crate) use self::scheduler::{Instrumented, Lab, Plan, Tested};
 
@@ -128,6 +128,8 @@ fn data_races(totals: &mut Totals) -> Result<()> {
 fn static_checks() -> Result<()> {
     heading("Formatting");
     succeed(build::cargo().args(["fmt", "--all", "--check"]))?;
+    heading("Spelling");
+    spelling::check()?;
     heading("Clippy");
     succeed(build::cargo().args([
         "clippy",
@@ -150,11 +152,23 @@ fn static_checks() -> Result<()> {
         "warnings",
     ]))?;
     heading("Documentation");
+    documentation()?;
+    heading("Packages");
+    package::check()
+}
+
+/// Builds the documentation of all crates, without warnings.
+pub(crate) fn documentation() -> Result<()> {
     succeed(
         build::cargo()
             .args(["doc", "--workspace", "--all-features", "--no-deps", "--quiet"])
             .env("RUSTDOCFLAGS", "-D warnings"),
     )
+}
+
+/// Checks all crates and their tests with the compiler that is there.
+pub(crate) fn minimum_rust() -> Result<()> {
+    succeed(build::cargo().args(["check", "--workspace", "--all-targets", "--all-features", "--locked"]))
 }
 
 fn succeed(command: &mut Command) -> Result<()> {
