@@ -28,6 +28,9 @@ const SUITE: &str = "- rdma-core ";
 /// What stands before a kernel's version.
 const KERNEL: &str = "- kernel ";
 
+/// How the head of a section's table begins.
+const HEAD: &str = "| theirs |";
+
 const OTHERS: &str = "## Those that pass nowhere";
 
 /// What stands in the last column for a test that has none of ours, before the reason.
@@ -95,7 +98,7 @@ impl fmt::Display for Table {
                 let columns = KERNELS.map(|series| format!(" {series} |")).concat();
                 writeln!(
                     f,
-                    "\n## {module}\n\n| theirs |{columns} ours |\n|---|{}---|",
+                    "\n## {module}\n\n{HEAD}{columns} ours |\n|---|{}---|",
                     "---|".repeat(KERNELS.len())
                 )?;
             }
@@ -157,6 +160,7 @@ impl Table {
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
         let mut passing = true;
+        let mut columns: Vec<usize> = (0..KERNELS.len()).collect();
         for line in text.lines() {
             passing &= line != OTHERS;
             if let Some(version) = line.strip_prefix(SUITE) {
@@ -166,8 +170,10 @@ impl Table {
                 let column =
                     KERNELS.iter().position(series).with_context(|| format!("no column for {version}"))?;
                 version.clone_into(&mut table.versions[column]);
+            } else if let Some(head) = line.strip_prefix(HEAD).filter(|_| passing) {
+                columns = parse_head(head).with_context(|| line.to_owned())?;
             } else if line.starts_with("| test_") {
-                let row = parse_row(line, passing).with_context(|| line.to_owned())?;
+                let row = parse_row(line, passing, &columns).with_context(|| line.to_owned())?;
                 if passing { table.passing.push(row) } else { table.others.push(row) }
             }
         }
@@ -175,7 +181,17 @@ impl Table {
     }
 }
 
-fn parse_row(line: &str, passing: bool) -> Result<Row> {
+/// Which kernels the columns are of. A kernel that was added since has none.
+fn parse_head(head: &str) -> Result<Vec<usize>> {
+    let names = head.strip_suffix(" ours |").context("the last column is ours")?.split_terminator('|');
+    let column = |name: &str| {
+        let kernel = KERNELS.iter().position(|series| series.to_string() == name.trim());
+        kernel.with_context(|| format!("`{}` is no kernel", name.trim()))
+    };
+    names.map(column).collect()
+}
+
+fn parse_row(line: &str, passing: bool, columns: &[usize]) -> Result<Row> {
     let line =
         line.strip_prefix('|').and_then(|line| line.strip_suffix('|')).context("a row ends with `|`")?;
     let cells: Vec<_> = line.split('|').map(str::trim).collect();
@@ -187,11 +203,11 @@ fn parse_row(line: &str, passing: bool) -> Result<Row> {
             Some(if why == "it fails" { End::Failed } else { End::Skipped(why.to_owned()) });
         return Ok(row);
     }
-    if cells.len() != KERNELS.len() + 2 {
-        bail!("a row of {} cells", KERNELS.len() + 2);
+    if cells.len() != columns.len() + 2 {
+        bail!("a row of {} cells", columns.len() + 2);
     }
-    for (end, cell) in row.ends.iter_mut().zip(&cells[1..]) {
-        *end = match *cell {
+    for (&column, cell) in columns.iter().zip(&cells[1..]) {
+        row.ends[column] = match *cell {
             "ok" => Some(End::Passed),
             "skipped" => Some(End::Skipped(String::new())),
             "fails" => Some(End::Failed),
@@ -199,7 +215,7 @@ fn parse_row(line: &str, passing: bool) -> Result<Row> {
             other => bail!("`{other}` is no outcome"),
         };
     }
-    row.ours = cells[KERNELS.len() + 1].parse()?;
+    row.ours = cells[columns.len() + 1].parse()?;
     Ok(row)
 }
 
@@ -207,31 +223,41 @@ fn parse_row(line: &str, passing: bool) -> Result<Row> {
 mod tests {
     use super::*;
 
+    const LAST: usize = KERNELS.len() - 1;
+
+    /// Values for the oldest and the newest kernel; the kernels between have none.
+    fn columns<T: Default>(oldest: T, newest: T) -> [T; KERNELS.len()] {
+        let mut columns = KERNELS.map(|_| T::default());
+        columns[0] = oldest;
+        columns[LAST] = newest;
+        columns
+    }
+
     fn table() -> Table {
         let passed = Some(End::Passed);
         Table {
             rdma_core: "65.0-1".to_owned(),
-            versions: ["6.1.9-1".to_owned(), String::new(), "7.2.13-1".to_owned()],
+            versions: columns(format!("{}.9-1", KERNELS[0]), format!("{}.13-1", KERNELS[LAST])),
             passing: vec![
                 Row {
-                    ends: [passed.clone(), None, passed.clone()],
+                    ends: columns(passed.clone(), passed.clone()),
                     ours: Ours::Tests(vec!["verbs::one".to_owned(), "connected::two".to_owned()]),
                     ..Row::new("test_a.A.test_1")
                 },
-                Row { ends: [Some(End::Failed), None, passed.clone()], ..Row::new("test_a.A.test_2") },
+                Row { ends: columns(Some(End::Failed), passed.clone()), ..Row::new("test_a.A.test_2") },
                 Row {
-                    ends: [Some(End::Skipped(String::new())), None, passed],
+                    ends: columns(Some(End::Skipped(String::new())), passed),
                     ours: Ours::None("about Python".to_owned()),
                     ..Row::new("test_b.B.test_1")
                 },
             ],
             others: vec![
                 Row {
-                    ends: [None, None, Some(End::Skipped("no HCA".to_owned()))],
+                    ends: columns(None, Some(End::Skipped("no HCA".to_owned()))),
                     ours: Ours::Tests(vec!["verbs::three".to_owned()]),
                     ..Row::new("test_mlx5_x.X.test_1")
                 },
-                Row { ends: [None, None, Some(End::Failed)], ..Row::new("test_mlx5_x.X.test_2") },
+                Row { ends: columns(None, Some(End::Failed)), ..Row::new("test_mlx5_x.X.test_2") },
             ],
         }
     }
@@ -247,34 +273,49 @@ mod tests {
         let text = table().to_string();
         let sections: Vec<_> = text.lines().filter(|line| line.starts_with("## ")).collect();
         assert_eq!(sections, ["## test_a", "## test_b", "## Those that pass nowhere"]);
-        assert!(text.contains("| test_a.A.test_1 | ok |  | ok | verbs::one, connected::two |\n"));
-        assert!(text.contains("| test_b.B.test_1 | skipped |  | ok | none: about Python |\n"));
+        let between = "  |".repeat(LAST - 1);
+        assert!(
+            text.contains(&format!("| test_a.A.test_1 | ok |{between} ok | verbs::one, connected::two |\n"))
+        );
+        assert!(
+            text.contains(&format!("| test_b.B.test_1 | skipped |{between} ok | none: about Python |\n"))
+        );
     }
 
     #[test]
     fn skip_reason_is_escaped_in_table() {
         let mut table = table();
-        table.others[0].ends[2] = Some(End::Skipped("this | that\nand more".to_owned()));
+        table.others[0].ends[LAST] = Some(End::Skipped("this | that\nand more".to_owned()));
         let read = Table::parse(&table.to_string()).unwrap();
-        assert_eq!(read.others[0].ends[2], Some(End::Skipped("this   that and more".to_owned())));
+        assert_eq!(read.others[0].ends[LAST], Some(End::Skipped("this   that and more".to_owned())));
     }
 
     #[test]
     fn malformed_table_rows_are_rejected() {
+        let oks = " ok |".repeat(LAST);
+        assert!(Table::parse(&format!("| test_a.A.test_1 |{oks} ok | verbs::one |")).is_ok());
         for row in [
-            "| test_a.A.test_1 | ok | ok | verbs::one |",
-            "| test_a.A.test_1 | ok | perhaps | ok | verbs::one |",
-            "| test_a.A.test_1 | ok | ok | ok | none: |",
-            "| test_a.A.test_1 | ok | ok | ok | verbs::one",
+            format!("| test_a.A.test_1 |{oks} verbs::one |"),
+            format!("| test_a.A.test_1 |{oks} perhaps | verbs::one |"),
+            format!("| test_a.A.test_1 |{oks} ok | none: |"),
+            format!("| test_a.A.test_1 |{oks} ok | verbs::one"),
         ] {
-            assert!(Table::parse(row).is_err(), "{row}");
+            assert!(Table::parse(&row).is_err(), "{row}");
         }
+    }
+
+    #[test]
+    fn table_without_a_column_for_a_new_kernel_is_read() {
+        let page = format!("{HEAD} {} | ours |\n| test_a.A.test_1 | ok | verbs::one |", KERNELS[LAST]);
+        let table = Table::parse(&page).unwrap();
+        assert_eq!(table.passing[0].ends, columns(None, Some(End::Passed)));
+        assert!(Table::parse(&page.replace(&KERNELS[LAST].to_string(), "5.10")).is_err());
     }
 
     #[test]
     fn table_lookup_finds_known_failures() {
         let fails = |id, kernel| table().fails(id, kernel);
-        assert!(fails("test_a.A.test_2", KERNELS[0]) && fails("test_mlx5_x.X.test_2", KERNELS[2]));
-        assert!(!fails("test_a.A.test_2", KERNELS[2]) && !fails("test_a.A.test_9", KERNELS[0]));
+        assert!(fails("test_a.A.test_2", KERNELS[0]) && fails("test_mlx5_x.X.test_2", KERNELS[LAST]));
+        assert!(!fails("test_a.A.test_2", KERNELS[LAST]) && !fails("test_a.A.test_9", KERNELS[0]));
     }
 }
