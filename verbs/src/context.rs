@@ -22,16 +22,16 @@ use crate::{
     GidEntry, IndirectionTable, LinkLayer, Pd, PortAttr, Result, Wq, Xrcd, XrcdShare,
 };
 
-/// The most GID entries that one call can tell: an attribute has at most 65,535 bytes.
+/// Most GID entries that one call can return: an attribute has at most 65,535 bytes.
 const MAX_GID_ENTRIES: u32 = (u16::MAX as usize / size_of::<KernelGidEntry>()) as u32;
 
-/// The most handles of one class that [`Context::object_count`] counts, for the same reason.
+/// Most handles of one class that [`Context::object_count`] can count, because of the same limit.
 const MAX_HANDLES: usize = u16::MAX as usize / size_of::<u32>();
 
-/// An open device: where everything else is made.
+/// An open device. All other objects are created from it.
 ///
-/// It is cheap to clone. The device stays open for as long as anything that was made from it
-/// exists.
+/// Cloning is cheap. The device stays open until the last object that was created from it is
+/// dropped.
 ///
 /// ```no_run
 /// let context = bareverbs::Device::find("rxe0")?.open()?;
@@ -49,13 +49,13 @@ struct ContextShared<P> {
     provider: P,
 }
 
-/// What objects without a provider's part hold of a context.
+/// The part of a context that does not depend on the provider type.
 pub(crate) struct ContextInner {
     pub(crate) file: Arc<DeviceFile>,
     pub(crate) device: Device,
     pub(crate) capabilities: Capabilities,
     pub(crate) reg_mr: RegMrMethod,
-    /// What the kernel said of the device when it was opened, which does not change.
+    /// The kernel's response to QUERY_DEVICE_EX at open. It does not change.
     pub(crate) device_attr: ExQueryDeviceResp,
     events: AsyncEvents,
 }
@@ -89,7 +89,7 @@ impl<P: Provider> Context<P> {
         &self.shared.inner.device
     }
 
-    /// What was found out at open.
+    /// Capabilities of the kernel and the device, determined at open.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.shared.inner.capabilities
@@ -98,24 +98,24 @@ impl<P: Provider> Context<P> {
     /// Properties and limits of the device.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
         let failed = |refused| Error::kernel("query_device", self.device().name(), refused);
         let mut attr = DeviceAttr::from(&self.shared.inner.device_attr)
             .with(self.provider().offloads().map_err(failed)?);
-        // The driver's own spelling, where the device has firmware.
+        // The driver formats the version itself if the device has firmware.
         if !self.device().fw_ver().is_empty() {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);
         }
         Ok(attr)
     }
 
-    /// Properties of a port; ports count from 1.
+    /// Properties of a port. Ports are numbered from 1.
     ///
     /// # Errors
-    /// [`Error::NoPort`] where the device has no such port.
+    /// [`Error::NoPort`] if the device has no such port; [`Error::Kernel`].
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u32) -> Result<PortAttr> {
         let number = self.check_port(port)?;
@@ -124,12 +124,11 @@ impl<P: Provider> Context<P> {
             .map_err(|refused| Error::kernel("query_port", format!("port {port}"), refused))
     }
 
-    /// Effective speed of a port in Mbit/s, where [`Capabilities::port_speed`] says that it can be
-    /// told.
+    /// Effective speed of a port in Mbit/s. Needs [`Capabilities::port_speed`].
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::Unsupported`] where the kernel or the driver cannot tell; the
-    /// kernel refuses.
+    /// [`Error::NoPort`]; [`Error::Unsupported`] if the kernel or the driver does not report it;
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_port_speed")]
     pub fn port_speed(&self, port: u32) -> Result<u64> {
         self.check_port(port)?;
@@ -141,10 +140,10 @@ impl<P: Provider> Context<P> {
             .map_err(|refused| Error::kernel("query_port_speed", format!("port {port}"), refused))
     }
 
-    /// The filled entries of all ports' GID tables.
+    /// The filled entries of the GID tables of all ports.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
         let mut room = 0;
@@ -154,7 +153,7 @@ impl<P: Provider> Context<P> {
         self.gid_entries(room)
     }
 
-    /// As many entries of all ports' tables as there is room for.
+    /// Reads up to `room` entries of the GID tables of all ports.
     fn gid_entries(&self, room: u32) -> Result<Vec<GidEntry>> {
         let mut entries = vec![KernelGidEntry::zeroed(); room.clamp(1, MAX_GID_ENTRIES) as usize];
         let filled = command::query_gid_table(self.file(), &mut entries)
@@ -165,7 +164,8 @@ impl<P: Provider> Context<P> {
     /// One entry of a port's GID table.
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::NoGid`] where the entry is empty or the table has no such index.
+    /// [`Error::NoPort`]; [`Error::NoGid`] if the entry is empty or the index is outside the table;
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
     pub fn gid(&self, port: u32, index: u32) -> Result<GidEntry> {
@@ -194,13 +194,14 @@ impl<P: Provider> Context<P> {
         }
     }
 
-    /// The GID entry of `port` to use where the user names none.
+    /// The default GID entry of `port`.
     ///
-    /// On Ethernet: RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6 one
-    /// rather than a link-local one, then the lowest index. Elsewhere the lowest index.
+    /// On Ethernet, entries are ranked by type (RoCE v2 before v1), then by address (IPv4 before
+    /// global IPv6 before link-local IPv6), then by index. On other link layers the lowest index is
+    /// chosen.
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::NoGid`] where no entry of the port is filled.
+    /// [`Error::NoPort`]; [`Error::NoGid`] if no entry of the port is filled; [`Error::Kernel`].
     pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
         let PortAttr { link_layer, gid_tbl_len, .. } = self.query_port(port)?;
         let only_port = self.port_count() == 1;
@@ -208,12 +209,12 @@ impl<P: Provider> Context<P> {
         select_gid(&table, port, link_layer).ok_or_else(|| self.no_gid(port, 0))
     }
 
-    /// How many objects of `class` this context holds, counted by the kernel; it counts up to
-    /// 16,382.
+    /// Number of objects of `class` in this context, as counted by the kernel. At most 16,382 can
+    /// be counted.
     ///
     /// # Errors
-    /// [`Error::Limit`] for more of them than it counts; the kernel refuses, as for a class that
-    /// the device does not have.
+    /// [`Error::Limit`] if there are more than can be counted; [`Error::Kernel`], for example for a
+    /// class that the device does not have.
     pub fn object_count(&self, class: ObjectClass) -> Result<usize> {
         const VERB: &str = "info_handles";
         let mut handles = vec![0; MAX_HANDLES];
@@ -223,7 +224,7 @@ impl<P: Provider> Context<P> {
                     .then(|| "this kernel or device may have no objects of that class".into())
             })
         })?;
-        // The kernel lists as many as there is room for, and says no more than that.
+        // The kernel fills the array and does not report whether there are more.
         let max = MAX_HANDLES as u64 - 1;
         Error::check_limit(VERB, "a number of objects of at least", count as u64, max)?;
         Ok(count)
@@ -235,29 +236,31 @@ impl<P: Provider> Context<P> {
         self.shared.inner.events.clone()
     }
 
-    /// Makes a protection domain.
+    /// Creates a protection domain.
     ///
     /// # Errors
-    /// The kernel refuses, as where the device has no more of them.
+    /// [`Error::Kernel`], for example if the device has no protection domain left.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<Pd<P>> {
         Pd::alloc(self)
     }
 
-    /// Makes an XRC domain, or joins one that other processes share: [`Xrcd`] says what for.
+    /// Creates an XRC domain, or joins one that other processes share. [`Xrcd`] describes its use.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none; the kernel refuses, with `EAGAIN` where
-    /// [`XrcdShare::Join`] finds none, and `EINVAL` where [`XrcdShare::Create`] does.
+    /// [`Error::Unsupported`] if the device has no XRC domains; [`Error::Kernel`] with `EAGAIN` if
+    /// [`XrcdShare::Join`] finds no domain, and with `EINVAL` if [`XrcdShare::Create`] finds one.
     #[doc(alias = "ibv_open_xrcd")]
     pub fn open_xrcd(&self, share: XrcdShare<'_>) -> Result<Xrcd<P>> {
         Xrcd::open(self, share)
     }
 
-    /// What the device's clock shows now, in ticks: the clock of
-    /// [`Completion::timestamp`](crate::Completion::timestamp). [`DeviceAttr::hca_core_clock`] says
-    /// how many thousand ticks a second has, and [`DeviceAttr::completion_timestamp_mask`] which
-    /// bits count before it begins anew. Looking takes no system call after the first time.
+    /// The device clock now, in ticks. [`Completion::timestamp`](crate::Completion::timestamp) uses
+    /// the same clock.
+    ///
+    /// [`DeviceAttr::hca_core_clock`] is its frequency in kHz.
+    /// [`DeviceAttr::completion_timestamp_mask`] has the bits that count before the clock wraps
+    /// around. A read needs no system call after the first one.
     ///
     /// ```no_run
     /// # fn measure(context: &bareverbs::Context) -> bareverbs::Result<()> {
@@ -270,67 +273,67 @@ impl<P: Provider> Context<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has no such clock; [`Error::Provider`] where the
-    /// kernel does not show it; the kernel refuses to map it.
+    /// [`Error::Unsupported`] if the device has no such clock; [`Error::Provider`] if the kernel
+    /// does not expose it; [`Error::Kernel`] if the kernel refuses to map it.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn raw_clock(&self) -> Result<u64> {
         const VERB: &str = "query_rt_values";
         if !self.capabilities().completion_timestamps {
             return Err(Error::Unsupported { verb: VERB, what: "reads of the device clock are" });
         }
-        // A page of the device that a forked child does not have.
+        // The clock page of the device is not mapped in a forked child.
         self.file().check_same_process().map_err(|errno| {
             Error::kernel(VERB, "the device's clock", IoctlError { method: "mmap", errno })
         })?;
         self.provider().read_clock().map_err(|reason| Error::create(VERB, "the device's clock", reason))
     }
 
-    /// Takes memory on the device: [`Dm`] says what for.
+    /// Allocates device memory. [`Dm`] describes its use.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for no bytes,
-    /// [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`]; the kernel refuses, as where not
-    /// so much is left.
+    /// [`Error::Unsupported`] if the device has no device memory; [`Error::Invalid`] for a length
+    /// of 0; [`Error::Limit`] for more than [`DeviceAttr::max_dm_size`]; [`Error::Kernel`], for
+    /// example if not enough is left.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, init: &DmInit) -> Result<Dm> {
         Dm::alloc(self, init)
     }
 
-    /// Makes a table of work queues, for queue pairs that spread frames over them:
-    /// [`RssQp`](crate::RssQp) says how.
+    /// Creates an indirection table of work queues for RSS QPs. [`RssQp`](crate::RssQp) describes
+    /// its use.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a number of queues
-    /// that is no power of 2 or a queue of another context, [`Error::Limit`] for more than
-    /// [`DeviceAttr::max_rwq_indirection_table_size`]; the kernel refuses.
+    /// [`Error::Unsupported`] if the device has no indirection tables; [`Error::Invalid`] if the
+    /// number of queues is not a power of 2 or a queue belongs to another context; [`Error::Limit`]
+    /// for more than [`DeviceAttr::max_rwq_indirection_table_size`]; [`Error::Kernel`].
     #[doc(alias = "ibv_create_rwq_ind_table")]
     pub fn create_indirection_table(&self, wqs: &[&Wq<P>]) -> Result<IndirectionTable<P>> {
         IndirectionTable::create(self, wqs)
     }
 
-    /// Makes a completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
-    /// The kernel refuses, as where the process has no descriptor left.
+    /// [`Error::Kernel`], for example if the process has no file descriptor left.
     #[doc(alias = "ibv_create_comp_channel")]
     pub fn create_comp_channel(&self) -> Result<CompChannel> {
         CompChannel::create(&self.shared.inner.file)
     }
 
-    /// Makes a completion queue.
+    /// Creates a completion queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no entries, a vector that there is not, or a channel of another
-    /// context, [`Error::Limit`] for more entries than the device's `max_cqe`,
-    /// [`Error::Unsupported`] for timestamps where the device has none; the kernel refuses.
+    /// [`Error::Invalid`] for 0 entries, a completion vector that does not exist or a channel of
+    /// another context; [`Error::Limit`] for more entries than the device's `max_cqe`;
+    /// [`Error::Unsupported`] for timestamps if the device has none; [`Error::Kernel`].
     #[doc(alias = "ibv_create_cq")]
     #[doc(alias = "ibv_create_cq_ex")]
     pub fn create_cq(&self, init: &CqInit<'_>) -> Result<Cq<P>> {
         Cq::create(self, init)
     }
 
-    /// Fails where what a request names belongs to another context: here its handle would name
-    /// another object.
+    /// Fails if an object named by a request belongs to another context. Its handle would name a
+    /// different object in this context.
     pub(crate) fn check_same_context(
         &self,
         verb: &'static str,
@@ -354,16 +357,16 @@ impl<P: Provider> Context<P> {
         })
     }
 
-    /// What the typed steps of a queue pair need to know of a port, with the port's number checked.
+    /// Port attributes for the typed QP transitions. Checks the port number.
     pub(crate) fn port_for_qp(&self, port: u8) -> Result<PortAttr> {
         self.query_port(port.into())
     }
 
-    /// The way as the kernel is told it: on InfiniBand with the own LID where it leads to an own
-    /// GID and names none.
+    /// Validates a path and completes it for the kernel. On InfiniBand, a path without a DLID to a
+    /// local GID gets the port's own LID.
     ///
-    /// Fails where what a port's peers are addressed by is missing, a global route or a LID, or
-    /// where a field has more bits than a packet has for it.
+    /// Fails if the path lacks the address that the link layer needs (a global route or a LID), or
+    /// if a field has more bits than its packet header field.
     pub(crate) fn validate_path(
         &self,
         verb: &'static str,
@@ -398,7 +401,7 @@ impl<P: Provider> Context<P> {
         }
     }
 
-    /// Says what the kernel's refusal of a way to a peer is about.
+    /// Adds the likely cause to an error of a command that had a path to a peer.
     pub(crate) fn path_error(&self, error: Error, address: &AhAttr) -> Error {
         let (Some(errno), Some(grh)) = (error.errno(), address.grh) else { return error };
         match errno {

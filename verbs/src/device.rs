@@ -1,8 +1,8 @@
 //! Devices, before they are opened.
 //!
-//! RDMA netlink is asked first: it needs no permission and no `/sys`, sees just this network
-//! namespace's devices, and names the driver. Where the kernel has no RDMA netlink, or refuses it,
-//! sysfs is read.
+//! Devices are listed by RDMA netlink. It needs no permission and no `/sys`, lists the devices of
+//! this network namespace only, and names the driver. If the kernel has no RDMA netlink, or rejects
+//! the request, sysfs is read.
 
 mod sysfs;
 #[cfg(feature = "test-utils")]
@@ -21,10 +21,10 @@ use rustix::io::Errno;
 use crate::netlink::{CharDevice, DeviceInfo, RdmaNetlink};
 use crate::{Context, Error, Guid, Provider, Result};
 
-/// Where the device nodes are.
+/// Folder of the device nodes.
 const NODES: &str = "/dev/infiniband";
 
-/// What told of a device.
+/// Source of a device's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FoundBy {
@@ -56,7 +56,7 @@ pub struct Device {
     found_by: FoundBy,
 }
 
-/// The character device through which verbs are called.
+/// The uverbs character device.
 #[derive(Clone, Debug)]
 struct Uverbs {
     path: PathBuf,
@@ -65,21 +65,21 @@ struct Uverbs {
     driver_id: Option<DriverId>,
 }
 
-/// The RDMA devices of this machine, in the kernel's order; none is an empty list.
+/// The RDMA devices of this machine, in the kernel's order. The list is empty if there are none.
 ///
-/// Needs no permission. Devices whose node this process may not open, or that a container was not
-/// given, are listed too.
+/// Needs no permission. The list includes devices whose node this process may not open, and devices
+/// whose node is missing in a container.
 ///
 /// # Errors
-/// The kernel's answer cannot be read, or this process has no descriptor left to ask with.
+/// [`Error::Netlink`] if the kernel's response is malformed; [`Error::System`] if this process has
+/// no file descriptor left for a socket.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     match by_netlink() {
         Ok(devices) => Ok(devices),
-        // Who has no room for a socket has none for reading a folder, and would be told that there
-        // is no device.
+        // If no socket can be created, sysfs can't be read either: the list would be empty.
         Err(error) if matches!(error.errno(), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => Err(error),
-        // Without RDMA netlink, or where it is filtered.
+        // The kernel has no RDMA netlink, or a filter rejects it.
         Err(Error::System { .. }) => Ok(sysfs::devices(Path::new("/sys"))),
         Err(error) => Err(error),
     }
@@ -96,7 +96,7 @@ fn by_netlink() -> Result<Vec<Device>> {
 }
 
 impl Device {
-    /// A device that is not there.
+    /// A device that does not exist.
     #[cfg(test)]
     pub(crate) fn for_test() -> Self {
         Self {
@@ -131,7 +131,8 @@ impl Device {
     /// The device named `name`.
     ///
     /// # Errors
-    /// There is none of that name; the error lists those there are.
+    /// [`Error::UnknownDevice`] if there is no such device, with the names of the devices there
+    /// are.
     pub fn find(name: &str) -> Result<Self> {
         let devices = devices()?;
         match devices.iter().find(|device| device.name == name) {
@@ -146,12 +147,12 @@ impl Device {
     /// The first device of the machine.
     ///
     /// # Errors
-    /// There is none.
+    /// [`Error::NoDevice`] if there is none.
     pub fn first() -> Result<Self> {
         devices()?.into_iter().next().ok_or(Error::NoDevice)
     }
 
-    /// The device that an open device file is of.
+    /// The device of an open device file.
     pub(crate) fn from_fd(verb: &'static str, file: BorrowedFd<'_>) -> Result<Self> {
         let number = char_device_number(file)
             .map_err(|errno| Error::system("looking at what the descriptor is of", errno))?;
@@ -162,8 +163,7 @@ impl Device {
         device.ok_or_else(|| Error::invalid(verb, "the descriptor is of no RDMA device's file"))
     }
 
-    /// Whether `file` is of the character device that RDMA netlink named as this device's for
-    /// verbs.
+    /// Whether `file` is the uverbs character device that RDMA netlink named for this device.
     pub(crate) fn kernel_vouches_for(&self, file: BorrowedFd<'_>) -> bool {
         self.found_by == FoundBy::Netlink
             && matches!(char_device_number(file), Ok(Some(number)) if self.has_number(number))
@@ -180,7 +180,7 @@ impl Device {
         &self.name
     }
 
-    /// The kernel's number for it; only RDMA netlink tells it.
+    /// Its index in the kernel. `None` without RDMA netlink.
     #[doc(alias = "ibv_get_device_index")]
     #[must_use]
     pub fn index(&self) -> Option<u32> {
@@ -194,63 +194,63 @@ impl Device {
         self.node_guid
     }
 
-    /// What sort of node it is.
+    /// Its node type.
     #[must_use]
     pub fn node_type(&self) -> NodeType {
         self.node_type
     }
 
-    /// Its kernel driver, where it is known before the device is opened: RDMA netlink tells it.
+    /// Its kernel driver, if RDMA netlink names it. Otherwise the driver is determined at open.
     #[must_use]
     pub fn driver_id(&self) -> Option<DriverId> {
         self.uverbs.as_ref()?.driver_id
     }
 
-    /// Version of its firmware; empty where it has none.
+    /// Version of its firmware; empty if it has none.
     #[must_use]
     pub fn fw_ver(&self) -> &str {
         &self.fw_ver
     }
 
-    /// How many ports it has, counted from 1.
+    /// Number of ports. Ports are numbered from 1.
     #[must_use]
     pub fn port_count(&self) -> u32 {
         self.port_count
     }
 
-    /// Its node for verbs, whether or not it is there; `None` where the kernel offers no verbs for
-    /// it.
+    /// Path of its uverbs device node; the node may be missing. `None` if the kernel has no uverbs
+    /// device for it.
     #[must_use]
     pub fn uverbs_path(&self) -> Option<&Path> {
         self.uverbs.as_ref().map(|uverbs| uverbs.path.as_path())
     }
 
-    /// What told of it.
+    /// Source of its properties.
     #[must_use]
     pub fn found_by(&self) -> FoundBy {
         self.found_by
     }
 
-    /// Opens it, with whichever provider drives it.
+    /// Opens it with the provider of its driver.
     ///
     /// # Errors
-    /// Its node is missing or may not be opened, no provider here drives it, or the kernel refuses
-    /// a context.
+    /// [`Error::NoUverbs`]; [`Error::Open`] if its node is missing or may not be opened;
+    /// [`Error::UnsupportedDriver`] if this build has no provider for it; [`Error::Kernel`].
     #[doc(alias = "ibv_open_device")]
     pub fn open(&self) -> Result<Context> {
         Context::open(self)
     }
 
-    /// Opens it with the provider `P`, so that the data path is compiled for that one.
+    /// Opens it with the provider `P`. The data path is compiled for that provider only.
     ///
     /// # Errors
-    /// As for [`Device::open`]; [`Error::UnsupportedDriver`] where `P` does not drive it.
+    /// As for [`Device::open`]; [`Error::UnsupportedDriver`] if `P` does not support its driver.
     pub fn open_as<P: Provider>(&self) -> Result<Context<P>> {
         Context::open(self)
     }
 }
 
-/// Major and minor number of the character device that a descriptor is of; none for other files.
+/// Major and minor number of a character device; `None` for other files.
 fn char_device_number(file: BorrowedFd<'_>) -> std::result::Result<Option<(u32, u32)>, Errno> {
     let found = rustix::fs::fstat(file)?;
     let is_device = FileType::from_raw_mode(found.st_mode) == FileType::CharacterDevice;
@@ -258,8 +258,8 @@ fn char_device_number(file: BorrowedFd<'_>) -> std::result::Result<Option<(u32, 
     Ok(is_device.then_some(number))
 }
 
-/// The node of the character device `name` with that number: where udev puts it, else wherever in
-/// the folder a node has the number, since a container's nodes may be named otherwise.
+/// The node of the character device `name` with that number. udev's path is tried first, then all
+/// nodes of the folder: containers may name them differently.
 fn node(folder: &Path, name: &str, number: (u32, u32)) -> PathBuf {
     let is_it = |path: &Path| {
         fs::metadata(path).is_ok_and(|found| {

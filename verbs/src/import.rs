@@ -1,4 +1,4 @@
-//! What another process registered, used in this one.
+//! Memory regions of another process, imported into this one.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use bareverbs_provider::contract::CreateError;
 use crate::pd::PdShared;
 use crate::{Error, MrKeys, Result};
 
-/// Why something of another process is not to be had.
+/// The error of a failed import.
 pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Error {
     match reason {
         CreateError::Unsupported { .. } => Error::Unsupported { verb, what: "imported objects are" },
@@ -19,9 +19,8 @@ pub(crate) fn error(verb: &'static str, handle: u32, reason: CreateError) -> Err
 
 /// Memory that another process registered, by [`Pd::import_mr`](crate::Pd::import_mr).
 ///
-/// Operations of this process reach it, as far as that process's rights allow, although it is not
-/// in this process's address space. It is usable for as long as that one keeps it; afterwards
-/// operations fail.
+/// Operations of this process can access it, within the access rights of its registration. It is
+/// not in this process's address space. Operations fail after the other process deregisters it.
 pub struct ImportedMr {
     _domain: Arc<PdShared>,
     keys: MrKeys,

@@ -1,4 +1,4 @@
-//! Parsers of what the kernel answers, reachable for fuzzing.
+//! Parsers of kernel responses, public for fuzzing.
 
 pub use crate::device::testing::{SysfsLine, read_sysfs_line};
 pub use crate::ethernet::testing::{RouteAnswer, read_route_answers};

@@ -1,4 +1,4 @@
-//! Named values of the verbs that the kernel's words do not give by themselves.
+//! Value types of the verbs API that have no type in the kernel ABI.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl Mtu {
         Self::ALL.into_iter().find(|mtu| mtu.bytes() == bytes)
     }
 
-    /// The MTU that the ABI numbers `raw`, 1 to 5.
+    /// The MTU with the ABI's value `raw`, 1 to 5.
     #[must_use]
     pub fn from_raw(raw: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|mtu| *mtu as u8 == raw)

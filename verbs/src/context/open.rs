@@ -1,4 +1,4 @@
-//! How a context comes about: made for a device file, or taken over from another process.
+//! Opening a context for a device file, and importing one of another process.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -24,7 +24,7 @@ impl<P: Provider> Context<P> {
             let node = OpenOptions::new().read(true).write(true).open(path).map_err(|error| Error::Open {
                 device: device.name().to_owned(),
                 path: path.to_owned(),
-                // An error of no system call: a path with a zero byte.
+                // Not an errno: the path has a zero byte.
                 errno: Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
             })?;
             device_file(VERB, device, node.into(), driver)
@@ -40,11 +40,10 @@ impl<P: Provider> Context<P> {
         Self::with_file(VERB, device, file, provider, events)
     }
 
-    /// Takes over a context with the provider `P`, as [`Context::import`] does.
+    /// Imports a context with the provider `P`, as [`Context::import`] does.
     ///
     /// # Errors
-    /// As for [`Context::import`]; [`Error::UnsupportedDriver`] where `P` does not drive the
-    /// device.
+    /// As for [`Context::import`]; [`Error::UnsupportedDriver`] if `P` does not support the driver.
     pub fn import_as(fd: OwnedFd) -> Result<Self> {
         const VERB: &str = "import_device";
         let device = Device::from_fd(VERB, fd.as_fd())?;
@@ -77,7 +76,7 @@ impl<P: Provider> Context<P> {
         Self::with_file(VERB, &device, file, provider, events)
     }
 
-    /// The driver, if it is known and one of `P`'s.
+    /// The driver id, if it is known and `P` supports it.
     fn driver(device: &Device, driver: Option<DriverId>) -> Result<DriverId> {
         driver
             .filter(|driver| P::drives(driver.0))
@@ -104,7 +103,7 @@ impl<P: Provider> Context<P> {
         Ok(Self { shared: Arc::new(ContextShared { inner, provider }) })
     }
 
-    /// A context over a device file that refuses every command.
+    /// A context whose device file fails every command.
     #[cfg(test)]
     pub(crate) fn for_test(
         file: Arc<DeviceFile>,
@@ -119,22 +118,23 @@ impl<P: Provider> Context<P> {
         Self { shared: Arc::new(ContextShared { inner, provider }) }
     }
 
-    /// Uses a protection domain of the context that another process made, which stays that one's:
-    /// dropping what this gives leaves it as it is. `handle` is that of [`Pd::handle`] there.
+    /// Imports a protection domain that another process created in this context. `handle` is
+    /// [`Pd::handle`] of that process. The other process stays the owner: dropping the imported
+    /// domain does not deallocate it.
     ///
-    /// While anything that this process made is in the domain, the other one can't give it back.
+    /// The other process can't deallocate the domain while this process has objects in it.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT`
-    /// where the context has no such domain.
+    /// [`Error::Unsupported`] if the driver does not support imports; [`Error::Kernel`] with
+    /// `ENOENT` if the context has no such domain.
     #[doc(alias = "ibv_import_pd")]
     #[doc(alias = "ibv_unimport_pd")]
     pub fn import_pd(&self, handle: u32) -> Result<Pd<P>> {
         Pd::import(self, handle)
     }
 
-    /// Uses memory on the device that another process took in the context, which stays that one's.
-    /// `handle` is that of [`Dm::handle`] there.
+    /// Imports device memory that another process allocated in this context. `handle` is
+    /// [`Dm::handle`] of that process, which stays the owner.
     ///
     /// # Errors
     /// As for [`Context::import_pd`].
@@ -146,12 +146,12 @@ impl<P: Provider> Context<P> {
 }
 
 impl Context {
-    /// Takes over a context that another process made, and goes on using: by its device file, which
-    /// that one has sent.
+    /// Imports a context that another process created and continues to use. `fd` is a duplicate of
+    /// its device file.
     ///
-    /// The descriptor is what [`Context::as_fd`] lends, and goes through a Unix socket
-    /// (`SCM_RIGHTS`) or to a child that is started. What is in the context is named by handles,
-    /// plain numbers:
+    /// The other process sends the descriptor of [`Context::as_fd`] over a Unix socket
+    /// (`SCM_RIGHTS`), or a child inherits it. Objects of the context are named by handles, which
+    /// are plain numbers:
     ///
     /// ```no_run
     /// use std::os::fd::OwnedFd;
@@ -168,31 +168,31 @@ impl Context {
     /// # }
     /// ```
     ///
-    /// Everything made here is this process's own: its events come to [`Context::async_events`]
-    /// here, and its memory is this process's. The kernel knows one context, so what is left behind
-    /// goes with the last process that has it open, and [`Context::object_count`] counts what is
-    /// all theirs. A process that shares a context trusts the others: they could destroy what it
-    /// made.
+    /// Objects that this process creates are its own: their events arrive at its
+    /// [`Context::async_events`], and its memory is registered. The kernel has one context for all
+    /// processes. It frees leftover objects when the last process closes the file, and
+    /// [`Context::object_count`] counts the objects of all of them. The processes must trust each
+    /// other: each can destroy the objects of the others.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a descriptor that is no device file; [`Error::Unsupported`] where the
-    /// driver's contexts are for one process ([`Capabilities::import`]);
-    /// [`Error::UnsupportedDriver`]; the kernel refuses, as for a file without a context.
+    /// [`Error::Invalid`] for a descriptor that is not a device file; [`Error::Unsupported`] if the
+    /// driver's contexts can't be shared ([`Capabilities::import`]); [`Error::UnsupportedDriver`];
+    /// [`Error::Kernel`], for example for a file without a context.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Self> {
         Self::import_as(fd)
     }
 }
 
-/// The device file, by which another process can [take over](Context::import) the context. Nothing
-/// else should be done with it.
+/// The device file, for [importing](Context::import) the context in another process. It must not be
+/// used for anything else.
 impl<P: Provider> AsFd for Context<P> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file().as_fd()
     }
 }
 
-/// The device file behind a descriptor that was opened as `device`'s.
+/// The device file of `device` for a descriptor.
 fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverId) -> Result<DeviceFile> {
     let file = if device.kernel_vouches_for(fd.as_fd()) {
         // SAFETY: the descriptor is of the character device that the kernel has just named, by RDMA
@@ -209,10 +209,10 @@ fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverI
 
 /// The driver of an open device file without a context.
 ///
-/// RDMA netlink tells the driver; without it, the kernel is asked with every known number in turn.
-/// The number is checked before anything else of a call (`ib_uverbs_cmd_verbs` of
-/// `core/uverbs_ioctl.c`) and a wrong one gives `EINVAL`; counting objects of a class needs no
-/// context, changes nothing, and is answered well with the right one.
+/// Used if RDMA netlink did not name the driver. It tries INFO_HANDLES with each known driver id.
+/// `ib_uverbs_cmd_verbs` of `core/uverbs_ioctl.c` checks the driver id before the rest of a call
+/// and fails with `EINVAL` if it is wrong. INFO_HANDLES needs no context, changes nothing and
+/// succeeds with the right id.
 fn probe_driver(file: &DeviceFile) -> Option<DriverId> {
     let mut known: Vec<u64> = DriverId::INFO.values.iter().map(|value| value.value).collect();
     known.dedup();
