@@ -1,4 +1,4 @@
-//! Address handles: ways to peers, for datagrams.
+//! Address handles: paths to peers, for datagrams.
 
 use std::net::Ipv4Addr;
 
@@ -11,13 +11,13 @@ use crate::{
     WorkCompletion,
 };
 
-/// Routers that an answer may pass: as many as there can be, since the header of what is answered
-/// tells only how many were left.
+/// Hop limit of a reply: the largest, because the header of the received datagram has only its
+/// remaining hops.
 const ANSWER_HOP_LIMIT: u8 = 255;
-/// The next header of RoCE v2.
+/// Next header value of RoCE v2.
 const UDP: u8 = 17;
 
-/// An address handle: the way to a peer's port, for any number of [datagrams](crate::Datagram).
+/// An address handle: the path to a peer's port, for any number of [datagrams](crate::Datagram).
 ///
 /// ```no_run
 /// use bareverbs::{AhAttr, CqInit, Datagram, Device, Gid, QpCap, QpInit, SendFlags, Ud, UdInitAttr};
@@ -69,7 +69,7 @@ impl<P: Provider> Ah<P> {
         &self.inner
     }
 
-    /// What it was made from.
+    /// The attributes that it was created from.
     #[must_use]
     pub fn attr(&self) -> &AhAttr {
         &self.attr
@@ -84,20 +84,21 @@ impl<P: Provider> Ah<P> {
 
 impl<P: Provider> Drop for Ah<P> {
     fn drop(&mut self) {
-        // It fails only where the device is gone, and the handle with it. SAFETY: the address
-        // handle is this value's; who posts keeps it until the request is complete.
+        // It fails only if the device was removed, which destroys the handle too. SAFETY: the
+        // address handle is this value's. The caller of a post keeps it until the request is
+        // complete.
         let _ = unsafe { command::destroy_ah(self.pd.context().file(), self.handle) };
     }
 }
 
 impl<P: Provider> Context<P> {
-    /// The way back to the sender of a datagram that came in at `port`: `header` is what the
-    /// receive's memory holds before the payload.
+    /// The path to the sender of a datagram that was received on `port`. `header` is the first 40
+    /// bytes of the receive buffer, before the payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the header is none of RoCE's or the datagram has none and the port
-    /// needs one; [`Error::NoPort`]; [`Error::NoGid`] where the datagram came to an address that
-    /// the port no longer has.
+    /// [`Error::Invalid`] if the header is neither an IPv4 nor an IPv6 header, if the datagram has
+    /// no GRH and the port needs one, or if the destination GID is not in the port's table;
+    /// [`Error::NoPort`]; [`Error::NoGid`]; [`Error::Kernel`].
     #[doc(alias = "ibv_init_ah_from_wc")]
     pub fn ah_attr_from_wc(
         &self,
@@ -128,12 +129,13 @@ impl<P: Provider> Context<P> {
             hop_limit: ANSWER_HOP_LIMIT,
             traffic_class: header.traffic_class,
         };
-        // Ethernet has no service levels; mlx5 tells the kind of the header in their place.
+        // Ethernet has no service levels. mlx5 reports the header type in this field.
         let sl = if own.gid_type == GidType::IB { attr.sl } else { 0 };
         Ok(AhAttr { grh: Some(grh), sl, ..attr })
     }
 
-    /// The GID that a datagram came to; for one that came to a group, one that can answer.
+    /// The local GID for a reply: the datagram's destination GID, or for a multicast datagram the
+    /// best GID of its family.
     fn local_gid(&self, port: u8, header: &Grh) -> Result<GidEntry> {
         let (port, receiver) = (port.into(), header.dgid);
         let routable = header.next_header == UDP;
@@ -155,35 +157,35 @@ impl<P: Provider> Context<P> {
     }
 }
 
-/// What a datagram's header tells: the 40 bytes that its receiver finds before the payload.
+/// The header of a received datagram: the 40 bytes of the receive buffer before the payload.
 ///
-/// They hold a global route header, which looks like an IPv6 header, or in the last 20 bytes an
-/// IPv4 header.
+/// They are a global route header, which has the format of an IPv6 header, or have an IPv4 header
+/// in the last 20 bytes.
 #[doc(alias = "ibv_grh")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grh {
-    /// The GID of the port that it came from.
+    /// Source GID.
     pub sgid: Gid,
-    /// The GID that it was sent to: one of the own port, or a multicast group.
+    /// Destination GID: a GID of the local port or a multicast GID.
     pub dgid: Gid,
-    /// The protocol behind it: 17, UDP, of RoCE v2; 0x1b where InfiniBand's own headers follow
-    /// (InfiniBand, RoCE v1).
+    /// Protocol of the next header: 17 (UDP) for RoCE v2; 0x1b (InfiniBand transport) for
+    /// InfiniBand and RoCE v1.
     #[doc(alias = "next_hdr")]
     pub next_header: u8,
-    /// Flow label, 20 bits; IPv4 has none.
+    /// Flow label, 20 bits; 0 for IPv4.
     pub flow_label: u32,
     /// Traffic class.
     pub traffic_class: u8,
-    /// How many more routers it might have passed, plus 1.
+    /// Remaining hop limit.
     pub hop_limit: u8,
 }
 
 impl Grh {
-    /// Reads a header, unless it is neither of the two.
+    /// Parses a header; `None` if it is neither IPv4 nor IPv6.
     ///
-    /// The bytes before an IPv4 header may be anything. Where they look like an IPv6 header, the
-    /// checksum decides.
+    /// The bytes before an IPv4 header may have any value. If they look like an IPv6 header, the
+    /// IPv4 checksum decides.
     ///
     /// ```
     /// use bareverbs::{GRH_BYTES, Gid, Grh};
@@ -234,7 +236,7 @@ impl Grh {
     }
 }
 
-/// The one's complement sum of a header's words: all ones where the checksum in it is right.
+/// The one's complement sum of a header's 16-bit words: 0xffff if its checksum is correct.
 fn checksum(header: &[u8]) -> u16 {
     let sum: u32 = header.chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -247,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// An IPv4 header as it came over a wire, from 10.1.0.2 to 10.1.0.1.
+    /// An IPv4 header of a packet from 10.1.0.2 to 10.1.0.1.
     fn ipv4() -> [u8; 20] {
         let mut header = [0x45, 0x08, 0, 76, 0x12, 0x34, 0x40, 0, 64, 17, 0, 0, 10, 1, 0, 2, 10, 1, 0, 1];
         let sum = !checksum(&header);

@@ -1,4 +1,4 @@
-//! Memory on the device.
+//! Device memory.
 
 use std::ops::{Deref, RangeBounds};
 use std::sync::Arc;
@@ -13,28 +13,28 @@ use crate::mr::check_range;
 use crate::pd::PdShared;
 use crate::{Access, Context, Error, MrKeys, Result};
 
-/// What memory on the device is to be.
+/// Attributes of device memory.
 #[doc(alias = "ibv_alloc_dm_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmInit {
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub len: usize,
-    /// Logarithm to base 2 of the alignment of its first byte on the device.
+    /// Alignment of its first byte on the device: 2 to this power. Default: 0.
     pub log_align: u32,
 }
 
 impl DmInit {
-    /// `len` bytes, however they lie.
+    /// `len` bytes with any alignment.
     #[must_use]
     pub fn new(len: usize) -> Self {
         Self { len, log_align: 0 }
     }
 }
 
-/// Memory on the device itself, which operations reach without the bus between device and machine.
+/// Device memory. Operations access it without crossing the PCI bus.
 ///
-/// The program reaches it over that bus, by copies of whole words of 4 bytes. To operations and
-/// peers it is a [region](DmMr) like others, whose addresses start at 0.
+/// The program accesses it over the bus, in words of 4 bytes. Operations of this process and of
+/// peers access it as a [region](DmMr) whose addresses start at 0.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Device, DmInit};
@@ -47,18 +47,18 @@ impl DmInit {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// Its regions keep it alive on the device.
+/// It is freed when its last region is dropped.
 #[doc(alias = "ibv_dm")]
 pub struct Dm {
     memory: DeviceMemory,
     shared: Arc<DmShared>,
 }
 
-/// The kernel's object.
+/// The kernel object.
 struct DmShared {
     context: Arc<ContextInner>,
     handle: u32,
-    /// It is given back, or another process's.
+    /// It was freed, or it is imported.
     skip_free: bool,
 }
 
@@ -93,25 +93,25 @@ impl Dm {
         Ok(Self { memory, shared: Arc::new(DmShared { context: inner, handle, skip_free: true }) })
     }
 
-    /// The kernel's handle of it, by which other processes [import](Context::import_dm) it.
+    /// Its kernel handle. Other processes [import](Context::import_dm) the memory by it.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.shared.handle
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "it has at least 1 byte")]
     pub fn len(&self) -> usize {
         self.memory.len()
     }
 
-    /// Copies bytes out, from `offset` on. Words that are being written meanwhile come out old or
-    /// new.
+    /// Copies bytes from the device, starting at `offset`. A word that is written at the same time
+    /// has its old or its new value.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the memory; the kernel's `ESTALE` in a forked
-    /// child.
+    /// [`Error::Invalid`] if the range exceeds the memory; [`Error::Kernel`] with `ESTALE` in a
+    /// forked child.
     #[doc(alias = "ibv_memcpy_from_dm")]
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         const VERB: &str = "memcpy_from_dm";
@@ -121,11 +121,12 @@ impl Dm {
         Ok(())
     }
 
-    /// Copies bytes in, from `offset` on: whole words, since devices take no others.
+    /// Copies bytes to the device, starting at `offset`. Devices accept whole words of 4 bytes
+    /// only.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the memory, or where `offset` or the number of
-    /// bytes is no multiple of 4; the kernel's `ESTALE` in a forked child.
+    /// [`Error::Invalid`] if the range exceeds the memory, or if `offset` or the length is not a
+    /// multiple of 4; [`Error::Kernel`] with `ESTALE` in a forked child.
     #[doc(alias = "ibv_memcpy_to_dm")]
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         const VERB: &str = "memcpy_to_dm";
@@ -139,12 +140,12 @@ impl Dm {
         Ok(())
     }
 
-    /// Gives it back, unless it is [another process's](Context::import_dm). Dropping does the same
-    /// in silence, and waits for the regions.
+    /// Frees it, unless it is [imported](Context::import_dm). Drop ignores errors; the memory is
+    /// then freed when its last region is dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where regions of it are left, with the last of which it goes; the kernel
-    /// refuses.
+    /// [`Error::Invalid`] if regions of it are left: it is then freed with the last of them;
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_free_dm")]
     pub fn free(self) -> Result<()> {
         const VERB: &str = "free_dm";
@@ -156,7 +157,7 @@ impl Dm {
         if std::mem::replace(&mut shared.skip_free, true) {
             return Ok(());
         }
-        // SAFETY: regions of the memory keep it, and this was the last that did.
+        // SAFETY: regions of the memory hold an `Arc` of it, and this was the last `Arc`.
         unsafe { command::free_dm(&shared.context.file, shared.handle) }
             .map_err(|refused| Error::kernel(VERB, "memory on the device", refused))
     }
@@ -174,15 +175,15 @@ impl DmShared {
 impl Drop for DmShared {
     fn drop(&mut self) {
         if !self.skip_free {
-            // It fails only where a region that could not be given back is of it; closing the file
-            // frees both.
-            // SAFETY: regions of the memory keep it, so there are none any more.
+            // It fails only if a region of it could not be deregistered. Closing the file frees
+            // both.
+            // SAFETY: regions of the memory hold an `Arc` of it, so none is left.
             let _ = unsafe { command::free_dm(&self.context.file, self.handle) };
         }
     }
 }
 
-/// Registered memory on the device, by [`Pd::register_dm`](crate::Pd::register_dm).
+/// Registered device memory, created by [`Pd::register_dm`](crate::Pd::register_dm).
 pub struct DmMr {
     domain: Arc<PdShared>,
     _dm: Arc<DmShared>,
@@ -212,7 +213,7 @@ impl DmMr {
             Error::kernel(VERB, format!("{len} bytes from {start} on, access {access:?}"), refused)
         })?;
         let (domain, _dm) = (Arc::clone(domain), Arc::clone(&dm.shared));
-        // Peers count its bytes from the region's first one, as operations do.
+        // The region is zero-based for operations of this process and of peers.
         let keys = MrKeys::new((made.lkey, made.rkey), 0, len);
         Ok(Self { domain, _dm, handle: made.handle, keys })
     }
@@ -228,7 +229,7 @@ impl Deref for DmMr {
 
 impl Drop for DmMr {
     fn drop(&mut self) {
-        // Where the kernel does not let go, closing the file does.
+        // If the kernel refuses, closing the file frees the region.
         // SAFETY: the region is this value's, and its memory is the device's.
         let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
     }

@@ -1,4 +1,4 @@
-//! Regions over what is no memory of this process: other drivers' buffers, and nothing at all.
+//! Regions without memory of this process: dma-bufs and the null MR.
 
 use std::ops::Deref;
 use std::os::fd::BorrowedFd;
@@ -10,20 +10,20 @@ use rustix::io::Errno;
 use crate::pd::PdShared;
 use crate::{Access, Error, MrKeys, Result, Sge};
 
-/// The region that is nowhere; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
+/// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NullMr {
     pub(crate) lkey: u32,
 }
 
 impl NullMr {
-    /// The key by which this process's operations name it.
+    /// The local key, for operations of this process.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// A scatter/gather element over `length` bytes of nowhere.
+    /// A scatter/gather element for `length` bytes of the null MR.
     #[must_use]
     pub fn sge(&self, length: u32) -> Sge {
         Sge { addr: 0, length, lkey: self.lkey }
@@ -85,9 +85,10 @@ impl Deref for DmabufMr {
 
 impl Drop for DmabufMr {
     fn drop(&mut self) {
-        // Where the kernel does not let go, closing the file does; the device keeps the dma-buf
+        // If the kernel refuses, closing the file frees the region. The device keeps the dma-buf
         // until then.
-        // SAFETY: the region is this value's. Its memory is the other driver's, which keeps it.
+        // SAFETY: the region is this value's. The memory belongs to the exporting driver, which
+        // keeps it.
         let _ = unsafe { command::dereg_mr(&self.domain.context.file, self.handle) };
     }
 }

@@ -23,25 +23,25 @@ use crate::{GidType, LinkLayer};
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// Whether all its bytes are zero: the identifier of nobody.
+    /// Whether all its bytes are zero: it identifies no port.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
 
-    /// The IPv4 address that it stands for, if it does.
+    /// The IPv4 address of an IPv4-mapped GID, otherwise `None`.
     #[must_use]
     pub fn ipv4(&self) -> Option<Ipv4Addr> {
         Ipv6Addr::from(self.0).to_ipv4_mapped()
     }
 
-    /// Whether it is a multicast group's: an IPv6 multicast address, or an IPv4 one in mapped form.
+    /// Whether it is a multicast GID: an IPv6 multicast address, or an IPv4-mapped one.
     #[must_use]
     pub fn is_multicast(&self) -> bool {
         self.ipv4().map_or(Ipv6Addr::from(self.0).is_multicast(), |address| address.is_multicast())
     }
 
-    /// Whether it is good on its own link only (`fe80::/10`).
+    /// Whether it is link-local (`fe80::/10`).
     #[must_use]
     pub fn is_link_local(&self) -> bool {
         Ipv6Addr::from(self.0).is_unicast_link_local()
@@ -84,9 +84,9 @@ pub struct GidEntry {
     pub index: u32,
     /// The port.
     pub port: u32,
-    /// How packets with it are framed.
+    /// Its type: the packet format.
     pub gid_type: GidType,
-    /// The network interface that it came from; 0 for none.
+    /// Index of its network interface; 0 for none.
     pub netdev_ifindex: u32,
 }
 
@@ -102,10 +102,10 @@ impl From<bareverbs_uapi::uverbs::types::GidEntry> for GidEntry {
     }
 }
 
-/// The entry of `port` to use where the user names none.
+/// The default entry of `port`.
 ///
-/// On Ethernet: framed as RoCE v2 rather than v1, then an IPv4 address rather than a global IPv6
-/// one rather than a link-local one, then the lowest index. Elsewhere the lowest index.
+/// On Ethernet, entries are ranked by type (RoCE v2 before v1), then by address (IPv4 before global
+/// IPv6 before link-local IPv6), then by index. On other link layers the lowest index is chosen.
 pub(crate) fn select_gid(table: &[GidEntry], port: u32, link_layer: LinkLayer) -> Option<GidEntry> {
     let entries = table.iter().filter(|entry| entry.port == port);
     if link_layer != LinkLayer::ETHERNET {

@@ -25,35 +25,35 @@ pub use keys::MrKeys;
 
 const VERB: &str = "reg_mr";
 
-/// Access to borrowed memory: by this process's own operations only.
+/// Access to borrowed memory. Only operations of this process can access it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalAccess {
-    /// Operations read it.
+    /// Operations can read it.
     Read,
-    /// Operations read and write it.
+    /// Operations can read and write it.
     ReadWrite,
 }
 
 /// A memory region: registered memory and its owner.
 ///
-/// [`Mr::write`] and [`Mr::read`] copy its bytes in and out, at any time. [`Mr::bytes`] lends them
-/// in place, unless peers may ever have written them.
+/// [`Mr::write`] and [`Mr::read`] copy bytes in and out at any time. [`Mr::bytes`] returns a slice,
+/// unless peers may ever have written the memory.
 #[doc(alias = "ibv_mr")]
 pub struct Mr<M> {
     registration: ManuallyDrop<Registration>,
-    /// Not a plain `M`: moving a box, say, would claim that nobody else uses its bytes.
+    /// Not a plain `M`: moving a `Box` asserts exclusive access to its bytes.
     memory: MaybeUninit<M>,
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the region is used through this value's methods only, which borrow it as a box's block is
-// borrowed.
+// SAFETY: the region is accessed through this value's methods only. They borrow it like `Box`
+// borrows its heap block.
 unsafe impl<M: Send> Send for Mr<M> {}
-// SAFETY: shared references only read the bytes.
+// SAFETY: methods on shared references only read the bytes.
 unsafe impl<M: Sync> Sync for Mr<M> {}
 
-/// Keys and what is behind them.
+/// The kernel object, its keys and its access rights.
 struct Registration {
     domain: Arc<PdShared>,
     object: Object,
@@ -61,17 +61,17 @@ struct Registration {
     rkey: u32,
     iova: u64,
     access: Access,
-    /// All rights that it has had or may have had. A change of rights does not stop a peer's write
-    /// under way, since devices check rights before they copy, and windows that were bound stay
+    /// All access rights that the region has or may have had. Removing a right does not stop a
+    /// write by a peer in progress: devices check rights before they copy. Bound windows stay
     /// bound.
     ever_granted: Access,
 }
 
 /// The kernel's object.
 enum Object {
-    /// Its handle.
+    /// The handle of an MR of its own.
     Own(u32),
-    /// That of a region over all memory, which goes with the last of its parts.
+    /// The implicit MR that this region is a part of. It is deregistered with its last part.
     Implicit(Arc<implicit::ImplicitRegistration>),
 }
 
@@ -92,7 +92,7 @@ impl Registration {
         if len == 0 {
             return Err(Error::invalid(VERB, "a region must have at least 1 byte"));
         }
-        // The device counts addresses with 64 bits too, so that neither range may wrap around.
+        // Device addresses have 64 bits too: neither range may wrap around.
         if addr.checked_add(len as u64).is_none() || iova.checked_add(len as u64 - 1).is_none() {
             let reason =
                 format!("{len} bytes at {addr:#x} (known as {iova:#x}) reach beyond the address space");
@@ -106,7 +106,7 @@ impl Registration {
             );
             return Err(Error::invalid(VERB, reason));
         }
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller upholds the contract for the range.
         let made = unsafe { inner.reg_mr.register(&inner.file, &request) }.map_err(|refused| {
             Error::kernel(VERB, format!("{len} bytes at {addr:#x}, access {access:?}"), refused)
                 .or_hint(|errno| mr_hints::hint(errno, &request, &inner.capabilities))
@@ -135,16 +135,16 @@ impl Registration {
         }
     }
 
-    /// Deregisters a region of its own; does nothing to a part of another one.
+    /// Deregisters an MR of its own. Does nothing for a part of an implicit MR.
     ///
     /// # Safety
     ///
-    /// It must not have ended before: the kernel may have given the handle to another region.
-    /// Nothing may use the registration afterwards.
+    /// It must not have been deregistered before: the kernel may have reused the handle. The
+    /// registration must not be used afterwards.
     unsafe fn dereg(&self) -> Result<()> {
         let Object::Own(handle) = self.object else { return Ok(()) };
-        // SAFETY: the handle is this region's, by the contract of `dereg`. Who posts keeps the
-        // region until the request is complete.
+        // SAFETY: the handle is this region's, by the contract of `dereg`. The caller of a post
+        // keeps the region until the request is complete.
         unsafe { command::dereg_mr(&self.domain.context.file, handle) }.map_err(|refused| {
             Error::kernel("dereg_mr", format!("lkey {:#x}", self.lkey), refused).or_hint(|errno| {
                 matches!(errno, Errno::INVAL | Errno::BUSY).then(|| {
@@ -162,20 +162,20 @@ impl<M: MemoryOwner> Mr<M> {
         access: Access,
     ) -> Result<Self, RegisterError<M>> {
         let mut memory = MaybeUninit::new(memory);
-        // SAFETY: it was just filled.
+        // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         if access.intersects(REMOTE_ACCESSIBLE)
             && let Err(error) = check_odp_page_offset(VERB, domain, access, start)
         {
-            // SAFETY: it was filled at the top of this function and not moved out of.
+            // SAFETY: it was initialised at the top of this function and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
         }
-        // SAFETY: the contract of `MemoryOwner`: the owner keeps the bytes valid for as long as it
-        // exists, and nothing else reaches them while they are registered. The region frees the
-        // owner only after the kernel has let go of the bytes.
+        // SAFETY: `MemoryOwner` guarantees that the bytes are valid while the owner exists and that
+        // nothing else accesses them while they are registered. The region drops the owner only
+        // after the kernel has deregistered it.
         match unsafe { Registration::new(domain, start.as_ptr(), len, None, access) } {
             Ok(registration) => Ok(Self::new(registration, memory, start, len)),
-            // SAFETY: it was filled at the top of this function and not moved out of.
+            // SAFETY: it was initialised at the top of this function and not moved out of.
             Err(error) => Err(RegisterError { error, memory: unsafe { memory.assume_init() } }),
         }
     }
@@ -193,10 +193,11 @@ impl<'a> Mr<Borrowed<'a>> {
         };
         let memory = Borrowed::new(memory);
         let (start, len) = memory.region();
-        // SAFETY: the region borrows the bytes exclusively. A forgotten region's registration
-        // outlives the borrow, but then no safe code has the device reach the bytes: the rights are
-        // local, so peers and windows can't, no method gives a region over borrowed memory other
-        // rights, and posting an operation on it is `unsafe`, for the caller to answer.
+        // SAFETY: the region borrows the bytes exclusively. The registration of a forgotten region
+        // outlives the borrow, but safe code can't make the device access the bytes then. The
+        // rights are local, so peers and windows can't access them. No method gives a borrowed
+        // region other rights. Posting an operation on it is `unsafe`: its caller upholds the
+        // borrow.
         let registration = unsafe { Registration::new(domain, start.as_ptr(), len, None, access) }?;
         Ok(Self::new(registration, MaybeUninit::new(memory), start, len))
     }
@@ -213,10 +214,10 @@ impl Mr<RawMemory> {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Self> {
-        // SAFETY: the caller answers for the range.
+        // SAFETY: the caller upholds the contract for the range.
         let registration = unsafe { Registration::new(domain, addr, len, iova, access) }?;
         let start = NonNull::new(addr).unwrap_or(NonNull::dangling());
-        // Nothing is copied where the address is null, as a region on demand may start there.
+        // An ODP region may start at the null address. Its copying methods get length 0.
         let len = if addr.is_null() { 0 } else { len };
         Ok(Self::new(registration, MaybeUninit::new(RawMemory), start, len))
     }
@@ -227,133 +228,132 @@ impl<M> Mr<M> {
         Self { registration: ManuallyDrop::new(registration), memory, start, len }
     }
 
-    /// The kernel's handle of it, by which other processes [import](crate::Pd::import_mr) it.
+    /// Its kernel handle. Other processes [import](crate::Pd::import_mr) the region by it.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.registration.handle()
     }
 
-    /// The key by which this process's operations name it.
+    /// The local key, for operations of this process.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.registration.lkey
     }
 
-    /// The key by which peers name it.
+    /// The remote key, for operations of peers.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.registration.rkey
     }
 
-    /// The address by which operations and peers name its first byte.
+    /// The address of its first byte in operations of this process and of peers (IOVA).
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.registration.iova
     }
 
-    /// What may be done with it now.
+    /// Its current access rights.
     #[must_use]
     pub fn access(&self) -> Access {
         self.registration.access
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Where its first byte is in this process's memory.
+    /// Its first byte in this process's address space.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// A scatter/gather element over a range of it, `..` for all.
+    /// A scatter/gather element for a range of it; `..` is all of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region, or beyond the 4 GiB that an
-    /// element can name.
+    /// [`Error::Invalid`] if the range exceeds the region or has 4 GiB or more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
         element(self.addr(), self.range("Mr::sge", range)?, self.lkey())
     }
 
-    /// The byte at `offset`, as peers name it.
+    /// The remote address and key of the byte at `offset`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the region has no such byte.
+    /// [`Error::Invalid`] if the region has no such byte.
     pub fn remote(&self, offset: usize) -> Result<Remote> {
         self.range("Mr::remote", offset..offset.saturating_add(1))?;
         Ok(Remote { addr: self.addr().wrapping_add(offset as u64), rkey: self.rkey() })
     }
 
-    /// Copies bytes out, from `offset` on. Bytes that are being written meanwhile, by an operation
-    /// or a peer, come out old or new.
+    /// Copies bytes from the region, starting at `offset`. A byte that an operation or a peer
+    /// writes at the same time has its old or its new value.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the region.
+    /// [`Error::Invalid`] if the range exceeds the region.
     pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
         let (start, _) = self.range("Mr::read", offset..offset.saturating_add(into.len()))?;
-        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives.
+        // SAFETY: the range is within the region. The bytes are valid while the region exists.
         unsafe { copy_out(self.start.as_ptr().add(start), into) };
         Ok(())
     }
 
-    /// Copies bytes in, from `offset` on.
+    /// Copies bytes into the region, starting at `offset`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where that reaches beyond the region.
+    /// [`Error::Invalid`] if the range exceeds the region.
     pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
         let (start, _) = self.range("Mr::write", offset..offset.saturating_add(from.len()))?;
-        // SAFETY: the range lies in the region, whose bytes are valid for as long as it lives, and
-        // the exclusive borrow keeps other threads of this process out.
+        // SAFETY: the range is within the region. The bytes are valid while the region exists. The
+        // exclusive borrow excludes other threads of this process.
         unsafe { copy_in(from, self.start.as_ptr().add(start)) };
         Ok(())
     }
 
-    /// Its bytes in place.
+    /// Its bytes as a slice.
     ///
-    /// `None` where peers may write them, or may ever have: where the region has or ever had the
+    /// `None` if peers may write them or may ever have written them: the region has or ever had the
     /// right [`REMOTE_WRITE`](Access::REMOTE_WRITE), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) or
-    /// [`MW_BIND`](Access::MW_BIND). Taking a right away by [`Mr::set_access`] does not stop a
-    /// write that is under way, nor unbind a window. [`Mr::into_inner`] ends all that and gives the
-    /// memory back.
+    /// [`MW_BIND`](Access::MW_BIND). Removing a right with [`Mr::set_access`] does not stop a write
+    /// in progress and does not unbind a window. [`Mr::into_inner`] deregisters the region and
+    /// returns the memory.
     #[must_use]
     pub fn bytes(&self) -> Option<&[u8]> {
-        // SAFETY: the bytes are valid and initialised for as long as the region lives
-        // (`MemoryOwner`, or the callers of `register_raw`). No peer may write them or ever could;
-        // the caller of an `unsafe` method that posts an operation on them has promised that nobody
-        // looks until it is complete.
+        // SAFETY: the bytes are valid and initialised while the region exists (`MemoryOwner`, or
+        // the caller of `register_raw`). No peer can write them or ever could. The caller of an
+        // `unsafe` method that posts an operation on them guarantees that no slice is read until it
+        // is complete.
         (!self.registration.ever_granted.intersects(REMOTE_WRITABLE))
             .then(|| unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) })
     }
 
-    /// Its bytes in place. `None` where [`Mr::bytes`] is, and where peers may read them, or may
-    /// ever have: [`REMOTE_READ`](Access::REMOTE_READ).
+    /// Its bytes as a mutable slice. `None` if [`Mr::bytes`] is `None`, and if the region has or
+    /// ever had the right [`REMOTE_READ`](Access::REMOTE_READ).
     #[must_use]
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        // SAFETY: the bytes are valid and initialised for as long as the region lives
-        // (`MemoryOwner`, or the callers of `register_raw`). No peer may read or write them or ever
-        // could; the caller of an `unsafe` method that posts an operation on them has promised that
-        // nobody changes them until it is complete. The region is borrowed exclusively.
+        // SAFETY: the bytes are valid and initialised while the region exists (`MemoryOwner`, or
+        // the caller of `register_raw`). No peer can read or write them or ever could. The caller
+        // of an `unsafe` method that posts an operation on them guarantees that no slice is changed
+        // until it is complete. The region is borrowed exclusively.
         (!self.registration.ever_granted.intersects(REMOTE_ACCESSIBLE))
             .then(|| unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) })
     }
 
-    /// Ends the registration and gives the memory back.
+    /// Deregisters the region and returns the memory.
     ///
     /// # Errors
-    /// The kernel refuses, as while a memory window is bound to it. The memory then stays
-    /// registered, and memory that the region owns is never freed.
+    /// [`Error::Kernel`], for example while a memory window is bound to the region. The memory then
+    /// stays registered, and owned memory is leaked.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn into_inner(self) -> Result<M> {
         let mut region = ManuallyDrop::new(self);
-        // SAFETY: the region is dropped by hand here and never used again.
+        // SAFETY: the region is in a `ManuallyDrop` and is not used again.
         let registration = unsafe { ManuallyDrop::take(&mut region.registration) };
         // SAFETY: the registration was taken out of the region, and is dropped after this.
         unsafe { registration.dereg() }?;
-        // SAFETY: the memory was put there when the region was made.
+        // SAFETY: the memory was initialised when the region was created.
         Ok(unsafe { region.memory.assume_init_read() })
     }
 
@@ -361,7 +361,7 @@ impl<M> Mr<M> {
         &self.registration.domain
     }
 
-    /// Refuses a region that the device is known to read or write beyond.
+    /// Rejects a region that the device is known to access out of bounds.
     pub(crate) fn check_odp_bounds(&self, verb: &'static str) -> Result<()> {
         check_odp_page_offset(verb, self.domain(), self.access(), self.start)
     }
@@ -371,7 +371,7 @@ impl<M> Mr<M> {
     }
 }
 
-/// Where a range of `len` bytes starts, and its own length.
+/// Start and length of a range that is within `len` bytes.
 pub(crate) fn check_range(
     what: &'static str,
     range: impl RangeBounds<usize>,
@@ -398,8 +398,8 @@ pub(crate) fn check_range(
     }
 }
 
-/// Refuses what would have Soft-RoCE read or write before a region that begins within a page. Its
-/// on-demand paging copies to and from the start of a page whatever the offset in it
+/// Rejects ODP regions of rxe that begin within a page. rxe's on-demand paging ignores the offset
+/// within the page and copies to and from the start of the page, which is before the region
 /// (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
 fn check_odp_page_offset(
     verb: &'static str,
@@ -420,7 +420,7 @@ fn is_soft_roce(domain: &PdShared) -> bool {
     domain.context.file.driver_id() == DriverId::RXE.0
 }
 
-/// An element over a checked range of a region that starts at `addr`.
+/// A scatter/gather element for a checked range of a region that starts at `addr`.
 pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Result<Sge> {
     let length = u32::try_from(len).map_err(|_| {
         let reason = format!("an element of {len} bytes is longer than the possible {}", u32::MAX);
@@ -429,20 +429,21 @@ pub(crate) fn element(addr: u64, (start, len): (usize, usize), lkey: u32) -> Res
     Ok(Sge { addr: addr.wrapping_add(start as u64), length, lkey })
 }
 
-/// What lets a peer write a region's bytes without this process's doing.
+/// Access rights by which a peer can write a region without an operation of this process.
 const REMOTE_WRITABLE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC).union(Access::MW_BIND);
 
-/// What lets a peer read or write a region's bytes without this process's doing.
+/// Access rights by which a peer can read or write a region without an operation of this process.
 const REMOTE_ACCESSIBLE: Access = REMOTE_WRITABLE.union(Access::REMOTE_READ);
 
 impl<M> Drop for Mr<M> {
     fn drop(&mut self) {
         // SAFETY: the region is not used after its drop.
         let registration = unsafe { ManuallyDrop::take(&mut self.registration) };
-        // Where the kernel does not let go, the device may go on using the memory: it has to stay.
+        // If the kernel refuses, the device may still access the memory: it is leaked.
         // SAFETY: the registration was taken out of the region, and is dropped after this.
         if unsafe { registration.dereg() }.is_ok() {
-            // SAFETY: the memory was put there when the region was made, and is dropped only here.
+            // SAFETY: the memory was initialised when the region was created, and is dropped only
+            // here.
             unsafe { self.memory.assume_init_drop() };
         }
     }
@@ -467,7 +468,7 @@ pub struct RegisterError<M> {
     /// Why it failed.
     #[source]
     pub error: Error,
-    /// The memory, given back.
+    /// The memory, returned to the caller.
     pub memory: M,
 }
 
@@ -490,7 +491,7 @@ mod tests {
     use super::*;
     use crate::testing::Plain;
 
-    /// A range that is another one each time that it is asked.
+    /// A range whose bounds differ at each call.
     struct Fickle(Cell<usize>);
 
     impl RangeBounds<usize> for Fickle {
@@ -522,7 +523,7 @@ mod tests {
             let registration =
                 Registration { ever_granted: ever, ..Registration::for_test(domain.domain(), access) };
             let mut memory = MaybeUninit::new(vec![7; 4]);
-            // SAFETY: it was just filled.
+            // SAFETY: it was just initialised.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
             Mr::new(registration, memory, start, len)
         };
@@ -542,7 +543,7 @@ mod tests {
         // Its ioctl fails with `EINVAL`.
         let domain = Plain::default().domain_behind("/dev/urandom", DriverId::UNKNOWN);
         let mut memory = MaybeUninit::new(vec![7; 4]);
-        // SAFETY: it was just filled.
+        // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         let registration = Registration::for_test(domain.domain(), Access::LOCAL_WRITE);
         let mut region = Mr::new(registration, memory, start, len);
@@ -560,7 +561,7 @@ mod tests {
             (Access::LOCAL_WRITE | Access::ON_DEMAND, Access::LOCAL_WRITE),
         ] {
             let mut memory = MaybeUninit::new(vec![7; 4]);
-            // SAFETY: it was just filled.
+            // SAFETY: it was just initialised.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
             let mut region = Mr::new(Registration::for_test(domain.domain(), has), memory, start, len);
             let refused = region.set_access(asked).unwrap_err();
@@ -585,7 +586,7 @@ mod tests {
                 (Some(0), Access::ON_DEMAND, refuses),
                 (None, Access::ON_DEMAND | Access::ZERO_BASED, refuses),
             ] {
-                // SAFETY: no device file is behind the domain, so nothing is registered.
+                // SAFETY: the domain has no device file, so nothing is registered.
                 let failed = unsafe { pd.register_raw(start, 64, iova, access) }.unwrap_err();
                 assert_eq!(matches!(failed, Error::Invalid { .. }), refused, "{iova:?} {access:?}: {failed}");
             }
@@ -602,7 +603,7 @@ mod tests {
             }
         }
 
-        // SAFETY: the vector's heap block does not move with it, and is never freed where it is
+        // SAFETY: the vector's heap block does not move with it, and is not freed if the vector is
         // forgotten.
         unsafe impl MemoryOwner for Memory<'_> {
             fn region(&mut self) -> (NonNull<u8>, usize) {
@@ -613,7 +614,7 @@ mod tests {
         let (domain, freed) = (Plain::default().domain(), Cell::new(false));
         let region = || {
             let mut memory = MaybeUninit::new(Memory(vec![7; 4], &freed));
-            // SAFETY: it was just filled.
+            // SAFETY: it was just initialised.
             let (start, len) = unsafe { memory.assume_init_mut() }.region();
             Mr::new(Registration::for_test(domain.domain(), Access::LOCAL_WRITE), memory, start, len)
         };

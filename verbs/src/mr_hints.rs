@@ -1,4 +1,4 @@
-//! What a refused registration is likely to be about.
+//! Likely causes of failed registrations.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::{Access, Capabilities};
 
-/// Rights of peers that the kernel grants together with local writing only.
+/// Remote rights that the kernel grants only together with `LOCAL_WRITE`.
 const NEEDS_LOCAL_WRITE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_ATOMIC);
 
-/// Rights that kernels pass over where they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
+/// Rights that kernels ignore if they do not know them (`IB_UVERBS_ACCESS_OPTIONAL_RANGE`).
 pub(crate) const OPTIONAL_ACCESS: Access = Access::from_bits_retain(0x3ff0_0000);
 
 /// Rights that have a name.
@@ -26,7 +26,7 @@ const KNOWN_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::FLUSH_GLOBAL)
     .union(Access::FLUSH_PERSISTENT);
 
-/// The likely cause of `errno` for `request`, in words.
+/// The likely cause of `errno` for `request`, as text.
 pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilities) -> Option<String> {
     let access = request.access;
     if matches!(errno, Errno::INVAL | Errno::OPNOTSUPP)
@@ -52,7 +52,7 @@ pub(crate) fn hint(errno: Errno, request: &MrRequest, capabilities: &Capabilitie
     }
 }
 
-/// What is wrong with the rights themselves, whatever the memory.
+/// The error in the access rights, independent of the memory.
 pub(crate) fn access_hint(access: Access, capabilities: &Capabilities) -> Option<String> {
     let unknown = access.difference(KNOWN_ACCESS.union(OPTIONAL_ACCESS));
     if access.contains(Access::ON_DEMAND) && !capabilities.odp {
@@ -76,8 +76,7 @@ fn locked_memory(length: u64) -> String {
     }
 }
 
-/// The first part of `start..end` that the process's mappings do not cover as needed, and what is
-/// wrong with it.
+/// The first part of `start..end` that is not mapped with the needed permissions, and the reason.
 fn first_unusable_range(
     maps: &str,
     start: u64,

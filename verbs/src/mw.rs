@@ -12,7 +12,7 @@ use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
 
 const BIND_VERB: &str = "bind_mw";
 
-/// What a window can give a peer.
+/// Access rights that a window can grant.
 const MW_ACCESS: Access = Access::REMOTE_WRITE
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
@@ -20,7 +20,7 @@ const MW_ACCESS: Access = Access::REMOTE_WRITE
     .union(Access::FLUSH_GLOBAL)
     .union(Access::FLUSH_PERSISTENT);
 
-/// The key that follows `rkey`: the low byte counted up, the rest as it is.
+/// The next remote key after `rkey`: the low byte plus 1 modulo 256, the other bytes unchanged.
 ///
 /// ```
 /// assert_eq!(bareverbs::inc_rkey(0x1234_5678), 0x1234_5679);
@@ -32,12 +32,12 @@ pub fn inc_rkey(rkey: u32) -> u32 {
     rkey & !0xff | rkey.wrapping_add(1) & 0xff
 }
 
-/// A memory window: a key to part of a region that can be given and taken by work requests, without
-/// the kernel.
+/// A memory window: a remote key to part of a region. Work requests bind and invalidate it, without
+/// a system call.
 ///
-/// A window of type 1 serves all queue pairs of its protection domain and is bound anew at will,
-/// also to nothing. One of type 2 serves the queue pair that bound it, and is freed by
-/// [`Operation::LocalInv`](crate::Operation::LocalInv) or by a peer's
+/// A window of type 1 is valid for all QPs of its protection domain and can be rebound at any time,
+/// also to an empty range. A window of type 2 is valid for the QP that bound it. It must be
+/// invalidated by [`Operation::LocalInv`](crate::Operation::LocalInv) or by a peer's
 /// [`Operation::SendInv`](crate::Operation::SendInv) before it can be bound again.
 ///
 /// ```no_run
@@ -63,18 +63,18 @@ pub fn inc_rkey(rkey: u32) -> u32 {
 /// # }
 /// ```
 ///
-/// On Soft-RoCE a window opens all of the region beneath it: the kernel holds requests to the
-/// region's bounds (`check_rkey` of `rxe_resp.c`). There too, drop a bound window of type 2 before
-/// the queue pair that bound it: the kernel waits for it for 50 seconds otherwise (`__rxe_cleanup`
-/// of `rxe_pool.c`).
+/// On rxe a window grants access to all of its region: the kernel checks requests against the
+/// region's bounds (`check_rkey` of `rxe_resp.c`). Also on rxe, drop a bound window of type 2
+/// before the QP that bound it: otherwise the kernel waits for the window for 50 seconds
+/// (`__rxe_cleanup` of `rxe_pool.c`).
 ///
-/// Invalidate or deallocate a window before the region beneath it is dropped. Soft-RoCE is known to
-/// refuse to deregister a region with a bound window: [`Mr::into_inner`] fails then, and a dropped
-/// region leaks its memory. No other driver is known to refuse.
+/// Invalidate or deallocate a window before its region is dropped. rxe is known to refuse to
+/// deregister a region with a bound window: [`Mr::into_inner`] fails then, and a dropped region
+/// leaks its memory. No other driver is known to refuse.
 #[doc(alias = "ibv_mw")]
 pub struct Mw {
     domain: Arc<PdShared>,
-    /// None when it was given back.
+    /// `None` after it was deallocated.
     handle: Option<u32>,
     rkey: u32,
     mw_type: MwType,
@@ -97,7 +97,7 @@ impl Mw {
         Ok(Self { domain: Arc::clone(domain), handle: Some(made.handle), rkey: made.rkey, mw_type })
     }
 
-    /// Its key.
+    /// Its remote key.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.rkey
@@ -109,20 +109,24 @@ impl Mw {
         self.mw_type
     }
 
-    /// The byte at `addr` of the region beneath, as peers name it through the window.
+    /// The remote address and key of the byte at `addr` of its region, through the window.
     #[must_use]
     pub fn remote(&self, addr: u64) -> Remote {
         Remote { addr, rkey: self.rkey }
     }
 
-    /// A bind to a range of `region`, under the key after its present one, for an
-    /// [`Operation::BindMw`](crate::Operation::BindMw). When that has completed, say so with
-    /// [`Mw::bound`].
+    /// A bind to a range of `region` for an [`Operation::BindMw`](crate::Operation::BindMw). The
+    /// window's new key is [`inc_rkey`] of its current one. After the operation has completed, the
+    /// caller reports it with [`Mw::bound`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the range reaches beyond the region or is empty, the region was
-    /// registered without [`Access::MW_BIND`], without [`Access::LOCAL_WRITE`] where peers shall
-    /// write, or in another protection domain, and for rights that a window cannot give.
+    /// [`Error::Invalid`] in these cases:
+    ///
+    /// - The range is empty or exceeds the region.
+    /// - The region was registered without [`Access::MW_BIND`], or without [`Access::LOCAL_WRITE`]
+    ///   for a window with write or atomic access.
+    /// - The region belongs to another protection domain.
+    /// - A window can't grant the access rights.
     #[doc(alias = "ibv_bind_mw")]
     #[doc(alias = "ibv_wr_bind_mw")]
     pub fn bind<M>(&self, region: &Mr<M>, range: impl RangeBounds<usize>, access: Access) -> Result<MwBind> {
@@ -158,7 +162,7 @@ impl Mw {
         })
     }
 
-    /// A bind of a window of type 1 to nothing.
+    /// A bind to an empty range, which unbinds a window of type 1.
     #[must_use]
     pub fn unbind(&self) -> MwBind {
         MwBind {
@@ -172,15 +176,16 @@ impl Mw {
         }
     }
 
-    /// Takes note that `bind` was carried out: the window has its new key.
+    /// Records that `bind` has completed: the window has its new key.
     pub fn bound(&mut self, bind: &MwBind) {
         self.rkey = bind.rkey;
     }
 
-    /// Gives it back, bound or not; its key is void from here on. Dropping it does the same.
+    /// Deallocates it, bound or not. Its key is invalid afterwards. Drop does the same and ignores
+    /// errors.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`].
     #[doc(alias = "ibv_dealloc_mw")]
     pub fn dealloc(mut self) -> Result<()> {
         self.dealloc_inner()
@@ -188,7 +193,7 @@ impl Mw {
 
     fn dealloc_inner(&mut self) -> Result<()> {
         let Some(handle) = self.handle.take() else { return Ok(()) };
-        // SAFETY: the window is this value's, which forgets the handle.
+        // SAFETY: the window belongs to this value, and `take` removed the handle.
         unsafe { command::dealloc_mw(&self.domain.context.file, handle) }
             .map_err(|refused| Error::kernel("dealloc_mw", format!("rkey {:#x}", self.rkey), refused))
     }
@@ -196,7 +201,7 @@ impl Mw {
 
 impl Drop for Mw {
     fn drop(&mut self) {
-        // Where the kernel does not let go, the window goes with the device file.
+        // If the kernel refuses, closing the device file frees the window.
         let _ = self.dealloc_inner();
     }
 }

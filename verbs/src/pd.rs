@@ -15,20 +15,21 @@ use crate::{
     RssQp, Srq, SrqInit, Transport, Wq, WqInit, XrcSrq, XrcSrqInit,
 };
 
-/// A protection domain: queue pairs reach memory of their own domain only.
+/// A protection domain. A QP can access only memory regions of its own domain.
 ///
-/// It is cheap to clone, and lives as long as anything that was made in it.
+/// Cloning is cheap. The domain is deallocated when the last object that was created in it is
+/// dropped.
 #[doc(alias = "ibv_pd")]
 pub struct Pd<P: Provider = AnyProvider> {
     context: Context<P>,
     domain: Arc<PdShared>,
 }
 
-/// The kernel's object.
+/// The kernel object.
 pub(crate) struct PdShared {
     pub(crate) context: Arc<ContextInner>,
     pub(crate) handle: u32,
-    /// Another process's, which gives it back.
+    /// It is imported: the process that created it deallocates it.
     imported: bool,
 }
 
@@ -37,9 +38,9 @@ impl Drop for PdShared {
         if self.imported {
             return;
         }
-        // It fails only where an object is in it that could not be given back, or that another
-        // process made; closing the file frees both.
-        // SAFETY: all that names the domain keeps it, so nothing does any more.
+        // It fails only if the domain has an object that could not be destroyed or that another
+        // process created. Closing the file frees both.
+        // SAFETY: all objects that use the domain hold an `Arc` of it, so none is left.
         let _ = unsafe { command::dealloc_pd(&self.context.file, self.handle) };
     }
 }
@@ -69,18 +70,18 @@ impl<P: Provider> Pd<P> {
         Self { context: context.clone(), domain: Arc::new(domain) }
     }
 
-    /// The kernel's handle of it, by which other processes [import](Context::import_pd) it.
+    /// Its kernel handle. Other processes [import](Context::import_pd) the domain by it.
     #[must_use]
     pub fn handle(&self) -> u32 {
         self.domain.handle
     }
 
-    /// Uses a region that another process registered in the context, which stays that one's.
-    /// `handle` is that of [`Mr::handle`] there.
+    /// Imports a region that another process registered in this context. `handle` is [`Mr::handle`]
+    /// of that process, which stays the owner.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the driver has no such thing; the kernel refuses, with `ENOENT`
-    /// where the context has no such region.
+    /// [`Error::Unsupported`] if the driver does not support imports; [`Error::Kernel`] with
+    /// `ENOENT` if the context has no such region.
     #[doc(alias = "ibv_import_mr")]
     #[doc(alias = "ibv_unimport_mr")]
     pub fn import_mr(&self, handle: u32) -> Result<ImportedMr> {
@@ -97,7 +98,7 @@ impl<P: Provider> Pd<P> {
         &self.domain
     }
 
-    /// Registers memory and owns it from here on.
+    /// Registers memory and takes ownership of it.
     ///
     /// ```no_run
     /// use bareverbs::{Access, Buffer, Device};
@@ -110,23 +111,26 @@ impl<P: Provider> Pd<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes, and on Soft-RoCE for memory on demand
-    /// ([`Access::ON_DEMAND`]) in two cases. If peers may read or write it and it begins within a
-    /// page, the kernel would read or write before it. If it is [`Access::ZERO_BASED`], the kernel
-    /// would look up its pages by the wrong address. The kernel refuses, as beyond the limit on
-    /// locked memory. The error gives the memory back.
+    /// All errors return the memory.
+    ///
+    /// - [`Error::Invalid`] for memory of 0 bytes.
+    /// - [`Error::Invalid`] on rxe for an ODP region ([`Access::ON_DEMAND`]) with remote rights
+    ///   that begins within a page: the kernel would read or write before it.
+    /// - [`Error::Invalid`] on rxe for an ODP region with [`Access::ZERO_BASED`]: the kernel would
+    ///   look up its pages by the wrong address.
+    /// - [`Error::Kernel`], for example beyond the limit on locked memory.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: MemoryOwner>(&self, memory: M, access: Access) -> Result<Mr<M>, RegisterError<M>> {
         Mr::register(&self.domain, memory, access)
     }
 
-    /// Registers borrowed memory, with local rights only: a peer or a window could go on using it
-    /// after the borrow has ended.
+    /// Registers borrowed memory. The rights are local only: a peer or a window could access the
+    /// memory after the borrow has ended.
     ///
-    /// The memory is borrowed for as long as the region lives. A forgotten region stays registered
-    /// after the borrow has ended, which is harmless: only operations of this process could reach
-    /// the memory, and posting them is `unsafe` ([`owned::Endpoint`](crate::owned::Endpoint) takes
-    /// no borrowed memory).
+    /// The memory is borrowed until the region is dropped. A forgotten region stays registered
+    /// after the borrow has ended. This is harmless: only operations of this process can access the
+    /// memory, and posting them is `unsafe` ([`owned::Endpoint`](crate::owned::Endpoint) does not
+    /// take borrowed memory).
     ///
     /// # Errors
     /// As for [`Pd::register`].
@@ -138,34 +142,35 @@ impl<P: Provider> Pd<P> {
         Mr::register_borrowed(&self.domain, memory, access)
     }
 
-    /// Registers all of the process's memory, on demand, for this process's own operations.
+    /// Registers the whole address space of the process as an implicit ODP region with local
+    /// rights.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has no such regions
-    /// ([`Capabilities::odp_implicit`](crate::Capabilities::odp_implicit)); the kernel refuses.
+    /// [`Error::Unsupported`] if the device has no implicit ODP
+    /// ([`Capabilities::odp_implicit`](crate::Capabilities::odp_implicit)); [`Error::Kernel`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn register_implicit(&self, access: LocalAccess) -> Result<ImplicitMr> {
         ImplicitMr::local(&self.domain, access)
     }
 
-    /// Registers all of the process's memory, on demand, with any rights.
+    /// Registers the whole address space of the process as an implicit ODP region with any rights.
     ///
     /// # Errors
     /// As for [`Pd::register_implicit`].
     ///
     /// # Safety
     ///
-    /// As far as `access` allows, peers who learn the key may read and write whatever the process
-    /// has in its memory, at any moment until the region and its parts are dropped: who gives the
-    /// key away answers for what they do.
+    /// As far as `access` allows, a peer that knows the key can read and write all memory of the
+    /// process at any time until the region and its parts are dropped. The caller is responsible
+    /// for all accesses of the peers that get the key.
     #[doc(alias = "ibv_reg_mr")]
     pub unsafe fn register_implicit_remote(&self, access: Access) -> Result<ImplicitMr> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { ImplicitMr::register(&self.domain, access) }
     }
 
-    /// The region that is nowhere: what operations read there is thrown away or undefined, what
-    /// they write there is gone. An element over it skips part of a message.
+    /// The null MR. Data that an operation gathers from it is undefined, and data that an operation
+    /// scatters to it is discarded. A scatter/gather element over it skips part of a message.
     ///
     /// ```no_run
     /// # fn second_half(pd: &bareverbs::Pd, buffer: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -176,7 +181,7 @@ impl<P: Provider> Pd<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none.
+    /// [`Error::Unsupported`] if the device has no null MR.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn alloc_null_mr(&self) -> Result<NullMr> {
         let lkey = self.context.provider().null_key();
@@ -184,9 +189,10 @@ impl<P: Provider> Pd<P> {
         Ok(NullMr { lkey })
     }
 
-    /// Registers `len` bytes of a dma-buf, from `offset` on: memory that another driver exports,
-    /// such as that of a graphics card. Operations and peers name its first byte by `iova`, whose
-    /// place in its page must be that of `offset`.
+    /// Registers `len` bytes of a dma-buf, starting at `offset`. A dma-buf is memory that another
+    /// driver exports, such as the memory of a GPU. `iova` is the address of its first byte in
+    /// operations of this process and of peers. `iova` and `offset` must have the same offset
+    /// within a page.
     ///
     /// ```no_run
     /// # fn share(pd: &bareverbs::Pd, buffer: std::os::fd::OwnedFd) -> bareverbs::Result<()> {
@@ -200,15 +206,15 @@ impl<P: Provider> Pd<P> {
     /// # }
     /// ```
     ///
-    /// The region keeps the dma-buf; the descriptor may be closed.
+    /// The region holds a reference to the dma-buf; the descriptor may be closed.
     ///
-    /// No device has been seen to do this yet: ConnectX's driver wants memory on demand for it,
-    /// which the software ConnectX that this is tested on has not.
+    /// This is untested on any device: the mlx5 driver requires ODP for it, which the software
+    /// ConnectX of the tests does not implement for it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes or a range beyond the address space, [`Error::Unsupported`]
-    /// where the device does not reach such memory; the kernel refuses, as for a descriptor that is
-    /// no dma-buf.
+    /// [`Error::Invalid`] for a length of 0 or a range beyond the address space;
+    /// [`Error::Unsupported`] if the device does not support dma-bufs; [`Error::Kernel`], for
+    /// example for a descriptor that is not a dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -221,28 +227,30 @@ impl<P: Provider> Pd<P> {
         DmabufMr::register(&self.domain, buffer, (offset, len), iova, access)
     }
 
-    /// Registers the address range of `len` bytes from `addr`, known to operations and peers as
-    /// starting at `iova`, or at `addr` itself where that is `None`.
+    /// Registers the address range of `len` bytes from `addr`. `iova` is the address of its first
+    /// byte in operations of this process and of peers; `None` means `addr`, or 0 with
+    /// [`Access::ZERO_BASED`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes, a range beyond the address space, or on Soft-RoCE for
-    /// memory on demand ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; the kernel
-    /// refuses, as where part of the range is not mapped.
+    /// [`Error::Invalid`] for a length of 0, a range beyond the address space, or on rxe for an ODP
+    /// region ([`Access::ON_DEMAND`]) with an `iova` other than `addr`; [`Error::Kernel`], for
+    /// example if part of the range is not mapped.
     ///
     /// # Safety
     ///
-    /// For a region on demand on Soft-RoCE, "the range" begins at the start of the page that `addr`
-    /// is in: the kernel copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
+    /// For an ODP region on rxe, "the range" begins at the start of the page of `addr`: the kernel
+    /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
     ///
-    /// Until [`Mr::into_inner`] has returned `Ok`, and for the life of the process where the kernel
-    /// refuses to deregister, there or when the region is dropped:
+    /// These hold until [`Mr::into_inner`] returned `Ok`. If the kernel refuses to deregister,
+    /// there or when the region is dropped, they hold until the process exits:
     ///
     /// - The range stays mapped. Its bytes are initialised, and valid for reads and writes by this
     ///   process whatever `access` says: [`Mr::read`] and [`Mr::write`] are safe.
-    /// - The region's operations, its copying methods on any thread and, as far as `access` allows,
-    ///   peers may use the memory.
-    /// - While what [`Mr::bytes`] or [`Mr::bytes_mut`] returned is in use, nothing else changes the
-    ///   bytes, or reads them in the second case. Whoever has the region can call them.
+    /// - The memory may be accessed by operations on the region, by its copying methods on any
+    ///   thread and, as far as `access` allows, by peers.
+    /// - While a slice of [`Mr::bytes`] is in use, nothing else changes the bytes. While a slice of
+    ///   [`Mr::bytes_mut`] is in use, nothing else reads or changes them. All code that has the
+    ///   region can call them.
     #[doc(alias = "ibv_reg_mr")]
     #[doc(alias = "ibv_reg_mr_iova")]
     pub unsafe fn register_raw(
@@ -252,97 +260,98 @@ impl<P: Provider> Pd<P> {
         iova: Option<u64>,
         access: Access,
     ) -> Result<Mr<RawMemory>> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { Mr::register_raw(&self.domain, addr, len, iova, access) }
     }
 
-    /// Registers part of memory on the device, `..` for all. Operations and peers name its first
-    /// byte by the address 0.
+    /// Registers a range of device memory; `..` is all of it. The address of its first byte in
+    /// operations of this process and of peers is 0.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes, a range beyond the memory, or memory of another context;
-    /// the kernel refuses, as for rights that the device does not give there.
+    /// [`Error::Invalid`] for a length of 0, a range that exceeds the memory, or memory of another
+    /// context; [`Error::Kernel`], for example for access rights that the device does not support
+    /// there.
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(&self, dm: &Dm, range: impl RangeBounds<usize>, access: Access) -> Result<DmMr> {
         DmMr::register(&self.domain, dm, range, access)
     }
 
-    /// Makes a memory window, bound to nothing.
+    /// Allocates an unbound memory window.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, [`Error::Invalid`] for a type that there
-    /// is not; the kernel refuses.
+    /// [`Error::Unsupported`] if the device has no memory windows; [`Error::Invalid`] for an
+    /// unknown type; [`Error::Kernel`].
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, mw_type: MwType) -> Result<Mw> {
         Mw::alloc(&self.domain, mw_type)
     }
 
-    /// Makes a queue pair in the state RESET.
+    /// Creates a queue pair in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Limit`] names the depth or width that is above the device's; [`Error::Invalid`] for
-    /// queues of another context; [`Error::Unsupported`] for [XRC](crate::XrcSend) where the device
-    /// has none; the kernel refuses.
+    /// [`Error::Limit`] for a depth or a number of SGEs above the device's limit;
+    /// [`Error::Invalid`] for queues of another context; [`Error::Unsupported`] for
+    /// [XRC](crate::XrcSend) if the device has none; [`Error::Kernel`].
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_qp<T: Transport>(&self, init: &QpInit<'_, P>) -> Result<Qp<T, P>> {
         Qp::create(self, init)
     }
 
-    /// Makes a shared receive queue.
+    /// Creates a shared receive queue.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no receives or a limit above them, [`Error::Limit`] names the depth
-    /// or width that is above the device's; the kernel refuses.
+    /// [`Error::Invalid`] for 0 receives or a limit above their number; [`Error::Limit`] for a
+    /// depth or a number of SGEs above the device's limit; [`Error::Kernel`].
     #[doc(alias = "ibv_create_srq")]
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_srq(&self, init: &SrqInit) -> Result<Srq<P>> {
         Srq::create(self, init)
     }
 
-    /// Makes a shared receive queue of an XRC domain.
+    /// Creates a shared receive queue of an XRC domain.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no receives, a limit above them, or a domain or completion queue of
-    /// another context, [`Error::Limit`] names the depth or width that is above the device's; the
-    /// kernel refuses.
+    /// [`Error::Invalid`] for 0 receives, a limit above their number, or a domain or completion
+    /// queue of another context; [`Error::Limit`] for a depth or a number of SGEs above the
+    /// device's limit; [`Error::Kernel`].
     #[doc(alias = "ibv_create_srq_ex")]
     pub fn create_xrc_srq(&self, init: &XrcSrqInit<'_, P>) -> Result<XrcSrq<P>> {
         XrcSrq::create(self, init)
     }
 
-    /// Makes a work queue that receives, in the state RESET.
+    /// Creates a receive work queue in the state RESET.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, or not with such flags, [`Error::Invalid`]
-    /// for no receives or a completion queue of another context, [`Error::Limit`] names the depth
-    /// or width that is above the device's; the kernel refuses.
+    /// [`Error::Unsupported`] if the device has no work queues or does not support the flags;
+    /// [`Error::Invalid`] for 0 receives or a completion queue of another context; [`Error::Limit`]
+    /// for a depth or a number of SGEs above the device's limit; [`Error::Kernel`].
     #[doc(alias = "ibv_create_wq")]
     pub fn create_wq(&self, init: &WqInit<'_, P>) -> Result<Wq<P>> {
         Wq::create(self, init)
     }
 
-    /// Makes an RSS QP over work queues.
+    /// Creates an RSS QP over work queues.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device has none, or does not hash such fields,
-    /// [`Error::Invalid`] for fields that no frame has all of or a table of another context; the
-    /// kernel refuses, as without the privilege `CAP_NET_RAW`.
+    /// [`Error::Unsupported`] if the device has no RSS QPs or does not hash the fields;
+    /// [`Error::Invalid`] for a set of fields that no frame has, or a table of another context;
+    /// [`Error::Kernel`], for example without the capability `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_rss_qp(&self, init: &RssInit<'_, P>) -> Result<RssQp<P>> {
         RssQp::create(self, init)
     }
 
-    /// Makes an address handle.
+    /// Creates an address handle.
     ///
-    /// On RoCE the kernel looks for the way to the peer's GID, which may take as long as the peer's
-    /// answer to a neighbour solicitation. [`Context::ah_attr_from_wc`] gives the attributes for an
-    /// answer.
+    /// On RoCE the kernel resolves the peer's GID to an Ethernet address. This may wait for the
+    /// response to a neighbour solicitation. [`Context::ah_attr_from_wc`] returns the attributes
+    /// for a reply to a received datagram.
     ///
     /// # Errors
-    /// [`Error::Invalid`] without a global route on RoCE, for a GID of zeros, or for a service
-    /// level or flow label of too many bits; [`Error::NoPort`]; [`Error::NoGid`]; the kernel
-    /// refuses, as where there is no way to the peer.
+    /// [`Error::Invalid`] on RoCE without a global route, for a GID of zeros, or for a service
+    /// level or flow label of too many bits; [`Error::NoPort`]; [`Error::NoGid`];
+    /// [`Error::Kernel`], for example if there is no route to the peer.
     #[doc(alias = "ibv_create_ah")]
     #[doc(alias = "ibv_create_ah_from_wc")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah<P>> {

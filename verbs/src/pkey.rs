@@ -11,10 +11,11 @@ use crate::{Context, Error, Result};
 impl<P: Provider> Context<P> {
     /// An entry of a port's P_Key table.
     ///
-    /// It is read from sysfs: the kernel tells it nowhere else.
+    /// It is read from sysfs, its only source in the kernel.
     ///
     /// # Errors
-    /// [`Error::NoPort`]; the table has no such index; `/sys` is not there.
+    /// [`Error::NoPort`]; [`Error::Invalid`] if the table has no such index; [`Error::System`] if
+    /// sysfs can't be read.
     #[doc(alias = "ibv_query_pkey")]
     pub fn pkey(&self, port: u32, index: u32) -> Result<u16> {
         let length = self.query_port(port)?.pkey_tbl_len;
@@ -35,7 +36,7 @@ impl<P: Provider> Context<P> {
         })
     }
 
-    /// Where a P_Key stands in a port's table: the lowest index.
+    /// The lowest index of a P_Key in a port's table.
     ///
     /// ```no_run
     /// # fn index(context: &bareverbs::Context) -> bareverbs::Result<u32> {
@@ -45,14 +46,15 @@ impl<P: Provider> Context<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoPort`]; [`Error::Invalid`] where the table does not have it; `/sys` is not there.
+    /// [`Error::NoPort`]; [`Error::Invalid`] if the table does not have it; [`Error::System`] if
+    /// sysfs can't be read.
     #[doc(alias = "ibv_get_pkey_index")]
     pub fn pkey_index(&self, port: u32, pkey: u16) -> Result<u32> {
         let mut seen = Vec::new();
         for index in 0..self.query_port(port)?.pkey_tbl_len.into() {
             match self.pkey(port, index)? {
                 found if found == pkey => return Ok(index),
-                // An entry that is not filled.
+                // An empty entry.
                 0 => {}
                 other => seen.push(format!("{other:#06x}")),
             }
@@ -62,7 +64,7 @@ impl<P: Provider> Context<P> {
     }
 }
 
-/// `0xffff`.
+/// Parses a line such as `0xffff`.
 pub(crate) fn parse(text: &str) -> Option<u16> {
     u16::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
 }

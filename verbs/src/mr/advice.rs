@@ -1,4 +1,4 @@
-//! Advice about regions on demand.
+//! Advice for ODP regions (ADVISE_MR).
 
 use std::ops::RangeBounds;
 
@@ -13,8 +13,8 @@ use crate::{Access, Advice, Error, Result, Sge};
 const VERB: &str = "advise_mr";
 
 impl<M> Mr<M> {
-    /// Brings the pages of a range of it in, for a region [on demand](Access::ON_DEMAND): for
-    /// writing where it may be written, else for reading.
+    /// Prefetches the pages of a range of an [ODP](Access::ON_DEMAND) region: for writing if the
+    /// region has [`Access::LOCAL_WRITE`], else for reading.
     ///
     /// # Errors
     /// As for [`Mr::advise`].
@@ -24,9 +24,8 @@ impl<M> Mr<M> {
         self.advise(range, if writable { Advice::PREFETCH_WRITE } else { Advice::PREFETCH })
     }
 
-    /// Gives advice about a range of it and waits until that is done, for a region [on
-    /// demand](Access::ON_DEMAND). Advice changes no byte, only how soon operations find their
-    /// pages.
+    /// Gives advice for a range of an [ODP](Access::ON_DEMAND) region and waits until it is done.
+    /// Advice does not change data. It changes only whether operations cause page faults.
     ///
     /// ```no_run
     /// # fn advise(region: &bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -39,20 +38,19 @@ impl<M> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the region is not on demand or the range reaches beyond it;
-    /// [`Error::Unsupported`] where the device takes no advice
-    /// ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr)); the kernel refuses, as
-    /// Soft-RoCE does for a region without [`Access::LOCAL_WRITE`].
+    /// [`Error::Invalid`] if the region is not ODP or the range exceeds it; [`Error::Unsupported`]
+    /// if the device takes no advice ([`Capabilities::advise_mr`](crate::Capabilities::advise_mr));
+    /// [`Error::Kernel`], for example on rxe for a region without [`Access::LOCAL_WRITE`].
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
         self.advise_with_flags(range, advice, AdviseMrFlag::FLUSH)
     }
 
-    /// Gives advice about a range of it and does not wait until it is done, nor learn whether it
-    /// could be.
+    /// Gives advice for a range of it. Does not wait until it is done and does not report whether
+    /// it succeeded.
     ///
     /// # Errors
-    /// As for [`Mr::advise`], for what the kernel finds out at once.
+    /// As for [`Mr::advise`], for errors that the kernel detects at once.
     #[doc(alias = "ibv_advise_mr")]
     pub fn advise_async(&self, range: impl RangeBounds<usize>, advice: Advice) -> Result<()> {
         self.advise_with_flags(range, advice, AdviseMrFlag::empty())
@@ -69,8 +67,7 @@ impl<M> Mr<M> {
         if !domain.context.capabilities.advise_mr {
             return Err(Error::Unsupported { verb: VERB, what: "MR advice is" });
         }
-        // Soft-RoCE would take any region for one on demand (`rxe_ib_prefetch_sg_list` of
-        // `rxe_odp.c`).
+        // rxe does not check that a region is ODP (`rxe_ib_prefetch_sg_list` of `rxe_odp.c`).
         if !self.access().contains(Access::ON_DEMAND) {
             let reason = "the region is pinned: only regions registered ON_DEMAND take advice";
             return Err(Error::invalid(VERB, reason));
@@ -84,7 +81,7 @@ impl<M> Mr<M> {
         call.constant(AdviseMr::ADVICE, advice);
         call.flags(AdviseMr::FLAGS, flags);
         call.input_slice(AdviseMr::SGE_LIST, &ranges);
-        // SAFETY: the method reads nothing but its attributes; bringing pages in changes no byte.
+        // SAFETY: the method reads only its attributes. Prefetching does not change data.
         unsafe { domain.context.file.execute(&mut call) }.map_err(|refused| {
             Error::kernel(VERB, format!("{advice:?}, {length} bytes at {addr:#x}"), refused)
         })

@@ -1,4 +1,4 @@
-//! Regions on demand over the whole address space.
+//! Implicit ODP regions.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr;
@@ -8,9 +8,9 @@ use super::{LocalAccess, Mr, Object, RegisterError, Registration, VERB};
 use crate::pd::PdShared;
 use crate::{Access, Error, MemoryOwner, Remote, Result, Sge};
 
-/// A region on demand over all of the process's memory, also what is mapped later: one pair of keys
-/// for everything; see [`Pd::register_implicit`](crate::Pd::register_implicit). Nothing is pinned,
-/// and pages are found when operations come to them.
+/// An implicit ODP region. One pair of keys covers the whole address space of the process, also
+/// memory that is mapped later. Nothing is pinned: pages are faulted in when operations access
+/// them. [`Pd::register_implicit`](crate::Pd::register_implicit) creates it.
 ///
 /// ```no_run
 /// use bareverbs::{Buffer, Device, LocalAccess};
@@ -31,7 +31,7 @@ pub struct ImplicitMr {
     implicit: Arc<ImplicitRegistration>,
 }
 
-/// The kernel's object, given back with the last who uses it.
+/// The kernel object. It is deregistered when the last user drops it.
 pub(super) struct ImplicitRegistration(Registration);
 
 impl ImplicitRegistration {
@@ -42,8 +42,8 @@ impl ImplicitRegistration {
 
 impl Drop for ImplicitRegistration {
     fn drop(&mut self) {
-        // Where the kernel does not let go, closing the file does it.
-        // SAFETY: the region is being dropped, which is the only place that ends it.
+        // If the kernel refuses, closing the file frees the region.
+        // SAFETY: the region is deregistered only here, when it is dropped.
         let _ = unsafe { self.0.dereg() };
     }
 }
@@ -54,9 +54,9 @@ impl ImplicitMr {
             LocalAccess::Read => Access::empty(),
             LocalAccess::ReadWrite => Access::LOCAL_WRITE,
         };
-        // SAFETY: the rights are local, so only operations of this process reach memory through it.
-        // Posting one is `unsafe` and its caller answers for the memory, or it is over a part,
-        // which owns its memory.
+        // SAFETY: the rights are local, so only operations of this process access memory through
+        // it. Posting one is either `unsafe`, where the caller upholds the validity of the memory,
+        // or uses a part, which owns its memory.
         unsafe { Self::register(domain, access) }
     }
 
@@ -67,67 +67,67 @@ impl ImplicitMr {
         if !domain.context.capabilities.odp_implicit {
             return Err(Error::Unsupported { verb: VERB, what: "implicit ODP MRs are" });
         }
-        // SAFETY: the caller answers for all of the process's memory, which the kernel knows by
-        // these numbers.
+        // SAFETY: the caller upholds the contract for all of the process's memory. The kernel
+        // recognises an implicit region by address 0 and this length.
         let registration = unsafe {
             Registration::new(domain, ptr::null_mut(), usize::MAX, None, access | Access::ON_DEMAND)
         }?;
         Ok(Self { implicit: Arc::new(ImplicitRegistration(registration)) })
     }
 
-    /// A region of these rights that no device knows.
+    /// A region with these rights that is not registered.
     #[cfg(test)]
     pub(crate) fn for_test(domain: &Arc<PdShared>, access: Access) -> Self {
         Self { implicit: Arc::new(ImplicitRegistration(Registration::for_test(domain, access))) }
     }
 
-    /// The key by which this process's operations name it.
+    /// The local key, for operations of this process.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.implicit.0.lkey
     }
 
-    /// The key by which peers name it.
+    /// The remote key, for operations of peers.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.implicit.0.rkey
     }
 
-    /// What may be done with it.
+    /// Its access rights.
     #[must_use]
     pub fn access(&self) -> Access {
         self.implicit.0.access
     }
 
-    /// A scatter/gather element over `length` bytes from `addr` on.
+    /// A scatter/gather element for `length` bytes starting at `addr`.
     #[must_use]
     pub fn sge(&self, addr: *const u8, length: u32) -> Sge {
         Sge { addr: addr.expose_provenance() as u64, length, lkey: self.lkey() }
     }
 
-    /// The byte at `addr`, as peers name it.
+    /// The remote address and key of the byte at `addr`.
     #[must_use]
     pub fn remote(&self, addr: *const u8) -> Remote {
         Remote { addr: addr.expose_provenance() as u64, rkey: self.rkey() }
     }
 
-    /// Owns memory from here on as a part of this region: it is used like a region of its own, with
-    /// this one's keys and rights, and costs no system call. The region stays until the last of its
-    /// parts is gone.
+    /// Takes ownership of memory as a part of this region. The part is used like a region of its
+    /// own, with the keys and rights of this region. This needs no system call. The region is
+    /// deregistered when its last part is dropped.
     ///
-    /// The kernel knows nothing of parts, so dropping one always frees its memory: the promise of
-    /// whoever posts an operation on it covers that
+    /// The kernel does not know parts, so dropping one always frees its memory. The caller of a
+    /// post keeps the memory until the request is complete
     /// ([`SendHalf::post_send`](crate::SendHalf::post_send)).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no bytes. The error gives the memory back.
+    /// [`Error::Invalid`] for memory of 0 bytes. The error returns the memory.
     pub fn part<M: MemoryOwner>(&self, memory: M) -> Result<Mr<M>, RegisterError<M>> {
         let mut memory = MaybeUninit::new(memory);
-        // SAFETY: it was just filled.
+        // SAFETY: it was just initialised.
         let (start, len) = unsafe { memory.assume_init_mut() }.region();
         if len == 0 {
             let error = Error::invalid(VERB, "a region must have at least 1 byte");
-            // SAFETY: it was filled above and not moved out of.
+            // SAFETY: it was initialised above and not moved out of.
             return Err(RegisterError { error, memory: unsafe { memory.assume_init() } });
         }
         let implicit = &self.implicit.0;

@@ -1,14 +1,13 @@
-//! Regions over memory that is not this process's own: what they are named by.
+//! Keys and address of regions whose memory is not in this process's address space.
 
 use std::ops::RangeBounds;
 
 use super::{check_range, element};
 use crate::{Remote, Result, Sge};
 
-/// What operations and peers name a region's bytes by: its keys, and the address that goes with
-/// them. [`DmMr`](crate::DmMr), [`DmabufMr`](crate::DmabufMr) and
-/// [`ImportedMr`](crate::ImportedMr), whose memory this process cannot reach by that address, lend
-/// theirs.
+/// Keys, address and length of a region. [`DmMr`](crate::DmMr), [`DmabufMr`](crate::DmabufMr) and
+/// [`ImportedMr`](crate::ImportedMr) dereference to it: this process can't access their memory at
+/// that address.
 #[doc(alias = "ibv_mr")]
 #[derive(Debug)]
 pub struct MrKeys {
@@ -23,44 +22,44 @@ impl MrKeys {
         Self { lkey, rkey, addr, len }
     }
 
-    /// The key by which operations of this process, or of those that share its context, name it.
+    /// The local key, for operations of this process and of processes that share its context.
     #[must_use]
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// The key by which peers name it.
+    /// The remote key, for operations of peers.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The address by which operations and peers name its first byte.
+    /// The address of its first byte in operations of this process and of peers (IOVA).
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region has at least 1 byte")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// A scatter/gather element over a range of it, `..` for all.
+    /// A scatter/gather element for a range of it; `..` is all of it.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) where the range reaches beyond the region, or
-    /// beyond the 4 GiB that an element can name.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the range exceeds the region or has 4 GiB or
+    /// more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
         element(self.addr, check_range("MrKeys::sge", range, self.len)?, self.lkey)
     }
 
-    /// The byte at `offset`, as peers name it.
+    /// The remote address and key of the byte at `offset`.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) where the region has no such byte.
+    /// [`Error::Invalid`](crate::Error::Invalid) if the region has no such byte.
     pub fn remote(&self, offset: usize) -> Result<Remote> {
         check_range("MrKeys::remote", offset..offset.saturating_add(1), self.len)?;
         Ok(Remote { addr: self.addr.wrapping_add(offset as u64), rkey: self.rkey })

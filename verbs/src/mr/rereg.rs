@@ -1,4 +1,4 @@
-//! What a region is told to become, and what the kernel knows of it.
+//! Re-registration (REREG_MR) and queries (QUERY_MR) of regions.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 const VERB: &str = "rereg_mr";
 
 impl<M> Mr<M> {
-    /// What the kernel knows of it.
+    /// The kernel's information about it.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`].
     pub fn query(&self) -> Result<MrInfo> {
         let registration = &self.registration;
         command::query_mr(&registration.domain.context.file, registration.handle())
@@ -46,13 +46,14 @@ impl<M> Mr<M> {
         }
         let change = ReregMr { pd: domain.map(|domain| domain.handle), access };
         let file = Arc::clone(&registration.domain.context.file);
-        // SAFETY: the caller of `rereg` answers for the range with the new rights.
+        // SAFETY: the caller of `rereg` upholds the contract for the range with the new rights.
         let answer = unsafe { command::rereg_mr(&file, handle, &change) };
         if let Some(access) = access
             && !answer.is_err_and(|refused| refused.errno == Errno::STALE)
         {
-            // Also where the kernel refuses: a driver may fail after the device has changed the
-            // region, with any error number. Only `ESTALE` says that nothing was asked.
+            // Rights count as granted even if the command fails, with any errno: a driver may fail
+            // after the device has changed the region. `ESTALE` alone means that no command was
+            // issued.
             registration.ever_granted |= access;
         }
         let (lkey, rkey) = answer.map_err(|refused| match refused.errno {
@@ -92,22 +93,22 @@ impl<M> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] for
-    /// a domain of another context; the kernel refuses.
+    /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
+    /// for a domain of another context; [`Error::Kernel`].
     #[doc(alias = "ibv_rereg_mr")]
     pub fn move_to<P: Provider>(&mut self, pd: &Pd<P>) -> Result<()> {
-        // SAFETY: the rights stay those that were promised for the range at registration, by
-        // `MemoryOwner`, by the borrow or by the caller of `register_raw`.
+        // SAFETY: the rights do not change. `MemoryOwner`, the borrow or the caller of
+        // `register_raw` upheld the contract for them at registration.
         unsafe { self.rereg(Some(pd.domain()), None) }
     }
 }
 
 impl<M: MemoryOwner> Mr<M> {
-    /// Changes what may be done with it. Its keys may change.
+    /// Changes its access rights. Its keys may change.
     ///
-    /// Rights that let peers write, once asked for, count for the region's life: [`Mr::bytes`] is
-    /// `None` from then on, whatever its rights are later and also where the kernel refuses. A
-    /// driver may fail after the device has changed the region.
+    /// If the region ever requests a right by which peers can write, [`Mr::bytes`] is `None` until
+    /// the region is deregistered, whatever its later rights. This holds even if the kernel refuses
+    /// the change: a driver may fail after the device has changed the region.
     ///
     /// ```no_run
     /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {
@@ -121,8 +122,8 @@ impl<M: MemoryOwner> Mr<M> {
     /// # }
     /// ```
     ///
-    /// A region over borrowed memory has local rights only, and keeps them: a peer could go on
-    /// using a forgotten one after the borrow has ended.
+    /// The rights of a borrowed region are local and can't change: a peer could access a forgotten
+    /// region after the borrow has ended.
     ///
     /// ```compile_fail,E0599
     /// # use bareverbs::{Access, Borrowed, Mr};
@@ -132,23 +133,24 @@ impl<M: MemoryOwner> Mr<M> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the kernel or the device cannot do that; [`Error::Invalid`] as
-    /// for [`Pd::register`], and on Soft-RoCE where [`Access::ON_DEMAND`] would change; the kernel
-    /// refuses, with `EACCES` for writing to memory that was registered for reading.
+    /// [`Error::Unsupported`] if the kernel or the device does not support it; [`Error::Invalid`]
+    /// as for [`Pd::register`], and on rxe if [`Access::ON_DEMAND`] would change; [`Error::Kernel`]
+    /// with `EACCES` for write access to memory that was registered for reading.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn set_access(&mut self, access: Access) -> Result<()> {
         if access.intersects(REMOTE_ACCESSIBLE) {
             check_odp_page_offset(VERB, self.domain(), access | self.access(), self.start)?;
         }
-        // SAFETY: the contract of `MemoryOwner`: the bytes stay valid, and nothing but the region
-        // reaches them, so any right may be given. The exclusive borrow ends all slices that
-        // `bytes` has lent, and `rereg` has it lend no more.
+        // SAFETY: `MemoryOwner` guarantees that the bytes stay valid and that only the region
+        // accesses them, so any right may be granted. The exclusive borrow ends all slices that
+        // `bytes` returned, and `rereg` records the rights in `ever_granted` before `bytes` can be
+        // called again.
         unsafe { self.rereg(None, Some(access)) }
     }
 }
 
 impl Mr<RawMemory> {
-    /// Changes what may be done with it. Its keys may change.
+    /// Changes its access rights. Its keys may change.
     ///
     /// # Errors
     /// As for [`Mr::set_access`].
@@ -158,7 +160,7 @@ impl Mr<RawMemory> {
     /// As for [`Pd::register_raw`], with the new rights.
     #[doc(alias = "ibv_rereg_mr")]
     pub unsafe fn set_raw_access(&mut self, access: Access) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.rereg(None, Some(access)) }
     }
 }
