@@ -1,8 +1,8 @@
 //! RDMA verbs on Linux with no C underneath.
 //!
-//! A program hands work requests to a queue pair and reads completions; between it and the kernel
-//! or the NIC there is only Rust. There is no library to find at run time and no build-time one:
-//! the crate speaks the kernel's uverbs ABI itself.
+//! A program posts work requests to a queue pair and polls completions. Between the program and the
+//! kernel or the NIC there is only Rust. The crate issues the kernel's uverbs commands itself. It
+//! needs no C library at build time or at run time.
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
@@ -26,53 +26,55 @@
 //!
 //! # Two levels
 //!
-//! [`owned`] is safe: an operation owns its buffer until its completion is reaped. Beneath it,
-//! [`Qp::post_send`] and [`Qp::post_recv`] take scatter/gather elements and are `unsafe`, since the
-//! compiler cannot see how long a device uses memory. Everything else (devices, regions, queues,
-//! bring-up, polling, events) is safe and shared by both.
+//! [`owned`] is safe: an operation owns its buffer until its completion is polled.
 //!
-//! # How things hang together
+//! [`Qp::post_send`] and [`Qp::post_recv`] take scatter/gather elements (SGEs). They are `unsafe`,
+//! because the compiler cannot see how long a device uses memory.
+//!
+//! Both levels share the rest of the API, which is safe: devices, memory regions, queues, bring-up,
+//! polling and events.
+//!
+//! # Objects and ownership
 //!
 //! [`Device`] → [`Context`] → [`Pd`] → [`Mr`], [`Srq`], [`Wq`], [`Ah`] and [`Qp`]; [`Context`] →
-//! [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own what they were made from, so they can be
-//! dropped in any order and nothing is given back too early. Queues have a single owner; a queue
-//! pair's two [halves](Qp::split) can be used by two threads at once.
+//! [`CompChannel`], [`Cq`] and [`Xrcd`]. Handles own their parents, so every drop order is right.
+//! Each queue has a single owner. The two [halves](Qp::split) of a QP can be used by two threads at
+//! once.
 //!
-//! Types carry the provider as a parameter whose default, [`AnyProvider`], picks the one that
-//! drives the device.
+//! Types carry the provider as a parameter. The default, [`AnyProvider`], chooses the provider by
+//! the device's driver.
 //!
 //! # Waiting
 //!
-//! [`CompChannel`], [`AsyncEvents`] and [`owned::Endpoint`] wait by blocking, or not at all, or
-//! lend a descriptor to `poll` and the like. The features `tokio` and `async-io` (off by default)
-//! add modules of the same names, in which tasks wait.
+//! [`CompChannel`], [`AsyncEvents`] and [`owned::Endpoint`] have blocking and non-blocking methods.
+//! Their file descriptors work with `poll`, `epoll` and the like. The features `tokio` and
+//! `async-io` (off by default) add modules of the same names with `async` methods.
 //!
 //! # Forks
 //!
-//! A child that a program forks leaves its parent's queues, objects and registered memory alone,
-//! whatever it does:
+//! Handles are unusable in a forked child. The child does not affect the queues, objects and
+//! registered memory of the parent:
 //!
-//! - Handles that it inherited are no use to it. Every verb on them fails with `ESTALE`, events are
-//!   not taken, and dropping them gives nothing back; what the parent made stays the parent's.
-//! - It does not inherit the memory of queues. Where it polls or posts all the same, it is ended by
-//!   `SIGSEGV`.
-//! - Registered memory is copied for it when it is forked, as all private memory is, pages that are
-//!   pinned at once (since Linux 5.12;
-//!   [`SystemInfo::copy_on_fork`](netlink::SystemInfo::copy_on_fork) tells). So parent and device
-//!   go on sharing their pages, and the child can read what was there, and write it, without either
-//!   noticing.
-//! - It may open the device anew and use what it makes then, `exec`, or exit. Where the device can
-//!   do it, it may also take over its parent's context by a descriptor that the parent has sent:
+//! - Every verb on an inherited handle fails with `ESTALE`. Events are not read. Drop releases
+//!   nothing.
+//! - Queue memory is not inherited. A child that polls or posts is killed by `SIGSEGV`.
+//! - The kernel copies registered memory for the child, as it does all private memory. It copies
+//!   pinned pages at fork (since Linux 5.12; see
+//!   [`SystemInfo::copy_on_fork`](netlink::SystemInfo::copy_on_fork)). So parent and device keep
+//!   sharing the original pages, and the child's accesses affect neither.
+//! - The child may open the device again, call `exec` or exit. If the device supports it, the child
+//!   may also import the parent's context by a file descriptor that the parent has sent:
 //!   [`Context::import`].
 //!
-//! A program that goes into the background by forking should open the device afterwards.
+//! A daemon that forks into the background should open the device afterwards.
 //!
 //! # Errors
 //!
-//! An [`Error`] says what was asked, what refused it and what to do. Posting follows the `bad_wr`
-//! rule: a [`PostError`] tells how many requests were accepted, and those are carried out.
+//! An [`Error`] names the verb, its arguments, the origin of the failure and the remedy. Posting
+//! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
+//! executed.
 
-/// The README, whose example is compiled with the others.
+/// The README. Its example is compiled with the others.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

@@ -1,9 +1,9 @@
 //! Safe posting: an operation owns its buffer until its completion is polled.
 //!
-//! An [`Endpoint`] is a connected queue pair with its completion queue. A posted buffer moves into
-//! the endpoint and comes back with its completion, so safe code can't touch a buffer while the
-//! device uses it. Nothing is freed under the device where an endpoint or a result is forgotten
-//! either: the buffer is then leaked and stays valid.
+//! An [`Endpoint`] is a connected QP with its CQ. A posted buffer moves into the endpoint and comes
+//! back with its completion, so safe code can't touch a buffer while the device uses it.
+//! `mem::forget` of an endpoint or a result leaks the buffer. The buffer then stays registered and
+//! valid.
 //!
 //! ```no_run
 //! use bareverbs::owned::Endpoint;
@@ -36,8 +36,8 @@
 //! ```
 //!
 //! Borrowed memory can't be posted here. `mem::forget` of an endpoint ends the borrow while the
-//! device still uses the memory, so posting takes a [`MemoryOwner`], and
-//! [`Borrowed`](crate::Borrowed) is none:
+//! device still uses the memory. So posting requires a [`MemoryOwner`], which
+//! [`Borrowed`](crate::Borrowed) does not implement:
 //!
 //! ```compile_fail,E0599
 //! # use bareverbs::{Borrowed, Mr, owned::Endpoint};
@@ -53,7 +53,7 @@
 //! # }
 //! ```
 //!
-//! Neither is [`RawMemory`](crate::RawMemory), which nothing owns:
+//! [`RawMemory`](crate::RawMemory) does not own its bytes and does not implement it either:
 //!
 //! ```compile_fail,E0599
 //! # use bareverbs::{Mr, RawMemory, owned::Endpoint};
@@ -85,53 +85,53 @@ use crate::{
     RtrAttr, RtsAttr, SendFlags, SendRequest, Sge, WcOpcode, WcStatus, WorkCompletion,
 };
 
-/// A reliable connection whose operations own their buffers, each a region over an `M`.
+/// A reliable connection whose operations own their buffers. Each buffer is an MR over an `M`.
 ///
-/// The first operation that fails brings the connection down: the operations in flight fail too,
-/// and no more are taken.
+/// The first failed operation moves the QP to ERR. All operations in flight then fail, and posting
+/// is rejected.
 ///
-/// It takes regions of its own protection domain only, [`Qp::pd`] of [`Endpoint::qp`].
+/// The endpoint accepts MRs of its own protection domain only: [`Qp::pd`] of [`Endpoint::qp`].
 ///
-/// Dropping it destroys the queue pair before it frees the buffers of operations in flight.
-/// Forgetting it leaks them, and so does dropping it where the kernel refuses to destroy the queue
-/// pair: the device may still use them then.
+/// Drop destroys the QP before it frees the buffers of operations in flight. `mem::forget` leaks
+/// the buffers. Drop leaks them too if the kernel refuses to destroy the QP, because the device may
+/// still use them.
 ///
-/// # What it checks of a device
+/// # Validation of completions
 ///
-/// A completion is matched to its operation by a number that no two operations share: the slot, and
-/// how often the slot was used. A completion with any other number (of nothing posted, of an
-/// earlier operation, or a second one for the same operation) takes no buffer. It brings the queue
-/// pair to the error state and is reported as [`Error::UnknownCompletion`].
+/// Each operation has a unique `wr_id`: the slot, and the number of times that the slot was used. A
+/// completion with any other `wr_id` (never posted, of an earlier operation, or a duplicate)
+/// returns no buffer. It moves the QP to ERR and is reported as [`Error::UnknownCompletion`].
 ///
-/// A device that reports success for an operation in flight too early can't be told from one that
-/// is done; a provider promises that its devices don't.
+/// The endpoint cannot detect a device that reports success for an operation in flight before it
+/// has finished. The provider guarantees that its devices don't.
 ///
 /// # Errors of posting
 ///
-/// `post_recv`, `post_send`, `post_write` and `post_read` fail with [`Refused`], which holds the
-/// buffer and one of these errors:
+/// `post_recv`, `post_send`, `post_write` and `post_read` fail with [`PostOwnedError`]. It holds
+/// the buffer and one of these errors:
 ///
-/// | [`Refused::error`] | cause |
+/// | [`PostOwnedError::error`] | cause |
 /// |---|---|
-/// | [`Error::Invalid`] | The range is beyond the region, or longer than 4 GiB. |
-/// | [`Error::Invalid`] | The region belongs to another protection domain. |
-/// | [`Error::Invalid`] | On Soft-RoCE: the region has `ON_DEMAND` and begins within a page. |
-/// | [`Error::Invalid`] | The connection has failed. |
-/// | [`Error::Invalid`] | As many operations are in flight as the endpoint holds. |
+/// | [`Error::Invalid`] | The range is beyond the MR, or longer than 4 GiB. |
+/// | [`Error::Invalid`] | The MR belongs to another protection domain. |
+/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and does not begin at a page boundary. |
+/// | [`Error::Invalid`] | The QP is in ERR. |
+/// | [`Error::Invalid`] | The endpoint has no free slot: its maximum of operations is in flight. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
-/// | [`Error::Post`], [`PostReason::Queue`] | The send or receive queue is full, or the provider does not carry the operation. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The send or receive queue is full, or the provider does not support the operation. |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. |
 ///
-/// If the kernel refused the doorbell and the request may be carried out all the same, posting
-/// returns `Ok`: the operation is in flight.
+/// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the
+/// operation is in flight.
 ///
-/// # A device that is gone
+/// # Device removal
 ///
-/// Posting may return `Ok`, because queues are memory. [`Endpoint::poll`] finds no new completions.
-/// [`Endpoint::wait`], [`Endpoint::wait_timeout`] and [`Endpoint::arm`] fail with the kernel's
-/// `EIO`: [`Error::Kernel`] where the kernel arms the completion queue (Soft-RoCE), else
-/// [`Error::System`]. [`Failed::buffer`] is `None`. Dropping the endpoint leaks the buffers in
-/// flight, because the kernel refuses to destroy the queue pair.
+/// After the device was removed, posting may return `Ok`, because queues are memory.
+/// [`Endpoint::poll`] finds no new completions. [`Endpoint::wait`], [`Endpoint::wait_timeout`] and
+/// [`Endpoint::arm`] fail with `EIO` from the kernel: [`Error::Kernel`] if the kernel arms the CQ
+/// (Soft-RoCE), else [`Error::System`]. [`Failed::buffer`] is `None`.
+///
+/// Drop leaks the buffers in flight, because the kernel refuses to destroy the QP.
 /// [`Context::async_events`](crate::Context::async_events) reports
 /// [`EventType::DEVICE_FATAL`](crate::EventType::DEVICE_FATAL).
 ///
@@ -142,7 +142,7 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     qp: Qp<Rc, P>,
     cq: Cq<P>,
     channel: CompChannel,
-    /// The queue pair is destroyed before these are dropped: see `Drop`.
+    /// Dropped after the QP is destroyed: see `Drop`.
     operations: Operations<InFlight<M>>,
     address: Address,
     port: u8,
@@ -150,27 +150,27 @@ pub struct Endpoint<M = Buffer, P: Provider = AnyProvider> {
     mtu: Mtu,
 }
 
-/// Where an endpoint is reached: what the two ends tell each other before they
-/// [connect](Endpoint::connect).
+/// Address of an endpoint. The two ends exchange it before they [connect](Endpoint::connect).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// GID of its port.
+    /// GID of the port.
     pub gid: Gid,
-    /// LID of its port; 0 on RoCE.
+    /// LID of the port; 0 on RoCE.
     pub lid: u16,
-    /// Number of its queue pair.
+    /// QP number, 24 bits.
     pub qp_num: u32,
-    /// Number of the first packet that it sends.
+    /// PSN of the first packet that the endpoint sends.
     pub psn: u32,
 }
 
 impl<M, P: Provider> Endpoint<M, P> {
-    /// Makes an endpoint at `port`, counted from 1, that can have `depth` sends and `depth`
-    /// receives under way. It uses the port's [default GID](crate::Context::default_gid).
+    /// Creates an endpoint at `port` (counted from 1) for `depth` sends and `depth` receives in
+    /// flight. It uses the port's [default GID](crate::Context::default_gid).
     ///
     /// # Errors
-    /// The port does not exist or has no address; `depth` is 0 or beyond the device's limits; the
-    /// kernel refuses.
+    /// - The port does not exist or has no usable GID.
+    /// - `depth` is 0 or above the device's limits.
+    /// - [`Error::Kernel`]: the kernel rejects a command.
     pub fn new(pd: &Pd<P>, port: u8, depth: u32) -> Result<Self> {
         let context = pd.context();
         let attr = context.query_port(port.into())?;
@@ -190,8 +190,7 @@ impl<M, P: Provider> Endpoint<M, P> {
             qp,
             cq,
             channel,
-            // The queues may be deeper than asked for; what does not fit here is refused as if they
-            // were full.
+            // The rings may be deeper than requested. `operations` limits the depth to `entries`.
             operations: Operations::new(entries),
             address,
             port,
@@ -205,26 +204,28 @@ impl<M, P: Provider> Endpoint<M, P> {
         &self.channel
     }
 
-    /// Where this end is reached.
+    /// The address of this endpoint, for the peer.
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// The queue pair.
+    /// The QP.
     #[must_use]
     pub fn qp(&self) -> &Qp<Rc, P> {
         &self.qp
     }
 
-    /// Connects to the endpoint at `peer`, which has to connect to this one. Receives can be posted
-    /// before, sends only after.
+    /// Connects to the endpoint at `peer`, which must also connect to this one. Receives can be
+    /// posted before, sends only afterwards.
     ///
-    /// Both ends use the smaller of their ports' MTUs only where these are equal; see
-    /// [`Endpoint::set_mtu`].
+    /// The path MTU is the port's active MTU. The ends do not negotiate it. If the active MTUs of
+    /// the two ports differ, set the same MTU at both ends; see [`Endpoint::set_mtu`].
     ///
     /// # Errors
-    /// It is connected already; there is no way to the peer; the kernel refuses.
+    /// - [`Error::Invalid`]: the endpoint is already connected.
+    /// - The peer is unreachable.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         let address = AhAttr { dlid: peer.lid, ..AhAttr::global(self.port, peer.gid, self.gid_index) };
         self.qp.ready_to_receive(&RtrAttr {
@@ -235,31 +236,31 @@ impl<M, P: Provider> Endpoint<M, P> {
         self.qp.ready_to_send(&RtsAttr { sq_psn: self.address.psn, ..RtsAttr::default() })
     }
 
-    /// Sets the path MTU, which must be the same at both ends; without it, that is the port's
-    /// active one.
+    /// Sets the path MTU for [`Endpoint::connect`]. It must be the same at both ends. Default: the
+    /// port's active MTU.
     pub fn set_mtu(&mut self, mtu: Mtu) {
         self.mtu = mtu;
     }
 
-    /// How many operations are in flight.
+    /// The number of operations in flight.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.operations.len()
     }
 
-    /// Takes an operation that has ended, if there is one.
+    /// Polls one completion and returns its operation, or `None` if the CQ is empty.
     ///
     /// # Errors
-    /// [`Error::Completion`]: the operation failed, and the error gives the buffer back.
-    /// [`Error::UnknownCompletion`]: the device reported a completion of nothing in flight, and no
-    /// buffer belongs to it.
+    /// - [`Error::Completion`]: the operation failed. The error returns the buffer.
+    /// - [`Error::UnknownCompletion`]: the completion matches no operation in flight. It has no
+    ///   buffer.
     pub fn poll(&mut self) -> Option<Result<Done<M>, Failed<M>>> {
         let completion = self.cq.poll_one()?;
         let ended = self.operations.take(completion.wr_id);
         let failed = ended.is_none() || completion.status != WcStatus::SUCCESS;
         if failed && self.qp.state() != QpState::ERR {
-            // Soft-RoCE looks at receives that were posted after the queue pair had failed only
-            // when it is told to fail. Where the kernel refuses, the device is gone.
+            // Soft-RoCE flushes receives that were posted after the QP had failed only on a
+            // transition to ERR. If the kernel refuses it, the device is gone.
             let _ = self.qp.set_error();
         }
         let WorkCompletion { wr_id, mut status, vendor_err, .. } = completion;
@@ -275,25 +276,25 @@ impl<M, P: Provider> Endpoint<M, P> {
         Some(Err(Failed { error: Error::Completion { verb, status, vendor_err }, buffer: Some(buffer) }))
     }
 
-    /// Sleeps until an operation ends.
+    /// Blocks until an operation completes.
     ///
     /// # Errors
     /// - [`Error::Completion`] and [`Error::UnknownCompletion`], as for [`Endpoint::poll`].
     /// - [`Error::Invalid`]: no operation is in flight.
-    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device is
-    ///   gone](Endpoint#a-device-that-is-gone).
+    /// - [`Error::Kernel`] or [`Error::System`] with `EIO`: [the device was
+    ///   removed](Endpoint#device-removal).
     /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
     ///   device.
     pub fn wait(&mut self) -> Result<Done<M>, Failed<M>> {
         loop {
-            // An unending wait ends with an operation.
+            // Without a timeout, `wait_until` returns only with an operation.
             if let Some(done) = self.wait_until(None)? {
                 return Ok(done);
             }
         }
     }
 
-    /// Sleeps until an operation ends, but no longer than `timeout`.
+    /// Blocks until an operation completes, at most for `timeout`.
     ///
     /// # Errors
     /// As for [`Endpoint::wait`].
@@ -327,31 +328,31 @@ impl<M, P: Provider> Endpoint<M, P> {
         }
     }
 
-    /// Makes the descriptor readable at the next end of an operation; poll once more after this and
-    /// before waiting for it.
+    /// Arms the CQ: the file descriptor becomes readable at the next completion. Poll once more
+    /// after this call and before waiting on the descriptor.
     ///
     /// # Errors
     /// [`Error::Kernel`] or [`Error::System`], as for [`Endpoint::wait`].
     pub fn arm(&mut self) -> Result<()> {
-        // What was told of earlier ends must not be taken for news.
+        // Discards events of earlier completions.
         while self.channel.try_get_event()?.is_some() {}
         self.cq.arm(Arm::Any)
     }
 }
 
 impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
-    /// Posts `buffer` for one message, which may fill all of it.
+    /// Posts `buffer` for one message of up to its whole length.
     ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_recv(&mut self, buffer: Mr<M>) -> Result<(), PostOwnedError<M>> {
         self.post("Endpoint::post_recv", buffer, .., |qp, wr_id, sge| {
-            // SAFETY: `post` has put the region into `operations`. It stays there, registered and
+            // SAFETY: `post` has moved the MR into `operations`. It stays there, registered and
             // untouched, until the provider reports the completion of `wr_id` or `Drop` has
-            // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
-            // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
-            // whose bytes stay valid for ever if it is forgotten. `post` has also checked that its
-            // keys are those of this queue pair's domain, so the device finds this region by them.
+            // destroyed the QP. If the endpoint is forgotten or the kernel refuses to destroy the
+            // QP, the MR is leaked. The bytes outlive that: `M` is a `MemoryOwner`, whose bytes
+            // stay valid for ever if it is forgotten. `post` has also checked that the MR belongs
+            // to this QP's protection domain, so its keys name this MR.
             unsafe { qp.post_recv(&[RecvRequest { wr_id, sges: &[sge] }]) }
         })
     }
@@ -359,7 +360,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts the bytes of `buffer` in `range` as one message.
     ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_send(
         &mut self,
         buffer: Mr<M>,
@@ -371,7 +372,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts a write of the bytes of `buffer` in `range` to the peer's memory.
     ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_write(
         &mut self,
         buffer: Mr<M>,
@@ -384,7 +385,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
     /// Posts a read of the peer's memory into the bytes of `buffer` in `range`.
     ///
     /// # Errors
-    /// [Errors of posting](Endpoint#errors-of-posting). The error gives the buffer back.
+    /// [Errors of posting](Endpoint#errors-of-posting). The error returns the buffer.
     pub fn post_read(
         &mut self,
         buffer: Mr<M>,
@@ -404,19 +405,19 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         self.post(verb, buffer, range, |qp, wr_id, sge| {
             let payload = Payload::Sges(&[sge]);
             let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: `post` has put the region into `operations`. It stays there, registered and
+            // SAFETY: `post` has moved the MR into `operations`. It stays there, registered and
             // untouched, until the provider reports the completion of `wr_id` or `Drop` has
-            // destroyed the queue pair; where the endpoint is forgotten or the kernel refuses to
-            // destroy the queue pair, it is leaked. The bytes outlive that: `M` is a `MemoryOwner`,
-            // whose bytes stay valid for ever if it is forgotten. `post` has also checked that its
-            // keys are those of this queue pair's domain, so the device finds this region by them.
+            // destroyed the QP. If the endpoint is forgotten or the kernel refuses to destroy the
+            // QP, the MR is leaked. The bytes outlive that: `M` is a `MemoryOwner`, whose bytes
+            // stay valid for ever if it is forgotten. `post` has also checked that the MR belongs
+            // to this QP's protection domain, so its keys name this MR.
             unsafe { qp.post_send(&[request]) }
         })
     }
 
-    /// Refuses regions of another protection domain than the queue pair's: keys are numbers of one
-    /// device, and there another region may have them. Refuses regions on demand that begin within
-    /// a page on Soft-RoCE, where the kernel reads and writes before them.
+    /// Rejects MRs of another protection domain than the QP's: a key of another device may name
+    /// another MR on this one. On Soft-RoCE, rejects on-demand MRs that do not begin at a page
+    /// boundary, because the kernel accesses bytes before them.
     fn post(
         &mut self,
         verb: &'static str,
@@ -440,7 +441,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
             let reason = "the connection has failed: make a new endpoint";
             return Err(PostOwnedError { error: Error::invalid(verb, reason), buffer });
         }
-        // The endpoint owns the buffer before the device learns of it, so a panic on the way does
+        // The endpoint owns the buffer before the device learns of it, so a panic in between does
         // not free it.
         let wr_id = match self.operations.insert(InFlight { verb, buffer }) {
             Ok(wr_id) => wr_id,
@@ -451,7 +452,7 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
         };
         match post(&mut self.qp, wr_id, sge) {
             Ok(()) => Ok(()),
-            // A request that counts as posted completes, also where its doorbell was refused.
+            // A request that counts as posted will complete, even if its doorbell was refused.
             Err(error) if error.accepted > 0 => Ok(()),
             Err(error) => match self.operations.take(wr_id) {
                 Some(InFlight { buffer, .. }) => Err(PostOwnedError { error: error.into(), buffer }),
@@ -463,10 +464,9 @@ impl<M: MemoryOwner, P: Provider> Endpoint<M, P> {
 
 impl<M, P: Provider> Drop for Endpoint<M, P> {
     fn drop(&mut self) {
-        // Kept from being dropped, also where ending the queue pair panics.
+        // Not dropped, even if destroying the QP panics.
         let mut operations = ManuallyDrop::new(mem::take(&mut self.operations));
-        // SAFETY: the queue pair is this value's, which is being dropped and does not use it
-        // otherwise.
+        // SAFETY: `self` owns the QP, is being dropped and does not use the QP otherwise.
         if unsafe { self.qp.destroy_inner() }.is_ok() {
             // SAFETY: `operations` is not used after this.
             unsafe { ManuallyDrop::drop(&mut operations) };
@@ -475,23 +475,23 @@ impl<M, P: Provider> Drop for Endpoint<M, P> {
 }
 
 impl<M, P: Provider> AsFd for Endpoint<M, P> {
-    /// The descriptor that [`Endpoint::arm`] is about.
+    /// The file descriptor that [`Endpoint::arm`] makes readable.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 }
 
-/// An operation that ended well, with its buffer.
+/// A successful operation, with its buffer.
 pub struct Done<M> {
-    /// What completed.
+    /// The work completion.
     pub completion: WorkCompletion,
     /// Its buffer.
     pub buffer: Mr<M>,
 }
 
 impl<M> Done<M> {
-    /// The message, where the operation was a receive and the buffer one that peers cannot write by
-    /// themselves.
+    /// The received message. `None` if the operation was not a receive, or if the MR is writable by
+    /// peers.
     #[must_use]
     pub fn message(&self) -> Option<&[u8]> {
         (self.completion.opcode == WcOpcode::RECV).then(|| self.buffer.bytes())?.and_then(|bytes| {
@@ -505,10 +505,10 @@ impl<M> Done<M> {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct Failed<M> {
-    /// Why.
+    /// The cause.
     #[source]
     pub error: Error,
-    /// Its buffer; none where the error is about no operation in flight, such as
+    /// The buffer. `None` if the error belongs to no operation in flight, such as
     /// [`Error::UnknownCompletion`].
     pub buffer: Option<Mr<M>>,
 }
@@ -529,10 +529,10 @@ impl<M> From<Failed<M>> for Error {
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct PostOwnedError<M> {
-    /// Why.
+    /// The cause.
     #[source]
     pub error: Error,
-    /// Its buffer.
+    /// The buffer.
     pub buffer: Mr<M>,
 }
 
@@ -552,7 +552,7 @@ impl<M, P: Provider> fmt::Debug for Endpoint<M, P> {
     }
 }
 
-// By hand, so that they can be printed whatever the memory is.
+// Written by hand, so that `M` need not implement `Debug`.
 macro_rules! debug {
     ($($name:ident { $($field:ident),* })*) => {$(
         impl<M> fmt::Debug for $name<M> {
@@ -587,11 +587,11 @@ mod tests {
         }
     }
 
-    // SAFETY: the vector's heap block does not move with it, and is never freed where it is
-    // forgotten.
+    // SAFETY: the heap block of the vector does not move with the vector, and is never freed if the
+    // vector is forgotten.
     unsafe impl MemoryOwner for Counted {
         fn region(&mut self) -> (NonNull<u8>, usize) {
-            // From the second byte on, which begins no page.
+            // From the second byte on: not page-aligned.
             (NonNull::from(&mut self.0[1..]).cast(), self.0.len() - 1)
         }
     }
@@ -620,10 +620,10 @@ mod tests {
         assert_eq!(setup.plain.log().received, []);
     }
 
-    /// 32 bytes at this place.
+    /// 32 bytes at a given address.
     struct Placed(NonNull<u8>);
 
-    // SAFETY: the one test that uses it keeps the buffer that the bytes are of.
+    // SAFETY: the only test that uses it keeps the buffer of these bytes.
     unsafe impl MemoryOwner for Placed {
         fn region(&mut self) -> (NonNull<u8>, usize) {
             (self.0, 32)
@@ -660,8 +660,7 @@ mod tests {
             Self { plain, region, endpoint, freed: Arc::default() }
         }
 
-        /// A part of a region over all memory: dropping it frees its memory without a word to the
-        /// kernel.
+        /// A part of an implicit MR. Dropping it frees its memory without a kernel command.
         fn buffer(&self) -> Mr<Counted> {
             let part = self.region.part(Counted(vec![7; 16], Arc::clone(&self.freed)));
             part.map_err(|RegisterError { error, .. }| error).unwrap()
@@ -671,7 +670,7 @@ mod tests {
             self.freed.load(Ordering::Relaxed)
         }
 
-        /// Posts a receive; returns its number.
+        /// Posts a receive and returns its `wr_id`.
         fn post(&mut self) -> u64 {
             let buffer = self.buffer();
             self.endpoint.post_recv(buffer).unwrap();
@@ -682,7 +681,7 @@ mod tests {
             self.plain.log().completions.push_back(completion(wr_id, status));
         }
 
-        /// Polls, where the device completed something that was not in flight.
+        /// Polls a completion of an operation that is not in flight.
         fn poll_unknown(&mut self, expected: u64) {
             let failed = self.endpoint.poll().unwrap().unwrap_err();
             assert!(
@@ -746,7 +745,7 @@ mod tests {
                 assert!(refused.error.to_string().contains("the connection has failed"), "{refused}");
                 let flushed = setup.endpoint.wait().unwrap_err();
                 assert!(flushed.buffer.is_some());
-                // Told once.
+                // The transition to ERR is issued once.
                 assert_eq!(setup.plain.log().states, [QpState::ERR]);
             }
         }

@@ -42,54 +42,55 @@ use crate::{
     SendRequest, Srq,
 };
 
-/// What a queue pair is to be.
+/// Attributes for the creation of a QP.
 #[doc(alias = "ibv_qp_init_attr")]
 pub struct QpInit<'a, P: Provider = AnyProvider> {
-    /// The queue for completions of sends.
+    /// CQ for completions of sends.
     pub send_cq: &'a Cq<P>,
-    /// The queue for completions of receives; may be the same.
+    /// CQ for completions of receives. May be the same as `send_cq`.
     pub recv_cq: &'a Cq<P>,
-    /// The shared queue that receives are taken from, in place of an own one.
+    /// Shared receive queue. With it, the QP has no receive queue of its own.
     pub srq: Option<&'a Srq<P>>,
-    /// Depths and widths.
+    /// Depths and widths of the queues.
     pub cap: QpCap,
-    /// Bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)), 14 or more;
-    /// 0 where there are to be none. Queue pairs of [`RawPacket`] only, where the device cuts
-    /// frames ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
+    /// Length in bytes of the longest header of a large send ([`Frame::mss`](crate::Frame::mss)):
+    /// 14 or more, or 0 for no large sends. Only for [`RawPacket`] QPs on devices with TCP
+    /// segmentation offload ([`DeviceAttr::max_tso`](crate::DeviceAttr), `tso_supported_qpts`).
     ///
-    /// Large datagrams of IPoIB, which C has as `IBV_QP_CREATE_IPOIB_UD_LSO`, are kept by kernels
-    /// for themselves.
+    /// Large sends of IPoIB (`IBV_QP_CREATE_IPOIB_UD_LSO` in C) are reserved to kernel consumers.
     #[doc(alias = "IBV_QP_INIT_ATTR_MAX_TSO_HEADER")]
     pub max_tso_header: u16,
-    /// Whether every send makes a completion, asked for or not.
+    /// Whether every send generates a completion, with or without `SendFlags::SIGNALED`.
     pub signal_all: bool,
-    /// Whether the device may put messages of up to 32 bytes into their completions instead of
-    /// writing them to memory (inline scatter), which spares it a transfer. Polling brings them
-    /// where they belong, so nothing else changes, except that receives of such a queue pair must
-    /// name memory by the addresses that this process reaches it by: a region
-    /// [registered](Pd::register_raw) at another one will not do.
+    /// Whether the device may place messages of up to 32 bytes into their CQEs instead of writing
+    /// them to memory (scatter to CQE). It saves a DMA write. The poller copies the message to the
+    /// SGEs of the receive. So the SGE addresses must be virtual addresses of this process: an MR
+    /// [registered](Pd::register_raw) at another address does not work.
     ///
-    /// Adapters only, and reliable and unreliable connections with receives of their own and
-    /// without [`signal_all`](Self::signal_all).
+    /// Only on ConnectX, for RC and UC QPs that have their own receive queue and do not set
+    /// [`signal_all`](Self::signal_all).
     #[doc(alias = "MLX5_QP_FLAG_SCATTER_CQE")]
     pub scatter_to_cqe: bool,
-    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp). What shall come back with
-    /// completions goes into the requests' numbers: see [`WrId`](crate::WrId).
+    /// Value reported in [asynchronous events](crate::AsyncEvent::Qp). For completions, use the
+    /// `wr_id` of the requests; see [`WrId`](crate::WrId).
     pub user_data: u64,
-    /// By what its sends are announced to the device. On ConnectX a doorbell of its own is a page
-    /// of the device, into which, where the machine can do it, single requests are copied whole
-    /// (*BlueFlame*): the device need not fetch them. On such machines the first 16 queue pairs of
-    /// a context get one; a program with more of them says here which are to have one.
+    /// Choice of the doorbell register.
     ///
-    /// C's thread domains serve the same end. They also spare locks, which queues of single owners
-    /// have none of.
+    /// On ConnectX, a dedicated doorbell is a page of the device. If the machine supports it, a
+    /// single request is copied whole into that page (*BlueFlame*), so the device need not fetch
+    /// the WQE. By default the first 16 QPs of a context get a dedicated doorbell on such machines.
+    /// A program with more QPs chooses with this field.
+    ///
+    /// Thread domains of C serve the same purpose and also avoid locks. Queues here have one owner
+    /// and no locks.
     pub doorbell: DoorbellChoice,
-    /// What pages the memory of its queues lies in. ConnectX only: elsewhere the kernel chooses.
+    /// Page size of the memory of the queues. ConnectX only: on other devices the kernel allocates
+    /// it.
     pub memory: QueueMemory,
 }
 
 impl<'a, P: Provider> QpInit<'a, P> {
-    /// A queue pair with [`QpCap::default`], whose sends make completions when asked to.
+    /// A QP with [`QpCap::default`] whose sends generate completions only if signalled.
     #[must_use]
     pub fn new(send_cq: &'a Cq<P>, recv_cq: &'a Cq<P>) -> Self {
         Self {
@@ -109,7 +110,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 
 /// A queue pair.
 ///
-/// It is brought up in three steps, each of which sets just what the kernel asks for:
+/// It is brought up in three steps. Each step sets exactly the attributes that the kernel requires:
 ///
 /// ```no_run
 /// use bareverbs::{AhAttr, CqInit, Device, Gid, InitAttr, QpInit, Rc, RtrAttr, RtsAttr};
@@ -126,7 +127,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// It has one owner. Its [halves](Qp::split) can go to two threads, but neither half is shared:
+/// It has one owner. Its [halves](Qp::split) can move to two threads, but a half cannot be shared:
 ///
 /// ```compile_fail,E0596
 /// # fn shared(qp: &bareverbs::Qp<bareverbs::Rc>) {
@@ -135,11 +136,11 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct Qp<T: Transport, P: Provider = AnyProvider> {
-    /// [`Qp::destroy_inner`] frees both rings after the kernel has destroyed the queue pair. Until
-    /// then the device uses them, so they are lent out in views only ([`SendHalf`], [`RecvHalf`],
-    /// [`Batch`]): no safe code exchanges them for other rings.
+    /// [`Qp::destroy_inner`] frees both rings after the kernel has destroyed the QP. Until then the
+    /// device uses them. They are lent in views only ([`SendHalf`], [`RecvHalf`], [`Batch`]), so no
+    /// safe code can exchange them for other rings.
     sq: ManuallyDrop<P::Sq>,
-    /// None where a shared receive queue takes its place.
+    /// `None` if the QP uses a shared receive queue.
     rq: Option<ManuallyDrop<P::Rq>>,
     state: QpState,
     /// Whether the kernel refused one of several requests to RESET, and none has succeeded since.
@@ -150,13 +151,13 @@ pub struct Qp<T: Transport, P: Provider = AnyProvider> {
     cap: QpCap,
     user_data: u64,
     pd: Pd<P>,
-    /// The kernel's side of them is given back after that of the queue pair.
+    /// The CQs are destroyed after the QP.
     _cqs: [Arc<CqShared<P>>; 2],
-    /// The same holds for it.
+    /// The SRQ is destroyed after the QP.
     _srq: Option<Arc<SrqShared<P>>>,
-    /// Multicast groups that it is in, with their LIDs where they have one.
+    /// Multicast groups that the QP is attached to, with their LIDs; 0 for none.
     groups: Vec<(Gid, u16)>,
-    /// Flows that bring it packets.
+    /// Flows that steer packets to the QP.
     flows: Flows,
     destroyed: bool,
 }
@@ -250,26 +251,26 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    /// Takes it to be in `state` without asking the kernel.
+    /// Sets the cached state without asking the kernel.
     #[cfg(test)]
     pub(crate) fn assume_state(&mut self, state: QpState) {
         self.state = state;
     }
 
-    /// Its number on the wire, 24 bits.
+    /// The QP number (QPN), 24 bits.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// The state that it was last brought to. On an error it goes to ERR by itself; [`Qp::query`]
-    /// tells that.
+    /// The state that the last transition set. A QP moves itself to ERR on an error; [`Qp::query`]
+    /// reports that.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// Depths and widths that it has, at least those asked for.
+    /// Depths and widths of the queues, at least as large as requested.
     #[must_use]
     pub fn cap(&self) -> QpCap {
         self.cap
@@ -281,22 +282,22 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.user_data
     }
 
-    /// Whether no other queue pair rings the doorbell that it does; see [`QpInit::doorbell`].
+    /// Whether no other QP uses the same doorbell register; see [`QpInit::doorbell`].
     #[must_use]
     pub fn owns_doorbell(&self) -> bool {
         self.sq.owns_doorbell()
     }
 
-    /// The protection domain that it belongs to.
+    /// The protection domain of the QP.
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.pd
     }
 
-    /// What the kernel says of it.
+    /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<(QpAttr, QpInitAttr)> {
         let resp =
@@ -304,73 +305,72 @@ impl<T: Transport, P: Provider> Qp<T, P> {
                 .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))?;
         let mut attr = QpAttr::from_kernel(&resp);
         if attr.cap.max_send_wr == 0 {
-            // Where users lay out their queues themselves, as on ConnectX, the kernel does not tell
-            // what they hold.
+            // On ConnectX user space lays out the queues, and the kernel does not report their
+            // capacity.
             attr.cap = self.cap();
         }
         Ok((attr, QpInitAttr { cap: attr.cap, signal_all: resp.sq_sig_all != 0 }))
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read; events
-    /// that were not are gone. Dropping does the same in silence.
+    /// Destroys the QP. Returns the number of its [events](crate::AsyncEvent::Qp) that have been
+    /// read; unread events are discarded. Drop also destroys the QP, and ignores errors.
     ///
     /// # Errors
-    /// The kernel refuses. The device may then go on using the rings and the memory that posted
-    /// requests name, for the life of the process: the rings are leaked, and the memory is for its
-    /// owner to keep.
+    /// [`Error::Kernel`]: the kernel refuses to destroy the QP. The device may then use the rings
+    /// and the memory of posted requests until the process exits. The rings are leaked. The caller
+    /// must keep the memory of the requests.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
-        // SAFETY: the queue pair was not ended, and is dropped next.
+        // SAFETY: the QP was not destroyed before, and is dropped next.
         unsafe { self.destroy_inner() }
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
-    /// Destroys it and tells how many of its events have been read. Where the kernel refuses, the
-    /// rings and whatever is posted stay in use.
+    /// Destroys the QP. Returns the number of its events that have been read. If the kernel
+    /// refuses, the rings and the posted requests stay in use.
     ///
     /// # Safety
     ///
-    /// The queue pair must not have been ended before, and must not be used afterwards, except to
-    /// drop it.
+    /// The QP must not have been destroyed before. It must not be used afterwards, except to drop
+    /// it.
     pub(crate) unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
-        // The kernel keeps a queue pair that is in a group.
+        // The kernel refuses to destroy a QP that is attached to a multicast group.
         for (group, lid) in self.groups.drain(..) {
-            // SAFETY: the queue pair is this value's.
+            // SAFETY: `self` owns the QP.
             let _ = unsafe { command::detach_mcast(self.pd.context().file(), self.handle, group.0, lid) };
         }
-        // Nor does it let go of one that a flow leads to.
+        // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(self.pd.context().file());
-        // SAFETY: the handle is this queue pair's own, and nothing asks for anything by it after
-        // `destroy_inner`. The rings are freed below, after the kernel has destroyed the queue
-        // pair.
+        // SAFETY: the handle is that of this QP, and no command names it after `destroy_inner`. The
+        // rings are freed below, after the kernel has destroyed the QP.
         let resp =
             unsafe { command::destroy_qp(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The device may go on using the rings, so they are leaked.
+                // The device may still use the rings, so they are leaked.
                 if let Some(rq) = &mut self.rq {
                     rq.abandon();
                 }
             })?;
-        // SAFETY: by the contract of `destroy_inner`, this runs once, and nothing looks at the ring
+        // SAFETY: by the contract of `destroy_inner`, this runs once, and the ring is not accessed
         // afterwards.
         unsafe { ManuallyDrop::drop(&mut self.sq) };
         if let Some(rq) = &mut self.rq {
-            // SAFETY: by the contract of `destroy_inner`, this runs once, and nothing looks at the
-            // ring afterwards.
+            // SAFETY: by the contract of `destroy_inner`, this runs once, and the ring is not
+            // accessed afterwards.
             unsafe { ManuallyDrop::drop(rq) };
         }
         Ok(resp.events_reported)
     }
 
-    /// The send that brought it down, where more is known of that than its completion said; see
+    /// The send that moved the QP to ERR, if the device reported more than the completion; see
     /// [`SendHalf::failure`].
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.sq.failure().map(SendFailure::from)
     }
 
-    /// Its halves, for two borrows or two threads.
+    /// Splits the QP into its halves, for two borrows or two threads.
     ///
     /// One thread sends 100 messages, the other receives 100:
     ///
@@ -452,7 +452,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// # }
     /// ```
     ///
-    /// The halves of two queue pairs can be exchanged; the rings stay where they are:
+    /// The halves of two QPs can be exchanged. The rings stay with their QPs:
     ///
     /// ```
     /// # fn exchange(a: &mut bareverbs::Qp<bareverbs::Rc>, b: &mut bareverbs::Qp<bareverbs::Rc>) {
@@ -475,7 +475,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         Batch::new(&mut *self.sq, self.state)
     }
 
-    /// Posts sends, all with one doorbell.
+    /// Posts sends with one doorbell.
     ///
     /// # Errors
     /// As for [`SendHalf::post_send`].
@@ -489,19 +489,19 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
-        // The fast path is here too, not in a half, and the slow one gets the queue pair as its
-        // only other argument: a view costs registers.
+        // The fast path is duplicated here and not called through a half, and the slow path takes
+        // the QP as its only other argument: a view costs registers.
         if let [request] = requests
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && let Some(posted) = unsafe { T::try_post::<P>(&mut self.sq, request, false) }
         {
             return posted.map_err(|error| post::doorbell_error(error, 1));
         }
-        // SAFETY: the caller vouches for every request; none of them has been posted.
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
         unsafe { self.post_send_slow(requests, false) }
     }
 
-    /// Posts what the fast path declined.
+    /// Posts requests that the fast path declined.
     ///
     /// # Safety
     ///
@@ -513,16 +513,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         defer: bool,
     ) -> Result<(), PostError> {
         match requests {
-            // From a copy, so that a request that is known where it is posted need not lie in
-            // memory for the fast path.
-            // SAFETY: the caller's promise is the same, and a copy names the same memory.
+            // Copied, so that the fast path need not keep a request in memory if it is known at the
+            // call site.
+            // SAFETY: the caller's contract is the same, and a copy names the same memory.
             [request] => unsafe { self.post_send_list(&[*request], defer) },
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             _ => unsafe { self.post_send_list(requests, defer) },
         }
     }
 
-    /// Posts any requests in any state, with a doorbell now or later.
+    /// Posts any requests in any state. `defer` leaves the doorbell to a later call.
     ///
     /// # Safety
     ///
@@ -533,11 +533,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
         defer: bool,
     ) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { post::post_sends::<T, P>(&mut self.sq, self.state, requests, defer) }
     }
 
-    /// Posts sends and leaves the doorbell to the next flush, poll with a flush, or post; see
+    /// Posts sends and defers the doorbell to the next flush, `flush_and_poll` or post; see
     /// [`SendHalf::post_send_deferred`].
     ///
     /// # Errors
@@ -552,16 +552,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
         if let [request] = requests
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && let Some(posted) = unsafe { T::try_post::<P>(&mut self.sq, request, true) }
         {
             return posted.map_err(|error| post::doorbell_error(error, 1));
         }
-        // SAFETY: the caller vouches for every request; none of them has been posted.
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
         unsafe { self.post_send_slow(requests, true) }
     }
 
-    /// Hands all deferred requests to the device; see [`SendHalf::flush`].
+    /// Rings the doorbell for all deferred requests; see [`SendHalf::flush`].
     ///
     /// # Errors
     /// As for [`SendHalf::flush`].
@@ -570,7 +570,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.split().0.flush()
     }
 
-    /// Hands all deferred requests to the device, then polls; see [`SendHalf::flush_and_poll`].
+    /// Rings the doorbell for all deferred requests, then polls; see [`SendHalf::flush_and_poll`].
     ///
     /// # Errors
     /// As for [`SendHalf::flush`].
@@ -591,26 +591,27 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         let posted = if let ([request], Some(queue)) = (requests, &mut self.rq)
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && unsafe { queue.try_post(request) }
         {
             Ok(())
         } else {
             match requests {
-                // From a copy, as sends are, and its element too.
+                // Copied with its SGE, as sends are.
                 [RecvRequest { wr_id, sges: [sge] }] => {
                     let (wr_id, sge) = (*wr_id, *sge);
-                    // SAFETY: the caller vouches for the request, which was not posted; the copy
-                    // names the same memory.
+                    // SAFETY: the caller upholds the contract for the request, which was not
+                    // posted; the copy names the same memory.
                     unsafe { self.post_recv_list(&[RecvRequest { wr_id, sges: &[sge] }]) }
                 }
-                // SAFETY: the caller vouches for every request; none of them has been posted.
+                // SAFETY: the caller upholds the contract for every request; none of them has been
+                // posted.
                 _ => unsafe { self.post_recv_list(requests) },
             }
         };
         if self.state() == QpState::ERR {
-            // A device need not look at the queue by itself. Where it cannot be told to, it is
-            // gone.
+            // A device need not process the receive queue in ERR by itself. If the command fails,
+            // the device is gone.
             let _ = self.set_error();
         }
         posted
@@ -623,7 +624,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// As for [`RecvHalf::post_recv`].
     #[inline(never)]
     unsafe fn post_recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { post::post_receives_in::<T, _>(self.rq.as_deref_mut(), self.state, requests) }
     }
 }
@@ -631,7 +632,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 impl<T: Transport, P: Provider> Drop for Qp<T, P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            // SAFETY: it was not ended, and is being dropped.
+            // SAFETY: the QP was not destroyed before, and is being dropped.
             let _ = unsafe { self.destroy_inner() };
         }
     }
@@ -685,7 +686,7 @@ mod tests {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         let mut batch = qp.start_send();
-        // SAFETY: the queue pair counts as being in RTS, and its queue stays its own.
+        // SAFETY: the QP counts as being in RTS, and its queue stays its own.
         unsafe { batch.provider_queue() }.pushed.push(7);
         assert!(batch.is_empty());
         drop(batch);

@@ -1,45 +1,45 @@
-//! The operations of an endpoint that are not complete.
+//! The operations of an endpoint that are in flight.
 
 use std::num::NonZeroU32;
 
 use crate::{Mr, WrId};
 
-/// An operation that is not complete.
+/// An operation in flight.
 pub(super) struct InFlight<M> {
     pub(super) verb: &'static str,
     pub(super) buffer: Mr<M>,
 }
 
-/// What is in flight, by the numbers (`wr_id`) of the requests: the slot in the lower half, and in
-/// the upper half the slot's generation, which counts its operations from 1.
+/// The operations in flight, by the `wr_id` of their requests. The lower half of a `wr_id` is the
+/// slot index. The upper half is the generation of the slot, which counts its operations from 1.
 ///
-/// So a number fits one operation only, until a slot has been used 2^32 - 1 times. Zero fits none.
+/// So a `wr_id` is unique until a slot has been used 2^32 - 1 times. 0 is never a valid `wr_id`.
 pub(super) struct Operations<T> {
     slots: Vec<Slot<T>>,
-    /// Indices of the empty slots. Its capacity is that of `slots`, so returning an index allocates
-    /// nothing.
+    /// Indices of the free slots. Its capacity is that of `slots`, so returning an index never
+    /// allocates.
     free: Vec<u32>,
 }
 
 struct Slot<T> {
-    /// Of the operation that it holds, or of its next one.
+    /// Generation of the current operation, or of the next one if the slot is free.
     generation: NonZeroU32,
     operation: Option<T>,
 }
 
 impl<T> Operations<T> {
-    /// Room for `capacity` operations.
+    /// Creates slots for `capacity` operations.
     pub(super) fn new(capacity: u32) -> Self {
         let slot = || Slot { generation: NonZeroU32::MIN, operation: None };
         Self { slots: (0..capacity).map(|_| slot()).collect(), free: (0..capacity).rev().collect() }
     }
 
-    /// How many there are.
+    /// The number of operations in flight.
     pub(super) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Takes `operation` in and returns its number, or gives it back where there is no room.
+    /// Stores `operation` and returns its `wr_id`. Returns the operation if no slot is free.
     pub(super) fn insert(&mut self, operation: T) -> Result<u64, T> {
         let Some(index) = self.free.pop() else { return Err(operation) };
         let slot = &mut self.slots[index as usize];
@@ -47,7 +47,7 @@ impl<T> Operations<T> {
         Ok(WrId { owner: slot.generation.get(), request: index }.into())
     }
 
-    /// Takes the operation of this number out. None where no operation in flight has it.
+    /// Removes the operation with this `wr_id`. `None` if no operation in flight has it.
     pub(super) fn take(&mut self, number: u64) -> Option<T> {
         let WrId { owner, request: index } = number.into();
         let slot = self.slots.get_mut(index as usize)?;
@@ -114,7 +114,7 @@ mod tests {
                         Err(_) => prop_assert_eq!(model.len(), capacity as usize),
                     }
                 } else {
-                    // A number in flight, or any that may be none.
+                    // The `wr_id` of an operation in flight, or an arbitrary one.
                     let mut numbers: Vec<u64> = model.keys().copied().collect();
                     numbers.sort_unstable();
                     numbers.push(generation << 32 | slot);
