@@ -1,15 +1,14 @@
-//! A socket by which people and tests do to devices what only a hand at the machine or a subnet
-//! manager can.
+//! The control socket: link and subnet changes that a driver can't request.
 //!
-//! Each line is a command, answered by a line that begins with `ok` or `error`. Devices count from
-//! 1.
+//! Each line is a command. The answer is a line that begins with `ok` or `error`. Devices count
+//! from 1.
 //!
-//! | command | |
+//! | command | effect |
 //! |---|---|
-//! | `DEVICE link down`, `DEVICE link up` | pulls the cable, or puts it back |
-//! | `DEVICE lid NUMBER` | the subnet manager gives an InfiniBand port another LID |
-//! | `DEVICE prefix NUMBER` | the subnet manager gives an InfiniBand port another subnet prefix, and so another GID |
-//! | `DEVICE objects` | how many objects the driver has on the device |
+//! | `DEVICE link down`, `DEVICE link up` | link down or up |
+//! | `DEVICE lid NUMBER` | another LID of an InfiniBand port |
+//! | `DEVICE prefix NUMBER` | another subnet prefix, and so another GID, of an InfiniBand port |
+//! | `DEVICE objects` | number of objects of the driver on the device |
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
@@ -18,17 +17,17 @@ use std::path::{Path, PathBuf};
 
 use crate::vfio_user::Server;
 
-/// The longest line that is a command.
+/// Maximum length of a command line in bytes.
 const MAX_LINE: u64 = 256;
 
-/// A change of a port from outside the guest.
+/// A port change that is requested from outside the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortChange {
-    /// The cable is in, or out.
+    /// Link up (`true`) or down.
     Link(bool),
-    /// An InfiniBand port has this LID.
+    /// New LID of an InfiniBand port.
     Lid(u16),
-    /// An InfiniBand port's GIDs begin with this.
+    /// New subnet prefix of an InfiniBand port.
     Prefix(u64),
 }
 
@@ -37,14 +36,14 @@ enum Command {
     Objects,
 }
 
-/// The socket.
+/// The control socket.
 pub struct Control {
     path: PathBuf,
     listener: UnixListener,
 }
 
 impl Control {
-    /// Makes the socket. A stale socket file is replaced.
+    /// Creates the socket. A stale socket file is replaced.
     pub fn bind(path: &Path) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -53,7 +52,7 @@ impl Control {
         Ok(Self { path: path.to_owned(), listener: UnixListener::bind(path)? })
     }
 
-    /// Serves one connection after the other; returns only when the socket fails.
+    /// Serves connections one at a time. Returns only when the socket fails.
     pub fn serve(&self, devices: &[Server]) -> io::Error {
         loop {
             match self.listener.accept() {
@@ -68,7 +67,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // The file may already be gone.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -122,7 +121,7 @@ fn parse(line: &str) -> Result<(usize, Command), String> {
     Ok((device(words[0])?, command))
 }
 
-/// Decimal, or hexadecimal after `0x`.
+/// Parses a decimal number, or a hexadecimal one after `0x`.
 fn number(word: &str) -> Option<u64> {
     match word.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),

@@ -1,9 +1,9 @@
-//! The device's engine: queue pairs, completion and event queues, memory keys, over any memory. It
-//! knows neither PCI nor the firmware's commands.
+//! The data path of the device: QPs, CQs, EQs and memory keys over any memory. The engine contains
+//! neither PCI nor firmware commands.
 //!
-//! The engine is a state machine without threads and without a clock of its own. Whoever owns it
-//! tells it the time, hands it packets, and takes the packets that it wants to send; the device
-//! does that for a guest, tests and benches do it by hand.
+//! The engine is a state machine without threads and without a clock. Its owner passes in the time,
+//! doorbells and packets, and takes the packets to transmit. The device is the owner for a guest;
+//! tests and benches drive the engine directly.
 
 mod core;
 mod cq;
@@ -63,21 +63,21 @@ pub(crate) use wqe::{AddressVector, be32};
 
 use crate::memory::DmaMap;
 
-/// Packets that one queue pair may send before the next one's turn.
+/// Maximum number of packets that a QP sends in one turn.
 const BUDGET: u32 = 32;
 
-/// Why the engine refuses an object.
+/// Why the engine rejects a request for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineError {
     /// No such object.
     Missing,
-    /// Others depend on it.
+    /// Other objects depend on it.
     Busy,
-    /// All numbers are taken.
+    /// All object numbers are in use.
     Full,
-    /// Its parts don't fit together.
+    /// The parameters are inconsistent.
     Invalid,
-    /// The unread entries don't fit a smaller completion queue.
+    /// The unread CQEs don't fit the smaller CQ.
     Outstanding,
 }
 
@@ -119,7 +119,7 @@ pub(crate) mod limits {
 }
 
 impl Engine {
-    /// A fresh engine for a port.
+    /// Creates an engine for a port.
     pub fn new(port: Port, interrupts: Box<dyn Interrupts>) -> Self {
         Self {
             core: Core {
@@ -149,12 +149,12 @@ impl Engine {
         }
     }
 
-    /// Tells `recorder` each work request from now on, as it was fetched.
+    /// Calls `recorder` for each fetched work request from now on.
     pub fn record(&mut self, recorder: Recorder) {
         self.core.recording = Recording(Some(recorder));
     }
 
-    /// Forgets every object; the memory map, the port and the recorder stay.
+    /// Discards every object. The memory map, the port and the recorder stay.
     pub fn reset(&mut self) {
         let recording = std::mem::take(&mut self.core.recording);
         let memory = std::mem::take(&mut self.core.memory);
@@ -175,12 +175,12 @@ impl Engine {
         &self.core.port
     }
 
-    /// The frames that will be taken, each with its send queue.
+    /// The pending outgoing frames, each with its send queue.
     pub(crate) fn outgoing_frames(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.core.senders.iter().copied().zip(self.core.frames.iter().map(Vec::as_slice))
     }
 
-    /// Packets and frames to send since the last call.
+    /// Takes the packets and frames transmitted since the last call.
     pub fn take_outgoing(&mut self, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
         let Core { outgoing, frames: framed, traffic, .. } = &mut self.core;
         outgoing.iter().for_each(|packet| traffic.sent.packet(packet));
@@ -190,7 +190,7 @@ impl Engine {
         self.core.senders.clear();
     }
 
-    /// Does what a doorbell asks for. One for an object that isn't there asks for nothing.
+    /// Processes a doorbell. A doorbell for a missing object has no effect.
     pub fn ring(&mut self, doorbell: Doorbell) {
         match doorbell {
             Doorbell::Send { qp, blueflame: None } => self.ring_qp(qp),
@@ -202,7 +202,7 @@ impl Engine {
         }
     }
 
-    /// Takes a packet off the wire.
+    /// Receives a packet from the wire.
     pub fn receive(&mut self, packet: Packet) {
         self.core.traffic.received.packet(&packet);
         if packet.route.is_multicast() {
@@ -231,7 +231,7 @@ impl Engine {
         let sender = packet.headers.datagram.map(|datagram| datagram.source_qp);
         let ours = packet.route.source_lid == self.core.port.lid && packet.route.source_mac == self.own_mac();
         for number in members {
-            // What a queue pair sends to a group of its own does not come back to itself.
+            // A multicast packet is not looped back to the QP that sent it.
             if !(ours && sender == Some(number)) {
                 self.receive_for(number, packet.clone());
             }
@@ -262,8 +262,8 @@ impl Engine {
         self.wake(number);
     }
 
-    /// Works for a while at the time `now`, in nanoseconds of a clock that never goes back. `true`
-    /// if there is more to do at once.
+    /// Runs the ready QPs and expired timers at the time `now`, in nanoseconds of a monotonic
+    /// clock. Returns `true` if work is left to do at once.
     pub fn run(&mut self, now: u64) -> bool {
         self.core.now = now;
         self.expire_timers();
@@ -318,34 +318,34 @@ impl Engine {
         }
     }
 
-    /// Whether a queue pair waits for its turn.
+    /// Whether a QP is ready to run.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// Tells the time without working.
+    /// Sets the time without running anything.
     pub fn set_time(&mut self, now: u64) {
         self.core.now = now;
     }
 
-    /// Puts the cable in or out; whether that changed anything.
+    /// Sets the link up or down. Returns whether the link state changed.
     pub(crate) fn set_up(&mut self, up: bool) -> bool {
         let changed = std::mem::replace(&mut self.core.port.up, up) != up;
         self.core.traffic.link_downs += u32::from(changed && !up);
         changed
     }
 
-    /// Changes the port's tables.
+    /// The port's tables, mutable.
     pub(crate) fn port_mut(&mut self) -> &mut Port {
         &mut self.core.port
     }
 
-    /// When [`Self::run`] should be called again if nothing else happens.
+    /// The time of the next timer: [`Self::run`] must be called then at the latest.
     pub fn next_deadline(&self) -> Option<u64> {
         self.core.timers.peek().map(|Reverse((deadline, _))| *deadline)
     }
 
-    /// A completion queue that lost entries takes its queue pairs down.
+    /// Moves the QPs of an overrun CQ to ERR.
     fn fail_users_of_cqs(&mut self) {
         while let Some(cq) = self.core.failed_cqs.pop() {
             for qp in self.qps.iter_mut() {
@@ -359,7 +359,7 @@ impl Engine {
     }
 }
 
-/// Where a queue pair's counters stand.
+/// Counters of a QP.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     pub(crate) done: u16,
@@ -371,7 +371,7 @@ pub(crate) struct Progress {
     pub(crate) received: u16,
 }
 
-/// Interrupts are discarded.
+/// An interrupt sink: interrupts are discarded.
 struct NoInterrupts;
 
 impl Interrupts for NoInterrupts {

@@ -1,21 +1,21 @@
-//! A device's firmware without a virtual machine: commands go in as bytes.
+//! A device's firmware without a virtual machine. Commands are passed as bytes.
 
 use crate::device;
 use crate::engine::{Doorbell, Engine, Interrupts, Link, Port};
 use crate::firmware::{Firmware, example, execute_slot};
 use crate::memory::{DmaMap, MapError};
 
-/// Firmware and engine over memory of this process, for tests and fuzzers that lie as a driver
-/// might.
+/// Firmware and engine over memory of this process, for tests and fuzzers that act as a malicious
+/// driver.
 ///
-/// The device has been enabled and initialized. [`example`](Self::example) holds commands that it
-/// accepts, so that a liar needs to change little.
+/// The device has executed ENABLE_HCA and INIT_HCA. [`example`](Self::example) returns valid
+/// commands that a fuzzer can mutate.
 pub struct FirmwareHarness {
     firmware: Firmware,
     engine: Engine,
 }
 
-/// Interrupts are discarded.
+/// An interrupt sink: interrupts are discarded.
 struct NoInterrupts;
 
 impl Interrupts for NoInterrupts {
@@ -23,12 +23,12 @@ impl Interrupts for NoInterrupts {
 }
 
 impl FirmwareHarness {
-    /// Where its memory begins.
+    /// Start address of the device's memory.
     pub const MEMORY: u64 = 0x10_0000;
-    /// How much there is.
+    /// Length of the device's memory in bytes.
     pub const LENGTH: u64 = 0x10_0000;
 
-    /// A fresh device, ready for commands about objects.
+    /// Creates an initialized device, ready for commands that create objects.
     pub fn new(link: Link) -> Result<Self, MapError> {
         let mut engine = Engine::new(Port::new(link, 0), Box::new(NoInterrupts));
         engine.memory().map_zeroed(Self::MEMORY, Self::LENGTH)?;
@@ -39,25 +39,25 @@ impl FirmwareHarness {
         Ok(hca)
     }
 
-    /// A command that a fresh device accepts, if those before it in [`Self::examples`] were given;
-    /// a header alone if there is none.
+    /// A valid command for a new device. Its predecessors in [`Self::examples`] must have been
+    /// executed first. An opcode without an example yields a header alone.
     pub fn example(opcode: u16) -> Vec<u8> {
         example::command(opcode, Self::MEMORY)
     }
 
-    /// The commands that have an example, in an order in which all of them succeed on a device with
-    /// an Ethernet port.
+    /// The opcodes that have an example, in an order in which all succeed on a device with an
+    /// Ethernet port.
     pub fn examples() -> &'static [u16] {
         &example::OPCODES
     }
 
-    /// Carries out a command; its status, 0 for success.
+    /// Executes a command and returns its status, 0 for success.
     pub fn command(&mut self, input: &[u8], output: &mut [u8]) -> u8 {
         self.firmware.execute(&mut self.engine, input, output).map_or_else(|status| status as u8, |()| 0)
     }
 
-    /// Carries out what stands in a slot of a command queue at `queue`, with its mailboxes. `false`
-    /// if the slot isn't in memory.
+    /// Executes the command in a slot of the command queue at `queue`, with its mailboxes. Returns
+    /// `false` if the slot isn't in mapped memory.
     pub fn slot(&mut self, queue: u64, slot: u8) -> bool {
         execute_slot(&mut self.firmware, &mut self.engine, queue, slot % 32).is_ok()
     }
@@ -67,7 +67,7 @@ impl FirmwareHarness {
         self.engine.memory()
     }
 
-    /// A store to a UAR page.
+    /// Stores to a UAR page.
     pub fn store(&mut self, uar: u32, offset: u16, bytes: &[u8]) {
         if let Some(doorbell) = Doorbell::decode(offset, bytes)
             && device::may_ring(&self.firmware, uar, &doorbell)
@@ -76,7 +76,7 @@ impl FirmwareHarness {
         }
     }
 
-    /// A frame from the wire.
+    /// Receives a frame from the wire.
     pub fn frame(&mut self, frame: &[u8]) {
         self.engine.frame_arrived(frame);
         for rq in self.firmware.steer(&self.engine, frame) {
@@ -84,8 +84,8 @@ impl FirmwareHarness {
         }
     }
 
-    /// Does some of the work that is due at this time, in nanoseconds, and loops what it sends back
-    /// to itself.
+    /// Does some of the work that is due at `now`, in nanoseconds, and loops transmitted packets
+    /// back.
     pub fn run(&mut self, now: u64) {
         const PACKETS: usize = 64;
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
@@ -102,13 +102,13 @@ impl FirmwareHarness {
         }
     }
 
-    /// A reset of the function.
+    /// Resets the function.
     pub fn reset(&mut self) {
         self.engine.reset();
         self.firmware = Firmware::new(self.engine.port().link);
     }
 
-    /// How many objects of each kind there are.
+    /// The number of objects of each kind.
     pub fn objects(&self) -> String {
         self.firmware.objects()
     }

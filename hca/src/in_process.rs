@@ -1,13 +1,14 @@
-//! A device without a kernel: its engine over memory of this process, rung by stores to a page of
-//! that memory.
+//! A device without a kernel: the engine over memory of this process. Stores to a page of that
+//! memory ring its doorbells.
 //!
-//! The program that makes the device is driver and application at once. What it lays out in
-//! [`Memory`] the device reaches at the same addresses, and the page of [`InProcessHca::uar`] takes
-//! the place of the device's registers: a provider stores doorbells and BlueFlame copies there as
-//! it would on a real device, and [`InProcessHca::run`] finds them. The device works only inside of
-//! `run` and [`InProcessHca::pass`], on the thread that calls them, and its clock stands still
-//! outside of `pass`, so that what happens is the same every time and what a provider costs can be
-//! counted.
+//! The program that creates the device is driver and application at once. The device reaches
+//! [`Memory`] at the addresses of this process. The page of [`InProcessHca::uar`] replaces the UAR
+//! registers: a provider stores doorbells and BlueFlame copies there as on a real device, and
+//! [`InProcessHca::run`] reads them.
+//!
+//! The device works only inside `run` and [`InProcessHca::pass`], on the calling thread. Its clock
+//! advances only in `pass`. Every run is therefore deterministic, and a provider's instructions can
+//! be counted.
 //!
 //! ```
 //! use bareverbs_hca::engine::packet::Transport;
@@ -63,62 +64,62 @@ use crate::memory::{ProcessMemory, take_word};
 const PAGE: usize = 0x1000;
 const LOG_PAGE: u32 = 12;
 
-/// Memory of this process that the device reaches at its own addresses; whole pages, zeroed at
-/// first.
+/// Memory of this process that the device reaches at the same addresses: whole pages, initially
+/// zero.
 ///
-/// It lives until the device and every clone are gone. The device touches it only while
-/// [`InProcessHca::run`] or [`InProcessHca::pass`] is running.
+/// The pages are freed when the device and every clone are dropped. The device accesses them only
+/// during [`InProcessHca::run`] and [`InProcessHca::pass`].
 #[derive(Clone, Debug)]
 pub struct Memory {
     pages: Arc<ProcessMemory>,
 }
 
 impl Memory {
-    /// Where it begins, for this process and for the device.
+    /// Start address, the same for this process and for the device.
     pub fn address(&self) -> u64 {
         self.pointer().as_ptr().expose_provenance() as u64
     }
 
-    /// Where it begins. Reads and writes through the pointer must be volatile or atomic, and no
-    /// reference into the memory may be held while the device runs.
+    /// Pointer to the start. Accesses through it must be volatile or atomic. No reference into the
+    /// memory may exist while the device runs.
     pub fn pointer(&self) -> NonNull<u8> {
         self.pages.pointer()
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub fn length(&self) -> usize {
         self.pages.length()
     }
 
-    /// Copies out of it.
+    /// Copies `length` bytes from offset `at`.
     ///
     /// # Panics
-    /// If the range isn't inside.
+    /// If the range exceeds the memory.
     pub fn read(&self, at: usize, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         assert!(self.pages.read(at, &mut bytes), "{length} bytes at {at:#x} leave the memory");
         bytes
     }
 
-    /// Copies into it.
+    /// Copies `bytes` to offset `at`.
     ///
     /// # Panics
-    /// If the range isn't inside.
+    /// If the range exceeds the memory.
     pub fn write(&self, at: usize, bytes: &[u8]) {
         assert!(self.pages.write(at, bytes), "{} bytes at {at:#x} leave the memory", bytes.len());
     }
 
-    /// A part of it as a queue's buffer.
+    /// A range of the memory as a queue buffer.
     ///
     /// # Panics
-    /// If the range isn't inside.
+    /// If the range exceeds the memory.
     pub fn ring(&self, at: usize, length: usize) -> Ring {
         assert!(at.checked_add(length).is_some_and(|end| end <= self.length()), "the ring leaves the memory");
         ring(self.address() + at as u64, length)
     }
 }
 
-/// A range of addresses as a queue's buffer.
+/// A range of addresses as a queue buffer.
 fn ring(start: u64, length: usize) -> Ring {
     let inside = start % PAGE as u64;
     let pages = (start - inside..start + length as u64).step_by(PAGE).collect();
@@ -134,7 +135,7 @@ impl Interrupts for Count {
     }
 }
 
-/// A device over memory of this process, on a wire that leads back to itself.
+/// A device over memory of this process, on a loopback wire.
 pub struct InProcessHca {
     engine: Engine,
     uar: Memory,
@@ -142,16 +143,16 @@ pub struct InProcessHca {
     now: u64,
     interrupts: Arc<AtomicU32>,
     packets: Vec<Packet>,
-    /// What was sent into the void.
+    /// Transmitted Ethernet frames; they are not looped back.
     frames: Vec<Vec<u8>>,
 }
 
 impl InProcessHca {
-    /// The event queue that every device has: 64 entries at [`Self::events`], all kinds of events.
+    /// The EQ that every device has: 64 entries at [`Self::events`], subscribed to all event types.
     pub const EVENTS: u32 = 1;
     const LOG_EVENTS: u8 = 6;
 
-    /// A fresh device with its port up.
+    /// Creates a device with its port up.
     pub fn new(link: Link) -> io::Result<Self> {
         let interrupts = Arc::<AtomicU32>::default();
         let mut engine = Engine::new(Port::new(link, 0), Box::new(Count(interrupts.clone())));
@@ -169,45 +170,45 @@ impl InProcessHca {
         Ok(Self { engine, uar, events, now: 0, interrupts, packets, frames })
     }
 
-    /// Memory for queues and data.
+    /// Allocates memory for queues and data.
     pub fn allocate(&mut self, bytes: usize) -> io::Result<Memory> {
         allocate(&mut self.engine, bytes)
     }
 
-    /// Lets the device reach memory that the caller allocated, in whole pages.
+    /// Maps memory of the caller, in whole pages, for DMA by the device.
     ///
     /// # Safety
     ///
     /// The memory must be readable and writable until the device is dropped. While the device runs,
-    /// nobody else may access it but by volatile or atomic accesses.
+    /// all other accesses to it must be volatile or atomic.
     pub unsafe fn lend(&mut self, start: NonNull<u8>, length: usize) -> io::Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         let memory = Arc::new(unsafe { ProcessMemory::lent(start, length) });
         self.engine.memory().map_shared(memory).map_err(io::Error::other)
     }
 
-    /// Takes lent memory back, whatever the device is doing with it.
+    /// Unmaps [lent](Self::lend) memory, even under running work.
     pub fn take_back(&mut self, start: u64, length: usize) {
         self.engine.memory().unmap(start, length as u64);
     }
 
-    /// A part of [lent](Self::lend) memory as a queue's buffer.
+    /// A range of [lent](Self::lend) memory as a queue buffer.
     pub fn ring_at(start: u64, length: usize) -> Ring {
         ring(start, length)
     }
 
-    /// Takes memory away from the device, whatever it is doing with it.
+    /// Unmaps memory, even under running work.
     pub fn revoke(&mut self, memory: &Memory) {
         self.engine.memory().unmap(memory.address(), memory.length() as u64);
     }
 
-    /// The engine, to make and destroy objects.
+    /// The engine, which creates and destroys objects.
     pub fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
 
-    /// The page that takes doorbells and BlueFlame copies: eight-byte stores at 0x20, 0x40, 0x48,
-    /// and at 0x800 and every 0x100 bytes from there.
+    /// The doorbell page. It takes eight-byte stores at 0x20, 0x40 and 0x48, and doorbells or
+    /// BlueFlame copies at 0x800 and every 0x100 bytes after it.
     pub fn uar(&self) -> &Memory {
         &self.uar
     }
@@ -222,23 +223,23 @@ impl InProcessHca {
         &self.events
     }
 
-    /// Interrupts that were raised since the beginning.
+    /// Number of interrupts raised since creation.
     pub fn interrupts(&self) -> u32 {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// The frames that left since this was last asked.
+    /// Takes the frames transmitted since the last call.
     pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.frames)
     }
 
-    /// Nanoseconds of the device's clock.
+    /// The device's clock in nanoseconds.
     pub fn now(&self) -> u64 {
         self.now
     }
 
-    /// Takes two queue pairs of this device from reset to ready-to-send, connected to each other,
-    /// with all rights and some patience.
+    /// Moves two QPs of this device from RESET to RTS, connected to each other, with all access
+    /// rights and the timeouts of [`Self::attributes`].
     pub fn connect(&mut self, left: u32, right: u32) -> Result<(), EngineError> {
         for (qp, peer) in [(left, right), (right, left)] {
             let attributes = self.attributes(peer);
@@ -249,7 +250,7 @@ impl InProcessHca {
         Ok(())
     }
 
-    /// The attributes of a queue pair that [`Self::connect`] gives, for a peer on this device.
+    /// The QP attributes that [`Self::connect`] sets, for a peer on this device.
     pub fn attributes(&self, peer: u32) -> QpAttributes {
         let lid = self.engine.port().lid;
         QpAttributes {
@@ -268,7 +269,7 @@ impl InProcessHca {
         }
     }
 
-    /// Follows the doorbells and works until there is nothing to do at this instant.
+    /// Reads the doorbell page and works until nothing is left to do at the current time.
     pub fn run(&mut self) {
         self.take_doorbells();
         loop {
@@ -285,7 +286,7 @@ impl InProcessHca {
         }
     }
 
-    /// Lets so many nanoseconds pass, with what the device does in them.
+    /// Advances the clock by `nanoseconds` and runs the device at every timer in that interval.
     pub fn pass(&mut self, nanoseconds: u64) {
         let end = self.now.saturating_add(nanoseconds);
         self.run();
@@ -296,17 +297,18 @@ impl InProcessHca {
         self.now = end;
     }
 
-    /// Follows what stores have left in another doorbell page than [`Self::uar`]. A BlueFlame copy
-    /// rings as its first eight bytes would: other threads may be writing the rest.
+    /// Reads the doorbells of another page than [`Self::uar`]: CQ arms and send doorbells. A
+    /// BlueFlame copy counts as a doorbell of its first eight bytes, because other threads may
+    /// still write the rest.
     ///
     /// # Safety
     ///
-    /// The page must be aligned and valid for reads and writes. Others may only access it by
-    /// volatile or atomic accesses.
+    /// The page must be aligned and valid for reads and writes. All other accesses to it must be
+    /// volatile or atomic.
     pub unsafe fn take_doorbells_of(&mut self, page: NonNull<u8>) {
         let registers = (SEND..PAGE as u16).step_by(usize::from(BLUEFLAME));
         for at in [ARM_CQ].into_iter().chain(registers) {
-            // SAFETY: an aligned word of the page, by this function's contract.
+            // SAFETY: this is an aligned word of the page, by this function's contract.
             let bytes = unsafe { take_word(page.add(usize::from(at)).cast().as_ptr()) }.to_ne_bytes();
             if bytes != [0; 8] {
                 self.follow(at, &bytes);
@@ -333,12 +335,12 @@ impl InProcessHca {
         }
     }
 
-    /// Takes a word that a store has left in the doorbell page.
+    /// Takes a stored word from the doorbell page and clears it.
     fn take(&self, at: u16) -> u64 {
         let word = self.uar.pages.word(usize::from(at));
         let none = AtomicU64::new(0);
         let word = word.unwrap_or(&none);
-        // Most words are empty, and an exchange costs more than a load.
+        // Most words are zero, and an exchange is more expensive than a load.
         if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
     }
 

@@ -1,10 +1,13 @@
-//! A ConnectX in software.
+//! A software ConnectX.
 //!
-//! Three parts, each of which stands alone: [`engine`] moves messages between queue pairs over any
-//! memory; `firmware` is the command interface through which a driver makes the engine's objects;
-//! `vfio_user` is the PCI function around both, served to a virtual machine over vfio-user.
-//! [`Fabric`] joins devices. [`InProcessHca`] is the engine alone, and [`FirmwareHarness`] the
-//! firmware on top of it, over memory of this process.
+//! The crate has three layers:
+//!
+//! - [`engine`]: the data path (QPs, CQs, EQs, memory keys) over any memory.
+//! - `firmware`: the command interface, by which a driver creates the engine's objects.
+//! - `vfio_user`: the PCI function around both, served to a virtual machine over vfio-user.
+//!
+//! [`Fabric`] connects devices. [`InProcessHca`] is the engine alone and [`FirmwareHarness`] the
+//! firmware on top of it; both use memory of this process.
 #![recursion_limit = "256"]
 
 mod control;

@@ -19,11 +19,11 @@ enum PortType {
     Roce,
 }
 
-/// A ConnectX in software, for QEMU's vfio-user-pci.
+/// A software ConnectX for QEMU's vfio-user-pci.
 #[derive(Parser)]
 #[command(name = "bareverbs-hca", version, args_override_self = true)]
 struct Arguments {
-    /// The kind of all ports.
+    /// Link layer of all ports.
     #[arg(long, value_enum, default_value = "ib")]
     port: PortType,
     /// Log commands and mappings to standard error.
@@ -38,20 +38,20 @@ struct Arguments {
     /// Packets to deliver late, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     reordering: u16,
-    /// Packets to hold back, in thousandths.
+    /// Packets to delay, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     delay: u16,
-    /// For how long at most, in microseconds.
+    /// Longest delay, in microseconds.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(..=10_000_000))]
     longest_delay: u64,
-    /// Which of all sequences of faults.
+    /// Seed of the fault sequence.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Record packets as RoCE v2 and frames as they are.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Record work requests as they were fetched, a line for each: `send`, `receive` or `shared`,
-    /// queue, place, bytes.
+    /// Record fetched work requests, one line each: `send`, `receive` or `shared`, queue number,
+    /// WQE index, bytes.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
     /// A socket that takes commands: `1 link down`, `1 link up`, `1 lid 7`,
@@ -61,15 +61,14 @@ struct Arguments {
     /// Let the devices of other processes join through this socket.
     #[arg(long, value_name = "SOCKET")]
     listen: Option<PathBuf>,
-    /// Join the devices of another process, which listens there.
+    /// Join the devices of another process, which listens on this socket.
     #[arg(long, value_name = "SOCKET")]
     join: Option<PathBuf>,
-    /// The first device's place among all that are joined; LIDs, GUIDs and MACs follow from it.
+    /// The first device's index among all joined devices; LIDs, GUIDs and MACs are derived from it.
     #[arg(long, default_value_t = 0)]
     first: u8,
-    /// The version of completions: 1, or 0, where they name queues by the device's numbers. Of
-    /// several, the second is that of the second of all devices that are joined, and so on; the
-    /// last is that of all the others.
+    /// CQE version: 1, or 0, where CQEs name QPs and SRQs by the device's numbers. The n-th value
+    /// of a list applies to the n-th of all joined devices; the last value applies to the rest.
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(..=1))]
     cqe_version: Vec<u8>,
     /// A socket for each device.
@@ -100,8 +99,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         longest_delay: Duration::from_micros(arguments.longest_delay),
         seed: arguments.seed,
     };
-    // A device waits for no processor: where virtual ones spin for what it does, it would wait for
-    // them. What the user may not ask for is not given.
+    // The worker threads run at high priority, because a guest's vCPU spins while it waits for the
+    // device. Without the privilege the priority stays as it is.
     let _ = rustix::process::nice(-20);
     let fabric = Fabric::with(faults, arguments.pcap.as_deref()).context("recording")?;
     if let Some(path) = &arguments.listen {
@@ -140,7 +139,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Writes a line for each work request.
+/// Returns a recorder that writes one line per work request.
 fn request_lines(mut file: File) -> Recorder {
     Box::new(move |queue, place, bytes| {
         let (kind, number) = match queue {
@@ -149,7 +148,7 @@ fn request_lines(mut file: File) -> Recorder {
             Queue::Shared(number) => ("shared", number),
         };
         let bytes: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-        // One write for a line: nobody reads half of one.
+        // One write per line, so a reader never sees part of a line.
         let written = file.write_all(format!("{kind} {number:#x} {place:#x} {bytes}\n").as_bytes());
         if let Err(error) = written {
             eprintln!("bareverbs-hca: a work request was not recorded: {error}");

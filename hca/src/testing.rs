@@ -1,5 +1,5 @@
-//! Parsers of what virtual machine monitors and the fabrics of other processes send, reachable for
-//! fuzzing.
+//! Parsers of input from virtual machine monitors and from the fabrics of other processes, exported
+//! for fuzzing.
 
 pub use crate::fabric::testing::{
     Message, decode_frame, decode_message, encode_frame, encode_message, read_inter_switch_link,

@@ -1,4 +1,4 @@
-//! What all queue pairs of a device share: memory, keys, completion and event queues, the port.
+//! State shared by all QPs of a device: memory, keys, CQs, EQs and the port.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,14 +15,14 @@ use super::table::Table;
 use super::traffic::Traffic;
 use crate::memory::DmaMap;
 
-/// What a timer is for.
+/// The object whose timer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Qp(u32),
     Cq(u32),
 }
 
-/// Counters of one set, as QUERY_Q_COUNTER reports them.
+/// One counter set, as QUERY_Q_COUNTER reports it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) writes: u32,
@@ -47,15 +47,15 @@ pub(crate) struct Core {
     pub(crate) port: Port,
     pub(crate) interrupts: Box<dyn Interrupts>,
     pub(crate) timers: BinaryHeap<Reverse<(u64, Timer)>>,
-    /// Packets on their way out.
+    /// Packets to transmit.
     pub(crate) outgoing: Vec<Packet>,
-    /// Frames on their way out.
+    /// Frames to transmit.
     pub(crate) frames: Vec<Vec<u8>>,
-    /// The send queue of each of them.
+    /// The send queue of each frame in `frames`.
     pub(crate) senders: Vec<u32>,
-    /// Completion queues that have just failed, whose queue pairs must fail too.
+    /// CQs that have just been overrun. Their QPs must move to ERR.
     pub(crate) failed_cqs: Vec<u32>,
-    /// Completion queues that hold completions back to compress them.
+    /// CQs that hold CQEs back for compression.
     pub(crate) holding: Vec<u32>,
     pub(crate) counters: Box<[Counters; 256]>,
     pub(crate) traffic: Traffic,
@@ -71,7 +71,7 @@ impl Core {
         self.follow(cq, outcome);
     }
 
-    /// Lets completion queues write what they held back.
+    /// Writes the CQEs that CQs hold back for compression.
     pub(crate) fn end_runs(&mut self) {
         for cq in std::mem::take(&mut self.holding) {
             let now = self.now;
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// Does what a completion queue's change of state asks for.
+    /// Acts on the outcome of a CQ operation.
     pub(crate) fn follow(&mut self, cq: u32, outcome: Outcome) {
         match outcome {
             Outcome::Quiet => {}
@@ -116,8 +116,8 @@ impl Core {
         eq.post(&self.memory, &*self.interrupts, EventKind::Completion, 0, &data);
     }
 
-    /// Sends an asynchronous event to the first event queue that wants its kind; whether there is
-    /// one with room.
+    /// Posts an asynchronous event to the first EQ that is subscribed to its type. Returns whether
+    /// such an EQ exists and had room.
     pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) -> bool {
         self.eqs
             .iter_mut()
@@ -125,19 +125,19 @@ impl Core {
             .is_some_and(|eq| eq.post(&self.memory, &*self.interrupts, kind, sub_kind, data))
     }
 
-    /// An event about a queue pair.
+    /// Posts an event about a QP.
     pub(crate) fn qp_event(&mut self, kind: EventKind, number: u32) {
         let mut data = [0; 28];
         data[24..].copy_from_slice(&number.to_be_bytes());
         self.event(kind, 0, &data);
     }
 
-    /// An event about a shared receive queue.
+    /// Posts an event about an SRQ.
     fn srq_event(&mut self, kind: EventKind, number: u32) {
         self.qp_event(kind, number);
     }
 
-    /// Takes a receive work request off a shared receive queue.
+    /// Takes a receive work request from an SRQ.
     pub(crate) fn take_shared(&mut self, number: u32) -> RecvFetch {
         let Some(srq) = self.srqs.get_mut(number).filter(|srq| !srq.failed) else { return RecvFetch::Fault };
         let (taken, limit_crossed) = srq.take(&self.memory, &mut self.recording);
@@ -150,7 +150,7 @@ impl Core {
         taken
     }
 
-    /// The way back along which an answer to `route` goes.
+    /// The route of a response to a packet that came by `route`.
     pub(crate) fn reverse_route(route: &Route) -> Route {
         let mut back = *route;
         std::mem::swap(&mut back.source_lid, &mut back.destination_lid);

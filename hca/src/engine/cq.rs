@@ -11,29 +11,29 @@ use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
 
 const COUNTER_MASK: u32 = 0xff_ffff;
-/// How long a message the first half of an entry holds.
+/// Most bytes of inline data in the first half of a CQE.
 const NARROW: usize = 32;
 
-/// What a completion queue is made of.
+/// Parameters of a CQ.
 #[derive(Clone, Debug, Default)]
 pub struct CqSetup {
-    /// The entries' buffer.
+    /// The ring of CQEs.
     pub ring: Ring,
-    /// The number of entries, as a power of two.
+    /// Number of CQEs, log2.
     pub log_size: u8,
-    /// Whether entries have 128 bytes rather than 64.
+    /// Whether CQEs have 128 bytes rather than 64.
     pub wide: bool,
-    /// The event queue.
+    /// The EQ of its completion events.
     pub eq: u32,
     /// Guest address of the doorbell record.
     pub doorbell: u64,
-    /// Whether entries may overwrite unread ones.
+    /// Whether CQEs may overwrite unread ones (`ignore_overrun`).
     pub ignore_overrun: bool,
-    /// Whether runs of alike completions are compressed; only entries of 64 bytes can be.
+    /// Format of the mini CQEs if compression is enabled; only CQEs of 64 bytes are compressed.
     pub compression: Option<MiniFormat>,
 }
 
-/// Opcodes of completion entries (`MLX5_CQE_*` in `include/linux/mlx5/device.h`).
+/// CQE opcodes (`MLX5_CQE_*` in `include/linux/mlx5/device.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum CqeOpcode {
@@ -65,7 +65,7 @@ pub(crate) enum Syndrome {
 }
 
 impl Syndrome {
-    /// A vendor's code beside the syndrome; only people read it.
+    /// The vendor error syndrome beside the syndrome; it is diagnostic only.
     const fn vendor(self) -> u8 {
         match self {
             Self::Flushed => 0xf5,
@@ -79,20 +79,20 @@ impl Syndrome {
     }
 }
 
-/// In place of a user's index: completions are of version 0, which names queues by their numbers.
+/// The user index that selects CQE version 0: the CQE names queues by their numbers.
 pub(crate) const NO_USER_INDEX: u32 = 0xff_ffff;
 
-/// A completion, before it is an entry.
+/// The contents of a CQE before encoding.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion<'a> {
     pub(crate) opcode: CqeOpcode,
     pub(crate) syndrome: Option<Syndrome>,
     pub(crate) qp: u32,
-    /// The user's index of the QP or SRQ; [`NO_USER_INDEX`] for an entry of version 0.
+    /// The user index of the QP or SRQ; [`NO_USER_INDEX`] for CQE version 0.
     pub(crate) user_index: u32,
-    /// The shared queue that a receive came from; 0 for none. It is told in entries of version 0.
+    /// The SRQ of a receive; 0 for none. Only CQEs of version 0 carry it.
     pub(crate) srq: u32,
-    /// Opcode of the send work request.
+    /// Opcode of the send WQE.
     pub(crate) send_opcode: u8,
     pub(crate) wqe_counter: u16,
     pub(crate) byte_count: u32,
@@ -102,10 +102,10 @@ pub(crate) struct Completion<'a> {
     pub(crate) flags_rqpn: u32,
     /// Ones' complement sum of a frame's payload.
     pub(crate) checksum: u16,
-    /// The VLAN tag that was taken out of a frame.
+    /// The VLAN tag stripped from a frame.
     pub(crate) vlan: Option<u16>,
     pub(crate) solicited: bool,
-    /// A message that the entry carries itself, at most 32 bytes, or 64 in a wide entry.
+    /// Inline scatter data: at most 32 bytes, or 64 in a CQE of 128 bytes.
     pub(crate) inline: &'a [u8],
 }
 
@@ -130,7 +130,7 @@ impl Completion<'_> {
         }
     }
 
-    /// The 64 bytes, owner bit excepted.
+    /// Encodes the 64 bytes without the owner bit.
     fn encode(&self, now: u64) -> [u8; 64] {
         let mut entry = [0; field::SIZE];
         let mut put = |at: usize, bytes: &[u8]| entry[at..at + bytes.len()].copy_from_slice(bytes);
@@ -171,30 +171,30 @@ enum Armed {
     Any,
 }
 
-/// A completion queue.
+/// A CQ.
 pub(crate) struct Cq {
     pub(crate) setup: CqSetup,
     pub(crate) producer: u32,
-    /// The consumer index as last read or told.
+    /// The consumer index from the last read of the doorbell record or the last arm doorbell.
     consumer: u32,
-    /// The producer index after the last entry that a solicited arm waits for.
+    /// The producer index after the last solicited CQE.
     solicited: u32,
     armed: Armed,
-    /// The sequence number of the latest arming, and of the latest that an event answered.
+    /// The arm sequence number of the latest arm doorbell. `answered` is that of the latest event.
     sequence: u8,
     answered: Option<u8>,
-    /// Whether entries were lost; nothing is written any more.
+    /// Whether CQEs were lost, by an overrun or a DMA fault. Such a CQ writes no more CQEs.
     pub(crate) failed: bool,
     pub(crate) moderation: Moderation,
     run: Run,
 }
 
-/// When events are held back.
+/// CQ moderation.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Moderation {
-    /// Completions since the last event that raise the next one at once.
+    /// Number of CQEs after which an event is raised at once.
     pub(crate) count: u16,
-    /// Nanoseconds after which an event comes anyway.
+    /// Nanoseconds after which an event is raised with fewer CQEs.
     pub(crate) period: u64,
     pub(crate) waiting: u16,
     pub(crate) deadline: Option<u64>,
@@ -210,20 +210,20 @@ impl Moderation {
     }
 }
 
-/// What follows from a completion.
+/// What the caller must do after a CQ operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Quiet,
     Event,
-    /// An event is due later, at the moderation's deadline.
+    /// An event is due at the moderation deadline.
     Delayed,
-    /// Completions are held back until the run ends.
+    /// CQEs are held back for compression until the run ends.
     Held,
     Overrun,
 }
 
 impl Outcome {
-    /// This one, or what came after it if this asks for nothing.
+    /// `self`, or `after` if `self` is [`Outcome::Quiet`].
     fn or(self, after: Self) -> Self {
         if self == Self::Quiet { after } else { self }
     }
@@ -259,7 +259,7 @@ impl Cq {
         }
     }
 
-    /// Reports a completion, now or with others that are like it.
+    /// Posts a completion. With compression it may be held back.
     pub(crate) fn post(&mut self, memory: &DmaMap, now: u64, completion: &Completion<'_>) -> Outcome {
         if self.failed {
             return Outcome::Quiet;
@@ -305,7 +305,7 @@ impl Cq {
         self.wrote(1, completion.solicited || completion.syndrome.is_some(), now)
     }
 
-    /// Writes the completions that were held back in the hope of more like them.
+    /// Writes the CQEs that were held back for compression.
     pub(crate) fn end_run(&mut self, memory: &DmaMap, now: u64) -> Outcome {
         let (Some(format), false) = (self.setup.compression, self.run.entries.is_empty()) else {
             return Outcome::Quiet;
@@ -333,7 +333,7 @@ impl Cq {
         self.wrote(count, solicited, now)
     }
 
-    /// The slot so many after the next one.
+    /// The slot `ahead` entries after the producer index.
     fn slot(&self, ahead: u32) -> u64 {
         u64::from(self.producer.wrapping_add(ahead) & (self.size() - 1))
     }
@@ -342,7 +342,7 @@ impl Cq {
         (self.producer >> self.setup.log_size & 1) as u8
     }
 
-    /// Counts entries that were written, and says whether somebody waited for them.
+    /// Advances the producer index by `count` and returns whether an event is due.
     fn wrote(&mut self, count: u32, solicited: bool, now: u64) -> Outcome {
         self.producer = self.producer.wrapping_add(count) & COUNTER_MASK;
         if solicited {
@@ -355,10 +355,10 @@ impl Cq {
         }
     }
 
-    /// Writes an entry, with a message inside: in its own first half, or in the first half of a
-    /// wide one.
+    /// Writes a CQE with inline data: in its own first half, or in the first half of a 128-byte
+    /// CQE.
     fn write(&self, memory: &DmaMap, slot: u64, entry: &mut [u8; 64], inline: &[u8]) -> Result<(), DmaFault> {
-        /// Formats of entries, `MLX5_INLINE_DATA32_SEG` and `MLX5_INLINE_DATA64_SEG`.
+        /// CQE formats `MLX5_INLINE_DATA32_SEG` and `MLX5_INLINE_DATA64_SEG`.
         const IN_FIRST_HALF: u8 = 1 << 2;
         const IN_WIDE: u8 = 2 << 2;
         if !inline.is_empty() && inline.len() <= NARROW {
@@ -388,7 +388,7 @@ impl Cq {
         Outcome::Event
     }
 
-    /// Changes when events are held back, which begins anew for one that is.
+    /// Changes the moderation. The period of a pending event starts anew.
     pub(crate) fn moderate(&mut self, moderation: Moderation, now: u64) -> Outcome {
         let held_back = self.moderation.deadline.is_some();
         self.moderation = moderation;
@@ -402,7 +402,8 @@ impl Cq {
         self.moderation.deadline = None;
     }
 
-    /// Whether the moderation's time is up and an event must go out.
+    /// Whether the moderation period has expired on an armed CQ. If so the CQ is disarmed, and the
+    /// caller raises the event.
     pub(crate) fn period_ended(&mut self, now: u64) -> bool {
         let due = self.moderation.deadline.is_some_and(|deadline| deadline <= now) && self.armed != Armed::No;
         if due {
@@ -411,13 +412,14 @@ impl Cq {
         due
     }
 
-    /// The driver rang the arm doorbell.
+    /// Handles the arm doorbell.
     pub(crate) fn arm(&mut self, consumer: u32, solicited_only: bool, sequence: u8, now: u64) -> Outcome {
         self.consumer = consumer & COUNTER_MASK;
         if self.answered == Some(sequence) {
             return Outcome::Quiet;
         }
-        // Whoever waits for any completion isn't satisfied with less by asking again.
+        // An arm for solicited CQEs doesn't weaken an arm for any CQE with the same sequence
+        // number.
         if !(self.armed == Armed::Any && self.sequence == sequence) {
             self.armed = if solicited_only { Armed::Solicited } else { Armed::Any };
         }
@@ -431,7 +433,7 @@ impl Cq {
         if news { self.event_or_wait(now) } else { Outcome::Quiet }
     }
 
-    /// Continues in another buffer; `false` if the unread entries don't fit.
+    /// Switches to another ring. Returns `false` if the unread CQEs don't fit.
     pub(crate) fn resize(&mut self, memory: &DmaMap, now: u64, ring: Ring, log_size: u8) -> bool {
         self.end_run(memory, now);
         self.read_consumer(memory);
@@ -440,7 +442,7 @@ impl Cq {
         }
         let marker = Completion::new(CqeOpcode::Resize, 0, 0, 0);
         if self.outstanding() < self.size() {
-            // It is no completion, so who waits for one goes on waiting.
+            // The resize CQE raises no event and doesn't disarm the CQ.
             let waiting = std::mem::replace(&mut self.armed, Armed::No);
             self.post(memory, now, &marker);
             self.armed = waiting;

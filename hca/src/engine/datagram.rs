@@ -1,4 +1,4 @@
-//! The receiving side of datagrams.
+//! The UD responder.
 
 use super::core::Core;
 use super::cq::{CqeOpcode, Syndrome};
@@ -10,10 +10,10 @@ use super::responder::{
 };
 use super::srq::RecvFetch;
 
-/// Every datagram's receive buffer begins with this much room for the global header.
+/// Bytes at the start of every UD receive buffer that are reserved for the GRH.
 const HEADER: usize = 40;
 
-/// Takes a datagram.
+/// Receives a datagram.
 pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let Some(datagram) = packet.headers.datagram else { return };
     let subnet = matches!(qp.setup.service, Service::Datagram(Some(Management::Subnet)));
@@ -33,7 +33,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let who = receive_accessor(qp, core, receive.srq);
     let failure = match place(core, who, &mut receive, &bytes) {
         Ok(()) => None,
-        // The datagram is lost, its receive is not.
+        // The datagram is lost. Its receive WQE is kept.
         Err(ScatterError::Absent) if wait_for_receive(qp, core, &receive, bytes.len()) => return,
         Err(ScatterError::TooLong) => Some(Syndrome::LocalLength),
         Err(ScatterError::Protection | ScatterError::Absent) => Some(Syndrome::LocalProtection),
@@ -48,7 +48,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let flags = flags(packet) | datagram.source_qp & 0xff_ffff;
     let management = matches!(qp.setup.service, Service::Datagram(Some(_)));
     report(qp, core, &receive, opcode, |completion| {
-        // Management queue pairs learn the partition instead.
+        // CQEs of management QPs carry the P_Key in place of immediate data.
         completion.immediate =
             if management { u32::from(packet.pkey) } else { packet.headers.immediate.unwrap_or(0) };
         completion.solicited = packet.solicited;
@@ -57,7 +57,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     });
 }
 
-/// Service level, whether there is a global header, and of which kind.
+/// The flags of the CQE: service level, and the kind of the GRH if there is one.
 fn flags(packet: &Packet) -> u32 {
     const GLOBAL: u32 = 1 << 28;
     let kind = match packet.route.global.map(|global| global.network) {
@@ -66,7 +66,7 @@ fn flags(packet: &Packet) -> u32 {
         Some(Network::Ipv6) => GLOBAL | 1 << 24,
         Some(Network::Ipv4) => GLOBAL | 2 << 24,
     };
-    // On InfiniBand the low bits above the QP number are the service level.
+    // On InfiniBand the bits above the source QPN are the service level.
     if packet.route.destination_lid != 0 {
         kind | u32::from(packet.route.service_level & 0xf) << 24
     } else {
@@ -74,9 +74,9 @@ fn flags(packet: &Packet) -> u32 {
     }
 }
 
-/// The global header as the receiver sees it.
+/// The GRH as the receiver sees it.
 fn global_header(packet: &Packet) -> Option<[u8; HEADER]> {
-    /// Base and datagram headers and the invariant check.
+    /// Bytes of BTH, DETH and ICRC.
     const AROUND: u16 = 12 + 8 + 4;
     let global = packet.route.global?;
     let length = packet.payload.len() as u16;

@@ -1,58 +1,59 @@
-//! Doorbells: what a driver's stores to a UAR page say (`MLX5_CQ_DOORBELL`,
-//! `MLX5_EQ_DOORBELL_OFFSET` and `MLX5_BF_OFFSET` in `include/linux/mlx5/`).
+//! Doorbells: a driver's stores to a UAR page (`MLX5_CQ_DOORBELL`, `MLX5_EQ_DOORBELL_OFFSET` and
+//! `MLX5_BF_OFFSET` in `include/linux/mlx5/`).
 
-/// Where the send registers begin in a UAR page; each is also a BlueFlame buffer.
+/// Offset of the first send doorbell in a UAR page. Each send doorbell is also a BlueFlame buffer.
 pub const SEND: u16 = 0x800;
-/// Bytes of a BlueFlame buffer, and the distance from one send register to the next.
+/// Bytes of a BlueFlame buffer, and the stride of the send doorbells.
 pub const BLUEFLAME: u16 = 0x100;
-/// The completion queues' register.
+/// Offset of the CQ arm doorbell.
 pub const ARM_CQ: u16 = 0x20;
-/// The event queues' register that arms.
+/// Offset of the EQ doorbell that updates the consumer index and arms.
 pub const ARM_EQ: u16 = 0x40;
-/// The event queues' register that doesn't.
+/// Offset of the EQ doorbell that updates the consumer index only.
 pub const READ_EQ: u16 = 0x48;
 
-/// The least of a work request that makes a BlueFlame write worth taking: one basic block.
+/// Smallest BlueFlame write that is used as a WQE: one basic block.
 const BLOCK: usize = 64;
 const NUMBER: u32 = 0xff_ffff;
 
 /// A doorbell.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Doorbell {
-    /// Look at a send queue.
+    /// Send doorbell.
     Send {
-        /// The queue pair.
+        /// The QPN.
         qp: u32,
-        /// The work request, where it came whole through a BlueFlame buffer.
+        /// The WQE, if a BlueFlame write contained all of it.
         blueflame: Option<Box<[u8]>>,
     },
-    /// Tell of the next completion.
+    /// Arms a CQ.
     ArmCq {
-        /// The completion queue.
+        /// The CQN.
         cq: u32,
-        /// Up to where it was read, 24 bits.
+        /// Consumer index, 24 bits.
         consumer: u32,
-        /// Whether only solicited completions count.
+        /// Whether to arm for solicited CQEs only.
         solicited: bool,
-        /// Which arming this is, 2 bits: an arming that was answered already doesn't count twice.
+        /// Arm sequence number, 2 bits. An arm with a sequence number that an event has answered
+        /// has no effect.
         sequence: u8,
     },
-    /// An event queue was read.
+    /// Updates the consumer index of an EQ.
     Eq {
-        /// The event queue.
+        /// The EQN.
         eq: u32,
-        /// Up to where, 24 bits.
+        /// Consumer index, 24 bits.
         consumer: u32,
-        /// Whether the next event shall interrupt.
+        /// Whether to arm the EQ.
         arm: bool,
     },
 }
 
 impl Doorbell {
-    /// What a store at an offset of a UAR page says; `None` if nothing listens there.
+    /// Decodes a store to an offset of a UAR page. Returns `None` for an offset without a doorbell.
     ///
-    /// Send registers take eight bytes, or a whole BlueFlame copy. The registers of event queues
-    /// are also served by four.
+    /// A send doorbell takes eight bytes or a whole BlueFlame copy. The EQ doorbells also take four
+    /// bytes.
     pub fn decode(offset: u16, bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         match offset {

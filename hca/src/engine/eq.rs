@@ -3,30 +3,30 @@
 use super::ring::Ring;
 use crate::memory::DmaMap;
 
-/// Where interrupts go.
+/// Sink of MSI-X interrupts.
 pub trait Interrupts: Send {
     /// Raises an MSI-X vector.
     fn raise(&self, vector: u16);
 }
 
-/// What an event queue is made of.
+/// Parameters of an EQ.
 #[derive(Clone, Debug)]
 pub struct EqSetup {
-    /// The entries' buffer.
+    /// The ring of EQEs.
     pub ring: Ring,
-    /// The number of entries, as a power of two.
+    /// Number of EQEs, log2.
     pub log_size: u8,
     /// The MSI-X vector.
     pub vector: u16,
-    /// Which kinds of events are wanted, bit by number.
+    /// Bit mask of the subscribed event types.
     pub events: [u64; 4],
 }
 
-/// Sizes in bytes and counters.
+/// Size of an EQE in bytes.
 pub(crate) const EQE_SIZE: u64 = 64;
 const COUNTER_MASK: u32 = 0xff_ffff;
 
-/// Kinds of events, as `enum mlx5_event` in `include/linux/mlx5/device.h` numbers them.
+/// Event types, numbered as in `enum mlx5_event` of `include/linux/mlx5/device.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names are those of the header")]
@@ -46,13 +46,13 @@ pub enum EventKind {
     SrqLimit = 0x14,
 }
 
-/// An event queue.
+/// An EQ.
 pub(crate) struct Eq {
     pub(crate) setup: EqSetup,
     pub(crate) producer: u32,
     consumer: u32,
     armed: bool,
-    /// An entry was lost because the driver didn't keep up.
+    /// Whether an EQE was lost because the EQ was full.
     pub(crate) overrun: bool,
 }
 
@@ -65,8 +65,7 @@ impl Eq {
         self.setup.events[kind as usize / 64] >> (kind as usize % 64) & 1 != 0
     }
 
-    /// Writes an entry and raises the interrupt if the queue is armed; `false` if there was no
-    /// room.
+    /// Posts an EQE and raises the interrupt if the EQ is armed. Returns `false` if the EQ is full.
     pub(crate) fn post(
         &mut self,
         memory: &DmaMap,
@@ -97,7 +96,7 @@ impl Eq {
         true
     }
 
-    /// The driver has read up to `consumer`, and perhaps wants an interrupt for what follows.
+    /// Sets the consumer index and, if asked, arms the EQ.
     pub(crate) fn consumed(&mut self, interrupts: &dyn Interrupts, consumer: u32, arm: bool) {
         self.consumer = consumer & COUNTER_MASK;
         if arm {

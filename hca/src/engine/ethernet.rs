@@ -1,4 +1,4 @@
-//! Frames: what the netdev sends through SQ objects and receives through RQ objects.
+//! Ethernet frames: the netdev sends through SQ objects and receives through RQ objects.
 
 use super::core::Core;
 use super::cq::{Completion, CqeOpcode, Syndrome};
@@ -10,54 +10,54 @@ use super::srq::scatter_list;
 use super::wqe;
 use crate::fabric::wire::ones_sum;
 
-/// The shortest frame, without its check sequence.
+/// Minimum frame length without the FCS, in bytes.
 const SHORTEST: usize = 60;
-/// The longest.
+/// Maximum frame length in bytes.
 const LONGEST: u64 = 65_536 + 14;
-/// Most bytes of a large send behind its headers.
+/// Maximum payload of a TSO send in bytes.
 const LARGEST: u64 = 1 << LOG_LARGE_SEND;
-/// The same, as a power of two.
+/// Maximum payload of a TSO send, log2.
 pub(crate) const LOG_LARGE_SEND: u8 = 16;
 const HEADER: usize = 14;
 const L4_CHECKSUM: u8 = 1 << 7;
 
-/// What a receive queue of the netdev is made of.
+/// Parameters of an RQ of the netdev.
 #[derive(Clone, Debug)]
 pub struct RqSetup {
-    /// The work requests' buffer.
+    /// The ring of receive WQEs.
     pub ring: Ring,
-    /// The number of work requests, as a power of two.
+    /// Number of WQEs, log2.
     pub log_size: u8,
-    /// Bytes of one, as a power of two.
+    /// WQE stride in bytes, log2.
     pub log_stride: u8,
-    /// Whether each begins with a link to the next.
+    /// Whether each WQE begins with a next segment (linked list).
     pub linked: bool,
     /// Guest address of the doorbell record.
     pub doorbell: u64,
-    /// Protection domain.
+    /// The PD.
     pub pd: u32,
-    /// The completion queue.
+    /// The CQ.
     pub cq: u32,
-    /// The user's index in completions.
+    /// The user index in CQEs.
     pub user_index: u32,
-    /// Whether what is posted when it fails is reported.
+    /// Whether posted WQEs are flushed with CQEs when the RQ enters ERR.
     pub flushes: bool,
-    /// Whether the outer VLAN tag of a frame goes into its completion.
+    /// Whether the outer VLAN tag is stripped into the CQE.
     pub strips_vlan: bool,
 }
 
-/// State of a queue that receives frames.
+/// State of an RQ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RqState {
-    /// It begins anew.
+    /// RST: entering it restarts the ring at index 0.
     Reset,
-    /// It takes frames.
+    /// RDY: frames are received.
     Ready,
-    /// It takes none until it was reset.
+    /// ERR: no frames are received until a reset.
     Error,
 }
 
-/// A receive queue of the netdev.
+/// An RQ of the netdev.
 pub(crate) struct Rq {
     pub(crate) number: u32,
     pub(crate) setup: RqSetup,
@@ -70,7 +70,7 @@ impl Rq {
         Self { number, setup, state: RqState::Reset, consumed: 0 }
     }
 
-    /// Brings the queue to a state.
+    /// Moves the RQ to a state.
     pub(crate) fn enter(&mut self, core: &mut Core, state: RqState) {
         self.state = state;
         match state {
@@ -80,7 +80,7 @@ impl Rq {
         }
     }
 
-    /// Reports what is posted, where it is to be reported.
+    /// Flushes the posted WQEs if the RQ was created so.
     fn flush(&mut self, core: &mut Core) {
         let Ok(posted) = core.memory.read_be32(self.setup.doorbell) else { return };
         let left = (posted as u16).wrapping_sub(self.consumed);
@@ -91,7 +91,7 @@ impl Rq {
         }
     }
 
-    /// Reports the next work request as failed.
+    /// Completes the next WQE with an error.
     fn fail_next(&mut self, core: &mut Core, syndrome: Syndrome) {
         let counter = self.consumed;
         self.consumed = counter.wrapping_add(1);
@@ -108,7 +108,7 @@ impl Rq {
     }
 }
 
-/// Sends the frame of a work request, cut into segments if it asks for that.
+/// Sends the frame of a WQE, segmented if it is a TSO send.
 pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), Syndrome> {
     let length = qp.requester.work.length;
     let longest = if how.segment.is_some() { u64::from(how.header) + LARGEST } else { LONGEST };
@@ -121,8 +121,8 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), 
     match how.segment {
         None => core.frames.push(finish(frame, how.checksum)),
         Some(size) => {
-            // Only TCP is cut, as on the device, and what goes before each segment stands in the
-            // request, no more, no less.
+            // Only TCP is segmented, as on the device. The inline headers must be exactly all
+            // headers of the frame, from Ethernet to TCP.
             let headers = headers_length(&frame).filter(|headers| *headers == usize::from(how.header));
             let headers = headers.ok_or(Syndrome::LocalQpOperation)?;
             for frame in cut(&frame, headers, usize::from(size)) {
@@ -135,7 +135,7 @@ pub(crate) fn send(qp: &mut Qp, core: &mut Core, how: wqe::Frame) -> Result<(), 
     Ok(())
 }
 
-/// Where IPv4's or IPv6's payload begins, and its protocol.
+/// Offset of the IPv4 or IPv6 payload, and its protocol.
 fn network_header(frame: &[u8]) -> Option<(usize, u8)> {
     match (frame.get(12)?, frame.get(13)?) {
         (0x08, 0x00) => {
@@ -147,7 +147,7 @@ fn network_header(frame: &[u8]) -> Option<(usize, u8)> {
     }
 }
 
-/// How long all headers of a TCP frame are.
+/// Length of all headers of a TCP frame in bytes.
 fn headers_length(frame: &[u8]) -> Option<usize> {
     const TCP: u8 = 6;
     let (transport, protocol) = network_header(frame)?;
@@ -155,7 +155,7 @@ fn headers_length(frame: &[u8]) -> Option<usize> {
     (protocol == TCP && length >= 20 && frame.len() >= transport + length).then_some(transport + length)
 }
 
-/// Cuts a long TCP frame into those that go out.
+/// Segments a TCP frame.
 fn cut(frame: &[u8], headers: usize, size: usize) -> Vec<Vec<u8>> {
     const FIN_AND_PUSH: u8 = 0x09;
     let Some((transport, _)) = network_header(frame) else { return Vec::new() };
@@ -190,7 +190,7 @@ fn cut(frame: &[u8], headers: usize, size: usize) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Fills in what the driver left to the device, and pads.
+/// Fills in the offloaded checksums, and pads the frame to its minimum length.
 fn finish(mut frame: Vec<u8>, checksum: u8) -> Vec<u8> {
     if checksum & L4_CHECKSUM != 0 {
         fill_checksum(&mut frame);
@@ -224,20 +224,20 @@ fn fill_checksum(frame: &mut [u8]) {
     summed.extend_from_slice(&((end - transport) as u16).to_be_bytes());
     summed.extend_from_slice(&frame[transport..end]);
     let sum = match !ones_sum(&summed) {
-        // For UDP zero would mean that there is none.
+        // In UDP a zero means that there is no checksum.
         0 if protocol == UDP => 0xffff,
         sum => sum,
     };
     frame[place..place + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Takes the outer VLAN tag out of a frame, if it has one.
+/// Removes the outer VLAN tag of a frame. Returns `None` for an untagged frame.
 fn without_tag(frame: &[u8]) -> Option<(u16, Vec<u8>)> {
     let [0x81, 0x00, high, low] = *frame.get(12..16)? else { return None };
     Some((u16::from_be_bytes([high, low]), [&frame[..12], &frame[16..]].concat()))
 }
 
-/// Puts a frame into a receive queue; `false` if there was no room.
+/// Writes a frame into the next receive WQE. Returns `false` if there is no usable WQE.
 pub(crate) fn receive(rq: &mut Rq, core: &mut Core, frame: &[u8]) -> bool {
     let Ok(posted) = core.memory.read_be32(rq.setup.doorbell) else { return false };
     let counter = rq.consumed;
@@ -302,7 +302,7 @@ mod tests {
         frame
     }
 
-    /// Over pseudo header and segment, a right checksum sums to all ones.
+    /// Whether a checksum is valid: pseudo header and segment sum to all ones.
     fn is_right(frame: &[u8]) -> bool {
         let mut summed = frame[HEADER + 12..HEADER + 20].to_vec();
         let total = usize::from(u16::from_be_bytes([frame[HEADER + 2], frame[HEADER + 3]]));
