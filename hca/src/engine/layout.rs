@@ -1,9 +1,9 @@
-//! Where fields lie in the structures that the device's data path shares with drivers: bytes from
-//! the structure's start, all numbers big-endian. `tests/layouts.rs` compares every one with the
+//! Field offsets of the structures that the data path shares with drivers, in bytes from the start
+//! of the structure. All numbers are big-endian. `tests/layouts.rs` compares every offset with the
 //! kernel's headers.
 
-/// What an event says of a page fault (`struct mlx5_eqe_page_fault`); before it, how many bytes are
-/// done.
+/// Page-fault EQE (`struct mlx5_eqe_page_fault`). The number of committed bytes precedes these
+/// fields.
 pub(crate) mod page_fault {
     /// `wqe.wqe_index`
     pub(crate) const WQE_INDEX: usize = 6;
@@ -26,7 +26,7 @@ pub(crate) mod page_fault {
     pub(crate) const SIZE: usize = 28;
 }
 
-/// A work request's first segment (`struct mlx5_wqe_ctrl_seg`).
+/// Control segment of a send WQE (`struct mlx5_wqe_ctrl_seg`).
 pub(crate) mod control {
     pub(crate) const OPMOD_IDX_OPCODE: usize = 0;
     pub(crate) const QPN_DS: usize = 4;
@@ -35,7 +35,7 @@ pub(crate) mod control {
     pub(crate) const SIZE: usize = 16;
 }
 
-/// Remote memory (`struct mlx5_wqe_raddr_seg`).
+/// Remote address segment (`struct mlx5_wqe_raddr_seg`).
 pub(crate) mod remote {
     pub(crate) const RADDR: usize = 0;
     pub(crate) const RKEY: usize = 8;
@@ -43,7 +43,7 @@ pub(crate) mod remote {
     pub(crate) const SIZE: usize = 16;
 }
 
-/// Local memory (`struct mlx5_wqe_data_seg`).
+/// Data segment: an SGE (`struct mlx5_wqe_data_seg`).
 pub(crate) mod data {
     pub(crate) const BYTE_COUNT: usize = 0;
     pub(crate) const LKEY: usize = 4;
@@ -51,14 +51,14 @@ pub(crate) mod data {
     pub(crate) const SIZE: usize = 16;
 }
 
-/// An atomic's operands (`struct mlx5_wqe_atomic_seg`).
+/// Atomic segment (`struct mlx5_wqe_atomic_seg`).
 pub(crate) mod atomic {
     pub(crate) const SWAP_ADD: usize = 0;
     pub(crate) const COMPARE: usize = 8;
     pub(crate) const SIZE: usize = 16;
 }
 
-/// Where a datagram goes (`struct mlx5_av`).
+/// Address vector of a datagram (`struct mlx5_av`).
 pub(crate) mod address {
     /// `key.qkey.qkey`
     pub(crate) const QKEY: usize = 0;
@@ -76,14 +76,14 @@ pub(crate) mod address {
     pub(crate) const SIZE: usize = 48;
 }
 
-/// The shared receive queue of an XRC request (`struct mlx5_wqe_xrc_seg`). Its other bytes are
-/// reserved, but libmlx5 leaves in them what stood in the ring.
+/// XRC segment: the remote SRQ (`struct mlx5_wqe_xrc_seg`). Its other bytes are reserved, but
+/// libmlx5 leaves old ring contents there.
 pub(crate) mod xrc {
     pub(crate) const XRC_SRQN: usize = 0;
     pub(crate) const SIZE: usize = 16;
 }
 
-/// How a frame is sent (`struct mlx5_wqe_eth_seg`).
+/// Ethernet segment (`struct mlx5_wqe_eth_seg`).
 pub(crate) mod ethernet {
     pub(crate) const CS_FLAGS: usize = 4;
     pub(crate) const MSS: usize = 6;
@@ -94,7 +94,7 @@ pub(crate) mod ethernet {
     pub(crate) const SIZE: usize = 16;
 }
 
-/// What an update of a key does (`struct mlx5_wqe_umr_ctrl_seg`).
+/// UMR control segment (`struct mlx5_wqe_umr_ctrl_seg`).
 pub(crate) mod key_update {
     pub(crate) const FLAGS: usize = 0;
     pub(crate) const XLT_OCTOWORDS: usize = 4;
@@ -104,7 +104,7 @@ pub(crate) mod key_update {
     pub(crate) const SIZE: usize = 48;
 }
 
-/// A completion (`struct mlx5_cqe64`).
+/// CQE (`struct mlx5_cqe64`).
 pub(crate) mod cqe {
     pub(crate) const RSS_HASH_RESULT: usize = 12;
     pub(crate) const CHECK_SUM: usize = 20;
@@ -122,13 +122,13 @@ pub(crate) mod cqe {
     pub(crate) const SIZE: usize = 64;
 }
 
-/// A failed completion (`struct mlx5_err_cqe`).
+/// Error CQE (`struct mlx5_err_cqe`).
 pub(crate) mod error_cqe {
     pub(crate) const VENDOR_ERR_SYND: usize = 54;
     pub(crate) const SYNDROME: usize = 55;
 }
 
-/// A compressed completion (`struct mlx5_mini_cqe8`).
+/// Mini CQE (`struct mlx5_mini_cqe8`).
 pub(crate) mod mini_cqe {
     pub(crate) const RX_HASH_RESULT: usize = 0;
     pub(crate) const CHECKSUM: usize = 0;

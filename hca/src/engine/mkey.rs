@@ -1,4 +1,4 @@
-//! Memory keys and what they let through.
+//! Memory keys (mkeys) and their access checks.
 
 mod walk;
 
@@ -9,19 +9,19 @@ use super::table::Table;
 use crate::memory::DmaFault;
 pub(crate) use walk::{check, read, walk, write};
 
-/// The low bits of a page's entry are flags.
+/// Flag bits of an MTT entry.
 const FLAGS: u64 = 0x7;
 
-/// How deep keys may refer to other keys.
+/// Maximum nesting depth of KLM and KSM keys.
 const MAX_DEPTH: u8 = 4;
 
 /// Reads return zeros, writes are discarded (`dump_fill_mkey`).
 pub(crate) const DUMP_FILL_MKEY: u32 = 0x200;
-/// Stands for an absent entry of a KLM or KSM table: an access takes a page fault.
+/// The null mkey: an absent entry of a KLM or KSM table. An access through it takes a page fault.
 pub(crate) const NULL_MKEY: u32 = 0x300;
-/// Ends a scatter list.
+/// L_Key that terminates a scatter list.
 pub(crate) const TERMINATE_SCATTER_LIST_MKEY: u32 = 0x100;
-/// All physical memory, for the kernel's queues.
+/// The reserved L_Key: all physical memory, for the kernel's queues.
 pub(crate) const RESERVED_LKEY: u32 = 0x10_0000;
 
 /// Access rights, as bits.
@@ -31,29 +31,30 @@ pub(crate) mod access {
     pub(crate) const REMOTE_READ: u8 = 4;
     pub(crate) const REMOTE_WRITE: u8 = 8;
     pub(crate) const ATOMIC: u8 = 16;
-    /// Those that change memory.
+    /// Rights that modify memory.
     pub(crate) const CHANGES: u8 = LOCAL_WRITE | REMOTE_WRITE | ATOMIC;
 }
 
-/// Bits of a page's entry: whether it may be read and written now. Without, it isn't there.
+/// Presence bits of an MTT entry: the page can be read, or written. Without the bit the access
+/// takes a page fault.
 pub(crate) mod present {
     pub(crate) const TO_READ: u64 = 1;
     pub(crate) const TO_WRITE: u64 = 2;
     pub(crate) const WHOLLY: u64 = TO_READ | TO_WRITE;
 }
 
-/// How a key's addresses become guest addresses.
+/// How a key translates addresses to guest addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessMode {
     /// Addresses are guest addresses.
     Pa,
-    /// A table of pages.
+    /// MTT: a table of pages.
     Mtt,
-    /// A list of other keys' ranges, each with its length.
+    /// KLM: a list of ranges of other keys, each with its length.
     Klm,
-    /// A table of other keys' ranges, all of the same size.
+    /// KSM: a table of ranges of other keys, all of the same size.
     Ksm,
-    /// Offsets into device memory.
+    /// MEMIC: offsets into device memory.
     Memic,
 }
 
@@ -79,22 +80,22 @@ pub(crate) struct Mkey {
     pub(crate) mode: AccessMode,
     pub(crate) access: u8,
     pub(crate) pd: u32,
-    /// The QP it is bound to; all ones for any.
+    /// The QPN that the key is bound to; all ones for any QP.
     pub(crate) qp: u32,
     pub(crate) start: u64,
     pub(crate) length: u64,
-    /// Whether the length is not looked at: all addresses.
+    /// Whether the key covers all addresses (`length64`).
     pub(crate) unbounded: bool,
     pub(crate) log_page: u8,
     pub(crate) remote_invalidate: bool,
     pub(crate) umr: bool,
-    /// How many 16-byte entries the translation may have.
+    /// Capacity of the translation in 16-byte entries (octowords).
     pub(crate) capacity: u32,
-    /// The translation's 8-byte words; grows as it is written.
+    /// The 8-byte words of the translation. The vector grows as they are written.
     pub(crate) translation: Vec<u64>,
 }
 
-/// A key's context as commands and UMR work requests carry it (`struct mlx5_mkey_seg`,
+/// An mkey context, as commands and UMR WQEs contain it (`struct mlx5_mkey_seg`,
 /// `mlx5_ifc_mkc_bits`).
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a>(pub(crate) &'a [u8; 64]);
@@ -116,7 +117,7 @@ impl Context<'_> {
         self.0[2] & 0x80 != 0
     }
 
-    /// The rights in the order of [`access`].
+    /// The access rights, in the bit order of [`access`].
     pub(crate) fn access(self) -> u8 {
         self.0[2] >> 2 & 0x1f
     }
@@ -159,7 +160,7 @@ impl Context<'_> {
 }
 
 impl Mkey {
-    /// A key from its context; `None` for a kind of key that isn't modelled.
+    /// Creates a key from its context. Returns `None` for a key type that is not modelled.
     pub(crate) fn from_context(context: Context<'_>) -> Option<Self> {
         Some(Self {
             variant: context.variant(),
@@ -180,23 +181,23 @@ impl Mkey {
     }
 }
 
-/// Any QP may use the key.
+/// QPN of a key that any QP may use.
 pub(crate) const ANY_QP: u32 = 0xff_ffff;
 
-/// Why an access is refused.
+/// Why an access fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessError {
-    /// No such key, or it is free, or its variant differs.
+    /// The key doesn't exist, is free, or has another variant.
     Key,
-    /// Another protection domain or QP.
+    /// The key belongs to another PD or QP.
     Domain,
-    /// The right is missing.
+    /// The key lacks the access right.
     Rights,
-    /// Outside of the key's range, or of its translation.
+    /// The range exceeds the key or its translation.
     Bounds,
-    /// The guest memory isn't there.
+    /// The guest memory is not mapped.
     Dma,
-    /// The key has no page there now; the driver may bring it in.
+    /// The page is not present. The driver may fault it in.
     Absent,
 }
 
@@ -206,13 +207,13 @@ impl From<DmaFault> for AccessError {
     }
 }
 
-/// Who asks: its protection domain, its QP, and its privileges.
+/// The context of an access: PD, QP and privileges.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Accessor {
     pub(crate) pd: u32,
     pub(crate) qp: u32,
     pub(crate) reserved_lkey: bool,
-    /// The kernel's own queue for keys isn't bound to a protection domain.
+    /// Whether the PD is not checked, as for the kernel's UMR QP.
     pub(crate) any_pd: bool,
 }
 
@@ -222,21 +223,21 @@ impl Accessor {
     }
 }
 
-/// Where a piece of a key's range lies.
+/// Memory behind a part of a key's range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Guest(u64),
-    /// In the device's own memory.
+    /// Offset in device memory (MEMIC).
     DeviceMemory(u64),
     /// The dump-fill key: reads return zeros, writes are discarded.
     DumpFill,
 }
 
-/// A piece of a key's range.
+/// A contiguous part of a key's range, with its length in bytes.
 pub(crate) type Piece = (Place, usize);
 
 impl Mkey {
-    /// A page's entry; what was never written has no page.
+    /// An MTT entry. An entry that was never written has no page.
     fn entry(&self, index: usize) -> Result<u64, AccessError> {
         match self.translation.get(index) {
             Some(entry) => Ok(*entry),
@@ -254,10 +255,11 @@ impl Mkey {
         offset.checked_add(length).is_some_and(|end| end <= self.length)
     }
 
-    /// Stores translation words from a byte offset on; `false` if they don't fit the key.
+    /// Writes translation words from a byte offset on. Returns `false` if they exceed the key's
+    /// capacity.
     pub(crate) fn translate_from(&mut self, offset: u64, bytes: &[u8]) -> bool {
         let end = offset.saturating_add(bytes.len() as u64);
-        // The device keeps translations in lines of 64 bytes, and drivers write whole ones.
+        // The device keeps translations in lines of 64 bytes, and drivers write whole lines.
         if end > (u64::from(self.capacity) * 16).next_multiple_of(64) || !offset.is_multiple_of(8) {
             return false;
         }
@@ -274,5 +276,5 @@ impl Mkey {
     }
 }
 
-/// All keys of a device, and how they are walked.
+/// All mkeys of a device.
 pub(crate) type Mkeys = Table<Mkey>;

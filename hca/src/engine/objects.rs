@@ -1,5 +1,4 @@
-//! Making, changing and destroying the objects that queue pairs use: event and completion queues,
-//! keys, shared receive queues, and the netdev's receive queues.
+//! Creation, modification and destruction of EQs, CQs, mkeys, SRQs and the netdev's RQs.
 
 use super::core::Counters;
 use super::cq::{self, CqSetup, Moderation};
@@ -9,26 +8,26 @@ use super::mkey::{self, Mkey};
 use super::srq::{self, SrqSetup};
 use super::{Engine, EngineError, ReceiveQueue, Ring, Traffic};
 
-/// How a key that is filled in later finds memory.
+/// Translation type of a key whose contents a UMR sets later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyKind {
-    /// Through a table of pages (MTT).
+    /// MTT: a table of pages.
     Mtt,
-    /// Through a list of other keys' ranges (KLM).
+    /// KLM: a list of ranges of other keys.
     Klm,
-    /// Through a table of other keys' ranges, all of the same size (KSM).
+    /// KSM: a table of ranges of other keys, all of the same size.
     Ksm,
 }
 
 impl Engine {
     // ---- event queues ----
 
-    /// Makes an event queue.
+    /// Creates an EQ.
     pub fn create_eq(&mut self, setup: EqSetup) -> Result<u32, EngineError> {
         self.core.eqs.insert_with(|_| eq::Eq::new(setup)).ok_or(EngineError::Full)
     }
 
-    /// Destroys an event queue that no completion queue reports to.
+    /// Destroys an EQ. `EngineError::Busy` if a CQ reports to it.
     pub fn destroy_eq(&mut self, number: u32) -> Result<(), EngineError> {
         if self.core.cqs.iter().any(|cq| cq.setup.eq == number) {
             return Err(EngineError::Busy);
@@ -36,33 +35,33 @@ impl Engine {
         self.core.eqs.remove(number).map(drop).ok_or(EngineError::Missing)
     }
 
-    /// Sends an event that isn't about a queue pair or completion queue.
+    /// Posts an asynchronous event that isn't about a QP or CQ.
     pub(crate) fn event(&mut self, kind: EventKind, sub_kind: u8, data: &[u8; 28]) {
         self.core.event(kind, sub_kind, data);
     }
 
-    /// Posts an event on one queue, whatever that queue asked for.
+    /// Posts an event on one EQ, regardless of its subscription.
     pub(crate) fn event_on(&mut self, eq: u32, kind: EventKind, data: &[u8; 28]) {
         if let Some(eq) = self.core.eqs.get_mut(eq) {
             eq.post(&self.core.memory, &*self.core.interrupts, kind, 0, data);
         }
     }
 
-    /// The driver read an event queue up to `consumer`.
+    /// Sets the consumer index of an EQ and, if asked, arms it.
     pub fn eq_consumed(&mut self, number: u32, consumer: u32, arm: bool) {
         if let Some(eq) = self.core.eqs.get_mut(number) {
             eq.consumed(&*self.core.interrupts, consumer, arm);
         }
     }
 
-    /// The producer counter of an event queue.
+    /// The producer index of an EQ.
     pub(crate) fn eq_producer(&self, number: u32) -> Result<u32, EngineError> {
         self.core.eqs.get(number).map(|eq| eq.producer).ok_or(EngineError::Missing)
     }
 
     // ---- completion queues ----
 
-    /// Makes a completion queue.
+    /// Creates a CQ.
     pub fn create_cq(&mut self, setup: CqSetup) -> Result<u32, EngineError> {
         self.create_moderated_cq(setup, Moderation::default())
     }
@@ -81,7 +80,7 @@ impl Engine {
         self.core.cqs.insert_with(|_| cq::Cq::new(setup, moderation)).ok_or(EngineError::Full)
     }
 
-    /// Destroys a completion queue that no other object uses.
+    /// Destroys a CQ. `EngineError::Busy` if another object uses it.
     pub fn destroy_cq(&mut self, number: u32) -> Result<(), EngineError> {
         let used = self.qps.iter().any(|qp| qp.setup.send_cq == number || qp.setup.receive_cq == number)
             || self.core.srqs.iter().any(|srq| srq.setup.cq == Some(number))
@@ -92,15 +91,14 @@ impl Engine {
         self.core.cqs.remove(number).map(drop).ok_or(EngineError::Missing)
     }
 
-    /// Continues a completion queue in another buffer.
+    /// Switches a CQ to another ring (resize).
     pub fn resize_cq(&mut self, number: u32, ring: Ring, log_size: u8) -> Result<(), EngineError> {
         let now = self.core.now;
         let cq = self.core.cqs.get_mut(number).ok_or(EngineError::Missing)?;
         if cq.resize(&self.core.memory, now, ring, log_size) { Ok(()) } else { Err(EngineError::Outstanding) }
     }
 
-    /// Changes when a completion queue's events are held back; one that is being held back goes by
-    /// the new rule.
+    /// Changes the moderation of a CQ. A pending event is rescheduled by the new moderation.
     pub(crate) fn moderate_cq(&mut self, number: u32, moderation: Moderation) -> Result<(), EngineError> {
         let now = self.core.now;
         let cq = self.core.cqs.get_mut(number).ok_or(EngineError::Missing)?;
@@ -109,14 +107,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Producer counter and whether the queue has failed.
+    /// The producer index of a CQ, and whether the CQ has failed.
     pub(crate) fn cq_progress(&self, number: u32) -> Result<(u32, bool), EngineError> {
         self.core.cqs.get(number).map(|cq| (cq.producer, cq.failed)).ok_or(EngineError::Missing)
     }
 
-    /// The driver wants an event for the next completion. `sequence` counts the events of the queue
-    /// that the driver has seen, modulo 4: an arming that an event has answered already asks for
-    /// nothing.
+    /// Arms a CQ. `sequence` is the number of events that the driver has seen, modulo 4. An arm
+    /// whose sequence number an event has already answered has no effect.
     pub fn arm_cq(&mut self, number: u32, consumer: u32, solicited_only: bool, sequence: u8) {
         let now = self.core.now;
         if let Some(cq) = self.core.cqs.get_mut(number) {
@@ -127,7 +124,7 @@ impl Engine {
 
     // ---- memory keys ----
 
-    /// Makes a key with all rights over a range whose addresses are the memory's own; the key.
+    /// Creates a key with all access rights over a range of guest addresses and returns it.
     pub fn register(&mut self, pd: u32, start: u64, length: u64) -> Result<u32, EngineError> {
         const VARIANT: u8 = 1;
         let mkey = Mkey {
@@ -149,8 +146,8 @@ impl Engine {
         self.create_mkey(mkey).map(|index| index << 8 | u32::from(VARIANT))
     }
 
-    /// Makes a key that leads nowhere until an update (UMR) fills it in, with room for so many
-    /// entries of 16 bytes; the key.
+    /// Creates a free key and returns it. A UMR sets its contents later. `entries` is its capacity
+    /// in entries of 16 bytes.
     pub fn reserve_key(&mut self, pd: u32, kind: KeyKind, entries: u32) -> Result<u32, EngineError> {
         const VARIANT: u8 = 1;
         let mode = match kind {
@@ -185,7 +182,7 @@ impl Engine {
         self.core.mkeys.insert_with(|_| mkey).ok_or(EngineError::Full)
     }
 
-    /// Whether a key leads to a part of the device's own memory.
+    /// Whether a key refers to the given range of device memory.
     pub(crate) fn uses_device_memory(&self, start: u64, length: u64) -> bool {
         self.core.mkeys.iter().any(|mkey| {
             mkey.mode == mkey::AccessMode::Memic
@@ -204,7 +201,7 @@ impl Engine {
 
     // ---- shared receive queues ----
 
-    /// Makes a shared receive queue.
+    /// Creates an SRQ.
     pub fn create_srq(&mut self, setup: SrqSetup, limit: u16) -> Result<u32, EngineError> {
         let smallest = if setup.linked { 5 } else { 4 };
         if !(smallest..=12).contains(&setup.log_stride) || setup.log_size > 16 {
@@ -216,7 +213,7 @@ impl Engine {
         self.core.srqs.insert_with(|number| srq::Srq::new(number, setup, limit)).ok_or(EngineError::Full)
     }
 
-    /// Destroys a shared receive queue that no queue pair uses.
+    /// Destroys an SRQ. `EngineError::Busy` if a QP uses it.
     pub fn destroy_srq(&mut self, number: u32) -> Result<(), EngineError> {
         if self.qps.iter().any(|qp| matches!(qp.setup.receive, ReceiveQueue::Shared(srq) if srq == number)) {
             return Err(EngineError::Busy);
@@ -226,21 +223,21 @@ impl Engine {
         Ok(())
     }
 
-    /// Wants an event when fewer than `limit` work requests are left.
+    /// Arms the SRQ limit event: it is raised when fewer than `limit` WQEs are left.
     pub fn limit_srq(&mut self, number: u32, limit: u16) -> Result<(), EngineError> {
         let srq = self.core.srqs.get_mut(number).ok_or(EngineError::Missing)?;
         srq.limit = limit;
         Ok(())
     }
 
-    /// The limit, and how many work requests were used.
+    /// The limit of an SRQ, and its number of consumed WQEs.
     pub(crate) fn srq_progress(&self, number: u32) -> Result<(u16, u16), EngineError> {
         self.core.srqs.get(number).map(|srq| (srq.limit, srq.consumed)).ok_or(EngineError::Missing)
     }
 
     // ---- queues of the netdev ----
 
-    /// Makes a receive queue for frames.
+    /// Creates an RQ of the netdev.
     pub fn create_rq(&mut self, setup: RqSetup) -> Result<u32, EngineError> {
         let smallest = if setup.linked { 5 } else { 4 };
         if !(smallest..=12).contains(&setup.log_stride) || setup.log_size > 15 {
@@ -252,32 +249,32 @@ impl Engine {
         self.rqs.insert_with(|number| Rq::new(number, setup)).ok_or(EngineError::Full)
     }
 
-    /// Brings a receive queue for frames to a state.
+    /// Moves an RQ to a state.
     pub fn move_rq(&mut self, number: u32, state: RqState) -> Result<(), EngineError> {
         self.rqs.get_mut(number).map(|rq| rq.enter(&mut self.core, state)).ok_or(EngineError::Missing)
     }
 
-    /// The state of a receive queue for frames.
+    /// The state of an RQ.
     pub(crate) fn rq_state(&self, number: u32) -> Result<RqState, EngineError> {
         self.rqs.get(number).map(|rq| rq.state).ok_or(EngineError::Missing)
     }
 
-    /// Whether VLAN tags of frames go into their completions from now on.
+    /// Enables or disables VLAN stripping of an RQ.
     pub(crate) fn strip_vlan(&mut self, number: u32, strips: bool) -> Result<(), EngineError> {
         self.rqs.get_mut(number).map(|rq| rq.setup.strips_vlan = strips).ok_or(EngineError::Missing)
     }
 
-    /// Destroys a receive queue for frames.
+    /// Destroys an RQ.
     pub fn destroy_rq(&mut self, number: u32) -> Result<(), EngineError> {
         self.rqs.remove(number).map(drop).ok_or(EngineError::Missing)
     }
 
-    /// Whether a receive queue exists and takes frames.
+    /// Whether an RQ exists and is in RDY.
     pub(crate) fn rq_ready(&self, number: u32) -> bool {
         self.rq_state(number) == Ok(RqState::Ready)
     }
 
-    /// Puts a frame into a receive queue.
+    /// Writes a frame into an RQ.
     pub fn receive_frame(&mut self, rq: u32, frame: &[u8]) -> bool {
         match self.rqs.get_mut(rq) {
             Some(rq) if rq.state == RqState::Ready => ethernet::receive(rq, &mut self.core, frame),
@@ -285,9 +282,9 @@ impl Engine {
         }
     }
 
-    // ---- what others ask ----
+    // ---- queries ----
 
-    /// Whether an object belongs to a protection domain.
+    /// Whether an object uses a PD.
     pub(crate) fn uses_pd(&self, pd: u32) -> bool {
         self.qps.iter().any(|qp| qp.setup.pd == pd)
             || self.core.srqs.iter().any(|srq| srq.setup.pd == pd)
@@ -295,23 +292,23 @@ impl Engine {
             || self.core.mkeys.iter().any(|key| key.pd == pd && !key.free)
     }
 
-    /// Whether an object belongs to an XRC domain.
+    /// Whether an object uses an XRC domain.
     pub(crate) fn uses_xrcd(&self, xrcd: u32) -> bool {
         self.qps.iter().any(|qp| qp.setup.xrcd == Some(xrcd))
             || self.core.srqs.iter().any(|srq| srq.setup.xrcd == Some(xrcd))
     }
 
-    /// Counts a frame that came off the wire, whoever will get it.
+    /// Counts a received frame in the port counters.
     pub(crate) fn frame_arrived(&mut self, frame: &[u8]) {
         self.core.traffic.received.frame(frame);
     }
 
-    /// What has gone through the port since power-on or reset.
+    /// The port counters since power-on or reset.
     pub(crate) fn traffic(&self) -> &Traffic {
         &self.core.traffic
     }
 
-    /// A set of counters.
+    /// A counter set.
     pub(crate) fn counters(&mut self, set: u8) -> &mut Counters {
         &mut self.core.counters[usize::from(set)]
     }

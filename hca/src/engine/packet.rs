@@ -1,6 +1,6 @@
-//! Packets between queue pairs, as values. The wire format is `fabric::wire`'s business.
+//! Packets between QPs, as values. `fabric::wire` encodes and decodes them.
 
-/// The transports, as the top three bits of a packet's opcode tell them.
+/// Transports, encoded in the top three bits of the BTH opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable connected.
@@ -24,7 +24,7 @@ impl Transport {
         }
     }
 
-    /// The transport that an opcode names.
+    /// The transport of an opcode. Returns `None` for a reserved transport.
     pub const fn of(opcode: u8) -> Option<Self> {
         match opcode & 0xe0 {
             0x00 => Some(Self::Rc),
@@ -41,7 +41,7 @@ impl Transport {
     }
 }
 
-/// What a packet asks or answers, the opcode's low five bits.
+/// The operation of a packet: the low five bits of the BTH opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names are those of the InfiniBand specification's table of opcodes")]
@@ -67,7 +67,7 @@ pub enum Operation {
     AtomicAcknowledge = 0x12,
     CompareSwap = 0x13,
     FetchAdd = 0x14,
-    /// A compare-and-swap or fetch-and-add with masks, the device's own extension.
+    /// A masked compare-and-swap or fetch-and-add, an extension of the device.
     MaskedAtomic = 0x15,
     SendLastInvalidate = 0x16,
     SendOnlyInvalidate = 0x17,
@@ -105,7 +105,7 @@ impl Operation {
         })
     }
 
-    /// Whether it travels from the responder to the requester.
+    /// Whether the responder sends it to the requester.
     pub const fn is_response(self) -> bool {
         matches!(self as u8, 0x0d..=0x12)
     }
@@ -165,7 +165,7 @@ impl Operation {
         matches!(self, Self::SendLastInvalidate | Self::SendOnlyInvalidate)
     }
 
-    /// Whether it names remote memory.
+    /// Whether it carries an RETH or AtomicETH.
     pub const fn has_remote(self) -> bool {
         matches!(self, Self::WriteFirst | Self::WriteOnly | Self::WriteOnlyImmediate | Self::ReadRequest)
     }
@@ -175,22 +175,22 @@ impl Operation {
         matches!(self, Self::CompareSwap | Self::FetchAdd | Self::MaskedAtomic)
     }
 
-    /// Whether it carries an acknowledge header.
+    /// Whether it carries an AETH.
     pub const fn has_acknowledge(self) -> bool {
         matches!(self as u8, 0x0d | 0x0f..=0x12)
     }
 }
 
-/// Which kind of network the addresses belong to.
+/// Link layer of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// InfiniBand: LIDs, and GIDs where a global header is asked for.
+    /// InfiniBand: LIDs, and GIDs if there is a GRH.
     InfiniBand,
     /// RDMA over Ethernet: every packet carries GIDs.
     Ethernet,
 }
 
-/// The protocol that carries the GIDs.
+/// The network protocol that carries the GIDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Network {
     /// A global routing header.
@@ -214,11 +214,11 @@ pub struct Global {
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// What carries it.
+    /// The network protocol.
     pub network: Network,
 }
 
-/// How a packet finds its way.
+/// Addressing of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Route {
     /// The sender's LID; 0 on Ethernet.
@@ -238,12 +238,12 @@ pub struct Route {
 }
 
 impl Route {
-    /// The kind of network that it leads through.
+    /// The link layer that the route belongs to.
     pub(crate) fn link(&self) -> Link {
         if self.source_lid == 0 { Link::Ethernet } else { Link::InfiniBand }
     }
 
-    /// Whether the packet is for a group.
+    /// Whether the packet is multicast.
     pub fn is_multicast(&self) -> bool {
         match &self.global {
             Some(global) => global.destination[0] == 0xff || is_ipv4_group(&global.destination),
@@ -256,7 +256,7 @@ fn is_ipv4_group(gid: &[u8; 16]) -> bool {
     gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff] && gid[12] & 0xf0 == 0xe0
 }
 
-/// Remote memory of a write or read.
+/// RETH of a WRITE or READ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// Virtual address.
@@ -267,34 +267,34 @@ pub struct Remote {
     pub length: u32,
 }
 
-/// Operands of an atomic.
+/// AtomicETH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Atomic {
-    /// Virtual address of the eight bytes.
+    /// Virtual address of the eight-byte operand.
     pub address: u64,
     /// Remote key.
     pub key: u32,
-    /// What to swap in or add.
+    /// Swap or add operand.
     pub swap_or_add: u64,
-    /// What to compare with.
+    /// Compare operand.
     pub compare: u64,
-    /// For a masked atomic: whether it compares, and both masks.
+    /// Masks of a masked atomic.
     pub masks: Option<Masks>,
 }
 
-/// The extension of a masked atomic.
+/// Extension of a masked atomic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Masks {
     /// Compare-and-swap rather than fetch-and-add.
     pub compares: bool,
-    /// Bits to swap, or for an add the positions above which no carry goes.
+    /// Swap mask. For an add: a set bit is the top bit of a field, which no carry leaves.
     pub swap_or_boundary: u64,
-    /// Bits to compare.
+    /// Compare mask.
     pub compare: u64,
 }
 
 impl Atomic {
-    /// What the eight bytes become.
+    /// The new value of the eight-byte operand.
     pub(crate) fn apply(&self, operation: Operation, old: u64) -> u64 {
         match (operation, self.masks) {
             (Operation::FetchAdd, _) => old.wrapping_add(self.swap_or_add),
@@ -314,38 +314,39 @@ impl Atomic {
     }
 }
 
-/// Adds field by field: a set bit in `boundary` is the top bit of a field, and no carry leaves it.
+/// Adds field by field. A set bit in `boundary` is the top bit of a field; no carry leaves the
+/// field.
 fn add_in_fields(left: u64, right: u64, boundary: u64) -> u64 {
     let low = (left & !boundary).wrapping_add(right & !boundary);
     low ^ (left ^ right) & boundary
 }
 
-/// An acknowledgement's header.
+/// AETH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Acknowledge {
-    /// What it says, see [`syndrome`].
+    /// The syndrome, one of [`syndrome`].
     pub syndrome: u8,
-    /// How many messages were completed, modulo 2^24.
+    /// Message sequence number (MSN), 24 bits.
     pub messages: u32,
 }
 
-/// Values of [`Acknowledge::syndrome`].
+/// AETH syndromes.
 pub mod syndrome {
-    /// Positive, with unlimited credits.
+    /// ACK with unlimited credits.
     pub const ACK: u8 = 0x1f;
-    /// Receiver not ready; the low five bits are the timer code.
+    /// RNR NAK; the low five bits are the timer code.
     pub const RNR: u8 = 0x20;
-    /// The packet sequence number was not the expected one.
+    /// NAK: PSN sequence error.
     pub const NAK_SEQUENCE: u8 = 0x60;
-    /// The request was invalid.
+    /// NAK: invalid request.
     pub const NAK_INVALID: u8 = 0x61;
-    /// The request's key or address was refused.
+    /// NAK: remote access error.
     pub const NAK_ACCESS: u8 = 0x62;
-    /// The responder could not carry it out.
+    /// NAK: remote operational error.
     pub const NAK_OPERATION: u8 = 0x63;
 }
 
-/// A datagram's header.
+/// DETH.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Datagram {
     /// The receiver's Q_Key.
@@ -354,27 +355,27 @@ pub struct Datagram {
     pub source_qp: u32,
 }
 
-/// The headers after the base header; which are there follows from the operation.
+/// The extension headers after the BTH. The operation determines which are present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
-    /// XRC requests: the shared receive queue.
+    /// XRCETH: the SRQ of an XRC request.
     pub srq: Option<u32>,
-    /// UD.
+    /// DETH of UD.
     pub datagram: Option<Datagram>,
-    /// Writes and reads.
+    /// RETH of WRITE and READ.
     pub remote: Option<Remote>,
-    /// Atomics.
+    /// AtomicETH of atomics.
     pub atomic: Option<Atomic>,
-    /// Responses.
+    /// AETH of responses.
     pub acknowledge: Option<Acknowledge>,
-    /// What an atomic found.
+    /// AtomicAckETH: the original value of the operand.
     pub original: Option<u64>,
-    /// Immediate data, or the key to invalidate, as the guest's bytes order them.
+    /// ImmDt or IETH: immediate data or the R_Key to invalidate, in the byte order of guest memory.
     pub immediate: Option<u32>,
 }
 
 impl Headers {
-    /// How many bytes they have.
+    /// Length of the extension headers in bytes.
     pub(crate) fn length(&self) -> usize {
         let of = |there: bool, length: usize| if there { length } else { 0 };
         let masks = self.atomic.is_some_and(|atomic| atomic.masks.is_some());
@@ -392,7 +393,7 @@ impl Headers {
 /// One packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Its way.
+    /// Addressing.
     pub route: Route,
     /// Transport.
     pub transport: Transport,
@@ -404,20 +405,20 @@ pub struct Packet {
     pub ack_request: bool,
     /// Partition key.
     pub pkey: u16,
-    /// Receiving QP.
+    /// Destination QPN.
     pub destination: u32,
     /// Packet sequence number, 24 bits.
     pub psn: u32,
-    /// The other headers.
+    /// The extension headers.
     pub headers: Headers,
     /// The payload, without padding.
     pub payload: Vec<u8>,
 }
 
-/// Sequence numbers have 24 bits.
+/// Mask of a 24-bit PSN.
 pub const PSN_MASK: u32 = 0xff_ffff;
 
-/// How far `psn` lies after `from`, negative when before.
+/// Signed distance from `from` to `psn`, modulo 2^24.
 pub(crate) fn psn_distance(psn: u32, from: u32) -> i32 {
     (psn.wrapping_sub(from) << 8) as i32 >> 8
 }

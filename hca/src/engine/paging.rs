@@ -1,52 +1,54 @@
-//! Page faults: an access finds no page, the driver is told by an event and brings it in, and its
-//! answer lets the queue pair go on (`struct mlx5_eqe_page_fault` in `include/linux/mlx5/device.h`;
-//! the transport scheme, which all drivers know).
+//! On-demand paging. An access without a present page raises a page-fault event. The driver faults
+//! the page in and answers, and the QP continues (`struct mlx5_eqe_page_fault` in
+//! `include/linux/mlx5/device.h`). The transport scheme is modelled, which all drivers support.
 //!
-//! A fault stays in the table until it is answered, even if its queue pair has long been reset: a
-//! driver answers each that it has read, and must not be told that there was none.
+//! A fault stays in the table until it is answered, even if its QP has been reset. The driver
+//! answers every event that it has read, and the answer to an event must not fail with
+//! `EngineError::Missing`.
 
 use super::core::Core;
 use super::layout::page_fault;
 use super::table::Table;
 use super::{Engine, EngineError, EventKind, requester, responder};
 
-/// Kinds of faults, as a driver sees them and names them in its answer.
+/// Fault types, as in the event and in the driver's answer.
 pub(crate) mod kind {
-    /// `MLX5_WQE_PF_TYPE_*`: which work request's list of memory lacks a page.
+    /// `MLX5_WQE_PF_TYPE_*`: the WQE whose SGE lacks a page.
     pub(crate) const SHARED_RECEIVE: u8 = 0;
     pub(crate) const SEND_OR_WRITE: u8 = 1;
     pub(crate) const RECEIVE: u8 = 2;
     pub(crate) const READ_OR_ATOMIC: u8 = 3;
-    /// `MLX5_PFAULT_*`: memory that a peer named, and whether it is written.
+    /// `MLX5_PFAULT_*`: the fault is in memory behind an R_Key, and whether the access writes.
     pub(crate) const REMOTE: u8 = 4;
     pub(crate) const WRITTEN: u8 = 2;
 }
 
-/// Where a page lacks.
+/// The faulting access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PageFaultInfo {
-    /// In the list of a work request: its queue's number and its place there.
+    /// An SGE of a WQE: fault type, number of the queue, WQE index.
     List { kind: u8, queue: u32, index: u16 },
-    /// In memory that a peer named.
+    /// Memory behind an R_Key.
     Remote { key: u32, address: u64, length: u32, written: bool },
 }
 
-/// A fault that the driver has been told of.
+/// A fault that was reported to the driver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fault {
     token: u32,
     kind: u8,
-    /// The number by which the driver answers: the work queue's, or the token again.
+    /// The number in the driver's answer: that of the work queue, or the token for an R_Key fault.
     queue: u32,
     qp: u32,
 }
 
-/// Faults without an answer, by token.
+/// Unanswered faults by token.
 pub(crate) type Faults = Table<Fault>;
 
 impl Core {
-    /// Tells the driver of a fault of the queue pair `qp`, after so many bytes of the message and
-    /// under a packet of so many; the fault's token, or `None` if nobody hears of it.
+    /// Posts a page-fault event for the QP `qp`. `committed` is the number of bytes of the message
+    /// that are done, and `packet` the length of the faulting packet. Returns the token, or `None`
+    /// if no page-fault EQ took the event.
     pub(crate) fn page_fault(
         &mut self,
         qp: u32,
@@ -90,7 +92,7 @@ impl Core {
         }
     }
 
-    /// Forgets the faults of which `gone` says that no answer can come any more.
+    /// Discards the faults for which `gone` returns `true`.
     fn forget_faults(&mut self, gone: impl Fn(&Fault) -> bool) {
         let tokens: Vec<u32> =
             self.faults.iter().filter(|fault| gone(fault)).map(|fault| fault.token).collect();
@@ -101,8 +103,11 @@ impl Core {
 }
 
 impl Engine {
-    /// The driver's answer to a page fault: the page is there now, or `failed`. Kind and queue are
-    /// those of the event.
+    /// The driver's answer to a page fault: the page is present, or the fault-in `failed`. `kind`
+    /// and `queue` must be those of the event.
+    ///
+    /// `EngineError::Missing` for an unknown token, `EngineError::Invalid` for another kind or
+    /// queue.
     pub fn resume(&mut self, token: u32, kind: u8, queue: u32, failed: bool) -> Result<(), EngineError> {
         let fault = *self.core.faults.get(token).ok_or(EngineError::Missing)?;
         if (fault.kind, fault.queue) != (kind, queue) {
@@ -113,8 +118,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets a queue pair go on that waits because of this fault. One that has been reset since
-    /// doesn't.
+    /// Resumes the QP that waits for this fault. A QP that was reset since isn't waiting and is
+    /// unaffected.
     fn release(&mut self, fault: Fault, failed: bool) {
         if let Some(qp) = self.qps.get_mut(fault.qp) {
             requester::resume(qp, &mut self.core, fault.token, failed);
@@ -123,8 +128,8 @@ impl Engine {
         }
     }
 
-    /// A queue pair is gone: drivers don't answer faults in its work requests that they had not
-    /// read yet.
+    /// Discards the faults of a destroyed QP's own WQEs. The driver doesn't answer those that it
+    /// had not read yet.
     pub(super) fn forget_faults_of_qp(&mut self, qp: u32) {
         self.core.forget_faults(|fault| {
             let own = matches!(fault.kind, kind::SEND_OR_WRITE | kind::RECEIVE | kind::READ_OR_ATOMIC);
@@ -132,8 +137,7 @@ impl Engine {
         });
     }
 
-    /// A shared receive queue is gone, and those who waited for a page of its work requests find
-    /// that out.
+    /// Discards the faults of a destroyed SRQ's WQEs and resumes the QPs that waited for them.
     pub(super) fn forget_faults_of_srq(&mut self, srq: u32) {
         let of_srq = |fault: &Fault| fault.kind == kind::SHARED_RECEIVE && fault.queue == srq;
         let faults: Vec<Fault> = self.core.faults.iter().filter(|fault| of_srq(fault)).copied().collect();

@@ -3,21 +3,21 @@
 use super::packet::{Global, Link, Network, Route};
 use super::wqe::AddressVector;
 
-/// How many GIDs the table of an Ethernet port holds.
+/// Size of the GID table of an Ethernet port.
 pub(crate) const GIDS: usize = 64;
-/// How many partition keys the table holds.
+/// Size of the P_Key table.
 pub(crate) const PKEYS: usize = 128;
-/// The default partition, full membership.
+/// The default P_Key, with full membership.
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
-/// The subnet prefix that ports are born with.
+/// The initial subnet prefix.
 const LINK_LOCAL: u64 = 0xfe80_0000_0000_0000;
 
-/// The GUID of a fabric's first port, and how far those of the others are apart.
+/// The GUID of a fabric's first port, and the distance between the GUIDs of successive ports.
 const FIRST_GUID: u64 = 0x0002_c903_00fa_4e00;
 const GUIDS_APART: u64 = 1 << 8;
 
-/// The LID of the InfiniBand port with this GUID, if one can have it.
+/// The LID of the InfiniBand port with this GUID. Returns `None` for a GUID of no possible port.
 pub(crate) fn lid_of(guid: u64) -> Option<u16> {
     let from_first = guid.checked_sub(FIRST_GUID)?;
     let index = u8::try_from(from_first / GUIDS_APART).ok()?;
@@ -29,24 +29,24 @@ pub(crate) fn lid_of(guid: u64) -> Option<u16> {
 pub(crate) struct Gid {
     pub(crate) address: [u8; 16],
     pub(crate) mac: [u8; 6],
-    /// RoCE version as the firmware encodes it: 0 for v1, 2 for v2.
+    /// RoCE version in the firmware's encoding: 0 for v1, 2 for v2.
     pub(crate) version: u8,
 }
 
 /// The port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// The kind of network.
+    /// The link layer.
     pub link: Link,
-    /// Its LID; 0 on Ethernet.
+    /// The LID; 0 on Ethernet.
     pub lid: u16,
-    /// Its GUID.
+    /// The port GUID.
     pub guid: u64,
-    /// What its GIDs begin with on InfiniBand.
+    /// The subnet prefix of the GIDs on InfiniBand.
     pub prefix: u64,
-    /// Its MAC.
+    /// The MAC.
     pub mac: [u8; 6],
-    /// Whether the cable is in.
+    /// Whether the link is up.
     pub up: bool,
     pub(crate) gids: Vec<Option<Gid>>,
     pub(crate) pkeys: [u16; PKEYS],
@@ -73,7 +73,7 @@ impl Port {
         }
     }
 
-    /// The GID that an InfiniBand port always has.
+    /// The port GID of an InfiniBand port: subnet prefix and GUID.
     pub(crate) fn own_gid(&self) -> [u8; 16] {
         let mut gid = [0; 16];
         gid[..8].copy_from_slice(&self.prefix.to_be_bytes());
@@ -81,12 +81,12 @@ impl Port {
         gid
     }
 
-    /// The addresses of its GID table.
+    /// The addresses in the GID table.
     pub(crate) fn gid_addresses(&self) -> Vec<[u8; 16]> {
         self.gids.iter().flatten().map(|gid| gid.address).collect()
     }
 
-    /// Whether a packet with this destination is for the port.
+    /// Whether the port accepts packets with this destination.
     pub(crate) fn answers_to(&self, route: &Route) -> bool {
         match (self.link, &route.global) {
             _ if route.is_multicast() => true,
@@ -98,7 +98,7 @@ impl Port {
         }
     }
 
-    /// A connected peer's way. `None` if the index names no GID of ours.
+    /// The route of an address vector. Returns `None` if its source GID index is invalid.
     pub(crate) fn route(&self, address: &AddressVector) -> Option<Route> {
         let global = |source, network| Global {
             source,
@@ -144,7 +144,7 @@ pub(crate) fn is_ipv4(gid: &[u8; 16]) -> bool {
     gid[..10] == [0; 10] && gid[10..12] == [0xff, 0xff]
 }
 
-/// Whether two partition keys let a packet through.
+/// Whether two P_Keys match: the same nonzero partition, and at least one full member.
 pub(crate) fn pkeys_match(left: u16, right: u16) -> bool {
     left & 0x7fff != 0 && left & 0x7fff == right & 0x7fff && (left | right) & 0x8000 != 0
 }

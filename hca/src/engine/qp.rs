@@ -1,34 +1,34 @@
-//! Queue pairs: what they are made of and the states they go through.
+//! QPs: parameters, attributes and states.
 
 use super::packet::{Route, Transport};
 use super::requester::Requester;
 use super::responder::Responder;
 use super::ring::Ring;
 
-/// What a queue pair is for.
+/// Service type of a QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Service {
     /// RC, UC or XRC.
     Connected(Transport),
-    /// UD; management queue pairs are numbered 0 or 1 on the wire.
+    /// UD. Management QPs have QPN 0 or 1 on the wire.
     Datagram(Option<Management>),
-    /// The kernel's queue for updates of memory keys.
+    /// The kernel's UMR QP.
     KeyUpdates,
-    /// Frames out: an SQ object.
+    /// An SQ object, which sends Ethernet frames.
     Ethernet,
 }
 
-/// The two management queue pairs.
+/// The two management QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Management {
-    /// Subnet management, QP 0.
+    /// Subnet management (SMI), QP 0.
     Subnet,
-    /// General services, QP 1.
+    /// General services (GSI), QP 1.
     General,
 }
 
 impl Service {
-    /// The transport of its packets.
+    /// The transport of its packets. `None` for a QP without packets.
     pub(crate) fn transport(self) -> Option<Transport> {
         match self {
             Self::Connected(transport) => Some(transport),
@@ -37,13 +37,13 @@ impl Service {
         }
     }
 
-    /// Whether a failed send leaves the receive side alone.
+    /// Whether a failed send moves the QP to SQE rather than ERR, so that it keeps receiving.
     pub(crate) fn send_errors_stay_local(self) -> bool {
         matches!(self, Self::Datagram(_) | Self::Connected(Transport::Uc))
     }
 }
 
-/// States, with the firmware's numbers.
+/// QP states, numbered as in the firmware interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names are those of the InfiniBand specification")]
@@ -58,7 +58,7 @@ pub enum State {
 }
 
 impl State {
-    /// Whether packets are answered.
+    /// Whether the QP receives packets in this state.
     pub(crate) fn receives(self) -> bool {
         matches!(
             self,
@@ -67,93 +67,93 @@ impl State {
     }
 }
 
-/// Where receive work requests come from.
+/// The receive queue of a QP.
 #[derive(Clone, Debug, Default)]
 pub enum ReceiveQueue {
-    /// Nowhere.
+    /// No receive queue.
     #[default]
     None,
-    /// The queue pair's own ring.
+    /// The QP's own RQ.
     Own {
-        /// The number of work requests, as a power of two.
+        /// Number of WQEs, log2.
         log_size: u8,
-        /// Bytes of one, as a power of two.
+        /// WQE stride in bytes, log2.
         log_stride: u8,
     },
-    /// A shared receive queue.
+    /// An SRQ.
     Shared(u32),
 }
 
-/// What stays the same over a queue pair's life.
+/// Parameters that are fixed at creation.
 #[derive(Clone, Debug, Default)]
 pub struct QpSetup {
-    /// What it is for.
+    /// The service type.
     pub service: Service,
-    /// Protection domain.
+    /// The PD.
     pub pd: u32,
-    /// The user's index in completions.
+    /// The user index in CQEs.
     pub user_index: u32,
-    /// The buffer: receive ring first, then send ring.
+    /// The buffer: RQ first, then SQ.
     pub ring: Ring,
-    /// Where the send ring begins in it.
+    /// Offset of the SQ in the buffer.
     pub send_offset: u64,
-    /// Basic blocks in the send ring, as a power of two; `None` without a send queue.
+    /// Basic blocks in the SQ, log2; `None` without an SQ.
     pub log_send_size: Option<u8>,
-    /// Where receive work requests come from.
+    /// The receive queue.
     pub receive: ReceiveQueue,
     /// Guest address of the doorbell records: receive, then send.
     pub doorbell: u64,
-    /// The completion queue of sends.
+    /// The CQ of sends.
     pub send_cq: u32,
-    /// The completion queue of receives.
+    /// The CQ of receives.
     pub receive_cq: u32,
     /// The XRC domain.
     pub xrcd: Option<u32>,
-    /// Whether the reserved key may be used.
+    /// Whether the reserved L_Key may be used.
     pub reserved_lkey: bool,
-    /// Answers to reads and atomics of at most so many bytes go into their completions: 0, 32, or
-    /// 64 with wide entries.
+    /// Scatter to CQE of READ and atomic responses up to this many bytes: 0, 32, or 64 with CQEs of
+    /// 128 bytes.
     pub inline_responses: u8,
-    /// And so do received messages.
+    /// Scatter to CQE of received messages up to this many bytes, with the same values.
     pub inline_receives: u8,
 }
 
-/// What transitions change.
+/// Attributes that transitions change.
 #[derive(Clone, Debug)]
 pub struct QpAttributes {
     /// Path MTU in bytes.
     pub mtu: u32,
-    /// The peer.
+    /// The peer's QPN.
     pub remote_qp: u32,
-    /// Its way.
+    /// The path to the peer.
     pub route: Route,
-    /// Partition key.
+    /// The P_Key.
     pub pkey: u16,
     /// Q_Key.
     pub qkey: u32,
-    /// Remote reads allowed.
+    /// Whether remote READs are allowed.
     pub remote_read: bool,
-    /// Remote writes allowed.
+    /// Whether remote WRITEs are allowed.
     pub remote_write: bool,
-    /// Remote atomics allowed.
+    /// Whether remote atomics are allowed.
     pub remote_atomic: bool,
-    /// Reads and atomics that may be under way as a requester.
+    /// Maximum outstanding READs and atomics as requester.
     pub max_rd_atomic: u8,
-    /// And as a responder.
+    /// Maximum outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
-    /// Timer code for peers that find no receive work request, 5 bits.
+    /// Timer code of RNR NAKs, 5 bits.
     pub min_rnr_timer: u8,
-    /// Retries after lost packets, 3 bits.
+    /// Retries after timeouts and sequence errors, 3 bits.
     pub retry_count: u8,
-    /// Retries after RNR, 3 bits, 7 for ever.
+    /// Retries after RNR NAKs, 3 bits; 7 is unlimited.
     pub rnr_retry: u8,
-    /// Acknowledge timeout code, 5 bits, 0 for never.
+    /// Local ACK timeout code, 5 bits: 4.096 µs × 2^n; 0 is infinite.
     pub ack_timeout: u8,
-    /// The first sequence number to send.
+    /// First PSN to send.
     pub send_psn: u32,
-    /// The first sequence number to receive.
+    /// First PSN to expect.
     pub receive_psn: u32,
-    /// Counter set.
+    /// The counter set.
     pub counters: u8,
 }
 
@@ -164,7 +164,7 @@ impl Default for Service {
 }
 
 impl Default for QpAttributes {
-    /// What a queue pair starts with, before transitions say otherwise: no rights, no patience.
+    /// Attributes of a new QP: no access rights, no retries, no timeout.
     fn default() -> Self {
         Self {
             mtu: 4096,
@@ -188,7 +188,7 @@ impl Default for QpAttributes {
     }
 }
 
-/// A queue pair.
+/// A QP.
 pub(crate) struct Qp {
     pub(crate) number: u32,
     pub(crate) setup: QpSetup,
@@ -196,9 +196,9 @@ pub(crate) struct Qp {
     pub(crate) attributes: QpAttributes,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
-    /// Whether it stands in the queue of those with work.
+    /// Whether the QP is in the ready queue.
     pub(crate) queued: bool,
-    /// The earliest entry of the timer heap for it.
+    /// Its earliest entry in the timer heap.
     pub(crate) timed: Option<u64>,
 }
 
@@ -216,7 +216,7 @@ impl Qp {
         }
     }
 
-    /// Forgets everything that was under way.
+    /// Moves the QP to RESET and discards all its work.
     pub(crate) fn reset(&mut self) {
         self.state = State::Reset;
         self.requester = Requester::default();
@@ -232,7 +232,7 @@ impl Qp {
         }
     }
 
-    /// When it next wants to be looked at, whatever happens.
+    /// The time of its next timer.
     pub(crate) fn deadline(&self) -> Option<u64> {
         let flush = self.responder.flush_poll;
         [self.requester.deadline, self.requester.rnr_until, flush].into_iter().flatten().min()

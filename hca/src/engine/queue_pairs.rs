@@ -1,11 +1,11 @@
-//! Making, moving and destroying queue pairs, and the multicast groups that they belong to.
+//! Creation, modification and destruction of QPs, and their multicast groups.
 
 use super::qp::Qp;
 use super::{Engine, EngineError, Progress, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 use super::{limits, requester, responder};
 
 impl Engine {
-    /// Makes a queue pair, in the reset state.
+    /// Creates a QP in RESET.
     pub fn create_qp(&mut self, setup: QpSetup, attributes: QpAttributes) -> Result<u32, EngineError> {
         let receives = !matches!(setup.receive, ReceiveQueue::None);
         let cqs = [(setup.log_send_size.is_some(), setup.send_cq), (receives, setup.receive_cq)];
@@ -37,7 +37,7 @@ impl Engine {
         self.qps.insert_with(|number| Qp::new(number, setup, attributes)).ok_or(EngineError::Full)
     }
 
-    /// Destroys a queue pair, with whatever it was doing.
+    /// Destroys a QP and discards its work.
     pub fn destroy_qp(&mut self, number: u32) -> Result<(), EngineError> {
         self.qps.remove(number).ok_or(EngineError::Missing)?;
         self.forget_faults_of_qp(number);
@@ -48,12 +48,12 @@ impl Engine {
         Ok(())
     }
 
-    /// A queue pair's state and attributes.
+    /// The state and attributes of a QP.
     pub fn qp_attributes(&self, number: u32) -> Result<(State, &QpAttributes), EngineError> {
         self.qps.get(number).map(|qp| (qp.state, &qp.attributes)).ok_or(EngineError::Missing)
     }
 
-    /// Where a queue pair's counters stand.
+    /// The counters of a QP.
     pub(crate) fn qp_progress(&self, number: u32) -> Result<Progress, EngineError> {
         let qp = self.qps.get(number).ok_or(EngineError::Missing)?;
         let (done, posted) = qp.requester.counters();
@@ -63,13 +63,12 @@ impl Engine {
         Ok(Progress { done, posted, next_psn, acknowledged_psn, expected_psn, messages, received })
     }
 
-    /// What a queue pair was made of.
+    /// The parameters of a QP.
     pub fn qp_setup(&self, number: u32) -> Result<&QpSetup, EngineError> {
         self.qps.get(number).map(|qp| &qp.setup).ok_or(EngineError::Missing)
     }
 
-    /// Moves a queue pair into a state, with the attributes it has from then on. Which moves are
-    /// legal is the caller's business.
+    /// Moves a QP to a state with new attributes. The caller checks that the transition is legal.
     pub fn move_qp(
         &mut self,
         number: u32,
@@ -95,7 +94,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Changes what a queue pair in reset is made of.
+    /// Changes the parameters of a QP in RESET.
     pub(crate) fn rewire_qp(
         &mut self,
         number: u32,
@@ -106,13 +105,12 @@ impl Engine {
         Ok(())
     }
 
-    /// The driver rang a send doorbell.
+    /// Handles a send doorbell.
     pub fn ring_qp(&mut self, number: u32) {
         self.wake(number);
     }
 
-    /// The driver wrote a whole work request through a BlueFlame buffer; it need not be read from
-    /// the ring.
+    /// Handles a BlueFlame write of a whole WQE, which need not be read from the ring.
     pub(super) fn blueflame(&mut self, number: u32, wqe: Box<[u8]>) {
         if let Some(qp) = self.qps.get_mut(number) {
             qp.requester.set_bf_wqe(wqe);

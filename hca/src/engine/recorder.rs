@@ -1,17 +1,17 @@
-//! Work requests as they were fetched, for whoever compares what drivers write.
+//! Records WQEs as they are fetched, for the comparison of drivers.
 
-/// The queue that a work request was fetched from.
+/// The queue that a WQE was fetched from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// Sends of a queue pair.
+    /// The SQ of a QP.
     Send(u32),
-    /// Receives of a queue pair.
+    /// The RQ of a QP.
     Receive(u32),
-    /// A shared receive queue.
+    /// An SRQ.
     Shared(u32),
 }
 
-/// Is told each work request: its queue, its place there, and its bytes.
+/// Callback for each fetched WQE: its queue, its index and its bytes.
 pub type Recorder = Box<dyn FnMut(Queue, u16, &[u8]) + Send>;
 
 /// The recorder, if there is one.

@@ -1,5 +1,5 @@
-//! The sending side of a queue pair: fetches work requests, cuts messages into packets, keeps them
-//! until they are acknowledged, and retries.
+//! The requester: fetches WQEs, packetizes messages, tracks unacknowledged packets and retries
+//! them.
 
 mod complete;
 mod packetize;
@@ -18,12 +18,12 @@ use super::wqe::{self, Action, BLOCK, Fence, Segment, Work, units};
 pub(crate) use complete::flush;
 use complete::{fail, fatal_error};
 
-/// Packets that may be unacknowledged.
+/// Maximum number of unacknowledged packets.
 const WINDOW: i32 = 128;
-/// The longest message.
+/// Maximum message size in bytes.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
 
-/// A work request that has begun.
+/// A WQE in execution.
 #[derive(Clone, Debug)]
 struct InflightWqe {
     wqe: u16,
@@ -36,20 +36,20 @@ struct InflightWqe {
     length: u32,
     done: bool,
     failure: Option<Syndrome>,
-    /// An answer that goes into the completion.
+    /// Response data for scatter to CQE.
     inline_response: Box<[u8]>,
 }
 
-/// What completes a work request.
+/// The response that completes a WQE.
 #[derive(Clone, Debug)]
 enum Response {
-    /// Nothing from the peer.
+    /// None: it completes when it is sent.
     None,
-    /// An acknowledgement.
+    /// An ACK.
     Acknowledge,
-    /// Data, for these places; so many packets have come.
+    /// READ responses: the SGEs, and the number of packets received.
     Read { places: Box<[Segment]>, received: u32 },
-    /// Eight bytes.
+    /// An atomic response of eight bytes.
     Atomic { places: Box<[Segment]> },
 }
 
@@ -63,64 +63,64 @@ impl InflightWqe {
     }
 }
 
-/// State of the sending side.
+/// State of the requester.
 #[derive(Debug, Default)]
 pub(crate) struct Requester {
-    /// The next work request to fetch.
+    /// Index of the next WQE to fetch.
     next_wqe: u16,
-    /// The driver's producer index as last read.
+    /// The driver's producer index as last read from the doorbell record.
     posted: u16,
     inflight: VecDeque<InflightWqe>,
-    /// The next packet to emit: which of `inflight`, which packet of it.
+    /// The next packet to send: index in `inflight`, packet number within that WQE.
     cursor: (usize, u32),
-    /// A work request that came through a BlueFlame buffer.
+    /// A WQE that was written through a BlueFlame buffer.
     bf_wqe: Option<Box<[u8]>>,
-    /// Which work request `work` holds.
+    /// Index of the WQE that `work` contains.
     loaded: Option<u16>,
     pub(super) work: Work,
     next_psn: u32,
     oldest_psn: u32,
     retries: u8,
     rnr_retries: u8,
-    /// The oldest packet for which a complaint was followed; what else comes of the same loss is
+    /// The oldest unacknowledged PSN at the last retry. Further NAKs and gaps of the same loss are
     /// ignored.
     recovering: Option<u32>,
-    /// When unacknowledged packets count as lost.
+    /// Expiry of the ACK timeout.
     pub(crate) deadline: Option<u64>,
-    /// Until when the peer wants to be left alone.
+    /// End of the delay after an RNR NAK.
     pub(crate) rnr_until: Option<u64>,
-    /// Nothing more is fetched: a failed work request waits for those before it.
+    /// Whether fetching is stopped: a failed WQE waits for the completion of its predecessors.
     blocked: bool,
-    /// The driver was told that the draining queue is empty.
+    /// Whether the SQ_DRAINED event was raised.
     pub(crate) drained: bool,
-    /// Nothing is sent until the driver has brought in a page.
+    /// The page fault that the requester waits for. Nothing is sent until it is answered.
     fault: Option<PendingFault>,
 }
 
-/// A page fault without an answer.
+/// An unanswered page fault.
 #[derive(Clone, Copy, Debug)]
 struct PendingFault {
     token: u32,
-    /// The work request whose list lacks the page.
+    /// Index of the WQE whose SGE lacks the page.
     wqe: u16,
-    /// An answer of the peer was dropped meanwhile and must be asked for again.
+    /// Whether a response was dropped meanwhile, so that the request must be sent again.
     again: bool,
 }
 
 impl Requester {
-    /// Takes over what the transition to ready-to-send sets.
+    /// Applies the attributes of the transition to RTS.
     pub(crate) fn start(&mut self, attributes: &QpAttributes) {
         self.next_psn = attributes.send_psn;
         self.oldest_psn = attributes.send_psn;
         self.refill(attributes);
     }
 
-    /// Keeps a work request that need not be read from the ring.
+    /// Stores a WQE that was written through a BlueFlame buffer.
     pub(crate) fn set_bf_wqe(&mut self, wqe: Box<[u8]>) {
         self.bf_wqe = Some(wqe);
     }
 
-    /// The bf_wqe work request, if it is the one with this index and whole.
+    /// Takes the BlueFlame WQE if it has this index and is complete.
     fn take_bf_wqe(&mut self, index: u16) -> Option<Box<[u8]>> {
         let wqe = self.bf_wqe.as_ref()?;
         let control: [u8; 16] = wqe.get(..16)?.try_into().ok()?;
@@ -134,7 +134,7 @@ impl Requester {
         self.rnr_retries = attributes.rnr_retry;
     }
 
-    /// Whether nothing is sent for now: the peer wants to be left alone, or a page lacks.
+    /// Whether sending is paused by an RNR delay or a page fault.
     fn paused(&self) -> bool {
         self.rnr_until.is_some() || self.fault.is_some()
     }
@@ -154,23 +154,23 @@ impl Requester {
         self.inflight.iter().filter(|inflight| inflight.awaits_data()).count()
     }
 
-    /// The counters that QUERY_QP shows: work requests done, and seen.
+    /// The WQE counters of QUERY_QP: completed and posted.
     pub(crate) fn counters(&self) -> (u16, u16) {
         (self.inflight.front().map_or(self.next_wqe, |inflight| inflight.wqe), self.posted)
     }
 
-    /// The next sequence number and the last acknowledged one.
+    /// The next PSN and the last acknowledged one.
     pub(crate) fn sequence(&self) -> (u32, u32) {
         (self.next_psn, self.oldest_psn.wrapping_sub(1) & PSN_MASK)
     }
 }
 
-/// How far a turn got.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing to do until something happens.
+    /// No work until the next event.
     Idle,
-    /// The budget was used up.
+    /// The budget is exhausted and work is left.
     More,
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     Turn::More
 }
 
-/// Draining: what has begun is brought to its end, nothing else begins.
+/// SQD: sends the rest of the WQEs in execution and starts no new one.
 fn drain(qp: &mut Qp, core: &mut Core, log_size: u8, budget: u32) -> Turn {
     for _ in 0..budget {
         let waits = qp.requester.paused() || reliable(qp) && qp.requester.outstanding() >= WINDOW;
@@ -239,7 +239,7 @@ fn reliable(qp: &Qp) -> bool {
     qp.setup.service.transport().is_some_and(super::packet::Transport::reliable)
 }
 
-/// Reads a work request into `work`.
+/// Reads a WQE into `work`.
 fn load(
     qp: &mut Qp,
     core: &Core,
@@ -273,7 +273,7 @@ fn load(
         Some(wqe) => work.bytes.copy_from_slice(&wqe[..length]),
         None => read(first, &mut work.bytes)?,
     }
-    // The control segment may have changed since; what was checked counts.
+    // The driver may have changed the control segment since. The checked copy is used.
     work.bytes[..16].copy_from_slice(&control);
     let parsed = work.check_control(qp.number).and_then(|()| work.parse(qp.setup.service));
     if parsed.is_ok() {
@@ -282,7 +282,7 @@ fn load(
     Ok(parsed)
 }
 
-/// Takes up the next work request; `false` when there is none or it must wait.
+/// Starts the next WQE. Returns `false` if there is none or it must wait.
 fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     let index = qp.requester.next_wqe;
     if qp.requester.blocked || index == qp.requester.posted {
@@ -313,7 +313,7 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
     let wants_data = failure.is_none() && matches!(work.action, Action::Read | Action::Atomic { .. });
     let under_way = requester.data_under_way();
     let fenced = match work.fence {
-        // Key updates are carried out in their place, so none is ever under way.
+        // UMRs execute in order, so none is ever outstanding.
         Fence::None | Fence::KeyUpdates => false,
         Fence::Answers => under_way > 0,
         Fence::Everything => requester.inflight.iter().any(|inflight| !inflight.done),
@@ -340,7 +340,7 @@ fn begin_next(qp: &mut Qp, core: &mut Core, log_size: u8) -> bool {
         },
     };
     core.recording.record(Queue::Send(qp.number), index, &work.bytes);
-    // One that claims more than was posted ends where the posted ones end.
+    // The size of a WQE is limited to the posted blocks.
     let blocks = work.blocks.min(available);
     requester.inflight.push_back(InflightWqe {
         wqe: index,
@@ -369,18 +369,18 @@ fn packets_of(length: u64, mtu: u32) -> u32 {
     length.div_ceil(u64::from(mtu.max(1))).max(1) as u32
 }
 
-/// Leaves the state of failed sends: what was posted meanwhile has been flushed.
+/// Leaves SQE. The WQEs posted in SQE have been flushed.
 pub(crate) fn recover(qp: &mut Qp) {
     qp.requester.blocked = false;
     qp.requester.refill(&qp.attributes);
 }
 
-/// The acknowledge timeout of a code, in nanoseconds.
+/// The ACK timeout of a code in nanoseconds: 4.096 µs × 2^code. `None` for 0 (infinite).
 fn ack_timeout(code: u8) -> Option<u64> {
     (code != 0).then(|| 4096u64 << code)
 }
 
-/// Looks at the clock.
+/// Handles expired timers.
 pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
     let now = core.now;
     if qp.requester.rnr_until.is_some_and(|until| until <= now) {
@@ -399,8 +399,8 @@ pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
     }
 }
 
-/// Waits for a page of a work request's list; if nobody hears that it lacks, the work request
-/// fails.
+/// Raises a page fault for an SGE of a WQE and waits for the answer. Without a page-fault EQ the
+/// WQE fails with `LocalProtection`.
 fn wait_for_page(
     qp: &mut Qp,
     core: &mut Core,
@@ -417,7 +417,7 @@ fn wait_for_page(
     }
 }
 
-/// Goes on after a page fault, or fails the work request.
+/// Continues after the answer to a page fault, or fails the WQE.
 pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
     let Some(fault) = qp.requester.fault.take_if(|fault| fault.token == token) else { return };
     let faulted =
@@ -432,7 +432,7 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
 pub(crate) use response::receive;
 
 impl Requester {
-    /// A request that sends no packets of ours is dealt with.
+    /// Advances past a WQE that sends no packets.
     pub(crate) fn cursor_passed(&mut self) {
         self.cursor = (self.cursor.0 + 1, 0);
     }

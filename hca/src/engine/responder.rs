@@ -1,4 +1,4 @@
-//! The receiving side of a connected queue pair.
+//! The responder of a connected QP.
 
 mod request;
 mod response;
@@ -18,24 +18,25 @@ use super::srq::{Receive, RecvFetch, scatter_list};
 pub(crate) use request::receive;
 pub(crate) use response::turn;
 
-/// How often a queue pair in error looks whether receives were posted, which ring no doorbell.
+/// Interval in nanoseconds at which a QP in ERR polls for receives to flush. Receive queues have no
+/// doorbell.
 const FLUSH_POLL: u64 = 2_000_000;
 
-/// What a message under way does with its packets.
+/// The destination of the message in progress.
 #[derive(Debug)]
 enum Message {
     Send(Receive),
     Write { address: u64, key: u32, left: u32, length: u32 },
 }
 
-/// An answer waiting for its turn, so that answers go out in the order of their requests.
+/// A queued response. Responses are sent in the order of their requests.
 #[derive(Debug)]
 enum Pending {
     Read(ReadResponse),
     Atomic(AtomicReplay),
 }
 
-/// Data that was asked for.
+/// A READ response in progress.
 #[derive(Clone, Copy, Debug)]
 struct ReadResponse {
     who: Accessor,
@@ -46,8 +47,7 @@ struct ReadResponse {
     first: bool,
 }
 
-/// A request that is not carried out, and takes the queue pair down once what was asked before it
-/// is answered.
+/// A NAK for a fatal error. The QP moves to ERR after the responses to earlier requests.
 #[derive(Clone, Copy, Debug)]
 struct PendingNak {
     psn: u32,
@@ -55,7 +55,7 @@ struct PendingNak {
     event: Option<EventKind>,
 }
 
-/// The result of an atomic, kept in case the requester asks again.
+/// The result of an atomic, kept for duplicate requests.
 #[derive(Clone, Copy, Debug)]
 struct AtomicReplay {
     psn: u32,
@@ -63,65 +63,66 @@ struct AtomicReplay {
     messages: u32,
 }
 
-/// A page fault without an answer.
+/// An unanswered page fault.
 #[derive(Clone, Copy, Debug)]
 struct PendingFault {
     token: u32,
     access: FaultedAccess,
 }
 
-/// What lacks a page.
+/// The access that lacks a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FaultedAccess {
-    /// The receive that a message is for.
+    /// The receive WQE of a message.
     Receive,
-    /// Memory that the peer wants to change.
+    /// Memory that a WRITE or atomic modifies.
     RemoteWrite,
-    /// Memory that the peer reads; the answer waits, and those behind it.
+    /// Memory that a READ reads. This response and those queued after it wait.
     ReadResponse,
 }
 
-/// State of the receiving side.
+/// State of the responder.
 #[derive(Debug, Default)]
 pub(crate) struct Responder {
     expected_psn: u32,
-    /// Completed messages.
+    /// Number of completed messages (MSN).
     messages: u32,
     message: Option<Message>,
-    /// A receive that a broken unreliable message had taken; the next message uses it.
+    /// The receive WQE of a dropped unreliable message; the next message uses it.
     reusable_receive: Option<Receive>,
-    /// A sequence error was reported and nothing right has come since.
+    /// Whether a NAK was sent and the expected packet has not arrived since.
     nak_sent: bool,
-    /// An unreliable message lost a packet: wait for the next one.
+    /// Whether the rest of an unreliable message is dropped after a loss, until the next message
+    /// begins.
     dropping_message: bool,
     atomics: VecDeque<AtomicReplay>,
     pending: VecDeque<Pending>,
-    /// An acknowledgement is due.
+    /// Whether an ACK is due.
     pub(super) ack_pending: bool,
-    /// The peer is to come back later, and is told so after the answers that wait.
+    /// Whether an RNR NAK is due after the queued responses.
     rnr_nak_pending: bool,
-    /// A request was refused, behind answers that wait; nothing more is heard.
+    /// A fatal NAK that is due after the queued responses. Further requests are ignored.
     refusal: Option<PendingNak>,
-    /// A page fault without an answer.
+    /// The page fault that the responder waits for.
     fault: Option<PendingFault>,
-    /// Where answers go.
+    /// The route of responses.
     response_route: Option<Route>,
-    /// Receive work requests used.
+    /// Number of consumed receive WQEs.
     pub(super) consumed: u16,
     established: bool,
-    /// When a queue pair in error next looks for receives to flush.
+    /// Time of the next poll for receives to flush, in ERR.
     pub(crate) flush_poll: Option<u64>,
-    /// Whether the shared queue's last work request was announced.
+    /// Whether the SRQ_LAST_WQE event was raised.
     last_wqe: bool,
 }
 
 impl Responder {
-    /// Takes over what the transition to ready-to-receive sets.
+    /// Applies the attributes of the transition to RTR.
     pub(crate) fn start(&mut self, attributes: &QpAttributes) {
         self.expected_psn = attributes.receive_psn;
     }
 
-    /// The next sequence number expected, and messages completed.
+    /// The expected PSN and the MSN.
     pub(crate) fn sequence(&self) -> (u32, u32) {
         (self.expected_psn, self.messages)
     }
@@ -131,7 +132,7 @@ impl Responder {
     }
 }
 
-/// Takes a receive work request from the queue pair's queue, or from an XRC one.
+/// Takes a receive WQE from the QP's own RQ, its SRQ or the SRQ of an XRC request.
 pub(crate) fn take_receive(qp: &mut Qp, core: &mut Core, xrc: Option<u32>) -> RecvFetch {
     if let Some(reusable_receive) = qp.responder.reusable_receive.take() {
         return RecvFetch::Receive(reusable_receive);
@@ -163,24 +164,24 @@ fn take_own(qp: &mut Qp, core: &mut Core, log_size: u8, log_stride: u8) -> RecvF
     RecvFetch::Receive(Receive { wqe_counter: counter, srq: None, sges: scatter_list(&wqe), placed: 0 })
 }
 
-/// Why data could not be placed.
+/// Why data could not be scattered.
 pub(crate) enum ScatterError {
-    /// A page lacks; nothing was placed.
+    /// A page is not present. The number of placed bytes is unchanged.
     Absent,
     /// The scatter list is shorter than the message.
     TooLong,
-    /// The scatter list isn't writable.
+    /// An SGE isn't writable.
     Protection,
 }
 
-/// Accounts for a message that the completion will carry.
+/// Checks and records the length of a message that the CQE carries (scatter to CQE).
 pub(crate) fn keep(receive: &mut Receive, bytes: &[u8]) -> Result<(), ScatterError> {
     let capacity: u64 = receive.sges.iter().map(|sge| u64::from(sge.length)).sum();
     receive.placed = bytes.len() as u32;
     if u64::from(receive.placed) > capacity { Err(ScatterError::TooLong) } else { Ok(()) }
 }
 
-/// Puts the next bytes of a message into its receive work request.
+/// Scatters the next bytes of a message into its receive WQE.
 pub(crate) fn place(
     core: &Core,
     who: Accessor,
@@ -215,8 +216,8 @@ pub(crate) fn place(
     Ok(())
 }
 
-/// Waits for a page; `false` if nobody hears that it lacks. While one is waited for, others are not
-/// asked for.
+/// Raises a page fault and waits for the answer. Returns `false` if no page-fault EQ took the
+/// event. The responder has at most one outstanding fault.
 fn wait_for_page(
     qp: &mut Qp,
     core: &mut Core,
@@ -231,8 +232,8 @@ fn wait_for_page(
     qp.responder.fault.is_some()
 }
 
-/// Keeps a receive for when its message comes again, and waits for the page that it lacks; `false`,
-/// and the receive is not kept, if nobody hears of it.
+/// Raises a page fault for a receive WQE and keeps the WQE until its message is sent again. Returns
+/// `false`, and doesn't keep it, if no page-fault EQ took the event.
 pub(crate) fn wait_for_receive(qp: &mut Qp, core: &mut Core, receive: &Receive, packet: usize) -> bool {
     let (kind, queue) = match receive.srq {
         Some(srq) => (kind::SHARED_RECEIVE, srq),
@@ -251,7 +252,7 @@ pub(crate) fn wait_for_receive(qp: &mut Qp, core: &mut Core, receive: &Receive, 
     heard
 }
 
-/// Goes on after a page fault, or fails what lacked the page.
+/// Continues after the answer to a page fault, or fails the faulting access.
 pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
     let Some(fault) = qp.responder.fault.take_if(|fault| fault.token == token) else { return };
     if !failed {
@@ -277,7 +278,7 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
                 enter_error(qp, core);
             }
         }
-        // A peer that isn't told of failures doesn't cause any.
+        // An unreliable transport has no NAK, so a remote fault fails nothing.
         FaultedAccess::RemoteWrite | FaultedAccess::ReadResponse if !reliable => {}
         FaultedAccess::RemoteWrite | FaultedAccess::ReadResponse => {
             let psn = match qp.responder.pending.front() {
@@ -291,8 +292,7 @@ pub(crate) fn resume(qp: &mut Qp, core: &mut Core, token: u32, failed: bool) {
     }
 }
 
-/// Tells the peer that a request is not carried out, after the answers to those before it, and goes
-/// to ERR.
+/// Sends a NAK for a fatal error after the responses to earlier requests, and moves the QP to ERR.
 fn refuse(qp: &mut Qp, core: &mut Core, refusal: PendingNak) {
     if !qp.responder.pending.is_empty() {
         qp.responder.refusal = Some(refusal);
@@ -305,13 +305,13 @@ fn refuse(qp: &mut Qp, core: &mut Core, refusal: PendingNak) {
     }
 }
 
-/// Who owns the scatter list of a receive work request.
+/// The access context of a receive WQE's SGEs: the PD of the SRQ or the QP.
 pub(crate) fn receive_accessor(qp: &Qp, core: &Core, srq: Option<u32>) -> Accessor {
     let pd = srq.and_then(|srq| core.srqs.get(srq)).map_or(qp.setup.pd, |srq| srq.setup.pd);
     Accessor { pd, ..qp.accessor() }
 }
 
-/// Where completions of a receive go, and under whose index.
+/// The CQ of a receive, and the user index in its CQE.
 fn completion_target(qp: &Qp, core: &Core, srq: Option<u32>) -> (u32, u32) {
     let xrc =
         srq.and_then(|srq| core.srqs.get(srq)).and_then(|srq| Some((srq.setup.cq?, srq.setup.user_index)));
@@ -321,7 +321,7 @@ fn completion_target(qp: &Qp, core: &Core, srq: Option<u32>) -> (u32, u32) {
     }
 }
 
-/// Reports a receive work request.
+/// Posts the CQE of a receive WQE.
 pub(crate) fn report<'a>(
     qp: &Qp,
     core: &mut Core,
@@ -337,12 +337,12 @@ pub(crate) fn report<'a>(
     core.complete(cq, &completion);
 }
 
-/// Reports a failed receive work request.
+/// Posts the error CQE of a receive WQE.
 pub(crate) fn report_failure(qp: &Qp, core: &mut Core, receive: &Receive, syndrome: Syndrome) {
     report(qp, core, receive, CqeOpcode::ResponderError, |completion| completion.syndrome = Some(syndrome));
 }
 
-/// Reports all receives as flushed, now and as long as the queue pair stays in error.
+/// Flushes all posted receives. A QP in ERR polls for further ones.
 pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     qp.responder.pending.clear();
     (qp.responder.ack_pending, qp.responder.rnr_nak_pending) = (false, false);
@@ -371,14 +371,14 @@ pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     }
 }
 
-/// Moves a queue pair into the error state and flushes both queues.
+/// Moves a QP to ERR and flushes both queues.
 pub(crate) fn enter_error(qp: &mut Qp, core: &mut Core) {
     qp.state = State::Error;
     super::requester::flush(qp, core);
     flush(qp, core);
 }
 
-/// Looks at the clock.
+/// Handles expired timers.
 pub(crate) fn expire(qp: &mut Qp, core: &mut Core) {
     if qp.state != State::Error {
         qp.responder.flush_poll = None;

@@ -1,8 +1,8 @@
-//! Buffers in guest memory that the driver describes as a list of pages.
+//! Queue buffers in guest memory, given as a list of pages.
 
 use crate::memory::{DmaFault, DmaMap};
 
-/// A queue's buffer.
+/// A queue buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Ring {
     pages: Box<[u64]>,
@@ -11,15 +11,15 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Pages of `1 << shift` bytes; the buffer begins `start` bytes into the first. `None` if the
-    /// pages hold fewer than `length` bytes from there.
+    /// Creates a buffer from pages of `1 << shift` bytes, which begins `start` bytes into the first
+    /// page. Returns `None` if the pages contain fewer than `length` bytes from there.
     pub fn new(pages: Vec<u64>, shift: u32, start: u64, length: u64) -> Option<Self> {
         let bytes = (pages.len() as u64).checked_shl(shift).filter(|_| shift < 40)?;
         let end = start.checked_add(length)?;
         (end <= bytes).then(|| Self { pages: pages.into(), shift, start })
     }
 
-    /// Where an offset into the buffer lies, and how many bytes follow it there.
+    /// The guest address of an offset, and the number of bytes left in its page.
     fn locate(&self, offset: u64) -> Result<(u64, usize), DmaFault> {
         let offset = self.start + offset;
         let page = self.pages.get((offset >> self.shift) as usize).ok_or(DmaFault { address: offset })?;
@@ -41,7 +41,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Writes an entry that doesn't cross a page, its last byte last.
+    /// Writes an entry that doesn't cross a page. Its last byte is written last.
     pub(crate) fn publish(&self, memory: &DmaMap, offset: u64, entry: &[u8]) -> Result<(), DmaFault> {
         let (address, available) = self.locate(offset)?;
         if available < entry.len() {

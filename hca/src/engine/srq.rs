@@ -1,10 +1,10 @@
-//! Shared receive queues, and receive work requests in general.
+//! SRQs, and receive WQEs in general.
 
 use super::recorder::{Queue, Recording};
 use super::ring::Ring;
 use crate::memory::{DmaFault, DmaMap};
 
-/// One entry of a scatter list.
+/// An SGE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sge {
     pub(crate) length: u32,
@@ -12,18 +12,18 @@ pub(crate) struct Sge {
     pub(crate) address: u64,
 }
 
-/// A receive work request that a message is being put into.
+/// A receive WQE in use by a message.
 #[derive(Clone, Debug)]
 pub(crate) struct Receive {
     pub(crate) wqe_counter: u16,
-    /// The shared receive queue it came from.
+    /// The SRQ that it was taken from.
     pub(crate) srq: Option<u32>,
     pub(crate) sges: Vec<Sge>,
     /// Bytes placed so far.
     pub(crate) placed: u32,
 }
 
-/// Reads a scatter list out of a receive work request.
+/// Parses the SGEs of a receive WQE.
 pub(crate) fn scatter_list(bytes: &[u8]) -> Vec<Sge> {
     bytes
         .chunks_exact(16)
@@ -37,47 +37,47 @@ pub(crate) fn scatter_list(bytes: &[u8]) -> Vec<Sge> {
         .collect()
 }
 
-/// What a shared receive queue is made of.
+/// Parameters of an SRQ.
 #[derive(Clone, Debug)]
 pub struct SrqSetup {
-    /// The work requests' buffer.
+    /// The ring of WQEs.
     pub ring: Ring,
-    /// The number of work requests, as a power of two.
+    /// Number of WQEs, log2.
     pub log_size: u8,
-    /// Bytes of one, as a power of two.
+    /// WQE stride in bytes, log2.
     pub log_stride: u8,
     /// Guest address of the doorbell record.
     pub doorbell: u64,
-    /// Protection domain of the scatter lists.
+    /// The PD of the SGEs.
     pub pd: u32,
-    /// The user's index in completions.
+    /// The user index in CQEs.
     pub user_index: u32,
-    /// Where completions of XRC go; plain shared queues use their QP's.
+    /// The CQ of an XRC SRQ. Receives of other SRQs complete on the QP's CQ.
     pub cq: Option<u32>,
     /// The XRC domain.
     pub xrcd: Option<u32>,
-    /// Whether the work requests are chained rather than cyclic.
+    /// Whether the WQEs form a linked list rather than a cyclic ring.
     pub linked: bool,
 }
 
-/// A shared receive queue.
+/// An SRQ.
 pub(crate) struct Srq {
     pub(crate) number: u32,
     pub(crate) setup: SrqSetup,
-    /// The next work request to use.
+    /// Index of the next WQE.
     head: u16,
-    /// How many were used.
+    /// Number of consumed WQEs.
     pub(crate) consumed: u16,
-    /// Below how many an event is wanted; 0 for never.
+    /// The limit below which the SRQ limit event is raised; 0 if disarmed.
     pub(crate) limit: u16,
     pub(crate) failed: bool,
 }
 
-/// What came of asking for a receive work request.
+/// Result of fetching a receive WQE.
 pub(crate) enum RecvFetch {
     Receive(Receive),
     Empty,
-    /// The queue's memory could not be read.
+    /// The queue's memory is unreadable.
     Fault,
 }
 
@@ -90,7 +90,7 @@ impl Srq {
         Ok(memory.read_be32(self.setup.doorbell)? as u16)
     }
 
-    /// Takes the next work request, and whether the limit was just crossed.
+    /// Takes the next WQE. The second value is whether the limit event is due.
     pub(crate) fn take(&mut self, memory: &DmaMap, recording: &mut Recording) -> (RecvFetch, bool) {
         match self.next(memory, recording) {
             Ok(Some((receive, left))) => {

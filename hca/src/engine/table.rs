@@ -1,12 +1,12 @@
-//! Objects by number.
+//! Object tables, indexed by object number.
 
 use std::collections::VecDeque;
 
-/// A number is handed out again only after this many others were freed after it, so that a late
-/// doorbell finds nobody.
+/// A freed number is reused only after this many other numbers were freed. A late doorbell thus
+/// doesn't reach a new object.
 const QUARANTINE: usize = 64;
 
-/// Objects by number, as the firmware hands numbers out.
+/// An object table with number allocation.
 pub(crate) struct Table<T> {
     first: u32,
     limit: usize,
@@ -15,12 +15,12 @@ pub(crate) struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// Numbers start at `first`; there are `limit` of them.
+    /// A table of up to `limit` objects, numbered from `first`.
     pub(crate) fn new(first: u32, limit: usize) -> Self {
         Self { first, limit, slots: Vec::new(), free: VecDeque::new() }
     }
 
-    /// Makes an object with its number; `None` when all are taken.
+    /// Creates an object with its number. Returns `None` if all numbers are in use.
     pub(crate) fn insert_with(&mut self, make: impl FnOnce(u32) -> T) -> Option<u32> {
         let full = self.slots.len() >= self.limit;
         let number = if full || self.free.len() > QUARANTINE { self.free.pop_front()? } else { self.next()? };

@@ -1,5 +1,5 @@
-//! The engine as a driver sees it, without a kernel: queue pairs that talk to each other over a
-//! wire that may be bad.
+//! Tests of the engine by the driver's interface, without a kernel: pairs of QPs over a wire with
+//! fault injection.
 
 mod completions;
 mod device_memory;

@@ -1,8 +1,8 @@
-//! What has gone through the port, as its counters tell it.
+//! Port counters.
 
 use super::packet::{Link, Network, Packet};
 
-/// Packets and their bytes.
+/// A count of packets and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) packets: u64,
@@ -23,21 +23,21 @@ impl Tally {
     }
 }
 
-/// The longest frames of each class of lengths, check sequence included (RFC 2819, and the device's
-/// further ones).
+/// The maximum frame length of each length class, FCS included (RFC 2819 and further classes of the
+/// device).
 const LENGTHS: [usize; 10] = [64, 127, 255, 511, 1023, 1518, 2047, 4095, 8191, 10239];
 
-/// What has gone one counters.
+/// Counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DirectionCounters {
     /// RDMA packets.
     pub(crate) rdma_unicast: Tally,
     pub(crate) rdma_multicast: Tally,
-    /// Frames of others.
+    /// Other frames.
     pub(crate) unicast: Tally,
     pub(crate) multicast: Tally,
     pub(crate) broadcast: Tally,
-    /// Frames of all kinds by their length.
+    /// Frames of all kinds by length class.
     pub(crate) by_length: [u64; LENGTHS.len()],
 }
 
@@ -51,7 +51,7 @@ impl DirectionCounters {
         self.length(octets);
     }
 
-    /// Counts another frame.
+    /// Counts a frame that is not RDMA.
     pub(super) fn frame(&mut self, frame: &[u8]) {
         let tally = match frame {
             [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, ..] => &mut self.broadcast,
@@ -62,17 +62,17 @@ impl DirectionCounters {
         self.length(frame.len());
     }
 
-    /// All of it.
+    /// The total.
     pub(crate) fn all(&self) -> Tally {
         Tally::sum(&[self.rdma_unicast, self.rdma_multicast, self.unicast, self.multicast, self.broadcast])
     }
 
-    /// What was for one receiver, whoever sent it.
+    /// All unicast packets and frames.
     pub(crate) fn all_unicast(&self) -> Tally {
         Tally::sum(&[self.rdma_unicast, self.unicast])
     }
 
-    /// What was for groups.
+    /// All multicast packets and frames.
     pub(crate) fn all_multicast(&self) -> Tally {
         Tally::sum(&[self.rdma_multicast, self.multicast])
     }
@@ -84,17 +84,16 @@ impl DirectionCounters {
     }
 }
 
-/// What has gone both ways, and what came between.
+/// Counters of both directions and of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) sent: DirectionCounters,
     pub(crate) received: DirectionCounters,
-    /// How often the cable was pulled.
+    /// Number of link downs.
     pub(crate) link_downs: u32,
 }
 
-/// How many bytes a packet has on its wire, from the local route or Ethernet header to the
-/// invariant check.
+/// Length of a packet on the wire in bytes, from LRH or Ethernet header to ICRC.
 pub(crate) fn octets(packet: &Packet) -> usize {
     const BASE: usize = 12;
     const CHECK: usize = 4;

@@ -1,6 +1,6 @@
-//! UMR work requests: changes of memory keys in the order of the send queue
-//! (`struct mlx5_wqe_umr_ctrl_seg` and `MLX5_MKEY_MASK_*` in `include/linux/mlx5/`). Memory
-//! registration, memory windows and local invalidation are all made of these.
+//! UMR WQEs: updates of mkeys in the order of the SQ (`struct mlx5_wqe_umr_ctrl_seg` and
+//! `MLX5_MKEY_MASK_*` in `include/linux/mlx5/`). The driver implements memory registration, memory
+//! windows and local invalidation with them.
 
 use super::core::Core;
 use super::cq::Syndrome;
@@ -23,13 +23,13 @@ mod mask {
     pub(super) const REMOTE_INVALIDATE: u64 = 1 << 8;
     pub(super) const KEY: u64 = 1 << 13;
     pub(super) const QP: u64 = 1 << 14;
-    /// Local read, local write, remote read, remote write, atomic: five bits from here.
+    /// First of five mask bits: local read, local write, remote read, remote write, atomic.
     pub(super) const ACCESS_SHIFT: u32 = 17;
     pub(super) const FREE: u64 = 1 << 29;
-    /// Hints about order and fences, which the model has no use for, and the sixth bit of the page
-    /// size, which goes with the others.
+    /// Mask bits that are accepted without effect: ordering and fence hints, which the engine
+    /// doesn't model, and the sixth bit of the page size.
     const WITHOUT_EFFECT: u64 = 1 << 23 | 1 << 25 | 1 << 42 | 1 << 47;
-    /// All that may be asked for; signatures among others may not.
+    /// All supported mask bits. Signatures, among others, are unsupported.
     pub(super) const KNOWN: u64 = LENGTH
         | PAGE_SIZE
         | START
@@ -42,7 +42,7 @@ mod mask {
         | WITHOUT_EFFECT;
 }
 
-/// Carries out a UMR work request.
+/// Executes a UMR WQE.
 pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(), Syndrome> {
     const CONTROL: usize = control::SIZE;
     const CONTEXT: usize = CONTROL + key_update::SIZE;
@@ -67,7 +67,7 @@ pub(crate) fn execute(core: &mut Core, who: Accessor, work: &Work) -> Result<(),
     let translation = if length == 0 {
         Vec::new()
     } else if flags & flag::INLINE != 0 {
-        // What libraries pad to a full block may be absent from the request.
+        // Libraries pad inline data to a full block, and the padding may be missing from the WQE.
         let available = work.bytes.len().saturating_sub(DATA).min(length);
         work.slice(DATA, available).map_err(malformed)?.to_vec()
     } else {

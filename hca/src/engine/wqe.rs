@@ -1,14 +1,14 @@
-//! Send work requests as the driver writes them (`include/linux/mlx5/qp.h`), parsed without trust.
+//! Parser of untrusted send WQEs (`include/linux/mlx5/qp.h`).
 
 use super::layout::{address, atomic, control, data, ethernet, remote, xrc};
 use super::mkey::TERMINATE_SCATTER_LIST_MKEY;
 use super::packet::{Masks, Transport};
 use super::qp::Service;
 
-/// A basic block of a send queue.
+/// Bytes of a basic block of an SQ.
 pub(crate) const BLOCK: usize = 64;
 
-/// Opcodes of work requests (`MLX5_OPCODE_*` in `include/linux/mlx5/device.h`).
+/// WQE opcodes (`MLX5_OPCODE_*` in `include/linux/mlx5/device.h`).
 pub(crate) mod opcode {
     pub(crate) const NOP: u8 = 0x00;
     pub(crate) const SEND_INVALIDATE: u8 = 0x01;
@@ -25,7 +25,7 @@ pub(crate) mod opcode {
     pub(crate) const UMR: u8 = 0x25;
 }
 
-/// What a work request asks for.
+/// The operation of a WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Nop,
@@ -37,26 +37,25 @@ pub(crate) enum Action {
     Frame(Frame),
 }
 
-/// How a frame is sent.
+/// Parameters of an Ethernet frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) checksum: u8,
-    /// Bytes that stand in the request's Ethernet segment.
+    /// Bytes of inline headers in the Ethernet segment.
     pub(crate) header: u16,
-    /// Most bytes of payload behind the header, where it is cut into several.
+    /// The MSS of a TSO send.
     pub(crate) segment: Option<u16>,
 }
 
-/// What a work request waits for before it begins (`MLX5_FENCE_MODE_*` in
-/// `include/linux/mlx5/qp.h`).
+/// The fence of a WQE (`MLX5_FENCE_MODE_*` in `include/linux/mlx5/qp.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fence {
     None,
-    /// Earlier updates of keys: the "small" fence.
+    /// Waits for earlier UMRs: the "small" fence.
     KeyUpdates,
-    /// Earlier reads and atomics.
+    /// Waits for earlier READs and atomics.
     Answers,
-    /// Everything earlier.
+    /// Waits for all earlier WQEs.
     Everything,
 }
 
@@ -65,7 +64,7 @@ impl Fence {
         Some(match bits {
             0 => Self::None,
             1 => Self::KeyUpdates,
-            // With the small fence or without.
+            // With or without the small fence.
             2 | 4 => Self::Answers,
             3 => Self::Everything,
             _ => return None,
@@ -73,7 +72,7 @@ impl Fence {
     }
 }
 
-/// A piece of what is to be sent, or of where an answer goes.
+/// A segment of the data to send, or of the destination of a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Segment {
     Inline { at: usize, length: u32 },
@@ -88,7 +87,7 @@ impl Segment {
     }
 }
 
-/// Where a datagram goes.
+/// The address vector of a datagram.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AddressVector {
     pub(crate) qkey: u32,
@@ -104,7 +103,7 @@ pub(crate) struct AddressVector {
     pub(crate) gid: [u8; 16],
 }
 
-/// A parsed work request; one is kept per queue pair and filled again and again.
+/// A parsed WQE. Each QP has one and reuses it.
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
     pub(crate) action: Action,
@@ -122,7 +121,7 @@ pub(crate) struct Work {
     pub(crate) address: AddressVector,
     pub(crate) segments: Vec<Segment>,
     pub(crate) length: u64,
-    /// The request's bytes; inline data points into them.
+    /// The bytes of the WQE. Inline segments refer to them.
     pub(crate) bytes: Vec<u8>,
 }
 
@@ -149,22 +148,22 @@ impl Default for Work {
     }
 }
 
-/// A work request that makes no sense.
+/// A malformed WQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
-/// How many basic blocks the request takes that begins with this control segment.
+/// The number of basic blocks of the WQE with this control segment.
 pub(crate) fn blocks(bytes: &[u8; control::SIZE]) -> u16 {
     u16::from(units(bytes)).div_ceil(4).max(1)
 }
 
-/// How many units of 16 bytes it has.
+/// The number of 16-byte units of the WQE (DS).
 pub(crate) fn units(bytes: &[u8; control::SIZE]) -> u8 {
     bytes[control::QPN_DS + 3] & 0x3f
 }
 
 impl Work {
-    /// Takes over the fields of the control segment.
+    /// Sets the fields of the control segment.
     pub(crate) fn begin(&mut self, index: u16, bytes: &[u8; control::SIZE]) {
         let flags = bytes[control::FM_CE_SE];
         self.index = index;
@@ -178,10 +177,9 @@ impl Work {
         self.length = 0;
     }
 
-    /// Checks what the control segment says of itself: its index, its queue pair, and its reserved
-    /// bits.
+    /// Checks the index, QPN and reserved bits of the control segment.
     pub(crate) fn check_control(&self, qp: u32) -> Result<(), Malformed> {
-        /// Bits of the byte of flags that mean nothing, and of the count of units.
+        /// Reserved bits of the flag byte. `RESERVED_UNITS` are those of the DS byte.
         const RESERVED_FLAGS: u8 = 0x11;
         const RESERVED_UNITS: u8 = 0xc0;
         let bytes = self.slice(0, control::SIZE)?;
@@ -195,7 +193,7 @@ impl Work {
         if sound { Ok(()) } else { Err(Malformed) }
     }
 
-    /// Parses `self.bytes`, the whole request with its control segment.
+    /// Parses `self.bytes`, the whole WQE with its control segment.
     pub(crate) fn parse(&mut self, service: Service) -> Result<(), Malformed> {
         use opcode::{
             COMPARE_SWAP, FETCH_ADD, LARGE_SEND, MASKED_COMPARE_SWAP, MASKED_FETCH_ADD, NOP, READ, SEND,
@@ -253,7 +251,7 @@ impl Work {
         match self.action {
             Action::Atomic { .. } if self.length != 8 => Err(Malformed),
             Action::Read | Action::Atomic { .. } => {
-                // An answer cannot go into the work request itself.
+                // Responses can't be scattered to inline segments.
                 let in_memory = self.segments.iter().all(|segment| matches!(segment, Segment::Memory { .. }));
                 if in_memory { Ok(()) } else { Err(Malformed) }
             }
@@ -283,10 +281,10 @@ impl Work {
         }
     }
 
-    /// An Ethernet segment: flags, and headers that stand in the request itself.
+    /// Parses the Ethernet segment: flags and inline headers.
     fn parse_frame(&mut self) -> Result<(), Malformed> {
         const AT: usize = control::SIZE;
-        /// What 14 bits can tell.
+        /// Largest value of the 14-bit MSS.
         const LARGEST_SEGMENT: u16 = 0x3fff;
         let bytes = self.slice(AT, ethernet::SIZE)?;
         let short = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);

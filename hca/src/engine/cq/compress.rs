@@ -1,40 +1,39 @@
-//! Compressed completions: a run of alike entries shares one title, and each keeps only what
-//! differs, in eight bytes (`struct mlx5_mini_cqe8` in `include/linux/mlx5/device.h`;
-//! drivers/net/ethernet/mellanox/mlx5/core/en_rx.c reads it back).
+//! CQE compression. A run of similar CQEs shares one title CQE. Each CQE keeps its differing fields
+//! in a mini CQE of eight bytes (`struct mlx5_mini_cqe8` in `include/linux/mlx5/device.h`). The
+//! kernel's reader is in drivers/net/ethernet/mellanox/mlx5/core/en_rx.c.
 //!
-//! A run takes as many slots as it has completions. The title is in the first; arrays of eight
-//! minis are in the second and in every eighth one; the driver fills the rest in from what it has
-//! read.
+//! A run occupies as many slots as it has CQEs. The first slot is the title. The second slot and
+//! every eighth slot after it are arrays of eight mini CQEs. The driver fills in the other slots.
 
 use super::CqeOpcode;
 use crate::engine::layout::{cqe as field, mini_cqe};
 
-/// How long a run may get, as the capabilities say.
+/// Maximum length of a run, as the capabilities report it.
 pub(crate) const LONGEST: usize = 64;
-/// Minis in an array.
+/// Mini CQEs per array.
 const PER_ARRAY: usize = 8;
-/// The format of a title, `MLX5_COMPRESSED`.
+/// The CQE format of a title, `MLX5_COMPRESSED`.
 const COMPRESSED: u8 = 3 << 2;
 
-/// What a mini keeps beside the byte count.
+/// Contents of a mini CQE beside the byte count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MiniFormat {
-    /// The hash of the flow.
+    /// The RSS hash.
     Hash,
     /// The checksum.
     Checksum,
-    /// The checksum and the work request's index.
+    /// The checksum and the WQE counter.
     ChecksumAndIndex,
 }
 
-/// A run that may still get longer.
+/// A run that further CQEs may join.
 #[derive(Debug, Default)]
 pub(super) struct Run {
     pub(super) entries: Vec<[u8; 64]>,
 }
 
 impl Run {
-    /// Whether an entry may be in a run at all.
+    /// Whether a CQE can be compressed at all.
     pub(super) fn takes(entry: &[u8; 64]) -> bool {
         let opcode = entry[field::OP_OWN] >> 4;
         let received =
@@ -42,7 +41,8 @@ impl Run {
         received && entry[field::OP_OWN] >> 2 & 3 == 0
     }
 
-    /// Whether an entry continues the run: alike in all that a mini doesn't keep.
+    /// Whether a CQE may join the run. It must equal the last CQE in all fields outside the mini
+    /// CQE. Its WQE counter must follow the last one unless the mini CQE contains the counter.
     pub(super) fn continues(&self, entry: &[u8; 64], format: MiniFormat) -> bool {
         let Some(last) = self.entries.last() else { return true };
         let index =
@@ -58,7 +58,7 @@ impl Run {
         in_order && (0..64).all(|at| kept(at) || entry[at] == last[at])
     }
 
-    /// The title, without its owner bit.
+    /// The title CQE without its owner bit.
     pub(super) fn title(&self) -> [u8; 64] {
         let mut title = self.entries[0];
         title[field::BYTE_CNT..field::BYTE_CNT + 4]
@@ -67,7 +67,7 @@ impl Run {
         title
     }
 
-    /// The arrays, each with the slot that it goes to, counted from the title's.
+    /// The mini CQE arrays, each with its slot relative to the title.
     pub(super) fn arrays(&self, format: MiniFormat) -> impl Iterator<Item = (u32, [u8; 64])> {
         self.entries.chunks(PER_ARRAY).enumerate().map(move |(number, entries)| {
             let mut array = [0; 64];
@@ -100,7 +100,7 @@ mod tests {
 
     const LOG_SIZE: u8 = 7;
 
-    /// Reads the queue as the kernel's Ethernet driver does.
+    /// Decompresses the CQ as the kernel's Ethernet driver does.
     fn decompress(memory: &DmaMap, consumer: &mut u32) -> Vec<[u8; 64]> {
         let slot = |at: u32| {
             let mut entry = [0; 64];

@@ -1,4 +1,4 @@
-//! What keys let through.
+//! Access checks of memory keys.
 
 use super::*;
 

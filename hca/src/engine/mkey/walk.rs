@@ -1,4 +1,4 @@
-//! The way through keys to memory.
+//! Translation of key ranges to memory.
 
 use super::{
     AccessError, AccessMode, Accessor, DUMP_FILL_MKEY, FLAGS, MAX_DEPTH, Mkey, Mkeys, NULL_MKEY, Piece,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::memory::DmaMap;
 
-/// Visits the guest memory behind a range of a key, in order.
+/// Calls `visit` for each piece of memory behind a range of a key, in order.
 pub(crate) fn walk(
     keys: &Mkeys,
     who: Accessor,
@@ -33,7 +33,7 @@ pub(crate) fn walk(
     Walk { keys, needs, visit }.descend(mkey, address, length, 0)
 }
 
-/// Checks key, domain, rights and bounds without touching memory.
+/// Checks key, PD, rights and bounds without accessing memory.
 pub(crate) fn check(
     keys: &Mkeys,
     who: Accessor,
@@ -61,10 +61,10 @@ pub(crate) fn find(keys: &Mkeys, key: u32) -> Result<&Mkey, AccessError> {
         .ok_or(AccessError::Key)
 }
 
-/// A walk through a key and those that it leads to.
+/// A recursive translation through KLM and KSM keys.
 struct Walk<'a> {
     keys: &'a Mkeys,
-    /// The bits of [`present`] that a page must have.
+    /// The [`present`] bits that a page must have.
     needs: u64,
     visit: &'a mut dyn FnMut(Piece) -> Result<(), AccessError>,
 }
@@ -120,7 +120,7 @@ impl Walk<'_> {
     }
 }
 
-/// Cuts a range at the key's page size; the first page is the one that `start` lies in.
+/// Splits a range at the key's page size. The first page contains the key's `start`.
 fn in_blocks(
     mkey: &Mkey,
     address: u64,
@@ -141,7 +141,7 @@ fn in_blocks(
     Ok(())
 }
 
-/// Reads through a key.
+/// Reads from a key's range.
 pub(crate) fn read(
     keys: &Mkeys,
     memory: &DmaMap,
@@ -150,7 +150,7 @@ pub(crate) fn read(
     rights: u8,
     to: &mut [u8],
 ) -> Result<(), AccessError> {
-    // Nobody is asked for a key to nothing.
+    // A read of zero bytes needs no valid key.
     if to.is_empty() {
         return Ok(());
     }
@@ -168,7 +168,7 @@ pub(crate) fn read(
     })
 }
 
-/// Writes through a key.
+/// Writes to a key's range.
 pub(crate) fn write(
     keys: &Mkeys,
     memory: &DmaMap,

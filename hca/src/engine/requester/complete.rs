@@ -1,4 +1,4 @@
-//! The end of work requests: completions in the order of the queue, failures, flushes.
+//! Completion of send WQEs: CQEs in the order of the SQ, errors, flushes.
 
 use super::{InflightWqe, Response};
 use crate::engine::core::Core;
@@ -9,8 +9,8 @@ use crate::engine::qp::{Qp, State};
 use crate::engine::responder;
 use crate::engine::wqe::{self, BLOCK};
 
-/// Marks a work request as failed and takes back those after it; it is reported after those before
-/// it.
+/// Marks a WQE as failed and discards the later ones. Its error CQE follows the CQEs of its
+/// predecessors.
 pub(super) fn fail(qp: &mut Qp, core: &mut Core, which: usize, syndrome: Syndrome) {
     let requester = &mut qp.requester;
     requester.inflight.truncate(which + 1);
@@ -23,7 +23,7 @@ pub(super) fn fail(qp: &mut Qp, core: &mut Core, which: usize, syndrome: Syndrom
     retire(qp, core);
 }
 
-/// Reports what is done at the front, up to the first that isn't.
+/// Completes WQEs in order, up to the first that isn't done.
 pub(super) fn retire(qp: &mut Qp, core: &mut Core) {
     while let Some(front) = qp.requester.inflight.front() {
         if !front.done && front.failure.is_none() {
@@ -60,7 +60,7 @@ fn report(qp: &Qp, core: &mut Core, inflight: &InflightWqe) {
     core.complete(qp.setup.send_cq, &completion);
 }
 
-/// Reports everything that is under way or waiting as flushed.
+/// Flushes all WQEs in execution and all posted ones.
 pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     let Some(log_size) = qp.setup.log_send_size else { return };
     let requester = &mut qp.requester;
@@ -77,7 +77,7 @@ pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     let Ok(posted) = core.memory.read_be32(qp.setup.doorbell.wrapping_add(4)) else { return };
     let posted = posted as u16;
     qp.requester.posted = posted;
-    // A ring holds no more than its size, whatever the record says.
+    // The producer index is untrusted: at most a full ring is flushed.
     let mut left = posted.wrapping_sub(qp.requester.next_wqe).min(1 << log_size);
     while left > 0 {
         let index = qp.requester.next_wqe;
@@ -107,7 +107,7 @@ pub(crate) fn flush(qp: &mut Qp, core: &mut Core) {
     qp.requester.next_wqe = posted;
 }
 
-/// The queue's own memory cannot be read.
+/// Handles unreadable memory of the queue itself.
 pub(super) fn fatal_error(qp: &mut Qp, core: &mut Core) {
     qp.state = State::Error;
     core.qp_event(EventKind::WqCatastrophic, qp.number);

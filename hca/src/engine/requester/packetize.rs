@@ -1,4 +1,4 @@
-//! Making packets out of work requests.
+//! Packetization of WQEs.
 
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
@@ -11,10 +11,10 @@ use crate::engine::requester::{Response, ack_timeout, load, wait_for_page};
 use crate::engine::wqe::{Action, Segment, Work};
 use crate::engine::{ethernet, umr};
 
-/// An acknowledgement is asked for at least this often within a message.
+/// An ACK is requested at least every so many packets of a message.
 const ACK_EVERY: u32 = 32;
 
-/// Emits the packet at the cursor.
+/// Sends the packet at the cursor.
 pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
     let (which, packet) = qp.requester.cursor;
     let Some(inflight) = qp.requester.inflight.get(which) else { return };
@@ -24,7 +24,7 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
     }
     let index = inflight.wqe;
     if qp.requester.loaded != Some(index) && !matches!(load(qp, core, log_size, index), Ok(Ok(()))) {
-        // It was fine when it was first read: the driver has changed it under way.
+        // The WQE was valid when it was first read. The driver has changed it during its execution.
         fail(qp, core, which, Syndrome::LocalQpOperation);
         return;
     }
@@ -69,10 +69,10 @@ pub(super) fn next(qp: &mut Qp, core: &mut Core, log_size: u8) {
     }
 }
 
-/// Why a packet isn't inflight.
+/// Why a packet can't be sent.
 enum BlockReason {
     Failed(Syndrome),
-    /// A page lacks for it, after so many bytes of the message.
+    /// An SGE lacks a page, after `committed` bytes of the message.
     PageFault {
         committed: u32,
         packet: usize,
@@ -94,7 +94,7 @@ impl From<AccessError> for Syndrome {
     }
 }
 
-/// Copies a part of a message together.
+/// Gathers a part of a message into `to`.
 pub(crate) fn gather(core: &Core, qp: &Qp, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
     let work: &Work = &qp.requester.work;
     let (mut skip, mut at) = (offset, 0);
@@ -155,7 +155,7 @@ fn start_timer(qp: &mut Qp, core: &Core) {
     }
 }
 
-/// One packet of a SEND or WRITE; whether it was the last.
+/// Sends one packet of a SEND or WRITE. Returns whether it was the last.
 fn message(qp: &mut Qp, core: &mut Core, which: usize, index: u32) -> Result<bool, BlockReason> {
     use Operation::{
         SendFirst, SendLast, SendLastImmediate, SendLastInvalidate, SendMiddle, SendOnly, SendOnlyImmediate,
@@ -256,7 +256,7 @@ fn atomic_request(qp: &mut Qp, core: &mut Core, which: usize) {
 }
 
 fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), BlockReason> {
-    /// A Q_Key with this bit in a work request means the queue pair's own.
+    /// A Q_Key with this bit in a WQE selects the QP's own Q_Key.
     const CONTROLLED: u32 = 0x8000_0000;
     let work = &qp.requester.work;
     let mut payload = vec![0; work.length as usize];
@@ -276,7 +276,7 @@ fn datagram(qp: &mut Qp, core: &mut Core) -> Result<(), BlockReason> {
         ..Headers::default()
     };
     let psn = qp.requester.next_psn.wrapping_sub(1) & PSN_MASK;
-    // Without a GID of ours under that index nobody could be told who sent it.
+    // Without a valid source GID the datagram has no source address.
     let route = core.port.route(address).ok_or(BlockReason::Failed(Syndrome::LocalQpOperation))?;
     let (destination, solicited) = (address.qp, work.solicited);
     let mut packet = packet(qp, operation, psn, headers, payload);

@@ -1,4 +1,4 @@
-//! What comes back to a requester: acknowledgements, data, refusals, or nothing.
+//! Responses to a requester: ACKs, data, NAKs, timeouts.
 
 use crate::engine::core::Core;
 use crate::engine::cq::Syndrome;
@@ -10,7 +10,7 @@ use crate::engine::requester::complete::{fail, retire};
 use crate::engine::requester::{Response, ack_timeout, wait_for_page};
 use crate::engine::wqe::Segment;
 
-/// Takes a response packet.
+/// Receives a response packet.
 pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     if !matches!(qp.state, State::ReadyToSend | State::SendQueueDrained) {
         return;
@@ -32,7 +32,7 @@ pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     }
 }
 
-/// Everything up to `psn` has arrived. `false` if an answer with data was lost on the way.
+/// Acknowledges everything up to `psn`. Returns `false` if a READ or atomic response was lost.
 fn acknowledge_until(qp: &mut Qp, psn: u32) -> bool {
     let attributes = qp.attributes.clone();
     let requester = &mut qp.requester;
@@ -65,7 +65,7 @@ fn acknowledge_until(qp: &mut Qp, psn: u32) -> bool {
     lost.is_none()
 }
 
-/// The next sequence number that a work request's answer brings.
+/// The PSN of the next response packet to a WQE.
 fn next_response_psn(inflight: &super::InflightWqe) -> u32 {
     let received = if let Response::Read { received, .. } = inflight.response { received } else { 0 };
     inflight.first_psn.wrapping_add(received) & PSN_MASK
@@ -79,7 +79,7 @@ fn restart_timer(qp: &mut Qp, core: &Core) {
 
 fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
     if acknowledge_until(qp, psn) {
-        // A cursor that was rewound too far doesn't send again what has arrived.
+        // After a retry the cursor may be behind the acknowledged packets: they are not sent again.
         if psn_distance(qp.requester.oldest_psn, qp.requester.cursor_psn()) > 0 {
             rewind(qp);
         }
@@ -92,14 +92,14 @@ fn acknowledged(qp: &mut Qp, core: &mut Core, psn: u32) {
     }
 }
 
-/// Asks again, at once, for what was dropped while a page lacked. What the peer still says of that
-/// loss is known.
+/// Sends again at once the requests whose responses were dropped during a page fault. Further NAKs
+/// of that loss are ignored.
 pub(super) fn request_again(qp: &mut Qp) {
     qp.requester.recovering = Some(qp.requester.oldest_psn);
     rewind(qp);
 }
 
-/// Sets the cursor to the oldest packet that isn't acknowledged.
+/// Sets the cursor to the oldest unacknowledged packet.
 fn rewind(qp: &mut Qp) {
     let requester = &mut qp.requester;
     let oldest = requester.oldest_psn;
@@ -116,8 +116,8 @@ fn rewind(qp: &mut Qp) {
     };
 }
 
-/// Follows a complaint or a gap, once for each loss: the packets under way when it happened all
-/// tell of it.
+/// Retries after a NAK or a gap. All packets in flight at a loss can raise one, so a retry is done
+/// once per loss.
 fn recover(qp: &mut Qp, core: &mut Core) {
     if let Some(fault) = &mut qp.requester.fault {
         fault.again = true;
@@ -129,7 +129,7 @@ fn recover(qp: &mut Qp, core: &mut Core) {
     }
 }
 
-/// Sends again from the oldest packet on, if retries are left.
+/// Retransmits from the oldest unacknowledged packet on, if retries are left.
 pub(super) fn retry(qp: &mut Qp, core: &mut Core) {
     let sends = matches!(qp.state, State::ReadyToSend | State::SendQueueDrained);
     if !sends || qp.requester.oldest_psn == qp.requester.next_psn {
@@ -197,7 +197,7 @@ fn refused(qp: &mut Qp, core: &mut Core, psn: u32, code: u8) {
     fail_oldest(qp, core, reason);
 }
 
-/// A packet of a read's answer, or an atomic's.
+/// Receives a packet of a READ response or an atomic response.
 fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let holds = |inflight: &super::InflightWqe| {
         inflight.packets > 0
@@ -275,7 +275,7 @@ fn data(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     retire(qp, core);
 }
 
-/// Puts bytes into the places of an answer, from an offset on.
+/// Scatters response data into the SGEs from an offset on.
 fn scatter(
     core: &Core,
     who: mkey::Accessor,

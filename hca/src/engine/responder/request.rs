@@ -1,4 +1,4 @@
-//! Requests of a connected peer, packet by packet.
+//! Request packets of a connected peer.
 
 use super::response::{send_ack, send_atomic_response, send_rnr_nak};
 use super::{
@@ -15,21 +15,21 @@ use crate::engine::qp::{Qp, State};
 use crate::engine::requester::MAX_MESSAGE;
 use crate::engine::srq::RecvFetch;
 
-/// Why a request isn't carried out.
+/// Why a request is rejected.
 enum NakReason {
-    /// No receive work request, or a page lacks.
+    /// RNR: there is no receive WQE, or a page is not present.
     NotReady,
-    /// The request makes no sense here.
+    /// The request is invalid.
     Invalid,
-    /// Key, rights, range.
+    /// Remote access error: key, rights or range.
     Access,
-    /// A failure of ours.
+    /// Remote operational error.
     Operation,
-    /// What the receive that the request had used has reported already; the peer is told this.
+    /// The receive WQE has already completed with an error; the NAK carries this syndrome.
     Reported(u8),
 }
 
-/// Takes a request packet.
+/// Receives a request packet.
 pub(crate) fn receive(qp: &mut Qp, core: &mut Core, packet: Packet) {
     if !qp.state.receives() || qp.responder.refusal.is_some() {
         return;
@@ -71,7 +71,7 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
         }
         Err(NakReason::NotReady) => {
             qp.responder.ack_pending = false;
-            // What comes behind it is dropped without a word until it comes again.
+            // Later packets are dropped without a NAK until this one is sent again.
             qp.responder.nak_sent = true;
             if qp.responder.pending.is_empty() {
                 send_rnr_nak(qp, core);
@@ -93,15 +93,15 @@ fn reliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
     }
 }
 
-/// A request that came before: answered again, not carried out again.
+/// Responds to a duplicate request without executing it again.
 fn duplicate_request(qp: &mut Qp, core: &mut Core, packet: &Packet) {
     let wants_data = packet.operation == Operation::ReadRequest || packet.operation.is_atomic();
     if !wants_data {
         qp.responder.ack_pending = true;
         return;
     }
-    // While answers are on their way the repetition is one of the wire's; a requester that missed
-    // them asks again.
+    // While responses are queued, the duplicate is assumed to be a copy made by the network. A
+    // requester that has lost the responses retries.
     if !qp.responder.pending.is_empty() {
         return;
     }
@@ -126,14 +126,14 @@ fn unreliable(qp: &mut Qp, core: &mut Core, packet: Packet) {
     let allowed =
         !operation.is_atomic() && operation != Operation::ReadRequest && !operation.has_invalidate();
     if !qp.responder.dropping_message && (!allowed || execute(qp, core, packet).is_err()) {
-        // The rest of the message is dropped, nobody is told.
+        // The rest of the message is dropped. An unreliable transport sends no NAK.
         abandon(qp);
         qp.responder.dropping_message = true;
     }
     qp.responder.expected_psn = next;
 }
 
-/// Gives up an unreliable message; its receive work request serves the next one.
+/// Drops an unreliable message. The next message uses its receive WQE.
 fn abandon(qp: &mut Qp) {
     if let Some(Message::Send(mut receive)) = qp.responder.message.take() {
         receive.placed = 0;
@@ -141,7 +141,7 @@ fn abandon(qp: &mut Qp) {
     }
 }
 
-/// Whose memory remote keys must belong to.
+/// The access context of the peer's R_Keys.
 fn remote_accessor(qp: &Qp, core: &Core, packet: &Packet) -> Accessor {
     receive_accessor(qp, core, packet.headers.srq.filter(|_| packet.transport == Transport::Xrc))
 }
@@ -258,7 +258,7 @@ fn finish(
     });
 }
 
-/// A key that the peer takes back.
+/// Invalidates a key on request of the peer (SEND with invalidate).
 fn invalidate(qp: &Qp, core: &mut Core, key: u32) -> bool {
     let who = qp.accessor();
     match core.mkeys.get_mut(key >> 8) {
@@ -299,7 +299,7 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> 
     if size > left || last && size != left {
         return Err(NakReason::Invalid);
     }
-    // The receive comes first: when there is none, the packet will come again.
+    // The receive WQE is taken first: without one, the packet is sent again.
     let receive = if packet.operation.has_immediate() {
         match take(qp, core, &packet) {
             Ok(receive) => Some(receive),
@@ -348,7 +348,7 @@ fn write(qp: &mut Qp, core: &mut Core, packet: Packet) -> Result<(), NakReason> 
     Ok(())
 }
 
-/// Checks a read request and says how it will be answered.
+/// Validates a READ request and returns its response.
 fn accept_read(qp: &Qp, core: &Core, packet: &Packet) -> Result<ReadResponse, NakReason> {
     let remote = packet.headers.remote.ok_or(NakReason::Invalid)?;
     let length = u64::from(remote.length);
@@ -432,7 +432,7 @@ fn respond_to_atomic(qp: &mut Qp, core: &mut Core, replay: AtomicReplay) {
     }
 }
 
-/// Whether another answer may wait; the requester was told how many it may ask for.
+/// Whether another response can be queued, up to `max_dest_rd_atomic`.
 fn has_room(qp: &Qp) -> bool {
     qp.responder.pending.len() < usize::from(qp.attributes.max_dest_rd_atomic.max(1))
 }

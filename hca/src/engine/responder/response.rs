@@ -1,4 +1,4 @@
-//! Answers of the responder: acknowledgements, refusals, data.
+//! Responses: ACKs, NAKs and data.
 
 use super::{AtomicReplay, FaultedAccess, Pending, ReadResponse, acknowledge, wait_for_page};
 use crate::engine::core::Core;
@@ -24,13 +24,13 @@ fn respond(qp: &Qp, core: &mut Core, operation: Operation, psn: u32, headers: He
     });
 }
 
-/// Sends an acknowledgement or a refusal.
+/// Sends an ACK or NAK.
 pub(super) fn send_ack(qp: &Qp, core: &mut Core, psn: u32, code: u8) {
     let headers = Headers { acknowledge: Some(acknowledge(code, &qp.responder)), ..Headers::default() };
     respond(qp, core, Operation::Acknowledge, psn, headers, Vec::new());
 }
 
-/// Asks the peer to send again later.
+/// Sends an RNR NAK.
 pub(super) fn send_rnr_nak(qp: &Qp, core: &mut Core) {
     let code = syndrome::RNR | qp.attributes.min_rnr_timer & 0x1f;
     send_ack(qp, core, qp.responder.expected_psn, code);
@@ -45,7 +45,7 @@ pub(super) fn send_atomic_response(qp: &Qp, core: &mut Core, replay: AtomicRepla
     respond(qp, core, Operation::AtomicAcknowledge, replay.psn, headers, Vec::new());
 }
 
-/// Sends up to `budget` packets of answers, and the acknowledgement that is due after them.
+/// Sends up to `budget` response packets, and the ACK that is due after them.
 pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
     if qp.responder.fault.is_some_and(|fault| fault.access == FaultedAccess::ReadResponse) {
         return Turn::Idle;
@@ -79,7 +79,7 @@ pub(crate) fn turn(qp: &mut Qp, core: &mut Core, budget: u32) -> Turn {
             }
         }
         if found.is_err() {
-            // The key went away, or its memory did, after the request was accepted.
+            // The key or its memory became invalid after the request was accepted.
             send_ack(qp, core, psn, syndrome::NAK_ACCESS);
             super::enter_error(qp, core);
             return Turn::Idle;
