@@ -11,7 +11,7 @@ use crate::cli::Asyncwatch;
 use crate::signal::{Interrupted, Stop, Wake};
 use crate::{devices, output};
 
-/// The first line of JSON, which says that events are being watched.
+/// The first line of JSON: the watch on this device has started.
 #[derive(Debug, Serialize)]
 struct Start<'a> {
     device: &'a str,
@@ -22,14 +22,15 @@ struct Start<'a> {
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     device: &'a str,
-    /// Without a name where it has none here.
+    /// `None` if this program has no name for the event type.
     event: Option<&'static str>,
     number: u32,
-    /// Only of events of a port.
+    /// Port events only.
     port: Option<u32>,
 }
 
-/// `bareverbs asyncwatch`: a line for each event, at once, until a signal or the end of the device.
+/// `bareverbs asyncwatch`: prints a line for each event at once, until a signal arrives or the
+/// device is removed.
 pub(crate) fn watch(options: &Asyncwatch) -> Result<()> {
     let stop = Stop::on_signals().context("couldn't prepare for signals")?;
     let device = devices::find_or_first(options.ib_dev.as_deref())?;

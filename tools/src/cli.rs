@@ -22,13 +22,13 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// List the RDMA devices, as ibv_devices does
     Devices(Devices),
-    /// Show what devices and their ports can do, as ibv_devinfo does
+    /// Show the attributes of devices and their ports, as ibv_devinfo does
     Devinfo(Devinfo),
     /// Print asynchronous events as they happen, as ibv_asyncwatch does
     Asyncwatch(Asyncwatch),
-    /// Show the objects in use, whose they are, and the counters
+    /// Show the objects in use, their owners, and the counters
     Resources(Resources),
-    /// Print entries of a ConnectX's queues, from their bytes
+    /// Decode queue entries of a ConnectX
     Dump(Dump),
     /// Bounce messages between two hosts
     #[command(subcommand)]
@@ -53,7 +53,7 @@ pub(crate) struct Devinfo {
     /// Print only the names of the devices
     #[arg(short, long)]
     pub(crate) list: bool,
-    /// Print everything that is known
+    /// Print all attributes
     #[arg(short, long)]
     pub(crate) verbose: bool,
     /// Print JSON
@@ -66,7 +66,7 @@ pub(crate) struct Asyncwatch {
     /// Use this device (default: the first one found)
     #[arg(short = 'd', long, value_name = "DEV")]
     pub(crate) ib_dev: Option<String>,
-    /// Print JSON, an object a line
+    /// Print JSON, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -76,25 +76,25 @@ pub(crate) struct Resources {
     /// Show this device (default: all devices)
     #[arg(short, long)]
     pub(crate) dev: Option<String>,
-    /// Show them again and again, every so many seconds (default: 1)
+    /// Repeat every SECS seconds (default: 1)
     #[arg(short, long, value_name = "SECS", num_args = 0..=1, default_missing_value = "1", value_parser = period)]
     pub(crate) watch: Option<f64>,
-    /// Print JSON; while watching, an object a line
+    /// Print JSON; with --watch, one object per line
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Dump {
-    /// What the bytes are
+    /// The type of the entries
     #[arg(value_enum)]
     pub(crate) entries: EntryKind,
-    /// Where they are: bytes, or hexadecimal digits as the kernel prints them (default: standard
+    /// The file: raw bytes, or hexadecimal digits as the kernel prints them (default: standard
     /// input)
     pub(crate) file: Option<PathBuf>,
 }
 
-/// What kind of queue entries.
+/// The type of queue entries.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum EntryKind {
     /// Completions

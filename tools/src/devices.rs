@@ -7,11 +7,11 @@ use serde::Serialize;
 use crate::cli::Devices;
 use crate::output;
 
-/// A device as listed.
+/// A device in the list.
 #[derive(Debug, Serialize)]
 struct Row {
     name: String,
-    /// As in the table: 16 hexadecimal digits.
+    /// 16 hexadecimal digits, as in the table.
     node_guid: String,
 }
 

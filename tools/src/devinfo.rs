@@ -47,8 +47,8 @@ fn list(options: &Devinfo) -> Result<()> {
     Ok(output::line(&text)?)
 }
 
-/// Declares a part of the report whose fields are those of one of the API's types: numbers as they
-/// are, flag sets by `=> bits`, named values by `= .0`.
+/// Declares a part of the report whose fields are those of an API type: plain numbers, flag sets by
+/// `=> bits`, named values by `= .0`.
 macro_rules! mirror_attr {
     ($(#[$meta:meta])* $name:ident of $source:ident {
         $($field:ident: $type:ty $(=> $method:ident)? $(= .$part:tt)?,)*
@@ -66,7 +66,7 @@ macro_rules! mirror_attr {
 }
 
 mirror_attr! {
-    /// What a device can do, by the names of libibverbs.
+    /// Device limits and capabilities, by the field names of libibverbs.
     Limits of DeviceAttr {
         max_mr_size: u64,
         page_size_cap: u64,
@@ -127,7 +127,7 @@ mirror_attr! {
 }
 
 mirror_attr! {
-    /// What works on memory that is paged on demand.
+    /// Operations that work on ODP memory.
     OdpCaps of DeviceAttr {
         odp_general_caps: u64 => bits,
         rc_odp_caps: u32 => bits,
@@ -138,7 +138,7 @@ mirror_attr! {
 }
 
 mirror_attr! {
-    /// The plain numbers of a port.
+    /// The numeric port attributes.
     PortAttrs of PortAttr {
         sm_lid: u16,
         lid: u16,
@@ -159,7 +159,7 @@ mirror_attr! {
     }
 }
 
-/// All that is shown of a device.
+/// The report of one device.
 #[derive(Clone, Debug, Serialize)]
 struct Info {
     name: String,
@@ -200,7 +200,7 @@ struct Port {
     link_layer: &'static str,
     #[serde(flatten)]
     numbers: PortAttrs,
-    /// In Mbit/s, where kernel and driver tell it.
+    /// In Mbit/s, if kernel and driver report it.
     effective_speed: Option<u64>,
     gids: Vec<GidRow>,
 }
@@ -211,7 +211,7 @@ struct GidRow {
     gid: Ipv6Addr,
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The network interface that it belongs to.
+    /// The network interface of the GID.
     netdev: Option<String>,
 }
 
@@ -270,7 +270,7 @@ fn describe_port(context: &Context, port: u32, gids: &[GidEntry]) -> Result<Port
     })
 }
 
-/// The transport of a kind of node, with its number in `enum ibv_transport_type`.
+/// The transport of a node type, with its number in `enum ibv_transport_type`.
 fn transport(node: NodeType) -> (&'static str, i8) {
     match node {
         NodeType::CHANNEL_ADAPTER | NodeType::SWITCH | NodeType::ROUTER => ("InfiniBand", 0),
@@ -282,7 +282,7 @@ fn transport(node: NodeType) -> (&'static str, i8) {
     }
 }
 
-/// A kind of GID by its usual name.
+/// The usual name of a GID type.
 pub(crate) fn gid_type(kind: GidType) -> &'static str {
     match kind {
         GidType::IB => "IB",
@@ -301,7 +301,7 @@ fn link_layer(layer: LinkLayer) -> &'static str {
     }
 }
 
-/// Only sysfs knows it, and only of some drivers.
+/// The board id from sysfs. Only some drivers have it.
 fn board_id(device: &str) -> Option<String> {
     let path = Path::new("/sys/class/infiniband").join(device).join("board_id");
     let text = std::fs::read_to_string(path).ok()?;

@@ -1,4 +1,4 @@
-//! `bareverbs dump`: queue entries of a ConnectX, for people.
+//! `bareverbs dump`: decodes queue entries of a ConnectX.
 
 use std::fs::File;
 use std::io::{Read, stdin};
@@ -11,16 +11,16 @@ use bareverbs_mlx5::wqe::{BLOCK, WqeDisplay};
 use crate::cli::{Dump, EntryKind};
 use crate::output;
 
-/// More than any queue has.
+/// The largest input, in bytes. No queue is larger.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Prints the entries that a file holds.
+/// Prints the entries in a file.
 pub(crate) fn show(options: &Dump) -> Result<()> {
     let text = describe(read(options.file.as_deref())?, options.entries)?;
     Ok(output::line(text.trim_end())?)
 }
 
-/// The entries in `bytes`, which are those of a queue or a text that names them, in words.
+/// Decodes the entries in `bytes`, which are raw or hexadecimal text.
 pub(crate) fn describe(bytes: Vec<u8>, entries: EntryKind) -> Result<String> {
     let bytes = match from_text(&bytes) {
         Some(bytes) => bytes?,
@@ -53,9 +53,9 @@ fn read(file: Option<&Path>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The bytes that text names in hexadecimal digits; none where it is no text. A line may begin with
-/// whatever ends with an offset and a colon, as the kernel's do:
-/// `[   12.3] 00000030: 00 00 00 01 5e 00 …`; lines without bytes are passed over.
+/// Parses hexadecimal text into bytes. `None` if `bytes` is not text. A line may have a prefix that
+/// ends with an offset and a colon, as the kernel prints it: `[   12.3] 00000030: 00 00 00 01 5e 00
+/// …`. Lines without bytes are skipped.
 fn from_text(bytes: &[u8]) -> Option<Result<Vec<u8>>> {
     let text = std::str::from_utf8(bytes).ok()?;
     if text.contains('\0') {
@@ -73,7 +73,7 @@ fn from_text(bytes: &[u8]) -> Option<Result<Vec<u8>>> {
     })
 }
 
-/// The bytes of an even number of digits.
+/// Parses an even number of hexadecimal digits.
 fn from_word(word: &str) -> Option<Vec<u8>> {
     let digits = word.as_bytes();
     let pairs = digits.len().is_multiple_of(2).then(|| digits.chunks(2))?;
@@ -88,7 +88,7 @@ fn completions(bytes: &[u8]) -> Result<String> {
         #[repr(align(64))]
         struct Aligned([u8; CQE]);
         let aligned = Aligned(*entry);
-        // SAFETY: the entry is aligned, and stays where it is while it is shown.
+        // SAFETY: the entry is aligned, and does not move while it is formatted.
         let shown = unsafe { Cqe::new(aligned.0.as_ptr()) };
         text += &format!("entry {number}: {shown}\n");
     }
@@ -132,7 +132,7 @@ mod tests {
     #[test]
     fn wqes_are_printed_in_order() {
         let mut ring = vec![0; 3 * BLOCK];
-        // A request of two blocks, and a NOP.
+        // A WQE of two 64-byte blocks, and a NOP.
         (ring[3], ring[7]) = (0x0a, 5);
         (ring[2 * BLOCK + 2], ring[2 * BLOCK + 7]) = (2, 1);
         let text = requests(&ring);

@@ -1,6 +1,6 @@
-//! The program `bareverbs`, as a library of its binary.
+//! The program `bareverbs`, as a library for its binary.
 //!
-//! There is nothing here for other programs: they use the crate `bareverbs`.
+//! It has no API for other programs; they use the crate `bareverbs`.
 
 mod asyncwatch;
 mod cli;
@@ -21,7 +21,7 @@ use clap::Parser;
 use crate::cli::{Cli, Command};
 use crate::signal::Interrupted;
 
-/// The program from its arguments to its exit status.
+/// Runs the program: arguments in, exit status out.
 #[must_use]
 pub fn run(arguments: impl Iterator<Item = OsString>) -> u8 {
     let result = match Cli::parse_from(arguments).command {

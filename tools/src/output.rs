@@ -1,21 +1,21 @@
-//! Lines to the reader. Unlike `println!`, these do not panic when nobody reads.
+//! Output of lines. Unlike `println!`, these functions do not panic on a closed pipe.
 
 use std::io::{self, Write};
 
-/// A line of the result, at once, so that whoever reads it can act on it.
+/// Prints a line of the result and flushes it, so that a reader can act on it.
 pub(crate) fn line(text: &str) -> io::Result<()> {
     write(&format!("{text}\n"))
 }
 
-/// Lines of the result, with their ends.
+/// Prints lines of the result, which contain their newlines.
 pub(crate) fn write(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
 }
 
-/// A remark beside the result.
+/// Prints a remark to standard error.
 pub(crate) fn diagnostic(text: &str) {
-    // Where even remarks can't be written, there is no better place to complain.
+    // A failure to write to standard error is ignored: it can't be reported.
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }

@@ -31,10 +31,10 @@ use crate::devinfo::gid_type;
 use crate::signal::Stop;
 use crate::{devices, output};
 
-/// Places for records in the exchange between endpoints with several queue pairs.
+/// Records in an exchange between endpoints with several queue pairs.
 const SRQ_RECORDS: usize = 256;
 
-/// How the two sides find each other.
+/// How the two sides connect over TCP.
 enum Session<'a> {
     Listen(Server),
     Connect(&'a str),
@@ -71,7 +71,8 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     let gid = select_gid(common.gid_idx, common.ib_port, &context, &port)?;
 
     let mut endpoint = Endpoint::<Q>::new(config, &context, &port, gid, stop)?;
-    // Listening before the first line is out lets whoever reads it start the client.
+    // The server listens before it prints its first line, so that a reader of it can start the
+    // client.
     let session = match &common.host {
         None => Session::Listen(Server::listen(common.port)?),
         Some(host) => Session::Connect(host),
@@ -122,9 +123,9 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
             output::diagnostic(&line);
         }
     }
-    // The program ends here, and with it all that it holds of the device, in one step in place of a
-    // dozen calls. Not so with memory on demand: a process loses its memory before its queue pairs,
-    // and what a peer still sends would be answered with a fault.
+    // The program exits here. The kernel releases all RDMA objects at once, which replaces a dozen
+    // commands. With ODP they are destroyed explicitly: at exit the address space is torn down
+    // before the queue pairs, and a late message of the peer would be answered with a fault.
     if !config.on_demand() {
         std::mem::forget((endpoint, context));
     }
@@ -136,7 +137,7 @@ fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
     Ok(output::line(&lines.join("\n"))?)
 }
 
-/// The local GID and its index: the given one, or on RoCE, which needs one, the device's best.
+/// The local GID and its index: as given, or on RoCE, which needs a GID, the port's best one.
 fn select_gid(
     index: Option<i32>,
     ib_port: u8,
@@ -162,8 +163,8 @@ fn select_gid(
     }
 }
 
-/// The server's part of the exchange: its queue pairs must be able to receive before the client
-/// hears of them.
+/// The server's part of the exchange. Its queue pairs are ready to receive before it sends its
+/// records to the client.
 fn exchange_as_server<Q: Queues>(
     endpoint: &mut Endpoint<'_, Q>,
     server: Server,
@@ -171,7 +172,7 @@ fn exchange_as_server<Q: Queues>(
     stop: &Stop,
 ) -> Result<Vec<Record>> {
     let peer = server.accept(stop)?.with_queue_pairs(endpoint.local().len() as u32);
-    // Nobody else shall come.
+    // No further client is accepted.
     drop(server);
     let remote = peer.receive_records(endpoint.local().len(), places)?;
     endpoint.connect(&remote)?;

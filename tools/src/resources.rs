@@ -1,4 +1,4 @@
-//! `bareverbs resources`: what a device's objects are, whose they are, and what it counts.
+//! `bareverbs resources`: a device's objects, their owners, and its counters.
 
 mod rows;
 mod text;
@@ -14,11 +14,11 @@ use crate::cli::Resources;
 use crate::output;
 use crate::signal::{Interrupted, Stop, Wake};
 
-/// Everything of a device.
+/// The snapshot of a device.
 #[derive(Debug, Serialize)]
 struct Snapshot {
     device: String,
-    /// How many objects of each sort there are, by the kernel's count.
+    /// The kernel's number of objects, by type.
     summary: Row,
     objects: Vec<Group>,
     ports: Vec<PortCounters>,
@@ -26,7 +26,7 @@ struct Snapshot {
     qp_counters: Vec<Row>,
 }
 
-/// The objects of one sort.
+/// The objects of one type.
 #[derive(Debug, Serialize)]
 struct Group {
     /// As in the summary.
@@ -34,11 +34,11 @@ struct Group {
     list: Vec<Row>,
 }
 
-/// What is counted of a port.
+/// The counters of a port.
 #[derive(Debug, Serialize)]
 struct PortCounters {
     port: u32,
-    /// How queue pairs come to counters of their own, where they can.
+    /// The mode that binds queue pairs to counters, if the driver supports it.
     qp_counter_mode: Option<String>,
     counters: Row,
 }

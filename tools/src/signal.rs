@@ -1,5 +1,4 @@
-//! Ctrl-C and SIGTERM as something that can be waited for, so that the program can leave in good
-//! order.
+//! SIGINT and SIGTERM as an eventfd, so that waits can end and the program can clean up.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -15,7 +14,7 @@ static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// The signal that arrived.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// Says when the program is to end early.
+/// Reports a signal that ends the program early.
 #[derive(Debug)]
 pub(crate) struct Stop {
     event: OwnedFd,
@@ -29,38 +28,38 @@ pub(crate) enum Wake {
     Stopped,
 }
 
-/// The program was told to end.
+/// A signal requested the end of the program.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("interrupted")]
 pub(crate) struct Interrupted;
 
 impl Interrupted {
-    /// The exit status that shells expect of a program ended by the signal.
+    /// The exit status of a program that a signal ended: 128 plus its number.
     pub(crate) fn exit_status(self) -> u8 {
         u8::try_from(128 + SIGNAL.load(Ordering::Relaxed)).unwrap_or(u8::MAX)
     }
 }
 
 impl Stop {
-    /// One that no signal trips.
+    /// A `Stop` that no signal triggers.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)? })
     }
 
-    /// One that SIGINT and SIGTERM trip, from now to the end of the program.
+    /// The `Stop` that SIGINT and SIGTERM trigger, until the program ends.
     pub(crate) fn on_signals() -> io::Result<&'static Self> {
         let stop: &'static Self = Box::leak(Box::new(Self::new()?));
         WAKE.store(stop.event.as_raw_fd(), Ordering::Relaxed);
         let action = SigAction::new(SigHandler::Handler(on_signal), SaFlags::empty(), SigSet::empty());
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
-            // SAFETY: the handler only touches atomics and makes one write(), which
+            // SAFETY: the handler only accesses atomics and makes one write(), which
             // signal-safety(7) allows.
             unsafe { sigaction(signal, &action) }?;
         }
         Ok(stop)
     }
 
-    /// Whether a signal has arrived, at the cost of one load.
+    /// Fails if a signal has arrived. Costs one load.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
         if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
     }
@@ -80,7 +79,7 @@ impl Stop {
         Self::poll([ready((self.event.as_fd(), PollFlags::IN))], Some(&mut Timeout::at(deadline)))
     }
 
-    /// Waits for any of these, the first of which is the stop itself.
+    /// Waits for any of `fds`; the first is the eventfd of the stop itself.
     fn poll<const N: usize>(mut fds: [PollFd<'_>; N], mut timeout: Option<&mut Timeout>) -> io::Result<Wake> {
         loop {
             let left = timeout.as_mut().map(|timeout| timeout.left());
@@ -95,11 +94,10 @@ impl Stop {
     }
 }
 
-/// How long something may take in all, however often it has to be waited for.
+/// A time limit over several waits.
 ///
-/// The first wait begins without a look at the clock, which is a system call in some virtual
-/// machines; only when it has ended too early does the time run. So it may be all but twice as long
-/// as said.
+/// The first wait does not read the clock, because that is a system call in some virtual machines.
+/// The time starts when the first wait has ended early. So the total can be almost twice the limit.
 #[derive(Debug)]
 pub(crate) enum Timeout {
     Fresh(Duration),
@@ -142,10 +140,9 @@ fn timespec(time: Duration) -> Timespec {
 extern "C" fn on_signal(signal: i32) {
     SIGNAL.store(signal, Ordering::Relaxed);
     let event: RawFd = WAKE.load(Ordering::Relaxed);
-    // SAFETY: the eventfd was leaked by `Stop::on_signals` before the handler was set, so it stays
-    // open.
+    // SAFETY: `Stop::on_signals` leaked the eventfd before it set the handler, so it stays open.
     let event = unsafe { BorrowedFd::borrow_raw(event) };
-    // A full counter has already woken everybody.
+    // If the counter is full, all waiters are awake already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -169,7 +166,7 @@ mod tests {
         for waits in 1..=3 {
             let woken = stop.wait(silent.as_fd(), PollFlags::IN, Some(&mut timeout)).unwrap();
             assert_eq!(woken, Wake::TimedOut);
-            // The time begins to run with the second wait.
+            // The time starts with the second wait.
             assert!(start.elapsed() >= Duration::from_millis(20 * waits.min(2)));
         }
     }

@@ -1,4 +1,4 @@
-//! The program's readers of files and of peers, reachable for tests and fuzzing.
+//! The program's parsers of files and of peers' data, for tests and fuzzing.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -17,38 +17,38 @@ pub const RECORD_LEN: usize = record::RECORD_LEN;
 /// Bytes of an address record of the XRC ping-pong.
 pub const XRC_RECORD_LEN: usize = xrc_record::XRC_RECORD_LEN;
 
-/// What `bareverbs dump cqe` prints of a file.
+/// The output of `bareverbs dump cqe` for a file.
 ///
 /// # Errors
-/// The message that the program ends with.
+/// The error message of the program.
 pub fn dump_cqe(file: Vec<u8>) -> Result<String, String> {
     dump::describe(file, EntryKind::Cqe).map_err(|error| format!("{error:#}"))
 }
 
-/// What `bareverbs dump wqe` prints of a file.
+/// The output of `bareverbs dump wqe` for a file.
 ///
 /// # Errors
-/// The message that the program ends with.
+/// The error message of the program.
 pub fn dump_wqe(file: Vec<u8>) -> Result<String, String> {
     dump::describe(file, EntryKind::Wqe).map_err(|error| format!("{error:#}"))
 }
 
-/// An address record, decoded and encoded again.
+/// Decodes an address record and encodes it again.
 ///
 /// # Errors
-/// What is wrong, and the index of the byte.
+/// The message, and the index of the wrong byte.
 pub fn recode(record: &[u8; RECORD_LEN]) -> Result<[u8; RECORD_LEN], (String, usize)> {
     Record::decode(record).map(|record| record.encode()).map_err(place)
 }
 
-/// An address record of the XRC ping-pong, decoded and encoded again.
+/// Decodes an address record of the XRC ping-pong and encodes it again.
 ///
 /// # Errors
-/// What is wrong, and the index of the byte.
+/// The message, and the index of the wrong byte.
 pub fn recode_xrc(record: &[u8; XRC_RECORD_LEN]) -> Result<[u8; XRC_RECORD_LEN], (String, usize)> {
     XrcRecord::decode(record)
         .map(|record| {
-            // The line is printed for every record that is received.
+            // The program prints this line for every record that it receives.
             assert!(record.line("remote").starts_with("  remote: LID "));
             record.encode()
         })
@@ -63,7 +63,7 @@ fn place(error: BadRecord) -> (String, usize) {
 /// A step of the exchange that reads from the peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Read {
-    /// As many records as this side has, from so many places.
+    /// `places` records, the first `ours` of which are used.
     Records {
         /// Queue pairs of this side.
         ours: usize,
@@ -72,27 +72,27 @@ pub enum Read {
     },
     /// The record of the XRC ping-pong.
     XrcRecord,
-    /// The client's closing word.
+    /// The client's closing `done`.
     Done,
-    /// The closing word of the XRC ping-pong.
+    /// The closing item of the XRC ping-pong.
     End,
 }
 
-/// Reads what a peer that sends `bytes` and closes the connection has said; returns the records,
-/// encoded again.
+/// Receives from a peer that sends `bytes` and closes the connection. Returns the records, encoded
+/// again.
 ///
 /// # Errors
-/// The message that the program ends with.
+/// The error message of the program.
 ///
 /// # Panics
-/// Where the process has no descriptors left.
+/// If the process has no descriptors left.
 pub fn receive(read: Read, bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     let stop = Stop::new().expect("an eventfd");
     let (ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
     for socket in [&ours, &theirs] {
         socket.set_nonblocking(true).expect("a socket");
     }
-    // What the socket has no room for is not sent.
+    // Bytes that the socket has no room for are not sent.
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write).expect("a connected socket");
     let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));

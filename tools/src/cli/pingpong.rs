@@ -1,11 +1,11 @@
-//! The ping-pongs' command lines, and what they ask for whatever their transport.
+//! The command lines of the ping-pongs, and the `Config` that all transports share.
 
 use bareverbs::Mtu;
 use clap::{Args, Subcommand};
 
 use super::values::{gid_index, mtu, number};
 
-/// The most queue pairs on one shared receive queue: one fewer than there are records in the
+/// Maximum number of queue pairs on one shared receive queue: one fewer than the records in the
 /// exchange.
 const MAX_QPS: u32 = 255;
 
@@ -13,7 +13,7 @@ const MAX_QPS: u32 = 255;
 pub(crate) enum Pingpong {
     #[command(flatten)]
     SingleClient(SingleClient),
-    /// Over extended reliable connections (XRC) of one server to several clients; speaks with
+    /// Over extended reliable connections (XRC) of one server to several clients; interoperates with
     /// ibv_xsrq_pingpong
     Xsrq(XsrqPingpong),
 }
@@ -21,13 +21,13 @@ pub(crate) enum Pingpong {
 /// The ping-pongs of one client.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum SingleClient {
-    /// Over a reliable connection; speaks with ibv_rc_pingpong
+    /// Over a reliable connection; interoperates with ibv_rc_pingpong
     Rc(RcPingpong),
-    /// Over an unreliable connection; speaks with ibv_uc_pingpong
+    /// Over an unreliable connection; interoperates with ibv_uc_pingpong
     Uc(UcPingpong),
-    /// With unreliable datagrams; speaks with ibv_ud_pingpong
+    /// With unreliable datagrams; interoperates with ibv_ud_pingpong
     Ud(UdPingpong),
-    /// Over reliable connections that share a receive queue; speaks with ibv_srq_pingpong
+    /// Over reliable connections that share a receive queue; interoperates with ibv_srq_pingpong
     Srq(SrqPingpong),
 }
 
@@ -183,7 +183,7 @@ pub(crate) struct XsrqPingpong {
     pub(crate) json: bool,
 }
 
-/// Which ping-pong.
+/// The ping-pong that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -193,13 +193,13 @@ pub(crate) enum Kind {
     Srq,
 }
 
-/// What is asked for, whichever the transport.
+/// The options that all transports share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config<'a> {
     pub(crate) kind: Kind,
     pub(crate) common: &'a CommonOptions,
     pub(crate) size: u32,
-    /// Of the path; datagrams have that of the port.
+    /// The path MTU. `None` for UD, which uses the port's MTU.
     pub(crate) mtu: Option<Mtu>,
     pub(crate) num_qp: u32,
     pub(crate) odp: bool,
@@ -211,7 +211,7 @@ pub(crate) struct Config<'a> {
 }
 
 impl SingleClient {
-    /// What is asked for.
+    /// The options as `Config`.
     pub(crate) fn config(&self) -> Config<'_> {
         let connected = |kind, common, path: &Path| Config {
             mtu: Some(path.mtu),
@@ -258,7 +258,7 @@ impl<'a> Config<'a> {
         self.odp || self.iodp
     }
 
-    /// Options that exclude each other.
+    /// The first pair of options that exclude each other, as an error message.
     pub(crate) fn conflict(&self) -> Option<String> {
         if self.on_demand() && self.dm {
             Some("device memory (-j) can't be on demand (-o, -O)".into())
@@ -317,8 +317,8 @@ mod tests {
         }
     }
 
-    /// An option's short and long name, a value for those that take one, what it changes, and who
-    /// takes it.
+    /// An option's short and long name, a value if it takes one, the `Config` field that it
+    /// changes, and the ping-pongs that take it.
     type Case = (&'static str, &'static str, Option<&'static str>, fn(&Config<'_>) -> bool, &'static [Kind]);
 
     const ALL: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq];

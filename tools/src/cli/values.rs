@@ -43,7 +43,7 @@ pub(super) fn gid_index(text: &str) -> Result<i32, String> {
     i32::try_from(integer(text)?).map_err(|_| "far too large".into())
 }
 
-/// Seconds between two snapshots.
+/// The interval between two snapshots, in seconds.
 pub(super) fn period(text: &str) -> Result<f64, String> {
     let seconds = text.parse().ok().filter(|seconds| (0.01..=86400.0).contains(seconds));
     seconds.ok_or_else(|| "must be between 0.01 and 86400".into())

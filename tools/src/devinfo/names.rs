@@ -1,4 +1,4 @@
-//! The names that ibv_devinfo has for bits and numbers.
+//! The names that ibv_devinfo prints for bits and numbers.
 
 /// A table of flag names: a bit's number and its name.
 pub(super) type Flags = &'static [(u32, &'static str)];
@@ -29,7 +29,7 @@ pub(super) const DEVICE_CAPS: Flags = &[
     (26, "RAW_IP_CSUM"),
     (29, "MANAGED_FLOW_STEERING"),
 ];
-/// In the upper half, which ibv_devinfo shows beside all of them as device_cap_flags_ex.
+/// Upper half of the flags. ibv_devinfo shows them with all others as device_cap_flags_ex.
 pub(super) const DEVICE_CAPS_EX: Flags =
     &[(34, "RAW_SCATTER_FCS"), (36, "PCI_WRITE_END_PADDING"), (37, "CC_DMA_BOUNCE")];
 pub(super) const ODP_GENERAL: Flags = &[(0, "ODP_SUPPORT"), (1, "ODP_SUPPORT_IMPLICIT")];
@@ -73,7 +73,7 @@ pub(super) fn phys_state(state: u8) -> &'static str {
     }
 }
 
-/// How many virtual lanes a number of the agent's stands for.
+/// The number of virtual lanes that an encoded value stands for.
 pub(super) fn virtual_lanes(number: u8) -> &'static str {
     match number {
         1 => "1",
@@ -85,7 +85,7 @@ pub(super) fn virtual_lanes(number: u8) -> &'static str {
     }
 }
 
-/// How many lanes are in use.
+/// The link width.
 pub(super) fn width(bit: u8) -> &'static str {
     match bit {
         1 => "1",
@@ -97,7 +97,7 @@ pub(super) fn width(bit: u8) -> &'static str {
     }
 }
 
-/// The speed of a lane.
+/// The speed of one lane.
 pub(super) fn speed(bit: u32) -> &'static str {
     match bit {
         1 => "2.5 Gbps",

@@ -1,4 +1,4 @@
-//! The report as ibv_devinfo lays it out.
+//! The report in the layout of ibv_devinfo.
 
 use std::fmt::{Display, Write as _};
 
@@ -10,9 +10,9 @@ use super::{GidRow, Info, Limits, OdpCaps, Port};
 
 /// Columns of a tab stop.
 const TAB: usize = 8;
-/// Where a device's values stand.
+/// The column of a device's values.
 const DEVICE_COLUMN: usize = 5 * TAB;
-/// Where a port's values stand.
+/// The column of a port's values.
 const PORT_COLUMN: usize = 6 * TAB;
 
 /// The names of devices.
@@ -259,7 +259,7 @@ fn mtu(bytes: u32) -> String {
     format!("{bytes} ({})", bytes.ilog2().saturating_sub(7))
 }
 
-/// A GID with its type and network interface; in short form only where it is an IP address.
+/// A GID with its type and network interface. In short form only if it is an IP address.
 fn gid(row: &GidRow, link_layer: &str) -> String {
     let mut text = match row.kind {
         "RoCE v2" => row.gid.to_string(),
@@ -280,7 +280,7 @@ mod tests {
     use super::super::{NamedValue, PortAttrs};
     use super::*;
 
-    /// Soft-RoCE as a kernel of 7.2 shows it.
+    /// Soft-RoCE as Linux 7.2 reports it.
     fn rxe() -> Info {
         Info {
             name: "rxe0".into(),

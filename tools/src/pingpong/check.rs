@@ -1,40 +1,39 @@
-//! What the messages of a checked run hold, and whether what arrives is that.
+//! Data of the messages with `-c`: generation and check.
 //!
-//! Every message differs from every other: its bytes follow from who sent it, which one it is and
-//! where they stand. Nothing about the check goes over the wire, so a peer is recognised by what it
-//! sends:
+//! Each message differs from all others: its bytes are computed from the sending side, the message
+//! number and the offset. The check adds nothing to the wire protocol. The kind of peer is
+//! recognised by its data:
 //!
-//! * `bareverbs` with `-c` sends its own pattern.
-//! * `ibv_rc_pingpong`, and `bareverbs` without `-c`, receive and send through the same memory, so
-//!   the peer sends back what it was sent. That is this side's own pattern, and is checked as
-//!   fully.
+//! - `bareverbs` with `-c` sends its own pattern.
+//! - `ibv_rc_pingpong`, and `bareverbs` without `-c`, send and receive through the same memory.
+//!   Such a peer echoes this side's pattern, which is checked as fully.
 //!
-//! The client's last message alone has zeros at the starts of pages, because there the C server
-//! looks for them when it checks. The first message of such a client is its memory's first content:
+//! The client's last message has zeros at the starts of pages, because the C server expects them
+//! there when it checks. The first message of an echoing client is the first content of its memory:
 //! 0x7b everywhere, or zeros at the starts of pages.
 //!
-//! Where several queue pairs share their receives, they share that memory too: a C peer sends back
-//! a mixture of what came last. So all messages of a side are alike there, and the memory of a
-//! receive is made wrong before it is posted.
+//! Queue pairs on a shared receive queue share their memory as well, so a C peer echoes a mixture
+//! of the latest messages. All messages of a side are therefore equal in that case, and the memory
+//! of a receive is overwritten with wrong data before it is posted.
 
 use super::state::Side;
 
-/// What the C programs for one queue pair fill their memory with; that for several leaves it zero.
+/// The first memory content of the C programs for one queue pair. Those for several leave it zero.
 pub(crate) const FILL: u8 = 0x7b;
-/// The smallest page: whatever pages the peer has, they start at a multiple of it.
+/// The smallest page size. Page starts of any peer are multiples of it.
 const PAGE: usize = 4096;
 
-/// Whose data the peer sends.
+/// The origin of the peer's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
-    /// Its own pattern.
+    /// The peer's own pattern.
     Pattern,
-    /// What it was sent.
+    /// The data that was sent to it.
     Echo,
 }
 
-/// A received byte that should be another.
+/// A received byte that differs from the expected one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "wrong data in message {message} from the peer: byte {offset} of {size} is {found:#04x} instead of {expected:#04x}"
@@ -47,16 +46,16 @@ pub(crate) struct WrongData {
     pub(crate) found: u8,
 }
 
-/// How the messages of a side differ.
+/// How the messages of a side differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
-    /// Each from every other, in a run of so many.
+    /// Each differs from all others, in a run of this many.
     Distinct(u64),
-    /// Not at all.
+    /// All are equal.
     Identical,
 }
 
-/// Makes this side's messages and checks the peer's.
+/// Generates this side's messages and checks the peer's.
 #[derive(Debug)]
 pub(crate) struct Checker {
     side: Side,
@@ -67,17 +66,17 @@ pub(crate) struct Checker {
 }
 
 impl Checker {
-    /// For messages as long as `expected`, which is where it works.
+    /// For messages of the length of `expected`, which is also the work buffer.
     pub(crate) fn new(side: Side, scheme: Scheme, expected: Vec<u8>) -> Self {
         Self { side, scheme, source: None, checked: 0, expected }
     }
 
-    /// Messages found to be right so far.
+    /// The number of messages that were found correct.
     pub(crate) fn checked(&self) -> u64 {
         self.checked
     }
 
-    /// Whose data the peer sends, once a message has shown it.
+    /// The origin of the peer's data; `None` until a message has shown it.
     pub(crate) fn source(&self) -> Option<Source> {
         self.source
     }
@@ -95,14 +94,15 @@ impl Checker {
                 self.compare(Source::Pattern, message, bytes),
                 self.compare(Source::Echo, message, bytes),
             ) {
-                // Too few bytes to tell; either is right.
+                // The messages are too short to distinguish the two.
                 (Ok(()), Ok(())) => Ok(()),
                 (Ok(()), Err(_)) => {
                     self.source = Some(Source::Pattern);
                     Ok(())
                 }
                 (Err(_), Ok(())) => {
-                    // The fill of a client's memory is echo's beginning, whatever this side sends.
+                    // The first content of the client's memory means that it echoes, whatever this
+                    // side sends.
                     self.source = Some(Source::Echo);
                     Ok(())
                 }
@@ -127,7 +127,7 @@ impl Checker {
             return Ok(());
         }
         let differs = self.expected.iter().zip(bytes).position(|(expected, found)| expected != found);
-        // A message of another length fails before its content matters.
+        // A message of another length fails before its content is compared.
         let offset = differs.unwrap_or_else(|| self.expected.len().min(bytes.len()).saturating_sub(1));
         Err(WrongData {
             message,
@@ -138,8 +138,8 @@ impl Checker {
         })
     }
 
-    /// The memory of an echoing client before this side's first message has come there, or while it
-    /// comes to another queue pair.
+    /// Expects the memory of an echoing client before this side's first message has arrived there,
+    /// or while it arrives at another queue pair.
     fn expect_first_echo(&mut self, bytes: &[u8]) {
         let step = match self.scheme {
             Scheme::Distinct(_) => {
@@ -173,7 +173,7 @@ fn pattern(side: Side, scheme: Scheme, message: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Spreads each bit of a number over all of them (the finishing step of splitmix64).
+/// Mixes all bits of a number (the finalizer of splitmix64).
 fn splitmix64(mut x: u64) -> u64 {
     x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -244,8 +244,8 @@ mod tests {
     #[test]
     fn mixed_srq_echoes_are_accepted() {
         for size in [1, 128, 3 * PAGE + 1] {
-            // A client of two queue pairs: one of this side's answers has come halfway when the
-            // other message goes.
+            // A client with two queue pairs: one answer of this side has arrived by half when the
+            // client sends the other message.
             let mut server = Checker::new(Side::Server, Scheme::Identical, vec![0; size]);
             let mut answer = vec![0; size];
             server.fill(0, &mut answer);
@@ -258,7 +258,7 @@ mod tests {
                 assert_eq!(server.source(), Some(Source::Echo));
                 server.verify(1, &mixture).unwrap_err();
             }
-            // A server that checks finds its zeros whichever message came last.
+            // A server that checks finds its zeros after any message.
             let client = Checker::new(Side::Client, Scheme::Identical, vec![0; size]);
             client.fill(3, &mut answer);
             assert!(answer.iter().step_by(PAGE).all(|&start| start == 0));

@@ -1,9 +1,9 @@
 //! The exchange of address records over TCP, byte for byte that of the C programs.
 //!
-//! The client writes its records, the server answers with its own once its queue pairs can receive,
-//! the client writes `done` and a NUL. A reader of the C programs takes a record from one `read`,
-//! so each is written in one call. After that the connection is closed. It is one record each way,
-//! or 256 between endpoints with several queue pairs, the last of which are blank.
+//! The client writes its records. The server answers with its own when its queue pairs can receive.
+//! The client writes `done` and a NUL, and the connection is closed. The C programs read a record
+//! with one `read`, so each is written with one call. Each side sends one record, or 256 if there
+//! are several queue pairs; unused records are blank.
 
 use std::fmt::Write as _;
 use std::io;
@@ -22,10 +22,9 @@ use super::record::{BadRecord, RECORD_LEN, Record};
 use super::xsrq::record::{XRC_RECORD_LEN, XrcRecord};
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
-/// How long the peer may take for each step of the exchange; a server waits for its client without
-/// limit.
+/// Timeout of each step of the exchange. A server waits for its client without limit.
 pub(crate) const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How much longer for each further queue pair, which it connects in between.
+/// Added to the timeout for each further queue pair, which the peer connects between the steps.
 pub(crate) const TIMEOUT_PER_QP: Duration = Duration::from_millis(100);
 
 const DONE: &[u8; 5] = b"done\0";
@@ -66,7 +65,7 @@ pub(crate) enum ExchangeError {
     Interrupted(#[from] Interrupted),
 }
 
-/// What was to be written or read.
+/// The item that was written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Item {
     OwnRecord,
@@ -74,7 +73,7 @@ pub(crate) enum Item {
     OwnXrcRecord,
     PeerXrcRecord,
     Done,
-    /// The same between endpoints over XRC, who say it to each other.
+    /// The closing item of the XRC ping-pong, which both sides send.
     End,
 }
 
@@ -112,12 +111,12 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Listens for IPv6 and IPv4 clients, or for the latter only where the kernel has no IPv6.
+    /// Listens for IPv6 and IPv4 clients, or for IPv4 only if the kernel has no IPv6.
     pub(crate) fn listen(port: u16) -> Result<Self, ExchangeError> {
         Self::listen_for(port, 1)
     }
 
-    /// The same with room for so many clients to wait.
+    /// `listen` with a backlog of `clients`.
     pub(crate) fn listen_for(port: u16, clients: i32) -> Result<Self, ExchangeError> {
         let open = |address: SocketAddr| -> rustix::io::Result<OwnedFd> {
             let socket = socket_for(&address)?;
@@ -147,7 +146,7 @@ impl Server {
             }
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok(socket) => return Ok(Peer { socket, stop, timeout: EXCHANGE_TIMEOUT }),
-                // The client was there and is gone.
+                // The client has already closed the connection.
                 Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => return Err(ExchangeError::Accept(errno.into())),
             }
@@ -164,13 +163,13 @@ pub(crate) struct Peer<'s> {
 }
 
 impl<'s> Peer<'s> {
-    /// The connection that `socket`, which does not block, is one end of.
+    /// A peer on `socket`, which is non-blocking.
     #[cfg(feature = "test-utils")]
     pub(crate) fn from_socket(socket: OwnedFd, stop: &'s Stop, timeout: Duration) -> Self {
         Self { socket, stop, timeout }
     }
 
-    /// Connects to the first of the host's addresses that answers.
+    /// Connects to the first address of the host that answers.
     pub(crate) fn connect(host: &str, port: u16, stop: &'s Stop) -> Result<Self, ExchangeError> {
         let addresses = (host, port)
             .to_socket_addrs()
@@ -208,23 +207,23 @@ impl<'s> Peer<'s> {
         }
     }
 
-    /// The same for a run on so many queue pairs.
+    /// Extends the timeout for a run on several queue pairs.
     pub(crate) fn with_queue_pairs(self, queue_pairs: u32) -> Self {
         Self { timeout: self.timeout + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1), ..self }
     }
 
-    /// Writes the local records, each in one call, and blank ones up to `places`.
+    /// Writes the local records, each with one call, then blank ones up to `places`.
     pub(crate) fn send_records(&self, records: &[Record], places: usize) -> Result<(), ExchangeError> {
         let blanks = std::iter::repeat_n(&Record::BLANK, places.saturating_sub(records.len()));
         records.iter().chain(blanks).try_for_each(|record| self.send(&record.encode(), Item::OwnRecord))
     }
 
-    /// Reads the peer's records from so many places: as many as this side has, and blank ones.
+    /// Reads `places` records: `ours` records, and blank ones.
     pub(crate) fn receive_records(&self, ours: usize, places: usize) -> Result<Vec<Record>, ExchangeError> {
         let bytes = self.receive(Item::PeerRecords(places))?;
         let (records, _) = bytes.as_chunks();
         let mut records = records.iter().map(Record::decode).collect::<Result<Vec<_>, _>>()?;
-        // Nobody's own queue pair has the number 0.
+        // No queue pair of a peer has the number 0.
         let theirs = records.iter().take_while(|record| record.qpn != 0).count();
         if theirs != ours && places > 1 {
             return Err(ExchangeError::QpCountMismatch { ours, theirs });
@@ -249,19 +248,19 @@ impl<'s> Peer<'s> {
         self.send(&record.encode(), Item::OwnXrcRecord)
     }
 
-    /// Reads the peer's.
+    /// Reads the peer's record of a run over XRC.
     pub(crate) fn receive_xrc_record(&self) -> Result<XrcRecord, ExchangeError> {
         let bytes = self.receive(Item::PeerXrcRecord)?;
         let record = bytes.first_chunk().expect("as many bytes as a record has");
         Ok(XrcRecord::decode(record)?)
     }
 
-    /// Says that this side of a run over XRC has had all its messages.
+    /// Sends the end of a run over XRC: this side has received all its messages.
     pub(crate) fn send_end(&self) -> Result<(), ExchangeError> {
         self.send(END, Item::End)
     }
 
-    /// Waits until the peer says the same.
+    /// Waits for the peer's end of a run over XRC.
     pub(crate) fn receive_end(&self) -> Result<(), ExchangeError> {
         let bytes = self.receive(Item::End)?;
         if bytes == END { Ok(()) } else { Err(ExchangeError::NotEnded(bytes.escape_ascii().to_string())) }
@@ -285,12 +284,12 @@ impl<'s> Peer<'s> {
         }
     }
 
-    /// Takes what is due, in however many pieces it arrives.
+    /// Reads one item, in any number of pieces.
     fn receive(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
         let failed = |source| ExchangeError::Read { what, source };
         let mut timeout = Timeout::after(self.timeout);
-        // Each side speaks only when it was spoken to, so nothing more may be waiting: there is
-        // room to notice it.
+        // The sides take turns, so no further byte may be waiting. The buffer has room for one, to
+        // detect it.
         let mut bytes = vec![0; what.len() + 1];
         let mut received = 0;
         while received < what.len() {
@@ -337,7 +336,7 @@ mod tests {
         SocketAddr::try_from(address).unwrap().port()
     }
 
-    /// The server's part of the exchange with a client that behaves as `client` does.
+    /// The server's part of the exchange with `client` as the peer.
     fn serve(client: impl FnOnce(TcpStream) + Send) -> Result<Record, ExchangeError> {
         let stop = Stop::new().unwrap();
         let server = Server::listen(0).unwrap();
@@ -353,7 +352,7 @@ mod tests {
         })
     }
 
-    /// The client's part of the exchange with a server that behaves as `server` does.
+    /// The client's part of the exchange with `server` as the peer.
     fn call(server: impl FnOnce(TcpStream) + Send) -> Result<Record, ExchangeError> {
         let stop = Stop::new().unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -373,7 +372,7 @@ mod tests {
         result.expect_err("the exchange must fail").to_string()
     }
 
-    /// Reads until the other side closes, so that closing first can't cut its answer off.
+    /// Reads until the other side closes. Closing first could cut its answer off.
     fn drain(mut stream: TcpStream) {
         let _ = stream.read_to_end(&mut Vec::new());
     }

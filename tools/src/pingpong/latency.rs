@@ -1,11 +1,11 @@
-//! Times between messages, by the device's clock.
+//! Intervals between messages, by the device's clock.
 
 use serde::Serialize;
 
-/// What is noted while a run goes on.
+/// Samples during a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Latency {
-    /// The bits that the clock counts with.
+    /// The bits of the device's clock.
     mask: u64,
     last: Option<u64>,
     max: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Latency {
     count: u64,
 }
 
-/// What comes of it, in ticks.
+/// The results, in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct LatencyFigures {
     pub(crate) max_ticks: u64,
@@ -27,10 +27,10 @@ impl Latency {
         Self { mask, last: None, max: 0, min: u64::MAX, sum: 0, count: 0 }
     }
 
-    /// A message came.
+    /// Records the timestamp of a received message.
     pub(crate) fn note(&mut self, time: u64) {
         if let Some(last) = self.last.replace(time) {
-            // The clock may have begun anew.
+            // The clock may have wrapped.
             let delta = time.wrapping_sub(last) & self.mask;
             self.max = self.max.max(delta);
             self.min = self.min.min(delta);
@@ -39,7 +39,7 @@ impl Latency {
         }
     }
 
-    /// The figures, where at least two messages came.
+    /// The results; `None` with fewer than two messages.
     pub(crate) fn figures(&self) -> Option<LatencyFigures> {
         (self.count > 0).then(|| LatencyFigures {
             max_ticks: self.max,

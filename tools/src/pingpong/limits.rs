@@ -1,4 +1,4 @@
-//! What is requested of a device against what it offers, before anything is made on it.
+//! Compares the requested features with the device's capabilities before any object is created.
 
 use bareverbs::{DeviceAttr, Mtu, PortAttr};
 
@@ -11,7 +11,7 @@ const ODP_RECV: u32 = 1 << 1;
 const ODP_SRQ_RECV: u32 = 1 << 5;
 const XRC: u64 = 1 << 20;
 
-/// What a device and its port offer to a ping-pong.
+/// The capabilities of a device and its port that a ping-pong uses.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceLimits {
     pub(crate) device: String,
@@ -30,7 +30,7 @@ pub(crate) struct DeviceLimits {
     pub(crate) max_dm_size: u64,
 }
 
-/// Why a device can't do what was requested.
+/// A requested feature that the device does not support.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{device}: {what}")]
 pub(crate) struct Unsupported {
@@ -133,7 +133,7 @@ impl DeviceLimits {
             .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {max})"))
     }
 
-    /// The same for a run over extended reliable connections.
+    /// The same for a run over XRC.
     pub(crate) fn check_xrc(&self, requested: &XsrqPingpong) -> Result<(), Unsupported> {
         let problem = self.missing_xrc(requested).or_else(|| self.message_too_long(requested.size));
         match problem.or_else(|| self.mtu_too_large(requested.mtu)) {
@@ -196,7 +196,7 @@ mod tests {
     use crate::cli::{Cli, Command};
     use clap::Parser;
 
-    /// Soft-RoCE of 7.2 over an interface with an MTU of 1500.
+    /// Soft-RoCE of Linux 7.2 over an interface with an MTU of 1500 bytes.
     fn rxe() -> DeviceLimits {
         DeviceLimits {
             device: "rxe0".into(),

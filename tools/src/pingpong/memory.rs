@@ -1,4 +1,4 @@
-//! The memory that messages are sent from and received to: the host's or the device's.
+//! The message memory: host memory or device memory.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(crate) enum Memory {
     Device(DmMr, Dm),
 }
 
-/// What devices take at once.
+/// The access granularity of device memory, in bytes.
 const WORD: usize = 4;
 
 impl Memory {
@@ -22,7 +22,7 @@ impl Memory {
         Ok(Self::Host(pd.register(buffer, access)?))
     }
 
-    /// Memory of the host, in a region over all of it.
+    /// Host memory with an implicit ODP region.
     pub(crate) fn implicit_odp(pd: &Pd, len: usize, fill: u8) -> Result<Self> {
         let mut buffer = Buffer::zeroed(len)?;
         buffer.fill(fill);
@@ -51,7 +51,7 @@ impl Memory {
         }
     }
 
-    /// Copies a message in, which ends with a word of its own.
+    /// Copies a message in. In device memory, its last word is padded with zeros.
     pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> bareverbs::Result<()> {
         match self {
             Self::Host(region) => region.write(offset, from),
@@ -68,7 +68,7 @@ impl Memory {
         }
     }
 
-    /// Asks for pages on demand now.
+    /// Prefetches the ODP pages.
     pub(crate) fn prefetch(&self) -> bareverbs::Result<()> {
         match self {
             Self::Host(region) => region.prefetch(..),

@@ -1,4 +1,4 @@
-//! The queue pairs of one side, by transport: what differs between the ping-pongs.
+//! The queue pairs of one side: the differences between the transports.
 
 use anyhow::{Context as _, Result};
 use bareverbs::{
@@ -10,18 +10,18 @@ use bareverbs::{
 use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};
 
-/// Retransmissions before a message counts as lost. Not the largest number, 7, with which Soft-RoCE
-/// goes on forever (rxe_comp.c, COMPST_ERROR_RETRY) and would never tell that the peer is gone.
+/// Retries before a message counts as lost. Not the maximum of 7: Soft-RoCE retries without limit
+/// then (rxe_comp.c, COMPST_ERROR_RETRY), and would never report that the peer is gone.
 pub(crate) const RETRY_CNT: u8 = 6;
-/// Time before each: 4.096 µs times 2 to this power, 0.27 s. With the 14 of ibv_rc_pingpong, a peer
-/// whose machine stands still for half a second would count as gone.
+/// ACK timeout: 4.096 µs × 2^16, which is 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose
+/// machine pauses for half a second would count as gone.
 pub(crate) const ACK_TIMEOUT: u8 = 16;
-/// What the datagrams of ibv_ud_pingpong carry.
+/// The Q_Key of ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
-/// Routers that those may pass.
+/// The hop limit of UD packets.
 const HOP_LIMIT: u8 = 64;
 
-/// A write of no bytes.
+/// An RDMA write of 0 bytes.
 const PROBE: SendRequest<'_> = SendRequest {
     wr_id: SEND_ID,
     operation: Operation::Write(Remote { addr: 0, rkey: 0 }),
@@ -29,7 +29,7 @@ const PROBE: SendRequest<'_> = SendRequest {
     payload: Payload::Sges(&[]),
 };
 
-/// The way from one queue pair to the peer's.
+/// The path from a queue pair to its peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Route {
     pub(crate) address: AhAttr,
@@ -39,20 +39,20 @@ pub(crate) struct Route {
     pub(crate) local_psn: u32,
 }
 
-/// The queue pairs of one side, each known by its place.
+/// The queue pairs of one side, identified by index (`place`).
 pub(crate) trait Queues: Sized {
-    /// Bytes before a message in the memory of its receive.
+    /// Bytes before the message in a receive's memory.
     const HEADROOM: usize = 0;
-    /// Whether a lost peer is noticed by what is sent to it.
+    /// Whether the transport reports a lost peer when it sends.
     const DETECTS_PEER_LOSS: bool = false;
 
-    /// Makes them, and brings them to INIT.
+    /// Creates the queue pairs and brings them to INIT.
     fn create(config: &Config<'_>, pd: &Pd, cq: &Cq) -> Result<Self>;
 
-    /// Their numbers, by place.
+    /// The QP numbers, by index.
     fn qp_nums(&self) -> Vec<u32>;
 
-    /// The most bytes that a send carries by value.
+    /// The maximum inline data of a send, in bytes.
     fn max_inline(&self) -> u32;
 
     /// Whether posted receives complete when the queue pairs fail.
@@ -60,7 +60,7 @@ pub(crate) trait Queues: Sized {
         true
     }
 
-    /// Brings all to RTS, towards the peer's; a route for each place.
+    /// Brings all queue pairs to RTS; `routes` has a route for each index.
     fn connect(&mut self, routes: &[Route]) -> Result<()>;
 
     /// Posts receives.
@@ -75,7 +75,7 @@ pub(crate) trait Queues: Sized {
     /// As for [`Qp::post_send`].
     unsafe fn post_send(&mut self, place: usize, payload: Payload<'_>) -> Result<()>;
 
-    /// Posts a request that somebody must answer, where the transport has such requests.
+    /// Posts a request that the peer must acknowledge, on transports with acknowledgements.
     fn probe(&mut self, place: usize) -> Result<()>;
 
     /// Brings all to ERR.
@@ -96,12 +96,13 @@ fn init_qp<T: Connected>(mut qp: Qp<T>, config: &Config<'_>) -> bareverbs::Resul
     Ok(qp)
 }
 
-/// Where a run has failed already, there is only less to tell if this fails too.
+/// Brings a queue pair to ERR. A failure is ignored: the run has failed already, and the report
+/// only lacks the flushed requests.
 fn set_error<T: Transport>(qp: &mut Qp<T>) {
     let _ = qp.set_error();
 }
 
-/// Reliable connections, with a receive queue of its own for one or a shared one for all.
+/// RC queue pairs: one with a receive queue of its own, or several on a shared one.
 pub(crate) struct Reliable {
     qps: Vec<Qp<Rc>>,
     srq: Option<Srq>,
@@ -157,9 +158,9 @@ impl Queues for Reliable {
 
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         match &mut self.srq {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller upholds the same contract.
             Some(srq) => unsafe { srq.post_recv(requests) },
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller upholds the same contract.
             None => unsafe { self.qps[0].post_recv(requests) },
         }
     }
@@ -169,16 +170,16 @@ impl Queues for Reliable {
         let qp = &mut self.qps[place];
         if self.batched {
             let mut batch = qp.start_send();
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller upholds the same contract.
             unsafe { batch.push(&request) }?;
             return Ok(batch.ring()?);
         }
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         Ok(unsafe { qp.post_send(&[request]) }?)
     }
 
     fn probe(&mut self, place: usize) -> Result<()> {
-        // SAFETY: the request names no memory.
+        // SAFETY: the request has no SGEs.
         unsafe { self.qps[place].post_send(&[PROBE]) }.context("couldn't post a send")
     }
 
@@ -187,7 +188,7 @@ impl Queues for Reliable {
     }
 }
 
-/// An unreliable connection.
+/// A UC queue pair.
 pub(crate) struct Unreliable {
     qp: Qp<Uc>,
 }
@@ -218,12 +219,12 @@ impl Queues for Unreliable {
     }
 
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.qp.post_recv(requests) }
     }
 
     unsafe fn post_send(&mut self, _: usize, payload: Payload<'_>) -> Result<()> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         Ok(unsafe { self.qp.post_send(&[message(UcOperation::Send, payload)]) }?)
     }
 
@@ -236,11 +237,11 @@ impl Queues for Unreliable {
     }
 }
 
-/// Datagrams to one peer.
+/// A UD queue pair that sends to one peer.
 pub(crate) struct Datagrams {
     qp: Qp<Ud>,
-    /// The peer's address and queue pair, once they are known. After the queue pair, which sends to
-    /// it.
+    /// The peer's address handle and QP number, once known. The field follows the queue pair, which
+    /// must be dropped first.
     peer: Option<(Ah, u32)>,
 }
 
@@ -273,14 +274,14 @@ impl Queues for Datagrams {
     }
 
     unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         unsafe { self.qp.post_recv(requests) }
     }
 
     unsafe fn post_send(&mut self, _: usize, payload: Payload<'_>) -> Result<()> {
         let (ah, qpn) = self.peer.as_ref().context("a datagram before its address is known")?;
         let request = message(Datagram::new(ah, *qpn, QKEY), payload);
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller upholds the same contract.
         Ok(unsafe { self.qp.post_send(&[request]) }?)
     }
 
@@ -293,7 +294,7 @@ impl Queues for Datagrams {
     }
 }
 
-/// The way to a peer's port: by its GID if it has one, else by its LID.
+/// The path to a peer's port: by its GID if it has one, else by its LID.
 pub(crate) fn ah_attr(
     (port, sl): (u8, u8),
     sgid_index: Option<u32>,

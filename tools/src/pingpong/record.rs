@@ -1,7 +1,7 @@
-//! The address record: where a queue pair can be reached, as 52 bytes of text.
+//! The address record of a queue pair, as 52 bytes of text.
 //!
-//! `LLLL:QQQQQQ:PPPPPP:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number, first packet
-//! number and GID in hexadecimal, the GID's bytes in order (libibverbs/examples/rc_pingpong.c,
+//! `LLLL:QQQQQQ:PPPPPP:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number, first PSN and
+//! GID in hexadecimal, the GID's bytes in order (libibverbs/examples/rc_pingpong.c,
 //! pp_client_exch_dest).
 
 use std::net::Ipv6Addr;
@@ -18,7 +18,7 @@ const PSN: Range<usize> = 12..18;
 const GID: Range<usize> = 19..51;
 const SEPARATORS: [(usize, u8); 4] = [(4, b':'), (11, b':'), (18, b':'), (51, 0)];
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Record {
     pub(crate) lid: u16,
@@ -26,11 +26,11 @@ pub(crate) struct Record {
     pub(crate) qpn: u32,
     /// 24 bits.
     pub(crate) psn: u32,
-    /// All zero where the path needs none.
+    /// All zero if the path needs no GID.
     pub(crate) gid: Ipv6Addr,
 }
 
-/// Why bytes are not a record.
+/// Why bytes do not decode as a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRecord {
     #[error("byte {at} is {found:#04x} where {expected:#04x} must separate the fields")]
@@ -40,10 +40,10 @@ pub(crate) enum BadRecord {
 }
 
 impl Record {
-    /// That of no queue pair.
+    /// The blank record, of no queue pair.
     pub(crate) const BLANK: Self = Self { lid: 0, qpn: 0, psn: 0, gid: Ipv6Addr::UNSPECIFIED };
 
-    /// Whether the record carries a GID that packets can be addressed to, by the rule of
+    /// Whether the record has a GID to which packets can be addressed, by the rule of
     /// ibv_rc_pingpong.
     pub(crate) fn has_gid(&self) -> bool {
         self.gid.octets()[8..] != [0; 8]
@@ -67,7 +67,7 @@ impl Record {
                 return Err(BadRecord::Separator { at, expected, found: bytes[at] });
             }
         }
-        // Each field's digits fill its type exactly, or leave 8 bits of it empty.
+        // Each field's digits fill its type exactly, or leave 8 bits of it zero.
         Ok(Self {
             lid: read_hex(bytes, LID)? as u16,
             qpn: read_hex(bytes, QPN)? as u32,

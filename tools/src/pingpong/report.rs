@@ -1,4 +1,4 @@
-//! What a run says: the lines of ibv_rc_pingpong, or the same as JSON.
+//! The report of a run: the lines of ibv_rc_pingpong, or the same as JSON.
 
 use std::time::Duration;
 
@@ -24,16 +24,16 @@ pub(crate) struct Report {
     pub(crate) size: u32,
     pub(crate) iters: u32,
     pub(crate) inline: bool,
-    /// Completion events slept for; absent when polling.
+    /// The number of completion events that ended a sleep; absent when polling.
     pub(crate) events: Option<u64>,
     #[serde(flatten)]
     pub(crate) figures: Figures,
-    /// Times between messages received; absent without `-t`, and with a single message.
+    /// Intervals between received messages; absent without `-t` and with a single message.
     pub(crate) timestamps: Option<LatencyFigures>,
     pub(crate) check: Option<Checked>,
 }
 
-/// A side's address; a list where the ping-pong is one of several queue pairs.
+/// A side's address; a list for the ping-pongs with several queue pairs.
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Addresses {
@@ -50,15 +50,15 @@ impl Addresses {
     }
 }
 
-/// What a checked run has checked: every byte of so many messages of the peer.
+/// The result of `-c`: every byte of this many messages of the peer was checked.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Checked {
     pub(crate) messages: u64,
-    /// Absent where the messages were too short to tell.
+    /// Absent if the messages were too short to distinguish the origins.
     pub(crate) data: Option<Source>,
 }
 
-/// The figures of a run.
+/// The throughput figures of a run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Figures {
     pub(crate) bytes: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Of `iters` messages of `size` bytes each way.
+    /// Figures of `iters` messages of `size` bytes each way.
     pub(crate) fn new(size: u32, iters: u32, time: Duration) -> Self {
         let bytes = u64::from(size) * u64::from(iters) * 2;
         let usec = time.as_secs_f64() * 1e6;
@@ -84,7 +84,7 @@ impl Figures {
 /// The line with an address; `whose` is `local` or `remote`.
 pub(crate) fn address_line(kind: Kind, whose: &str, record: &Record) -> String {
     let Record { lid, qpn, psn, gid } = record;
-    // As ibv_ud_pingpong has it.
+    // The colon is a quirk of ibv_ud_pingpong.
     let comma = if (kind, whose) == (Kind::Ud, "local") { ':' } else { ',' };
     format!(
         "  {:<15} LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}{comma} GID {gid}",
@@ -93,7 +93,7 @@ pub(crate) fn address_line(kind: Kind, whose: &str, record: &Record) -> String {
 }
 
 impl Report {
-    /// The lines with the figures.
+    /// The lines with the throughput.
     pub(crate) fn lines(&self) -> [String; 2] {
         let Figures { bytes, seconds, mbit_per_second, usec_per_iter } = self.figures;
         [
@@ -102,7 +102,7 @@ impl Report {
         ]
     }
 
-    /// What was checked, in words.
+    /// The line about the check.
     pub(crate) fn check_line(&self) -> Option<String> {
         let Checked { messages, data } = self.check?;
         let against = match data {

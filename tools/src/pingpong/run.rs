@@ -1,4 +1,4 @@
-//! The queue pair, its memory, and the run itself.
+//! The endpoint (queue pairs and memory) and the run.
 
 use std::net::Ipv6Addr;
 use std::ops::Range;
@@ -21,12 +21,11 @@ use crate::cli::pingpong::{Config, Kind};
 use crate::output;
 use crate::signal::Stop;
 
-/// How long the peer's queue pair gets to answer the question whether it is still there: all
-/// retries, and more.
+/// Timeout of the probe of the peer's queue pair: longer than all retries.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a failed queue pair gets to flush its receives.
+/// Timeout of the flush of a failed queue pair's receives.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// `size` bytes, or an error where there is not so much memory.
+/// A buffer of `size` bytes, or an error if memory is short.
 fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(size).with_context(|| format!("no memory for a message of {size} bytes"))?;
@@ -34,26 +33,27 @@ fn filled(size: usize, fill: u8) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A random number for the first packet, 24 bits.
+/// A random first PSN of 24 bits.
 pub(crate) fn random_psn() -> Result<u32> {
     let mut psn = [0; 4];
     rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty()).context("no random numbers")?;
     Ok(u32::from_ne_bytes(psn) & 0xff_ffff)
 }
 
-/// One side of the table: its queue pairs with what they need.
+/// One side of a run: its queue pairs with their objects.
 pub(crate) struct Endpoint<'a, Q> {
     config: Config<'a>,
     side: Side,
     stop: &'a Stop,
     waiter: CompletionWaiter<'a>,
-    /// Before the memory, so that nothing is posted any more when that goes.
+    /// Before the memory, so that the queue pairs are destroyed first.
     queues: Q,
     memory: Memory,
     layout: Layout,
-    /// Whether messages go into the queue by value.
+    /// Whether messages are sent as inline data.
     inline: bool,
-    /// A message outside of registered memory, for data that is made, checked or sent inline.
+    /// A message buffer outside of registered memory, for data that is generated, checked or sent
+    /// inline.
     message: Vec<u8>,
     checker: Option<Checker>,
     link_layer: LinkLayer,
@@ -62,22 +62,22 @@ pub(crate) struct Endpoint<'a, Q> {
     /// Messages posted and received, by queue pair.
     posted: Vec<u64>,
     received: Vec<u64>,
-    /// Times between messages received, where that was asked for.
+    /// Intervals between received messages, with `-t`.
     latency: Option<Latency>,
 }
 
-/// What a run measured.
+/// The measurements of a run.
 pub(crate) struct Outcome {
     pub(crate) time: Duration,
     pub(crate) events: Option<u64>,
     pub(crate) latency: Option<LatencyFigures>,
 }
 
-/// Where in the memory messages are sent from and received to.
+/// The offsets in the memory at which messages are sent and received.
 ///
-/// These are the same bytes unless the data is checked: then what was received goes back, as with
-/// the C programs. Where several queue pairs share their receives, each receive that is checked has
-/// bytes of its own, for others come before it is looked at.
+/// Without `-c` both are the same bytes, so a received message is sent back, as in the C programs.
+/// With `-c` on a shared receive queue, each receive has bytes of its own, because other messages
+/// arrive before it is checked.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     headroom: usize,
@@ -109,26 +109,25 @@ impl Layout {
         self.headroom..self.headroom + self.size
     }
 
-    /// What is posted for a receive.
+    /// The range that a receive posts.
     fn receive(&self, slot: u32) -> Range<usize> {
         let start = self.receives + self.distance * slot as usize;
         start..start + self.headroom + self.size
     }
 
-    /// Where in that the message is.
+    /// The offset of the message in that range.
     fn incoming(&self, slot: u32) -> usize {
         self.receive(slot).start + self.headroom
     }
 }
 
-/// The `wr_id` of a receive into this slot. What is left of it in 32 bits is that of the C
-/// programs.
+/// The `wr_id` of a receive into this slot. Its low 32 bits are the `wr_id` of the C programs.
 fn recv_id(slot: u32) -> u64 {
     u64::from(slot) << 32 | RECV_ID
 }
 
 impl<'a, Q: Queues> Endpoint<'a, Q> {
-    /// Makes everything up to the queue pairs in INIT with their receives posted.
+    /// Creates all objects, brings the queue pairs to INIT and posts the receives.
     pub(crate) fn new(
         config: Config<'a>,
         context: &Context,
@@ -165,7 +164,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let mode = WaitMode { events: common.events, timestamps: config.ts };
         let waiter = CompletionWaiter::new(context, depth + config.num_qp, config.num_qp, mode, stop)?;
         let queues = Q::create(&config, &pd, &waiter.cq)?;
-        // What is on the device goes from there.
+        // Messages in device memory are sent from there.
         let inline = queues.max_inline() as usize >= size && !config.dm;
 
         let numbers = queues.qp_nums();
@@ -209,7 +208,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         self.side
     }
 
-    /// Where the peer can reach these queue pairs.
+    /// The addresses of these queue pairs.
     pub(crate) fn local(&self) -> &[Record] {
         &self.local
     }
@@ -222,7 +221,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         self.checker.as_ref()
     }
 
-    /// Brings the queue pairs to RTS, towards the peer's.
+    /// Brings the queue pairs to RTS, connected to the peer's.
     pub(crate) fn connect(&mut self, remote: &[Record]) -> Result<()> {
         let common = self.config.common;
         let routes = self.local.iter().zip(remote).map(|(local, remote)| {
@@ -243,7 +242,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         self.queues.connect(&routes)
     }
 
-    /// Runs to the end.
+    /// Runs until all messages are sent and received.
     pub(crate) fn run(&mut self) -> Result<Outcome> {
         let (common, queue_pairs) = (self.config.common, self.local.len());
         let mut state = RunState::new(self.side, common.iters.into(), common.rx_depth, queue_pairs);
@@ -262,7 +261,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         Ok(Outcome { time, events: self.waiter.events(), latency })
     }
 
-    /// Counts a completion, checks what came, and does what is due.
+    /// Counts a completion, checks a received message, and posts the requests that are due.
     fn on_completion(&mut self, state: &mut RunState, (completion, time): TimedCompletion) -> Result<()> {
         let WorkCompletion { wr_id, status, byte_len, qp_num, .. } = completion;
         if status != WcStatus::SUCCESS {
@@ -287,7 +286,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         };
         match (self.layout.slots, wr_id == SEND_ID) {
             (1, _) => self.post_recvs(recvs)?,
-            // Its own bytes are free again.
+            // The slot's own bytes are free again.
             (_, false) => self.post_slots(slot..slot + 1)?,
             (_, true) => {}
         }
@@ -297,7 +296,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         Ok(())
     }
 
-    /// Checks a message that came, where messages are checked.
+    /// Checks a received message, with `-c`.
     fn check(&mut self, place: usize, slot: u32, byte_len: u32) -> Result<()> {
         let Some(checker) = &mut self.checker else { return Ok(()) };
         let came = (byte_len as usize).saturating_sub(Q::HEADROOM);
@@ -309,16 +308,16 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let at = self.layout.incoming(slot);
         self.memory.read(at, &mut self.message)?;
         checker.verify(self.received[place], &self.message)?;
-        // What comes next has to be written, even where it is the same.
+        // The next message has to overwrite every byte, even if it is equal.
         self.message.iter_mut().for_each(|byte| *byte = !*byte);
         Ok(self.memory.write(at, &self.message)?)
     }
 
     /// Finds out why nothing completes.
     ///
-    /// When the peer ends while it is its turn, every message of this side is acknowledged, so no
-    /// retry can run out. A write of no bytes needs an acknowledgement too. Where the peer is
-    /// alive, it may not like it, but the run is lost all the same.
+    /// If the peer ends during its turn, every message of this side is acknowledged, so no retry
+    /// can run out. A write of 0 bytes needs an acknowledgement too. An existing peer may reject
+    /// it, which ends the run; it is lost already.
     fn probe_peer(&mut self, state: &mut RunState) -> Result<RunError> {
         let waited = self.waiter.timeout();
         if !Q::DETECTS_PEER_LOSS {
@@ -339,7 +338,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             }
         };
         Ok(match self.fail_and_drain(state, answer) {
-            // Only somebody who is there can accept the write, or refuse it.
+            // Only an existing peer can accept or reject the write.
             (
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
@@ -348,8 +347,8 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         })
     }
 
-    /// Fails the queue pairs and takes what they flush. Of all failures, with the one that is known
-    /// already, returns the one that is no mere flush.
+    /// Brings the queue pairs to ERR and polls the flushed requests. Returns the failure other than
+    /// a flush error, among these and the known one.
     fn fail_and_drain(
         &mut self,
         state: &RunState,
@@ -388,8 +387,8 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let mut left = count as usize;
         while left > 0 {
             let batch = &requests[..left.min(requests.len())];
-            // SAFETY: the region outlives the queue pairs (field order), and its bytes are only
-            // ever copied, never referred to.
+            // SAFETY: the region outlives the queue pairs (field order). Its bytes are only copied,
+            // never borrowed.
             unsafe { self.queues.post_recv(batch) }.context("couldn't post receives")?;
             left -= batch.len();
         }
@@ -401,7 +400,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         for slot in slots {
             let sges = [self.memory.sge(self.layout.receive(slot))?];
             let request = RecvRequest { wr_id: recv_id(slot), sges: &sges };
-            // SAFETY: the region outlives the queue pairs (field order); its bytes are only copied.
+            // SAFETY: the region outlives the queue pairs (field order). Its bytes are only copied.
             unsafe { self.queues.post_recv(&[request]) }.context("couldn't post receives")?;
         }
         Ok(())
@@ -423,10 +422,10 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let sges = [self.memory.sge(outgoing)?];
         let bytes = [&self.message[..]];
         let payload = if self.inline { Payload::Inline(&bytes) } else { Payload::Sges(&sges) };
-        // SAFETY: the region outlives the queue pairs (field order). Its bytes stay as they are
-        // until the send is complete, for the peer sends nothing before it has this message; a peer
-        // that does so all the same, or another queue pair's message, changes only what the peer
-        // itself receives.
+        // SAFETY: the region outlives the queue pairs (field order). Its bytes do not change until
+        // the send completes, because the peer sends nothing before it has this message. A peer
+        // that sends earlier, or a message on another queue pair, only changes the data that the
+        // peer itself receives.
         unsafe { self.queues.post_send(place, payload) }.context("couldn't post a send")
     }
 }

@@ -1,4 +1,4 @@
-//! Why a run ended early, in words.
+//! Errors that end a run early, with their messages.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use bareverbs::WcStatus;
 
 use super::status;
 
-/// How long nothing may complete before the run is given up, once something has.
+/// Timeout of the next completion, after the first one.
 pub(crate) const COMPLETION_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A failed request: its status and its `wr_id`.
@@ -31,7 +31,7 @@ fn reason(status: WcStatus) -> String {
     status::likely_reason(status).map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
-/// How far a run came.
+/// The progress of a run.
 #[derive(Debug)]
 pub(crate) struct Progress {
     pub(crate) sent: u64,

@@ -1,15 +1,15 @@
-//! Whose turn it is: the counting of a ping-pong, apart from the device.
+//! The state machine of a ping-pong, independent of the device.
 
 /// The `wr_id` of receives.
 pub(crate) const RECV_ID: u64 = 1;
 /// The `wr_id` of sends.
 pub(crate) const SEND_ID: u64 = 2;
 
-/// Which side of the table.
+/// The side of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
-    /// Waits for the peer's TCP connection and for its first message.
+    /// Accepts the peer's TCP connection and waits for its first message.
     Server,
     /// Connects, and sends the first message.
     Client,
@@ -26,9 +26,9 @@ impl Side {
 
 /// A run in progress, on one queue pair or on several that share their receives.
 ///
-/// A queue pair sends its next message when its last one is complete and the peer's next one has
-/// come. The run is over when all together have sent and received enough; some may have more to
-/// complete then.
+/// A queue pair sends its next message when its last send is complete and the peer's next message
+/// has arrived. The run ends when the sums over all queue pairs suffice. Some queue pairs may have
+/// outstanding requests then.
 #[derive(Debug)]
 pub(crate) struct RunState {
     messages: u64,
@@ -39,14 +39,14 @@ pub(crate) struct RunState {
     received: u64,
 }
 
-/// What a queue pair waits for.
+/// The outstanding requests of a queue pair.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     for_send: bool,
     for_recv: bool,
 }
 
-/// What a completion makes due.
+/// The requests to post after a completion.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Actions {
     /// Receives to post.
@@ -56,8 +56,8 @@ pub(crate) struct Actions {
 }
 
 impl RunState {
-    /// A run of `messages` messages each way, with all `rx_depth` receives posted and, on the
-    /// client's side, the first message of each queue pair under way.
+    /// A run of `messages` messages each way, with all `rx_depth` receives posted. On the client,
+    /// the first send of each queue pair is posted too.
     pub(crate) fn new(side: Side, messages: u64, rx_depth: u32, queue_pairs: usize) -> Self {
         let waiting = Outstanding { for_send: side == Side::Client, for_recv: true };
         Self {
@@ -70,44 +70,44 @@ impl RunState {
         }
     }
 
-    /// Whether every message is sent and received.
+    /// Whether all messages are sent and received.
     pub(crate) fn is_over(&self) -> bool {
         self.sent >= self.messages && self.received >= self.messages
     }
 
-    /// Messages of this side that are complete.
+    /// Completed sends.
     pub(crate) fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// Messages of the peer that have come.
+    /// Received messages.
     pub(crate) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Takes the only place of a queue pair's send queue, if it is free.
+    /// Reserves the only slot of a queue pair's send queue, if it is free.
     pub(crate) fn start_sending(&mut self, place: usize) -> bool {
         !std::mem::replace(&mut self.queue_pairs[place].for_send, true)
     }
 
-    /// Receives that are posted and not complete.
+    /// Posted receives that are not complete.
     pub(crate) fn outstanding_recvs(&self) -> u64 {
         self.posted_recvs.into()
     }
 
-    /// Sends that are posted and not complete.
+    /// Posted sends that are not complete.
     pub(crate) fn outstanding_sends(&self) -> u64 {
         self.queue_pairs.iter().map(|waiting| u64::from(waiting.for_send)).sum()
     }
 
-    /// A send of the queue pair is complete.
+    /// Records the completion of a send.
     pub(crate) fn on_send(&mut self, place: usize) -> Actions {
         self.sent += 1;
         self.queue_pairs[place].for_send = false;
         Actions { recvs: 0, send: self.take_turn(place) }
     }
 
-    /// A message has come to the queue pair.
+    /// Records a received message.
     pub(crate) fn on_recv(&mut self, place: usize) -> Actions {
         self.received += 1;
         self.posted_recvs -= 1;
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((client.outstanding_recvs(), client.outstanding_sends()), (4, 2));
         assert_eq!(client.on_recv(1), Actions::default());
         assert_eq!(client.on_send(0), Actions::default());
-        // Two receives are left, one for each.
+        // Two receives remain, one for each queue pair.
         assert_eq!(client.on_send(1), Actions { recvs: 0, send: true });
         assert_eq!(client.on_recv(0), Actions { recvs: 2, send: true });
         assert!(!client.start_sending(0) && !client.start_sending(1));
@@ -203,8 +203,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two sides, completions in any order, each side leaving when its run is over: both runs
-        /// end, with a receive posted for each message.
+        /// Two sides with completions in any order; each side leaves when its run is over. Both
+        /// runs end, with a receive posted for each message.
         #[test]
         fn every_run_ends(
             messages in 1..60u64,
@@ -216,7 +216,7 @@ mod tests {
             let mut sides = [(Side::Client, depths[0]), (Side::Server, depths[1])]
                 .map(|(side, depth)| RunState::new(side, messages, depth, queue_pairs));
             let mut recvs = depths;
-            // What each side has to complete, by queue pair: own sends, messages that came.
+            // Pending completions of each side, by queue pair: own sends, and received messages.
             let mut sends = [vec![1u32; queue_pairs], vec![0; queue_pairs]];
             let mut arrived = [vec![0u32; queue_pairs], vec![1; queue_pairs]];
             let mut order = order.into_iter().cycle();

@@ -1,4 +1,4 @@
-//! Statuses of completions in the words of libibverbs, and what they mean for a ping-pong.
+//! Completion statuses: the texts of libibverbs, and the likely reason in a ping-pong.
 
 use bareverbs::WcStatus;
 
@@ -33,7 +33,7 @@ pub(crate) fn words(status: WcStatus) -> &'static str {
     }
 }
 
-/// What most likely brought the status about, for those that have a usual reason here.
+/// The most likely cause of the status in a ping-pong, if it has one.
 pub(crate) fn likely_reason(status: WcStatus) -> Option<&'static str> {
     match status {
         WcStatus::RETRY_EXC_ERR => Some("the peer has ended or can't be reached"),
@@ -41,7 +41,8 @@ pub(crate) fn likely_reason(status: WcStatus) -> Option<&'static str> {
         WcStatus::REM_INV_REQ_ERR => {
             Some("the peer's receive is shorter than the message: is its -s the same?")
         }
-        // What Soft-RoCE says of that (rxe_resp.c, RESPST_ERR_MALFORMED_WQE), and others of more.
+        // Soft-RoCE reports this if messages are longer than receives (rxe_resp.c,
+        // RESPST_ERR_MALFORMED_WQE); other devices also for other reasons.
         WcStatus::LOC_QP_OP_ERR => {
             Some("perhaps the peer's message is longer than the receive: is its -s the same?")
         }

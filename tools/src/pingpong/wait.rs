@@ -1,4 +1,4 @@
-//! Waiting for completions: by looking, or asleep until an event.
+//! Waiting for completions, by polling or by events.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -12,37 +12,36 @@ use super::exchange::TIMEOUT_PER_QP;
 use super::run_error::COMPLETION_TIMEOUT;
 use crate::signal::{Interrupted, Stop, Timeout, Wake};
 
-/// Looks at an empty completion queue between two looks at the clock and for a signal: few at
-/// first, then more.
+/// Polls of an empty CQ between two checks of the clock and of signals: few at first, then more.
 const SPINS: Range<u32> = 1 << 12..1 << 20;
-/// The completion queue's name in its events.
+/// The user data of the CQ in its events.
 const CQ_DATA: u64 = 1;
 
-/// How completions come.
+/// How completions are reported.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WaitMode {
     /// By events.
     pub(crate) events: bool,
-    /// With their times.
+    /// With timestamps.
     pub(crate) timestamps: bool,
 }
 
-/// A completion, and its time where it tells that.
+/// A completion, with its timestamp if requested.
 pub(crate) type TimedCompletion = (WorkCompletion, Option<u64>);
 
-/// A completion queue and how it is waited on.
+/// A CQ and how to wait on it.
 pub(crate) struct CompletionWaiter<'a> {
     pub(crate) cq: Cq,
     channel: Option<CompChannel>,
     stop: &'a Stop,
-    /// How long the next completion may take.
+    /// Timeout of the next completion.
     timeout: Duration,
-    /// Events slept for.
+    /// Events that ended a sleep.
     events: u64,
 }
 
 impl<'a> CompletionWaiter<'a> {
-    /// A queue with so many entries, for so many queue pairs.
+    /// A CQ with `entries` entries, for `queue_pairs` queue pairs.
     pub(crate) fn new(
         context: &Context,
         entries: u32,
@@ -54,12 +53,12 @@ impl<'a> CompletionWaiter<'a> {
         let channel = events.then(|| context.create_comp_channel()).transpose()?;
         let init =
             CqInit { channel: channel.as_ref(), timestamps, user_data: CQ_DATA, ..CqInit::new(entries) };
-        // The peer may connect them all before it sends.
+        // The peer may connect all queue pairs before it sends.
         let timeout = COMPLETION_TIMEOUT + TIMEOUT_PER_QP * queue_pairs.saturating_sub(1);
         Ok(Self { cq: context.create_cq(&init)?, channel, stop, timeout, events: 0 })
     }
 
-    /// Asks for the first event, where there are events.
+    /// Arms the CQ for the first event, if events are used.
     pub(crate) fn arm(&mut self) -> Result<()> {
         if self.channel.is_some() {
             self.cq.arm(Arm::Any)?;
@@ -67,7 +66,7 @@ impl<'a> CompletionWaiter<'a> {
         Ok(())
     }
 
-    /// Events slept for, where that was asked for.
+    /// The number of events that ended a sleep; `None` when polling.
     pub(crate) fn events(&self) -> Option<u64> {
         self.channel.is_some().then_some(self.events)
     }
@@ -77,7 +76,7 @@ impl<'a> CompletionWaiter<'a> {
         self.timeout
     }
 
-    /// The next completion, or nothing where none came for too long.
+    /// The next completion, or `None` after the timeout.
     pub(crate) fn next(&mut self) -> Result<Option<TimedCompletion>> {
         let completion = match self.channel {
             None => self.spin(),
@@ -89,7 +88,7 @@ impl<'a> CompletionWaiter<'a> {
         Ok(completion)
     }
 
-    /// Looks for a completion until there is one, or nothing for too long.
+    /// Polls until a completion or the timeout.
     fn spin(&mut self) -> Result<Option<TimedCompletion>> {
         let mut deadline = None;
         let mut spins = SPINS.start;
@@ -108,7 +107,7 @@ impl<'a> CompletionWaiter<'a> {
         }
     }
 
-    /// Takes a completion, asleep until there is one, or nothing for too long.
+    /// Sleeps until a completion or the timeout.
     fn sleep(&mut self) -> Result<Option<TimedCompletion>> {
         loop {
             self.stop.check()?;

@@ -1,8 +1,8 @@
 //! `bareverbs pingpong xsrq`, on the wire the same as ibv_xsrq_pingpong: one server and several
-//! clients over extended reliable connections.
+//! clients over XRC.
 //!
-//! All clients are on one host and share an XRC domain there, by a file: the server sends to each
-//! client's queue over any of its connections in turn.
+//! All clients are on one host and share an XRC domain, which is named by a file. The server sends
+//! to each client's SRQ over any of its connections in turn.
 
 mod endpoint;
 pub(crate) mod record;
@@ -24,7 +24,7 @@ use crate::cli::pingpong::XsrqPingpong;
 use crate::signal::Stop;
 use crate::{devices, output};
 
-/// The file that the programs of a host find each other's domain by; that of the C program.
+/// The file that names the XRC domain of a host's programs; the same as in the C program.
 const XRC_DOMAIN_FILE: &str = "/tmp/xrc_domain";
 
 /// A finished run.
@@ -39,9 +39,9 @@ struct Report<'a> {
     local: &'a [XrcRecord],
     remote: &'a [XrcRecord],
     size: u32,
-    /// Messages sent, and as many received.
+    /// Messages sent, and the same number received.
     messages: u64,
-    /// Completion events slept for; absent when polling.
+    /// Completion events that ended a sleep; absent when polling.
     events: Option<u64>,
 }
 
@@ -61,7 +61,8 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
         Some(host) => vec![exchange_as_client(options, &mut endpoint, host, stop)?],
     };
     endpoint.run()?;
-    // What a client's connection carried for another client is seen through before it goes.
+    // A client's connection may carry messages for other clients, so they are completed before it
+    // is destroyed.
     match endpoint.side() {
         Side::Client => {
             peers.iter().try_for_each(Peer::send_end)?;
@@ -91,7 +92,7 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     Ok(output::line(&serde_json::to_string_pretty(&report)?)?)
 }
 
-/// The file that names the host's domain; without it, the domain is this program's own.
+/// The file that names the host's XRC domain; without it, the domain is private to this program.
 fn domain_file() -> Option<File> {
     let file = OpenOptions::new()
         .read(true)

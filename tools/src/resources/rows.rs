@@ -1,4 +1,4 @@
-//! Objects as names and values, with the names that `rdma resource show` has for them.
+//! Objects as names and values, with the names of `rdma resource show`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,8 +10,7 @@ use bareverbs::netlink::{
 };
 use serde::{Serialize, Serializer};
 
-/// States of connection identifiers by their numbers (`enum rdma_cm_state` of the kernel's
-/// cma_priv.h).
+/// Connection states by number (`enum rdma_cm_state` in the kernel's cma_priv.h).
 const CM_STATES: [&str; 12] = [
     "IDLE",
     "ADDR_QUERY",
@@ -31,17 +30,17 @@ const CM_STATES: [&str; 12] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     Number(u64),
-    /// A number that reads better in hexadecimal.
+    /// A number that is printed in hexadecimal.
     Key(u32),
     Signed(i64),
     Text(String),
-    /// The name of a part of the kernel, which people know by its brackets.
+    /// The name of a kernel module, printed in brackets.
     Kernel(String),
     /// Numbers, in ranges.
     Ranges(Vec<RangeInclusive<u32>>),
 }
 
-/// Names and values in their order.
+/// Names and values, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row(pub(super) Vec<(Cow<'static, str>, Cell)>);
 
@@ -145,13 +144,13 @@ impl Row {
     }
 }
 
-/// The name of a process' program; none where the process has just gone.
+/// The name of a process's program; `None` if the process has ended.
 fn comm(pid: u32) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
     Some(text.trim_end().to_owned())
 }
 
-/// Something that can be shown as a row.
+/// A type that is shown as a row.
 pub(super) trait WqeDisplay {
     fn fill(&self, row: &mut Row);
 }
@@ -165,7 +164,7 @@ pub(super) fn from_objects<T: WqeDisplay>(list: &[T]) -> Vec<Row> {
     list.iter().map(row).collect()
 }
 
-/// A name that this program has for a value, or the value.
+/// The name of a value, or the number if it has none here.
 fn named<T: Copy + Into<u64>>(value: Option<T>, name: impl Fn(T) -> Option<&'static str>) -> Option<String> {
     value.map(|value| name(value).map_or_else(|| value.into().to_string(), str::to_owned))
 }
@@ -174,7 +173,7 @@ fn qp_type(value: Option<QpType>) -> Option<String> {
     named(value, QpType::name)
 }
 
-/// How queue pairs come to counters.
+/// The mode that binds queue pairs to counters.
 pub(super) fn mode(value: Option<CounterMode>) -> Option<String> {
     named(value, CounterMode::name).map(|name| name.to_lowercase())
 }

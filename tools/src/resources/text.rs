@@ -1,14 +1,14 @@
-//! The snapshot as lines.
+//! The snapshot as text.
 
 use std::fmt::Write as _;
 
 use super::rows::{Cell, Row};
 use super::{PortCounters, Snapshot};
 
-/// Puts the cursor into the corner of an empty terminal.
+/// Clears the terminal and moves the cursor to its top left corner.
 pub(super) const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// The devices, and how much their counters have grown since `before`.
+/// The devices, with the growth of their counters since `before`.
 pub(super) fn render(now: &[Snapshot], before: Option<&[Snapshot]>) -> String {
     let mut page = String::new();
     for snapshot in now {
@@ -94,7 +94,7 @@ mod tests {
         let page = render(&[snapshot(12)], Some(&[snapshot(5)]));
         assert!(page.contains("sent_pkts                    12  +7\n"), "{page}");
         assert!(page.contains("rcvd_pkts                    7\n"), "{page}");
-        // A counter that was set back has not grown.
+        // A counter that was reset has not grown.
         assert!(render(&[snapshot(5)], Some(&[snapshot(12)])).contains("sent_pkts                    5\n"));
     }
 }

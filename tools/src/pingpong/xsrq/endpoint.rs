@@ -1,4 +1,4 @@
-//! The connections, their memory, and the run itself.
+//! The connections, their memory, and the run.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -21,22 +21,22 @@ use crate::pingpong::status;
 use crate::pingpong::wait::{CompletionWaiter, WaitMode};
 use crate::signal::Stop;
 
-/// A connection each way.
+/// An XRC QP for each direction.
 struct Connection {
     sender: Qp<XrcSend>,
     target: XrcTarget,
-    /// Messages on their way over it.
+    /// Outstanding messages of the connection.
     pending: u32,
 }
 
-/// One side of the table.
+/// One side of a run.
 pub(super) struct Endpoint<'a> {
     options: &'a XsrqPingpong,
     side: Side,
     waiter: CompletionWaiter<'a>,
     links: Vec<Connection>,
     srq: XrcSrq,
-    /// After the queues, so that nothing is posted any more when it goes.
+    /// After the queues, so that the queue pairs are destroyed first.
     memory: Mr<Buffer>,
     link_layer: LinkLayer,
     gid_index: Option<u32>,
@@ -44,19 +44,19 @@ pub(super) struct Endpoint<'a> {
     remote: Vec<XrcRecord>,
     /// Messages posted to each peer.
     posted: Vec<u64>,
-    /// Peers whose turn it is to get one.
+    /// Peers to which the next message is due.
     due: VecDeque<usize>,
     sent: u64,
     received: u64,
 }
 
-/// Messages that a connection takes at a time.
+/// The send queue depth of a connection.
 fn send_depth(clients: u32) -> u32 {
     clients + 1
 }
 
 impl<'a> Endpoint<'a> {
-    /// Makes everything up to the queue pairs in INIT, with receives posted.
+    /// Creates all objects, brings the queue pairs to INIT and posts the receives.
     pub(super) fn new(
         options: &'a XsrqPingpong,
         context: &Context,
@@ -119,27 +119,27 @@ impl<'a> Endpoint<'a> {
         self.side
     }
 
-    /// Where peers reach this side, connection by connection.
+    /// The addresses of this side, by connection.
     pub(super) fn local(&self) -> &[XrcRecord] {
         &self.local
     }
 
-    /// Where this side reaches its peers, as far as it is connected.
+    /// The addresses of the connected peers.
     pub(super) fn remote(&self) -> &[XrcRecord] {
         &self.remote
     }
 
-    /// Messages that have come.
+    /// The number of received messages.
     pub(super) fn received(&self) -> u64 {
         self.received
     }
 
-    /// Events slept for, where that was asked for.
+    /// The number of events that ended a sleep; `None` when polling.
     pub(super) fn events(&self) -> Option<u64> {
         self.waiter.events()
     }
 
-    /// Connects the next place to this peer.
+    /// Connects the next unused connection to this peer.
     pub(super) fn connect(&mut self, remote: XrcRecord) -> Result<()> {
         let place = self.remote.len();
         let (own, link) = (&self.local[place], &mut self.links[place]);
@@ -173,7 +173,7 @@ impl<'a> Endpoint<'a> {
         Ok(())
     }
 
-    /// Runs to the end: the server begins with a message to each client, each answers, and so on.
+    /// Runs to the end. The server begins with a message to each client, and each client answers.
     pub(super) fn run(&mut self) -> Result<()> {
         let total = u64::from(self.options.num_tests) * self.links.len() as u64;
         if self.side == Side::Server {
@@ -213,7 +213,7 @@ impl<'a> Endpoint<'a> {
             self.received += 1;
             self.post_recv()?;
             let place = match self.links.len() {
-                // To a client it may come over another client's connection.
+                // A client may receive it over another client's connection.
                 1 => 0,
                 _ => self
                     .links
@@ -226,8 +226,8 @@ impl<'a> Endpoint<'a> {
         self.send_due()
     }
 
-    /// Sends to all whose turn it is and for whom there is room: to each over all connections in
-    /// turn, as the C program does.
+    /// Sends the messages that are due while the send queues have room: to each peer over all
+    /// connections in turn, as the C program does.
     fn send_due(&mut self) -> Result<()> {
         while let Some(&place) = self.due.front() {
             if self.posted[place] < self.options.num_tests.into() {
@@ -257,7 +257,7 @@ impl<'a> Endpoint<'a> {
 
     fn post_recv(&mut self) -> Result<()> {
         let sges = [self.memory.sge(..)?];
-        // SAFETY: the region outlives the queue (field order), and its bytes are not looked at.
+        // SAFETY: the region outlives the queue (field order), and its bytes are never borrowed.
         let posted = unsafe { self.srq.post_recv(&[RecvRequest { wr_id: RECV_ID, sges: &sges }]) };
         posted.context("couldn't post a receive")
     }

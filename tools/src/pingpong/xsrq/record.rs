@@ -1,8 +1,8 @@
 //! The address record of a run over XRC, as 66 bytes of text.
 //!
-//! `LLLL:RRRRRR:SSSSSS:PPPPPP:QQQQQQ:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, number of
-//! the target, of the sender, first packet number, number of the shared receive queue, and GID in
-//! hexadecimal (libibverbs/examples/xsrq_pingpong.c, send_local_dest).
+//! `LLLL:RRRRRR:SSSSSS:PPPPPP:QQQQQQ:GGGGGGGGGGGGGGGGGGGGGGGGGGGGGGGG` and a NUL: LID, QP number of
+//! the target, QP number of the sender, first PSN, SRQ number, and GID in hexadecimal
+//! (libibverbs/examples/xsrq_pingpong.c, send_local_dest).
 
 use std::net::Ipv6Addr;
 use std::ops::Range;
@@ -22,19 +22,19 @@ const SRQ: Range<usize> = 26..32;
 const GID: Range<usize> = 33..65;
 const SEPARATORS: [(usize, u8); 6] = [(4, b':'), (11, b':'), (18, b':'), (25, b':'), (32, b':'), (65, 0)];
 
-/// Where a side of a connection can be reached.
+/// The address of one side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct XrcRecord {
     pub(crate) lid: u16,
-    /// The queue pair that receives.
+    /// The QP number of the XRC target.
     pub(crate) recv_qpn: u32,
-    /// The queue pair that sends.
+    /// The QP number of the XRC initiator.
     pub(crate) send_qpn: u32,
-    /// Of the first packet of either.
+    /// The first PSN of both.
     pub(crate) psn: u32,
-    /// The shared receive queue.
+    /// The SRQ number.
     pub(crate) srqn: u32,
-    /// All zero where the path needs none.
+    /// All zero if the path needs no GID.
     pub(crate) gid: Ipv6Addr,
 }
 
@@ -59,7 +59,7 @@ impl XrcRecord {
                 return Err(BadRecord::Separator { at, expected, found: bytes[at] });
             }
         }
-        // Each field's digits fill its type exactly, or leave 8 bits of it empty.
+        // Each field's digits fill its type exactly, or leave 8 bits of it zero.
         Ok(Self {
             lid: read_hex(bytes, LID)? as u16,
             recv_qpn: read_hex(bytes, TARGET)? as u32,
@@ -76,7 +76,7 @@ impl XrcRecord {
         Record { lid, qpn: self.recv_qpn, psn, gid }.has_gid().then_some(gid)
     }
 
-    /// The line that shows it; `whose` is `local` or `remote`.
+    /// The line with the address; `whose` is `local` or `remote`.
     pub(crate) fn line(&self, whose: &str) -> String {
         let Self { lid, recv_qpn, send_qpn, psn, srqn, gid } = self;
         format!(
