@@ -1,15 +1,15 @@
-//! Files given to `bareverbs dump`: text of the kernel's log, or entries as they are.
+//! Files given to `bareverbs dump`: text of the kernel's log, or raw entries.
 //!
-//! Text with the hexadecimal digits of entries prints as the entries themselves do. The output is
-//! at most proportional to the input, and there is a line for each completion.
+//! Hexadecimal text of entries prints the same as the raw entries. The output is at most
+//! proportional to the input. Each CQE prints one line.
 
 use std::fmt::Write;
 
 use bareverbs_tools::testing::{dump_cqe, dump_wqe};
 
-/// Bytes of a completion.
+/// Bytes of a CQE.
 const CQE: usize = 64;
-/// More than is printed for each byte of input.
+/// Upper bound of the bytes printed for each byte of input.
 const PRINTED: usize = 64;
 
 /// The bytes as the kernel prints them.
@@ -30,7 +30,7 @@ pub(crate) fn run(data: &[u8]) {
         assert!(!text.is_empty());
         assert!(text.len() <= PRINTED * (data.len() + CQE), "{} bytes of {}", text.len(), data.len());
 
-        // Entries that could be text are taken for text.
+        // Raw entries that are valid text are parsed as text.
         let is_text = std::str::from_utf8(data).is_ok_and(|text| !text.contains('\0'));
         if !is_text {
             assert_eq!(dump(kernel_log(data).into_bytes()), printed);

@@ -1,8 +1,8 @@
-//! What the fabric of another process sends: messages of an inter-switch link, packets of the
+//! Input from the fabric of another process: messages of an inter-switch link, packets of the
 //! transports, RoCE v2 frames.
 //!
-//! A message that was read and written again is read as the same; so is a frame. A stream of any
-//! bytes ends, read or cut off.
+//! A message or frame that was decoded, encoded and decoded again is unchanged. Decoding of any
+//! byte stream terminates, also if it is truncated.
 
 use bareverbs_hca::Link;
 use bareverbs_hca::engine::packet::{Packet, Route};
@@ -12,7 +12,7 @@ use bareverbs_hca::testing::{
 
 use crate::input::Input;
 
-/// A packet whose flags are such as are sent, so that more of the bytes count.
+/// A packet with valid flags, so that more of the input is used.
 fn packet(bytes: &[u8]) -> Option<Packet> {
     let mut bytes = bytes.to_vec();
     if let Some(flags) = bytes.get_mut(1) {
@@ -38,7 +38,7 @@ pub(crate) fn run(data: &[u8]) {
     if let Some(packet) = packet(input.0) {
         let mut body = encode_message(&Message::Packet(packet.clone()));
         assert_eq!(decode_message(&body), Some(Message::Packet(packet.clone())));
-        // Over another route.
+        // With another routing header.
         let length = body.len().min(1 + route.len());
         body[1..length].copy_from_slice(&route[..length - 1]);
         check_message(&body);
@@ -56,7 +56,7 @@ pub(crate) fn run(data: &[u8]) {
         while !input.is_empty() {
             let length = input.byte();
             let body = input.slice(length.into());
-            // Mostly the length that it has.
+            // Mostly the true length.
             let stated = if input.one_in(8) { input.word() } else { body.len() as u32 };
             bytes.extend(stated.to_be_bytes());
             bytes.extend(body);

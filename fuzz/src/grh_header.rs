@@ -1,12 +1,12 @@
 //! The 40 bytes before a datagram's payload.
 //!
-//! A header that was read has the fields of the header that was written, in both address families.
+//! A decoded header has the fields of the encoded header, in both address families.
 
 use bareverbs::{GRH_BYTES, Gid, Grh};
 
 use crate::input::Input;
 
-/// The one's complement sum of a header's words.
+/// The one's complement sum of a header's 16-bit words.
 fn ones_sum(bytes: &[u8]) -> u16 {
     let mut sum: u32 =
         bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
@@ -22,7 +22,8 @@ fn ipv6(input: &mut Input<'_>) -> [u8; GRH_BYTES] {
     bytes
 }
 
-/// With a checksum that is right, behind bytes that may look like the start of an IPv6 header.
+/// An IPv4 header with a valid checksum, after bytes that may look like the start of an IPv6
+/// header.
 fn ipv4(input: &mut Input<'_>) -> [u8; GRH_BYTES] {
     let mut bytes: [u8; GRH_BYTES] = input.array();
     bytes[20] = 0x45;
@@ -41,7 +42,7 @@ pub(crate) fn run(data: &[u8]) {
     }
 
     let bytes = ipv6(&mut input);
-    // One whose last 20 bytes are an IPv4 header too is taken for that.
+    // A header whose last 20 bytes are a valid IPv4 header is decoded as IPv4.
     if bytes[20] != 0x45 || ones_sum(&bytes[20..]) != 0xffff {
         let header = Grh::parse(&bytes).expect("an IPv6 header");
         assert_eq!((header.sgid.0, header.dgid.0), (array(&bytes, 8), array(&bytes, 24)));

@@ -1,8 +1,8 @@
-//! Accesses to the registers and the configuration space of the ConnectX in software.
+//! Accesses to the registers and the configuration space of the software ConnectX.
 //!
-//! A read of several bytes is that of each byte. The command queue is where it was written to be.
-//! Only as many slots or pages are rung as there are. No write changes what identifies the device
-//! or makes the capability list endless.
+//! A long read equals the reads of its bytes. The command queue is at the address that was written.
+//! Only existing command slots and doorbell pages are rung. No write changes the identity of the
+//! device or makes the capability list endless.
 
 use bareverbs_hca::Link;
 use bareverbs_hca::testing::Bar;
@@ -15,7 +15,7 @@ const QUEUE_HIGH: u64 = 0x10;
 const QUEUE_LOW: u64 = 0x14;
 const IDENTITY: [u8; 4] = [0xb3, 0x15, 0x17, 0x10];
 
-/// A place: near the registers, on a doorbell page, or anywhere.
+/// An offset: near the registers, on a doorbell page, or anywhere.
 fn place(input: &mut Input<'_>) -> u64 {
     match input.byte() % 4 {
         0 => u64::from(input.byte()),

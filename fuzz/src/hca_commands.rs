@@ -1,6 +1,6 @@
-//! A driver that lies to the ConnectX in software: commands with wrong bytes, slots and mailboxes
-//! with wrong pointers, stores anywhere, memory that goes away, resets. Whatever it does, the
-//! device answers, and after a teardown nothing of it is left.
+//! A malicious driver of the software ConnectX: commands with wrong bytes, slots and mailboxes with
+//! wrong pointers, stores anywhere, memory that is unmapped, resets. Each command gets a status.
+//! After a teardown no object is left.
 
 use bareverbs_hca::{FirmwareHarness, Link};
 
@@ -11,15 +11,15 @@ const PAGE_FAULT_RESUME: u16 = 0x204;
 const STEPS: usize = 200;
 const MEMORY: u64 = FirmwareHarness::MEMORY;
 
-/// A place in or around the device's memory.
+/// An address in or near the device's memory.
 fn address(input: &mut Input<'_>) -> u64 {
     MEMORY.wrapping_add(u64::from(input.half()) << 4).wrapping_sub(0x100)
 }
 
-/// An example with some of its bytes changed.
+/// An example command with some bytes changed.
 fn lie(input: &mut Input<'_>) -> Vec<u8> {
     let examples = FirmwareHarness::examples();
-    // One more answers a page fault, which there may or may not have been.
+    // The last choice answers a page fault, which may not exist.
     let which = usize::from(input.byte()) % (examples.len() + 1);
     let mut command = FirmwareHarness::example(examples.get(which).copied().unwrap_or(PAGE_FAULT_RESUME));
     for _ in 0..input.byte() % 6 {
@@ -32,7 +32,7 @@ fn lie(input: &mut Input<'_>) -> Vec<u8> {
     command
 }
 
-/// A slot of the command queue for this command, with its mailboxes, and some of the bytes changed.
+/// Writes a command and its mailboxes to a slot of the command queue, with some bytes changed.
 fn slot(hca: &mut FirmwareHarness, input: &mut Input<'_>, command: &[u8]) {
     const QUEUE: u64 = MEMORY + 0xf_0000;
     const BOXES: u64 = MEMORY + 0xe_0000;
@@ -123,7 +123,8 @@ pub(crate) fn run(data: &[u8]) {
             },
         }
     }
-    // Answered or refused because the device is off already; either way nothing is left.
+    // The command succeeds, or fails because the device is off already. No object is left either
+    // way.
     hca.command(&[0x01, TEARDOWN_HCA, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &mut [0; 16]);
     assert!(hca.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"), "{}", hca.objects());
 }

@@ -1,7 +1,6 @@
-//! A driver and a peer that lie to the engine of the ConnectX in software: work requests,
-//! doorbells, receive queues and packets with wrong bytes, for queue pairs of every kind in every
-//! state, while memory goes away. Whatever they do, the engine comes to rest, and goes on working
-//! for others.
+//! A malicious driver and a malicious peer of the software ConnectX's engine: WQEs, doorbells,
+//! receive queues and packets with wrong bytes, for queue pairs of every type in every state, while
+//! memory is unmapped. The engine becomes idle, and other queue pairs still work.
 
 use bareverbs_hca::engine::packet::{Global, Network, Packet, Route, Transport};
 use bareverbs_hca::engine::{CqSetup, KeyKind, MiniFormat, QpSetup, ReceiveQueue, Service, SrqSetup, State};
@@ -14,7 +13,7 @@ const PAGE: usize = 0x1000;
 const LOG_RING: u8 = 5;
 const PD: u32 = 1;
 
-/// Where things lie in the driver's memory.
+/// Offsets in the driver's memory.
 const CQS: usize = 0;
 const QUEUES: usize = 0x1_0000;
 const QUEUE: usize = 0x2000;
@@ -123,7 +122,7 @@ impl Driver {
         }
     }
 
-    /// A work request whose control segment is sound most of the time, and rung most of the time.
+    /// Posts a WQE. Mostly its control segment is valid and its doorbell is rung.
     fn post(&mut self, input: &mut Input<'_>) {
         const OPCODES: [u8; 14] =
             [0x00, 0x01, 0x08, 0x09, 0x0a, 0x0b, 0x0e, 0x10, 0x11, 0x12, 0x14, 0x15, 0x25, 0x3e];
@@ -163,7 +162,7 @@ impl Driver {
         }
     }
 
-    /// A receive work request, of a queue pair or of the shared queue.
+    /// Posts a receive WQE, to a queue pair or to the SRQ.
     fn post_receive(&mut self, input: &mut Input<'_>) {
         let which = usize::from(input.byte()) % 9;
         let (slot, length) = (usize::from(input.byte()) % (1 << LOG_RING), u32::from(input.half()));
@@ -180,7 +179,7 @@ impl Driver {
         self.memory.write(record, &u32::from(input.byte()).to_be_bytes());
     }
 
-    /// Bytes from the wire, if they are a packet at all.
+    /// Delivers bytes from the wire, if they decode as a packet.
     fn packet(&mut self, input: &mut Input<'_>) {
         let length = usize::from(input.byte());
         let mut bytes = input.bytes(length.max(24));
@@ -243,7 +242,7 @@ impl Driver {
                 let at = usize::from(input.byte()) * 8;
                 self.hca.store(at % PAGE, &input.bytes(8));
             }
-            // An answer to a page fault, right or wrong.
+            // A response to a page fault, right or wrong.
             7 => {
                 let (token, kind) = (u32::from(input.byte() & 7) + 1, input.byte() & 7);
                 let queue = [qp, token, u32::from(input.byte())][usize::from(input.byte()) % 3];
@@ -278,7 +277,7 @@ pub(crate) fn run(data: &[u8]) {
         driver.hca.run();
     }
     driver.hca.pass(10_000_000);
-    // Queues that nobody lied about still work.
+    // Untouched queues still work.
     let mut fresh = Driver::new(&mut Input(&[])).expect("another device");
     fresh.post(&mut Input(&[0, 0, 1, 8]));
     fresh.hca.run();

@@ -1,8 +1,8 @@
-//! vfio-user messages of a virtual machine monitor to the ConnectX in software: the socket's bytes,
-//! and messages that make sense but for some of their fields.
+//! vfio-user messages of a virtual machine monitor to the software ConnectX: raw socket bytes, and
+//! valid messages with some fields changed.
 //!
-//! Every message is answered with a reply that names it and states its own length, which is
-//! bounded. After any of them the device still answers.
+//! Each message gets a reply with its id and the reply's own length, which is bounded. The device
+//! still answers after any message.
 
 use std::os::fd::OwnedFd;
 
@@ -13,7 +13,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use crate::input::Input;
 
 const HEADER: usize = 16;
-/// Bytes of the longest reply: the longest read, with the fields before it.
+/// Bytes of the longest reply: the longest read and the fields before it.
 const LONGEST: usize = HEADER + 16 + (1 << 20);
 const MEMORY: u64 = 0x1_0000;
 const STEPS: usize = 100;
@@ -43,7 +43,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Addresses of guest memory: often the same, so that ranges meet.
+/// Guest memory addresses. They often repeat, so that ranges overlap.
 fn address(input: &mut Input<'_>) -> u64 {
     match input.byte() % 8 {
         0 => input.long(),
@@ -94,7 +94,7 @@ fn message(monitor: &mut Monitor<'_>, input: &mut Input<'_>) {
         }
         _ => {
             let length = usize::from(input.half());
-            // Bytes that are no message end the connection, not the device.
+            // Bytes that are not a message end the connection, but not the device.
             if let Ok(replies) = monitor.send_bytes(input.slice(length)) {
                 replies.iter().for_each(|reply| assert!(reply.len() <= LONGEST));
             }
@@ -125,7 +125,7 @@ pub(crate) fn run(data: &[u8]) {
             }
             message(monitor, &mut input);
         }
-        // The identity of the device.
+        // Reads the vendor and device ID.
         let body = [longs(&[0]), words(&[7, 4])].concat();
         let reply = monitor.send(MonitorMessage { id: 1, command: 9, body, fds: Vec::new() });
         assert_eq!(reply[HEADER + 16..], [0xb3, 0x15, 0x17, 0x10]);

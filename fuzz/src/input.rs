@@ -1,6 +1,6 @@
-//! Values out of the bytes that a fuzzer chooses.
+//! Values from the bytes that a fuzzer chooses.
 
-/// What is left of the bytes, read from the front; beyond their end there are zeros.
+/// The remaining bytes, read from the front. Past the end, reads give zeros.
 pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -34,7 +34,7 @@ impl<'a> Input<'a> {
         (0..length).map(|_| self.byte()).collect()
     }
 
-    /// Bytes that are there, `length` at most.
+    /// At most `length` of the remaining bytes.
     pub(crate) fn slice(&mut self, length: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(length.min(self.0.len()));
         self.0 = rest;
@@ -46,12 +46,12 @@ impl<'a> Input<'a> {
         usize::from(self.byte()) % count
     }
 
-    /// Whether something happens that does once in so many times.
+    /// True once in `times` calls, on average.
     pub(crate) fn one_in(&mut self, times: u8) -> bool {
         self.byte().is_multiple_of(times)
     }
 
-    /// One of a list that is not empty.
+    /// An element of a list that is not empty.
     pub(crate) fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
         list[usize::from(self.half()) % list.len()]
     }

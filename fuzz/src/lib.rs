@@ -1,8 +1,8 @@
-//! What is fuzzed: for each parser of what others say, a function of bytes.
+//! The fuzz targets: one function of bytes for each parser of untrusted input.
 //!
-//! A function returns whatever the bytes are, or panics where a property does not hold; its module
-//! says which. The crate in `libfuzzer` makes a program of each, `cargo xtask fuzz` runs them, and
-//! the test `replay` runs every function on its corpus.
+//! A function returns for any bytes, or panics if its property does not hold; its module states the
+//! property. The crate in `libfuzzer` builds a program of each target, `cargo xtask fuzz` runs
+//! them, and the test `replay` runs each function on its corpus.
 
 mod input;
 

@@ -1,7 +1,8 @@
-//! The netlink reader, and the text of nldev messages.
+//! The netlink parser, and the text form of nldev messages.
 //!
-//! What the writer wrote is read back, nests included. Any bytes end the walk: a message needs 16
-//! bytes, an attribute 4. A nest that is deeper than nldev has any is not printed.
+//! Encoded messages are decoded unchanged, nested attributes included. Parsing of any bytes
+//! terminates: a message takes at least 16 bytes, an attribute 4. Attributes nested deeper than in
+//! nldev are not printed.
 
 use bareverbs_uapi::netlink::{
     Attributes, Content, ErrorBody, MessageFlags, MessageHeader, MessageWriter, messages,
@@ -10,9 +11,9 @@ use bareverbs_uapi::nldev;
 
 use crate::input::Input;
 
-/// Nests within nests that are written.
+/// Maximum depth of encoded nested attributes.
 const DEPTH: usize = 6;
-/// More than is printed for each byte.
+/// Upper bound of the bytes printed for each byte of input.
 const PRINTED: usize = 64;
 
 enum Value {
@@ -122,7 +123,7 @@ pub(crate) fn run(data: &[u8]) {
     assert_eq!((message.header.kind, message.header.flags, message.header.seq), (kind, flags, seq));
     check(message.attributes(), &written);
 
-    // The same, damaged.
+    // The same with some bytes changed.
     let mut damaged = datagram.to_vec();
     for _ in 0..input.byte() % 8 {
         let at = usize::from(input.half()) % damaged.len();

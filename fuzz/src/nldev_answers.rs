@@ -1,7 +1,7 @@
-//! RDMA netlink's answers: devices, ports, lists of resources and counters.
+//! Responses of RDMA netlink: devices, ports, resource lists and counters.
 //!
-//! Any datagram is read or is malformed, with at most an object for every 4 bytes. Every device
-//! that the datagram lists is read with what was written of it.
+//! Any datagram is decoded or is malformed, with at most one object for every 4 bytes. Each device
+//! in the datagram is decoded with the values that were encoded.
 
 use bareverbs::parsers::read_nldev;
 use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};
@@ -9,10 +9,10 @@ use bareverbs_uapi::nldev::{ATTRIBUTES, Attribute, Command, ValueKind};
 
 use crate::input::Input;
 
-/// The request that is answered.
+/// The sequence number of the request.
 const SEQ: u32 = 1;
 const DEPTH: usize = 4;
-/// Tables of objects.
+/// Resource tables.
 const TABLES: [Attribute; 9] = [
     Attribute::RES_QP,
     Attribute::RES_CQ,
@@ -28,12 +28,12 @@ const TABLES: [Attribute; 9] = [
 fn read(datagram: &[u8]) {
     if let Ok((devices, objects)) = read_nldev(datagram, SEQ) {
         assert!(devices.len() <= messages(datagram).count());
-        // Each table is read as what it is, and that of regions and counters twice.
+        // Each table is decoded as its own type; those of MRs and counters are decoded twice.
         assert!(objects <= 2 * datagram.len() / 4);
     }
 }
 
-/// An attribute of its own kind, or seldom of another.
+/// Encodes an attribute, rarely with the type of another.
 fn put(writer: &mut MessageWriter<'_>, input: &mut Input<'_>, depth: usize) {
     let number = (usize::from(input.byte()) % ATTRIBUTES.len()) as u16;
     let value = ATTRIBUTES[usize::from(number)].value;

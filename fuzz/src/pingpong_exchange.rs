@@ -1,14 +1,13 @@
-//! What a ping-pong peer says: address records of both kinds, and closing words.
+//! Input from a ping-pong peer: address records of both formats, and closing items.
 //!
-//! A record that was read is the record that was sent, but for the case of its digits. What is
-//! refused is named, with the index of the byte. Only as many bytes as are due, and the end, make a
-//! record.
+//! A decoded record equals the record that was sent, except for the case of its digits. An error
+//! has the index of the wrong byte. A record needs exactly its number of bytes, then the end.
 
 use bareverbs_tools::testing::{RECORD_LEN, Read, XRC_RECORD_LEN, receive, recode, recode_xrc};
 
 use crate::input::Input;
 
-/// Bytes that may be anything, over a record that is right.
+/// A valid record with some bytes replaced.
 fn record<const N: usize>(input: &mut Input<'_>, separators: &[usize]) -> [u8; N] {
     let mut record = std::array::from_fn(|at| match separators.binary_search(&at) {
         Ok(_) if at == N - 1 => 0,

@@ -1,14 +1,14 @@
-//! Writes to the RDMA connection manager and its answers, events among them, printed with names and
+//! Writes to the RDMA connection manager and its responses and events, printed with names and
 //! values.
 //!
-//! The text is at most proportional to the bytes, and malformed bytes are printed as such.
+//! The text is at most proportional to the bytes. Malformed bytes are printed as malformed.
 
 use bareverbs_uapi::rdma_cm::{self, COMMANDS, Header};
 use zerocopy::IntoBytes;
 
 use crate::input::Input;
 
-/// More than is printed for each byte, and for the names of the longest struct.
+/// Upper bound of the bytes printed for each byte of input; covers the names of the longest struct.
 const PRINTED: usize = 32;
 const NAMES: usize = 16 << 10;
 
@@ -30,8 +30,7 @@ pub(crate) fn run(data: &[u8]) {
     let raw = input.slice(raw);
     check(raw, input.0);
 
-    // A command that there is, with bytes of its request's size or of another, and the answer to
-    // it.
+    // A known command, with as many bytes as its request or with another number, and its response.
     let command = input.one_of(COMMANDS);
     let length = match input.byte() % 4 {
         0 => usize::from(input.byte()),

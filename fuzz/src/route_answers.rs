@@ -1,7 +1,7 @@
-//! The kernel's answers about links, routes and neighbours.
+//! The kernel's responses about links, routes and neighbours.
 //!
-//! Any datagram is read or is malformed, a message at most for every 16 bytes. What was written is
-//! read back.
+//! Any datagram is decoded or is malformed, with at most one message for every 16 bytes. Encoded
+//! messages are decoded unchanged.
 
 use std::net::IpAddr;
 

@@ -1,11 +1,11 @@
-//! A kernel that breaks the rules of the rings that it shares with the Soft-RoCE provider: headers,
+//! A kernel that breaks the protocol of the rings that it shares with the rxe provider: headers,
 //! indices, states, statuses and requests with any bytes, at any time, and resizes to memory with
 //! any header.
 //!
-//! Nothing outside of the memory is read or written, which AddressSanitizer sees. What a ring
-//! accepts fits into it, polling ends after twice as many completions as the ring holds at most,
-//! and a value is what its slot holds. The indices that the program publishes lie in the ring.
-//! After the kernel has come back to the rules, requests are taken again.
+//! AddressSanitizer detects accesses outside of the memory. Accepted requests fit into the ring.
+//! Polling ends after at most twice as many completions as the ring holds. A value equals the
+//! content of its slot. The published indices are within the ring. When the kernel follows the
+//! protocol again, requests are accepted again.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue};
@@ -25,7 +25,7 @@ use crate::input::Input;
 
 const HEADER: usize = size_of::<QueueBuf>();
 const STEPS: usize = 300;
-/// Bytes of the inline data that are posted.
+/// The inline data of the requests.
 const INLINE: [u8; 80] = [0x5a; 80];
 
 const NO_COMPLETION: WorkCompletion = WorkCompletion {
@@ -44,7 +44,7 @@ const NO_COMPLETION: WorkCompletion = WorkCompletion {
     dlid_path_bits: 0,
 };
 
-/// Memory with a header that mostly makes sense.
+/// Memory with a header that is mostly valid.
 fn memory(input: &mut Input<'_>, element: usize) -> (PlainMemory, u32) {
     let depth = u32::from(input.byte() % 9);
     if !input.one_in(4) {
@@ -61,14 +61,14 @@ fn memory(input: &mut Input<'_>, element: usize) -> (PlainMemory, u32) {
     (PlainMemory::with_header(size, log2_slot, mask), depth)
 }
 
-/// Requests that were accepted since the kernel last wrote an index.
+/// Requests accepted since the kernel last wrote an index.
 #[derive(Default)]
 struct Accepted {
-    /// Neither deferred nor published.
+    /// Pushed requests that are neither deferred nor published.
     batch: u32,
     deferred: u32,
     published: u32,
-    /// Whether the kernel broke the rules: its index counts once as it was read before and once as
+    /// Whether the kernel broke the protocol. Its index counts twice then: as read earlier, and as
     /// it is.
     lied: bool,
 }
@@ -84,14 +84,13 @@ impl Accepted {
     }
 }
 
-/// The index words as the program published them, and whether they lie in a ring with this
-/// capacity.
+/// Whether the published index word is within a ring of this capacity.
 fn in_ring(index: *mut u32, capacity: u32) -> bool {
-    // SAFETY: the word lies in memory that the caller holds, and only this thread accesses it.
+    // SAFETY: the word is in memory that the caller holds, and only this thread accesses it.
     unsafe { index.read_volatile() <= capacity }
 }
 
-/// The kernel writes where it should not.
+/// The kernel writes an invalid value.
 fn lie(memory: &PlainMemory, input: &mut Input<'_>) {
     match input.byte() % 4 {
         0 => memory.set_indices(input.word(), input.word()),
@@ -118,11 +117,11 @@ fn completion_queue(input: &mut Input<'_>) {
         match input.byte() % 8 {
             0..3 => lie(&ring, input),
             3 => {
-                // The kernel writes nothing meanwhile.
+                // The kernel does not write during this loop.
                 let mut taken = 0;
                 while let Some(completion) = cq.next() {
                     taken += 1;
-                    // What was filled when the index was last read, and what is filled now.
+                    // The entries seen when the index was last read, and the entries there now.
                     assert!(taken <= 2 * capacity, "polling ends");
                     let value = completion.to_value();
                     assert_eq!(value.wr_id, completion.wr_id());
@@ -143,9 +142,9 @@ fn completion_queue(input: &mut Input<'_>) {
             }
             5 => {
                 let (to, depth) = memory(input, size_of::<Wc>());
-                // What was taken is released before a resize.
+                // Polled entries are released before a resize.
                 cq.release();
-                // SAFETY: no kernel uses the old memory, and all that was taken is released.
+                // SAFETY: no kernel uses the old memory, and all polled entries are released.
                 let followed = unsafe { cq.finish_resize(Ok(to.clone()), depth) };
                 if followed.is_ok() {
                     ring = to;
@@ -226,11 +225,11 @@ fn send_queue(input: &mut Input<'_>) {
                     let ah = RxeAh { number: 1 };
                     let to = Datagram { ah: &ah, qp_num: input.word() >> 7, qkey: 1, imm: None };
                     let request = SendRequest { wr_id: next, operation: to, flags, payload };
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     unsafe { sq.push_datagram(&request) }
                 } else {
                     let request = SendRequest { wr_id: next, operation: operation(input), flags, payload };
-                    // SAFETY: no kernel carries the request out.
+                    // SAFETY: no kernel executes the request.
                     if unsafe { sq.try_push(&request) } { Ok(()) } else { unsafe { sq.push(&request) } }
                 };
                 match pushed {
@@ -273,7 +272,7 @@ fn send_queue(input: &mut Input<'_>) {
                 sq.modified(&change);
             }
             11 => {
-                // SAFETY: no kernel carries requests out.
+                // SAFETY: no kernel executes requests.
                 unsafe { sq.reset() };
                 accepted = Accepted::default();
             }
@@ -286,9 +285,9 @@ fn send_queue(input: &mut Input<'_>) {
         assert_eq!(sq.capacity(), capacity, "what the header says later has no effect");
         assert!(sq.deferred() <= capacity);
     }
-    // A kernel that has emptied the queue, as a reset does.
+    // The kernel has emptied the queue, as a reset does.
     ring.set_indices(0, 0);
-    // SAFETY: no kernel carries requests out.
+    // SAFETY: no kernel executes requests.
     unsafe { sq.reset() };
     if capacity > 0 && qp_type != QpType::UD {
         let send = SendRequest {
@@ -297,7 +296,7 @@ fn send_queue(input: &mut Input<'_>) {
             flags: SendFlags::empty(),
             payload: Payload::Sges(&[]),
         };
-        // SAFETY: no kernel carries the request out.
+        // SAFETY: no kernel executes the request.
         assert_eq!(unsafe { sq.push(&send) }, Ok(()));
     }
 }
@@ -319,7 +318,7 @@ fn receive_queue(input: &mut Input<'_>) {
             0..5 => {
                 let sges = [Sge { addr: 0x1000, length: u32::from(input.byte()) << (input.byte() % 25), lkey: 9 }; 8];
                 let request = RecvRequest { wr_id: input.long(), sges: &sges[..input.below(9)] };
-                // SAFETY: no kernel carries the request out.
+                // SAFETY: no kernel executes the request.
                 let pushed = unsafe {
                     if rq.try_push(&request) { Ok(()) } else { rq.push(&request) }
                 };
@@ -347,7 +346,7 @@ fn receive_queue(input: &mut Input<'_>) {
                 }
             }
             8 if !lost => {
-                // SAFETY: no kernel carries requests out.
+                // SAFETY: no kernel executes requests.
                 unsafe { rq.reset() };
                 accepted = Accepted::default();
             }

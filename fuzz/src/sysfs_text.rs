@@ -1,6 +1,6 @@
 //! Lines of sysfs: GUIDs, device numbers, node types and P_Keys.
 //!
-//! What the kernel writes is read back. Any other line is read or is not.
+//! Lines in the kernel's format are decoded unchanged. Any other line is decoded or rejected.
 
 use bareverbs::parsers::read_sysfs_line;
 

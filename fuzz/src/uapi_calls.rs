@@ -1,8 +1,8 @@
 //! ioctl calls on the uverbs file, as a tracer reads them: headers, attributes, write commands
-//! within `INVOKE_WRITE`, requests and responses in the memory that the calls point at.
+//! within `INVOKE_WRITE`, and the requests and responses in the memory that they point to.
 //!
-//! Any bytes are a call or an error that says why not. Printing ends, in either form, with text of
-//! bounded length. The attributes that were encoded are the ones that are decoded.
+//! Any bytes decode as a call, or give an error with a reason. Printing terminates, in either
+//! format, with text of bounded length. Encoded attributes are decoded unchanged.
 
 use bareverbs_uapi::decode::{DecodeError, DecodedValue, Memory, decode};
 use bareverbs_uapi::ioctl::{Attribute, AttributeFlags, Header};
@@ -14,11 +14,11 @@ use zerocopy::IntoBytes;
 
 use crate::input::Input;
 
-/// More than is printed of a call, and of each of its attributes.
+/// Upper bound of the bytes printed for a call, and for each of its attributes.
 const NAMES: usize = 512;
 const ATTRIBUTE: usize = 256 << 10;
 
-/// Memory that holds these bytes again and again; addresses in the upper half can't be read.
+/// Memory that repeats these bytes. Addresses in the upper half can't be read.
 struct Repeated<'a>(&'a [u8]);
 
 impl Memory for Repeated<'_> {
@@ -60,7 +60,7 @@ fn check(bytes: &[u8], memory: &dyn Memory) {
     }
 }
 
-/// A method, its driver's additions among the attributes that it may have.
+/// A method, and the ids of its attributes with those that its driver adds.
 fn method(input: &mut Input<'_>, driver_id: u32) -> (&'static MethodInfo, Vec<u16>) {
     let driver = driver(driver_id);
     let methods: Vec<&MethodInfo> = OBJECTS

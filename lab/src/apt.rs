@@ -1,5 +1,5 @@
-//! Debian packages by the machine's own apt, in a state folder of our own: no root needed, the
-//! system untouched.
+//! Debian packages, fetched by the machine's own apt with a separate state folder. It needs no root
+//! and does not change the system.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -17,16 +17,16 @@ use crate::sources::Mirrors;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// A Debian release together with the suites that update it, by its codename.
+/// A Debian release with its update suites, by codename.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Channel(pub(crate) &'static str);
 
 impl Channel {
-    /// The release of the guests' C stack.
+    /// The release of the guests' rdma-core.
     pub(crate) const SID: Self = Self("sid");
-    /// What is newer than sid.
+    /// The suite with packages newer than sid.
     pub(crate) const EXPERIMENTAL: Self = Self("experimental");
-    /// The release whose backports have the QEMU that the lab needs.
+    /// The release with the required QEMU in its backports.
     pub(crate) const TRIXIE: Self = Self("trixie");
 
     pub(crate) fn name(self) -> &'static str {
@@ -46,7 +46,7 @@ impl Channel {
     }
 }
 
-/// One version of a package, as apt knows it.
+/// One version of a package in apt's lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -59,12 +59,12 @@ pub(crate) struct Package {
 pub(crate) struct Apt {
     state: PathBuf,
     channel: Channel,
-    /// apt itself refuses to share its state.
+    /// apt does not share its state between processes.
     _lock: Flock<File>,
 }
 
 impl Apt {
-    /// Reads the channel's package lists anew.
+    /// Reads the channel's package lists again.
     pub(crate) fn open(cache: &Cache, channel: Channel) -> Result<Self> {
         let state = cache.root().join("apt").join(channel.name());
         let lock = cache.lock(&format!("apt-{}", channel.name()))?;
@@ -135,7 +135,7 @@ impl Apt {
             "Dir::Etc::sourceparts=-".into(),
             format!("Dir::Etc::preferences={state}/preferences"),
             format!("Dir::Etc::preferencesparts={state}/preferences.d"),
-            // The user _apt can't reach a cache below a home folder.
+            // The user _apt has no access to a cache below a home folder.
             "APT::Sandbox::User=root".into(),
             "APT::Architecture=amd64".into(),
             "Acquire::Languages=none".into(),
@@ -148,7 +148,7 @@ impl Apt {
         command
     }
 
-    /// The suites this apt reads, for messages.
+    /// The suites of this apt, for messages.
     pub(crate) fn channel(&self) -> Channel {
         self.channel
     }
@@ -241,7 +241,7 @@ fn progress_bar(what: &str, bytes: Option<u64>) -> ProgressBar {
         Some(bytes) => eprintln!("lab: fetching the {what} ({} MB)", bytes.div_ceil(1_000_000)),
         None => eprintln!("lab: fetching the {what}"),
     }
-    // Hidden where standard error is no terminal.
+    // Hidden if standard error is not a terminal.
     let bar = ProgressBar::new(bytes.unwrap_or(1000));
     if bar.is_hidden() {
         return bar;

@@ -1,4 +1,4 @@
-//! The cache folder: whole sets of files that are either there completely or not at all.
+//! The cache folder. It holds sets of files; each set is complete or absent.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 const MANIFEST: &str = "manifest.json";
 
-/// The folder in which everything fetched is kept.
+/// The folder for all fetched files.
 #[derive(Clone, Debug)]
 pub struct Cache {
     root: PathBuf,
@@ -38,18 +38,18 @@ impl Cache {
         &self.root
     }
 
-    /// What is known about the set `name`, and its folder, if it is there.
+    /// The metadata and the folder of the set `name`, if it exists.
     pub fn get<M: DeserializeOwned>(&self, name: &str) -> Option<(PathBuf, M)> {
         let folder = self.root.join(name);
         let manifest = fs::read(folder.join(MANIFEST)).ok()?;
         Some((folder, serde_json::from_slice(&manifest).ok()?))
     }
 
-    /// The set `name`; if it isn't there (or `refresh` asks for it anew), `fill` makes it in an
-    /// empty folder.
+    /// The set `name`. If it does not exist, or with `refresh`, `fill` creates it in an empty
+    /// folder.
     ///
-    /// Only a complete set takes its place under `name`; two processes that want the same set wait
-    /// for each other.
+    /// Only a complete set is renamed to `name`. Processes that want the same set wait for each
+    /// other.
     pub fn ensure<M: Serialize + DeserializeOwned>(
         &self,
         name: &str,

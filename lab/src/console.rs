@@ -1,11 +1,11 @@
-//! What the guest's kernel says on its console, and whether it is something bad.
+//! The guest kernel's console, and detection of kernel failures in it.
 
 use std::collections::VecDeque;
 
-/// How many lines are kept for a report.
+/// Number of lines kept for a report.
 const KEPT: usize = 60;
 
-/// Signs that the kernel itself failed, or the processor below it.
+/// Texts that show a failure of the kernel or of the processor.
 const FAILURES: [&str; 12] = [
     "KVM internal error",
     "Kernel panic - not syncing",
@@ -21,7 +21,7 @@ const FAILURES: [&str; 12] = [
     "Unable to mount root fs",
 ];
 
-/// A kernel's console so far.
+/// The console output of a kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Console {
     partial: Vec<u8>,
@@ -31,7 +31,7 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// Takes in what was printed.
+    /// Adds output.
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             match byte {
@@ -42,7 +42,7 @@ impl Console {
         }
     }
 
-    /// The first line that shows a failure of the kernel.
+    /// The first line that shows a kernel failure.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -70,7 +70,7 @@ impl Console {
         if self.lines.len() == KEPT && self.failure.is_none() {
             self.lines.pop_front();
         }
-        // After a failure its first lines matter most, so nothing is pushed out any more.
+        // After a failure the first lines are the most important, so none are dropped.
         if self.lines.len() < 3 * KEPT {
             self.lines.push_back(line);
         }

@@ -1,4 +1,4 @@
-//! Writing cpio archives of the kind the kernel unpacks as its first root ("newc").
+//! Writes cpio archives in the format of an initramfs ("newc").
 
 /// An archive under construction.
 pub(crate) struct Archive {
@@ -27,7 +27,7 @@ impl Archive {
         self.entry(path, FOLDER, (0, 0), &[]);
     }
 
-    /// Adds a file that may be executed.
+    /// Adds an executable file.
     pub(crate) fn file(&mut self, path: &str, content: &[u8]) {
         self.entry(path, PROGRAM, (0, 0), content);
     }
@@ -37,7 +37,7 @@ impl Archive {
         self.entry(path, DEVICE, (major, minor), &[]);
     }
 
-    /// Ends the archive and answers its bytes.
+    /// Ends the archive and returns its bytes.
     pub(crate) fn finish(mut self) -> Vec<u8> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, (0, 0), &[]);

@@ -1,4 +1,4 @@
-//! Guests that are up: running commands in them, watching their kernels, switching them off.
+//! Running guests: commands, kernel consoles, power-off.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -24,42 +24,42 @@ use crate::qemu::{self, Accelerator, Folder, Machine};
 use crate::tools::Tools;
 use crate::wire::{self, Recording};
 
-/// How long a guest may take from power-on until it is ready: many times what it does, for machines
-/// that are busy.
+/// Timeout from power-on until the guest is ready. It is many times the usual duration, for busy
+/// machines.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// How long a failed kernel may go on printing its reasons.
+/// Time for a failed kernel to print its report.
 const PANIC_OUTPUT_LIMIT: Duration = Duration::from_secs(3);
-/// How long a guest may take to switch off.
+/// Timeout of the power-off.
 const OFF_LIMIT: Duration = Duration::from_secs(60);
 
-/// What to boot.
+/// The configuration of a boot.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
-    /// Where it is remembered which accelerator works.
+    /// The cache, which also records whether KVM works.
     pub cache: &'a Cache,
     /// QEMU.
     pub tools: &'a Tools,
     /// The kernel for all hosts.
     pub kernel: &'a Kernel,
-    /// Our programs in the guest.
+    /// Our programs for the guest.
     pub programs: &'a Programs,
-    /// How many hosts; more than one are joined by a wire.
+    /// The number of hosts. A wire connects them if there is more than one.
     pub hosts: u8,
-    /// The Debian root to run in, instead of the bare initramfs.
+    /// The Debian root of the commands, instead of the bare initramfs.
     pub rdma_core: Option<PathBuf>,
-    /// Host folders and where the guests see them, read-only.
+    /// Host folders and their paths in the guests, read-only.
     pub shares: Vec<(PathBuf, String)>,
-    /// What executes the guests.
+    /// The accelerator of the guests.
     pub accelerator: Accelerator,
     /// Whether guest time counts instructions instead of following the host's clock.
     pub instruction_clock: bool,
-    /// Where to record the packets on the wire.
+    /// File for the packets on the wire.
     pub recording: Option<PathBuf>,
     /// HCAs for the hosts, instead of rxe.
     pub hca: Option<&'a Hca>,
 }
 
-/// Why guests could not do what was asked.
+/// Why guests failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The time limit passed.
@@ -72,7 +72,7 @@ pub enum Failure {
     SetUp(String, Report),
 }
 
-/// Which host it was and what its kernel said last.
+/// The host, and the last output of its kernel.
 #[derive(Debug)]
 pub struct Report {
     host: usize,
@@ -80,7 +80,7 @@ pub struct Report {
 }
 
 impl Failure {
-    /// What happened, in a line.
+    /// The failure, in one line.
     pub fn headline(&self) -> String {
         match self {
             Self::TimedOut(report) => format!("host {}: the time limit passed", report.host),
@@ -111,7 +111,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Which of a command's outputs.
+/// A command's output stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -120,7 +120,7 @@ pub enum Stream {
     Stderr,
 }
 
-/// Takes a command's output as it comes: host index, stream, bytes.
+/// Receives a command's output: host index, stream, bytes.
 pub type Output<'a> = &'a mut dyn FnMut(usize, Stream, &[u8]) -> io::Result<()>;
 
 enum Event {
@@ -140,12 +140,12 @@ struct Source {
 pub struct Guests {
     hosts: Vec<Host>,
     events: mpsc::Receiver<(Source, Event)>,
-    /// For hosts that are started anew; given up at the end.
+    /// For hosts that are restarted; dropped at the end.
     sender: Option<mpsc::Sender<(Source, Event)>>,
     /// The guests' ends of the wire.
     wires: Vec<Option<OwnedFd>>,
     recording: Recording,
-    /// What executes them: never [`Accelerator::Auto`].
+    /// The accelerator in use: never [`Accelerator::Auto`].
     pub accelerator: Accelerator,
 }
 
@@ -210,7 +210,7 @@ impl Guests {
         Host::start(setup, self.accelerator, source, wire, sender)
     }
 
-    /// Kills a host's virtual machine, as a power failure would. Its command has no status.
+    /// Kills a host's virtual machine, like a power failure. Its command has no status.
     pub fn kill(&mut self, host: usize) -> Result<()> {
         let host = &mut self.hosts[host];
         host.generation += 1;
@@ -220,7 +220,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Boots killed hosts again, from the setup that they had, and waits until they are ready.
+    /// Boots killed hosts again with their setup, and waits until they are ready.
     pub fn restart(&mut self, setup: &Setup<'_>, hosts: &[usize]) -> Result<()> {
         for &host in hosts {
             let generation = self.hosts[host].generation;
@@ -255,7 +255,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Kills the command that runs on a host; its status comes as always.
+    /// Kills the command that runs on a host. Its status is reported as usual.
     pub fn end_command(&mut self, host: usize) -> Result<()> {
         self.send(host, &ToGuest::Kill)
     }
@@ -265,13 +265,12 @@ impl Guests {
         self.hosts[host].running
     }
 
-    /// How the last command on this host ended, if it did.
+    /// The status of the last command on this host, if it ended.
     pub fn status(&self, host: usize) -> Option<u8> {
         self.hosts[host].status
     }
 
-    /// Waits until every started command has ended; the answer holds their statuses (128+n after
-    /// signal n).
+    /// Waits until all started commands have ended. Returns their statuses (128+n after signal n).
     pub fn wait(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<Vec<u8>> {
         while self.hosts.iter().any(|host| host.running) {
             self.step(deadline, output)?;
@@ -279,7 +278,7 @@ impl Guests {
         Ok(self.hosts.iter().filter_map(|host| host.status).collect())
     }
 
-    /// Waits for the next thing that a running command does: some output, or its end.
+    /// Waits for the next event of a running command: output, or its end.
     pub fn step(&mut self, deadline: Option<Instant>, output: Output<'_>) -> Result<()> {
         let pending = self.hosts.iter().position(|host| host.running).unwrap_or(0);
         match self.next(deadline, pending)? {
@@ -294,7 +293,7 @@ impl Guests {
         Ok(())
     }
 
-    /// Runs a command on one host to its end: status and outputs.
+    /// Runs a command on one host to its end. Returns status and output.
     pub fn run(&mut self, host: usize, exec: Exec, limit: Duration) -> Result<Finished> {
         let mut finished = Finished::default();
         self.start(host, exec)?;
@@ -318,16 +317,15 @@ impl Guests {
         Ok(finished)
     }
 
-    /// A handle by which another thread can send frames to a host.
+    /// A handle with which another thread can send frames to a host.
     pub fn port(&self, host: usize) -> Result<UnixStream> {
         Ok(self.hosts[host].port.try_clone()?)
     }
 
-    /// Switches the guests off; an error if a kernel failed up to then. The answer is the kernels'
-    /// warnings.
+    /// Powers the guests off. Returns the kernels' warnings, or an error if a kernel has failed.
     pub fn shut_down(mut self) -> Result<Vec<String>> {
         for host in 0..self.hosts.len() {
-            // A guest that is gone already is found below.
+            // A guest that has already ended is detected below.
             let _ = self.send(host, &ToGuest::PowerOff);
         }
         let deadline = Instant::now() + OFF_LIMIT;
@@ -340,7 +338,7 @@ impl Guests {
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
-        // The console readers end with their QEMU, after everything was read.
+        // The console readers end with their QEMU, after they have read all output.
         self.sender = None;
         while let Ok((_, event)) = self.events.recv_timeout(PANIC_OUTPUT_LIMIT) {
             if let Event::Frame(FromGuest::Packet(frame)) = event {
@@ -365,7 +363,7 @@ impl Guests {
             .with_context(|| format!("host {}: writing to the guest", host + 1))
     }
 
-    /// The next frame of any host; `pending` is who is blamed when nothing comes.
+    /// The next frame of any host. A timeout is reported for host `pending`.
     fn next(&mut self, deadline: Option<Instant>, pending: usize) -> Result<(usize, FromGuest)> {
         loop {
             let event = match deadline {
@@ -387,7 +385,7 @@ impl Guests {
         }
     }
 
-    /// Finds out why a guest ended, after letting its kernel finish what it has to say.
+    /// Finds out why a guest ended, after its kernel has printed its report.
     fn ended(&mut self, host: usize) -> Failure {
         let deadline = Instant::now() + PANIC_OUTPUT_LIMIT;
         let mut exit = None;
@@ -395,7 +393,7 @@ impl Guests {
             exit = self.hosts[host].qemu.try_wait().ok().flatten();
             std::thread::sleep(Duration::from_millis(20));
         }
-        // What QEMU had written is in the pipe; give its reader a moment.
+        // QEMU's output may still be in the pipe.
         std::thread::sleep(Duration::from_millis(100));
         let failure = self.console(host).failure().map(str::to_owned);
         match failure {
@@ -424,7 +422,7 @@ fn describe(status: ExitStatus) -> String {
 pub struct Finished {
     /// Its exit status; 128+n after signal n.
     pub status: u8,
-    /// Whether it was killed because its time was up.
+    /// Whether it was killed at the time limit.
     pub timed_out: bool,
     /// Its standard output.
     pub stdout: Vec<u8>,
@@ -499,14 +497,14 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// Two where the machine has enough for all hosts: busy polling slows other guests down if it
-/// hasn't.
+/// Two processors if the machine has enough for all hosts, else one: busy polling slows other
+/// guests down.
 fn processors(hosts: u8) -> usize {
     let there = std::thread::available_parallelism().map_or(1, usize::from);
     (there / usize::from(hosts)).clamp(1, 2)
@@ -525,7 +523,8 @@ fn wanted_modules(setup: &Setup<'_>, link: Link) -> Vec<&'static str> {
         Link::Veth => "veth",
         Link::Nic => "virtio_net",
     });
-    // 6.1's rxe asks the crypto layer for crc32 when a link is added; later ones call it directly.
+    // rxe of Linux 6.1 requests crc32 from the crypto layer when a link is added; later kernels
+    // call it directly.
     wanted.extend(["crc32_generic", "af_packet"].into_iter().filter(|name| modules.has(name)));
     wanted.push(if setup.hca.is_some() { "mlx5_ib" } else { "rdma_rxe" });
     wanted.extend(["ib_uverbs", "rdma_ucm", "ib_umad"]);
@@ -548,7 +547,7 @@ fn watch_console(
         console.feed(&buffer[..count]);
         if !reported && console.failure().is_some() {
             reported = true;
-            // Nobody listens any more when the guests are being dropped.
+            // The receiver is gone while the guests are dropped.
             let _ = events.send((source, Event::KernelFailed));
         }
     }

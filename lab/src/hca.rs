@@ -1,4 +1,4 @@
-//! HCAs for guests: the process that serves them.
+//! The process that serves HCAs to guests.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -12,16 +12,16 @@ use bareverbs_lab_init::HcaPort;
 
 use crate::process::bind_to_parent;
 
-/// How often HCAs were started; each time they lie in another folder.
+/// The number of starts; each uses a new folder.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
-/// The names of the socket that takes commands, and of the one by which processes join their HCAs.
+/// The names of the control socket, and of the inter-switch link's socket between processes.
 const CONTROL_SOCKET: &str = "control";
 const ISL_SOCKET: &str = "inter-switch-link";
 
-/// HCAs that wait behind vfio-user sockets, one for each host. Dropping it takes them away.
+/// HCAs behind vfio-user sockets, one for each host. Drop ends them.
 #[derive(Debug)]
 pub struct Hca {
-    /// The kind of their ports.
+    /// The link type of their ports.
     pub port: HcaPort,
     /// Their sockets.
     pub sockets: Vec<PathBuf>,
@@ -31,12 +31,12 @@ pub struct Hca {
 
 impl Hca {
     /// Starts `program` (the binary of `hca`) with further arguments and waits until the HCAs are
-    /// there.
+    /// ready.
     pub fn start(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
         Self::in_processes(program, port, hosts, usize::from(hosts), arguments)
     }
 
-    /// The same with a process for each HCA. Their fabrics are joined over a socket.
+    /// The same with one process for each HCA. A socket connects their fabrics.
     pub fn start_separately(program: &Path, port: HcaPort, hosts: u8, arguments: &[String]) -> Result<Self> {
         Self::in_processes(program, port, hosts, 1, arguments)
     }
@@ -75,8 +75,8 @@ impl Hca {
         Ok(devices)
     }
 
-    /// Tells the HCAs of the first process a control command, such as `1 link down`, and answers
-    /// what they say; the words are those of `hca/src/control.rs`.
+    /// Sends a control command, such as `1 link down`, to the HCAs of the first process, and
+    /// returns the reply. `hca/src/control.rs` has the commands.
     pub fn control(&self, command: &str) -> Result<String> {
         let mut control =
             UnixStream::connect(self.folder.join(CONTROL_SOCKET)).context("speaking to the HCAs")?;
@@ -89,10 +89,10 @@ impl Hca {
         }
     }
 
-    /// Kills the HCAs, as a power failure would, and puts fresh ones into their place.
+    /// Kills the HCAs, like a power failure, and starts new ones in their place.
     pub fn replace(&mut self) -> Result<()> {
         let commands: Vec<_> = self.processes.drain(..).map(Process::end).collect();
-        // There is none where all HCAs are of one process.
+        // The socket does not exist if one process serves all HCAs.
         let _ = fs::remove_file(self.folder.join(ISL_SOCKET));
         for command in commands {
             self.processes.push(Process::start(command)?);
@@ -116,7 +116,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts it and waits until the HCAs are there.
+    /// Starts it and waits until the HCAs are ready.
     fn start(mut command: Command) -> Result<Self> {
         let mut child = bind_to_parent(&mut command).spawn().context("starting the HCAs")?;
         let mut line = String::new();
@@ -130,9 +130,9 @@ impl Process {
         Ok(process)
     }
 
-    /// Kills it. The command starts it again.
+    /// Kills it. Returns the command, to start it again.
     fn end(mut self) -> Command {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.command

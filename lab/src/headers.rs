@@ -1,4 +1,4 @@
-//! Kernel headers, as the distribution ships them: those for user space and the kernel's own.
+//! Kernel headers of the distribution: the user-space API and the kernel's own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -16,9 +16,9 @@ use crate::kernel::Series;
 pub struct HeaderDirs {
     /// The package version, such as `6.12.107-1`.
     pub version: String,
-    /// Folders of what user space gets, in search order, to hand to `cc -I`.
+    /// Folders of the user-space headers, in search order, for `cc -I`.
     pub include: Vec<PathBuf>,
-    /// The kernel's own `include`, which user-space programs can't compile against.
+    /// The kernel's own `include`. User-space programs can't be compiled against it.
     pub kernel: PathBuf,
 }
 
@@ -29,9 +29,9 @@ struct Manifest {
     kernel: String,
 }
 
-/// The cached headers of a kernel series; `None` if they weren't fetched.
+/// The cached headers of a kernel series; `None` if they are not cached.
 ///
-/// Never uses the network; `cargo xtask lab fetch --headers` fills the cache.
+/// Does not use the network. `cargo xtask lab fetch --headers` fills the cache.
 pub fn headers(series: Series) -> Option<HeaderDirs> {
     let cache = Cache::open().ok()?;
     let (folder, manifest) = cache.get::<Manifest>(&format!("headers-{series}"))?;
@@ -62,7 +62,7 @@ fn newest(apt: &Apt, name: &str, series: Series) -> Result<Package> {
     }
 }
 
-/// The package of the kernel's own headers that all flavours share; the metapackage names the
+/// The package of the kernel's own headers that all flavours share. The metapackage names the
 /// build.
 fn kernel_headers(apt: &Apt, series: Series) -> Result<Package> {
     let meta = newest(apt, "linux-headers-amd64", series)?;
@@ -81,7 +81,7 @@ fn common_headers(meta: &Package) -> Option<String> {
     builds.next().map(|build| format!("{build}-common"))
 }
 
-/// The architecture's `asm` folder lies apart, under the multiarch name.
+/// The architecture's `asm` folder is separate, under the multiarch name.
 fn dirs(folder: PathBuf, manifest: Manifest) -> HeaderDirs {
     let include = folder.join("root/usr/include");
     HeaderDirs {

@@ -1,4 +1,5 @@
-//! The guest's first root: our init, its job, the modules it loads, our programs. No distribution.
+//! The guest's initramfs: our init, its job, its modules and our programs. It contains no
+//! distribution.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +10,12 @@ use bareverbs_lab_init::{JOB_PATH, Job, MODULE_DIR, PROGRAM_DIR};
 
 use crate::cpio::Archive;
 
-/// Programs of ours for the guest, all static.
+/// Our programs for the guest, statically linked.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// What runs as PID 1.
+    /// The program that runs as PID 1.
     pub init: PathBuf,
-    /// What goes on the PATH, by name.
+    /// Programs for the PATH, by name.
     pub on_path: BTreeMap<String, PathBuf>,
 }
 

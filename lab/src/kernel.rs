@@ -1,4 +1,4 @@
-//! Kernels to boot: Debian's, fetched and unpacked, or a folder of the user's own.
+//! Kernels to boot: Debian's, or a folder of the user.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,10 +37,10 @@ impl Series {
         released
     };
 
-    /// The newest of them.
+    /// The newest released series.
     pub const NEWEST: Self = Self::RELEASED[KERNELS.len() - 1];
 
-    /// Their names, to list in messages: `6.1, 6.12, 7.2, rc`.
+    /// The names of the series for messages: `6.1, 6.12, 7.2, rc`.
     pub fn names() -> String {
         let names: Vec<_> = Self::RELEASED.iter().chain(&[Self::Rc]).map(Self::to_string).collect();
         names.join(", ")
@@ -82,10 +82,10 @@ impl FromStr for Series {
     }
 }
 
-/// A kernel that can be booted.
+/// A bootable kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What people call this version, such as `6.12.107-1`.
+    /// The version, such as `6.12.107-1`.
     pub version: String,
     /// The compressed kernel image.
     pub image: PathBuf,
@@ -123,7 +123,7 @@ impl Kernel {
 
     /// A kernel in a folder: `vmlinuz`, `bzImage` or `boot/vmlinuz-*`, and `lib/modules/*`.
     ///
-    /// A folder without `modules.dep` stays as it is; the cache gets one for it.
+    /// A folder without `modules.dep` is not changed; the file is created in the cache.
     pub fn folder(folder: &Path, tools: &Tools, cache: &Cache) -> Result<Self> {
         let (image, tree) = locate(folder)?;
         let release = tree.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -170,8 +170,8 @@ fn locate(root: &Path) -> Result<(PathBuf, PathBuf)> {
     Ok((image, tree.clone()))
 }
 
-/// The packages that hold image and modules. The metapackage names the image package; from 7.x on
-/// that one only points to others of the same source.
+/// The packages of the image and the modules. The metapackage names the image package. From 7.x on,
+/// the image package only depends on others of the same source.
 fn packages(apt: &Apt, series: Series) -> Result<Vec<Package>> {
     let known = apt.show("linux-image-amd64")?;
     let Some(meta) = known.iter().find(|package| series.matches(&package.version)) else {
@@ -210,7 +210,7 @@ fn kernel_dependencies(package: &Package) -> Vec<String> {
         .filter(|name| {
             let kinds = ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"];
             let release = kinds.iter().find_map(|kind| name.strip_prefix(kind));
-            // A metapackage has the architecture where others have the release.
+            // A metapackage has the architecture in place of the release.
             release.is_some_and(|release| release.starts_with(|c: char| c.is_ascii_digit()))
         })
         .map(str::to_owned)

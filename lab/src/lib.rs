@@ -1,8 +1,8 @@
 //! The lab: boots real kernels with Soft-RoCE in QEMU and runs commands and tests in them.
 //!
-//! Everything it needs is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU
-//! ([`Tools`]), a root with the C stack ([`RdmaCore`]), headers ([`headers`]). [`Guests::boot`]
-//! starts one guest per host; `cargo xtask lab` is its face.
+//! Everything is fetched from Debian into a [`Cache`]: kernels ([`Kernel`]), QEMU ([`Tools`]), a
+//! root with rdma-core ([`RdmaCore`]), headers ([`headers`]). [`Guests::boot`] starts one guest per
+//! host. `cargo xtask lab` is the command line.
 
 mod apt;
 mod cache;

@@ -1,4 +1,4 @@
-//! LLVM's coverage tools of the compiler's own version, for machines whose Rust comes without them.
+//! LLVM's coverage tools of the compiler's LLVM version, for machines whose Rust lacks them.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -11,11 +11,11 @@ use crate::cache::Cache;
 use crate::deb;
 use crate::tools::unpacked_program;
 
-/// How many major versions newer than the compiler's LLVM are tried. A newer LLVM reads the files
+/// How many newer major versions than the compiler's LLVM are tried. A newer LLVM reads the files
 /// of an older one.
 const NEWER: u32 = 2;
 
-/// `llvm-profdata` and `llvm-cov`, unpacked with everything they need.
+/// `llvm-profdata` and `llvm-cov`, unpacked with their dependencies.
 #[derive(Clone, Debug)]
 pub struct Llvm {
     root: PathBuf,
@@ -31,7 +31,7 @@ struct Manifest {
 }
 
 impl Llvm {
-    /// The tools that read what a compiler with LLVM `major` writes, fetched if they aren't cached.
+    /// The tools for the output of a compiler with LLVM `major`, fetched if they aren't cached.
     ///
     /// # Errors
     /// If Debian has neither this version nor one of the next two, or fetching fails.

@@ -1,4 +1,4 @@
-//! Which module files to load, in which order.
+//! The kernel modules to load, in dependency order.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A kernel's modules and what each depends on.
+/// A kernel's modules and their dependencies.
 #[derive(Clone, Debug)]
 pub struct Modules {
     tree: PathBuf,
-    /// Module name → file below the tree, files it depends on.
+    /// Module name → file below the tree, and the files that it depends on.
     known: HashMap<String, (String, Vec<String>)>,
     built_in: HashSet<String>,
 }
@@ -34,7 +34,7 @@ impl Modules {
         Self { tree: tree.to_owned(), known, built_in }
     }
 
-    /// The files of these modules and of all they need, each after what it needs.
+    /// The files of these modules and of their dependencies, dependencies first.
     pub fn in_order(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let mut order = Vec::new();
         let mut placed = HashSet::new();

@@ -1,8 +1,8 @@
-//! Forwarding the output of several hosts so that one can tell them apart.
+//! Forwards the output of several hosts with a prefix for each.
 
 use std::io::{self, Write};
 
-/// Puts a prefix before every line and passes on whole lines only.
+/// Adds a prefix to each line and forwards whole lines only.
 #[derive(Debug)]
 pub struct Prefixed {
     prefix: String,
@@ -10,12 +10,12 @@ pub struct Prefixed {
 }
 
 impl Prefixed {
-    /// Lines will begin with this prefix.
+    /// Lines get this prefix.
     pub fn new(prefix: impl Into<String>) -> Self {
         Self { prefix: prefix.into(), partial: Vec::new() }
     }
 
-    /// Takes bytes in and writes the lines they complete.
+    /// Adds bytes and writes the completed lines.
     pub fn write(&mut self, bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
         for line in bytes.split_inclusive(|&byte| byte == b'\n') {
             self.partial.extend_from_slice(line);
@@ -26,7 +26,7 @@ impl Prefixed {
         out.flush()
     }
 
-    /// Writes a last line that had no end.
+    /// Writes a last line without a newline.
     pub fn finish(&mut self, out: &mut impl Write) -> io::Result<()> {
         if !self.partial.is_empty() {
             self.partial.push(b'\n');

@@ -1,4 +1,4 @@
-//! Recording packets in the classic pcap format, and reading such files.
+//! Writes and reads packet captures in the classic pcap format.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -49,8 +49,7 @@ impl<W: Write> Recorder<W> {
     }
 }
 
-/// The frames of a capture in this machine's byte order or the other; `None` if it isn't one or is
-/// cut off.
+/// The frames of a capture of either byte order; `None` if it is not a capture or is truncated.
 pub fn frames(capture: &[u8]) -> Option<Vec<&[u8]>> {
     let word = |bytes: &[u8], swapped: bool| {
         let bytes: [u8; 4] = bytes.try_into().ok()?;
@@ -71,7 +70,7 @@ pub fn frames(capture: &[u8]) -> Option<Vec<&[u8]>> {
     Some(frames)
 }
 
-/// The beginning of a RoCE v2 packet: addresses and the base transport header's main fields.
+/// The start of a RoCE v2 packet: addresses and the main BTH fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RocePacket {
     /// IPv4 source address.
@@ -87,16 +86,16 @@ pub struct RocePacket {
 }
 
 impl RocePacket {
-    /// BTH opcode of a send that fits one packet, on a reliable connection.
+    /// BTH opcode of an RC send in one packet.
     pub const RC_SEND_ONLY: u8 = 4;
-    /// BTH opcode of a send that fits one packet, on an unreliable connection.
+    /// BTH opcode of a UC send in one packet.
     pub const UC_SEND_ONLY: u8 = 0x24;
-    /// BTH opcode of a datagram.
+    /// BTH opcode of a UD send.
     pub const UD_SEND_ONLY: u8 = 0x64;
-    /// BTH opcode of an acknowledgement on a reliable connection.
+    /// BTH opcode of an RC acknowledgement.
     pub const RC_ACKNOWLEDGE: u8 = 17;
 
-    /// Reads an Ethernet frame; `None` unless it is IPv4, UDP to port 4791, with a whole BTH.
+    /// Parses an Ethernet frame; `None` unless it is IPv4, UDP to port 4791, with a complete BTH.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let ip = frame.get(14..)?;
         let header = usize::from(ip.first()? & 0xf) * 4;

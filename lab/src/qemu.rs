@@ -1,4 +1,4 @@
-//! QEMU's command line, and which accelerator it can use here.
+//! QEMU's command line, and the choice of the accelerator.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -15,14 +15,14 @@ use crate::process::bind_to_parent;
 use crate::tools::Tools;
 use crate::wire::inheritable;
 
-/// What executes the guest's instructions.
+/// The accelerator of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accelerator {
-    /// KVM where it works, TCG elsewhere.
+    /// KVM if it works, else TCG.
     Auto,
-    /// The processor itself.
+    /// KVM: the processor executes the guest.
     Kvm,
-    /// QEMU's translator.
+    /// TCG: QEMU translates the guest's instructions.
     Tcg,
 }
 
@@ -40,8 +40,8 @@ impl FromStr for Accelerator {
 }
 
 impl Accelerator {
-    /// Decides `Auto`: KVM if it can make a virtual machine and hasn't failed since the machine was
-    /// started.
+    /// Resolves `Auto`: KVM if it can create a virtual machine and has not failed since the machine
+    /// was booted.
     pub(crate) fn settle(self, cache: &Cache) -> Self {
         match self {
             Self::Auto if kvm_works() && !kvm_failed(cache) => Self::Kvm,
@@ -53,9 +53,9 @@ impl Accelerator {
 
 const KVM_NOTE: &str = "kvm-fails";
 
-/// Notes that KVM, though it is there, can't run guests (some nested ones can't).
+/// Records that KVM exists but can't run guests, as with some nested KVMs.
 pub(crate) fn remember_that_kvm_fails(cache: &Cache) {
-    // If it can't be noted, the next run finds out by itself.
+    // If the write fails, the next run detects the failure again.
     let _ = fs::write(cache.root().join(KVM_NOTE), this_boot());
 }
 
@@ -74,10 +74,11 @@ fn kvm_works() -> bool {
     let Ok(kvm) = OpenOptions::new().read(true).write(true).open("/dev/kvm") else {
         return false;
     };
-    // SAFETY: KVM_CREATE_VM reads no memory of ours; it answers a new descriptor or an error.
+    // SAFETY: KVM_CREATE_VM reads no memory of this process; it returns a new descriptor or an
+    // error.
     match unsafe { kvm_create_vm(kvm.as_raw_fd(), 0) } {
         Ok(vm) => {
-            // SAFETY: the kernel just made this descriptor and nobody else owns it.
+            // SAFETY: the kernel just created this descriptor, and it has no other owner.
             drop(unsafe { OwnedFd::from_raw_fd(vm) });
             true
         }
@@ -100,7 +101,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) instruction_clock: bool,
     pub(crate) processors: usize,
     pub(crate) folders: &'a [Folder],
-    /// The guest's end of the wire, and its number on it.
+    /// The guest's end of the wire, and its port number.
     pub(crate) wire: Option<(OwnedFd, u8)>,
     /// The guest's end of the lab's port.
     pub(crate) port: OwnedFd,
@@ -125,12 +126,13 @@ impl Machine<'_> {
         command_basics(&mut add);
         let mut machine = "q35,usb=off,vmport=off".to_owned();
         if let Some(socket) = self.hca {
-            // The HCA reads and writes the guest's memory.
+            // The HCA process maps the guest's memory.
             add("object", "memory-backend-memfd,id=memory,size=2G,share=on".into());
             machine.push_str(",memory-backend=memory");
             let socket = serde_json::json!({ "type": "unix", "path": socket });
-            // On a bus, an HCA that reads memory sees everything that was stored to the HCA before.
-            // Here only stores that wait for their answer come before what is in memory afterwards.
+            // On a real bus, a read of memory by the HCA is ordered after all earlier stores to the
+            // HCA. Here only stores that wait for a reply are ordered before later stores to
+            // memory.
             let device = serde_json::json!({
                 "driver": "vfio-user-pci", "socket": socket, "x-no-posted-writes": true,
             });
@@ -168,7 +170,7 @@ impl Machine<'_> {
         if let Some((wire, host)) = &self.wire {
             inheritable(wire)?;
             add("netdev", format!("dgram,id=wire,local.type=fd,local.str={}", wire.as_raw_fd()));
-            // The option ROM of the HCA would only cost time.
+            // Loading the NIC's option ROM would only take time.
             add("device", format!("virtio-net-pci,netdev=wire,mac=52:54:00:10:01:{host:02x},romfile="));
         }
         Ok(())
@@ -176,8 +178,7 @@ impl Machine<'_> {
 }
 
 fn command_basics(add: &mut impl FnMut(&str, String)) {
-    // Four levels of page tables, as almost all machines have; a fifth makes each walk of TCG
-    // longer.
+    // Four levels of page tables, as on almost all machines. A fifth makes TCG's page walks longer.
     add("cpu", "max,la57=off".into());
     add("m", "2G".into());
     add("display", "none".into());
@@ -193,7 +194,7 @@ fn command_basics(add: &mut impl FnMut(&str, String)) {
 fn kernel_command_line() -> String {
     [
         "console=ttyS0",
-        // Warnings and worse, with the stack traces that follow them.
+        // Warnings and more severe messages, with their stack traces.
         "loglevel=5",
         "oops=panic",
         "panic=-1",
@@ -201,11 +202,11 @@ fn kernel_command_line() -> String {
         "mitigations=off",
         "nokaslr",
         "cryptomgr.notests=1",
-        // On a busy machine the emulated timer may be late for the kernel's check of it, which then
-        // gives up.
+        // On a busy machine the emulated timer may be late for the kernel's timer check, and the
+        // boot would fail.
         "no_timer_check",
-        // All its processors have the host's counter. Without this, several of them would ask a
-        // slow device for the time.
+        // All processors share the host's counter. Without this option, several processors would
+        // read the time from a slow device.
         "tsc=reliable",
         "random.trust_cpu=on",
         "audit=0",
@@ -214,7 +215,7 @@ fn kernel_command_line() -> String {
     .join(" ")
 }
 
-/// A file that exists only in memory and goes away with its last user.
+/// A memfd: a file in memory that is freed with its last user.
 fn memory_file(content: &[u8]) -> Result<File> {
     use std::io::Write;
     let fd = memfd_create(c"initramfs", MFdFlags::MFD_CLOEXEC)

@@ -1,4 +1,4 @@
-//! A Debian root with the C stack: rdma-core and its tools, perftest, pyverbs, strace, iproute2.
+//! A Debian root with rdma-core and its tools, perftest, pyverbs, strace and iproute2.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::deb;
 use crate::process::bind_to_parent;
 
-/// What people expect of a Debian system, then the C stack.
+/// The usual programs of a Debian system, then rdma-core.
 const PACKAGES: [&str; 30] = [
     "base-files",
     "bash",
@@ -46,7 +46,7 @@ const PACKAGES: [&str; 30] = [
     "rdmacm-utils",
 ];
 
-/// The last bytecode that [`compile`] writes.
+/// The folder that [`compile`] writes last.
 const COMPILED: &str = "usr/lib/python3/dist-packages/pyverbs/__pycache__";
 
 /// The unpacked root.
@@ -83,8 +83,8 @@ impl RdmaCore {
     }
 }
 
-/// Compiles what the install scripts would have: otherwise every guest does, which takes it a
-/// quarter of a minute.
+/// Compiles Python bytecode, as the install scripts would. Otherwise each guest compiles it, which
+/// takes a quarter of a minute.
 fn compile(root: &Path) -> Result<()> {
     let libraries = root.join("usr/lib");
     let mut folders: Vec<_> = fs::read_dir(&libraries)
@@ -93,7 +93,7 @@ fn compile(root: &Path) -> Result<()> {
         .filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"python3")))
         .collect();
     eprintln!("lab: compiling the Python files of the Debian root");
-    // What shows that all is done comes last.
+    // `COMPILED` must be written last.
     folders.sort();
     folders.reverse();
     let mut python = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));

@@ -1,9 +1,9 @@
-//! Which mirrors the machine's own apt uses.
+//! The Debian mirrors of the machine's own apt.
 
 use std::fs;
 use std::path::Path;
 
-/// Release names under which Debian publishes what the lab needs, or close relatives of them.
+/// Suites in which Debian publishes the lab's packages, or that are closely related.
 const DEBIAN_SUITES: [&str; 12] = [
     "bullseye",
     "bookworm",
@@ -19,7 +19,7 @@ const DEBIAN_SUITES: [&str; 12] = [
     "experimental",
 ];
 
-/// Where to fetch Debian packages from.
+/// The mirrors to fetch Debian packages from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mirrors {
     /// The main archive.
@@ -38,8 +38,7 @@ impl Default for Mirrors {
 }
 
 impl Mirrors {
-    /// The mirrors that the machine's own sources name; Debian's usual ones for what they don't
-    /// name.
+    /// The mirrors in the machine's own sources; Debian's usual ones for missing entries.
     pub(crate) fn of_machine() -> Self {
         let mut entries =
             fs::read_to_string("/etc/apt/sources.list").map(|text| one_line(&text)).unwrap_or_default();
@@ -117,7 +116,7 @@ fn one_line_entry(line: &str) -> Option<Entry> {
     Some(Entry { uri: words.next()?, suite: words.next()?, components: words.collect() })
 }
 
-/// Stanzas of `Field: values`, with continuation lines that begin with a blank.
+/// Stanzas of `Field: values`. Continuation lines begin with a blank.
 fn deb822(text: &str) -> Vec<Entry> {
     let mut entries = Vec::new();
     for stanza in text.split("\n\n") {

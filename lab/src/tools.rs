@@ -1,5 +1,4 @@
-//! QEMU and depmod, unpacked with everything they need, so that any host with a Linux kernel can
-//! run them.
+//! QEMU and depmod, unpacked with their dependencies, so that any Linux host can run them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -48,7 +47,7 @@ impl Tools {
         Ok(Self { root: folder.join("root"), version: manifest.version })
     }
 
-    /// QEMU's command, without arguments of its own.
+    /// QEMU's command, without options.
     pub(crate) fn qemu(&self) -> Command {
         let mut command = self.program("usr/bin/qemu-system-x86_64", "qemu-system-x86_64");
         command.env("QEMU_MODULE_DIR", self.root.join(LIBRARIES).join("qemu"));
@@ -59,9 +58,9 @@ impl Tools {
     }
 
     /// Writes `modules.dep` for the module tree (`…/lib/modules/RELEASE`) into the folder `output`,
-    /// which lies outside it.
+    /// which is outside the tree.
     pub(crate) fn depmod(&self, tree: &Path, output: &Path) -> Result<()> {
-        // depmod insists on BASE/lib/modules/RELEASE, and on the same below its output folder.
+        // depmod requires BASE/lib/modules/RELEASE, and the same path below its output folder.
         let release = tree.file_name().context("a module tree has a name")?;
         eprintln!("lab: listing the modules of kernel {}", release.display());
         let base = output.join("base");
@@ -86,7 +85,7 @@ impl Tools {
     }
 }
 
-/// A program of an unpacked Debian root, run by that root's own loader.
+/// A program of an unpacked Debian root, run by the root's own dynamic loader.
 pub(crate) fn unpacked_program(root: &Path, path: &str, name: &str) -> Command {
     let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
     command.arg("--library-path").arg(root.join(LIBRARIES)).args(["--argv0", name]).arg(root.join(path));

@@ -1,4 +1,4 @@
-//! The C stack's own headers, to compile programs against it.
+//! rdma-core's headers, to compile C programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,8 +15,8 @@ struct Manifest {
     version: String,
 }
 
-/// The folder of `infiniband/verbs.h`, of the Debian that the [Debian root](crate::RdmaCore) is of;
-/// fetched if it isn't cached.
+/// The folder of `infiniband/verbs.h`, from the Debian release of the [Debian
+/// root](crate::RdmaCore); fetched if it isn't cached.
 pub fn fetch_verbs_headers(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let (folder, _) = cache.ensure("headers-verbs", refresh, |folder| {
         let apt = Apt::open(cache, Channel::SID)?;

@@ -11,13 +11,13 @@ use anyhow::{Context, Result};
 
 use crate::pcap::Recorder;
 
-/// Longest frame a NIC sends, with room to spare.
+/// Buffer size of a frame in bytes, larger than any frame of a NIC.
 const FRAME: usize = 64 * 1024;
 
-/// Where recorded packets go, if anywhere.
+/// The recorder of packets, if any.
 pub(crate) type Recording = Option<Arc<Mutex<Recorder>>>;
 
-/// Makes a wire with `hosts` ends and starts forwarding; the answer is the guests' ends.
+/// Creates a wire with `hosts` ends and starts forwarding. Returns the guests' ends.
 pub(crate) fn join(hosts: usize, recording: &Recording) -> Result<Vec<OwnedFd>> {
     let mut ours = Vec::new();
     let mut theirs = Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn join(hosts: usize, recording: &Recording) -> Result<Vec<OwnedFd>> 
     Ok(theirs)
 }
 
-/// Adds a packet to the recording; a full disk must not stop the guests.
+/// Adds a packet to the recording. Errors are ignored: a full disk must not stop the guests.
 pub(crate) fn record(recording: &Recording, frame: &[u8]) {
     if let Some(recorder) = recording {
         let mut recorder = recorder.lock().expect("no recorder panics");
@@ -50,7 +50,7 @@ pub(crate) fn record(recording: &Recording, frame: &[u8]) {
     }
 }
 
-/// A guest that has gone away only loses what is sent to it.
+/// Forwards frames of one end to all others. Frames to a guest that has ended are lost.
 fn forward(end: &UnixDatagram, others: &[Arc<UnixDatagram>], recording: &Recording) {
     let mut frame = vec![0; FRAME];
     loop {
@@ -68,7 +68,7 @@ fn forward(end: &UnixDatagram, others: &[Arc<UnixDatagram>], recording: &Recordi
     }
 }
 
-/// Lets a file descriptor survive the exec of a child.
+/// Keeps a file descriptor open across the exec of a child.
 pub(crate) fn inheritable(fd: impl AsFd) -> Result<()> {
     use nix::fcntl::{FcntlArg, FdFlag, fcntl};
     fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).context("passing a descriptor on")?;

@@ -20,13 +20,13 @@ use crate::port::Sender;
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// How long background processes may go on writing after their command ended.
+/// Time for background processes to write output after their command ended.
 const LINGER: Duration = Duration::from_millis(100);
 
 nix::ioctl_write_int_bad!(set_controlling_terminal, nix::libc::TIOCSCTTY);
 nix::ioctl_write_ptr_bad!(set_window_size, nix::libc::TIOCSWINSZ, Winsize);
 
-/// The command that runs now, if any, as the port's listener sees it.
+/// The running command, if any, as seen by the port's listener.
 #[derive(Clone, Default)]
 pub(crate) struct Current(Arc<Mutex<State>>);
 
@@ -34,7 +34,7 @@ pub(crate) struct Current(Arc<Mutex<State>>);
 struct State {
     running: bool,
     terminal: Option<Terminal>,
-    /// Input that came before the terminal was there.
+    /// Input that arrived before the terminal existed.
     early: Vec<Vec<u8>>,
 }
 
@@ -48,7 +48,7 @@ impl Current {
     pub(crate) fn input(&self, bytes: Vec<u8>) {
         let mut state = self.lock();
         match &state.terminal {
-            // The writer ends with the terminal; input that comes later has no reader.
+            // The writer thread ends with the terminal; later input is dropped.
             Some(terminal) => drop(terminal.writer.send(bytes)),
             None => state.early.push(bytes),
         }
@@ -62,7 +62,7 @@ impl Current {
         }
     }
 
-    /// Kills everything but this process.
+    /// Kills all processes except this one.
     pub(crate) fn kill(&self) {
         if self.lock().running {
             kill_all();
@@ -89,7 +89,7 @@ impl Current {
     }
 }
 
-/// Runs the command to its end, forwards its output, and answers its status as a shell would.
+/// Runs the command to its end and forwards its output. Returns its status as a shell would.
 pub(crate) fn run(request: &Exec, host: u8, sender: &Sender, current: &Current) -> u8 {
     let Some(program) = request.argv.first() else {
         return refuse(sender, "no command given", 127);
@@ -130,7 +130,7 @@ fn start(
     sender: &Sender,
     current: &Current,
 ) -> io::Result<(Pid, Forwarders)> {
-    // Every forwarder holds a sender; the receiver sees the end when the last is gone.
+    // Each forwarder holds a sender. The receiver reports a disconnect when the last is dropped.
     let (alive, forwarders) = mpsc::channel();
     let child = match terminal {
         Some(size) => {
@@ -163,7 +163,7 @@ fn start(
         }
         None => {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            // SAFETY: setsid is async-signal-safe and touches no memory.
+            // SAFETY: setsid is async-signal-safe and accesses no memory.
             unsafe {
                 command.pre_exec(|| {
                     setsid()?;
@@ -195,7 +195,7 @@ fn forward(
     std::thread::spawn(move || {
         let _alive = alive;
         let mut buffer = vec![0; 64 * 1024];
-        // A terminal's read fails with EIO once its last holder is gone.
+        // Reading a terminal fails with EIO once its last holder is gone.
         while let Ok(count @ 1..) = source.read(&mut buffer) {
             if sender.send(&frame(buffer[..count].to_vec())).is_err() {
                 return;
@@ -204,7 +204,7 @@ fn forward(
     });
 }
 
-/// Waits for the command, collecting orphans on the way.
+/// Waits for the command, and reaps orphans meanwhile.
 fn reap(command: Pid) -> u8 {
     loop {
         match waitpid(None, None) {
@@ -216,7 +216,7 @@ fn reap(command: Pid) -> u8 {
     }
 }
 
-/// Waits until all output was sent; what the command left behind is killed.
+/// Waits until all output is sent, then kills the command's remaining processes.
 fn settle(forwarders: &Forwarders) {
     if forwarders.recv_timeout(LINGER) == Err(RecvTimeoutError::Timeout) {
         kill_all();
@@ -230,7 +230,7 @@ fn settle(forwarders: &Forwarders) {
     }
 }
 
-/// As PID 1: every process but this one.
+/// For PID 1: kills all processes except this one.
 fn kill_all() {
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
 }

@@ -8,7 +8,7 @@ use crate::{Exec, TerminalSize};
 /// Longest body that is accepted.
 pub const MAX_BODY: usize = 1 << 20;
 
-/// What the guest tells the host.
+/// Messages from the guest to the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FromGuest {
     /// Set-up is done; the text is the kernel's release.
@@ -25,7 +25,7 @@ pub enum FromGuest {
     Packet(Vec<u8>),
 }
 
-/// What the host tells the guest.
+/// Messages from the host to the guest.
 #[derive(Clone, Debug)]
 pub enum ToGuest {
     /// Run a command.
@@ -36,7 +36,7 @@ pub enum ToGuest {
     Resize(TerminalSize),
     /// Kill the command and everything it started.
     Kill,
-    /// Switch off.
+    /// Power off.
     PowerOff,
 }
 

@@ -1,46 +1,46 @@
-//! What the lab's host side and the guest's init say to each other.
+//! The protocol between the lab's host side and the guest's init.
 //!
-//! The host puts a [`Job`] into the initramfs as [`JOB_PATH`]; afterwards both ends exchange
-//! [`frame`]s over one virtio-serial port.
+//! The host puts a [`Job`] into the initramfs as [`JOB_PATH`]. Both ends then exchange [`frame`]s
+//! over one virtio-serial port.
 
 pub mod frame;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the initramfs holds the [`Job`], as JSON.
+/// Path of the [`Job`] in the initramfs, as JSON.
 pub const JOB_PATH: &str = "/lab/job.json";
 
-/// Where the initramfs holds the kernel modules that [`Job::modules`] names.
+/// Folder in the initramfs of the kernel modules that [`Job::modules`] names.
 pub const MODULE_DIR: &str = "/lab/modules";
 
-/// Where the initramfs holds the programs that must be on the PATH.
+/// Folder in the initramfs of the programs for the PATH.
 pub const PROGRAM_DIR: &str = "/lab/bin";
 
 /// Name of the virtio-serial port that carries the [`frame`]s.
 pub const PORT_NAME: &str = "bareverbs.lab";
 
-/// A word on the guest's kernel command line by which programs know that they run in the lab.
+/// A word on the guest's kernel command line. Programs detect the lab by it.
 pub const CMDLINE_MARK: &str = "bareverbs.lab";
 
 /// The 9p mount tag of the Debian root.
 pub const RDMA_CORE_TAG: &str = "rdma-core";
 
-/// How one guest is to be set up.
+/// The configuration of one guest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// This guest's number, from 1. Its address is `10.1.0.HOST/24`.
     pub host: u8,
     /// Modules to load, in order: file names in [`MODULE_DIR`].
     pub modules: Vec<String>,
-    /// Whether a Debian root comes over 9p under the tag [`RDMA_CORE_TAG`].
+    /// Whether a Debian root is shared over 9p under the tag [`RDMA_CORE_TAG`].
     pub rdma_core: bool,
     /// Further host folders, mounted read-only.
     pub shares: Vec<Share>,
-    /// Where rxe sits.
+    /// The Ethernet device of rxe.
     pub link: Link,
-    /// The HCA's port, where the guest has an HCA; it takes rxe's place.
+    /// The HCA's port, if the guest has an HCA. It replaces rxe.
     pub hca: Option<HcaPort>,
-    /// Whether every packet of the link is to be sent to the host.
+    /// Whether each packet of the link is sent to the host.
     pub capture: bool,
 }
 
@@ -49,7 +49,7 @@ pub struct Job {
 pub struct Share {
     /// The 9p mount tag.
     pub tag: String,
-    /// The folder it is mounted on.
+    /// The folder to mount it on.
     pub target: String,
 }
 
@@ -58,7 +58,7 @@ pub struct Share {
 pub enum Link {
     /// One end of a veth pair inside the guest.
     Veth,
-    /// The guest's virtio NIC, on the wire that joins the hosts.
+    /// The guest's virtio NIC, on the wire between the hosts.
     Nic,
 }
 
@@ -78,7 +78,7 @@ pub struct Exec {
     pub argv: Vec<String>,
     /// Environment variables on top of the guest's own.
     pub env: Vec<(String, String)>,
-    /// Size of the terminal to give it; without one it gets pipes and an empty standard input.
+    /// Size of the command's terminal. If `None`, it gets pipes and an empty standard input.
     pub terminal: Option<TerminalSize>,
 }
 

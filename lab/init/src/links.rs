@@ -46,7 +46,7 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     }
     if job.hca.is_some() {
         wait_until_usable("mlx5_0", None)?;
-        // Kernels without IPoIB have none.
+        // Kernels without IPoIB have no such interface.
         if netlink::index(IPOIB).is_ok() {
             route.set_up(IPOIB)?;
             route.add_address(IPOIB, Ipv4Addr::new(10, 2, 0, job.host), 24)?;
@@ -58,7 +58,7 @@ pub(crate) fn set_up(job: &Job, sender: &Sender) -> Result<()> {
     wait_until_usable("rxe0", Some(address))
 }
 
-/// The first NIC that this driver has.
+/// The first NIC of this driver.
 fn find_netdev(driver: &str) -> Result<String> {
     let deadline = Instant::now() + Duration::from_secs(10);
     while Instant::now() < deadline {
@@ -74,7 +74,7 @@ fn find_netdev(driver: &str) -> Result<String> {
     bail!("no NIC of {driver} in /sys/class/net")
 }
 
-/// The GID table is filled by a work queue, and the device nodes appear on their own.
+/// A work queue of the kernel fills the GID table, and the device nodes appear asynchronously.
 fn wait_until_usable(device: &str, address: Option<Ipv4Addr>) -> Result<()> {
     let port = Path::new("/sys/class/infiniband").join(device).join("ports/1");
     let gid = address.map(|address| {

@@ -1,4 +1,4 @@
-//! What the host sends while a command runs.
+//! Messages from the host during a command.
 
 use std::io::BufReader;
 use std::sync::mpsc;
@@ -8,7 +8,7 @@ use bareverbs_lab_init::frame::ToGuest;
 use crate::exec::Current;
 use crate::port::Receiver;
 
-/// Hands the host's frames on: input and signals to the running command, the rest to the queue.
+/// Dispatches the host's frames: input and signals to the running command, all others to the queue.
 pub(crate) fn listen(receiver: Receiver, commands: &mpsc::Sender<ToGuest>, current: &Current) {
     let mut input = BufReader::new(receiver);
     while let Ok(Some(frame)) = ToGuest::read_from(&mut input) {

@@ -1,5 +1,5 @@
-//! PID 1 of a lab guest: mounts, loads modules, sets up links and rxe, then runs what the host asks
-//! for over the port.
+//! PID 1 of a lab guest: mounts file systems, loads modules, sets up links and rxe, then runs the
+//! host's commands from the port.
 
 mod capture;
 mod exec;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     power_off()
 }
 
-/// Sets the guest up and serves the host until it says to switch off.
+/// Sets the guest up and serves the host until `PowerOff`.
 fn serve() -> Result<()> {
     mounts::system("")?;
     let job: Job =
@@ -80,7 +80,7 @@ fn kernel_release() -> Result<String> {
 
 fn power_off() -> ! {
     loop {
-        // With -no-reboot a restart ends QEMU, and it is quicker than the ACPI way.
+        // With -no-reboot a restart ends QEMU. It is faster than an ACPI power-off.
         let _ = reboot(RebootMode::RB_AUTOBOOT);
     }
 }

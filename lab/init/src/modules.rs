@@ -11,7 +11,7 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 /// `MODULE_INIT_COMPRESSED_FILE` (include/uapi/linux/module.h).
 const COMPRESSED_FILE: u32 = 4;
 
-/// Loads the files in the order given; one that is there already is no error.
+/// Loads the files in the order given. A module that is already loaded is not an error.
 pub(crate) fn load(files: &[String]) -> Result<()> {
     for name in files {
         let path = Path::new(MODULE_DIR).join(name);

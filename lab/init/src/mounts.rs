@@ -9,7 +9,7 @@ use bareverbs_lab_init::{PROGRAM_DIR, RDMA_CORE_TAG, Share};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::{chdir, chroot, sethostname};
 
-/// The read-only transport options; caching is safe because the host doesn't change what it shares.
+/// The 9p mount options. Caching is safe because the host does not change its shared folders.
 const NINE_P: &str = "trans=virtio,version=9p2000.L,msize=524288,cache=loose";
 
 /// Mounts the kernel's own file systems below `root` (an empty string for `/`).
@@ -37,7 +37,7 @@ pub(crate) fn system(root: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the initramfs itself the root that commands see.
+/// Makes the initramfs the root of the commands.
 pub(crate) fn own_root() -> Result<()> {
     for folder in ["/root", "/etc", "/bin"] {
         fs::create_dir_all(folder)?;
@@ -45,7 +45,7 @@ pub(crate) fn own_root() -> Result<()> {
     install_programs("/bin")
 }
 
-/// Puts the Debian root from the host, with a writable layer on top, in place of the initramfs.
+/// Makes the Debian root from the host, with a writable layer on top, the root of the commands.
 pub(crate) fn debian_root() -> Result<()> {
     attach_share(RDMA_CORE_TAG, "/lab/lower")?;
     attach("tmpfs", "tmpfs", "/lab/layer", MsFlags::empty(), "mode=0755")?;
@@ -66,7 +66,7 @@ pub(crate) fn debian_root() -> Result<()> {
     Ok(())
 }
 
-/// Makes up for the packages' install scripts, which never ran.
+/// Does the parts of the packages' install scripts that are needed; the scripts never ran.
 fn complete_debian(root: &str) -> Result<()> {
     for (link, target) in [("sh", "dash"), ("awk", "mawk"), ("which", "which.debianutils")] {
         let link = format!("{root}/usr/bin/{link}");
@@ -91,7 +91,7 @@ pub(crate) fn shares(shares: &[Share]) -> Result<()> {
     shares.iter().try_for_each(|share| attach_share(&share.tag, &share.target))
 }
 
-/// Gives the guest a name of its own and names to its peers.
+/// Sets the guest's host name and the names of its peers.
 pub(crate) fn identity(host: u8) -> Result<()> {
     sethostname(format!("host{host}")).context("setting the host name")?;
     let mut hosts = String::from("127.0.0.1 localhost\n");
@@ -101,7 +101,7 @@ pub(crate) fn identity(host: u8) -> Result<()> {
     fs::write("/etc/hosts", hosts).context("writing /etc/hosts")
 }
 
-/// Copies, because the initramfs is out of reach once another root covers it.
+/// Copies the programs, because the initramfs can't be reached below another root.
 fn install_programs(folder: &str) -> Result<()> {
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(PROGRAM_DIR).context(PROGRAM_DIR)? {

@@ -1,5 +1,4 @@
-//! The few netlink requests the guest needs: rtnetlink for links and addresses, RDMA netlink for
-//! rxe.
+//! The netlink requests of the guest: rtnetlink for links and addresses, RDMA netlink for rxe.
 
 use std::io;
 use std::marker::PhantomData;
@@ -16,7 +15,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 /// A netlink family.
 pub(crate) trait Family {
-    /// The protocol to open.
+    /// The netlink protocol number.
     const PROTOCOL: SockProtocol;
 }
 

@@ -21,13 +21,13 @@ impl Sender {
     }
 }
 
-/// Reads the port, waiting while the host's side isn't there yet.
+/// Reads the port, and waits while the host's side is not connected.
 pub(crate) struct Receiver(File);
 
 impl Read for Receiver {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
-            // The driver answers 0 as long as the other side isn't connected.
+            // The driver returns 0 while the other side is not connected.
             match self.0.read(buffer)? {
                 0 => std::thread::sleep(Duration::from_millis(10)),
                 count => return Ok(count),
@@ -36,7 +36,7 @@ impl Read for Receiver {
     }
 }
 
-/// Opens the lab's port; it appears a moment after its driver.
+/// Opens the lab's port, which appears shortly after its driver.
 pub(crate) fn open() -> Result<(Sender, Receiver)> {
     let path = find()?;
     let port = OpenOptions::new().read(true).write(true).open(&path);

@@ -1,4 +1,4 @@
-//! A prompt for a guest that holds no shell: runs programs, changes folders, nothing more.
+//! A prompt for a guest without a shell. It only runs programs and changes folders.
 
 use std::io::{self, BufRead, Write};
 use std::process::{Command, ExitCode};
