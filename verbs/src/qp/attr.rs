@@ -1,4 +1,4 @@
-//! Attributes of queue pairs.
+//! Attributes of QPs.
 
 mod bring_up;
 mod path;
@@ -12,7 +12,7 @@ pub use path::{AhAttr, GlobalRoute};
 
 use crate::{Access, QpAttrMask, QpState};
 
-/// Depths and widths of a queue pair.
+/// Depths and widths of the queues of a QP.
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCap {
@@ -20,16 +20,16 @@ pub struct QpCap {
     pub max_send_wr: u32,
     /// Receives that can be outstanding.
     pub max_recv_wr: u32,
-    /// Scatter/gather elements of a send.
+    /// SGEs of a send.
     pub max_send_sge: u32,
-    /// Scatter/gather elements of a receive.
+    /// SGEs of a receive.
     pub max_recv_sge: u32,
     /// Bytes that a send can carry inline.
     pub max_inline_data: u32,
 }
 
 impl Default for QpCap {
-    /// 16 sends and 16 receives of one element each, nothing inline.
+    /// 16 sends and 16 receives of one SGE each, no inline data.
     fn default() -> Self {
         Self { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 }
     }
@@ -49,69 +49,70 @@ impl From<types::QpCap> for QpCap {
     }
 }
 
-/// All attributes of a queue pair, as [`Qp::query`](crate::Qp::query) tells them and
+/// All attributes of a QP. [`Qp::query`](crate::Qp::query) returns them and
 /// [`Qp::modify`](crate::Qp::modify) takes them.
 ///
-/// Numbers are the kernel's; what each means is said at [`InitAttr`], [`RtrAttr`] and [`RtsAttr`].
+/// Values use the kernel's encoding. [`InitAttr`], [`RtrAttr`] and [`RtsAttr`] document their
+/// meaning.
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
-    /// State; the one to go to.
+    /// Current state for a query; target state for a modify.
     pub qp_state: QpState,
-    /// State that it is believed to be in.
+    /// Assumed current state.
     pub cur_qp_state: QpState,
     /// Path MTU, 1 (256 bytes) to 5 (4096 bytes).
     pub path_mtu: u8,
     /// Path migration: 0 migrated, 1 rearm, 2 armed.
     pub path_mig_state: u8,
-    /// Key of datagrams.
+    /// Q_Key of datagrams.
     pub qkey: u32,
-    /// Number of the next packet expected, 24 bits.
+    /// PSN of the next packet expected, 24 bits.
     pub rq_psn: u32,
-    /// Number of the next packet sent, 24 bits.
+    /// PSN of the next packet sent, 24 bits.
     pub sq_psn: u32,
-    /// The peer's queue pair.
+    /// QPN of the peer, 24 bits.
     pub dest_qp_num: u32,
-    /// What the peer may do by itself.
+    /// Access rights of the peer: RDMA reads, writes and atomics.
     pub access: Access,
-    /// Depths and widths.
+    /// Depths and widths of the queues.
     pub cap: QpCap,
-    /// Path.
+    /// Primary path.
     pub ah_attr: AhAttr,
     /// Alternate path.
     pub alt_ah_attr: AhAttr,
     /// Index into the P_Key table.
     pub pkey_index: u16,
-    /// The same for the alternate path.
+    /// P_Key index of the alternate path.
     pub alt_pkey_index: u16,
-    /// Whether an event is wanted when the send queue has drained.
+    /// Whether to raise an event when the send queue has drained.
     pub en_sqd_async_notify: bool,
     /// Whether the send queue is draining.
     pub sq_draining: bool,
-    /// Own reads and atomics that can be outstanding.
+    /// Outstanding reads and atomics as requester.
     pub max_rd_atomic: u8,
-    /// The peer's reads and atomics that can be outstanding.
+    /// Outstanding reads and atomics of the peer, as responder.
     pub max_dest_rd_atomic: u8,
-    /// RNR timer.
+    /// RNR NAK timer, encoded as for [`RtrAttr::min_rnr_timer`].
     pub min_rnr_timer: u8,
-    /// The own port.
+    /// Local port, counted from 1.
     pub port_num: u8,
-    /// Acknowledgement timeout.
+    /// Local ACK timeout, encoded as for [`RtsAttr::timeout`].
     pub timeout: u8,
-    /// Retries after a timeout.
+    /// Retries after a timeout, 0 to 7.
     pub retry_cnt: u8,
-    /// Retries when the peer has no receive posted.
+    /// RNR retries, 0 to 7; 7 retries for ever.
     pub rnr_retry: u8,
     /// Port of the alternate path.
     pub alt_port_num: u8,
     /// Timeout of the alternate path.
     pub alt_timeout: u8,
-    /// Packet pacing in kbit/s; not told by a query.
+    /// Packet pacing rate in kbit/s; a query does not report it.
     pub rate_limit: u32,
 }
 
 impl Default for QpAttr {
-    /// Zero throughout, to be filled where the mask says.
+    /// All fields 0. The caller fills in the fields of the mask.
     fn default() -> Self {
         Self::from_kernel(&QueryQpResp::zeroed())
     }
@@ -155,7 +156,7 @@ impl QpAttr {
         }
     }
 
-    /// The request to the kernel: as given, also where it makes no sense.
+    /// Encodes the request for the kernel without validation.
     pub(super) fn to_kernel(self, qp_handle: u32, attr_mask: QpAttrMask) -> ExModifyQp {
         ExModifyQp {
             base: ModifyQpReq {
@@ -192,14 +193,14 @@ impl QpAttr {
     }
 }
 
-/// How the kernel says a queue pair was made.
+/// Creation attributes of a QP, as reported by the kernel.
 #[doc(alias = "ibv_qp_init_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QpInitAttr {
-    /// Depths and widths.
+    /// Depths and widths of the queues.
     pub cap: QpCap,
-    /// Whether every send makes a completion.
+    /// Whether every send generates a completion.
     pub signal_all: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What only datagram queue pairs do: addressed messages and multicast groups.
+//! UD QPs: datagrams and multicast groups.
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
@@ -8,24 +8,24 @@ use rustix::io::Errno;
 use super::{Batch, PostReason, Qp, Ud};
 use crate::{Ah, AnyProvider, Error, Gid, Payload, Result, SendFlags, SendRequest};
 
-/// Bytes that every datagram finds before its payload in the receive's memory: the room of the
-/// [global route header](crate::Grh).
+/// Bytes before the payload of a datagram in the receive's memory, reserved for the [global route
+/// header](crate::Grh).
 pub const GRH_BYTES: usize = 40;
 
-/// The queue pair number of multicast groups.
+/// The QPN of multicast groups.
 pub const MULTICAST_QP: u32 = 0xff_ffff;
 
-/// Who a datagram is for, and what it carries beside its bytes.
+/// Destination and immediate data of a datagram.
 #[doc(alias = "ibv_wr_set_ud_addr")]
 pub struct Datagram<'a, P: Provider = AnyProvider> {
-    /// The way to the peer's port, of the queue pair's own protection domain. It has to exist until
-    /// the request is complete; without it, the request fails.
+    /// Address handle of the peer, of the QP's own protection domain. It must exist until the
+    /// request completes; otherwise the request fails.
     pub ah: &'a Ah<P>,
-    /// The peer's queue pair, 24 bits; [`MULTICAST_QP`] for a multicast group.
+    /// QPN of the peer, 24 bits; [`MULTICAST_QP`] for a multicast group.
     pub qp_num: u32,
-    /// The peer's queue key. A datagram with another key than its receiver's is dropped.
+    /// Q_Key of the peer. The receiver drops a datagram with another Q_Key than its own.
     pub qkey: u32,
-    /// Immediate data: four bytes that go over the wire as they lie in memory.
+    /// Immediate data: four bytes, sent in memory order.
     pub imm: Option<u32>,
 }
 
@@ -38,7 +38,7 @@ impl<P: Provider> Clone for Datagram<'_, P> {
 impl<P: Provider> Copy for Datagram<'_, P> {}
 
 impl<'a, P: Provider> Datagram<'a, P> {
-    /// To queue pair `qp_num` with the queue key `qkey`.
+    /// A datagram to the QP `qp_num` with the Q_Key `qkey`.
     #[must_use]
     pub fn new(ah: &'a Ah<P>, qp_num: u32, qkey: u32) -> Self {
         Self { ah, qp_num, qkey, imm: None }
@@ -51,10 +51,11 @@ impl<'a, P: Provider> Datagram<'a, P> {
 }
 
 impl<P: Provider> Batch<'_, Ud, P> {
-    /// A datagram whose bytes are copied now, so that nothing has to stay registered.
+    /// A datagram whose bytes are copied now. They need not be registered.
     ///
     /// # Errors
-    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
+    /// `max_inline_data`.
     #[inline]
     pub fn send_to_inline(
         &mut self,
@@ -64,22 +65,20 @@ impl<P: Provider> Batch<'_, Ud, P> {
         flags: SendFlags,
     ) -> Result<(), PostReason> {
         let request = SendRequest { wr_id, operation: to, flags, payload: Payload::Inline(&[bytes]) };
-        // SAFETY: the request names no memory but what is copied before this returns.
+        // SAFETY: the request names no memory except bytes that are copied before this returns.
         unsafe { self.push(&request) }
     }
 }
 
 impl<P: Provider> Qp<Ud, P> {
-    /// Joins a multicast group: what is sent to it comes to this queue pair too, if it was sent
-    /// with its queue key. Joining a group once more changes nothing. Groups are left when the
-    /// queue pair is dropped.
+    /// Attaches the QP to a multicast group: the QP receives datagrams to the group that carry its
+    /// Q_Key. A second attach to the same group does nothing. Dropping the QP detaches it.
     ///
-    /// On InfiniBand a group has a LID too: [`Qp::attach_mcast_at`].
+    /// On InfiniBand a group also has a LID: [`Qp::attach_mcast_at`].
     ///
-    /// On RoCE the group's GID is an IPv6 multicast address, or an IPv4 one in mapped form. The
-    /// device takes part in the group on its network interface; where routers or switches forward
-    /// groups to members only, somebody has to tell them by IGMP or MLD, for instance by joining
-    /// the same group with an ordinary UDP socket.
+    /// On RoCE the group's GID is an IPv6 multicast address, or a mapped IPv4 one. The device joins
+    /// the group on its network interface. If routers or switches forward a group to members only,
+    /// the program must also join by IGMP or MLD, for instance with an ordinary UDP socket.
     ///
     /// ```no_run
     /// # fn join(pd: &bareverbs::Pd, qp: &mut bareverbs::Qp<bareverbs::Ud>) -> Result<(), Box<dyn std::error::Error>> {
@@ -98,21 +97,21 @@ impl<P: Provider> Qp<Ud, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] where the GID is no group's; the kernel refuses, as beyond the device's
-    /// number of groups.
+    /// - [`Error::Invalid`]: `group` is not a multicast GID.
+    /// - [`Error::Kernel`]: the kernel rejects the command, for instance above the device's number
+    ///   of groups.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&mut self, group: Gid) -> Result<()> {
         self.attach(group, 0)
     }
 
-    /// Joins a multicast group of an InfiniBand subnet: receives what is sent to `group` and its
-    /// LID, which the subnet administrator gives to those who join there. Otherwise the same as
-    /// [`Qp::attach_mcast`]; who sends to the group names the LID as well, as
-    /// [`AhAttr::dlid`](crate::AhAttr::dlid).
+    /// Attaches the QP to a multicast group of an InfiniBand subnet, named by `group` and its LID.
+    /// The subnet administrator assigns the LID to members. Otherwise as [`Qp::attach_mcast`]. A
+    /// sender to the group also names the LID, as [`AhAttr::dlid`](crate::AhAttr::dlid).
     ///
     /// # Errors
-    /// As for [`Qp::attach_mcast`]; [`Error::Invalid`] also for a LID that is no group's: those are
-    /// 0xc000 to 0xfffe.
+    /// As for [`Qp::attach_mcast`]. [`Error::Invalid`] also if the LID is not a multicast LID
+    /// (0xc000 to 0xfffe).
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast_at(&mut self, group: Gid, lid: u16) -> Result<()> {
         if !(0xc000..0xffff).contains(&lid) {
@@ -149,10 +148,11 @@ impl<P: Provider> Qp<Ud, P> {
         Ok(())
     }
 
-    /// Leaves a multicast group.
+    /// Detaches the QP from a multicast group.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it is not in the group; the kernel refuses.
+    /// - [`Error::Invalid`]: the QP is not attached to the group.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&mut self, group: Gid) -> Result<()> {
         const VERB: &str = "detach_mcast";
@@ -160,7 +160,7 @@ impl<P: Provider> Qp<Ud, P> {
             let reason = format!("QP {:#x} is not in the group {group}", self.qp_num);
             return Err(Error::invalid(VERB, reason));
         };
-        // SAFETY: the queue pair is this value's.
+        // SAFETY: `self` owns the QP.
         unsafe {
             command::detach_mcast(self.pd.context().file(), self.handle, group.0, self.groups[place].1)
         }

@@ -1,21 +1,23 @@
-//! Options of a connection beyond the standard.
+//! Enhanced connection establishment (ECE).
 
 use bareverbs_provider::contract::{Ece, Provider, SendQueue};
 
 use super::{Qp, Transport};
 use crate::{Error, Result};
 
-/// How the verbs are refused where there is no such thing.
+/// Part of the `Error::Unsupported` text.
 const ECE_OPTIONS: &str = "ECE options are";
 
 impl<T: Transport, P: Provider> Qp<T, P> {
-    /// What the device can do for the connection beyond the standard, or, after options were
-    /// [set](Qp::set_ece) and a change has told the device, what it keeps of them. The options are
-    /// none while they are set and not told yet.
+    /// The ECE options. Initially, the options that the device supports for the connection. After
+    /// [`Qp::set_ece`] and a transition, the options that the device accepted. Between the two
+    /// calls, no options.
     ///
-    /// Two ends that wish to use such options tell each other: the one that connects sends what it
-    /// has, the other sets that, goes to RTR, and answers with what is left, which the first sets
-    /// before it goes to RTR itself.
+    /// Two ends negotiate options in this order:
+    ///
+    /// - The active end sends its options to the passive end.
+    /// - The passive end sets them, goes to RTR, and returns the accepted options.
+    /// - The active end sets those before it goes to RTR itself.
     ///
     /// ```no_run
     /// # use bareverbs::{AhAttr, Ece, InitAttr, Qp, Rc, Result, RtrAttr};
@@ -35,12 +37,11 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.sq.ece().ok_or(Error::Unsupported { verb: "query_ece", what: ECE_OPTIONS })
     }
 
-    /// Has the next change of the queue pair, such as that to RTR, ask the device for these
-    /// options.
+    /// Requests these ECE options with the next transition, such as that to RTR.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without [`Capabilities::ece`](crate::Capabilities::ece);
-    /// [`Error::Invalid`] for options of another vendor.
+    /// - [`Error::Unsupported`]: no [`Capabilities::ece`](crate::Capabilities::ece).
+    /// - [`Error::Invalid`]: the options are of another vendor.
     #[doc(alias = "ibv_set_ece")]
     pub fn set_ece(&mut self, ece: Ece) -> Result<()> {
         const VERB: &str = "set_ece";

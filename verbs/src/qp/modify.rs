@@ -1,4 +1,4 @@
-//! Bringing a queue pair from state to state.
+//! State transitions of a QP.
 
 use bareverbs_provider::contract::{Provider, SendQueue};
 use bareverbs_provider::device::IoctlError;
@@ -13,7 +13,7 @@ use super::{
 use crate::mr_hints::OPTIONAL_ACCESS;
 use crate::{Access, Context, Error, Mtu, QpAttrMask, QpState, Result};
 
-/// What a queue pair can allow its peer, beside rights that it leaves to regions.
+/// Access rights that a QP can grant. The others apply to MRs only.
 const QP_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
@@ -29,11 +29,13 @@ pub(super) const RTR: &str = "modify_qp INIT→RTR";
 pub(super) const RTS: &str = "modify_qp RTR→RTS";
 
 impl<T: Connected, P: Provider> Qp<T, P> {
-    /// RESET → INIT: receives can be posted from here on.
+    /// RESET → INIT. Receives can be posted in INIT and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
-    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET, the P_Key index is beyond the port's table, or
+    ///   `access` has rights that apply to MRs only.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.reset_to_init(attr)
     }
@@ -52,7 +54,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    /// The address vector of the peer as the kernel gets it.
+    /// Validates the attributes of the peer and returns the address vector for the kernel.
     pub(super) fn check_peer(
         &self,
         address: &AhAttr,
@@ -104,7 +106,7 @@ pub(super) fn check_peer<P: Provider>(
 }
 
 fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result<()> {
-    // Every port has the first key: no need to ask.
+    // Every port has the first P_Key, so no query is needed.
     if index == 0 {
         return context.check_port(port.into()).map(drop);
     }
@@ -117,56 +119,63 @@ fn check_pkey<P: Provider>(context: &Context<P>, port: u8, index: u16) -> Result
 }
 
 impl<P: Provider> Qp<Rc, P> {
-    /// INIT → RTR: what the peer sends is carried out from here on.
+    /// INIT → RTR. The responder executes the peer's requests in RTR and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
-    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
-    /// [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT; no global route on RoCE or no LID on
+    ///   InfiniBand; the address is a multicast group; a value is out of range; the MTU is above
+    ///   the port's.
+    /// - [`Error::Limit`], [`Error::NoPort`], [`Error::NoGid`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         check_rtr(self.context(), attr)?;
         self.init_to_rtr((&RtrAttr { address, ..*attr }).into())
     }
 
-    /// RTR → RTS: sends are carried out from here on.
+    /// RTR → RTS. The requester executes sends in RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits;
-    /// [`Error::Limit`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR, the PSN has more than 24 bits, or a timer or
+    ///   retry count is out of range.
+    /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
         self.rtr_to_rts_reliable(attr)
     }
 }
 
 impl<P: Provider> Qp<Uc, P> {
-    /// INIT → RTR: what the peer sends is carried out from here on.
+    /// INIT → RTR. The responder executes the peer's requests in RTR and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
-    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
-    /// [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT; no global route on RoCE or no LID on
+    ///   InfiniBand; the address is a multicast group; a value is out of range; the MTU is above
+    ///   the port's.
+    /// - [`Error::NoPort`], [`Error::NoGid`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
     }
 
-    /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
+    /// RTR → RTS. The requester executes sends in RTS. The first packet has the PSN `sq_psn`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the
-    /// kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
         self.rtr_to_rts(sq_psn)
     }
 }
 
 impl<P: Provider> Qp<Ud, P> {
-    /// RESET → INIT: receives can be posted from here on.
+    /// RESET → INIT. Receives can be posted in INIT and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a P_Key index beyond the port's table;
-    /// [`Error::NoPort`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET, or the P_Key index is beyond the port's table.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn init(&mut self, attr: &UdInitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_pkey(self.context(), attr.port, attr.pkey_index)?;
@@ -183,21 +192,22 @@ impl<P: Provider> Qp<Ud, P> {
         })
     }
 
-    /// INIT → RTR: datagrams are received from here on.
+    /// INIT → RTR. The QP receives datagrams in RTR and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let attr = QpAttr { qp_state: QpState::RTR, ..QpAttr::default() };
         self.modify_qp(RTR, &attr, QpAttrMask::STATE)
     }
 
-    /// RTR → RTS: sends are carried out from here on, the first with the packet number `sq_psn`.
+    /// RTR → RTS. The requester executes sends in RTS. The first packet has the PSN `sq_psn`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits; the
-    /// kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR, or the PSN has more than 24 bits.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, sq_psn: u32) -> Result<()> {
         self.rtr_to_rts(sq_psn)
     }
@@ -227,13 +237,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp(RTS, &attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN)
     }
 
-    /// Any change; whether it is possible, the kernel decides.
+    /// Modifies any attributes. The kernel decides whether the transition is valid.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for numbers out of range, or a `cur_qp_state` that is not the present
-    /// one; [`Error::Limit`] for more reads than the device has; the kernel refuses: `EINVAL` for a
-    /// step that is not possible from the present state, or a mask that lacks what the step
-    /// requires or holds what it does not allow, which the error names.
+    /// - [`Error::Invalid`]: a value is out of range, or `cur_qp_state` is not the current state.
+    /// - [`Error::Limit`]: more outstanding reads and atomics than the device supports.
+    /// - [`Error::Kernel`] with `EINVAL`: the transition is invalid from the current state, or the
+    ///   mask lacks required attributes or has attributes that are not allowed. The error names
+    ///   them.
+    /// - [`Error::Kernel`] with another errno: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&mut self, attr: &QpAttr, mask: QpAttrMask) -> Result<()> {
         const VERB: &str = "modify_qp";
@@ -274,7 +286,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         if self.reset_is_incomplete {
             self.complete_reset(verb)?;
         }
-        // SAFETY: the request names this queue pair, and not the state RESET.
+        // SAFETY: the request names this QP, and does not move it to RESET.
         unsafe { self.execute_modify(&request) }.map_err(|refused| self.refused(verb, mask, refused))?;
         self.sq.modified(&request.base);
         if mask.contains(QpAttrMask::STATE) {
@@ -283,8 +295,8 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         Ok(())
     }
 
-    /// Issues the request to RESET so many times. If the kernel refuses only a later one, the queue
-    /// pair is in RESET, and [`Qp::complete_reset`] has to issue it once more.
+    /// Issues the request to RESET `times` times. If the kernel refuses only a later one, the QP is
+    /// in RESET, and [`Qp::complete_reset`] must issue it again.
     fn bring_to_reset(&mut self, request: &ExModifyQp, times: u32) -> Result<(), IoctlError> {
         // SAFETY: the request names this queue pair, and its queues are reset below.
         unsafe { self.execute_modify(request) }?;
@@ -296,13 +308,13 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.sq.modified(&request.base);
         self.state = QpState::RESET;
         self.reset_is_incomplete = outcome.is_err();
-        // SAFETY: the kernel has carried out a request to RESET, and no other request since.
+        // SAFETY: the kernel has executed a request to RESET, and no other request since.
         unsafe { self.reset_queues() };
         outcome
     }
 
     /// Issues the request to RESET that the kernel refused in [`Qp::bring_to_reset`]. Without it,
-    /// the kernel would take up requests of before the reset in the next life of the queue pair.
+    /// the kernel would execute requests of before the reset after the QP is brought up again.
     fn complete_reset(&mut self, verb: &'static str) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         let request = attr.to_kernel(self.handle, QpAttrMask::STATE);
@@ -319,17 +331,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
 
     /// # Safety
     ///
-    /// The request must name this queue pair. After a request to RESET that has succeeded, the
-    /// caller must reset both queues ([`Qp::reset_queues`]).
+    /// The request must name this QP. After a successful request to RESET, the caller must reset
+    /// both queues ([`Qp::reset_queues`]).
     unsafe fn execute_modify(&mut self, request: &ExModifyQp) -> Result<(), IoctlError> {
         let file = self.pd.context().file();
         if !request.base.attr_mask.contains(QpAttrMask::RATE_LIMIT) {
-            // SAFETY: `self` owns the queue pair, and the caller resets both queues after RESET.
+            // SAFETY: `self` owns the QP, and the caller resets both queues after RESET.
             return unsafe { self.sq.modify(file, &request.base) };
         }
         // SAFETY: the command reads and writes nothing but its structs. As for
-        // `command::modify_qp`, `self` owns the queue pair, and the caller resets both queues after
-        // RESET.
+        // `command::modify_qp`, `self` owns the QP, and the caller resets both queues after RESET.
         unsafe { file.invoke::<write::ex::ModifyQp>(request, &mut ExModifyQpResp::zeroed()) }
     }
 
@@ -345,7 +356,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     }
 }
 
-/// What a receiving end alone has.
+/// Validates the responder attributes of INIT → RTR.
 pub(super) fn check_rtr<P: Provider>(context: &Context<P>, attr: &RtrAttr) -> Result<()> {
     check_max(RTR, "min_rnr_timer", attr.min_rnr_timer, 31)?;
     let (asked, max) = (attr.max_dest_rd_atomic, context.limits().max_qp_rd_atom);
@@ -377,7 +388,7 @@ mod tests {
             plain.log().answers.extend(answers);
             let errno = qp.reset().err().and_then(|error| error.errno());
             assert_eq!((errno, qp.state()), (failed.then_some(Errno::IO), state));
-            // Both of its queues.
+            // Both queues of the QP.
             let queues = std::mem::take(&mut plain.log().reset);
             assert_eq!(queues.len(), reset);
         }
@@ -408,7 +419,7 @@ mod tests {
         assert_eq!(plain.log().states, [QpState::RESET, QpState::RESET, QpState::INIT]);
         assert_eq!(plain.log().reset.len(), 2, "both queues");
 
-        // Once.
+        // The request is issued once.
         plain.log().states.clear();
         qp.set_error().unwrap();
         assert_eq!(plain.log().states, [QpState::ERR]);

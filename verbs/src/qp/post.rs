@@ -1,4 +1,4 @@
-//! Posting: lists and batches of sends, and receives.
+//! Posting of sends, as lists and batches, and of receives.
 
 mod batch;
 mod error;
@@ -20,7 +20,7 @@ use super::Transport;
 use crate::Pd;
 use crate::{AnyProvider, Completions, Cq, QpState, SendRequest, WcStatus};
 
-/// The send half of a queue pair, which it borrows; see [`Qp::split`](super::Qp::split).
+/// The send half of a QP. It borrows the QP; see [`Qp::split`](super::Qp::split).
 pub struct SendHalf<'q, T: Transport, P: Provider = AnyProvider> {
     queue: &'q mut P::Sq,
     /// By reference, so that the fast path does not load it.
@@ -34,7 +34,7 @@ impl<'q, T: Transport, P: Provider> SendHalf<'q, T, P> {
         Self { queue, state, _transport: PhantomData }
     }
 
-    /// A half of no queue pair, whose state is taken to be RTS.
+    /// A send half over a queue without a kernel QP; assumed to be in RTS.
     #[cfg(feature = "test-utils")]
     #[inline(always)]
     pub fn from_raw_queue(queue: &'q mut P::Sq) -> Self {
@@ -50,41 +50,41 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         Batch::new(self.queue, *self.state)
     }
 
-    /// Posts sends, all with one doorbell, which is that of deferred ones too.
+    /// Posts sends and earlier deferred requests with one doorbell.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are posted and will
-    /// complete.
+    /// The first rejected request ends the list. Earlier requests are posted and will complete.
     ///
     /// # Safety
     ///
-    /// A request is in use from this call on until one of these:
+    /// A request is in use from this call until one of these:
     ///
     /// - It was not posted: the call returned a [`PostError`], and the request's index is
     ///   [`PostError::accepted`] or above.
-    /// - It is complete: its completion was polled, or that of a later request of this half, with
-    ///   any status. A completion is known to be its own only if no other request, also none from
-    ///   before a reset, has its `wr_id`, and that is not 0.
-    /// - The queue pair was brought to RESET: [`Qp::reset`](super::Qp::reset) or
+    /// - It is complete: its completion, or that of a later request of this half, was polled, with
+    ///   any status. A completion belongs to a request for certain only if its `wr_id` is not 0 and
+    ///   no other request has the same `wr_id`, including requests before a reset.
+    /// - The QP was moved to RESET: [`Qp::reset`](super::Qp::reset) or
     ///   [`Qp::modify`](super::Qp::modify) returned `Ok`.
-    /// - The queue pair was destroyed: [`Qp::destroy`](super::Qp::destroy) returned `Ok`. Where the
-    ///   kernel refuses, there or when the queue pair is dropped, requests stay in use for the life
-    ///   of the process.
+    /// - The QP was destroyed: [`Qp::destroy`](super::Qp::destroy) returned `Ok`. If the kernel
+    ///   refuses, in `destroy` or in drop, requests stay in use until the process exits.
     ///
-    /// While a request is in use, the memory that its elements name must stay registered, mapped
-    /// and allocated, whatever kind of region names it: a region of its own, a
-    /// [part](crate::ImplicitMr::part) of one over all memory, memory [mapped](Pd::register_raw) by
-    /// the caller, [on the device](crate::DmMr), of a [dma-buf](crate::DmabufMr), or of [another
-    /// process](crate::ImportedMr). Nobody may change the bytes that it sends, nor look at or
-    /// change those that it fills (reads and atomics), except by the copying methods of the region.
+    /// While a request is in use, the memory of its SGEs must stay registered, mapped and
+    /// allocated. That holds for every kind of region: an MR, a [part](crate::ImplicitMr::part) of
+    /// an implicit MR, memory [mapped](Pd::register_raw) by the caller, [device
+    /// memory](crate::DmMr), a [dma-buf](crate::DmabufMr), or an MR of [another
+    /// process](crate::ImportedMr).
     ///
-    /// For a region on demand ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)) on Soft-RoCE, the
-    /// same holds for the bytes from the start of each page that an element touches: the kernel
-    /// copies to and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
+    /// No code may write the bytes that a request sends. No code may read or write the bytes that a
+    /// request fills (reads and atomics). The copying methods of the MR are exempt from both.
     ///
-    /// A request that binds a [window](crate::Mw) opens its region to peers as far as the window's
-    /// rights say. The window must be invalidated or deallocated before the region is dropped,
-    /// unless the kernel refuses to deregister a region with a bound window. Soft-RoCE is known to
+    /// For an on-demand MR ([`Access::ON_DEMAND`](crate::Access::ON_DEMAND)) on Soft-RoCE, the same
+    /// holds for the bytes from the start of each page that an SGE touches: the kernel copies to
+    /// and from there (`__rxe_odp_mr_copy` of `rxe_odp.c`, Linux 7.2).
+    ///
+    /// A request that binds a [memory window](crate::Mw) exposes its MR to peers with the window's
+    /// access rights. The window must be invalidated or deallocated before the MR is dropped,
+    /// unless the kernel refuses to deregister an MR with a bound window. Soft-RoCE is known to
     /// refuse; no other driver is.
     #[doc(alias = "ibv_post_send")]
     #[inline(always)]
@@ -92,23 +92,23 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         &mut self,
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
-        // The commonest of all lists is written right here.
+        // Fast path of a list of one request, inlined here.
         if let [request] = requests
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, false) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the caller of `post_send` vouches for every request; none of them has been
-        // posted.
+        // SAFETY: the caller of `post_send` upholds the contract for every request; none of them
+        // has been posted.
         unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, false) }
     }
 
-    /// Posts sends and leaves the doorbell, the dear part of posting, to whatever rings it next:
-    /// [`SendHalf::flush`], [`SendHalf::flush_and_poll`], or sends that are posted without
-    /// deferring. Until then the device may not know of them, and they take up room in the queue.
+    /// Posts sends and defers the doorbell, the expensive part of posting. The next of these rings
+    /// it: [`SendHalf::flush`], [`SendHalf::flush_and_poll`], or a post without deferral. Until
+    /// then the device may not see the requests, and they occupy slots of the queue.
     ///
-    /// Devices whose doorbell costs next to nothing are told at once.
+    /// If the doorbell is cheap, the provider rings it at once.
     ///
     /// ```no_run
     /// use bareverbs::{Completion, Cq, Operation, Payload, PostError, Qp, Rc, SendFlags, SendRequest, Sge};
@@ -129,11 +129,11 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     /// }
     /// ```
     ///
-    /// What is still deferred when the queue pair is reset or dropped is never sent and makes no
-    /// completion; in the error state, it takes a flush to make it complete.
+    /// Deferred requests of a QP that is reset or dropped are never sent and generate no
+    /// completion. In the state ERR they complete only after a flush.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are deferred. A [full
+    /// The first rejected request ends the list. Earlier requests are deferred. A [full
     /// queue](crate::PushError::QueueFull) may be full of deferred requests: flush, then poll.
     ///
     /// # Safety
@@ -145,36 +145,35 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         requests: &[SendRequest<'_, T::Operation<'_, P>>],
     ) -> Result<(), PostError> {
         if let [request] = requests
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && let Some(posted) = unsafe { T::try_post::<P>(self.queue, request, true) }
         {
             return posted.map_err(|error| doorbell_error(error, 1));
         }
-        // SAFETY: the caller of `post_send_deferred` vouches for every request; none of them has
-        // been posted.
+        // SAFETY: the caller of `post_send_deferred` upholds the contract for every request; none
+        // of them has been posted.
         unsafe { post_send_slow::<T, P>(self.queue, self.state, requests, true) }
     }
 
-    /// How many requests wait for the doorbell.
+    /// The number of deferred requests.
     #[must_use]
     pub fn deferred(&self) -> usize {
         self.queue.deferred() as usize
     }
 
-    /// Hands all deferred requests to the device with one doorbell; does nothing where there are
-    /// none.
+    /// Rings the doorbell once for all deferred requests. Does nothing without deferred requests.
     ///
     /// # Errors
-    /// The kernel refuses the doorbell; the error says whether they were taken back or count as
-    /// posted, and [`PostError::accepted`] how many count.
+    /// [`PostReason::Doorbell`]: the kernel refuses the doorbell. The error says whether the
+    /// requests were taken back or count as posted. [`PostError::accepted`] is the number that
+    /// count as posted.
     #[inline]
     pub fn flush(&mut self) -> Result<(), PostError> {
         let deferred = self.deferred();
         self.queue.ring().map_err(|error| doorbell_error(error, deferred))
     }
 
-    /// Hands all deferred requests to the device as [`SendHalf::flush`] does, then looks at what
-    /// has completed as [`Cq::poll`] does.
+    /// Flushes as [`SendHalf::flush`] does, then polls as [`Cq::poll`] does.
     ///
     /// # Errors
     /// As for [`SendHalf::flush`].
@@ -184,27 +183,27 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
         Ok(cq.poll())
     }
 
-    /// Requests it holds.
+    /// Capacity in requests.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// The send that brought the queue pair down, where the device knows more of it than its
-    /// completion said: Soft-RoCE from Linux 6.4 on flushes also the request that is at fault.
+    /// The send that moved the QP to ERR, if the device reported more than the completion.
+    /// Soft-RoCE since Linux 6.4 completes also the failed request with `WR_FLUSH_ERR`.
     #[must_use]
     pub fn failure(&self) -> Option<SendFailure> {
         self.queue.failure().map(SendFailure::from)
     }
 }
 
-/// A send that failed on this side, and why.
+/// A send that failed locally, and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SendFailure {
-    /// Of the request.
+    /// The `wr_id` of the request.
     pub wr_id: u64,
-    /// Why it failed.
+    /// The status.
     pub status: WcStatus,
 }
 
@@ -214,7 +213,7 @@ impl From<(u64, WcStatus)> for SendFailure {
     }
 }
 
-/// Posts what the fast path declined.
+/// Posts requests that the fast path declined.
 ///
 /// # Safety
 ///
@@ -227,16 +226,16 @@ unsafe fn post_send_slow<T: Transport, P: Provider>(
     defer: bool,
 ) -> Result<(), PostError> {
     match requests {
-        // From a copy, so that a request that is known where it is posted need not lie in memory
-        // for the fast path. SAFETY: the caller's promise is the same, and a copy of a request
-        // names the same memory.
+        // Copied, so that the fast path need not keep a request in memory if it is known at the
+        // call site. SAFETY: the caller's contract is the same, and a copy of a request names the
+        // same memory.
         [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], defer) },
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         _ => unsafe { post_sends::<T, P>(queue, *state, requests, defer) },
     }
 }
 
-/// Posts any requests in any state, with a doorbell now or later.
+/// Posts any requests in any state. `defer` leaves the doorbell to a later call.
 ///
 /// # Safety
 ///
@@ -251,10 +250,11 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
     let mut result = Ok(());
     let mut pushed = 0;
     loop {
-        // SAFETY: the caller vouches for every request, and `pushed` of them have been pushed.
+        // SAFETY: the caller upholds the contract for every request; `pushed` of them have been
+        // pushed.
         pushed += unsafe { T::try_push_all::<P>(queue, &requests[pushed..]) };
         let Some(request) = requests.get(pushed) else { break };
-        // SAFETY: the caller vouches for every request, and this one was not pushed.
+        // SAFETY: the caller upholds the contract for every request, and this one was not pushed.
         if let Err(reason) = unsafe { push_slow::<T, P>(queue, state, request) } {
             result = Err(PostError { accepted: pushed, reason });
             break;
@@ -266,7 +266,7 @@ pub(super) unsafe fn post_sends<T: Transport, P: Provider>(
     result
 }
 
-/// The slow path into the queue, for requests of any kind in any state.
+/// The slow path of a push, for all requests in any state.
 ///
 /// # Safety
 ///
@@ -280,6 +280,6 @@ unsafe fn push_slow<T: Transport, P: Provider>(
     if matches!(state, QpState::RESET | QpState::INIT | QpState::RTR) {
         return Err(PostReason::State(state));
     }
-    // SAFETY: the caller vouches for the request.
+    // SAFETY: the caller upholds the contract for the request.
     Ok(unsafe { T::push::<P>(queue, request) }?)
 }

@@ -1,11 +1,11 @@
-//! Which attributes a change of state needs and takes.
+//! The state table: required and optional attributes of each transition.
 
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::QpAttr;
 use crate::{Error, QpAttrMask, QpState, Result};
 
-/// The widest queue pair and packet numbers.
+/// Maximum of QPNs and PSNs.
 const MAX_24_BITS: u32 = 0xff_ffff;
 
 const AV: QpAttrMask = QpAttrMask::AV;
@@ -24,9 +24,9 @@ const RETRIES: QpAttrMask = QpAttrMask::TIMEOUT.union(QpAttrMask::RETRY_CNT).uni
 const MAX_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_QP_RD_ATOMIC;
 const MAX_DEST_RD_ATOMIC: QpAttrMask = QpAttrMask::MAX_DEST_RD_ATOMIC;
 
-/// Attributes that the step needs, and those that it takes beside them; nothing where there is no
-/// such step. As the kernel has them (`qp_state_table` of `core/verbs.c`), after table 91 of the
-/// InfiniBand specification.
+/// Required and optional attributes of a transition; `None` if the transition is invalid. It copies
+/// the kernel's `qp_state_table` (`core/verbs.c`), which follows table 91 of the InfiniBand
+/// specification.
 fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
     if qp_type == QpType::RAW_PACKET {
         let is_valid = match (from, to) {
@@ -39,7 +39,7 @@ fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttr
         return is_valid.then_some((NONE, NONE));
     }
     let (reliable, datagrams) = (qp_type == QpType::RC, qp_type == QpType::UD);
-    // The sending end of a reliable connection has what is about its own requests.
+    // The requester of a reliable transport has requester attributes.
     let requests = reliable || qp_type == QpType::XRC_INI;
     let rnr_timer = if reliable { RNR_TIMER } else { NONE };
     let rts_optional = if datagrams { CUR | QKEY } else { CUR | ACCESS | MIGRATION | rnr_timer };
@@ -77,7 +77,7 @@ fn qp_state_table(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttr
     })
 }
 
-/// What a kernel is likely to mean that refuses a change as invalid.
+/// Explains an `EINVAL` of the kernel for a modify.
 pub(super) fn explain_invalid_modify(
     qp_type: QpType,
     from: QpState,
@@ -103,7 +103,7 @@ pub(super) fn explain_invalid_modify(
     }
 }
 
-/// Fails for values that no packet and no table has room for. Kernels cut them, or do not look at
+/// Rejects values that exceed their packet field or table. Kernels truncate them or do not check
 /// them.
 pub(super) fn check_values(
     verb: &'static str,
@@ -136,7 +136,7 @@ pub(super) fn check_values(
     if mask.contains(QpAttrMask::PATH_MTU) && attr.path_mtu == 0 {
         return Err(Error::invalid(verb, "path_mtu 0 is none: 1 stands for 256 bytes, 5 for 4096"));
     }
-    // Only a failed send queue goes to another state, SQE, in which sends can go on.
+    // A QP may have moved itself to SQE after a failed send. From there it can go to RTS.
     if mask.contains(CUR) && ![state, QpState::SQE].contains(&attr.cur_qp_state) {
         let reason = format!("the queue pair is in {state:?}, not in {:?}", attr.cur_qp_state);
         return Err(Error::invalid(verb, reason));

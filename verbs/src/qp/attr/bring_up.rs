@@ -1,36 +1,36 @@
-//! What each step from RESET to RTS sets.
+//! Attributes of the transitions from RESET to RTS.
 
 use super::{AhAttr, QpAttr};
 use crate::{Access, Mtu, QpAttrMask, QpState};
 
-/// What RESET → INIT sets.
+/// Attributes of RESET → INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitAttr {
-    /// The own port, counted from 1.
+    /// Local port, counted from 1.
     pub port: u8,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
-    /// What the peer may do by itself.
+    /// Access rights of the peer: RDMA reads, writes and atomics.
     pub access: Access,
 }
 
 impl InitAttr {
-    /// P_Key index 0, and nothing by the peer but messages.
+    /// P_Key index 0, no remote access.
     #[must_use]
     pub fn new(port: u8) -> Self {
         Self { port, pkey_index: 0, access: Access::empty() }
     }
 }
 
-/// What RESET → INIT sets in datagram queue pairs.
+/// Attributes of RESET → INIT for UD QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UdInitAttr {
-    /// The own port, counted from 1.
+    /// Local port, counted from 1.
     pub port: u8,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
-    /// The own queue key: a datagram that comes with another one is dropped. Keys with the highest
-    /// bit set are for the privileged.
+    /// Local Q_Key. A datagram with another Q_Key is dropped. A Q_Key with the highest bit set
+    /// requires privilege.
     pub qkey: u32,
 }
 
@@ -42,26 +42,26 @@ impl UdInitAttr {
     }
 }
 
-/// What INIT → RTR sets.
+/// Attributes of INIT → RTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtrAttr {
-    /// The way to the peer.
+    /// Address vector of the peer.
     pub address: AhAttr,
-    /// The peer's queue pair, 24 bits.
+    /// QPN of the peer, 24 bits.
     pub dest_qp_num: u32,
-    /// Number of the first packet expected, 24 bits.
+    /// PSN of the first packet expected, 24 bits.
     pub rq_psn: u32,
-    /// Largest payload of a packet on the path.
+    /// Path MTU.
     pub path_mtu: Mtu,
-    /// Reads and atomics of the peer that can be outstanding.
+    /// Outstanding reads and atomics of the peer, as responder.
     pub max_dest_rd_atomic: u8,
-    /// How long a peer is to wait when no receive was posted, as the kernel numbers it: 0 to 31; 12
-    /// is 0.64 ms.
+    /// RNR NAK timer, 0 to 31 in the kernel's encoding; 12 is 0.64 ms. The peer waits this long
+    /// before it retries a message for which no receive was posted.
     pub min_rnr_timer: u8,
 }
 
 impl RtrAttr {
-    /// MTU 1024, one read or atomic, RNR timer 12, packets numbered from 0.
+    /// MTU 1024, one read or atomic, RNR NAK timer 12, PSN 0.
     #[must_use]
     pub fn new(address: AhAttr, dest_qp_num: u32) -> Self {
         Self {
@@ -75,44 +75,44 @@ impl RtrAttr {
     }
 }
 
-/// What INIT → RTR sets in unreliable connections, which never wait for a peer.
+/// Attributes of INIT → RTR for UC QPs, which have no RNR NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRtrAttr {
-    /// The way to the peer.
+    /// Address vector of the peer.
     pub address: AhAttr,
-    /// The peer's queue pair, 24 bits.
+    /// QPN of the peer, 24 bits.
     pub dest_qp_num: u32,
-    /// Number of the first packet expected, 24 bits.
+    /// PSN of the first packet expected, 24 bits.
     pub rq_psn: u32,
-    /// Largest payload of a packet on the path.
+    /// Path MTU.
     pub path_mtu: Mtu,
 }
 
 impl UcRtrAttr {
-    /// MTU 1024, packets numbered from 0.
+    /// MTU 1024, PSN 0.
     #[must_use]
     pub fn new(address: AhAttr, dest_qp_num: u32) -> Self {
         Self { address, dest_qp_num, rq_psn: 0, path_mtu: Mtu::Mtu1024 }
     }
 }
 
-/// What RTR → RTS sets.
+/// Attributes of RTR → RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RtsAttr {
-    /// Number of the first packet sent, 24 bits.
+    /// PSN of the first packet sent, 24 bits.
     pub sq_psn: u32,
-    /// Wait for an acknowledgement: 4.096 µs times 2 to this power, 1 to 31; 0 waits for ever.
+    /// Local ACK timeout: 4.096 µs × 2^n for n of 1 to 31; 0 disables it.
     pub timeout: u8,
     /// Retries after a timeout, 0 to 7.
     pub retry_cnt: u8,
-    /// Retries when the peer has no receive posted, 0 to 6; 7 retries for ever.
+    /// RNR retries, 0 to 6; 7 retries for ever.
     pub rnr_retry: u8,
-    /// Own reads and atomics that can be outstanding.
+    /// Outstanding reads and atomics as requester.
     pub max_rd_atomic: u8,
 }
 
 impl Default for RtsAttr {
-    /// Timeout 14 (67 ms), 7 retries of each kind, one read or atomic, packets numbered from 0.
+    /// Timeout 14 (67 ms), 7 retries of each kind (RNR: for ever), one read or atomic, PSN 0.
     fn default() -> Self {
         Self { sq_psn: 0, timeout: 14, retry_cnt: 7, rnr_retry: 7, max_rd_atomic: 1 }
     }
@@ -212,8 +212,7 @@ mod tests {
     use super::*;
     use crate::Gid;
 
-    /// The masks that the kernel requires of reliable connections (`qp_state_table` of
-    /// `core/verbs.c`).
+    /// The masks that the kernel requires for RC QPs (`qp_state_table` of `core/verbs.c`).
     #[test]
     fn typed_transitions_set_the_required_attributes() {
         let mask = |(_, mask): (QpAttr, QpAttrMask)| mask.bits();

@@ -1,61 +1,63 @@
-//! The way to a peer.
+//! Address vectors.
 
 use bareverbs_uapi::verbs_values::Rate;
 use bareverbs_uapi::write::structs::{self, QpDest};
 
 use crate::Gid;
 
-/// A global route.
+/// Global route (GRH fields).
 #[doc(alias = "ibv_global_route")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GlobalRoute {
-    /// The peer's GID.
+    /// Destination GID.
     pub dgid: Gid,
-    /// Index of the own GID in the port's table.
+    /// Index of the source GID in the port's GID table.
     pub sgid_index: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// How many routers a packet may pass, plus 1.
+    /// Hop limit: the number of routers that a packet may pass, plus 1.
     pub hop_limit: u8,
     /// Traffic class.
     pub traffic_class: u8,
 }
 
-/// The way to a peer.
+/// Address vector of a peer.
 #[doc(alias = "ibv_ah_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AhAttr {
-    /// The own port, counted from 1.
+    /// Local port, counted from 1.
     pub port: u8,
-    /// The peer's LID; only InfiniBand has them, and needs them: 0 leads to an own GID only.
+    /// LID of the peer, on InfiniBand only. It is required there: 0 reaches a GID of this port
+    /// only.
     pub dlid: u16,
     /// Service level, 0 to 15.
     pub sl: u8,
-    /// Low bits of the own LID; only InfiniBand has them.
+    /// Source path bits: low bits of the local LID, on InfiniBand only.
     pub src_path_bits: u8,
-    /// Static rate as the kernel numbers it; 0 is the port's own.
+    /// Static rate in the kernel's encoding; 0 is the port's rate.
     pub static_rate: u8,
-    /// The global route; RoCE cannot do without.
+    /// Global route. Required on RoCE.
     pub grh: Option<GlobalRoute>,
 }
 
 impl AhAttr {
-    /// To `dgid` from the own GID at `sgid_index`, on the same link or subnet. InfiniBand wants the
-    /// peer's LID besides, as [`query_port`](crate::Context::query_port) tells it there, unless the
-    /// GID is the port's own: `AhAttr { dlid, ..AhAttr::global(port, dgid, sgid_index) }`.
+    /// Address vector to `dgid` from the local GID at `sgid_index`, on the same link or subnet.
+    /// InfiniBand also requires the peer's LID, unless the GID belongs to the local port: `AhAttr {
+    /// dlid, ..AhAttr::global(port, dgid, sgid_index) }`. The peer queries its LID with
+    /// [`query_port`](crate::Context::query_port).
     #[must_use]
     pub fn global(port: u8, dgid: Gid, sgid_index: u8) -> Self {
         let grh = GlobalRoute { dgid, sgid_index, flow_label: 0, hop_limit: 1, traffic_class: 0 };
         Self { port, grh: Some(grh), ..Self::default() }
     }
 
-    /// To the LID `dlid` of the same InfiniBand subnet.
+    /// Address vector to the LID `dlid` in the same InfiniBand subnet.
     #[must_use]
     pub fn local(port: u8, dlid: u16) -> Self {
         Self { port, dlid, ..Self::default() }
     }
 
-    /// The form that address handles are made from.
+    /// Encodes the attributes for the creation of an address handle.
     pub(crate) fn to_handle(self) -> structs::AhAttr {
         let QpDest {
             dgid,

@@ -11,9 +11,9 @@ use crate::qp::transport::UcOperation;
 use crate::qp::{Connected, Transport};
 use crate::{AnyProvider, Payload, QpState, Remote, SendFlags, SendRequest};
 
-/// Sends being written. The device sees none of them before [`Batch::ring`]; dropped without that
-/// and without [`Batch::defer`], they are taken back. A forgotten batch leaves them in the queue,
-/// and the next doorbell posts them.
+/// A batch of sends. The device sees none of them before [`Batch::ring`]. Drop without
+/// [`Batch::ring`] or [`Batch::defer`] takes them back. `mem::forget` leaves them in the queue, and
+/// the next doorbell posts them.
 ///
 /// A queue pair has one batch at a time:
 ///
@@ -43,55 +43,55 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
     /// Writes a request into the next slot.
     ///
     /// # Errors
-    /// The request is refused; those before it stay in the batch.
+    /// The [`PostReason`] of the rejection. Earlier requests stay in the batch.
     ///
     /// # Safety
     ///
-    /// As for [`SendHalf::post_send`](super::SendHalf::post_send). A request that was taken back,
-    /// when the batch was dropped, is not in use any more. One of a forgotten batch is.
+    /// As for [`SendHalf::post_send`](super::SendHalf::post_send). A request that was taken back
+    /// when the batch was dropped is no longer in use. A request of a forgotten batch is in use.
     #[inline(always)]
     pub unsafe fn push(&mut self, request: &SendRequest<'_, T::Operation<'_, P>>) -> Result<(), PostReason> {
-        // SAFETY: the caller vouches for the request.
+        // SAFETY: the caller upholds the contract for the request.
         if unsafe { T::try_push::<P>(self.queue, request) } {
             self.pushed += 1;
             return Ok(());
         }
-        // SAFETY: the caller vouches for the request, which the fast path did not push.
+        // SAFETY: the caller upholds the contract for the request, which the fast path did not
+        // push.
         unsafe { push_slow::<T, P>(self.queue, self.state, request) }?;
         self.pushed += 1;
         Ok(())
     }
 
-    /// The provider's own queue, for requests that it has no word for, such as those that are
-    /// [built by hand](bareverbs_mlx5::Mlx5Sq::push_raw_wqe). What is pushed there goes with the
-    /// batch, but is not counted in [`Batch::len`].
+    /// The provider's own queue, for requests that the verbs API does not cover, such as [raw
+    /// WQEs](bareverbs_mlx5::Mlx5Sq::push_raw_wqe). Requests that are pushed there are posted with
+    /// the batch, but [`Batch::len`] does not count them.
     ///
     /// # Safety
     ///
-    /// The queue pair must be in RTS, SQD or ERR. The queue must stay this queue pair's: it may not
-    /// be exchanged for another one, nor reset.
+    /// The QP must be in RTS, SQD or ERR. The queue must stay this QP's: the caller may not
+    /// exchange it for another one, nor reset it.
     pub unsafe fn provider_queue(&mut self) -> &mut P::Sq {
         self.queue
     }
 
-    /// How many requests it holds.
+    /// The number of requests in the batch.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pushed
     }
 
-    /// Whether it holds none.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.pushed == 0
     }
 
-    /// Hands all its requests to the device with one doorbell, after those that were deferred
-    /// before.
+    /// Posts the batch, after earlier deferred requests, with one doorbell.
     ///
     /// # Errors
-    /// The kernel refuses the doorbell; the error says whether the requests, and the deferred ones
-    /// before them, were taken back or count as posted.
+    /// [`PostReason::Doorbell`]: the kernel refuses the doorbell. The error says whether the
+    /// requests, including the earlier deferred ones, were taken back or count as posted.
     #[doc(alias = "ibv_wr_complete")]
     #[inline]
     pub fn ring(self) -> Result<(), PostError> {
@@ -99,11 +99,11 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
         batch.queue.ring().map_err(|error| doorbell_error(error, batch.pushed))
     }
 
-    /// Leaves its requests to the next doorbell; see
+    /// Defers the batch to the next doorbell; see
     /// [`SendHalf::post_send_deferred`](super::SendHalf::post_send_deferred).
     ///
     /// # Errors
-    /// As for [`Batch::ring`], where the device is told at once.
+    /// As for [`Batch::ring`], if the provider rings the doorbell at once.
     #[inline]
     pub fn defer(self) -> Result<(), PostError> {
         let mut batch = ManuallyDrop::new(self);
@@ -112,16 +112,17 @@ impl<T: Transport, P: Provider> Batch<'_, T, P> {
 }
 
 impl<T: Connected, P: Provider> Batch<'_, T, P> {
-    /// A message whose bytes are copied now, so that nothing has to stay registered.
+    /// A send whose bytes are copied now. They need not be registered.
     ///
     /// # Errors
-    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
+    /// `max_inline_data`.
     #[inline(always)]
     pub fn send_inline(&mut self, wr_id: u64, bytes: &[u8], flags: SendFlags) -> Result<(), PostReason> {
         self.push_inline(wr_id, UcOperation::Send, bytes, flags)
     }
 
-    /// Bytes for the peer's memory, copied now.
+    /// An RDMA write whose bytes are copied now.
     ///
     /// # Errors
     /// As for [`Batch::send_inline`].
@@ -145,7 +146,7 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
         flags: SendFlags,
     ) -> Result<(), PostReason> {
         let operation = T::operation::<P>(operation);
-        // SAFETY: the request names no memory but what is copied before this returns.
+        // SAFETY: the request names no memory except bytes that are copied before this returns.
         let pushed = unsafe {
             T::try_push::<P>(
                 self.queue,
@@ -153,9 +154,9 @@ impl<T: Connected, P: Provider> Batch<'_, T, P> {
             )
         };
         if !pushed {
-            // The request once more: sharing one would force it into memory on the fast path too.
+            // Built again: sharing one request would force it into memory on the fast path.
             let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
-            // SAFETY: the request names no memory but what is copied before this returns.
+            // SAFETY: the request names no memory except bytes that are copied before this returns.
             unsafe { push_slow::<T, P>(self.queue, self.state, &request) }?;
         }
         self.pushed += 1;
@@ -167,7 +168,7 @@ impl<T: Transport, P: Provider> Drop for Batch<'_, T, P> {
     #[doc(alias = "ibv_wr_abort")]
     #[inline]
     fn drop(&mut self) {
-        // Also where `pushed` is 0: requests may have been pushed through `provider_queue`.
+        // Also if `pushed` is 0: requests may have been pushed through `provider_queue`.
         self.queue.abort();
     }
 }

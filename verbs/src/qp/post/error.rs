@@ -6,14 +6,14 @@ use bareverbs_provider::contract::DoorbellError;
 
 use crate::{PushError, QpState, WqState};
 
-/// Not all requests were posted.
+/// An error of a post: not all requests were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "bad_wr")]
 pub struct PostError {
-    /// How many requests were posted and will complete. The request of this index is the refused
-    /// one.
+    /// The number of requests that were posted and will complete. It is the index of the rejected
+    /// request.
     pub accepted: usize,
-    /// Why it was refused.
+    /// The cause.
     pub reason: PostReason,
 }
 
@@ -33,23 +33,23 @@ impl std::error::Error for PostError {
     }
 }
 
-/// Why a request was not posted.
+/// The cause of a rejected post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostReason {
-    /// The queue did not take it.
+    /// The queue rejected the request.
     #[error(transparent)]
     Queue(#[from] PushError),
-    /// The queue pair is in a state that does not take it.
+    /// The QP is in a state that does not allow the post.
     #[error("the queue pair is in {0:?}; receives can be posted from INIT on, sends from RTS on")]
     State(QpState),
-    /// The work queue is in a state that does not take it.
+    /// The work queue is in a state that does not allow the post.
     #[error("the work queue is in {0:?}; receives can be posted in RDY, to which it goes from RESET")]
     WqState(WqState),
-    /// Receives go to the shared queue.
+    /// The QP uses a shared receive queue, which takes its receives.
     #[error("the queue pair shares a receive queue: post to that one")]
     Shared,
-    /// The queue pair is one that sends.
+    /// The QP is an XRC QP that only sends.
     #[error(
         "an XRC queue pair that sends receives nothing: receives go to the shared queue of an XRC domain"
     )]
@@ -59,7 +59,7 @@ pub enum PostReason {
     Doorbell(#[source] DoorbellError),
 }
 
-/// `requests` share the doorbell's fate.
+/// All `requests` were posted or none: they share one doorbell.
 #[cold]
 pub(in crate::qp) fn doorbell_error(error: DoorbellError, requests: usize) -> PostError {
     let accepted = if matches!(error, DoorbellError::Posted(_)) { requests } else { 0 };
