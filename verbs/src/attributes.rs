@@ -1,4 +1,4 @@
-//! What a device and its ports say of themselves.
+//! Attributes of devices and ports.
 
 use bareverbs_provider::contract::Offloads;
 use bareverbs_provider::rss::{HashFields, HashFunctions};
@@ -9,8 +9,7 @@ use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportC
 
 use crate::{Guid, LinkLayer, Mtu, PortPhysState, PortState};
 
-/// `$field: $type = $path` with its documentation, where `$path` is the field's place in the
-/// kernel's answer.
+/// Declares fields as `$field: $type = $value`, where `$value` reads the kernel's response.
 macro_rules! attr_struct {
     ($(#[$meta:meta])* $name:ident from $resp:ident: $from:ty { $(
         $(#[$fmeta:meta])* $field:ident: $ty:ty = $value:expr;
@@ -31,8 +30,8 @@ macro_rules! attr_struct {
 attr_struct! {
     /// Properties and limits of a device.
     ///
-    /// Fields have the names of C's `ibv_device_attr` and `ibv_device_attr_ex`. What the kernel or
-    /// the driver does not know is 0.
+    /// Fields have the names of C's `ibv_device_attr` and `ibv_device_attr_ex`. Fields that the
+    /// kernel or the driver does not report are 0.
     #[doc(alias = "ibv_device_attr")]
     #[doc(alias = "ibv_device_attr_ex")]
     DeviceAttr from resp: ExQueryDeviceResp {
@@ -46,131 +45,130 @@ attr_struct! {
         max_mr_size: u64 = resp.base.max_mr_size;
         /// Page sizes supported, one bit each.
         page_size_cap: u64 = resp.base.page_size_cap;
-        /// The vendor's IEEE number.
+        /// IEEE OUI of the vendor.
         vendor_id: u32 = resp.base.vendor_id;
-        /// The vendor's number of the part.
+        /// Part number of the vendor.
         vendor_part_id: u32 = resp.base.vendor_part_id;
         /// Version of the hardware.
         hw_ver: u32 = resp.base.hw_ver;
-        /// Most queue pairs.
+        /// Maximum number of QPs.
         max_qp: u32 = resp.base.max_qp;
-        /// Most requests outstanding in a queue.
+        /// Maximum number of outstanding requests of a queue.
         max_qp_wr: u32 = resp.base.max_qp_wr;
-        /// What the device can do.
+        /// Capability flags of the device.
         device_cap_flags: DeviceCapFlags = resp.device_cap_flags_ex;
-        /// Most scatter/gather elements of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32 = resp.base.max_sge;
-        /// Most scatter/gather elements of a read.
+        /// Maximum number of SGEs of an RDMA READ.
         max_sge_rd: u32 = resp.base.max_sge_rd;
-        /// Most completion queues.
+        /// Maximum number of CQs.
         max_cq: u32 = resp.base.max_cq;
-        /// Most completions of a completion queue.
+        /// Maximum number of entries of a CQ.
         max_cqe: u32 = resp.base.max_cqe;
-        /// Most memory regions.
+        /// Maximum number of MRs.
         max_mr: u32 = resp.base.max_mr;
-        /// Most protection domains.
+        /// Maximum number of PDs.
         max_pd: u32 = resp.base.max_pd;
-        /// Most reads and atomics of a peer outstanding, per queue pair.
+        /// Maximum number of outstanding RDMA READs and atomics per QP as responder.
         max_qp_rd_atom: u32 = resp.base.max_qp_rd_atom;
-        /// The same per end-to-end context, which no device has.
+        /// The same per end-to-end (EE) context. No device has EE contexts.
         max_ee_rd_atom: u32 = resp.base.max_ee_rd_atom;
-        /// Most reads and atomics of peers outstanding in the whole device.
+        /// Maximum number of outstanding RDMA READs and atomics of the device as responder.
         max_res_rd_atom: u32 = resp.base.max_res_rd_atom;
-        /// Most own reads and atomics outstanding, per queue pair.
+        /// Maximum number of outstanding RDMA READs and atomics per QP as requester.
         max_qp_init_rd_atom: u32 = resp.base.max_qp_init_rd_atom;
-        /// The same per end-to-end context.
+        /// The same per EE context.
         max_ee_init_rd_atom: u32 = resp.base.max_ee_init_rd_atom;
-        /// What atomics are atomic against.
+        /// Scope of atomicity of atomic operations.
         atomic_cap: AtomicCap = resp.base.atomic_cap;
-        /// Most end-to-end contexts.
+        /// Maximum number of EE contexts.
         max_ee: u32 = resp.base.max_ee;
-        /// Most reliable datagram domains.
+        /// Maximum number of reliable datagram domains.
         max_rdd: u32 = resp.base.max_rdd;
-        /// Most memory windows.
+        /// Maximum number of memory windows.
         max_mw: u32 = resp.base.max_mw;
-        /// Most raw IPv6 queue pairs.
+        /// Maximum number of raw IPv6 QPs.
         max_raw_ipv6_qp: u32 = resp.base.max_raw_ipv6_qp;
-        /// Most raw Ethertype queue pairs.
+        /// Maximum number of raw Ethertype QPs.
         max_raw_ethy_qp: u32 = resp.base.max_raw_ethy_qp;
-        /// Most multicast groups.
+        /// Maximum number of multicast groups.
         max_mcast_grp: u32 = resp.base.max_mcast_grp;
-        /// Most queue pairs of a multicast group.
+        /// Maximum number of QPs attached to a multicast group.
         max_mcast_qp_attach: u32 = resp.base.max_mcast_qp_attach;
-        /// Most attachments to multicast groups.
+        /// Maximum number of attachments to multicast groups in total.
         max_total_mcast_qp_attach: u32 = resp.base.max_total_mcast_qp_attach;
-        /// Most address handles.
+        /// Maximum number of address handles.
         max_ah: u32 = resp.base.max_ah;
-        /// Most fast memory regions, which no longer exist.
+        /// Maximum number of fast memory regions (FMR). FMRs no longer exist.
         max_fmr: u32 = resp.base.max_fmr;
-        /// Most maps of a fast memory region.
+        /// Maximum number of maps of an FMR.
         max_map_per_fmr: u32 = resp.base.max_map_per_fmr;
-        /// Most shared receive queues.
+        /// Maximum number of SRQs.
         max_srq: u32 = resp.base.max_srq;
-        /// Most requests outstanding in a shared receive queue.
+        /// Maximum number of outstanding requests of an SRQ.
         max_srq_wr: u32 = resp.base.max_srq_wr;
-        /// Most scatter elements of a shared receive.
+        /// Maximum number of SGEs of an SRQ request.
         max_srq_sge: u32 = resp.base.max_srq_sge;
-        /// Most partitions.
+        /// Maximum number of partitions.
         max_pkeys: u16 = resp.base.max_pkeys;
-        /// Time the device takes to acknowledge: 4.096 µs times 2 to this power.
+        /// Local acknowledge delay: 4.096 µs × 2^n.
         local_ca_ack_delay: u8 = resp.base.local_ca_ack_delay;
         /// Number of ports.
         phys_port_cnt: u8 = resp.base.phys_port_cnt;
-        /// On-demand paging as a whole.
+        /// General ODP capabilities.
         odp_general_caps: OdpGeneralCaps = resp.odp_caps.general_caps;
-        /// On-demand paging on reliable connections.
+        /// ODP capabilities of RC.
         rc_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.rc_odp_caps;
-        /// On-demand paging on unreliable connections.
+        /// ODP capabilities of UC.
         uc_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.uc_odp_caps;
-        /// On-demand paging on unreliable datagrams.
+        /// ODP capabilities of UD.
         ud_odp_caps: OdpTransportCaps = resp.odp_caps.per_transport_caps.ud_odp_caps;
-        /// On-demand paging on extended reliable connections.
+        /// ODP capabilities of XRC.
         xrc_odp_caps: OdpTransportCaps = resp.xrc_odp_caps;
-        /// Valid bits of a completion's time; 0 where completions carry none.
+        /// Valid bits of completion timestamps; 0 if the device has none.
         completion_timestamp_mask: u64 = resp.timestamp_mask;
-        /// The device's clock in kHz.
+        /// Frequency of the device clock in kHz.
         hca_core_clock: u64 = resp.hca_core_clock;
-        /// Most bytes of payload that the device cuts into packets of TCP.
+        /// TCP segmentation offload (TSO): maximum payload in bytes.
         max_tso: u32 = 0;
-        /// Transports that it does so for, 1 shifted by the queue pair type's number.
+        /// QP types with TSO, as a mask of `1 << type`.
         tso_supported_qpts: u32 = 0;
-        /// What of a packet can choose the queue that it is received to.
+        /// Packet fields that the RSS hash supports.
         rx_hash_fields_mask: HashFields = HashFields::empty();
-        /// How that is chosen.
+        /// RSS hash functions.
         rx_hash_function: HashFunctions = HashFunctions::empty();
-        /// Lowest rate that sends can be held to
-        /// ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)), in kbit/s.
+        /// Packet pacing: minimum rate in kbit/s
+        /// ([`QpAttr::rate_limit`](crate::QpAttr::rate_limit)).
         qp_rate_limit_min: u32 = 0;
-        /// Highest such rate in kbit/s; 0 where there is none. No device that this was tested with
-        /// has any.
+        /// Packet pacing: maximum rate in kbit/s; 0 if unsupported. No tested device supports it.
         qp_rate_limit_max: u32 = 0;
-        /// Transports whose sends can be held to a rate, 1 shifted by the queue pair type's number.
+        /// QP types with packet pacing, as a mask of `1 << type`.
         rate_limit_supported_qpts: u32 = 0;
-        /// Transports that spread receives, 1 shifted by the queue pair type's number.
+        /// QP types with RSS, as a mask of `1 << type`.
         rss_supported_qpts: u32 = resp.rss_caps.supported_qpts;
-        /// Most indirection tables.
+        /// Maximum number of indirection tables.
         max_rwq_indirection_tables: u32 = resp.rss_caps.max_rwq_indirection_tables;
-        /// Most entries of an indirection table.
+        /// Maximum number of entries of an indirection table.
         max_rwq_indirection_table_size: u32 = resp.rss_caps.max_rwq_indirection_table_size;
-        /// Most work queues for receives.
+        /// Maximum number of receive work queues.
         max_wq_type_rq: u32 = resp.max_wq_type_rq;
-        /// What can be done with raw packets.
+        /// Capabilities of raw packet QPs.
         raw_packet_caps: RawPacketCaps = resp.raw_packet_caps;
-        /// Tag matching: most bytes of a rendezvous request.
+        /// Tag matching: maximum size of a rendezvous request in bytes.
         tm_max_rndv_hdr_size: u32 = resp.tm_caps.max_rndv_hdr_size;
-        /// Tag matching: most entries of the list.
+        /// Tag matching: maximum number of tags in the list.
         tm_max_num_tags: u32 = resp.tm_caps.max_num_tags;
-        /// Tag matching: what it can do.
+        /// Tag matching: capability flags.
         tm_flags: TmCapFlags = resp.tm_caps.flags;
-        /// Tag matching: most list operations outstanding.
+        /// Tag matching: maximum number of outstanding list operations.
         tm_max_ops: u32 = resp.tm_caps.max_ops;
-        /// Tag matching: most scatter elements of a tag.
+        /// Tag matching: maximum number of SGEs of a tag.
         tm_max_sge: u32 = resp.tm_caps.max_sge;
-        /// Most completions that can share an event.
+        /// CQ moderation: maximum number of completions per event.
         max_cq_count: u16 = resp.cq_moderation_caps.max_cq_moderation_count;
-        /// Longest time in µs that an event can wait for more completions.
+        /// CQ moderation: maximum delay of an event in µs.
         max_cq_period: u16 = resp.cq_moderation_caps.max_cq_moderation_period;
-        /// Bytes of device memory.
+        /// Size of the device memory in bytes.
         max_dm_size: u64 = resp.max_dm_size;
     }
 }
@@ -185,39 +183,39 @@ attr_struct! {
         state: PortState = resp.legacy_resp.state;
         /// Largest MTU that it supports.
         max_mtu: Mtu = mtu(resp.legacy_resp.max_mtu);
-        /// Largest MTU that can be used now, as its network interface is set.
+        /// Active MTU. On RoCE it follows the MTU of the network interface.
         active_mtu: Mtu = mtu(resp.legacy_resp.active_mtu);
-        /// Entries of the GID table.
+        /// Number of entries of the GID table.
         gid_tbl_len: u32 = resp.legacy_resp.gid_tbl_len;
-        /// What it can do.
+        /// Capability flags.
         port_cap_flags: PortCapFlags = resp.legacy_resp.port_cap_flags;
-        /// Second word of its capabilities, as the subnet management agent numbers them.
+        /// CapabilityMask2 of PortInfo.
         port_cap_flags2: u16 = resp.port_cap_flags2;
-        /// Bytes of the largest message.
+        /// Maximum message size in bytes.
         max_msg_sz: u32 = resp.legacy_resp.max_msg_sz;
-        /// Packets with a wrong P_Key.
+        /// Number of packets with a wrong P_Key.
         bad_pkey_cntr: u32 = resp.legacy_resp.bad_pkey_cntr;
-        /// Packets with a wrong Q_Key.
+        /// Number of packets with a wrong Q_Key.
         qkey_viol_cntr: u32 = resp.legacy_resp.qkey_viol_cntr;
-        /// Entries of the P_Key table.
+        /// Number of entries of the P_Key table.
         pkey_tbl_len: u16 = resp.legacy_resp.pkey_tbl_len;
-        /// Local identifier; 0 on Ethernet.
+        /// LID; 0 on Ethernet.
         lid: u16 = resp.legacy_resp.lid;
-        /// The subnet manager's local identifier.
+        /// LID of the subnet manager.
         sm_lid: u16 = resp.legacy_resp.sm_lid;
-        /// Low bits of the local identifier that choose a path.
+        /// LID mask control: number of low LID bits that select a path.
         lmc: u8 = resp.legacy_resp.lmc;
-        /// Virtual lanes, in the agent's code.
+        /// Virtual lanes, as encoded in PortInfo (VLCap).
         max_vl_num: u8 = resp.legacy_resp.max_vl_num;
-        /// The subnet manager's service level.
+        /// Service level of the subnet manager.
         sm_sl: u8 = resp.legacy_resp.sm_sl;
-        /// Longest delay through the subnet: 4.096 µs times 2 to this power.
+        /// Maximum delay through the subnet: 4.096 µs × 2^n.
         subnet_timeout: u8 = resp.legacy_resp.subnet_timeout;
-        /// How the subnet manager initialised the port.
+        /// Type of initialisation by the subnet manager (InitTypeReply).
         init_type_reply: u8 = resp.legacy_resp.init_type_reply;
-        /// Lanes in use.
+        /// Active link width.
         active_width: PortWidth = resp.legacy_resp.active_width;
-        /// Speed of one lane.
+        /// Active speed of one lane.
         active_speed: PortSpeed = if resp.active_speed_ex == 0 {
             PortSpeed(resp.legacy_resp.active_speed.into())
         } else {
@@ -225,15 +223,15 @@ attr_struct! {
         };
         /// Physical state.
         phys_state: PortPhysState = resp.legacy_resp.phys_state;
-        /// What carries its packets.
+        /// Link layer.
         link_layer: LinkLayer = resp.legacy_resp.link_layer;
-        /// What it asks of its users.
+        /// Flags with requirements for users.
         flags: PortFlags = resp.legacy_resp.flags;
     }
 }
 
 impl DeviceAttr {
-    /// With what only the driver tells.
+    /// Adds the attributes that only the driver reports.
     pub(crate) fn with(self, offloads: Offloads) -> Self {
         Self {
             max_tso: offloads.max_tso,
@@ -248,12 +246,13 @@ impl DeviceAttr {
     }
 }
 
-/// Rxe, mlx5 and most others pack major, minor and sub-minor number into 32, 16 and 16 bits.
+/// Formats a firmware version. rxe, mlx5 and most drivers pack major, minor and sub-minor number
+/// into 32, 16 and 16 bits.
 fn fw_ver(packed: u64) -> String {
     format!("{}.{}.{}", packed >> 32, packed >> 16 & 0xffff, packed & 0xffff)
 }
 
-/// An MTU beyond the InfiniBand ones, as Omni-Path has, counts as the largest of those.
+/// Maps MTUs above the InfiniBand range, such as those of Omni-Path, to 4096 bytes.
 fn mtu(resp: values::Mtu) -> Mtu {
     Mtu::from_raw(resp.0).unwrap_or(if resp.0 == 0 { Mtu::Mtu256 } else { Mtu::Mtu4096 })
 }

@@ -1,4 +1,4 @@
-//! Memory that can be registered.
+//! Memory for memory regions.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,17 +11,17 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::{Error, Result};
 
-/// An owner of bytes that stay where they are.
+/// An owner of bytes at a stable address.
 ///
 /// # Safety
 ///
-/// The bytes that [`region`](MemoryOwner::region) names, at every call, must be initialised and
-/// valid for reads and writes at the same address for as long as the owner exists: also while it is
-/// moved, and for ever if it is forgotten ([`std::mem::forget`]) or leaked. While the owner is
-/// registered, nothing else may reach them.
+/// The bytes that each call of [`region`](MemoryOwner::region) returns must be initialised, and
+/// valid for reads and writes at the same address while the owner exists. This includes moves of
+/// the owner. If the owner is forgotten ([`std::mem::forget`]) or leaked, they must stay valid
+/// forever. While the owner is registered, nothing else may access them.
 ///
-/// So what owns its memory may implement this; what borrows it may not, since a borrow ends where
-/// its holder is forgotten:
+/// Types that own their memory may implement this trait. Types that borrow it must not, because the
+/// borrow of a forgotten value ends:
 ///
 /// ```compile_fail,E0277
 /// fn owns<M: bareverbs::MemoryOwner>() {}
@@ -40,12 +40,12 @@ use crate::{Error, Result};
             memory by the `unsafe` method `Pd::register_raw`"
 )]
 pub unsafe trait MemoryOwner {
-    /// First byte and number of bytes.
+    /// Address of the first byte, and length in bytes.
     fn region(&mut self) -> (NonNull<u8>, usize);
 }
 
-// SAFETY: the heap block does not move with the vector, and nobody can reach a registered vector to
-// make it grow.
+// SAFETY: the heap block does not move with the vector. A registered vector is not accessible, so
+// it can't reallocate.
 unsafe impl MemoryOwner for Vec<u8> {
     fn region(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(self.as_mut_slice()).cast(), self.len())
@@ -60,19 +60,18 @@ unsafe impl MemoryOwner for Box<[u8]> {
 }
 
 #[cfg(feature = "memmap2")]
-// SAFETY: the mapping does not move with its handle and is unmapped only when that is dropped. What
-// other processes do to the file is what the unsafe constructors of `MmapMut` make their caller
-// answer for.
+// SAFETY: the mapping does not move with its handle and is unmapped only when the handle is
+// dropped. The callers of the unsafe constructors of `MmapMut` are responsible for changes of the
+// file by other processes.
 unsafe impl MemoryOwner for memmap2::MmapMut {
     fn region(&mut self) -> (NonNull<u8>, usize) {
         (NonNull::from(&mut **self).cast(), self.len())
     }
 }
 
-/// Zeroed memory of its own that starts at a page.
+/// Owned, zeroed, page-aligned memory.
 ///
-/// Registered memory is pinned by whole pages, so a buffer that shares its pages with nothing else
-/// is the one to prefer.
+/// Registration pins whole pages. A `Buffer` does not share its pages with other data.
 ///
 /// ```
 /// let mut buffer = bareverbs::Buffer::zeroed(100)?;
@@ -95,7 +94,7 @@ impl Buffer {
     /// `len` bytes of zeros.
     ///
     /// # Errors
-    /// There is not that much memory.
+    /// [`Error::System`] if there is not enough memory.
     pub fn zeroed(len: usize) -> Result<Self> {
         // SAFETY: an anonymous private mapping at an address of the kernel's choice replaces
         // nothing.
@@ -113,7 +112,7 @@ impl Buffer {
             .map_err(|errno| Error::system(format!("mapping a buffer of {len} bytes"), errno))
     }
 
-    /// Bytes of the mapping: even an empty buffer has an address.
+    /// Length of the mapping in bytes, at least 1.
     fn mapped(len: usize) -> usize {
         len.max(1)
     }
@@ -121,9 +120,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `zeroed` with this size, and no reference to it outlives
-        // the buffer. Unmapping fails only where that splits a mapping beyond the kernel's limit;
-        // then the bytes stay mapped.
+        // SAFETY: `zeroed` created the mapping with this size, and no reference to it outlives the
+        // buffer. Unmapping fails only if it splits a mapping beyond the kernel's limit; the bytes
+        // stay mapped then.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast::<c_void>(), Self::mapped(self.len)) };
     }
 }
@@ -132,15 +131,15 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives.
+        // SAFETY: the mapping has `len` initialised bytes while the buffer exists.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping holds `len` initialised bytes for as long as the buffer lives, and
-        // belongs to this buffer, which is borrowed exclusively.
+        // SAFETY: the mapping has `len` initialised bytes while the buffer exists. It belongs to
+        // this buffer, which is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
@@ -158,10 +157,10 @@ unsafe impl MemoryOwner for Buffer {
     }
 }
 
-/// Memory borrowed for as long as its region lives; what
-/// [`Pd::register_borrowed`](crate::Pd::register_borrowed) registers.
+/// Memory that is borrowed by its region. [`Pd::register_borrowed`](crate::Pd::register_borrowed)
+/// registers it.
 ///
-/// It is no [`MemoryOwner`], since forgetting it ends the borrow.
+/// It does not implement [`MemoryOwner`], because the borrow of a forgotten value ends.
 #[derive(Debug)]
 pub struct Borrowed<'a> {
     start: NonNull<u8>,
@@ -169,7 +168,7 @@ pub struct Borrowed<'a> {
     _borrow: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: it stands for an exclusive borrow of bytes, which may go to another thread.
+// SAFETY: it represents an exclusive borrow of bytes, which may be sent to another thread.
 unsafe impl Send for Borrowed<'_> {}
 // SAFETY: a shared reference to it gives no access to the bytes.
 unsafe impl Sync for Borrowed<'_> {}
@@ -179,11 +178,10 @@ impl<'a> Borrowed<'a> {
         Self { len: memory.len(), start: NonNull::from(memory).cast(), _borrow: PhantomData }
     }
 
-    /// The memory, given back.
+    /// Returns the borrowed memory.
     #[must_use]
     pub fn into_slice(self) -> &'a mut [u8] {
-        // SAFETY: start and length are those of the exclusive borrow that this value was made from
-        // and stands for.
+        // SAFETY: start and length are those of the exclusive borrow that this value represents.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
@@ -192,14 +190,14 @@ impl<'a> Borrowed<'a> {
     }
 }
 
-/// Memory that the caller of [`Pd::register_raw`](crate::Pd::register_raw) answers for. It is no
-/// [`MemoryOwner`].
+/// Memory whose validity the caller of [`Pd::register_raw`](crate::Pd::register_raw) guarantees. It
+/// does not implement [`MemoryOwner`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct RawMemory;
 
-/// Copies out of memory that a device may write at the same time: the bytes are then any mix of old
-/// and new, but nothing worse happens.
+/// Copies from memory that a device may write at the same time. The copied bytes are then any mix
+/// of old and new values.
 ///
 /// # Safety
 ///
@@ -208,8 +206,9 @@ pub(crate) unsafe fn copy_out(from: *const u8, into: &mut [u8]) {
     let (head, words) = split(from.addr(), into.len());
     let (first, rest) = into.split_at_mut(head);
     let (middle, last) = rest.split_at_mut(words * 8);
-    // SAFETY: all reads are within the `into.len()` bytes that the caller vouches for; the words'
-    // are aligned, as `split` says. Volatile, since another party may write meanwhile.
+    // SAFETY: all reads are within the `into.len()` bytes that the caller guarantees. Reads of
+    // words are aligned, by the contract of `split`. They are volatile because the device may write
+    // at the same time.
     unsafe {
         for (i, byte) in first.iter_mut().enumerate() {
             *byte = from.add(i).read_volatile();
@@ -234,8 +233,9 @@ pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
     let (head, words) = split(into.addr(), from.len());
     let (first, rest) = from.split_at(head);
     let (middle, last) = rest.split_at(words * 8);
-    // SAFETY: all writes are within the `from.len()` bytes that the caller vouches for; the words'
-    // are aligned, as `split` says. Volatile, since another party may look meanwhile.
+    // SAFETY: all writes are within the `from.len()` bytes that the caller guarantees. Writes of
+    // words are aligned, by the contract of `split`. They are volatile because the device may read
+    // at the same time.
     unsafe {
         for (i, byte) in first.iter().enumerate() {
             into.add(i).write_volatile(*byte);
@@ -251,8 +251,8 @@ pub(crate) unsafe fn copy_in(from: &[u8], into: *mut u8) {
     }
 }
 
-/// Of `len` bytes at `address`: those before the first aligned word, and the whole words after
-/// them.
+/// For `len` bytes at `address`: the number of bytes before the first aligned word of 8 bytes, and
+/// the number of whole words after them.
 fn split(address: usize, len: usize) -> (usize, usize) {
     let head = (address.wrapping_neg() & 7).min(len);
     (head, (len - head) / 8)

@@ -208,8 +208,7 @@ impl<P: Provider> Pd<P> {
     ///
     /// The region holds a reference to the dma-buf; the descriptor may be closed.
     ///
-    /// This is untested on any device: the mlx5 driver requires ODP for it, which the software
-    /// ConnectX of the tests does not implement for it.
+    /// The mlx5 driver requires a device with ODP. rxe does not support dma-bufs.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a length of 0 or a range beyond the address space;
