@@ -1,4 +1,4 @@
-//! What can go wrong, in words.
+//! Errors of verbs.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ use crate::PostError;
 /// The result of a verb.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a verb failed: what was asked, what refused it, and what to do.
+/// An error of a verb: the request, the cause and the remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The machine has no RDMA device that this process sees.
+    /// No RDMA device is visible to this process.
     #[error(
         "no RDMA device found: load its driver, or make a software one with `rdma link add rxe0 type rxe netdev eth0`"
     )]
@@ -26,9 +26,9 @@ pub enum Error {
     /// No device has that name.
     #[error("no RDMA device is named {name:?}; there {}", known_devices(known))]
     UnknownDevice {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The devices there are.
+        /// The names of all devices.
         known: Vec<String>,
     },
     /// The device has no uverbs character device.
@@ -42,17 +42,17 @@ pub enum Error {
     Open {
         /// The device.
         device: String,
-        /// Its file.
+        /// The device node.
         path: PathBuf,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
-    /// The device's driver has no provider here.
+    /// This build has no provider for the device's driver.
     #[error("device {device} is driven by {}, for which this build has no provider", driver_name(*driver))]
     UnsupportedDriver {
         /// The device.
         device: String,
-        /// Its driver, where the kernel told.
+        /// Its driver, if it is known.
         driver: Option<DriverId>,
     },
     /// The device has no port of that number.
@@ -60,9 +60,9 @@ pub enum Error {
     NoPort {
         /// The device.
         device: String,
-        /// The port asked for.
+        /// The requested port.
         port: u32,
-        /// How many it has.
+        /// The number of ports of the device.
         count: u32,
     },
     /// The GID table has no entry of that index, or the entry is empty.
@@ -72,108 +72,108 @@ pub enum Error {
         device: String,
         /// The port.
         port: u32,
-        /// The index asked for.
+        /// The requested index.
         index: u32,
-        /// Entries of the table.
+        /// Number of entries of the table.
         table_len: u32,
         /// Indices of the filled entries.
         filled: Vec<u32>,
     },
-    /// More was asked for than the device has.
+    /// A requested quantity is above the device's limit.
     #[error("{verb}: {what} {asked} is above the device's limit of {max}")]
     Limit {
         /// The verb.
         verb: &'static str,
         /// The quantity.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         asked: u64,
-        /// The most there can be.
+        /// The maximum.
         max: u64,
     },
-    /// The request makes no sense and was not put to the kernel.
+    /// The request is invalid. It was not sent to the kernel.
     #[error("{verb}: {reason}")]
     Invalid {
         /// The verb.
         verb: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// This kernel or this device cannot do it.
+    /// The kernel, the driver or the device does not support the request.
     #[error("{verb}: {what} not supported by this kernel or device")]
     Unsupported {
         /// The verb.
         verb: &'static str,
-        /// What was asked for, with its verb: "memory windows are".
+        /// The unsupported feature as the start of a sentence, such as "memory windows are".
         what: &'static str,
     },
-    /// The kernel refused the request.
+    /// The kernel rejected the request.
     #[error(transparent)]
     Kernel(#[from] Box<KernelError>),
-    /// Requests were not all posted.
+    /// Not all work requests were posted.
     #[error(transparent)]
     Post(#[from] PostError),
-    /// An operation was carried out and failed.
+    /// An operation completed with an error.
     #[error("{verb} failed: {status:?}, {} (vendor error {vendor_err:#x})", wc_status_str(*status))]
     Completion {
         /// The operation.
         verb: &'static str,
-        /// How it ended.
+        /// The status of its completion.
         status: WcStatus,
-        /// The device's own word.
+        /// The vendor error of its completion.
         vendor_err: u32,
     },
-    /// The device reported a completion of no operation in flight, by a number that nothing was
-    /// posted with or that is complete already. [`owned::Endpoint`](crate::owned::Endpoint) then
-    /// brings its queue pair to the error state.
+    /// The device reported a completion whose `wr_id` matches no outstanding operation: it was
+    /// never posted or has already completed. [`owned::Endpoint`](crate::owned::Endpoint) then
+    /// moves its QP to ERR.
     #[error(
         "the device reported the completion of request {wr_id:#x}, which is not in flight; the queue pair is moved to ERR: \
          drop this endpoint and connect a new one"
     )]
     UnknownCompletion {
-        /// The number in the completion.
+        /// The `wr_id` of the completion.
         wr_id: u64,
     },
-    /// The provider could not make use of what the kernel made.
+    /// The provider rejected the request, or could not use the object that the kernel created.
     #[error("{verb} ({asked}): {reason}")]
     Provider {
         /// The verb.
         verb: &'static str,
-        /// What was asked for, in words.
+        /// The request, as text.
         asked: String,
-        /// What stopped the provider.
+        /// The provider's reason.
         #[source]
         reason: CreateError,
     },
-    /// An operating system call of another kind failed.
+    /// A system call other than a uverbs command failed.
     #[error("{what}: {errno}{}", system_hint(*errno))]
     System {
-        /// What was tried.
+        /// The attempted action.
         what: String,
-        /// The kernel's answer.
+        /// The errno.
         errno: Errno,
     },
-    /// RDMA netlink answered with bytes that make no sense.
+    /// A netlink response is malformed.
     #[error("{what}: RDMA netlink's answer cannot be read: {reason}")]
     Netlink {
-        /// What was asked.
+        /// The request, as text.
         what: String,
-        /// What is wrong with the answer.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A request that the kernel refused.
+/// A request that the kernel rejected.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct KernelError {
     /// The verb.
     pub verb: &'static str,
-    /// What was asked for, in words.
+    /// The request, as text.
     pub asked: String,
-    /// The method of the ABI and the kernel's answer.
+    /// The ABI method and the errno.
     pub refused: IoctlError,
-    /// What the cause is likely to be and what to do, where that can be said.
+    /// The likely cause and the remedy, if known.
     pub hint: Option<String>,
 }
 
@@ -194,7 +194,7 @@ impl std::error::Error for KernelError {
 }
 
 impl Error {
-    /// The kernel's errno, where the kernel was asked.
+    /// The kernel's errno, if a system call failed.
     #[must_use]
     pub fn errno(&self) -> Option<Errno> {
         match self {
@@ -224,7 +224,7 @@ impl Error {
         }
     }
 
-    /// Adds what the likely cause is, if `hint` gives one for the errno and none is known yet.
+    /// Adds the likely cause that `hint` returns for the errno, unless one is set already.
     pub(crate) fn or_hint(mut self, hint: impl FnOnce(Errno) -> Option<String>) -> Self {
         if let Self::Kernel(refusal) = &mut self
             && refusal.hint.is_none()
@@ -234,13 +234,13 @@ impl Error {
         self
     }
 
-    /// Fails with [`Error::Limit`] where `asked` is above `max`.
+    /// Fails with [`Error::Limit`] if `asked` is above `max`.
     pub(crate) fn check_limit(verb: &'static str, what: &'static str, asked: u64, max: u64) -> Result<()> {
         if asked > max { Err(Self::Limit { verb, what, asked, max }) } else { Ok(()) }
     }
 }
 
-/// What the status of a completion means, and where to look.
+/// Describes the status of a completion and its likely causes.
 #[doc(alias = "ibv_wc_status_str")]
 #[must_use]
 pub fn wc_status_str(status: WcStatus) -> &'static str {

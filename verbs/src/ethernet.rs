@@ -24,16 +24,16 @@ use crate::{AhAttr, Context, Error, Gid, GidEntry, GidType, Result};
 
 const VERB: &str = "resolve_eth_l2_from_gid";
 
-/// The longest message about a link, which brings its statistics too.
+/// Size of the largest response: a link with its statistics.
 const RESPONSE_BYTES: usize = 32 * 1024;
 
-/// How long to wait before looking again whether the neighbour has answered.
+/// Interval between lookups of an unresolved neighbour.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// After so many looks the neighbour is asked once more.
+/// Number of lookups after which the neighbour is solicited again.
 const POLLS_PER_SOLICIT: u32 = 100;
 
-/// The port whose datagrams are thrown away.
+/// UDP port of the discard protocol.
 const DISCARD_PORT: u16 = 9;
 
 /// An Ethernet address.
@@ -41,8 +41,8 @@ const DISCARD_PORT: u16 = 9;
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// The address of a multicast group's frames, as IPv4 (RFC 1112) and IPv6 (RFC 2464) derive it;
-    /// `None` where the GID is no group's.
+    /// The Ethernet multicast address of a group, for IPv4 (RFC 1112) and IPv6 (RFC 2464); `None`
+    /// if the GID is not a multicast GID.
     ///
     /// ```
     /// use bareverbs::{Gid, MacAddress};
@@ -62,10 +62,10 @@ impl MacAddress {
         })
     }
 
-    /// The address that a link-local GID was made from (modified EUI-64, RFC 4291); `None` where it
-    /// was not made so.
+    /// The address in a link-local GID with a modified EUI-64 interface identifier (RFC 4291);
+    /// `None` for other GIDs.
     ///
-    /// RoCE v1, which knows no IP, addresses its frames by it.
+    /// RoCE v1 has no IP layer and derives the destination address of its frames in this way.
     ///
     /// ```
     /// use bareverbs::{Gid, MacAddress};
@@ -94,24 +94,24 @@ impl fmt::Debug for MacAddress {
     }
 }
 
-/// Where frames to a peer go.
+/// Ethernet destination of frames to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EthernetAddress {
-    /// The peer's address, or that of the router on the way to it.
+    /// The address of the peer, or of the next router on the path to it.
     pub mac: MacAddress,
-    /// The VLAN of the own network interface, 12 bits.
+    /// The VLAN of the local network interface, 12 bits; `None` without VLAN.
     pub vlan: Option<u16>,
 }
 
 impl<P: Provider> Context<P> {
-    /// The Ethernet address that frames along `address` go to, as the kernel's routes and neighbour
-    /// tables tell it.
+    /// Resolves `address` to the Ethernet destination of its frames, by the kernel's routing and
+    /// neighbour tables.
     ///
-    /// The kernel finds it by itself for queue pairs and address handles; this is for those who
-    /// want to know. Multicast groups, and link-local GIDs of RoCE v1, have their addresses in
-    /// them. Others are looked up; a neighbour that is not known yet is asked, by an empty datagram
-    /// to its discard port, and may take `timeout` to answer.
+    /// QPs and address handles do not need it: the kernel resolves their addresses. The addresses
+    /// of multicast GIDs, and of link-local GIDs of RoCE v1, are derived from the GID. Other GIDs
+    /// are looked up. An unknown neighbour is solicited by an empty datagram to its discard port,
+    /// and has `timeout` to respond.
     ///
     /// ```no_run
     /// # let peer = bareverbs::Gid::default();
@@ -127,8 +127,9 @@ impl<P: Provider> Context<P> {
     ///
     /// # Errors
     /// [`Error::Invalid`] without a global route; [`Error::NoPort`]; [`Error::NoGid`];
-    /// [`Error::Unsupported`] where the own GID belongs to no network interface; there is no route,
-    /// or no answer (`EHOSTUNREACH`).
+    /// [`Error::Unsupported`] if the local GID has no network interface; [`Error::System`] if there
+    /// is no route, with `EHOSTUNREACH` if the neighbour does not respond; [`Error::Netlink`] if a
+    /// response of the kernel is malformed.
     #[doc(alias = "ibv_resolve_eth_l2_from_gid")]
     pub fn resolve_ethernet(&self, address: &AhAttr, timeout: Duration) -> Result<EthernetAddress> {
         let Some(grh) = address.grh else {
@@ -165,7 +166,7 @@ fn unreachable(what: impl fmt::Display) -> Error {
     Error::system(format!("asking for the Ethernet address of {what}"), Errno::HOSTUNREACH)
 }
 
-/// The next stop on the way to a peer.
+/// The next hop on the path to a peer.
 #[derive(Debug, PartialEq, Eq)]
 enum Hop {
     /// The peer is this host.
@@ -190,7 +191,7 @@ struct RouteNetlink {
 
 impl RouteNetlink {
     fn open() -> Result<Self> {
-        // Without a protocol it is that of routes, `NETLINK_ROUTE`, whose number is 0.
+        // No protocol means `NETLINK_ROUTE`, whose number is 0.
         socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)
             .map(|socket| Self { socket, seq: 0, answer: vec![0; RESPONSE_BYTES] })
             .map_err(|errno| Error::system("opening a netlink socket for routes", errno))
@@ -231,7 +232,7 @@ impl RouteNetlink {
         interface: u32,
         timeout: Duration,
     ) -> Result<MacAddress> {
-        // A time beyond what a clock can say is for ever.
+        // A timeout that overflows `Instant` means no timeout.
         let end = Instant::now().checked_add(timeout);
         for look in 0_u32.. {
             if let Some(mac) = self.neighbour(to, interface)? {
@@ -241,8 +242,7 @@ impl RouteNetlink {
                 break;
             }
             if look % POLLS_PER_SOLICIT == 0 {
-                // Whether it could be sent does not matter: what counts is whether the table knows
-                // the neighbour.
+                // Errors are ignored: the neighbour table decides.
                 let _ = solicit(ip(own.gid), to, interface);
             }
             sleep(POLL_INTERVAL);
@@ -264,7 +264,7 @@ impl RouteNetlink {
         }
     }
 
-    /// Sends one request and reads its one answer.
+    /// Sends one request and parses its one response.
     fn request<T>(
         &mut self,
         what: &str,
@@ -345,10 +345,10 @@ fn read_link(message: &Message<'_>) -> Result<Link, Malformed> {
     Ok(Link { mac, vlan })
 }
 
-/// `None` where the route leads to no single host.
+/// `None` if the route is not a route to a single host.
 fn read_hop(message: &Message<'_>, to: IpAddr) -> Result<Option<Hop>, Malformed> {
     let (route, attributes) = message.body::<RouteMessage>()?;
-    // A gateway of another family comes behind its family.
+    // `RTA_VIA` has the address family of the gateway before its address.
     let via = attributes.find(ROUTE_VIA).and_then(|found| read_ip(found.payload.get(2..)?));
     let gateway = attributes.find(ROUTE_GATEWAY).and_then(|found| read_ip(found.payload)).or(via);
     let interface = attributes.find(ROUTE_INTERFACE).map(|found| found.u32()).transpose()?;
@@ -361,7 +361,7 @@ fn read_hop(message: &Message<'_>, to: IpAddr) -> Result<Option<Hop>, Malformed>
     })
 }
 
-/// `None` where the table has no address that is good now.
+/// `None` if the table has no valid address.
 fn read_neighbour(message: &Message<'_>) -> Result<Option<MacAddress>, Malformed> {
     const UNKNOWN: NeighbourState = NeighbourState::INCOMPLETE.union(NeighbourState::FAILED);
     let (neighbour, attributes) = message.body::<NeighbourMessage>()?;
@@ -369,7 +369,7 @@ fn read_neighbour(message: &Message<'_>) -> Result<Option<MacAddress>, Malformed
     Ok(attributes.find(NEIGHBOUR_LINK_ADDRESS).filter(|_| known).and_then(|found| read_mac(found.payload)))
 }
 
-/// Sends an empty datagram to a neighbour, so that the kernel asks for its address.
+/// Sends an empty datagram to a neighbour, so that the kernel resolves its address.
 fn solicit(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<usize> {
     let socket_address = |address: IpAddr, port| match address {
         IpAddr::V6(address) if address.is_unicast_link_local() => {
@@ -377,7 +377,7 @@ fn solicit(from: IpAddr, to: IpAddr, interface: u32) -> std::io::Result<usize> {
         }
         address => SocketAddr::new(address, port),
     };
-    // A gateway may be of another family than the own GID.
+    // The gateway and the local GID may have different families.
     let from = if from.is_ipv4() == to.is_ipv4() {
         from
     } else if to.is_ipv4() {
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(of("2001:db8::34a1:23ff:fe45:6789"), None, "not link-local");
     }
 
-    /// What the kernel might answer.
+    /// A response of the kernel.
     fn answer(head: &(impl IntoBytes + Immutable), fill: impl FnOnce(&mut MessageWriter<'_>)) -> Vec<u8> {
         let mut buffer = [0; 256];
         let mut writer = MessageWriter::new(&mut buffer);

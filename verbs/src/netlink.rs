@@ -1,4 +1,4 @@
-//! RDMA netlink: devices, links and resources in use, without opening a device.
+//! RDMA netlink: devices, ports, links, resources and counters, without opening a device.
 //!
 //! ```no_run
 //! use bareverbs::netlink::RdmaNetlink;
@@ -42,22 +42,21 @@ pub use self::resources::{
 pub use self::system::SystemInfo;
 use crate::{Error, Guid, Result};
 
-/// The largest datagram that the kernel answers with: a dump of 32 KiB (`netlink_dump` in
-/// `net/netlink/af_netlink.c`), single answers have less.
+/// Size of the largest response: a dump of 32 KiB (`netlink_dump` in `net/netlink/af_netlink.c`).
+/// Other responses are smaller.
 const RESPONSE_BYTES: usize = 32 * 1024;
 
-/// Bytes of the longest name of a device (`IB_DEVICE_NAME_MAX` less the zero byte).
+/// Maximum length of a device name (`IB_DEVICE_NAME_MAX` minus the NUL byte).
 const DEVICE_NAME_LEN: usize = 63;
 
-/// Bytes of the longest sort of character devices (`RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE` less the
-/// zero byte).
+/// Maximum length of a character device type (`RDMA_NLDEV_ATTR_CHARDEV_TYPE_SIZE` minus the NUL
+/// byte).
 const CHARDEV_TYPE_LEN: usize = 31;
 
-/// Bytes of the longest name of a network interface or a sort of software devices (`IFNAMSIZ` less
-/// the zero byte).
+/// Maximum length of a network interface name or a link type (`IFNAMSIZ` minus the NUL byte).
 const INTERFACE_NAME_LEN: usize = 15;
 
-/// A socket to RDMA netlink.
+/// An RDMA netlink socket.
 #[derive(Debug)]
 pub struct RdmaNetlink {
     socket: OwnedFd,
@@ -65,27 +64,27 @@ pub struct RdmaNetlink {
     answer: Vec<u8>,
 }
 
-/// A device as RDMA netlink tells of it.
+/// A device, as RDMA netlink reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
-    /// Its number.
+    /// Its index.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Its ports, counted from 1.
+    /// Number of ports. Ports are numbered from 1.
     pub port_count: u32,
-    /// Capabilities, as the kernel numbers them.
+    /// Capability flags, as the kernel numbers them.
     pub cap_flags: u64,
-    /// Version of its firmware; empty where it has none.
+    /// Version of its firmware; empty if it has none.
     pub fw_ver: String,
     /// Identifier of the node.
     pub node_guid: Guid,
     /// Identifier that devices of one system share.
     pub sys_image_guid: Guid,
-    /// What sort of node it is.
+    /// Its node type.
     pub node_type: NodeType,
-    /// What it speaks: `ib`, `roce`, `iw`, `opa`, `usnic`.
+    /// Its protocol: `ib`, `roce`, `iw`, `opa` or `usnic`.
     pub protocol: String,
 }
 
@@ -99,12 +98,12 @@ pub struct CharDevice {
     pub number: (u32, u32),
     /// Revision of its ABI.
     pub abi: u64,
-    /// The driver; only for uverbs devices, and not for those drivers that need more than it to be
-    /// told apart.
+    /// The driver id. Only uverbs devices have one, and some drivers do not report it because it
+    /// does not identify them.
     pub driver_id: Option<DriverId>,
 }
 
-/// A port as RDMA netlink tells of it.
+/// A port, as RDMA netlink reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PortInfo {
@@ -114,13 +113,13 @@ pub struct PortInfo {
     pub state: u8,
     /// Physical state, as [`PortPhysState`](crate::PortPhysState) numbers it.
     pub phys_state: u8,
-    /// Index of its network interface, where it has one.
+    /// Index of its network interface, if it has one.
     pub netdev_index: Option<u32>,
-    /// Name of its network interface, where it has one.
+    /// Name of its network interface, if it has one.
     pub netdev_name: Option<String>,
 }
 
-/// How many objects of each sort a device holds, for all processes and the kernel together.
+/// Number of objects of each type on a device, of all processes and the kernel together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ResourceSummary {
@@ -130,7 +129,7 @@ pub struct ResourceSummary {
     pub cq: u64,
     /// Queue pairs.
     pub qp: u64,
-    /// Connection identifiers.
+    /// CM IDs of rdma_cm.
     pub cm_id: u64,
     /// Memory regions.
     pub mr: u64,
@@ -144,7 +143,7 @@ impl RdmaNetlink {
     /// Opens a socket.
     ///
     /// # Errors
-    /// Without RDMA in the kernel there is no such protocol ([`Errno::PROTONOSUPPORT`]).
+    /// [`Error::System`], with [`Errno::PROTONOSUPPORT`] if the kernel has no RDMA netlink.
     pub fn open() -> Result<Self> {
         net::socket_with(
             AddressFamily::NETLINK,
@@ -159,7 +158,8 @@ impl RdmaNetlink {
     /// The devices of this network namespace.
     ///
     /// # Errors
-    /// The kernel refused, or its answer could not be read.
+    /// [`Error::System`] if the kernel rejects the request; [`Error::Netlink`] if its response is
+    /// malformed.
     pub fn devices(&mut self) -> Result<Vec<DeviceInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -175,10 +175,11 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// The ports of the device with that number.
+    /// The ports of the device with that index.
     ///
     /// # Errors
-    /// There is no such device, or the answer could not be read.
+    /// [`Error::System`] or [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`]
+    /// if the response is malformed.
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -196,12 +197,12 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// The character device of sort `kind` (`uverbs`, say) of the device with that number; `None`
-    /// where it has none.
+    /// The character device of type `kind`, such as `uverbs`, of the device with that index; `None`
+    /// if it has none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what cannot be a sort; there is no such device, or the answer could
-    /// not be read.
+    /// [`Error::Invalid`] for an invalid type; [`Error::System`] if the kernel rejects the request;
+    /// [`Error::Netlink`] if the response is malformed.
     pub fn char_device(&mut self, device_index: u32, kind: &str) -> Result<Option<CharDevice>> {
         check_name("RdmaNetlink::char_device", "type", kind, CHARDEV_TYPE_LEN)?;
         let mut found = None;
@@ -227,10 +228,11 @@ impl RdmaNetlink {
         }
     }
 
-    /// How many objects of each sort the device named `device` holds.
+    /// Number of objects of each type on the device named `device`.
     ///
     /// # Errors
-    /// There is no such device, or the answer could not be read.
+    /// [`Error::System`] or [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`]
+    /// if the response is malformed.
     pub fn resources(&mut self, device: &str) -> Result<ResourceSummary> {
         let index = self.index_of(device)?;
         let mut summary = ResourceSummary::default();
@@ -249,12 +251,12 @@ impl RdmaNetlink {
         Ok(summary)
     }
 
-    /// Makes a software device named `name` of sort `kind` (`rxe`, `siw`) over the network
+    /// Creates a software device named `name` of type `kind` (`rxe` or `siw`) over the network
     /// interface `netdev`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for what cannot be a name; the caller needs `CAP_NET_ADMIN`; the kernel
-    /// needs the module of that sort.
+    /// [`Error::Invalid`] for an invalid name or type; [`Error::System`] if the caller lacks
+    /// `CAP_NET_ADMIN`, or the kernel lacks the module of the type.
     pub fn new_link(&mut self, name: &str, kind: &str, netdev: &str) -> Result<()> {
         const VERB: &str = "RdmaNetlink::new_link";
         check_name(VERB, "device name", name, DEVICE_NAME_LEN)?;
@@ -277,7 +279,8 @@ impl RdmaNetlink {
     /// Removes the software device named `device`.
     ///
     /// # Errors
-    /// The caller needs `CAP_NET_ADMIN`; there must be such a device.
+    /// [`Error::UnknownDevice`] if there is no such device; [`Error::System`] if the caller lacks
+    /// `CAP_NET_ADMIN`.
     pub fn del_link(&mut self, device: &str) -> Result<()> {
         let index = self.index_of(device)?;
         self.request(
@@ -302,7 +305,7 @@ impl RdmaNetlink {
         }
     }
 
-    /// Sends one request and hands every message that answers it to `each`.
+    /// Sends one request and calls `each` for every message of the response.
     fn request(
         &mut self,
         what: &str,
@@ -320,7 +323,7 @@ impl RdmaNetlink {
         retry(|| net::send(&self.socket, request, SendFlags::empty()))
             .map_err(|errno| Error::system(what, errno))?;
 
-        // Only what is dumped or acknowledged ends with a message of its own.
+        // Only dumps and acknowledged requests end with a final message.
         let needs_ack = flags.intersects(MessageFlags::DUMP | MessageFlags::ACK);
         loop {
             let (_, length) = retry(|| net::recv(&self.socket, &mut self.answer[..], RecvFlags::TRUNC))
@@ -342,7 +345,7 @@ impl RdmaNetlink {
     }
 }
 
-/// Fails for what the kernel would cut or turn into another name.
+/// Rejects names that the kernel would truncate or change.
 fn check_name(verb: &'static str, what: &str, name: &str, max: usize) -> Result<()> {
     let reason = if name.is_empty() {
         format!("an empty {what} names nothing")
@@ -359,7 +362,7 @@ fn check_name(verb: &'static str, what: &str, name: &str, max: usize) -> Result<
     Err(Error::invalid(verb, reason))
 }
 
-/// What a datagram said of the request.
+/// Outcome of a request, according to one datagram.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Nothing,
@@ -388,7 +391,7 @@ fn read_answers(
             Content::Error(report) | Content::Done(report) => {
                 return Ok(match report.errno {
                     0 => Outcome::Ended,
-                    // A number that is no errno would be a kernel's mistake, not a reason to panic.
+                    // A value outside the errno range is a kernel bug. It must not panic.
                     errno @ 1..4096 => Outcome::Refused(Errno::from_raw_os_error(errno)),
                     _ => Outcome::Refused(Errno::PROTO),
                 });

@@ -1,6 +1,6 @@
-//! A provider on plain memory, behind a device file that refuses every command: `/dev/null`. So
-//! objects are made and given back without a kernel, their destruction fails, and completions are
-//! what a test says.
+//! A provider for tests, on plain memory. Its device file is `/dev/null`, which fails every
+//! command. So objects are created and dropped without a kernel, their destruction fails, and tests
+//! supply the completions.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -21,24 +21,24 @@ use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
 use crate::{Context, CqInit, DriverId, Pd, Qp, QpInit, Rc};
 
-/// What its queues have done, and what they shall complete.
+/// Records the calls of its queues, and supplies their completions.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    /// What polls find, in this order.
+    /// Completions for polls, in this order.
     pub(crate) completions: VecDeque<WorkCompletion>,
-    /// Requests that were handed to the device: the queue pair, and the request.
+    /// Posted send requests whose doorbell was rung: QP number and `wr_id`.
     pub(crate) sent: Vec<(u32, u64)>,
-    /// Receives that were handed to the device.
+    /// Posted receives whose doorbell was rung.
     pub(crate) received: Vec<u64>,
-    /// Rings that were freed, by their numbers.
+    /// Numbers of the rings that were freed.
     pub(crate) freed: Vec<u32>,
-    /// States that queue pairs were brought to.
+    /// QP states that were set by `modify`.
     pub(crate) states: Vec<QpState>,
-    /// How many receive queues were abandoned.
+    /// Number of receive queues that were abandoned.
     pub(crate) abandoned: u32,
-    /// Answers to the next changes of queue pairs, in this order; further changes succeed.
+    /// Results of the next calls of `modify`, in this order. Later calls succeed.
     pub(crate) answers: VecDeque<Result<(), IoctlError>>,
-    /// Whether queue pairs are brought to RESET by two requests.
+    /// Whether RESET is issued twice.
     pub(crate) resets_twice: bool,
     /// Numbers of the rings that were reset.
     pub(crate) reset: Vec<u32>,
@@ -59,25 +59,26 @@ impl Plain {
         self.domain_of(DriverId::UNKNOWN)
     }
 
-    /// A protection domain of a new context of a device of this driver.
+    /// A protection domain of a new context with this driver id.
     pub(crate) fn domain_of(&self, driver: DriverId) -> Pd<Self> {
         self.domain_behind("/dev/null", driver)
     }
 
-    /// A protection domain of a new context of a device of this driver. Commands fail with the
-    /// error that `path`, `/dev/null` or `/dev/urandom`, gives for an unknown ioctl.
+    /// A protection domain of a new context with this driver id. Commands fail with the errno that
+    /// `path`, `/dev/null` or `/dev/urandom`, returns for an unknown ioctl.
     pub(crate) fn domain_behind(&self, path: &str, driver: DriverId) -> Pd<Self> {
         let mut resp = ExQueryDeviceResp::zeroed();
         let base = &mut resp.base;
         (base.max_qp_wr, base.max_sge, base.max_cqe) = (1 << 10, 4, 1 << 10);
         let file = std::fs::File::open(path).expect("a file that is there");
-        // SAFETY: the file fails every ioctl and mmap: tests name `/dev/null` and `/dev/urandom`.
+        // SAFETY: the file fails every ioctl and mmap: tests pass `/dev/null` and `/dev/urandom`
+        // only.
         let file = unsafe { DeviceFile::from_fd_unchecked(file.into(), driver.0) }.expect("memory");
         let file = Arc::new(file);
         Context::for_test(file, self.clone(), resp).alloc_pd().expect("a domain")
     }
 
-    /// A queue pair in RTS, whose destruction will fail.
+    /// A queue pair in RTS. Its destruction fails.
     pub(crate) fn queue_pair(&self, pd: &Pd<Self>) -> Qp<Rc, Self> {
         let cq = pd.context().create_cq(&CqInit::new(8)).expect("a completion queue");
         let mut qp = pd.create_qp(&QpInit::new(&cq, &cq)).expect("a queue pair");
@@ -225,7 +226,7 @@ unsafe impl CompletionQueue for Ring {
     }
 }
 
-/// A completion that was taken.
+/// A completion returned by a poll.
 pub(crate) struct Taken(WorkCompletion);
 
 macro_rules! fields {

@@ -26,7 +26,7 @@ fn init_to_rtr_defaults() {
     let RtrAttr { address, dest_qp_num, rq_psn, path_mtu, max_dest_rd_atomic, min_rnr_timer } =
         RtrAttr::new(way, 77);
     assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
-    // 12 stands for 0.64 ms.
+    // 12 means 0.64 ms.
     assert_eq!((max_dest_rd_atomic, min_rnr_timer), (1, 12));
     let UcRtrAttr { address, dest_qp_num, rq_psn, path_mtu } = UcRtrAttr::new(way, 77);
     assert_eq!((address, dest_qp_num, rq_psn, path_mtu), (way, 77, 0, Mtu::Mtu1024));
@@ -38,7 +38,7 @@ fn rtr_to_rts_defaults() {
     assert_eq!((sq_psn, max_rd_atomic), (0, 1));
     // 4.096 µs × 2^14 = 67 ms.
     assert_eq!((timeout, retry_cnt), (14, 7));
-    // 7 is endless.
+    // 7 means retries without limit.
     assert_eq!(rnr_retry, 7);
     let XrcTargetRtsAttr { sq_psn, timeout } = XrcTargetRtsAttr::default();
     assert_eq!((sq_psn, timeout), (0, 14));
@@ -88,7 +88,7 @@ fn dm_and_flow_defaults() {
     let PortMatch { from, to } = PortMatch::default();
     assert_eq!((from, to), (None, None));
     let FlowRule { port, priority, ethernet, ipv4, upper } = FlowRule::new(1, EthernetMatch::default());
-    // 0 is the first priority.
+    // 0 is the highest priority.
     assert_eq!((port, priority, ipv4, upper), (1, 0, None, None));
     assert_eq!(ethernet, EthernetMatch::default());
 }
@@ -145,7 +145,7 @@ fn raw_modify_attributes_default_to_zero() {
     assert_eq!((alt_port_num, alt_timeout), (0, 0));
 }
 
-/// What a step sets, and nothing else.
+/// The attributes that a typed transition sets.
 fn step(attr: impl Into<(QpAttr, QpAttrMask)>) -> QpAttr {
     attr.into().0
 }

@@ -1,4 +1,4 @@
-//! Devices as sysfs shows them.
+//! Devices, as sysfs reports them.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use bareverbs_uapi::nldev::NodeType;
 use super::{Device, FoundBy, NODES, Uverbs, node};
 use crate::Guid;
 
-/// The devices under the sysfs mounted at `root`; none where there is no such folder.
+/// The devices of the sysfs mounted at `root`; empty if the folder does not exist.
 ///
-/// A file that is missing or does not read as expected leaves its field empty: the list is for
-/// people to choose from, and the device itself answers for the rest once it is open.
+/// A missing or malformed file leaves its field empty. The list is informative: the authoritative
+/// values are queried after the device is opened.
 pub(super) fn devices(root: &Path) -> Vec<Device> {
     let uverbs = uverbs_devices(root);
     let class = root.join("class/infiniband");
@@ -36,7 +36,7 @@ pub(super) fn devices(root: &Path) -> Vec<Device> {
     devices
 }
 
-/// The uverbs devices with the name of the device that each belongs to.
+/// The uverbs devices, each with the name of its RDMA device.
 fn uverbs_devices(root: &Path) -> Vec<(String, Uverbs)> {
     let class = root.join("class/infiniband_verbs");
     names(&class)
@@ -59,18 +59,18 @@ fn line(file: &Path) -> String {
     fs::read_to_string(file).map(|text| text.trim_end().to_owned()).unwrap_or_default()
 }
 
-/// `231:192`.
+/// Parses `231:192`.
 pub(super) fn device_number(text: &str) -> Option<(u32, u32)> {
     let (major, minor) = text.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// `1: CA`.
+/// Parses `1: CA`.
 pub(super) fn node_type(text: &str) -> NodeType {
     text.split(':').next().and_then(|number| number.parse().ok()).map_or(NodeType::UNSPECIFIED, NodeType)
 }
 
-/// `0200:00ff:fe00:0001`.
+/// Parses `0200:00ff:fe00:0001`.
 pub(super) fn guid(text: &str) -> Option<Guid> {
     let mut bytes = [0; 8];
     let mut groups = text.split(':');

@@ -1,11 +1,11 @@
-//! Lines of sysfs, reachable for fuzzing.
+//! Parsers of sysfs files, public for fuzzing.
 
 use bareverbs_uapi::nldev::NodeType;
 
 use super::sysfs;
 use crate::Guid;
 
-/// What a line of sysfs says, read as each of the things that are read from there.
+/// A line of a sysfs file, parsed as each of the types that are read from sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SysfsLine {
     /// A GUID, such as `0200:00ff:fe00:0001`.
@@ -18,7 +18,7 @@ pub struct SysfsLine {
     pub pkey: Option<u16>,
 }
 
-/// Reads a line of sysfs.
+/// Parses a line of a sysfs file.
 #[must_use]
 pub fn read_sysfs_line(line: &str) -> SysfsLine {
     SysfsLine {

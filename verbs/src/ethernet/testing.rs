@@ -1,4 +1,4 @@
-//! The kernel's answers about links, routes and neighbours, reachable for fuzzing.
+//! Parser of the kernel's responses about links, routes and neighbours, public for fuzzing.
 
 use std::net::IpAddr;
 
@@ -7,18 +7,18 @@ use bareverbs_uapi::netlink::{Malformed, messages};
 use super::{Hop, read_hop, read_link, read_neighbour};
 use crate::MacAddress;
 
-/// What a message tells, read as the answer to each of the three questions.
+/// A message, parsed as a response to each of the three requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteAnswer {
-    /// Of a link: its address and its VLAN.
+    /// As a link: its address and its VLAN.
     pub link: Option<(Option<MacAddress>, Option<u16>)>,
-    /// Of a route: the next stop and its network interface.
+    /// As a route: the next hop and its network interface.
     pub hop: Option<(IpAddr, u32)>,
-    /// Of a neighbour: its address.
+    /// As a neighbour: its address.
     pub neighbour: Option<MacAddress>,
 }
 
-/// Reads a datagram of answers, the routes in it as those to `to`.
+/// Parses a datagram of responses. Routes are parsed as routes to `to`.
 ///
 /// # Errors
 /// The datagram is malformed.

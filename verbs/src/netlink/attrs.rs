@@ -1,4 +1,4 @@
-//! What attributes tell, as values.
+//! Conversion of attributes to values.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ops::RangeInclusive;
@@ -11,8 +11,7 @@ use bareverbs_uapi::uverbs::types::{QpType, SrqType};
 use bareverbs_uapi::verbs_values::{MigState, PollContext, QpState};
 use zerocopy::FromBytes;
 
-/// A value that an attribute of an object carries. Attributes that are not known here are passed
-/// over.
+/// A value of an attribute of an object. Unknown attributes are ignored.
 pub(super) trait FromAttribute: Sized {
     fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed>;
 }
@@ -39,7 +38,7 @@ macro_rules! netlink_struct {
 
 pub(super) use netlink_struct;
 
-/// The objects in a nest, each read by `read`.
+/// The objects of a nested attribute, each parsed by `read`.
 pub(super) fn list<T>(
     object: &Attributes<'_>,
     table: Attribute,
@@ -49,15 +48,15 @@ pub(super) fn list<T>(
     table.attributes().map(|entry| read(&entry?.attributes())).collect()
 }
 
-/// Who an object belongs to.
+/// Owner of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Owner {
-    /// The process with that id, as the asker's PID namespace numbers it.
+    /// A process, by its id in the caller's PID namespace.
     Process(u32),
     /// A part of the kernel, such as `ib_core`.
     Kernel(String),
-    /// A process that is gone, or that the asker's PID namespace does not have.
+    /// A process that has exited, or that is not in the caller's PID namespace.
     Unknown,
 }
 
@@ -73,7 +72,7 @@ impl FromAttribute for Owner {
     }
 }
 
-/// Something that only this device's driver tells of an object.
+/// A driver-specific attribute of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DriverDetail {
@@ -81,7 +80,7 @@ pub struct DriverDetail {
     pub name: String,
     /// Its value.
     pub value: DriverValue,
-    /// Whether the driver wants the number printed in hexadecimal.
+    /// Whether the driver requests hexadecimal output of the number.
     pub hex: bool,
 }
 
@@ -89,9 +88,9 @@ pub struct DriverDetail {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DriverValue {
-    /// A number.
+    /// An unsigned number.
     Unsigned(u64),
-    /// A number with a sign.
+    /// A signed number.
     Signed(i64),
     /// Text.
     Text(String),
@@ -126,7 +125,7 @@ impl FromAttribute for Vec<DriverDetail> {
     }
 }
 
-/// Queue pairs by their numbers, which the kernel gives one by one or as ranges.
+/// QP numbers. The kernel reports them one by one or as ranges.
 impl FromAttribute for Vec<RangeInclusive<u32>> {
     fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed> {
         list(object, attribute, |entry| {
@@ -176,7 +175,7 @@ macro_rules! attrs_or_default {
 
 attrs_or_default!(u32, u64, String);
 
-/// An IP address; addresses of other families are passed over.
+/// An IP address. Addresses of other families are ignored.
 impl FromAttribute for Option<SocketAddr> {
     fn from_attribute(object: &Attributes<'_>, attribute: Attribute) -> Result<Self, Malformed> {
         Ok(object.find(attribute.0).as_ref().and_then(socket_address))

@@ -1,4 +1,4 @@
-//! What a device counts.
+//! Counters of a device.
 
 use std::ops::RangeInclusive;
 
@@ -17,54 +17,53 @@ netlink_struct! {
     Counter {
         /// Its name, such as `sent_pkts`.
         name: String = STAT_HWCOUNTER_ENTRY_NAME;
-        /// How much it has counted.
+        /// Its value.
         value: u64 = STAT_HWCOUNTER_ENTRY_VALUE;
     }
 
-    /// A counter that a port has, whether it counts or not.
+    /// A counter of a port, enabled or disabled.
     CounterStatus {
         /// Its name.
         name: String = STAT_HWCOUNTER_ENTRY_NAME;
-        /// Its place among the counters of the port.
+        /// Its index among the counters of the port.
         index: u32 = STAT_HWCOUNTER_INDEX;
-        /// Whether it counts; `None` for one that always does.
+        /// Whether it is enabled; `None` for a counter that is not optional.
         enabled: Option<bool> = STAT_HWCOUNTER_DYNAMIC;
     }
 
-    /// How queue pairs of a port come to counters of their own.
+    /// Binding mode of QPs of a port to QP counters.
     CounterBinding {
-        /// By themselves, by hand or not at all.
+        /// Automatic, manual or none.
         mode: Option<CounterMode> = STAT_MODE;
-        /// What queue pairs share that share a counter; only where they come to it by themselves.
+        /// Properties that QPs of a counter have in common; automatic mode only.
         shared_by: Option<CounterMask> = STAT_AUTO_MODE_MASK;
-        /// Whether optional counters are among those; from 7.2 on.
+        /// Whether optional counters are included. Linux 7.2 and later.
         with_optional: Option<bool> = STAT_OPCOUNTER_ENABLED;
     }
 
-    /// A set of counters that queue pairs are bound to.
+    /// A set of counters that QPs are bound to.
     QpCounters {
-        /// Its number.
+        /// Its id.
         number: u32 = STAT_COUNTER_ID;
-        /// The port of its queue pairs.
+        /// Port of its QPs.
         port: u32 = PORT_INDEX;
-        /// How they came to it.
+        /// Mode in which the QPs were bound.
         mode: Option<CounterMode> = STAT_MODE;
-        /// The transport that they share, if they came to it by that.
+        /// Transport that the QPs have in common, if they were bound by transport.
         qp_type: Option<QpType> = RES_TYPE;
-        /// The owner that they share, if they came to it by that.
+        /// Owner that the QPs have in common, if they were bound by owner.
         owner: Owner = RES_PID;
-        /// Their numbers.
+        /// QP numbers.
         queue_pairs: Vec<RangeInclusive<u32>> = RES_QP;
-        /// What was counted of them together.
+        /// Counters of all these QPs together.
         counters: Vec<Counter> = STAT_HWCOUNTERS;
     }
 
-    /// What is counted of a memory region.
+    /// Counters of a memory region.
     MrCounters {
-        /// The kernel's number for the region, as in
-        /// [`MrResource::number`](super::MrResource::number).
+        /// Number of the region, as in [`MrResource::number`](super::MrResource::number).
         number: u32 = RES_MRN;
-        /// What was counted.
+        /// The counters.
         counters: Vec<Counter> = STAT_HWCOUNTERS;
     }
 }
@@ -75,9 +74,9 @@ impl FromAttribute for Vec<Counter> {
     }
 }
 
-/// What a device counts.
+/// Counters of a device.
 impl RdmaNetlink {
-    /// The counters of a port, with their values; `None` where the driver has none.
+    /// The counters of a port with their values; `None` if the driver has none.
     ///
     /// ```no_run
     /// use bareverbs::netlink::RdmaNetlink;
@@ -89,7 +88,9 @@ impl RdmaNetlink {
     /// ```
     ///
     /// # Errors
-    /// There is no such device or port, or the answer could not be read.
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::System`](crate::Error::System) if there is no such port;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     pub fn port_counters(&mut self, device: &str, port: u32) -> Result<Option<Vec<Counter>>> {
         let what = format!("reading the counters of port {port} of {device}");
         self.request_port(
@@ -102,11 +103,12 @@ impl RdmaNetlink {
         )
     }
 
-    /// The counters that a port has, the optional ones that are switched off among them; `None`
-    /// where the driver has none.
+    /// The counters of a port, including disabled optional ones; `None` if the driver has none.
     ///
     /// # Errors
-    /// There is no such device or port, or the answer could not be read.
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::System`](crate::Error::System) if there is no such port;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     pub fn counter_status(&mut self, device: &str, port: u32) -> Result<Option<Vec<CounterStatus>>> {
         let what = format!("asking which counters port {port} of {device} has");
         self.request_port(
@@ -119,11 +121,12 @@ impl RdmaNetlink {
         )
     }
 
-    /// How queue pairs of a port come to counters of their own; `None` where the driver has none
-    /// for them.
+    /// Binding mode of QPs of a port to QP counters; `None` if the driver has no QP counters.
     ///
     /// # Errors
-    /// There is no such device or port, or the answer could not be read.
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::System`](crate::Error::System) if there is no such port;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     #[doc(alias = "rdma_nl_counter_mode")]
     pub fn counter_binding(&mut self, device: &str, port: u32) -> Result<Option<CounterBinding>> {
         let what = format!("asking how queue pairs of port {port} of {device} are counted");
@@ -135,19 +138,21 @@ impl RdmaNetlink {
         self.request_port(&what, device, port, Command::STAT_GET, fill, CounterBinding::read)
     }
 
-    /// The sets of counters that queue pairs of a device are bound to.
+    /// The sets of counters that QPs of a device are bound to.
     ///
     /// # Errors
-    /// There is no such device, or the answer could not be read.
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     pub fn qp_counters(&mut self, device: &str) -> Result<Vec<QpCounters>> {
         self.dump_counters(device, Attribute::RES_QP, Attribute::STAT_COUNTER, QpCounters::read)
     }
 
-    /// What is counted of each memory region of a device; drivers that count nothing of them give
-    /// empty lists.
+    /// The counters of each memory region of a device. The lists are empty if the driver has no MR
+    /// counters.
     ///
     /// # Errors
-    /// There is no such device, or the answer could not be read.
+    /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such device;
+    /// [`Error::Netlink`](crate::Error::Netlink) if the response is malformed.
     pub fn mr_counters(&mut self, device: &str) -> Result<Vec<MrCounters>> {
         self.dump_counters(device, Attribute::RES_MR, Attribute::RES_MR, MrCounters::read)
     }
@@ -176,8 +181,8 @@ impl RdmaNetlink {
         Ok(found)
     }
 
-    /// Asks about a port. Where there is that port and the kernel says "invalid", the driver has
-    /// nothing of the kind.
+    /// Sends a request about a port. If the port exists and the kernel returns `EINVAL` or
+    /// `EOPNOTSUPP`, the driver does not support the request: the result is `None`.
     fn request_port<T>(
         &mut self,
         what: &str,

@@ -1,4 +1,4 @@
-//! What a device's objects are, and whose.
+//! Objects of a device and their owners.
 
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
@@ -17,153 +17,151 @@ use crate::{QpState, Result};
 netlink_struct! {
     /// A queue pair in use.
     QpResource {
-        /// Its port; `None` before it is brought to INIT.
+        /// Its port; `None` before INIT.
         port: Option<u32> = PORT_INDEX;
         /// Its number.
         qp_num: u32 = RES_LQPN;
-        /// The number of the queue pair that it is connected to, 0 before; only connections have
-        /// one.
+        /// QPN of its peer, 0 before RTR; connected transports only.
         remote_qp_num: Option<u32> = RES_RQPN;
-        /// The packet sequence number that it was told to expect first; only for connections.
+        /// Initial receive PSN; connected transports only.
         rq_psn: Option<u32> = RES_RQ_PSN;
-        /// The packet sequence number that it was told to begin with.
+        /// Initial send PSN.
         sq_psn: Option<u32> = RES_SQ_PSN;
-        /// Its state of path migration; only for connections.
+        /// Its path migration state; connected transports only.
         path_mig_state: Option<MigState> = RES_PATH_MIG_STATE;
         /// Its transport.
         qp_type: Option<QpType> = RES_TYPE;
-        /// The name of a transport of the driver's own.
+        /// Name of a driver-specific transport.
         subtype: Option<String> = RES_SUBTYPE;
         /// Its state.
         state: Option<QpState> = RES_STATE;
-        /// Number of its protection domain, as in [`PdResource::number`]; not for the kernel's own.
+        /// Number of its PD, as in [`PdResource::number`]; `None` for kernel objects.
         pd: Option<u32> = RES_PDN;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
-        /// What the driver adds.
+        /// Driver-specific attributes.
         driver: Vec<DriverDetail> = DRIVER;
     }
 
     /// A completion queue in use.
     CqResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_CQN;
-        /// Entries that it holds.
+        /// Number of entries.
         cqe: u32 = RES_CQE;
-        /// How many queues use it.
+        /// Number of queues that use it.
         users: u64 = RES_USECNT;
-        /// Where the kernel polls it; only for the kernel's own.
+        /// Context in which the kernel polls it; kernel CQs only.
         poll_context: Option<PollContext> = RES_POLL_CTX;
-        /// Whether it moderates itself.
+        /// Whether adaptive moderation (DIM) is enabled.
         adaptive_moderation: Option<bool> = DEV_DIM;
-        /// Number of the open context that it belongs to, as in [`ContextResource::number`]; not
-        /// for the kernel's own.
+        /// Number of its context, as in [`ContextResource::number`]; `None` for kernel objects.
         context: Option<u32> = RES_CTXN;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
-        /// What the driver adds.
+        /// Driver-specific attributes.
         driver: Vec<DriverDetail> = DRIVER;
     }
 
     /// A memory region in use.
     MrResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_MRN;
-        /// Its remote key; told to administrators (`CAP_NET_ADMIN`) only.
+        /// Its remote key. The kernel reports it to callers with `CAP_NET_ADMIN` only.
         rkey: Option<u32> = RES_RKEY;
-        /// Its local key; told to administrators only.
+        /// Its local key; `CAP_NET_ADMIN` only.
         lkey: Option<u32> = RES_LKEY;
-        /// The address at which a device sees it start; no kernel known here tells it.
+        /// Its IOVA. No kernel up to 7.2 reports it.
         iova: Option<u64> = RES_IOVA;
-        /// Bytes.
+        /// Length in bytes.
         length: u64 = RES_MRLEN;
-        /// Number of its protection domain; not for the kernel's own.
+        /// Number of its PD; `None` for kernel objects.
         pd: Option<u32> = RES_PDN;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
-        /// What the driver adds.
+        /// Driver-specific attributes.
         driver: Vec<DriverDetail> = DRIVER;
     }
 
     /// A protection domain in use.
     PdResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_PDN;
-        /// The key for all memory that the kernel uses; told to administrators only.
+        /// Local key for all kernel memory (`local_dma_lkey`); `CAP_NET_ADMIN` only.
         local_dma_lkey: Option<u32> = RES_LOCAL_DMA_LKEY;
-        /// The remote key for all of memory, where there is one; told to administrators only.
+        /// Remote key for all memory, if there is one (`unsafe_global_rkey`); `CAP_NET_ADMIN` only.
         unsafe_global_rkey: Option<u32> = RES_UNSAFE_GLOBAL_RKEY;
-        /// How many objects are in it.
+        /// Number of objects in it.
         users: u64 = RES_USECNT;
-        /// Number of the open context that it belongs to; not for the kernel's own.
+        /// Number of its context; `None` for kernel objects.
         context: Option<u32> = RES_CTXN;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
     }
 
-    /// A connection identifier in use.
+    /// A CM ID of rdma_cm in use.
     CmIdResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_CM_IDN;
-        /// Its port, once it has one.
+        /// Its device port, if it is bound to one.
         port: Option<u32> = PORT_INDEX;
-        /// The number of its queue pair, once it has one.
+        /// Its QPN, if it has a QP.
         qp_num: Option<u32> = RES_LQPN;
-        /// The transport of that.
+        /// Transport of its QP.
         qp_type: Option<QpType> = RES_TYPE;
-        /// Whose port numbers it uses.
+        /// Its port space.
         port_space: Option<PortSpace> = RES_PS;
         /// Its state, as the kernel's `enum rdma_cm_state` numbers it.
         state: Option<u8> = RES_STATE;
-        /// Its own address.
+        /// Local address.
         source: Option<SocketAddr> = RES_SRC_ADDR;
-        /// The other side's address.
+        /// Remote address.
         destination: Option<SocketAddr> = RES_DST_ADDR;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
-        /// What the driver adds.
+        /// Driver-specific attributes.
         driver: Vec<DriverDetail> = DRIVER;
     }
 
-    /// An open context: a process that has the device open.
+    /// An open context of a process.
     ContextResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_CTXN;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
     }
 
     /// A shared receive queue in use.
     SrqResource {
-        /// The kernel's number for it.
+        /// Its number in the kernel.
         number: u32 = RES_SRQN;
-        /// What kind it is.
+        /// Its type.
         srq_type: Option<SrqType> = RES_TYPE;
-        /// Number of its protection domain.
+        /// Number of its PD.
         pd: Option<u32> = RES_PDN;
-        /// Number of its completion queue, where its kind has one.
+        /// Number of its CQ, if its type has one.
         cq: Option<u32> = RES_CQN;
-        /// The numbers of the queue pairs that share it.
+        /// Numbers of the QPs that use it.
         queue_pairs: Vec<RangeInclusive<u32>> = RES_QP;
-        /// Whose it is.
+        /// Its owner.
         owner: Owner = RES_PID;
-        /// What the driver adds.
+        /// Driver-specific attributes.
         driver: Vec<DriverDetail> = DRIVER;
     }
 }
 
-/// The objects of one kind of a device.
+/// Defines the methods that list the objects of one type.
 macro_rules! lists {
     ($( $(#[$meta:meta])* $name:ident -> $entry:ident: $command:ident, $table:ident, $what:literal; )*) => {
-        /// Lists of what a device's objects are and whose, for all processes and the kernel
-        /// together.
+        /// Lists of a device's objects with their owners, for all processes and the kernel.
         impl RdmaNetlink {
             $(
                 $(#[$meta])*
                 ///
                 /// # Errors
-                /// There is no such device, the kernel does not tell, or its answer could not be
-                /// read.
+                /// [`Error::UnknownDevice`](crate::Error::UnknownDevice) if there is no such
+                /// device; [`Error::System`](crate::Error::System) if the kernel rejects the
+                /// request; [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
                 pub fn $name(&mut self, device: &str) -> Result<Vec<$entry>> {
                     self.list_objects($what, device, Command::$command, Attribute::$table, $entry::read)
                 }
@@ -190,7 +188,7 @@ lists! {
     memory_regions -> MrResource: RES_MR_GET, RES_MR, "listing memory regions";
     /// The protection domains of the device named `device`.
     protection_domains -> PdResource: RES_PD_GET, RES_PD, "listing protection domains";
-    /// The connection identifiers of the device named `device`.
+    /// The CM IDs of the device named `device`.
     connection_ids -> CmIdResource: RES_CM_ID_GET, RES_CM_ID, "listing connection identifiers";
     /// The open contexts of the device named `device`.
     contexts -> ContextResource: RES_CTX_GET, RES_CTX, "listing open contexts";

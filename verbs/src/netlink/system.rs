@@ -1,4 +1,4 @@
-//! How the kernel's RDMA core is set up as a whole.
+//! System-wide settings of the kernel's RDMA core.
 
 use bareverbs_uapi::netlink::{Attributes, Malformed, MessageFlags};
 use bareverbs_uapi::nldev::{Attribute, Command};
@@ -6,23 +6,24 @@ use bareverbs_uapi::nldev::{Attribute, Command};
 use super::{RdmaNetlink, number8};
 use crate::Result;
 
-/// How the kernel's RDMA core is set up.
+/// System-wide settings of the kernel's RDMA core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SystemInfo {
-    /// A forked child gets its own copy of registered pages, so that parent and device go on
-    /// sharing theirs; see [the crate's word on forks](crate#forks).
+    /// Whether a forked child gets copies of pinned pages. If so, the parent and the device
+    /// continue to share theirs. See [fork](crate#forks).
     #[doc(alias = "ibv_is_fork_initialized")]
     pub copy_on_fork: bool,
-    /// Devices are seen in all network namespaces, not in their own alone.
+    /// Whether devices are visible in all network namespaces, not only in their own.
     pub shared_net_namespaces: bool,
 }
 
 impl RdmaNetlink {
-    /// How the kernel's RDMA core is set up.
+    /// System-wide settings of the kernel's RDMA core.
     ///
     /// # Errors
-    /// The kernel refused, or its answer could not be read.
+    /// [`Error::System`](crate::Error::System) if the kernel rejects the request;
+    /// [`Error::Netlink`](crate::Error::Netlink) if its response is malformed.
     pub fn system(&mut self) -> Result<SystemInfo> {
         let mut info = SystemInfo { copy_on_fork: false, shared_net_namespaces: false };
         self.request(

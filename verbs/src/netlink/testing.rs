@@ -1,4 +1,4 @@
-//! Answers of RDMA netlink, reachable for fuzzing.
+//! Parser of RDMA netlink responses, public for fuzzing.
 
 use bareverbs_uapi::netlink::{Attributes, Malformed};
 use bareverbs_uapi::nldev::Attribute;
@@ -13,8 +13,8 @@ use super::{
     read_answers,
 };
 
-/// Reads a datagram that answers request `seq`, each message as the answer to every question;
-/// returns the devices that it tells of, and how many objects were read of lists.
+/// Parses a response to request `seq`, each message as a response to every request. Returns the
+/// devices that it has, and the number of objects in its lists.
 ///
 /// # Errors
 /// The datagram is malformed.

@@ -1,15 +1,15 @@
 use super::*;
 
-/// The answer to a dump of devices where there is one rxe device, in the form of 6.12.
+/// The response of Linux 6.12 to a dump of devices with one rxe device.
 #[rustfmt::skip]
 const DEVICE_DUMP: &[u8] = &[
-    // Head: 116 bytes, type 0x1401, MULTI, seq 1, port 77.
+    // Header: 116 bytes, type 0x1401, MULTI, seq 1, port 77.
     0x74, 0, 0, 0, 0x01, 0x14, 2, 0, 1, 0, 0, 0, 77, 0, 0, 0,
     // DEV_INDEX 2; DEV_NAME "rxe0"; PORT_INDEX 1.
     8, 0, 1, 0, 2, 0, 0, 0,
     9, 0, 2, 0, b'r', b'x', b'e', b'0', 0, 0, 0, 0,
     8, 0, 3, 0, 1, 0, 0, 0,
-    // CAP_FLAGS 0x1223c76, aligned by no PAD.
+    // CAP_FLAGS 0x1223c76, without a PAD attribute.
     12, 0, 4, 0, 0x76, 0x3c, 0x22, 0x01, 0, 0, 0, 0,
     // NODE_GUID, SYS_IMAGE_GUID.
     12, 0, 6, 0, 1, 0, 0, 0xfe, 0xff, 0, 0, 2,
