@@ -1,4 +1,4 @@
-//! Building our programs for the guest: static, in a target folder of their own.
+//! Builds our programs for the guest: statically linked, in a separate target folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -9,16 +9,16 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Programs;
 
-/// The target must be named, or the flags would apply to build scripts and macros too.
+/// The target must be named; otherwise the flags apply to build scripts and macros too.
 pub(crate) const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Debug builds are slow where every instruction is translated.
+/// Debug builds are slow under TCG.
 pub(crate) const GUEST_PROFILE: [&str; 2] = ["--config", "profile.dev.opt-level=1"];
 
 /// Our tool's name.
 pub(crate) const TOOL: &str = "bareverbs";
 
-/// Does on this thread, and in what it starts, what may take the processors that others leave.
+/// Runs `work`, and the processes it starts, with low priority.
 pub(crate) fn with_low_priority<T>(work: impl FnOnce() -> T) -> T {
     let _ = rustix::process::nice(19);
     work()
@@ -29,8 +29,7 @@ pub(crate) fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
 }
 
-/// Says what is built, before it is built for the first time in this process: a first build takes
-/// minutes.
+/// Prints what is built, before the first build in this process. A first build takes minutes.
 pub(crate) fn announce(what: &'static str) {
     static ANNOUNCED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     if ANNOUNCED.lock().unwrap_or_else(PoisonError::into_inner).insert(what) {
@@ -52,7 +51,7 @@ pub(crate) fn static_cargo_in(workspace: &Path, target_folder: &Path, subcommand
     cargo
 }
 
-/// The cargo that runs us, in the workspace.
+/// The cargo that runs this program, in the workspace.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     cargo.current_dir(workspace());
@@ -81,8 +80,9 @@ fn guest_program(profile: &str, package: &str, name: &'static str) -> Result<Pat
     Ok(target_folder().join(TARGET).join(profile).join(name))
 }
 
-/// Builds the program of scale and endurance. Like the tests, it is a debug build that is optimised
-/// a little: it takes little time beside the kernel, and most of it is built for the tests already.
+/// Builds the program of the scale and endurance tests. Like the tests, it is a debug build with
+/// some optimisation: it takes little time compared with the kernel, and shares most artifacts with
+/// the tests.
 pub(crate) fn soak() -> Result<PathBuf> {
     announce("the soak program");
     let mut cargo = static_cargo("build");
@@ -104,7 +104,7 @@ pub(crate) fn fastpath() -> Result<PathBuf> {
     Ok(target_folder().join(TARGET).join("release/fastpath"))
 }
 
-/// Builds the program that posts what the HCA's recording is compared by.
+/// Builds the program that posts the requests of the WQE comparison.
 pub(crate) fn wqe_diff() -> Result<PathBuf> {
     announce("the program that posts for comparison");
     let mut cargo = static_cargo("build");
@@ -136,12 +136,12 @@ pub(crate) fn hca() -> Result<PathBuf> {
     Ok(workspace().join("target/quick/bareverbs-hca"))
 }
 
-/// Where our tool was built.
+/// The path of our tool.
 pub(crate) fn tool(programs: &Programs) -> Result<&Path> {
     programs.on_path.get(TOOL).map(PathBuf::as_path).context("the guest's programs include the tool")
 }
 
-/// Where static programs and what tests record are kept.
+/// The target folder of static programs and test records.
 pub(crate) fn target_folder() -> PathBuf {
     workspace().join("target/lab")
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask counts`: what the mlx5 data path costs in instructions, on the software HCA in the
-//! same process.
+//! `cargo xtask counts`: the instructions of the mlx5 data path, on the software HCA in the same
+//! process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -11,30 +11,31 @@ use clap::Args;
 
 use crate::build;
 
-/// What the check is called among the tests.
+/// The name of the check among the tests.
 pub(crate) const TITLE: &str = "counts::mlx5_data_path_stays_below_ceilings";
 
-/// The program that counts instructions; Debian's package is called the same.
+/// The program that counts instructions, and its Debian package.
 const VALGRIND: &str = "valgrind";
 
 #[derive(Args)]
 pub(crate) struct Counts {}
 
-/// A row of the table: what it is called, the figure, and its ceiling over each of [`TYPES`].
+/// A row of the table: its name, the figure, and its ceiling over each of [`TYPES`].
 struct Row(&'static str, Figure, [f64; 2]);
 
 enum Figure {
-    /// Of a whole sample.
+    /// Instructions of a whole sample.
     One(&'static str),
-    /// Of each of so many.
+    /// Instructions of a sample, divided by this number.
     Each(&'static str, f64),
-    /// Of each but the first: from the difference of two samples, the second with so many more.
+    /// Instructions of each further operation: the difference of two samples, divided by the number
+    /// of operations that the second has more.
     Further(&'static str, &'static str, f64),
 }
 
 use Figure::{Each, Further, One};
 
-/// Over the provider chosen at run time, and over the provider's own types.
+/// `AnyProvider`, and the provider's own types.
 const TYPES: [&str; 2] = ["any", "own"];
 
 const ROWS: [Row; 14] = [
@@ -70,16 +71,16 @@ impl Counts {
     }
 }
 
-/// The table, and what is above its ceiling.
+/// The table, and the rows above their ceiling.
 pub(crate) type Counted = (String, Vec<&'static str>);
 
-/// Whether instructions can be counted here.
+/// Whether instructions can be counted on this machine.
 pub(crate) fn possible() -> bool {
     cfg!(target_arch = "x86_64")
         && Command::new(VALGRIND).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// Counts.
+/// Runs the measurement.
 pub(crate) fn measure() -> Result<Counted> {
     ensure!(possible(), "counting takes x86-64 and {VALGRIND}: apt-get install {VALGRIND}");
     let program = build::counts()?;
@@ -100,7 +101,7 @@ pub(crate) fn measure() -> Result<Counted> {
     table(&figures(&folder)?)
 }
 
-/// Instructions of a sample, by name, without those of the marks.
+/// Instructions of a sample by name, without those of the marks.
 fn figures(folder: &Path) -> Result<BTreeMap<String, f64>> {
     let mut figures = BTreeMap::new();
     for entry in std::fs::read_dir(folder)? {
@@ -115,7 +116,7 @@ fn figures(folder: &Path) -> Result<BTreeMap<String, f64>> {
     Ok(figures)
 }
 
-/// Of a file that callgrind wrote at the request of the program: `NAME/SAMPLES` and their
+/// Parses a file that callgrind dumped at the program's request: `NAME/SAMPLES` and their
 /// instructions.
 fn dump(text: &str) -> Option<(String, f64)> {
     let of = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));

@@ -1,5 +1,5 @@
-//! `cargo xtask coverage`: which lines of the product crates the tests reach, and which public
-//! functions none calls.
+//! `cargo xtask coverage`: the lines of the product crates that the tests reach, and the public
+//! functions that no test calls.
 
 mod functions;
 mod instrument;
@@ -21,7 +21,7 @@ use crate::outcome::Totals;
 use crate::print::heading;
 use crate::test::{Lab, Plan, Tested, side_by_side};
 
-/// The folders of the crates that are measured.
+/// The folders of the measured crates.
 const PRODUCT_CRATES: [&str; 5] = ["uapi", "provider", "provider-rxe", "provider-mlx5", "verbs"];
 
 #[derive(Args)]
@@ -40,10 +40,10 @@ pub(crate) struct Measure {
     /// nothing.
     #[arg(long)]
     no_guests: bool,
-    /// Add to the profiles of the runs before instead of beginning anew.
+    /// Add to the profiles of the previous runs instead of starting over.
     #[arg(long)]
     add: bool,
-    /// Run nothing; report the profiles of the runs before.
+    /// Run nothing; report the profiles of the previous runs.
     #[arg(long, conflicts_with_all = ["no_guests", "add", "filter"])]
     report: bool,
     /// Run only the kernel tests whose names contain one of these, and nothing else.

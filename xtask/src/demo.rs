@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: two hosts, one wire, ping-pong between them.
+//! `cargo xtask demo`: ping-pong between two hosts on a wire.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -11,9 +11,9 @@ use clap::Args;
 use crate::print::{heading, microseconds};
 use crate::{build, lab, native};
 
-/// How long one ping-pong may take.
+/// Timeout of one ping-pong.
 const LIMIT: Duration = Duration::from_secs(120);
-/// What a server prints on its standard error once it listens.
+/// The text that a server prints to standard error once it listens.
 const LISTENING: &[u8] = b"listening\n";
 /// Round trips per ping-pong.
 const ITERATIONS: &str = "500";
@@ -23,7 +23,7 @@ pub(crate) struct Demo {
     /// A series such as 6.12, rc, or a folder with a kernel.
     #[arg(long, default_value = lab::DEFAULT_KERNEL)]
     kernel: String,
-    /// What executes the hosts: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
     /// Run on this machine's own RDMA device instead of in virtual hosts.
@@ -110,8 +110,8 @@ fn both(guests: &mut Guests, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a server on host 1 and, once it listens, a client on host 2. The answer is the client's
-/// time per round trip.
+/// Runs a server on host 1 and, once it listens, a client on host 2. Returns the client's time per
+/// round trip.
 fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> Result<f64> {
     println!("host 1: {}\nhost 2: {}", server.join(" "), client.join(" "));
     let deadline = Some(Instant::now() + LIMIT);
@@ -131,14 +131,14 @@ fn ping_pong(guests: &mut Guests, server: Vec<String>, client: Vec<String>) -> R
     microseconds(&output.text[1]).context("the client printed no time per iteration")
 }
 
-/// Wraps a server so that it says when its port (18515, hexadecimal 4853) is open.
+/// Wraps a server so that it prints `listening` when its port (18515, hexadecimal 4853) is open.
 pub(crate) fn announced(server: &[String]) -> Vec<String> {
     let script = "\"$@\" & until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do \
                   kill -0 $! 2>/dev/null || break; sleep 0.05; done; echo listening >&2; wait $!";
     ["bash", "-c", script, "server"].into_iter().map(str::to_owned).chain(server.iter().cloned()).collect()
 }
 
-/// Forwards the hosts' lines and keeps them.
+/// Forwards the hosts' lines and stores them.
 struct Forward {
     lines: [Prefixed; 2],
     text: [Vec<u8>; 2],

@@ -1,9 +1,9 @@
 //! `cargo xtask deny`: the policy for dependencies.
 //!
-//! `deny.toml` says which licenses, sources and crates are allowed, and cargo-deny checks it for
-//! the whole workspace. Its advisory database comes from a host of its own, which not every machine
-//! reaches; `--advisories` adds that check. That the product contains no C is checked here, from
-//! `cargo metadata`.
+//! `deny.toml` lists the allowed licenses, sources and crates; cargo-deny checks it for the whole
+//! workspace. Its advisory database has a separate host, which some machines can't reach;
+//! `--advisories` adds that check. This module checks that the product contains no C, from `cargo
+//! metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ use crate::print::heading;
 const TOOL: &str = "cargo-deny";
 const VERSION: &str = "0.20.2";
 
-/// The crates that users build; the others are for tests.
+/// The crates that users build. All others are for tests.
 const PRODUCT: [&str; 6] = [
     "bareverbs",
     "bareverbs-mlx5",
@@ -38,7 +38,7 @@ const C_TOOLS: [&str; 8] =
 /// Crates named `-sys` that hold only Rust: constants and types of the kernel's headers.
 const PURE_SYS: [&str; 1] = ["linux-raw-sys"];
 
-/// How the names of files end that C compilers read or write.
+/// Extensions of files that C compilers read or write.
 const C_FILES: [&str; 10] = ["a", "asm", "c", "cc", "cpp", "cxx", "h", "o", "s", "so"];
 
 #[derive(Args)]
@@ -65,7 +65,7 @@ impl Deny {
     }
 }
 
-/// What `cargo metadata` tells, as far as it matters here.
+/// The used fields of `cargo metadata`.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -103,8 +103,7 @@ struct DependencyKind {
     kind: Option<String>,
 }
 
-/// How many crates the product is built of on Linux, with all features, and what is wrong with
-/// them.
+/// The number of crates in the product on Linux, with all features, and the violations.
 fn c_in_the_product() -> Result<(usize, Vec<String>)> {
     let mut cargo = build::cargo();
     cargo.args(["metadata", "--format-version=1", "--locked", "--all-features"]);
@@ -126,7 +125,7 @@ fn c_in_the_product() -> Result<(usize, Vec<String>)> {
     Ok((product.len(), faults))
 }
 
-/// The product's crates and all that they are built of, build scripts' dependencies included.
+/// The product's crates and all their dependencies, those of build scripts included.
 fn product(metadata: &Metadata) -> Result<Vec<&Package>> {
     let nodes: BTreeMap<_, _> = metadata.resolve.nodes.iter().map(|node| (&node.id, node)).collect();
     let roots = metadata.packages.iter().filter(|package| PRODUCT.contains(&package.name.as_str()));
@@ -158,7 +157,7 @@ fn fault(package: &Package) -> Option<String> {
     bindings.then(|| format!("{name} {version} is named as bindings to C"))
 }
 
-/// Sources and products of C compilers in a crate, its tests aside.
+/// Input and output files of C compilers in a crate, except for its tests.
 fn c_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut waiting = vec![folder.to_owned()];

@@ -1,5 +1,5 @@
-//! `cargo xtask fastpath`: what the data path costs in instructions, beside the C library in the
-//! same guest.
+//! `cargo xtask fastpath`: the instructions of the data path, compared with rdma-core in the same
+//! guest.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,18 +16,18 @@ use clap::Args;
 
 use crate::{build, lab};
 
-/// The kernel that the check runs on.
+/// The kernel of the check.
 pub(crate) const KERNEL: &str = Since::V7_2.name();
-/// What a check is called among the tests, and the HCA that it is of, if not of Soft-RoCE.
+/// The name of a check among the tests, and its HCA port; `None` for Soft-RoCE.
 pub(crate) type Check = (&'static str, Option<HcaPort>);
 
 pub(crate) const CHECKS: [Check; 2] = [
     ("fastpath::data_path_stays_below_ceilings", None),
     ("fastpath::mlx5_data_path_takes_a_third_of_libmlx5", Some(HcaPort::Ib)),
 ];
-/// Where the guest sees the two programs.
+/// The folder of the two programs in the guest.
 const GUEST_FOLDER: &str = "/lab/fastpath";
-/// How long each may take.
+/// Timeout of each program.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Args)]
@@ -40,7 +40,7 @@ pub(crate) struct Fastpath {
     hca: Option<lab::Port>,
 }
 
-/// A row of the table: what it is called, which figure of each program, and the ceiling of ours.
+/// A row of the table: its name, the figure of each program, and our ceiling.
 struct Row {
     what: &'static str,
     ours: &'static str,
@@ -52,7 +52,7 @@ struct Row {
 enum Ceiling {
     /// Instructions.
     At(f64),
-    /// A third of what the C library spends.
+    /// A third of rdma-core's.
     Third,
     None,
 }
@@ -63,7 +63,7 @@ const fn row(what: &'static str, ours: &'static str, theirs: Option<&'static str
     Row { what, ours, theirs, ceiling }
 }
 
-/// The costs of requests where no doorbell is rung; the C library's come from the difference of two
+/// The cost of a request without a doorbell. rdma-core's is computed from the difference of two
 /// lists.
 const REQUEST: &str = "request in a list";
 
@@ -113,9 +113,9 @@ const MLX5: [Row; 17] = [
     row("Srq::post_recv of 32, each", "srq post_recv 32", Some("srq post_recv 32"), At(53.0)),
 ];
 
-/// What is measured.
+/// The measured device.
 struct Subject {
-    /// The types of its own provider.
+    /// The name of its provider's own types.
     types: &'static str,
     rows: &'static [Row],
     device: &'static str,
@@ -127,11 +127,10 @@ const SOFT: Subject = Subject { types: "Rxe", rows: &RXE, device: "rxe0", argume
 const HCA: Subject =
     Subject { types: "Mlx5", rows: &MLX5, device: "mlx5_0", arguments: &["mlx5_0", "0", "awake"] };
 
-/// The smallest of many runs, by name.
+/// The minimum of many runs, by name.
 type Figures = BTreeMap<String, f64>;
 
-/// Whose figures have a ceiling: over the provider chosen at run time, and over the provider's own
-/// types.
+/// The figures with a ceiling: over `AnyProvider`, and over the provider's own types.
 const OURS: [&str; 2] = ["any", "own"];
 
 impl Fastpath {
@@ -146,7 +145,8 @@ impl Fastpath {
     }
 }
 
-/// Measures in a guest of its own, Soft-RoCE or an HCA; the table, and what is above its ceiling.
+/// Measures in a separate guest, on Soft-RoCE or an HCA. Returns the table, and the rows above
+/// their ceiling.
 pub(crate) fn measure(
     cache: &Cache,
     tools: &Tools,
@@ -188,7 +188,7 @@ pub(crate) fn measure(
     table(&subject, &figures)
 }
 
-/// Compiles a program in C against the library that the guest has.
+/// Compiles a C program against the guest's rdma-core.
 pub(crate) fn compile(cache: &Cache, rdma_core: &RdmaCore, source: &str, to: &Path) -> Result<()> {
     let source = build::workspace().join(source);
     let mut cc = Command::new("cc");
@@ -197,14 +197,14 @@ pub(crate) fn compile(cache: &Cache, rdma_core: &RdmaCore, source: &str, to: &Pa
         cc.arg("-I").arg(folder);
     }
     let library: PathBuf = rdma_core.root.join("usr/lib/x86_64-linux-gnu/libibverbs.so.1");
-    // What that library needs itself is in the guest, not here.
+    // The library's own dependencies exist in the guest only.
     cc.arg(library).arg("-Wl,--allow-shlib-undefined");
     ensure!(cc.status().context("running cc")?.success(), "the C program could not be compiled");
     Ok(())
 }
 
-/// Runs a program so urgently that none of the kernel's workers runs while it is at work: what is
-/// measured is what the caller spends.
+/// Runs a program with a priority above the kernel's workers, so that only the caller's
+/// instructions are measured.
 fn run(guests: &mut Guests, command: &[&str]) -> Result<Figures> {
     let program = format!("{GUEST_FOLDER}/{}", command[0]);
     let argv = ["chrt", "--fifo", "1", &program].into_iter().chain(command[1..].iter().copied());

@@ -1,8 +1,8 @@
-//! Which tests were asked for, by parts of their names.
+//! Selects tests by parts of their names.
 
 use std::fmt;
 
-/// Parts of the names of the kernel tests that were asked for. Without any, everything was.
+/// Parts of the names of the selected kernel tests. An empty filter selects all tests.
 #[derive(Clone, Copy)]
 pub(crate) struct Filter<'a>(pub(crate) &'a [String]);
 
@@ -15,7 +15,7 @@ impl Filter<'_> {
         self.takes_all() || self.0.iter().any(|part| title.contains(part.as_str()))
     }
 
-    /// Whether only tests were asked for whose names begin so.
+    /// Whether the filter only selects tests with this prefix.
     pub(crate) fn only(self, prefix: &str) -> bool {
         !self.takes_all() && self.0.iter().all(|part| part.starts_with(prefix))
     }

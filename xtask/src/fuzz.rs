@@ -1,8 +1,7 @@
 //! `cargo xtask fuzz`: the fuzz targets under libFuzzer and AddressSanitizer.
 //!
-//! The programs are those of `fuzz/libfuzzer`, built as cargo-fuzz builds them, which has no need
-//! to be installed. What a run finds lies in `target/fuzz`: the corpus that goes on growing, the
-//! logs, the reproducers.
+//! The programs are those of `fuzz/libfuzzer`, built with the flags of cargo-fuzz, which need not
+//! be installed. `target/fuzz` has the results: the growing corpus, logs and reproducers.
 
 mod corpus;
 mod program;
@@ -20,12 +19,12 @@ use indicatif::MultiProgress;
 use self::program::{Program, Run};
 use crate::build;
 
-/// A nightly compiler, as rustup calls it.
+/// A nightly compiler, by its rustup name.
 const TOOLCHAIN: &str = "nightly";
 
 #[derive(Args)]
 pub(crate) struct Fuzz {
-    /// Targets; all where none is named.
+    /// Targets (default: all).
     targets: Vec<String>,
     /// How long each target runs.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -33,13 +32,13 @@ pub(crate) struct Fuzz {
     /// Targets that run side by side.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u8).range(1..))]
     jobs: u8,
-    /// Lists the targets.
+    /// List the targets.
     #[arg(long)]
     list: bool,
-    /// Runs one target on this file only, to reproduce a finding.
+    /// Run one target on this file only, to reproduce a finding.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["list", "merge"])]
     input: Option<PathBuf>,
-    /// Runs nothing, and makes the smallest corpus that covers the same the repository's.
+    /// Run nothing; minimize the repository's corpus without losing coverage.
     #[arg(long, conflicts_with = "list")]
     merge: bool,
 }
@@ -96,17 +95,17 @@ impl Fuzz {
     }
 }
 
-/// The folder of the programs.
+/// The folder of the programs' sources.
 fn source() -> PathBuf {
     build::workspace().join("fuzz/libfuzzer")
 }
 
-/// What is built and found.
+/// The folder of builds and findings.
 fn target_folder() -> PathBuf {
     build::workspace().join("target/fuzz")
 }
 
-/// The targets, which the files of their programs are named after.
+/// The targets. The files of their programs have the same names.
 fn names() -> Result<Vec<String>> {
     let folder = source().join("fuzz_targets");
     let mut names = Vec::new();
@@ -120,7 +119,7 @@ fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The programs that were built.
+/// The built programs.
 struct Programs {
     folder: PathBuf,
 }
@@ -131,7 +130,7 @@ impl Programs {
     }
 }
 
-/// The corpus of a target that the repository has.
+/// The repository's corpus of a target.
 fn seeds(target: &str) -> PathBuf {
     build::workspace().join("fuzz/corpus").join(target)
 }
@@ -146,7 +145,7 @@ fn nightly(program: &str) -> Command {
     command
 }
 
-/// The target of the nightly compiler's own machine, where it is there.
+/// The nightly compiler's host target, if it is installed.
 fn host() -> Result<String> {
     let output = nightly("rustc").args(["--version", "--verbose"]).output();
     let text = match output {
@@ -191,7 +190,7 @@ fn build_programs(targets: &[String]) -> Result<Programs> {
     Ok(Programs { folder: folder.join(host).join("release") })
 }
 
-/// The number of files in a folder; none where there is no folder.
+/// The number of files in a folder; 0 if there is no folder.
 fn count(folder: &Path) -> usize {
     std::fs::read_dir(folder).map_or(0, |entries| entries.count())
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::build;
 
-/// Where an instrumented program finds the name of its profile.
+/// The environment variable with the profile's file name of an instrumented program.
 pub(crate) const PROFILE_FILE: &str = "LLVM_PROFILE_FILE";
 
 /// The crates whose test binaries run in the lab.
@@ -27,7 +27,7 @@ impl GuestTest {
     }
 }
 
-/// A message of `cargo test --message-format=json`, as far as it matters here.
+/// The used fields of a message of `cargo test --message-format=json`.
 #[derive(Deserialize)]
 struct Artifact {
     executable: Option<PathBuf>,
@@ -43,13 +43,13 @@ struct Target {
 /// A program with tests.
 pub(crate) struct TestBinary {
     pub(crate) path: PathBuf,
-    /// Whether it is built of a file in a crate's `tests` folder.
+    /// Whether its source is in a crate's `tests` folder.
     pub(crate) integration: bool,
-    /// The file that it is built of.
+    /// Its source file.
     pub(crate) source: PathBuf,
 }
 
-/// Builds the programs with tests that a `cargo test` command names.
+/// Builds the test programs of a `cargo test` command.
 pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
     cargo.args(["--no-run", "--quiet", "--message-format=json"]);
     let output = cargo.stderr(Stdio::inherit()).output().context("running cargo")?;
@@ -67,13 +67,13 @@ pub(crate) fn test_binaries(mut cargo: Command) -> Result<Vec<TestBinary>> {
         .collect())
 }
 
-/// Builds the test binaries for the guest: the folder they are in, and their tests.
+/// Builds the test binaries for the guest. Returns their folder and their tests.
 pub(crate) fn guest_tests() -> Result<(PathBuf, Vec<GuestTest>)> {
     build::announce("the tests that run in guests");
     guest_tests_of(build::static_cargo("test"), &GUEST_TEST_CRATES)
 }
 
-/// The same by a cargo command with the subcommand `test`, for these crates.
+/// The same for these crates, with a cargo command that has the subcommand `test`.
 pub(crate) fn guest_tests_of(mut cargo: Command, crates: &[&str]) -> Result<(PathBuf, Vec<GuestTest>)> {
     cargo.args(build::GUEST_PROFILE);
     for name in crates {
@@ -82,7 +82,7 @@ pub(crate) fn guest_tests_of(mut cargo: Command, crates: &[&str]) -> Result<(Pat
     listed(test_binaries(cargo)?.iter().filter(|binary| binary.integration))
 }
 
-/// The folder that test binaries are in, and their tests.
+/// The folder of test binaries, and their tests.
 pub(crate) fn listed<'a>(
     binaries: impl Iterator<Item = &'a TestBinary>,
 ) -> Result<(PathBuf, Vec<GuestTest>)> {
@@ -95,7 +95,7 @@ pub(crate) fn listed<'a>(
     Ok((folder.context("no crate has kernel tests")?, tests))
 }
 
-/// What the tests that run in guests are called.
+/// The names of the tests that run in guests.
 pub(crate) fn guest_test_titles() -> Result<Vec<String>> {
     Ok(guest_tests()?.1.iter().map(GuestTest::title).collect())
 }

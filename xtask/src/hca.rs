@@ -1,5 +1,5 @@
-//! Tests of the ConnectX in software, judged by the kernel's own driver and the C programs, for
-//! each kind of port: one host for the short part, else two on one fabric.
+//! Tests of the software ConnectX with the kernel's own driver and the C programs, for each link
+//! type: one host for the short tier, else two on one fabric.
 
 mod cqe_version_0;
 mod interop;
@@ -13,37 +13,37 @@ use bareverbs_lab::{Exec, Failure, Finished, Guests, Hca, HcaPort, Setup, Since}
 use crate::build;
 use crate::filter::Filter;
 
-/// What the tests' names begin with.
+/// Prefix of the tests' names.
 pub(crate) const PREFIX: &str = "hca::";
-/// The kernels on which the short part runs, each with a kind of port.
+/// The kernels of the short tier, each with a link type.
 pub(crate) const SHORT_ON: [(&str, HcaPort); 1] = [(Since::V6_1.name(), HcaPort::Ib)];
-/// How long one script may take, and to end when it is killed.
+/// Timeout of one script, also for its end after it is killed.
 const LIMIT: Duration = Duration::from_secs(240);
 const GRACE: Duration = Duration::from_secs(15);
-/// What a script prints once the other side may begin.
+/// The line that a script prints when the other side may start.
 const READY: &str = "ready to play";
-/// The versions of completions: of the second host's HCA, they name queues by the HCA's numbers.
+/// The CQE versions. On the second host's HCA, CQEs name queues by QPN instead of user index.
 const VERSIONS: &str = "--cqe-version=1,0";
-/// The kernel on which each of two hosts has an HCA of another process.
+/// The kernel on which each of two hosts has an HCA in a separate process.
 const APART_ON: &str = Since::V7_2.name();
-/// Where every test begins: which GID, and how servers and clients are started.
+/// The start of each script: the GID, and functions that start servers and clients.
 const PRELUDE: &str = include_str!("hca/prelude.sh");
 
 /// A test.
 pub(crate) type Test = fn(&mut Testbed<'_>) -> Result<()>;
 
-/// How much is tested; each part includes those before it.
+/// How much is tested. Each tier includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tier {
-    /// What fits into every test run.
+    /// Quick enough for every test run.
     Short,
-    /// What may differ between kernels.
+    /// Tests whose result may differ between kernels.
     Kernel,
-    /// Also what boots hosts again, which takes long and differs little between kernels.
+    /// Also tests that reboot hosts. They take long and differ little between kernels.
     All,
 }
 
-/// All of them in their order, by name.
+/// All tests in order, by name.
 const TESTS: [(&str, Test, Tier); 12] = [
     ("interop_within_one_host", interop::within, Tier::Short),
     ("interop_between_hosts", interop::between, Tier::Kernel),
@@ -59,7 +59,7 @@ const TESTS: [(&str, Test, Tier); 12] = [
     ("replaced_hca_reconnects", resets::replaced_hcas, Tier::All),
 ];
 
-/// The tests of this tier for a kind of port whose names contain the filter.
+/// The tests of this tier for a link type whose names contain the filter.
 pub(crate) fn tests(port: HcaPort, tier: Tier, filter: Filter<'_>) -> Vec<(String, Test)> {
     let kind = kind(port);
     let within = TESTS.iter().filter(|(_, _, from)| *from <= tier);
@@ -74,7 +74,7 @@ fn kind(port: HcaPort) -> &'static str {
     }
 }
 
-/// Hosts with an HCA each.
+/// Hosts with one HCA each.
 pub(crate) struct Testbed<'a> {
     setup: &'a Setup<'a>,
     pub(crate) port: HcaPort,
@@ -84,7 +84,7 @@ pub(crate) struct Testbed<'a> {
 }
 
 impl<'a> Testbed<'a> {
-    /// Starts the HCAs. The hosts are booted by the first test.
+    /// Starts the HCAs. The first test boots the hosts.
     pub(crate) fn new(setup: &'a Setup<'a>, name: &str, port: HcaPort, tier: Tier) -> Result<Self> {
         let hosts = if tier == Tier::Short { 1 } else { 2 };
         let start = if name == APART_ON { Hca::start_separately } else { Hca::start };
@@ -92,7 +92,7 @@ impl<'a> Testbed<'a> {
         Ok(Self { setup, port, hosts, hca, guests: None })
     }
 
-    /// Runs a test; after a failure of a kernel the next test gets new hosts.
+    /// Runs a test. After a kernel failure the next test gets new hosts.
     pub(crate) fn run(&mut self, test: Test) -> Result<()> {
         let result = self.boot_if_needed().and_then(|()| test(self));
         if result.as_ref().is_err_and(|error| error.is::<Failure>()) {
@@ -101,7 +101,7 @@ impl<'a> Testbed<'a> {
         result
     }
 
-    /// Switches the hosts off.
+    /// Powers the hosts off.
     pub(crate) fn end(&mut self) -> Result<()> {
         match self.guests.take() {
             Some(guests) => {
@@ -132,7 +132,7 @@ impl<'a> Testbed<'a> {
         self.guests.as_mut().context("the hosts were booted")
     }
 
-    /// The kind of its ports, as tests name it.
+    /// The link type in test names.
     fn kind(&self) -> &'static str {
         kind(self.port)
     }
@@ -142,7 +142,7 @@ impl<'a> Testbed<'a> {
         self.hca.control(command)
     }
 
-    /// Runs a script on a host (from 0) to its end.
+    /// Runs a script on a host (by index, from 0) to its end.
     fn script(&mut self, host: usize, script: &str) -> Result<String> {
         let exec = self.exec(script, host);
         let Finished { status, timed_out, stdout, stderr } = self.guests()?.run(host, exec, LIMIT)?;
@@ -153,7 +153,7 @@ impl<'a> Testbed<'a> {
         Ok(text)
     }
 
-    /// Runs a script on one host and, once it is ready, another on the other host; both must
+    /// Runs a script on one host and, once it is ready, another on the other host. Both must
     /// succeed.
     fn play(&mut self, server: usize, serving: &str, playing: &str) -> Result<()> {
         let client = 1 - server;
@@ -182,7 +182,7 @@ impl<'a> Testbed<'a> {
             {
                 guests.start(client, exec)?;
             }
-            // Where one has failed, the other may wait in vain.
+            // If one script has failed, the other may wait without end.
             let failed = |host| !guests.is_running(host) && guests.status(host) != Some(0);
             if waiting.is_none() && (0..2).any(failed) {
                 deadline = deadline.min(Instant::now() + GRACE);
@@ -214,7 +214,7 @@ impl<'a> Testbed<'a> {
         Ok(())
     }
 
-    /// A script that knows which host serves.
+    /// A script with the number of the serving host.
     fn exec(&self, script: &str, server: usize) -> Exec {
         let server = (server + 1).to_string();
         let argv = ["bash", "-c", &format!("{PRELUDE}\n{script}")].map(str::to_owned).into();

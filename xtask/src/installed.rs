@@ -1,4 +1,4 @@
-//! Programs from the registry, each of a fixed version, installed on first use.
+//! Programs from crates.io, each of a fixed version, installed on first use.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,8 @@ use bareverbs_lab::Cache;
 
 use crate::build;
 
-/// A program of a crate. A missing one is built and put into the user's cache, which takes minutes.
+/// The path of a crate's program. If it is missing, it is built into the user's cache, which takes
+/// minutes.
 pub(crate) fn installed(name: &str, program: &str, version: &str) -> Result<PathBuf> {
     let root = Cache::open()?.root().join(format!("{name}-{version}"));
     let program = root.join("bin").join(program);

@@ -14,9 +14,9 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use crate::{build, terminal};
 
-/// The kernel to boot unless `--kernel` says otherwise.
+/// The default of `--kernel`.
 pub(crate) const DEFAULT_KERNEL: &str = Since::V6_12.name();
-/// How long commands may run unless `--timeout` says otherwise.
+/// The default of `--timeout`, in seconds.
 const DEFAULT_LIMIT: u64 = 600;
 
 #[derive(Subcommand)]
@@ -177,7 +177,7 @@ impl Machine {
     }
 }
 
-/// What executes the guests, in a few words.
+/// A short description of the accelerator.
 pub(crate) fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'static str {
     match accelerator {
         _ if instruction_clock => "tcg, time counts instructions",
@@ -186,7 +186,7 @@ pub(crate) fn describe(accelerator: Accelerator, instruction_clock: bool) -> &'s
     }
 }
 
-/// A kernel by its series, or in a folder.
+/// A kernel by series or folder.
 pub(crate) fn kernel(cache: &Cache, tools: &Tools, wanted: &str) -> Result<Kernel> {
     if let Ok(series) = wanted.parse() {
         return Kernel::debian(cache, tools, series, false);
@@ -267,13 +267,13 @@ impl Shell {
     }
 }
 
-/// Sends what is typed to the guest, and the terminal's size whenever it has changed.
+/// Sends the keys to the guest, and the terminal's size when it has changed.
 fn forward_keys(port: &mut impl Write) {
     let mut size = terminal::size(&io::stdin());
     let mut buffer = [0; 4096];
     loop {
         let keys = match io::stdin().lock().read(&mut buffer) {
-            // The end of input is ^D to a terminal.
+            // A terminal reports the end of input as ^D.
             Ok(0) | Err(_) => {
                 let _ = ToGuest::Stdin(vec![4]).write_to(port);
                 return;

@@ -1,5 +1,5 @@
-//! `cargo xtask loom`: the models of what threads share, in every order that the memory model
-//! allows.
+//! `cargo xtask loom`: models of shared state between threads, in all interleavings that the memory
+//! model allows.
 
 use std::io::{BufRead, BufReader};
 use std::process::{ExitCode, Stdio};
@@ -10,7 +10,7 @@ use clap::Args;
 use crate::build;
 use crate::outcome::result_line;
 
-/// The packages that have models, all of them in modules whose names begin with `loom`.
+/// The packages with models. The names of all model modules begin with `loom`.
 const PACKAGES: [&str; 2] = ["bareverbs-mlx5", "bareverbs-provider"];
 
 #[derive(Args)]
@@ -31,15 +31,16 @@ impl Loom {
     }
 }
 
-/// Runs the models, and tells how many passed and failed.
+/// Runs the models. Returns how many passed and failed.
 pub(crate) fn models(filter: &str, preemptions: Option<u32>) -> Result<(usize, usize)> {
     let mut cargo = build::cargo();
     cargo.args(["test", "--release", "--lib", "--no-fail-fast"]);
     cargo.args(PACKAGES.iter().flat_map(|package| ["--package", package]));
-    // The standard library's atomics are not the same types: what is built is of no use to others.
+    // A separate target folder: loom's atomics are other types than std's, so other builds can't
+    // share it.
     cargo.arg("--target-dir").arg(build::target_folder().join("loom")).args(["--", filter]);
     cargo.env("RUSTFLAGS", "--cfg loom").env_remove("CARGO_ENCODED_RUSTFLAGS");
-    // Quicker to build, and quick enough.
+    // Builds faster, and runs fast enough.
     cargo.env("CARGO_PROFILE_RELEASE_LTO", "false").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     if let Some(preemptions) = preemptions {
         cargo.env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());

@@ -1,4 +1,4 @@
-//! The queue pair that is measured, over types of either kind.
+//! The measured queue pair, over `AnyProvider` or the provider's own types.
 
 use bareverbs::{
     AnyCq, AnyProvider, AnyRq, AnySq, Completion, Completions, Operation, Payload, Provider, Rc, RecvHalf,
@@ -10,10 +10,10 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use crate::testbed::{Testbed, recv, request, send};
 
-/// Requests and receives that the queue pair holds at least.
+/// Minimum depth of the queues.
 pub const DEPTH: u32 = 256;
 
-/// A provider over whose types ConnectX queues can be used.
+/// A provider that can wrap mlx5 queues.
 pub trait WrapMlx5: Provider {
     /// The send queue.
     fn sq(queue: Mlx5Sq) -> Self::Sq;
@@ -51,18 +51,17 @@ impl WrapMlx5 for AnyProvider {
     }
 }
 
-/// A queue pair with a BlueFlame register of its own, connected to another one, and the HCA behind
-/// both.
+/// A queue pair with a BlueFlame register of its own, its peer, and the HCA of both.
 pub struct Harness<P: WrapMlx5> {
-    /// The measured one's sends.
+    /// The measured send queue.
     pub sq: P::Sq,
-    /// The measured one's receives.
+    /// The measured receive queue.
     pub rq: P::Rq,
-    /// Where both complete.
+    /// The CQ of both.
     pub cq: P::Cq,
-    /// Where writes go.
+    /// The target of writes.
     pub remote: Remote,
-    /// Where receives go.
+    /// The memory of receives.
     pub sge: Sge,
     peer: Mlx5Sq,
     peer_cq: Mlx5Cq,
@@ -70,7 +69,7 @@ pub struct Harness<P: WrapMlx5> {
 }
 
 impl<P: WrapMlx5> Harness<P> {
-    /// Sets the queue pair up; it has posted and polled each kind of request once.
+    /// Sets the queue pair up. Each kind of request has been posted and polled once.
     #[expect(clippy::new_without_default, reason = "it does too much for that")]
     #[must_use]
     pub fn new() -> Self {
@@ -114,18 +113,18 @@ impl<P: WrapMlx5> Harness<P> {
     pub fn post_write(&mut self, wr_id: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
         let (operation, payload) = (Operation::Write(remote), Payload::Inline(&[bytes]));
         let request = SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: no elements, so no memory that the device could reach.
+        // SAFETY: no SGEs, so the device can't access memory.
         unsafe { self.send().post_send(&[request]) }.is_ok()
     }
 
     /// Posts a list of requests.
     #[inline(always)]
     pub fn post_list(&mut self, requests: &[SendRequest<'_>]) -> bool {
-        // SAFETY: what is posted here has no elements.
+        // SAFETY: the requests have no SGEs.
         unsafe { self.send().post_send(requests) }.is_ok()
     }
 
-    /// Posts so many writes of 8 bytes with one doorbell.
+    /// Posts `count` writes of 8 bytes with one doorbell.
     #[inline(always)]
     pub fn post_batch(&mut self, count: u64, remote: Remote, bytes: &[u8; 8]) -> bool {
         let mut send = self.send();
@@ -141,7 +140,7 @@ impl<P: WrapMlx5> Harness<P> {
     /// Posts a receive.
     #[inline(always)]
     pub fn post_recv(&mut self, wr_id: u64, sge: &Sge) {
-        // SAFETY: the region outlives the HCA, and nobody looks at it meanwhile.
+        // SAFETY: the region outlives the HCA and is not accessed meanwhile.
         unsafe { self.recv().post_recv(&[RecvRequest { wr_id, sges: std::slice::from_ref(sge) }]) }
             .expect("room")
     }
@@ -153,7 +152,7 @@ impl<P: WrapMlx5> Harness<P> {
         unsafe { self.recv().post_recv(requests) }.is_ok()
     }
 
-    /// Takes a completion in place, and gives its slot back.
+    /// Polls a completion in place and releases its slot.
     #[inline(always)]
     pub fn poll(&mut self) -> Option<(u64, WcStatus, u32)> {
         let mut completions = Completions::<P>::from_raw_queue(&mut self.cq);
@@ -161,13 +160,13 @@ impl<P: WrapMlx5> Harness<P> {
         Some((completion.wr_id(), completion.status(), completion.byte_len()))
     }
 
-    /// Takes a completion by value.
+    /// Polls a completion by value.
     #[inline(always)]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
         self.cq.next_value()
     }
 
-    /// Has the peer send so many messages of 8 bytes.
+    /// Makes the peer send `count` messages of 8 bytes.
     pub fn receive(&mut self, count: u64) {
         for wr_id in 0..count {
             send(&mut self.peer, &request(wr_id, Operation::Send, &[self.testbed.sge(0, 8)]));
@@ -176,12 +175,12 @@ impl<P: WrapMlx5> Harness<P> {
         }
     }
 
-    /// Has the HCA do what it was told.
+    /// Runs the HCA until it is idle.
     pub fn run(&mut self) {
         self.testbed.run();
     }
 
-    /// Takes all completions, which must have succeeded; how many there were.
+    /// Polls all completions, which must be successful. Returns their number.
     pub fn drain(&mut self) -> usize {
         let mut taken = 0;
         while let Some((wr_id, status, _)) = self.poll() {

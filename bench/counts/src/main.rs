@@ -1,6 +1,6 @@
-//! Does everything that the data path can do under
-//! `valgrind --tool=callgrind --collect-atstart=no`, which counts the instructions between marks
-//! and writes them out under the names that `cargo xtask counts` knows.
+//! Runs each operation of the data path under `valgrind --tool=callgrind --collect-atstart=no`. It
+//! counts the instructions between marks and dumps them under the names that `cargo xtask counts`
+//! reads.
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
@@ -24,13 +24,13 @@ mod x86_64 {
     use counts::harness::{Harness, WrapMlx5};
     use counts::marks::{begin, counted, end};
 
-    /// Samples of each quantity; with all that is done in one, fewer than the queues hold.
+    /// Samples of each quantity. All operations of a measurement fit into the queues.
     const RUNS: u64 = 100;
-    /// Requests of a batch.
+    /// Requests in a batch.
     const BATCH: u64 = 32;
     const BYTES: [u8; 8] = [7; 8];
 
-    /// Writes out what was counted of `RUNS` samples.
+    /// Dumps the counts of `RUNS` samples.
     fn report(types: &str, name: &str) {
         end(&CString::new(format!("{types}.{name}/{RUNS}")).expect("a name"));
     }
@@ -42,7 +42,8 @@ mod x86_64 {
         receives(types, &mut Harness::<P>::new());
     }
 
-    /// What is measured, each in a function of its own: nothing of it can move behind a mark.
+    /// The measured operations. Each is a function of its own, so the compiler can't move code
+    /// across a mark.
     macro_rules! measured {
         ($($name:ident($harness:ident $(, $argument:ident: $ty:ty)*) -> $result:ty $work:block)*) => {$(
             #[inline(never)]
@@ -73,7 +74,7 @@ mod x86_64 {
         post_receives(harness, list: &[RecvRequest<'_>]) -> bool { harness.post_receives(list) }
     }
 
-    /// What the marks cost.
+    /// Measures the cost of the marks.
     fn marks<P: WrapMlx5>(types: &str, harness: &mut Harness<P>) {
         begin();
         for _ in 0..RUNS {

@@ -1,8 +1,8 @@
-//! Marks that callgrind sees: requests of a client to the valgrind that runs it, which do nothing
-//! elsewhere.
+//! Marks for callgrind: client requests to the valgrind that runs the program. Without valgrind
+//! they do nothing.
 //!
-//! A request is a sequence of instructions that change nothing and that nobody else writes
-//! (valgrind's `valgrind.h`); their codes are those of its `callgrind.h`.
+//! A request is a sequence of instructions without effect that compilers do not generate
+//! (valgrind's `valgrind.h`). The request codes are those of `callgrind.h`.
 
 use std::arch::asm;
 use std::ffi::CStr;
@@ -14,8 +14,8 @@ const DUMP_STATS_AT: u64 = TOOL + 3;
 
 static TOGGLE: [u64; 6] = [TOGGLE_COLLECT, 0, 0, 0, 0, 0];
 
-/// The request that `rax` points to. The rotations add up to none, and the exchange is one of a
-/// register with itself; valgrind reads what `rax` points to and writes `rdx`.
+/// The client request that `rax` points to. The rotations have no effect in sum, and the `xchg`
+/// exchanges a register with itself. valgrind reads the memory at `rax` and writes `rdx`.
 macro_rules! request {
     ($($before:literal,)* ; $($operands:tt)*) => {
         asm!(
@@ -32,14 +32,13 @@ macro_rules! request {
     };
 }
 
-/// Has what follows counted, or no longer.
+/// Starts or stops counting.
 ///
-/// Callgrind counts a run of instructions without jumps when the next begins, and so not the one
-/// that ends in a request: the jump sets that apart from what stands before it. The jump itself is
-/// counted.
+/// Callgrind counts a basic block when the next one begins. The jump starts a new block, so that
+/// the block with the request is separate from the code before it. The jump itself is counted.
 #[inline(always)]
 fn toggle() {
-    // SAFETY: the jump goes to the next instruction; for the rest see `request`.
+    // SAFETY: the jump goes to the next instruction; see `request` for the rest.
     unsafe { request!("jmp 2f", "2:", "lea rax, [rip + {toggle}]", ; toggle = sym TOGGLE, out("rax") _,) }
 }
 
@@ -48,7 +47,7 @@ fn request(code_and_arguments: &[u64; 6]) {
     unsafe { request!(; in("rax") code_and_arguments.as_ptr(),) }
 }
 
-/// Has the instructions of `work` counted, and one of the marks' own.
+/// Counts the instructions of `work`, and one of the marks.
 #[inline(always)]
 pub fn counted<R>(work: impl FnOnce() -> R) -> R {
     toggle();
@@ -57,12 +56,12 @@ pub fn counted<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Begins to count from 0.
+/// Resets the counts to 0.
 pub fn begin() {
     request(&[ZERO_STATS, 0, 0, 0, 0, 0]);
 }
 
-/// Has what was counted written out, under a name.
+/// Dumps the counts under a name.
 pub fn end(name: &CStr) {
     request(&[DUMP_STATS_AT, name.as_ptr().expose_provenance() as u64, 0, 0, 0, 0]);
 }

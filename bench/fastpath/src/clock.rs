@@ -1,8 +1,8 @@
-//! A clock that counts instructions, in a guest whose time does.
+//! A clock that counts instructions, in a guest whose time counts instructions.
 
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 
-/// The time stamp counter, after everything before it and before everything after it.
+/// Reads the time stamp counter, ordered after all earlier and before all later instructions.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
     // SAFETY: every x86-64 processor has these instructions.
@@ -16,13 +16,13 @@ pub(crate) fn now() -> u64 {
 
 /// Samples of one quantity.
 pub(crate) struct Samples {
-    /// What a sample of nothing takes.
+    /// The duration of an empty sample.
     empty: u64,
     values: Vec<u64>,
 }
 
 impl Samples {
-    /// Room for `count` samples, so that taking them allocates nothing.
+    /// Reserves memory for `count` samples, so that sampling does not allocate.
     pub(crate) fn new(count: usize) -> Self {
         let mut nothing: Vec<u64> = (0..count)
             .map(|_| {
@@ -44,12 +44,12 @@ impl Samples {
         result
     }
 
-    /// Leaves the last sample out.
+    /// Discards the last sample.
     pub(crate) fn discard_last(&mut self) {
         self.values.pop();
     }
 
-    /// The smallest and the median, of each of `parts` equal parts of a sample.
+    /// The minimum and the median, per each of `parts` equal parts of a sample.
     pub(crate) fn smallest_and_median(mut self, parts: usize) -> Option<(f64, f64)> {
         self.values.sort_unstable();
         let each = |value: u64| value.saturating_sub(self.empty) as f64 / parts as f64;

@@ -1,9 +1,9 @@
-//! What the data path costs, in instructions where the guest's time counts them: each of the usual
-//! ways to post and to poll, once over the provider chosen at run time and once over the provider's
-//! own types.
+//! The cost of the data path, in instructions if the guest's time counts them. It measures the
+//! usual methods to post and to poll, once over `AnyProvider` and once over the provider's own
+//! types.
 //!
-//! `fastpath DEVICE` prints a line for each: name, smallest and median of many runs, separated by
-//! tabs. `c/fastpath.c` prints the same of the C library.
+//! `fastpath DEVICE` prints a line for each: name, minimum and median of many runs, separated by
+//! tabs. `c/fastpath.c` prints the same for rdma-core.
 
 #[cfg(target_arch = "x86_64")]
 mod clock;

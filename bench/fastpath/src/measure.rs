@@ -1,4 +1,4 @@
-//! The ways to post and to poll that are measured.
+//! The measured methods to post and to poll.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use crate::pair::Pair;
 
 /// Samples of each quantity.
 const RUNS: usize = 400;
-/// Requests of a batch.
+/// Requests in a batch.
 const BATCH: usize = 32;
-/// Receives that are posted one by one, and in lists.
+/// Receives that are posted, one by one and in lists.
 const RECEIVES: usize = 128;
-/// Time for the kernel to complete what was posted.
+/// Timeout of the completion of posted requests.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const NO_COMPLETION: WorkCompletion = WorkCompletion {
@@ -37,7 +37,7 @@ const NO_COMPLETION: WorkCompletion = WorkCompletion {
     dlid_path_bits: 0,
 };
 
-/// Where results go.
+/// The output of the results.
 struct Report<'a> {
     types: &'a str,
 }
@@ -51,18 +51,18 @@ impl Report<'_> {
     }
 }
 
-/// How requests are waited for.
+/// How the program waits for requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pause {
-    /// By sleeping, so that the kernel's workers run.
+    /// Sleeps, so that the kernel's workers run.
     Asleep,
-    /// By doing nothing at length: where a clock counts instructions it passes over sleep at once,
-    /// however long a device of another process may need.
+    /// Spins for long. A clock that counts instructions skips a sleep at once, however long a
+    /// device in another process needs.
     Awake,
 }
 
 impl Pause {
-    /// Long enough for `count` requests.
+    /// Waits long enough for `count` requests.
     fn take(self, count: usize) {
         match self {
             Self::Asleep => std::thread::sleep(Duration::from_millis(if count > 1 { 10 } else { 2 })),
@@ -75,7 +75,7 @@ impl Pause {
     }
 }
 
-/// Measures everything over the types of provider `P`, which are called `types`.
+/// Measures everything over the types of provider `P`, named `types` in the output.
 pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>, pause: Pause) -> Result<()> {
     let report = Report { types };
     let mut pair = Pair::new(context)?;
@@ -85,7 +85,7 @@ pub(crate) fn all<P: Provider>(types: &str, context: &Context<P>, pause: Pause) 
     receives(&report, &mut pair)
 }
 
-/// Takes `count` completions of sends that must have succeeded.
+/// Polls `count` completions of sends, which must be successful.
 fn drain<P: Provider>(cq: &mut Cq<P>, count: usize) -> Result<()> {
     let begin = Instant::now();
     let mut left = count;
@@ -97,7 +97,7 @@ fn drain<P: Provider>(cq: &mut Cq<P>, count: usize) -> Result<()> {
             }
             None => {
                 ensure!(begin.elapsed() < PATIENCE, "{left} of {count} requests do not complete");
-                // This process may be more urgent than the kernel's workers.
+                // This process may have a higher priority than the kernel's workers.
                 std::thread::sleep(Duration::from_micros(50));
             }
         }
@@ -105,7 +105,7 @@ fn drain<P: Provider>(cq: &mut Cq<P>, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Lets the kernel's workers run until they have nothing left to do.
+/// Sleeps until the kernel's workers are idle.
 fn settle() {
     std::thread::sleep(Duration::from_millis(1));
 }
@@ -124,12 +124,12 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
     let inline = [write(Payload::Inline(&parts)); BATCH];
     let gathered = [write(Payload::Sges(&sges)); BATCH];
 
-    // What the requests are is kept from the compiler: it sees a slice of something.
+    // The compiler does not know the requests: it sees only a slice.
     for (name, requests) in [("post_send 1 inline", &inline[..1]), ("post_send 32 inline", &inline[..])] {
         let mut samples = Samples::new(RUNS);
         for _ in 0..RUNS {
             let requests = black_box(requests);
-            // SAFETY: the memory outlives the queue pair, and nobody looks at it.
+            // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
             samples.take(|| unsafe { qp.post_send(requests) })?;
             drain(cq, requests.len())?;
             settle();
@@ -168,7 +168,7 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
         samples.take(|| {
             let (operation, payload) = (Operation::Write(remote), Payload::Inline(&[bytes]));
             let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: no elements.
+            // SAFETY: the request has no SGEs.
             unsafe { qp.post_send(&[request]) }
         })?;
         drain(cq, 1)?;
@@ -224,14 +224,14 @@ fn sends<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> {
 
 fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>, pause: Pause) -> Result<()> {
     let Pair { qp, cq, remote, .. } = pair;
-    // Posts requests and waits until they are complete, without taking the completions.
+    // Posts requests and waits until they are complete, without polling them.
     let mut complete = |count: usize| -> Result<()> {
         let mut batch = qp.start_send();
         for wr_id in 0..count as u64 {
             batch.write_inline(wr_id, *remote, &[7; 8], SendFlags::SIGNALED)?;
         }
         batch.ring()?;
-        // Longer than the device takes; what comes later is seen below.
+        // Longer than the device needs. Late completions are detected below.
         pause.take(count);
         Ok(())
     };
@@ -239,7 +239,7 @@ fn polls<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>, pause: Pause) -> 
     let mut samples = Samples::new(RUNS);
     for _ in 0..RUNS {
         complete(1)?;
-        // What a caller reads of the value is what it pays for; `poll_into` makes all of it.
+        // A caller pays only for the fields that it reads; `poll_into` builds the whole value.
         let found = samples.take(|| {
             let found = cq.poll_one();
             black_box(found.map(|value| (value.wr_id, value.status, value.opcode, value.byte_len)))
@@ -317,7 +317,7 @@ fn receives<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> 
     let mut samples = Samples::new(RECEIVES);
     for _ in 0..RECEIVES / 2 {
         let receive = black_box(&receives[..1]);
-        // SAFETY: the memory outlives the queue pair, and nobody looks at it.
+        // SAFETY: the memory outlives the queue pair and is not accessed meanwhile.
         samples.take(|| unsafe { qp.post_recv(receive) })?;
     }
     report.line("post_recv 1", samples, 1)?;
@@ -333,7 +333,7 @@ fn receives<P: Provider>(report: &Report<'_>, pair: &mut Pair<P>) -> Result<()> 
     let mut samples = Samples::new(RECEIVES);
     for _ in 0..RECEIVES / 2 {
         let receive = black_box(&receives[..1]);
-        // SAFETY: nothing ever arrives, as no queue pair shares the queue.
+        // SAFETY: no message ever arrives, as no queue pair uses the SRQ.
         samples.take(|| unsafe { srq.post_recv(receive) })?;
     }
     report.line("srq post_recv 1", samples, 1)?;

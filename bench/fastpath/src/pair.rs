@@ -1,4 +1,4 @@
-//! Two connected queue pairs in one process, of which one sends.
+//! Two connected queue pairs in one process; one of them sends.
 
 use anyhow::Result;
 use bareverbs::{
@@ -6,19 +6,19 @@ use bareverbs::{
     RtrAttr, RtsAttr,
 };
 
-/// Requests and receives that a queue pair holds at least.
+/// Minimum depth of a queue pair's queues.
 const DEPTH: u32 = 255;
 
-/// Bytes of the region, of which the first half is sent from and the second written to.
+/// Bytes of the region. Its first half is sent from, its second half is written to.
 const BYTES: usize = 8192;
 
 pub(crate) struct Pair<P: Provider> {
-    /// The one that is measured.
+    /// The measured queue pair.
     pub(crate) qp: Qp<Rc, P>,
-    /// Where its sends complete.
+    /// The CQ of its sends.
     pub(crate) cq: Cq<P>,
     pub(crate) memory: Mr<Buffer>,
-    /// A place in the memory for writes.
+    /// The target of writes.
     pub(crate) remote: Remote,
     _peer: Qp<Rc, P>,
     _peer_cq: Cq<P>,

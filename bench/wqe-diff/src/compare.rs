@@ -1,4 +1,4 @@
-//! Ours beside the C library's.
+//! Compares the entries of our provider with those of rdma-core.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,8 +6,7 @@ use std::fmt::Write as _;
 use crate::fields::fields;
 use crate::record::{Entries, Facts, Queue};
 
-/// Fields, or the beginnings of their names, that may differ, and why. A device looks at none of
-/// them.
+/// Fields, or prefixes of their names, that may differ, and why. A device reads none of them.
 pub const ALLOWED_DIFFS: [(&str, &str); 5] = [
     (
         "inline.padding",
@@ -35,20 +34,20 @@ fn reason(field: &str) -> Option<&'static str> {
     ALLOWED_DIFFS.iter().find(|(allowed, _)| field.starts_with(allowed)).map(|(_, reason)| *reason)
 }
 
-/// What came of a comparison.
+/// The result of a comparison.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Entries that were compared.
+    /// Compared entries.
     pub entries: usize,
-    /// Their fields.
+    /// Compared fields.
     pub fields: usize,
-    /// How often each field differed where that is allowed.
+    /// The number of allowed differences, by field.
     pub allowed: BTreeMap<String, usize>,
     /// All other differences.
     pub differences: Vec<String>,
 }
 
-/// Sets both side by side.
+/// Compares both, entry by entry.
 #[must_use]
 pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
     let mut report = Report::default();
@@ -91,7 +90,7 @@ pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
 }
 
 impl Report {
-    /// For people.
+    /// The result as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{} entries with {} fields compared\n", self.entries, self.fields);
@@ -99,7 +98,7 @@ impl Report {
             let reason = reason(field).unwrap_or_default();
             let _ = writeln!(text, "{field} differs {count} times: {reason}");
         }
-        // The first ones tell enough.
+        // The first differences suffice.
         for difference in self.differences.iter().take(20) {
             let _ = writeln!(text, "DIFFERS: {difference}");
         }

@@ -1,10 +1,9 @@
-//! Entries of queues as fields. What differs between programs by nature is named instead of
-//! numbered: the region by its name and places in it by their distance, queue pairs and windows
-//! likewise.
+//! Queue entries as fields. Values that always differ between two programs are replaced by names:
+//! addresses by the region's name and an offset, QP numbers and window keys likewise.
 
 use crate::record::{Facts, Queue};
 
-/// The name of a field, and what it holds.
+/// The name of a field, and its value.
 pub type Field = (String, String);
 
 const SEGMENT: usize = 16;
@@ -21,13 +20,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Fields of an entry, one after the other.
+/// The fields of an entry, in order.
 struct Fields<'a> {
     bytes: &'a [u8],
     facts: &'a Facts,
     at: usize,
     fields: Vec<Field>,
-    /// Elements of no bytes.
+    /// SGEs with 0 bytes.
     empty: usize,
 }
 
@@ -36,7 +35,7 @@ impl Fields<'_> {
         self.fields.push((name.to_owned(), value.into()));
     }
 
-    /// Numbers in a row, each so many bytes wide.
+    /// Consecutive numbers, each with its width in bytes.
     fn numbers(&mut self, segment: &str, fields: &[(&str, usize)]) {
         for (name, width) in fields {
             let end = (self.at + width).min(self.bytes.len());
@@ -59,7 +58,7 @@ impl Fields<'_> {
     fn address(&mut self, name: &str) {
         let address = self.long();
         let told = match address.wrapping_sub(self.facts.base) {
-            // A bind may name the end.
+            // A bind may have the address of the end.
             offset if offset <= u64::from(crate::request::REGION) => format!("region+{offset:#x}"),
             _ => format!("{address:#x}"),
         };
@@ -89,8 +88,8 @@ impl Fields<'_> {
         self.facts.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
     }
 
-    /// On InfiniBand the LID. With RoCE the source port, which follows from the flow label; without
-    /// one it is any of those that RoCE has, for the C library draws it.
+    /// On InfiniBand the LID. On RoCE the UDP source port, which is computed from the flow label.
+    /// Without a flow label it is any RoCE source port, because rdma-core chooses it at random.
     fn lid(&mut self) {
         let (at, lid) = (self.at, word(self.bytes, self.at) >> 16);
         let is_roce = word(self.bytes, at + 6) | word(self.bytes, at + 8) != 0;
@@ -103,7 +102,7 @@ impl Fields<'_> {
         self.tell("av.rlid", told);
     }
 
-    /// A run of memory or the data themselves.
+    /// A data segment: a memory pointer or inline data.
     fn data(&mut self) {
         let length = self.word();
         if length == 0 {
@@ -122,8 +121,7 @@ impl Fields<'_> {
         self.copied("inline.data", "inline.padding", length);
     }
 
-    /// So many bytes that were copied into the entry, and what is behind them in their last
-    /// segment.
+    /// `length` bytes that were copied into the entry, and the padding of their last segment.
     fn copied(&mut self, data: &str, padding: &str, length: usize) {
         let end = (self.at + length).min(self.bytes.len());
         self.tell(data, hex(&self.bytes[self.at.min(end)..end]));
@@ -132,7 +130,7 @@ impl Fields<'_> {
         self.at = padded;
     }
 
-    /// What a frame needs, with its first bytes.
+    /// The Ethernet segment, with the first bytes of the frame.
     fn ethernet(&mut self) {
         self.numbers(
             "eth",
@@ -197,14 +195,15 @@ impl Fields<'_> {
         }
     }
 
-    /// A change of a memory key: what is asked, the key's new context, and what lies under it.
+    /// A UMR: its control segment, the mkey context, and the data segment.
     fn key_change(&mut self) {
         self.numbers(
             "umr",
             &[("flags", 1), ("reserved0", 3), ("klm_octowords", 2), ("translation_offset", 2)],
         );
         self.numbers("umr", &[("mkey_mask", 8), ("reserved1", 32)]);
-        // Without a range beneath it is an invalidation, of whose context little counts.
+        // Without a range it is an invalidation, for which the device reads few fields of the
+        // context.
         let bound = self.bytes.len() > 128;
         let ranged = if bound { "mkey" } else { "unchanged" };
         self.numbers("mkey", &[("free", 1)]);
@@ -218,7 +217,7 @@ impl Fields<'_> {
         };
         self.tell("mkey.qpn", qp);
         if bound {
-            // The low byte is the key's own.
+            // The low byte is the variable part of the key.
             let window =
                 self.facts.windows.into_iter().find(|window| window >> 8 == word(self.bytes, 12) >> 8);
             let later = (user as u8).wrapping_sub(window.unwrap_or_default() as u8);
@@ -240,7 +239,7 @@ impl Fields<'_> {
         }
     }
 
-    /// Elements up to the one that ends the list, if one does.
+    /// Data segments up to the terminating one, if there is one.
     fn receive(&mut self) {
         const END: u32 = 0x100;
         while self.at < self.bytes.len() {
@@ -254,7 +253,7 @@ impl Fields<'_> {
     }
 }
 
-/// An entry's fields, in their order.
+/// The fields of an entry, in order.
 #[must_use]
 pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
     let mut fields = Fields { bytes, facts, at: 0, fields: Vec::new(), empty: 0 };

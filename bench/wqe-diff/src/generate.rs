@@ -1,4 +1,4 @@
-//! Requests at random.
+//! Random requests.
 
 mod frames;
 
@@ -8,13 +8,13 @@ use crate::request::{
     DEPTH, HANDLES, INLINE, KINDS, Kind, Piece, QKEY, REGION, Request, SENDERS, SGES, Sender,
 };
 
-/// Bytes of the longest datagram, and of the longest frame.
+/// Bytes of the longest UD message and of the longest frame.
 const DATAGRAM: u32 = 1000;
 /// Bytes before a datagram in its receive.
 const HEADER: u32 = 40;
 
-/// About `count` requests, the same for the same seed; frames are among them where the port is one
-/// of Ethernet.
+/// About `count` requests, the same for the same seed. Raw frames are included if the port is
+/// Ethernet.
 #[must_use]
 pub fn generate(seed: u64, count: usize, ethernet: bool) -> Vec<Request> {
     let mut rng = Rng::with_seed(seed);
@@ -27,7 +27,7 @@ pub fn generate(seed: u64, count: usize, ethernet: bool) -> Vec<Request> {
             _ => plain(&mut rng),
         };
         if let Some(last) = list.last_mut() {
-            // What came before is complete with it.
+            // Its completion also completes the requests before it.
             (last.signaled, last.rings) = (true, true);
         }
         all.append(&mut list);
@@ -55,7 +55,7 @@ fn blank(sender: Sender, kind: Kind) -> Request {
     }
 }
 
-/// One of the two windows is bound and invalidated, each step a list of its own.
+/// Binds and invalidates one of the two windows; each step is a list of its own.
 fn windows(rng: &mut Rng) -> Vec<Request> {
     const READ: u32 = 1 << 2;
     const WRITE: u32 = 1 << 1;
@@ -80,7 +80,7 @@ fn windows(rng: &mut Rng) -> Vec<Request> {
     vec![bind, end]
 }
 
-/// A list for one queue pair.
+/// A list of requests for one queue pair.
 fn plain(rng: &mut Rng) -> Vec<Request> {
     let sender = SENDERS[rng.usize(..4)];
     let kinds = match sender {
@@ -94,7 +94,7 @@ fn plain(rng: &mut Rng) -> Vec<Request> {
     })
 }
 
-/// One request, or some.
+/// One request, or several.
 fn list(rng: &mut Rng, one: impl Fn(&mut Rng) -> Request) -> Vec<Request> {
     let count = if rng.u8(..4) == 0 { rng.usize(1..=DEPTH / 2) } else { 1 };
     (0..count).map(|_| one(rng)).collect()
@@ -123,7 +123,7 @@ fn one(rng: &mut Rng, sender: Sender, kind: Kind) -> Request {
         Kind::CmpSwp | Kind::FetchAdd => vec![(rng.u32(..64) * 8, 8)],
         _ => pieces(rng, 0, longest),
     };
-    // A shared half is the peer's.
+    // The upper half of the region belongs to the peer.
     request.remote = REGION / 2 + rng.u32(..128) * 8;
     (request.a, request.b) = match (kind, sender) {
         (_, Sender::Ud) => (u64::from(rng.u32(..1 << 31)), rng.u64(..HANDLES)),
@@ -141,12 +141,12 @@ fn one(rng: &mut Rng, sender: Sender, kind: Kind) -> Request {
     request
 }
 
-/// Pieces of at most so many bytes together, from `start` of the region on; some of them of none.
+/// Pieces of at most `most` bytes in total, from `start` of the region on. Some have 0 bytes.
 fn pieces(rng: &mut Rng, start: u32, most: u32) -> Vec<Piece> {
     let mut left = most;
     let count = rng.usize(..=SGES);
     let piece = |rng: &mut Rng, left: &mut u32| {
-        // Short ones are where formats go wrong.
+        // Short pieces are the most error-prone.
         let bound = if rng.bool() { (*left).min(40) } else { *left };
         let length = rng.u32(..=bound);
         *left -= length;
@@ -155,7 +155,7 @@ fn pieces(rng: &mut Rng, start: u32, most: u32) -> Vec<Piece> {
     (0..count).map(|_| piece(rng, &mut left)).collect()
 }
 
-/// A receive of at least so many bytes.
+/// A receive of at least `least` bytes.
 fn receive(rng: &mut Rng, least: u32) -> Vec<Piece> {
     let mut list = pieces(rng, REGION / 2, least);
     if bytes(&list) < least || rng.bool() {

@@ -1,9 +1,10 @@
-//! The same requests, posted by our provider and by the C library's, as the device fetched them.
+//! Compares the WQEs of our provider and of rdma-core for the same requests, as fetched by the
+//! device.
 //!
-//! [`generate`] makes requests from a seed and [`request`] writes them down; the program of this
-//! crate and `c/wqe-diff.c` read them and post them; the device records what it fetches
-//! ([`record`]), and [`compare`] sets the two side by side, field by field ([`fields`]).
-//! `cargo xtask wqe-diff` does all that.
+//! [`generate`] generates requests from a seed, and [`request`] serializes them. The program of
+//! this crate and `c/wqe-diff.c` parse and post them. The device records the fetched entries
+//! ([`record`]), and [`compare`] compares the two recordings field by field ([`fields`]). `cargo
+//! xtask wqe-diff` runs all of it.
 
 pub mod compare;
 pub mod fields;

@@ -1,5 +1,5 @@
-//! `wqe-diff DEVICE LIST` posts the requests of a list and says what its queues are; `c/wqe-diff.c`
-//! does the same.
+//! `wqe-diff DEVICE LIST` posts the requests of a list and prints the numbers of its queues.
+//! `c/wqe-diff.c` does the same.
 
 mod testbed;
 

@@ -1,34 +1,34 @@
-//! What the device recorded, and what a program says of its queues.
+//! The device's recording, and a program's description of its queues.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Which of a program's queues.
+/// A queue of a program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Queue {
-    /// Sends of the queue pair of this name.
+    /// The send queue of the named queue pair.
     Send(String),
-    /// Receives of the queue pair of this name.
+    /// The receive queue of the named queue pair.
     Receive(String),
-    /// The shared receive queue: a program has one.
+    /// The SRQ; a program has one.
     Shared,
 }
 
-/// What numbers of a program stand for, by which two programs can be compared.
+/// The meaning of a program's numbers. It makes two programs comparable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Queue pairs by number.
     pub queue_pairs: BTreeMap<u32, String>,
-    /// Where the table of GIDs has the one that was used.
+    /// The index of the used GID in the GID table.
     pub gid_index: u32,
-    /// Where the region begins.
+    /// The start address of the region.
     pub base: u64,
     /// Its local key.
     pub lkey: u32,
     /// Its remote key.
     pub rkey: u32,
-    /// Keys of the windows as made.
+    /// The keys of the windows at allocation.
     pub windows: [u32; 2],
 }
 
@@ -39,11 +39,11 @@ fn number(word: &str) -> Result<u64> {
 }
 
 impl Facts {
-    /// From what a program prints: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`,
-    /// `windows KEY KEY`.
+    /// Parses the output of a program: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`, `windows KEY
+    /// KEY`.
     ///
     /// # Errors
-    /// It is anything else.
+    /// If the text has another format.
     pub fn parse(text: &str) -> Result<Self> {
         let mut facts = Self::default();
         for line in text.lines() {
@@ -65,11 +65,11 @@ impl Facts {
 /// The entries of each queue, in the order in which the device fetched them.
 pub type Entries = BTreeMap<Queue, Vec<Vec<u8>>>;
 
-/// Picks a program's entries out of a recording: lines of `send`, `receive` or `shared`, queue,
-/// place and bytes.
+/// Extracts a program's entries from a recording: lines of `send`, `receive` or `shared`, queue
+/// number, index and bytes.
 ///
 /// # Errors
-/// It is no recording.
+/// If the text is not a recording.
 pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
     let mut all = Entries::new();
     for line in recording.lines() {
@@ -82,7 +82,7 @@ pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
             ("send", Some(name)) => Queue::Send(name),
             ("receive", Some(name)) => Queue::Receive(name),
             ("shared", _) => Queue::Shared,
-            // The kernel's own.
+            // A queue of the kernel.
             _ => continue,
         };
         let bytes = (0..bytes.len() / 2)

@@ -1,50 +1,50 @@
-//! Requests, and how they are written down.
+//! Requests and their text form.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Bytes of the region that all requests work in: the first half is sent from and received into,
-/// the second is the peer's.
+/// Bytes of the region of all requests. Its first half is sent from and received into; the second
+/// half belongs to the peer.
 pub const REGION: u32 = 1 << 16;
-/// Bytes inline that queue pairs have room for.
+/// The inline capacity of the queue pairs, in bytes.
 pub const INLINE: u32 = 200;
-/// Elements of a request and of a receive.
+/// Maximum SGEs of a send and of a receive.
 pub const SGES: usize = 4;
-/// Requests that a queue pair has room for.
+/// Depth of a queue pair's send queue.
 pub const DEPTH: usize = 16;
-/// The queue key of all datagrams.
+/// The Q_Key of all UD messages.
 pub const QKEY: u64 = 0x1357_2468;
-/// How many address handles there are.
+/// The number of address handles.
 pub const HANDLES: u64 = 3;
-/// Where in the region the bytes of frames begin, which nothing else touches: a frame's header is
-/// copied when posted.
+/// The offset in the region of the bytes of frames. No other request uses them, because a frame's
+/// header is copied when it is posted.
 pub const FRAMES: u32 = 1 << 14;
-/// Bytes of a frame that the device wants in its request: an Ethernet header with a VLAN tag.
+/// Bytes of a frame that the device requires inline: an Ethernet header with a VLAN tag.
 pub const FRAME_HEADER: u32 = 18;
-/// Bytes of the longest headers of a large send: Ethernet, IPv6, TCP.
+/// Bytes of the longest TSO headers: Ethernet, IPv6, TCP.
 pub const TSO_HEADER: u16 = 14 + 40 + 20;
 
-/// Who posts.
+/// The queue pair that posts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// A reliable connection.
+    /// RC.
     Rc,
-    /// An unreliable connection.
+    /// UC.
     Uc,
-    /// Datagrams.
+    /// UD.
     Ud,
-    /// A reliable connection to a peer on a shared receive queue.
+    /// RC to a peer on the SRQ.
     Shared,
-    /// The peer of the reliable connection.
+    /// The peer of the RC queue pair.
     Back,
-    /// Whole frames; of ports of Ethernet, as the next.
+    /// Raw frames; like the next, on Ethernet ports only.
     Frames,
-    /// Large sends, which the device cuts into frames.
+    /// TSO sends, which the device segments into frames.
     LargeSends,
 }
 
-/// What is posted.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of `Operation`")]
 pub enum Kind {
@@ -55,15 +55,15 @@ pub enum Kind {
     Read,
     CmpSwp,
     FetchAdd,
-    /// Of the second window's key.
+    /// Invalidates the second window's key.
     SendInv,
-    /// Of the first window, or by [`Sender::Back`] of the second.
+    /// Binds the first window, or the second if posted by [`Sender::Back`].
     Bind,
-    /// Of the first window's key.
+    /// Invalidates the first window's key.
     LocalInv,
-    /// Of [`Sender::Frames`] only.
+    /// Posted by [`Sender::Frames`] only.
     Frame,
-    /// Of [`Sender::LargeSends`] only.
+    /// Posted by [`Sender::LargeSends`] only.
     LargeSend,
 }
 
@@ -84,7 +84,7 @@ pub(crate) const KINDS: [Kind; 12] = [
     Kind::LargeSend,
 ];
 
-/// Bits of `flags` in a line.
+/// The bits of `flags` in the text form.
 mod flag {
     pub(super) const SIGNALED: u32 = 1;
     pub(super) const SOLICITED: u32 = 2;
@@ -100,33 +100,32 @@ pub type Piece = (u32, u32);
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Who posts it.
+    /// The queue pair that posts it.
     pub sender: Sender,
-    /// What it is.
+    /// Its operation.
     pub kind: Kind,
-    /// Whether it makes a completion.
+    /// Whether it generates a completion.
     pub signaled: bool,
     /// Whether it raises a solicited event.
     pub solicited: bool,
-    /// Whether it waits for reads and atomics.
+    /// Whether it waits for earlier reads and atomics.
     pub fence: bool,
-    /// Whether its bytes go into the queue.
+    /// Whether its data is inline.
     pub inline: bool,
-    /// Whether it is the last of a list.
+    /// Whether it is the last of a list, which rings the doorbell.
     pub rings: bool,
-    /// Whether the device fills in a frame's checksums.
+    /// Whether the device computes a frame's checksums.
     pub checksums: bool,
-    /// Immediate data; for a bind, the rights.
+    /// Immediate data; for a bind, the access rights.
     pub imm: u32,
-    /// Where in the region the peer's bytes begin.
+    /// The offset of the peer's bytes in the region.
     pub remote: u32,
-    /// What is added or swapped in; for a datagram, the queue key; for a bind, the bytes; for a
-    /// large send, those of a segment.
+    /// The add or swap operand; for UD, the Q_Key; for a bind, the length; for a TSO send, the MSS.
     pub a: u64,
-    /// What is compared with; for a datagram, the address handle; for a frame, how many of its
-    /// bytes we post apart from the others, as its header.
+    /// The compare operand; for UD, the address handle; for a frame, the number of bytes that we
+    /// post separately as its header.
     pub b: u64,
-    /// The bytes.
+    /// The data.
     pub pieces: Vec<Piece>,
     /// The receive that the peer posts before the list, if it takes one.
     pub receive: Option<Vec<Piece>>,
@@ -135,13 +134,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether the peer loses a receive to it.
+    /// Whether it consumes a receive of the peer.
     #[must_use]
     pub fn takes_receive(kind: Kind) -> bool {
         matches!(kind, Kind::Send | Kind::SendImm | Kind::WriteImm | Kind::SendInv)
     }
 
-    /// As a line of numbers.
+    /// The text form: a line of numbers.
     #[must_use]
     pub fn line(&self) -> String {
         let place = |found: Option<usize>| found.expect("each is in its table");
@@ -176,10 +175,10 @@ impl Request {
         line
     }
 
-    /// From such a line.
+    /// Parses the text form.
     ///
     /// # Errors
-    /// It is none.
+    /// If the line has another format.
     pub fn parse(line: &str) -> Result<Self> {
         let numbers: Vec<i128> = line
             .split_whitespace()

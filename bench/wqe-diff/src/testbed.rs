@@ -1,4 +1,4 @@
-//! The queues, and the posting.
+//! The queues, and posting to them.
 
 mod frames;
 
@@ -51,7 +51,7 @@ fn pair<T: Transport>(pd: &Pd, init: &QpInit<'_>, srq: Option<&Srq>) -> Result<P
     Ok([pd.create_qp(init)?, pd.create_qp(&QpInit { srq, ..*init })?])
 }
 
-/// Calls `connect` for both with the other's number.
+/// Calls `connect` for each queue pair with the other's number.
 fn both<T: Transport>(
     pair: &mut Pair<T>,
     mut connect: impl FnMut(&mut Qp<T>, u32) -> Result<()>,
@@ -102,7 +102,7 @@ impl Testbed {
         let ways = [
             here,
             AhAttr { sl: 3, grh: Some(strange), ..here },
-            // Without a global route where the LID is enough.
+            // Without a GRH if the LID suffices.
             AhAttr { grh: here.grh.filter(|_| dlid == 0), sl: 5, ..here },
         ];
         let handles = ways.iter().map(|way| pd.create_ah(way)).collect::<Result<_, _>>()?;
@@ -111,7 +111,7 @@ impl Testbed {
         Ok(Self { rc, uc, ud, shared, frames, srq, handles, windows, gid_index, memory, sends, receives })
     }
 
-    /// Says what stands for what.
+    /// Prints the numbers of the queues, keys and the region.
     pub(crate) fn tell(&self) {
         for (name, numbers) in [
             ("rc", [self.rc[0].qp_num(), self.rc[1].qp_num()]),
@@ -138,7 +138,7 @@ impl Testbed {
     fn receive(&mut self, sender: Sender, pieces: &[Piece]) -> Result<()> {
         let sges = self.sges(pieces);
         let requests = [RecvRequest { wr_id: 1, sges: &sges }];
-        // SAFETY: the memory outlives the queue pairs, and nobody looks at it.
+        // SAFETY: the memory outlives the queue pairs and is not accessed meanwhile.
         unsafe {
             match sender {
                 Sender::Rc => self.rc[1].post_recv(&requests)?,
@@ -152,7 +152,7 @@ impl Testbed {
         Ok(())
     }
 
-    /// Posts a list with one doorbell, and waits until all of it is complete.
+    /// Posts a list with one doorbell and waits until it is complete.
     pub(crate) fn post(&mut self, list: &[Request]) -> Result<()> {
         for request in list {
             if let Some(pieces) = &request.receive {
@@ -267,12 +267,12 @@ impl Testbed {
     }
 }
 
-/// What goes inline, and is in the region at first, by its place.
+/// The byte of inline data and of the initial region content, by offset.
 fn pattern(place: u32) -> u8 {
     (place * 31 + 7) as u8
 }
 
-/// Takes so many completions, all good.
+/// Polls `count` completions, which must be successful.
 fn take(cq: &mut Cq, count: usize) -> Result<()> {
     let begin = Instant::now();
     for _ in 0..count {

@@ -22,7 +22,7 @@ pub(super) struct Function {
     /// The crate's folder, the modules, the type and the function.
     pub(super) name: String,
     file: PathBuf,
-    /// From the first word of its signature to the brace that opens its body.
+    /// From the first line of the signature to the brace that opens the body.
     head: RangeInclusive<usize>,
 }
 
@@ -31,18 +31,18 @@ impl Function {
         self.name.split("::").next() == Some(folder)
     }
 
-    /// File and line, as compilers write them.
+    /// File and line, in the format of compilers.
     pub(super) fn place(&self) -> String {
         let file = self.file.strip_prefix(build::workspace()).unwrap_or(&self.file);
         format!("{}:{}", file.display(), self.head.start())
     }
 }
 
-/// What the sources of the product crates say.
+/// The result of parsing the product crates.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     functions: Vec<Function>,
-    /// Lines of tests and of what only tests use; the whole file where it has no lines here.
+    /// Lines of tests and of test-only code. An empty list means the whole file.
     tests: BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>,
 }
 
@@ -72,14 +72,14 @@ impl Sources {
         Ok(())
     }
 
-    /// Each function, and whether it was called. One that is not compiled, for this machine's kind,
-    /// is left out.
+    /// Each function, and whether it was called. Functions that are not compiled for this platform
+    /// are left out.
     pub(super) fn called(&self, coverage: &Coverage) -> Vec<(Function, bool)> {
         let calls = |function: &Function| coverage.calls(&function.file, function.head.clone());
         self.functions.iter().filter_map(|function| Some((function.clone(), calls(function)? > 0))).collect()
     }
 
-    /// Whether a line belongs to a test, or to what only tests use.
+    /// Whether a line belongs to a test or to test-only code.
     pub(super) fn is_test(&self, file: &Path, line: usize) -> bool {
         is_test(&self.tests, file, line)
     }
@@ -87,7 +87,7 @@ impl Sources {
 
 fn is_test(tests: &BTreeMap<PathBuf, Vec<RangeInclusive<usize>>>, file: &Path, line: usize) -> bool {
     let within = |lines: &Vec<RangeInclusive<usize>>| lines.iter().any(|lines| lines.contains(&line));
-    // A module in a file of its own brings the files in its folder along.
+    // A test module in a file of its own includes the files in its folder.
     file.ancestors().any(|path| {
         tests.get(path).is_some_and(within) || tests.get(&path.with_extension("rs")).is_some_and(within)
     })
@@ -137,12 +137,12 @@ impl Visitor<'_> {
         self.scope.pop();
     }
 
-    /// The functions among a macro's tokens.
+    /// Finds the functions in a macro's tokens.
     fn tokens(&mut self, tokens: TokenStream) {
         let tokens: Vec<_> = tokens.into_iter().collect();
-        // The line of the `pub` before the word that is looked at.
+        // The line of the latest `pub`.
         let mut public = None;
-        // The type of the `impl` before the braces that are looked at.
+        // The type of the latest `impl`.
         let mut of = None;
         for (at, token) in tokens.iter().enumerate() {
             let rest = &tokens[at + 1..];
@@ -187,13 +187,13 @@ fn is_punct(token: &TokenTree, wanted: char) -> bool {
     matches!(token, TokenTree::Punct(found) if found.as_char() == wanted)
 }
 
-/// `name`, or `$name` where the macro's caller names it.
+/// `name`, or `$name` if it is a macro parameter.
 fn first_word(tokens: &[TokenTree]) -> String {
     let variable = tokens.first().is_some_and(|token| is_punct(token, '$'));
     tokens[..tokens.len().min(1 + usize::from(variable))].iter().map(ToString::to_string).collect()
 }
 
-/// The type after `impl`: the word behind `for`, or the first behind the parameters.
+/// The type of an `impl`: the word after `for`, or the first after the generic parameters.
 fn implemented(tokens: &[TokenTree]) -> String {
     let braces = tokens.iter().position(|token| group_of(Some(token), Delimiter::Brace).is_some());
     let tokens = &tokens[..braces.unwrap_or(tokens.len())];
@@ -272,7 +272,7 @@ impl<'ast> Visit<'ast> for Visitor<'_> {
     }
 }
 
-/// `#[cfg(test)]`, or a feature for tests.
+/// Whether it is `#[cfg(test)]` or a feature for tests.
 fn is_for_tests(attribute: &Attribute) -> bool {
     let syn::Meta::List(list) = &attribute.meta else { return false };
     let condition = list.tokens.to_string();

@@ -1,5 +1,5 @@
-//! Building and running the project's own crates with counters in them; their dependencies stay
-//! plain.
+//! Builds and runs the project's own crates with coverage counters. Dependencies are not
+//! instrumented.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -15,7 +15,7 @@ use crate::guest_tests::{PROFILE_FILE, TestBinary, listed, test_binaries};
 use crate::outcome::{Totals, result_line};
 use crate::test::Instrumented;
 
-/// Set where cargo runs this program in the compiler's place.
+/// Set if cargo runs this program as the compiler wrapper.
 const WRAPPER: &str = "BAREVERBS_COVERAGE_WRAPPER";
 
 /// The packages whose tests run: those without a kernel, then those in guests.
@@ -33,10 +33,11 @@ const PACKAGES: [&str; 8] = [
 /// The folders of the crates whose tests run in guests.
 const GUEST_TEST_FOLDERS: [&str; 2] = ["tests/kernel", "tests/interop"];
 
-/// Where cargo runs this program in the compiler's place, runs the compiler with instrumentation.
+/// Runs the compiler with instrumentation, if cargo runs this program as the compiler wrapper.
 ///
-/// Cargo does so for the workspace's own crates only. All of them are instrumented: generic and
-/// inlined functions of a product crate are compiled into the crates that call them.
+/// Cargo uses the wrapper for the workspace's own crates only. All of them are instrumented,
+/// because generic and inlined functions of a product crate are compiled into the crates that call
+/// them.
 pub(crate) fn compile_if_wrapper() -> Option<ExitCode> {
     std::env::var_os(WRAPPER)?;
     let mut arguments = std::env::args_os().skip(1);
@@ -60,12 +61,12 @@ pub(super) fn llvm_major() -> Result<u32> {
     major.context("rustc -vV names no LLVM version")
 }
 
-/// Where the profiles are kept.
+/// The folder of the profiles.
 pub(super) fn profile_folder() -> PathBuf {
     target_folder().join("profiles")
 }
 
-/// A target folder of its own: cargo would build everything anew when the flags change.
+/// A separate target folder: cargo rebuilds everything when the flags change.
 pub(super) fn target_folder() -> PathBuf {
     build::workspace().join("target/coverage")
 }
@@ -76,7 +77,7 @@ pub(super) struct Built {
     pub(super) tool: PathBuf,
 }
 
-/// Builds the tests and our tool with counters in them.
+/// Builds the tests and our tool with coverage counters.
 pub(super) fn build() -> Result<Built> {
     let mut cargo = cargo("build")?;
     cargo.args(["--quiet", "--package", "bareverbs-tools"]);
@@ -88,12 +89,12 @@ pub(super) fn build() -> Result<Built> {
 }
 
 impl Built {
-    /// Everything that lists functions and counts their calls.
+    /// All programs that list functions and count their calls.
     pub(super) fn programs(&self) -> impl Iterator<Item = &PathBuf> {
         self.tests.iter().map(|test| &test.path).chain([&self.tool])
     }
 
-    /// What guests run of it.
+    /// The programs for guests.
     pub(super) fn for_guests(&self) -> Result<Instrumented> {
         let folders = GUEST_TEST_FOLDERS.map(|folder| build::workspace().join(folder));
         let in_guests = self
@@ -107,7 +108,7 @@ impl Built {
     }
 }
 
-/// Runs the tests that need no kernel. Those that do are reported as ignored.
+/// Runs the tests that need no kernel. The others are reported as ignored.
 pub(super) fn run_plain_tests(totals: &mut Totals) -> Result<()> {
     let mut cargo = test_cargo()?;
     cargo.arg("--no-fail-fast").stdout(Stdio::piped());
@@ -128,8 +129,7 @@ pub(super) fn run_plain_tests(totals: &mut Totals) -> Result<()> {
     Ok(())
 }
 
-/// `cargo test` of everything that is run, but for examples in documentation, which only a nightly
-/// compiler keeps.
+/// `cargo test` of all tests except doctests, which only a nightly compiler can instrument.
 fn test_cargo() -> Result<Command> {
     let mut cargo = cargo("test")?;
     cargo.args(["--tests", "--all-features"]);
@@ -144,8 +144,7 @@ fn cargo(subcommand: &str) -> Result<Command> {
     let mut cargo = build::static_cargo_in(build::workspace(), &target_folder(), subcommand);
     let wrapper = std::env::current_exe().context("finding this program")?;
     cargo.env("RUSTC_WORKSPACE_WRAPPER", wrapper).env(WRAPPER, "1");
-    // Unless told otherwise, a program that runs while the others are built leaves its profile
-    // where it stands.
+    // By default, a program that runs during the build writes its profile to the current folder.
     cargo.env(PROFILE_FILE, "/dev/null");
     cargo.args(build::GUEST_PROFILE);
     Ok(cargo)

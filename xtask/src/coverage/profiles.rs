@@ -1,4 +1,4 @@
-//! What the profiles say, read with LLVM's tools.
+//! Coverage profiles, read with LLVM's tools.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,14 +23,14 @@ pub(super) struct Coverage {
 /// Counts by line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct File {
-    /// How often functions that begin there were called: the sum over their instances in a program.
+    /// Calls of the functions that begin at a line: the sum over their instances in a program.
     functions: BTreeMap<usize, u64>,
-    /// How often lines with code were reached.
+    /// How often lines of code were reached.
     lines: BTreeMap<usize, u64>,
 }
 
 impl Coverage {
-    /// Merges the profiles and reads what they say of the product crates.
+    /// Merges the profiles and reads the counts of the product crates.
     pub(super) fn read(llvm: &Llvm, built: &Built) -> Result<Self> {
         let merged = target_folder().join("merged.profdata");
         let mut profiles = Vec::new();
@@ -43,7 +43,7 @@ impl Coverage {
         output(llvm.profdata().args(["merge", "--sparse", "--output"]).arg(&merged).args(profiles))?;
         let mut all = Self::default();
         // One program at a time: given several, llvm-cov keeps the first record of a function, even
-        // where that is of a program which does not contain the function and counts nothing.
+        // if that record is of a program without the function and counts nothing.
         for program in built.programs() {
             let mut export = llvm.cov();
             export.args(["export", "--format=lcov", "--skip-branches", "--instr-profile"]).arg(&merged);
@@ -54,7 +54,7 @@ impl Coverage {
         Ok(all)
     }
 
-    /// Adds what another program says. The counts are those of all programs already.
+    /// Adds the counts of another program. They cover all programs already.
     fn add(&mut self, other: Self) {
         for (path, other) in other.files {
             let file = self.files.entry(path).or_default();
@@ -105,14 +105,14 @@ impl Coverage {
         Ok(Self { files })
     }
 
-    /// How often the functions that begin within these lines were called; `None` if none begins
-    /// there.
+    /// Calls of the functions that begin within these lines; `None` if no function begins there.
     pub(super) fn calls(&self, file: &PathBuf, lines: RangeInclusive<usize>) -> Option<u64> {
         let counts = self.files.get(file)?.functions.range(lines);
         counts.map(|(_, count)| *count).reduce(u64::saturating_add)
     }
 
-    /// How many lines of a crate's code were reached, of how many, without those of its own tests.
+    /// The number of lines of a crate that were reached, and of all its lines, without its own
+    /// tests.
     pub(super) fn lines(&self, name: &str, sources: &Sources) -> (usize, usize) {
         let folder = build::workspace().join(name);
         let files = self.files.iter().filter(|(path, _)| path.starts_with(&folder));

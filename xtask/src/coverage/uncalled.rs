@@ -5,7 +5,7 @@ use super::functions::Function;
 /// Crate and function, and why no test calls it.
 const UNCALLED: [(&str, &str); 0] = [];
 
-/// What is wrong: functions that no test calls and that have no reason, and reasons that no
+/// The violations: functions that no test calls and that have no reason, and reasons that no
 /// function needs.
 pub(super) fn violations(functions: &[(Function, bool)]) -> Vec<String> {
     let mut violations = Vec::new();

@@ -1,4 +1,4 @@
-//! The corpus that the repository keeps: few files that cover most.
+//! The corpus in the repository: few files with most of the coverage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail};
 
 use super::program::Program;
 
-/// The most files and bytes that a target's corpus has.
+/// Maximum files and bytes of a target's corpus.
 const FILES: usize = 50;
 const BYTES: u64 = 200 << 10;
-/// The longest file.
+/// Maximum bytes of a file.
 const LONGEST: u64 = 16 << 10;
 
-/// An input, and the numbers of what it covers.
+/// An input, and the numbers of its features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Input {
     path: PathBuf,
@@ -22,8 +22,8 @@ struct Input {
     covers: BTreeSet<u64>,
 }
 
-/// Replaces the repository's corpus of a target by the inputs of it and of all runs that cover
-/// most; says what came of it.
+/// Replaces the repository's corpus of a target with the inputs, of it and of all runs, that cover
+/// most. Returns a summary.
 pub(super) fn merge(program: &Program) -> Result<String> {
     let folder = program.corpus.with_extension("merge");
     if folder.exists() {
@@ -57,15 +57,15 @@ pub(super) fn merge(program: &Program) -> Result<String> {
     Ok(format!("{}: {} files of {bytes} bytes, {} features", program.target, kept.len(), covered.len()))
 }
 
-/// What names of inputs that a run has found begin with.
+/// Prefix of the names of inputs that a run has found.
 const FOUND: &str = "found-";
 
-/// Whether an input was written by hand, which always stays.
+/// Whether an input was written by hand. Such inputs are always kept.
 fn is_by_hand(path: &Path, seeds: &Path) -> bool {
     path.starts_with(seeds) && !path.file_name().unwrap_or_default().to_string_lossy().starts_with(FOUND)
 }
 
-/// A seed keeps its name; what was found is named after the first digits of its hash.
+/// A seed keeps its name. A found input is named after the first digits of its hash.
 fn name(path: &Path, seeds: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     if path.starts_with(seeds) {
@@ -75,8 +75,8 @@ fn name(path: &Path, seeds: &Path) -> String {
     }
 }
 
-/// The inputs that libFuzzer noted in a merge: their number, the number of those in the first
-/// folder, their names, and of each by its place in the list, behind `FT`, what it covers.
+/// Parses libFuzzer's merge control file: the number of inputs, the number of those in the first
+/// folder, their names, and for each index, after `FT`, the features it covers.
 fn read_control(text: &str) -> Result<Vec<Input>> {
     let mut lines = text.lines();
     let count: usize =
@@ -100,8 +100,8 @@ fn read_control(text: &str) -> Result<Vec<Input>> {
     Ok(inputs.collect())
 }
 
-/// Those `chosen` already, and the inputs that add most to them, one after the other, the shorter
-/// where two add the same.
+/// Adds to `chosen` the inputs that add most features, one after the other. Of two that add the
+/// same, the shorter is added.
 fn choose(mut chosen: Vec<Input>, mut inputs: Vec<Input>) -> Vec<Input> {
     let mut covered: BTreeSet<u64> = chosen.iter().flat_map(|input| input.covers.iter().copied()).collect();
     let mut bytes: u64 = chosen.iter().map(|input| input.bytes).sum();

@@ -1,4 +1,4 @@
-//! A target's program, and what a run of it tells.
+//! A target's program and its output.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -10,19 +10,19 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use indicatif::{HumanCount, MultiProgress, ProgressBar, ProgressStyle};
 
-/// Seconds after which an input counts as one that the target hangs on. The longest messages of
-/// `hca_engine` take 6 seconds of an idle processor.
+/// Seconds after which an input counts as a hang. The longest messages of `hca_engine` take 6
+/// seconds on an idle processor.
 const TIMEOUT: u32 = 60;
-/// MiB of memory after which an input counts as one that the target takes too much for.
+/// MiB of memory above which an input counts as a finding.
 const MEMORY: u32 = 2048;
 
 /// A target as a program of libFuzzer.
 pub(super) struct Program {
     pub(super) target: String,
     program: PathBuf,
-    /// What runs have found interesting.
+    /// The corpus that runs have found.
     pub(super) corpus: PathBuf,
-    /// What the repository has.
+    /// The corpus of the repository.
     pub(super) seeds: PathBuf,
     artifacts: PathBuf,
     log: PathBuf,
@@ -40,7 +40,7 @@ impl Program {
         }
     }
 
-    /// The program, to be run on what is added to it.
+    /// The command of the program, without arguments.
     pub(super) fn command(&self) -> Result<Command> {
         for folder in
             [&self.corpus, &self.seeds, &self.artifacts, &self.log.parent().unwrap_or(&self.log).into()]
@@ -48,20 +48,21 @@ impl Program {
             fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
         }
         let mut command = Command::new(&self.program);
-        // Leaks are no finding: the queues leak on purpose what a device may still write to.
+        // Leaks are not findings: queues are leaked on purpose while a device may still write to
+        // them.
         command.env("ASAN_OPTIONS", "detect_leaks=0:abort_on_error=0");
         command.env("RUST_BACKTRACE", "1").stdin(Stdio::null()).stdout(Stdio::null());
         Ok(command)
     }
 
-    /// Runs it on one input, and shows what it prints.
+    /// Runs the program on one input and shows its output.
     pub(super) fn reproduce(&self, input: &Path) -> Result<ExitCode> {
         let status = self.command()?.arg(input).status().context("running the target")?;
         println!("{}", if status.success() { "the property holds for this input" } else { "reproduced" });
         Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    /// Runs it for so many seconds, or until it finds something.
+    /// Runs the program for `seconds`, or until it has a finding.
     pub(super) fn run(&self, seconds: u64, progress: &MultiProgress) -> Result<Run> {
         let mut command = self.command()?;
         command.arg(format!("-max_total_time={seconds}"));
@@ -91,17 +92,17 @@ impl Program {
     }
 }
 
-/// What a run told.
+/// The results of a run.
 #[derive(Default)]
 pub(super) struct Run {
     runs: u64,
     per_second: u64,
-    /// Coverage as libFuzzer counts it: edges, with how often each was taken and what was compared.
+    /// Coverage as counted by libFuzzer: edges, their hit counts and compared values.
     features: u64,
-    /// Entries that are new in the corpus.
+    /// New entries in the corpus.
     entries: usize,
     failed: bool,
-    /// What kind of finding it is, in libFuzzer's words or those of the panic.
+    /// The kind of the finding, in the words of libFuzzer or of the panic.
     reason: Option<String>,
     reproducer: Option<PathBuf>,
     log: PathBuf,
@@ -110,7 +111,7 @@ pub(super) struct Run {
 impl Run {
     pub(super) const HEADING: &str = "        runs   runs/s  features  new entries  findings";
 
-    /// Takes note of a line of libFuzzer's.
+    /// Parses a line of libFuzzer's output.
     fn hear(&mut self, line: &str) {
         let number = |text: &str| text.trim().parse::<u64>().ok();
         if let Some(rest) = line.strip_prefix('#') {
@@ -132,7 +133,7 @@ impl Run {
         }
     }
 
-    /// What was found and how to see it again, where something was.
+    /// The finding, if any, and how to reproduce it.
     pub(super) fn report(&self, target: &str) -> Option<String> {
         if !self.failed {
             return None;

@@ -1,16 +1,16 @@
-//! The C programs against each other, and ours against them.
+//! Interop runs: the C programs against each other, and ours against them.
 
 use anyhow::{Context, Result, ensure};
 
 use super::{READY, Testbed};
 use crate::pyverbs;
 
-/// Prints what the driver has to say, but for what an HCA without a vendor capability, a slot's
-/// speed or flow rules for switches brings about.
+/// Prints the driver's messages. Those caused by the HCA's missing vendor capability, slot speed
+/// and flow rules for switches are filtered out.
 const DMESG_ERRORS: &str = "dmesg -l emerg,alert,crit,err,warn | grep mlx5 |
 grep -vE 'Failed to get valid vendor specific ID|available PCIe bandwidth|post_act_init.*support is missing' || true";
 
-/// Does something with each program. What answers messages one by one plays for `count` of them.
+/// Runs a function for each program. Programs that answer each message run `count` of them.
 const EACH_PROGRAM: &str = "
 programs() {
     local program
@@ -34,14 +34,14 @@ programs() {
 serve_one() { serve $1 $gid -n 20; }
 play_other() { play $2 $gid -n 20; }";
 
-/// What of pyverbs takes seconds and not minutes: whatever a queue, a key and a message can do, and
-/// how they fail.
+/// The modules of pyverbs that take seconds, not minutes: queues, keys, messages, and their
+/// failures.
 const SELECTED: [&str; 6] = ["test_mr", "test_atomic", "test_cqex", "test_qpex", "test_srq", "test_mlx5_cq"];
 
-/// What needs an address that the RDMA device has. Bytes go through the netdevs: with Ethernet, the
-/// HCA cuts them into frames and sums them up; with InfiniBand, they are datagrams of IPoIB. Then
-/// come the connection manager's programs: connections, several of them, datagrams, and streams of
-/// bytes over either side's buffers.
+/// Tests that need an address of the RDMA device. IP traffic goes over the netdevs: on Ethernet,
+/// the HCA segments it into frames and computes checksums; on InfiniBand, it is IPoIB. Then follow
+/// the connection manager's programs: connections, several of them, datagrams, and byte streams
+/// over either side's buffers.
 const ADDRESSED_SERVERS: &str = r#"
 await python3 -c '
 import socket
@@ -67,8 +67,7 @@ try rping -c -a $net.$PEER -C 10 -v &&
     try rstream -s $net.$PEER -p 7802 -T n -S 4096 -I 20 -C 50 &&
     try riostream -s $net.$PEER -p 7803 -S 4096 -I 20 -C 50"#;
 
-/// Within a host, two programs share a processor, and each looks for messages until its time is
-/// over.
+/// On one host, two programs share a processor, and each polls until its time slice ends.
 pub(super) fn within(testbed: &mut Testbed<'_>) -> Result<()> {
     let programs = "
 programs serve
@@ -97,14 +96,14 @@ pub(super) fn between(testbed: &mut Testbed<'_>) -> Result<()> {
     testbed.play(0, &serving(&programs), &playing(&programs))
 }
 
-/// Both ways, and by addresses: enough where the programs were played before.
+/// Both directions, and by addresses. This suffices if the programs have run before.
 pub(super) fn smoke(testbed: &mut Testbed<'_>) -> Result<()> {
     let program = "once() { $1 ibv_rc_pingpong $gid -n 50; }\nonce";
     testbed.play(0, &serving(program), &playing(program))?;
     one(testbed, 1)
 }
 
-/// One program, which a host serves.
+/// One program, served by a host.
 pub(super) fn one(testbed: &mut Testbed<'_>, server: usize) -> Result<()> {
     let program = "ibv_rc_pingpong $gid -n 50";
     testbed.play(
@@ -114,12 +113,12 @@ pub(super) fn one(testbed: &mut Testbed<'_>, server: usize) -> Result<()> {
     )
 }
 
-/// A script that serves these programs and those by addresses.
+/// A script that serves these programs and those by address.
 fn serving(programs: &str) -> String {
     format!("{programs} serve\nlistening || exit 1\n{ADDRESSED_SERVERS} || exit 1\necho {READY}\nserved")
 }
 
-/// The script that plays them.
+/// The script of the clients.
 fn playing(programs: &str) -> String {
     format!("{programs} play || exit 1\n{ADDRESSED_CLIENTS}")
 }

@@ -1,5 +1,5 @@
-//! Cables pulled, drivers unbound, functions reset, guests and HCAs killed, all while messages are
-//! under way.
+//! Fault injection under traffic: link down, driver unbind, function reset, kill of guests and
+//! HCAs.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use bareverbs_lab::HcaPort;
 
 use super::{READY, Testbed, interop};
 
-/// Messages from the host to itself that end only with the device.
+/// Loopback traffic that only ends with the device.
 const TRAFFIC: &str = "
 serve ib_write_bw -F $cm -D 60
 listening || exit 1
@@ -17,7 +17,7 @@ ib_write_bw -F $cm -D 60 -p $first 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
 sleep 1
 kill -0 $client || { cat /tmp/traffic; exit 1; }";
 
-/// Afterwards the device must play again, and its port have its address.
+/// Afterwards the device must work again, and its port must have its address.
 const PLAYS: &str = "
 kill ${waiting[@]} $client 2>/dev/null
 wait
@@ -28,7 +28,7 @@ listening || exit 1
 at=$first
 play ibv_rc_pingpong $gid -n 50 && served || exit 1";
 
-/// Messages from the second host to the first that end only with one of them.
+/// Traffic from the second host to the first that only ends with one of them.
 const SERVES_LONG: &str = "serve ib_write_bw -F $cm -D 60; listening && echo ready to play; wait";
 const SENDS_LONG: &str = "
 ib_write_bw -F $cm -D 60 -p $first 10.1.0.1 >/tmp/traffic 2>&1 & client=$!
@@ -52,8 +52,8 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
         testbed.script(0, "ready && cat $port/lid && echo down $(cat $port/counters/link_downed) times")?;
     ensure!(seen.contains("down 1 times"), "the port shows {seen}");
     if testbed.port == HcaPort::Ib {
-        // The kernel's cache swallows the event of an InfiniBand port's GID (`ib_cache_event_task`
-        // in its core/cache.c).
+        // The kernel's cache drops the event of an InfiniBand port's GID (`ib_cache_event_task` in
+        // its core/cache.c).
         testbed.control("1 prefix 0xfec0000000000000")?;
         let wait = "for n in $(seq 200); do grep fec0: $port/gids/0 && break; sleep 0.05; done";
         seen += &testbed.script(0, wait)?;
@@ -74,7 +74,7 @@ pub(super) fn reload(testbed: &mut Testbed<'_>) -> Result<()> {
     testbed.script(0, &format!("{TRAFFIC}\n{reload}\n{PLAYS}\n{reload}\n{PLAYS}")).map(drop)
 }
 
-/// The driver finds out by the state of the interface, and recovers by itself.
+/// The driver detects the reset by the state of the interface, and recovers by itself.
 pub(super) fn function_reset(testbed: &mut Testbed<'_>) -> Result<()> {
     let unbound =
         "echo $pci >$driver/unbind && echo 1 >/sys/bus/pci/devices/$pci/reset && echo $pci >$driver/bind";
@@ -93,7 +93,7 @@ pub(super) fn killed_guest(testbed: &mut Testbed<'_>) -> Result<()> {
     testbed.until(0, SERVES_LONG, READY)?;
     testbed.until(1, SENDS_LONG, "sending")?;
     testbed.kill(0)?;
-    // The HCA finds out when it comes to its socket.
+    // The HCA detects the kill at its next access to the socket.
     let begin = Instant::now();
     loop {
         let left = testbed.control("1 objects")?;
@@ -103,7 +103,7 @@ pub(super) fn killed_guest(testbed: &mut Testbed<'_>) -> Result<()> {
         ensure!(begin.elapsed() < Duration::from_secs(5), "the killed guest left {left}");
         sleep(Duration::from_millis(10));
     }
-    // The other side's requests are retried in vain; then the program gives up.
+    // The other side's retries are exceeded, and the program ends.
     testbed.stop(1)?;
     testbed.restart(&[0])?;
     interop::smoke(testbed)
@@ -121,7 +121,7 @@ pub(super) fn replaced_hcas(testbed: &mut Testbed<'_>) -> Result<()> {
 }
 
 impl Testbed<'_> {
-    /// Waits until a running script prints this.
+    /// Waits until a running script prints `sign`.
     fn hear(&mut self, host: usize, sign: &str) -> Result<()> {
         let deadline = Some(Instant::now() + super::LIMIT);
         let guests = self.guests()?;

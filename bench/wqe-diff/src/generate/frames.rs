@@ -1,11 +1,11 @@
-//! Frames, and large sends that become several of them.
+//! Raw frames, and TSO sends, which the device segments into several frames.
 
 use fastrand::Rng;
 
 use super::{DATAGRAM, blank, bytes, pieces};
 use crate::request::{FRAME_HEADER, FRAMES, INLINE, Kind, Request, SGES, Sender};
 
-/// A frame of any bytes.
+/// A frame of random bytes.
 pub(super) fn frame(rng: &mut Rng) -> Request {
     let mut request = blank(Sender::Frames, Kind::Frame);
     request.signaled = rng.bool();
@@ -17,17 +17,17 @@ pub(super) fn frame(rng: &mut Rng) -> Request {
         request.pieces.truncate(SGES - 1);
         request.pieces.push((FRAMES, FRAME_HEADER + rng.u32(..64)));
     }
-    // Of what is inline, the device's share is put in front wherever it came from.
+    // rdma-core copies the inline header from any of the inline pieces.
     request.b = u64::from(if request.inline { rng.u32(..=FRAME_HEADER) } else { FRAME_HEADER });
     request
 }
 
-/// A large send over IPv4, with options of TCP or without, or over IPv6.
+/// A TSO send over IPv4, with or without TCP options, or over IPv6.
 ///
-/// Each takes two blocks of the ring and so never goes round its end, where the C library puts
-/// elements behind a header of more than one block 32 bytes too late (`set_tso_eth_seg` in
-/// rdma-core's `providers/mlx5/qp.c` has moved on by the Ethernet segment, and its caller does so
-/// again).
+/// Each takes two blocks of the ring, and so never wraps around its end. At a wrap rdma-core writes
+/// the SGEs after a header of more than one block 32 bytes too late: `set_tso_eth_seg` in
+/// rdma-core's `providers/mlx5/qp.c` has advanced by the Ethernet segment already, and its caller
+/// advances again.
 pub(super) fn large_send(rng: &mut Rng) -> Request {
     let mut request = blank(Sender::LargeSends, Kind::LargeSend);
     request.signaled = rng.bool();
@@ -41,7 +41,7 @@ pub(super) fn large_send(rng: &mut Rng) -> Request {
         _ => (true, 0),
     };
     request.header = headers(rng, v6, options);
-    // What is left of two blocks behind the control segment and the headers.
+    // The segments of two blocks that remain after the control segment and the headers.
     let segments = 7 - (14 + request.header.len()).div_ceil(16);
     let most = if request.inline { 16 * segments as u32 - 4 } else { 16 * request.a.min(250) as u32 };
     request.pieces = pieces(rng, FRAMES, most);
@@ -51,8 +51,8 @@ pub(super) fn large_send(rng: &mut Rng) -> Request {
     request
 }
 
-/// Ethernet, IP and TCP, as far as a device wants to have them right. They go to a group: other
-/// addresses than the port's own lead out to the wire.
+/// Ethernet, IP and TCP headers, with the fields that a device checks. The destination is a
+/// multicast group: all addresses but the port's own lead to the wire.
 fn headers(rng: &mut Rng, v6: bool, options: usize) -> Vec<u8> {
     const TCP: u8 = 6;
     const NOTHING: u8 = 1;

@@ -1,4 +1,4 @@
-//! Queue pairs of whole frames.
+//! Raw packet queue pairs.
 
 use bareverbs::{Pd, Qp, QpInit, RawPacket, Result};
 use bareverbs_wqe_diff::request::{FRAME_HEADER, Kind, Piece, Request, Sender, TSO_HEADER};
@@ -29,8 +29,8 @@ impl Frames {
     }
 }
 
-/// How many bytes of a request are its frame's header. The C library takes as many as the device
-/// wants from wherever they are; with us, those that are not inline stand apart.
+/// The bytes of a request that are its frame's header. rdma-core copies as many as the device
+/// requires from any of the SGEs. With us, header bytes that are not inline are passed separately.
 pub(super) fn in_front(request: &Request) -> u32 {
     match (request.kind, request.inline) {
         (Kind::Frame, true) => request.b as u32,
@@ -39,7 +39,7 @@ pub(super) fn in_front(request: &Request) -> u32 {
     }
 }
 
-/// Pieces of the first so many bytes, and of those behind.
+/// Splits pieces into the first `front` bytes and the rest.
 pub(super) fn split(pieces: &[Piece], front: u32) -> (Vec<Piece>, Vec<Piece>) {
     let mut left = front;
     let halves = pieces.iter().map(|(offset, length)| {
