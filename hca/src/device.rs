@@ -1,8 +1,8 @@
-//! A whole device: engine and firmware behind one lock, and the thread that does the work.
+//! A device: engine and firmware behind one lock, and the worker thread.
 //!
-//! Doorbells only leave a note for the thread, so a driver's store returns at once. Commands,
-//! resets and changes of the memory map take the device's lock; the thread holds it for one turn of
-//! bounded work at a time, so nothing is under way while they run.
+//! A doorbell is only queued for the worker thread, so a driver's store returns at once. The thread
+//! holds the lock for one bounded turn at a time. Commands, resets and changes of the memory map
+//! take the same lock, so no work is running during them.
 
 #[cfg(test)]
 mod tests;
@@ -17,11 +17,11 @@ use crate::fabric::{Addresses, Fabric, Inbox, SharedInbox};
 use crate::firmware::{Delivery, Firmware, execute_slot, opcode};
 use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START, DmaMap, MapError};
 
-/// How long senders pause when the receiver can't keep up.
+/// Pause of a sender whose receiver is congested.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// What has happened to a port (`enum port_state_policy`'s neighbour `MLX5_PORT_CHANGE_SUBTYPE_*`
-/// in `include/linux/mlx5/device.h`).
+/// Subtypes of the port change event (`MLX5_PORT_CHANGE_SUBTYPE_*` in
+/// `include/linux/mlx5/device.h`).
 mod port_event {
     pub(super) const DOWN: u8 = 1;
     pub(super) const ACTIVE: u8 = 4;
@@ -29,15 +29,15 @@ mod port_event {
     pub(super) const GID: u8 = 8;
 }
 
-/// What a device is.
+/// Parameters of a device.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
-    /// The kind of its port.
+    /// The link layer of its port.
     pub link: Link,
-    /// Which of the fabric's devices it is, from 0; LID, GUID and MAC follow from it.
+    /// The index in the fabric, from 0. LID, GUID and MAC are derived from it.
     pub index: u8,
-    /// The version of its completions: 1, or 0, where they name queues by their numbers and not by
-    /// the user's.
+    /// The CQE version: 1, or 0, where CQEs name queues by their numbers rather than by user
+    /// indices.
     pub cqe_version: u8,
     /// Whether commands are logged to standard error.
     pub verbose: bool,
@@ -57,7 +57,7 @@ struct Shared {
     start: Instant,
 }
 
-/// A device, plugged into a fabric.
+/// A device, connected to a fabric.
 pub(crate) struct Device {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -88,17 +88,17 @@ impl Device {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Nanoseconds of the device's clock.
+    /// The device's clock in nanoseconds.
     pub(crate) fn now(&self) -> u64 {
         self.shared.now()
     }
 
-    /// Leaves a note for the thread.
+    /// Queues a doorbell for the worker thread.
     pub(crate) fn ring(&self, uar: u32, doorbell: Doorbell) {
         self.shared.shared_inbox.post(|inbox| inbox.doorbells.push((uar, doorbell)));
     }
 
-    /// Executes the commands in these slots of the queue.
+    /// Executes the commands in these slots of the command queue.
     pub(crate) fn command(&self, queue: u64, slots: u32) {
         for slot in (0..32).filter(|slot| slots >> slot & 1 != 0) {
             let mut guard = self.shared.lock();
@@ -110,7 +110,7 @@ impl Device {
             if before != after {
                 self.shared.fabric.set_addresses(self.shared.port, after);
             }
-            // A transition may have given the thread something to do.
+            // The command may have made a QP ready to run.
             self.shared.shared_inbox.post(|inbox| inbox.wake = true);
             if self.shared.setup.verbose {
                 log(self.shared.setup.index, self.shared.now(), &outcome);
@@ -118,8 +118,8 @@ impl Device {
         }
     }
 
-    /// Copies out of the device's own memory; what nobody holds reads as ones. `false` outside of
-    /// the BAR.
+    /// Copies from device memory. Unallocated memory reads as ones. Returns `false` for a range
+    /// beyond the BAR.
     pub(crate) fn read_memory(&self, at: u64, to: &mut [u8]) -> bool {
         if self.shared.lock().engine.memory().device_memory().read(at, to).is_err() {
             to.fill(0xff);
@@ -127,12 +127,12 @@ impl Device {
         at.checked_add(to.len() as u64).is_some_and(|end| end <= DEVICE_MEMORY_START + DEVICE_MEMORY_SIZE)
     }
 
-    /// Copies into the device's own memory; writes to what nobody holds go nowhere.
+    /// Copies to device memory. Writes to unallocated memory are discarded.
     pub(crate) fn write_memory(&self, at: u64, from: &[u8]) {
         let _ = self.shared.lock().engine.memory().device_memory().write(at, from);
     }
 
-    /// Changes the memory map, with no work under way.
+    /// Changes the memory map while no work is running.
     pub(crate) fn remap<T>(
         &self,
         change: impl FnOnce(&mut DmaMap) -> Result<T, MapError>,
@@ -140,7 +140,7 @@ impl Device {
         change(self.shared.lock().engine.memory())
     }
 
-    /// Forgets everything but the memory map.
+    /// Discards all state but the memory map.
     pub(crate) fn reset(&self) {
         let mut guard = self.shared.lock();
         guard.engine.reset();
@@ -151,14 +151,14 @@ impl Device {
         self.shared.shared_inbox.post(|inbox| *inbox = Inbox { wake: true, ..Inbox::default() });
     }
 
-    /// Forgets the memory map too.
+    /// Discards all state.
     pub(crate) fn forget(&self) {
         self.reset();
         self.shared.lock().engine.memory().clear();
     }
 
-    /// Something happens to the port, and the driver hears of it; `false` if it can't happen to a
-    /// port of this kind.
+    /// Changes the port and posts the event to the driver. Returns `false` if the change doesn't
+    /// apply to the link layer.
     pub(crate) fn change(&self, change: PortChange) -> bool {
         let mut guard = self.shared.lock();
         let engine = &mut guard.engine;
@@ -186,12 +186,12 @@ impl Device {
         true
     }
 
-    /// Tells `recorder` each work request from now on, as it was fetched.
+    /// Calls `recorder` for each fetched work request from now on.
     pub(crate) fn record(&self, recorder: Recorder) {
         self.shared.lock().engine.record(recorder);
     }
 
-    /// How many objects of each kind the driver has made.
+    /// The number of the driver's objects of each kind.
     pub(crate) fn objects(&self) -> String {
         self.shared.lock().firmware.objects()
     }
@@ -201,7 +201,7 @@ impl Drop for Device {
     fn drop(&mut self) {
         self.shared.shared_inbox.post(|inbox| inbox.stop = true);
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has said so already.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
         self.shared.fabric.set_addresses(self.shared.port, Addresses::default());
@@ -242,7 +242,8 @@ impl Shared {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The thread: takes the inbox, works for a turn, sends what came of it.
+    /// The worker thread: takes the inbox, runs one turn, and sends the resulting packets and
+    /// frames.
     fn work(&self) {
         let (mut inbox, mut packets, mut frames) = (Inbox::default(), Vec::new(), Vec::new());
         let mut timeout = None;
@@ -297,7 +298,7 @@ impl Shared {
     }
 }
 
-/// Frames that are for another user of the same port don't go out to come back.
+/// Delivers outgoing frames to receive queues of the same port. They are also sent to the wire.
 pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
     let back =
         engine.outgoing_frames().map(|(sq, frame)| (firmware.steer_back(engine, sq, frame), frame.to_vec()));
@@ -309,7 +310,7 @@ pub(crate) fn loop_back(engine: &mut Engine, firmware: &Firmware) {
     }
 }
 
-/// Whether a doorbell was rung on the page that its object belongs to.
+/// Whether the doorbell was rung through the UAR page of its object.
 pub(crate) fn may_ring(firmware: &Firmware, uar: u32, doorbell: &Doorbell) -> bool {
     match *doorbell {
         Doorbell::Send { qp, .. } => firmware.may_ring(qp, uar),

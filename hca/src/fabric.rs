@@ -1,5 +1,5 @@
-//! What lies between devices: a switch that finds the port of a packet or frame, and inter-switch
-//! links to the switches of other processes.
+//! The switch between devices: it finds the port of a packet or frame, and has inter-switch links
+//! to the switches of other processes.
 
 mod delay;
 mod faults;
@@ -30,9 +30,9 @@ pub use faults::Faults;
 use inter_switch_link::InterSwitchLink;
 use pcap::Recorder;
 
-/// Packets that may wait at a port; more are lost, as at a switch.
+/// Most packets queued at a port; further ones are dropped.
 const CAPACITY: usize = 1 << 16;
-/// From how many waiting packets on senders pause.
+/// Number of queued packets at which senders pause.
 const CONGESTED: usize = 1 << 12;
 
 /// A port's addresses.
@@ -46,15 +46,15 @@ pub(crate) struct Addresses {
     pub(crate) mac: [u8; 6],
 }
 
-/// What waits for a device.
+/// Input of a device's worker thread.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    /// Each with the UAR page on which it was rung.
+    /// Doorbells, each with its UAR page.
     pub(crate) doorbells: Vec<(u32, Doorbell)>,
     pub(crate) packets: VecDeque<Packet>,
     pub(crate) frames: VecDeque<Vec<u8>>,
     pub(crate) stop: bool,
-    /// Something changed that the thread should look at.
+    /// Wakes the thread without an input.
     pub(crate) wake: bool,
 }
 
@@ -68,7 +68,7 @@ impl Inbox {
     }
 }
 
-/// A device's inbox.
+/// A device's inbox, shared with its worker thread.
 #[derive(Debug, Default)]
 pub(crate) struct SharedInbox {
     inbox: Mutex<Inbox>,
@@ -86,7 +86,7 @@ impl SharedInbox {
         self.changed.notify_one();
     }
 
-    /// Takes what is there, after waiting for it up to `timeout`.
+    /// Takes the contents, after waiting up to `timeout` for the first.
     pub(crate) fn take(&self, timeout: Option<Duration>, into: &mut Inbox) {
         let mut inbox = self.lock();
         if inbox.is_empty() && timeout != Some(Duration::ZERO) {
@@ -116,14 +116,14 @@ struct SwitchPort {
     shared_inbox: Arc<SharedInbox>,
 }
 
-/// Where a packet or frame came from.
+/// The source of a packet or frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Port(usize),
     InterSwitchLink(u64),
 }
 
-/// A switch. Ports keep their place for the fabric's life.
+/// A switch. A port's index doesn't change.
 pub struct Fabric {
     me: Weak<Self>,
     ports: RwLock<Vec<SwitchPort>>,
@@ -141,13 +141,13 @@ impl Fabric {
         Self::build(None, None, None)
     }
 
-    /// A switch whose wires misbehave, and that records what it carries.
+    /// A switch with fault injection and, optionally, a recording of its traffic.
     pub fn with(faults: Faults, recording: Option<&Path>) -> io::Result<Arc<Self>> {
         let recorder = recording.map(Recorder::create).transpose()?;
         let (mut delay_queue, mut injector) = (None, None);
         if faults.any() {
             injector = Some(FaultInjector::new(faults));
-            // The thread must know the fabric, which must know the thread.
+            // The thread and the fabric refer to each other.
             let mut failure = None;
             let fabric = Arc::new_cyclic(|me: &Weak<Self>| {
                 if faults.delay > 0 {
@@ -189,7 +189,7 @@ impl Fabric {
         }
     }
 
-    /// Lets fabrics of other processes join this one through a socket at `path`.
+    /// Accepts fabrics of other processes through a socket at `path`.
     pub fn listen(&self, path: &Path, link: Link) -> io::Result<()> {
         let listener = Arc::new(UnixListener::bind(path)?);
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener.clone());
@@ -217,12 +217,12 @@ impl Fabric {
         isls.retain(|isl| isl.number != number);
     }
 
-    /// How many other fabrics are joined directly.
+    /// The number of inter-switch links.
     pub fn inter_switch_links(&self) -> usize {
         self.inter_switch_links.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Records what is sent, and does to it what the wires do.
+    /// Records outgoing traffic and injects faults.
     fn apply_faults(&self, from: usize, link: Link, packets: &mut Vec<Packet>, frames: &[Vec<u8>]) {
         if let Some(recorder) = &self.recorder {
             let mut recorder = recorder.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,41 +241,41 @@ impl Fabric {
             for (delay, packet) in delayed {
                 let due = Instant::now() + delay;
                 if let Some(delay_queue) = &self.delay_queue {
-                    // The thread lives as long as the fabric.
+                    // The thread runs as long as the fabric exists.
                     let _ = delay_queue.send(Delayed { due, link, from, packet });
                 }
             }
         }
     }
 
-    /// Adds a port for a device; its index.
+    /// Adds a port for a device and returns its index.
     pub(crate) fn add_port(&self, addresses: Addresses, shared_inbox: Arc<SharedInbox>) -> usize {
         let mut ports = self.ports.write().unwrap_or_else(PoisonError::into_inner);
         ports.push(SwitchPort { addresses, shared_inbox });
         ports.len() - 1
     }
 
-    /// A port has other addresses from now on.
+    /// Changes the addresses of a port.
     pub(crate) fn set_addresses(&self, port: usize, addresses: Addresses) {
         if let Some(switch_port) = self.ports.write().unwrap_or_else(PoisonError::into_inner).get_mut(port) {
             switch_port.addresses = addresses;
         }
     }
 
-    /// Carries packets and frames to where they belong.
+    /// Sends packets and frames from a port to their destinations.
     pub(crate) fn send(&self, from: usize, link: Link, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
         self.apply_faults(from, link, packets, frames);
         self.forward(Origin::Port(from), link, packets, frames);
     }
 
-    /// Carries them on, from a port or from another fabric.
+    /// Forwards packets and frames from a port or an inter-switch link.
     fn forward(&self, origin: Origin, link: Link, packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
-        // Runs of packets for the same port take its lock once.
+        // Consecutive packets for the same port take its lock once.
         let mut batch = packets.drain(..).peekable();
         while let Some(packet) = batch.next() {
             if link == Link::InfiniBand && packet.route.destination_lid == subnet::LID {
-                // Every fabric of a tree has one, for its own ports.
+                // Every fabric of a tree has a subnet administrator for its own ports.
                 let lid_of = |gid: &[u8; 16]| {
                     let addresses = ports.iter().map(|switch_port| &switch_port.addresses);
                     addresses
@@ -334,7 +334,7 @@ impl Fabric {
         }
     }
 
-    /// Whether a port has so much waiting that senders should pause.
+    /// Whether a port other than `from` has so many queued packets that senders should pause.
     pub(crate) fn congested(&self, from: usize) -> bool {
         let ports = self.ports.read().unwrap_or_else(PoisonError::into_inner);
         ports
@@ -347,7 +347,7 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         for listener in self.listeners.get_mut().unwrap_or_else(PoisonError::into_inner) {
-            // Wakes the thread that accepts; one that has ended already doesn't mind.
+            // Wakes the accepting thread, if it still runs.
             let _ = rustix::net::shutdown(&**listener, rustix::net::Shutdown::Both);
         }
     }

@@ -1,4 +1,4 @@
-//! Guest memory: reachable only through mappings that are checked on every access.
+//! Guest memory, accessed only through mappings that are checked on every access.
 
 mod copy;
 mod device_memory;
@@ -18,9 +18,9 @@ pub(crate) use process_memory::ProcessMemory;
 ///
 /// # Safety
 ///
-/// `to` must be valid for writes of so many bytes. Others may only access them by volatile or
-/// atomic accesses.
+/// `to` must be valid for writes of `bytes.len()` bytes. All other accesses to them must be
+/// volatile or atomic.
 pub unsafe fn write_as_device(to: *mut u8, bytes: &[u8]) {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller upholds the same contract.
     unsafe { copy::into_shared(to, bytes) };
 }

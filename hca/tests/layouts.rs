@@ -1,5 +1,5 @@
-//! Every offset that the device uses, compared with the kernel's headers: the machine's C compiler
-//! says where each field lies. Left out with a word where a kernel's headers were not fetched.
+//! Compares every field offset that the device uses with the kernel's headers, measured by the
+//! machine's C compiler. Kernels without fetched headers are reported as skipped.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -10,23 +10,23 @@ use std::{fs, io::Write as _};
 use bareverbs_lab::Series;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The kernel's headers, and the unit in which its structures there count.
+/// A kernel header, and the unit of its structures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Header {
-    /// `mlx5_ifc.h`: a byte of the structure stands for a bit.
+    /// `mlx5_ifc.h`: each byte of a structure represents a bit.
     Bits,
     /// `device.h` and `qp.h`.
     Bytes,
 }
 
-/// A field as the device declares it.
+/// A declared field.
 #[derive(Debug)]
 struct Field {
     header: Header,
     structure: String,
     member: String,
     offset: u64,
-    /// Unless only the offset is declared.
+    /// `None` if only the offset is declared.
     width: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ struct Field {
 const WIDENED: [(&str, &str); 2] =
     [("struct mlx5_ifc_mkc_bits", "log_page_size"), ("struct mlx5_ifc_ppcnt_reg_bits", "prio_tc")];
 
-/// A C name in a comment's backquotes.
+/// The first name in backquotes of a comment line.
 fn quoted(line: &str) -> Option<&str> {
     line.split('`').nth(1)
 }
@@ -112,7 +112,7 @@ fn declared() -> Vec<Field> {
     fields
 }
 
-/// A structure's text in a header, without comments.
+/// The definition of a structure in a header, without comments.
 fn definition(header: &str, structure: &str) -> Option<String> {
     let start = header.find(&format!("\n{structure} {{"))? + 1;
     let end = start + header[start..].find("\n}")?;
@@ -120,7 +120,7 @@ fn definition(header: &str, structure: &str) -> Option<String> {
     Some(header[start..end].to_string())
 }
 
-/// A member's name as a structure's text spells it, which may have capitals.
+/// The spelling of a member in the definition, which may have capitals.
 fn real_name(text: &str, member: &str) -> Option<String> {
     let (path, last) = member.rsplit_once('.').unwrap_or(("", member));
     let mut words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
@@ -136,8 +136,8 @@ fn without_comments(text: &str) -> String {
     out
 }
 
-/// What the C compiler says of every field: offset and size, or nothing where this kernel doesn't
-/// have it.
+/// Offset and size of every field by the C compiler; `None` for a field that this kernel doesn't
+/// have.
 fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Option<(u64, u64)>>, String> {
     let read = |name: &str| {
         fs::read_to_string(include.join("linux/mlx5").join(name)).map(|text| without_comments(&text))
@@ -209,7 +209,7 @@ fn measured(include: &Path, fields: &[Field], scratch: &Path) -> Result<Vec<Opti
         .collect())
 }
 
-/// Compares what is declared with what a kernel says; also how many fields that kernel has.
+/// Compares the declared fields with a kernel's headers. Returns the number of fields that it has.
 fn compare(series: Series, fields: &[Field]) -> Result<usize, Failed> {
     let headers = bareverbs_lab::headers(series).ok_or("no headers: `cargo xtask lab fetch --headers`")?;
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -234,7 +234,7 @@ fn compare(series: Series, fields: &[Field]) -> Result<usize, Failed> {
     if differences.is_empty() { Ok(measured.iter().flatten().count()) } else { Err(differences.into()) }
 }
 
-/// A field of a name that no kernel knows would never be compared.
+/// A name that no kernel has would never be compared.
 fn all_are_real(fields: &[Field]) -> Result<(), Failed> {
     let headers =
         bareverbs_lab::headers(Series::NEWEST).ok_or("no headers: `cargo xtask lab fetch --headers`")?;
@@ -248,7 +248,7 @@ fn all_are_real(fields: &[Field]) -> Result<(), Failed> {
     if unknown.is_empty() { Ok(()) } else { Err(format!("not in the headers: {unknown:#?}").into()) }
 }
 
-/// The proof of the proof: fields that are off by one are reported.
+/// Checks the comparison itself: fields that are off by one are reported.
 fn alterations_are_reported() -> Result<(), Failed> {
     let mut fields = declared();
     let count = fields.len();

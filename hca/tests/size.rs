@@ -1,4 +1,4 @@
-//! How much memory a device's objects take.
+//! Memory use of a device's objects.
 
 use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue};
 use bareverbs_hca::{InProcessHca, Link};
@@ -6,7 +6,7 @@ use bareverbs_hca::{InProcessHca, Link};
 const QPS: u32 = 10_000;
 const LIMIT: usize = 200 << 20;
 
-/// Bytes of this process that are in memory.
+/// Resident memory of this process in bytes.
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("a Linux process");
     let pages: usize =
@@ -14,15 +14,14 @@ fn resident() -> usize {
     pages * rustix::param::page_size()
 }
 
-/// Ten thousand connected queue pairs, each with a ring of 64 blocks and a completion queue, that
-/// have all sent something.
+/// Ten thousand connected QPs, each with a ring of 64 blocks and a CQ. All have sent a message.
 #[test]
 fn ten_thousand_queue_pairs_take_less_than_200_mib() {
     const LOG_RING: u8 = 6;
     const RING: usize = 64 << LOG_RING;
     let mut hca = InProcessHca::new(Link::InfiniBand).unwrap();
-    // What belongs to the driver is one ring and one record for all, so that only the device's own
-    // memory counts.
+    // All QPs share the driver's ring and doorbell record, so that only the device's own memory
+    // counts.
     let memory = hca.allocate(0x4000).unwrap();
     let before = resident();
     let mut qps = Vec::new();

@@ -1,4 +1,4 @@
-//! The device as a virtual machine monitor sees it: messages on a vfio-user socket.
+//! The device from a virtual machine monitor's side: messages on a vfio-user socket.
 
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -20,16 +20,16 @@ const DEVICE_GET_REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 const DEVICE_RESET: u16 = 13;
-/// Registers of the device, and commands.
+/// Registers of the device and command opcodes.
 const QUEUE_HIGH: u64 = 0x10;
 const QUEUE_LOW: u64 = 0x14;
 const COMMAND_DOORBELL: u64 = 0x18;
 const QUERY_ADAPTER: u16 = 0x101;
 const ENABLE_HCA: u16 = 0x104;
-/// Where the tests' memory lies in the guest.
+/// Guest address of the tests' memory.
 const GUEST_ADDRESS: u64 = 0x4000_0000;
 
-/// A device of its own for each test; the thread that serves it lives as long as the process.
+/// A new device for each test. Its thread runs until the process exits.
 fn hca() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -46,7 +46,7 @@ fn connect(path: &PathBuf) -> UnixStream {
     socket
 }
 
-/// Sends a request and returns the errno and body of its answer.
+/// Sends a request and returns the errno and body of its reply.
 fn ask(socket: &UnixStream, command: u16, body: &[u8], fd: Option<BorrowedFd<'_>>) -> (u32, Vec<u8>) {
     let mut bytes = vec![7, 0];
     bytes.extend_from_slice(&command.to_le_bytes());
@@ -110,13 +110,14 @@ fn store(socket: &UnixStream, at: u64, value: u32) {
     assert_eq!(ask(socket, REGION_WRITE, &body, None).0, 0);
 }
 
-/// Tells the device where its commands are, as a driver does.
+/// Sets the address of the command queue, as a driver does.
 fn set_up(socket: &UnixStream) {
     store(socket, QUEUE_HIGH, 0);
     store(socket, QUEUE_LOW, GUEST_ADDRESS as u32);
 }
 
-/// Puts a command into the first slot and rings; the slot's owner, and the command's status.
+/// Writes a command into the first slot and rings the doorbell. Returns the slot's owner bit and
+/// the command's status.
 fn command(socket: &UnixStream, memory: &OwnedFd, opcode: u16) -> (u8, u8) {
     let mut slot = [0; 64];
     slot[0] = 7;

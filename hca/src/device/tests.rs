@@ -1,4 +1,4 @@
-//! Two whole devices under load, while their drivers pull things from under them.
+//! Two devices under load, while their drivers destroy, reset and unmap.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ const RING: u64 = QUEUES + 0x1_0000;
 const EQ: u64 = QUEUES + 0x2_0000;
 const DOORBELL: u64 = QUEUES + 0x3_0000;
 const CQ_DOORBELL: u64 = QUEUES + 0x3_0040;
-/// Where the data lies, and how much there is.
+/// Address of the data, and its length in bytes.
 const DATA: u64 = 0x1000_0000;
 const LENGTH: usize = 2 << 20;
 const LOG_RING: u8 = 6;
@@ -30,7 +30,7 @@ impl Interrupts for NoInterrupts {
     fn raise(&self, _vector: u16) {}
 }
 
-/// A device and the little that its driver knows.
+/// A device and its driver's state.
 struct Host {
     device: Device,
     data: Arc<ProcessMemory>,
@@ -53,7 +53,7 @@ impl Host {
         host
     }
 
-    /// Makes everything that a connected queue pair needs.
+    /// Creates a connected QP and all its dependencies.
     fn set_up(&mut self) {
         self.number(ENABLE_HCA, vec![0; 16]);
         self.number(INIT_HCA, vec![0; 16]);
@@ -65,7 +65,7 @@ impl Host {
         let mut context = view.part(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
         context.set(Mkc::PD, pd).set(Mkc::QPN, 0xff_ffffu32).set(Mkc::START_ADDR, DATA);
         context.set(Mkc::LEN, LENGTH as u64);
-        // All rights, on addresses as they are.
+        // All access rights, physical addresses (PA).
         input[18] = 0x7c;
         self.key = self.number(CREATE_MKEY, input) << 8;
 
@@ -91,7 +91,7 @@ impl Host {
         self.qp = self.number(CREATE_QP, input);
     }
 
-    /// Executes a command; what it answered in the third word.
+    /// Executes a command and returns the third word of its output.
     fn number(&self, opcode: u16, mut input: Vec<u8>) -> u32 {
         input[..2].copy_from_slice(&opcode.to_be_bytes());
         let mut output = vec![0; 0x200];
@@ -112,7 +112,7 @@ impl Host {
         context.set(Qpc::RETRY_COUNT, 7u8).set(Qpc::RNR_RETRY, 7u8);
         let mut path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
         path.set(AddressPath::RLID, u64::from(peer.device.shared.setup.index) + 1);
-        // Seconds: the machine may be busy with other things.
+        // The ACK timeout is seconds long, because the machine may be busy.
         path.set(AddressPath::ACK_TIMEOUT, 20u8);
         input[8..12].copy_from_slice(&self.qp.to_be_bytes());
         self.number(opcode, input);
@@ -128,7 +128,7 @@ impl Host {
         self.device.shared.lock().engine.memory().write(at, bytes).unwrap();
     }
 
-    /// Posts and rings a write of the whole data; how long the doorbell took.
+    /// Posts a WRITE of all data and rings the doorbell. Returns the duration of the doorbell.
     fn post(&mut self, peer_key: u32) -> Duration {
         let mut wqe = [0; 64];
         wqe[..4].copy_from_slice(&(u32::from(self.posted) << 8 | 0x08).to_be_bytes());
@@ -161,7 +161,7 @@ impl Host {
         byte[0]
     }
 
-    /// Whether all of the data stays as it is for a while.
+    /// Whether all data stays unchanged for a while.
     fn untouched(&self) -> bool {
         assert!(self.data.write(0, &vec![0xee; LENGTH]));
         std::thread::sleep(Duration::from_millis(20));
@@ -173,7 +173,7 @@ impl Host {
 
 fn with_page(page: u64) -> Vec<u8> {
     let mut input = vec![0; PAGES];
-    // Two pages: the rings of 64 entries need one, page sizes aside.
+    // Two pages: a ring of 64 entries needs one.
     input.extend_from_slice(&page.to_be_bytes());
     input.extend_from_slice(&(page + 0x1000).to_be_bytes());
     input
@@ -187,7 +187,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// A sender that is busy writing into a receiver.
+/// A sender with WRITEs to a receiver in progress.
 fn busy() -> (Host, Host) {
     let fabric = Fabric::new();
     let (mut sender, receiver) = (Host::new(0, &fabric), Host::new(1, &fabric));
@@ -236,7 +236,7 @@ fn no_dma_after_command_completion() {
         let (sender, receiver) = busy();
         stop(&receiver);
         assert!(receiver.untouched(), "{what}");
-        // The sender is told, or tries in vain; either way its own device goes on answering.
+        // The sender fails or retries. In both cases its device keeps responding to commands.
         sender.number(QP_2ERR, object(sender.qp));
         eventually("the rest is flushed", || sender.completions() == u32::from(sender.posted));
     }
@@ -256,7 +256,7 @@ fn sender_can_be_reset_or_destroyed_under_traffic() {
                 eventually("the queue pair fails", || sender.state() == Some(State::Error));
             }
         }
-        // The receiver waits for packets that never come, and can still be taken down.
+        // The receiver waits for packets that never arrive, and can still be destroyed.
         receiver.number(DESTROY_QP, object(receiver.qp));
         assert!(receiver.untouched());
     }

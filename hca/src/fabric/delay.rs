@@ -1,4 +1,4 @@
-//! Packets that arrive late.
+//! Delayed packets.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use super::{Fabric, Origin};
 use crate::engine::packet::{Link, Packet};
 
-/// More are delivered at once.
+/// Most delayed packets; above it, packets are delivered at once.
 const MOST: usize = 1 << 16;
 
-/// A packet and when it is due.
+/// A packet and its delivery time.
 pub(super) struct Delayed {
     pub(super) due: Instant,
     pub(super) link: Link,
@@ -20,7 +20,7 @@ pub(super) struct Delayed {
     pub(super) packet: Packet,
 }
 
-/// Starts the thread that delivers late packets; it ends with the fabric.
+/// Starts the thread that delivers delayed packets. It ends with the fabric.
 pub(super) fn start(fabric: Weak<Fabric>) -> std::io::Result<Sender<Delayed>> {
     let (sender, receiver) = channel();
     std::thread::Builder::new().name("late".into()).spawn(move || deliver(&fabric, &receiver))?;

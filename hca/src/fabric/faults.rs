@@ -1,10 +1,10 @@
-//! A wire that misbehaves, the same way for the same seed.
+//! Fault injection; the same seed gives the same faults.
 
 use std::time::Duration;
 
 use crate::engine::packet::Packet;
 
-/// How often what goes wrong, in thousandths of all packets.
+/// Fault rates in thousandths of all packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// Lost.
@@ -13,22 +13,22 @@ pub struct Faults {
     pub duplication: u16,
     /// Delivered after the packet that follows it.
     pub reordering: u16,
-    /// Held back, each for a time of its own.
+    /// Delayed, each by a random time.
     pub delay: u16,
-    /// The longest time that a packet is held back.
+    /// The longest delay.
     pub longest_delay: Duration,
-    /// Where the sequence of faults begins.
+    /// Seed of the fault sequence.
     pub seed: u64,
 }
 
 impl Faults {
-    /// Whether anything ever goes wrong.
+    /// Whether any rate is above zero.
     pub(crate) fn any(&self) -> bool {
         self.loss > 0 || self.duplication > 0 || self.reordering > 0 || self.delay > 0
     }
 }
 
-/// Decides packet by packet.
+/// Draws the faults of each packet.
 #[derive(Debug)]
 pub(crate) struct FaultInjector {
     faults: Faults,
@@ -59,8 +59,8 @@ impl FaultInjector {
         Duration::from_nanos(self.next() % longest.max(1))
     }
 
-    /// Passes a batch on, with what befalls it. A packet that was held back comes out with the next
-    /// batch at the latest.
+    /// Injects faults into a batch. A packet held for reordering is delivered with the next batch
+    /// at the latest.
     pub(crate) fn pass(&mut self, packets: &mut Vec<Packet>, delayed: &mut Vec<(Duration, Packet)>) {
         if !self.faults.any() {
             return;
@@ -77,7 +77,7 @@ impl FaultInjector {
             }
             if self.happens(self.faults.delay) {
                 delayed.push((self.delay(), packet.clone()));
-                // One of the two may still be in time.
+                // Of a duplicated packet only one copy is delayed.
                 if !twice {
                     continue;
                 }

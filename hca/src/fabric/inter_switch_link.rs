@@ -1,10 +1,9 @@
-//! Inter-switch links: the fabrics of two processes, joined by a socket.
+//! Inter-switch links (ISLs): sockets between the fabrics of two processes.
 //!
-//! Each side begins with a greeting. Then come messages: a length of four bytes, a byte that says
-//! what follows, and a packet with its route or a frame. What a fabric has no port for goes out on
-//! all its inter-switch links but the one it came from, so inter-switch links must form a tree. A
-//! peer that says anything else is cut off; nothing that it says can hurt more than its own
-//! packets.
+//! Each side begins with a greeting. Messages follow: a length of four bytes, a kind of one byte,
+//! and a packet with its route or a frame. A fabric forwards traffic for unknown ports to all its
+//! links but the one of arrival, so the links must form a tree. A peer that sends a malformed
+//! message is disconnected. A malicious peer can only send false packets and frames.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -16,13 +15,13 @@ use std::time::Duration;
 use super::{Fabric, Origin, transport};
 use crate::engine::packet::{Global, Link, Network, Packet, Route};
 
-/// The greeting's first bytes; the last is the protocol's version.
+/// The greeting; its last byte is the protocol version.
 const GREETING: [u8; 4] = *b"bvf\x01";
-/// How long a peer may take to greet.
+/// Timeout of the greeting.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest message: a frame of 64 KiB with its header.
+/// Maximum message length in bytes: a frame of 64 KiB with its header.
 const LONGEST: usize = 1 << 17;
-/// Messages that wait for a slow peer; more are lost.
+/// Most messages queued for a slow peer; further ones are dropped.
 const CAPACITY: usize = 1 << 13;
 
 mod kind {
@@ -38,26 +37,26 @@ pub(super) struct InterSwitchLink {
 }
 
 impl InterSwitchLink {
-    /// Sends a packet, unless the peer is too slow.
+    /// Queues a packet. It is dropped if the peer is too slow.
     pub(super) fn packet(&self, link: Link, packet: &Packet) {
         if link == self.link {
             self.send(&packet_body(packet));
         }
     }
 
-    /// Sends a frame, unless the peer is too slow.
+    /// Queues a frame. It is dropped if the peer is too slow.
     pub(super) fn frame(&self, frame: &[u8]) {
         self.send(&frame_body(frame));
     }
 
     fn send(&self, body: &[u8]) {
         let message = [&(body.len() as u32).to_be_bytes(), body].concat();
-        // A full outbox is a full switch: the message is lost.
+        // A full outbox drops the message, as a full switch does.
         let _ = self.outbox.try_send(message);
     }
 }
 
-/// A message that brings a packet, without its length.
+/// The message of a packet, without its length.
 pub(super) fn packet_body(packet: &Packet) -> Vec<u8> {
     let mut body = vec![kind::PACKET];
     write_route(&packet.route, &mut body);
@@ -65,16 +64,16 @@ pub(super) fn packet_body(packet: &Packet) -> Vec<u8> {
     body
 }
 
-/// A message that brings a frame, without its length.
+/// The message of a frame, without its length.
 pub(super) fn frame_body(frame: &[u8]) -> Vec<u8> {
     [&[kind::FRAME], frame].concat()
 }
 
-/// Accepts inter-switch links until the fabric is gone.
+/// Accepts inter-switch links until the fabric is dropped.
 pub(super) fn listen(fabric: Weak<Fabric>, listener: Arc<UnixListener>, link: Link) -> io::Result<()> {
     std::thread::Builder::new().name("isls".into()).spawn(move || {
         while let Ok((socket, _)) = listener.accept() {
-            // Whoever connects greets in its own time; others need not wait for it.
+            // Each greeting runs on its own thread, so that a slow peer doesn't block others.
             let fabric = fabric.clone();
             let _ = std::thread::Builder::new().name("inter-switch-link".into()).spawn(move || {
                 if let Err(error) = join(&fabric, &socket, link) {
@@ -86,7 +85,7 @@ pub(super) fn listen(fabric: Weak<Fabric>, listener: Arc<UnixListener>, link: Li
     Ok(())
 }
 
-/// Greets, and takes a peer's inter-switch link into the fabric.
+/// Exchanges greetings and adds the link to the fabric.
 pub(super) fn join(fabric: &Weak<Fabric>, socket: &UnixStream, link: Link) -> io::Result<()> {
     let garbage = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_string());
     socket.set_read_timeout(Some(TIMEOUT))?;
@@ -132,7 +131,7 @@ fn write_messages(mut socket: &UnixStream, inbox: &Receiver<Vec<u8>>) {
             break;
         }
     }
-    // The reader notices, and takes the inter-switch link out of the fabric.
+    // The reader thread sees the shutdown and removes the link from the fabric.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
@@ -146,7 +145,7 @@ pub(super) fn read_messages(
     loop {
         let mut length = [0; 4];
         match socket.read_exact(&mut length) {
-            // The end, at a message's border.
+            // The peer closed the link between two messages.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
             other => other?,
         }
@@ -163,7 +162,7 @@ pub(super) fn read_messages(
     }
 }
 
-/// Adds a message to the packets or frames.
+/// Parses a message and appends its packet or frame.
 pub(super) fn parse(body: &[u8], packets: &mut Vec<Packet>, frames: &mut Vec<Vec<u8>>) -> Option<()> {
     match body.split_first()? {
         (&kind::PACKET, rest) => {

@@ -1,4 +1,4 @@
-//! Recording the fabric's packets in a file that Wireshark reads.
+//! Records the fabric's packets in pcap format.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -19,19 +19,19 @@ impl Recorder {
         const MAGIC: u32 = 0xa1b2_3c4d;
         const ETHERNET: u32 = 1;
         let mut file = BufWriter::new(File::create(path)?);
-        // Nanosecond stamps, version 2.4.
+        // Nanosecond timestamps, version 2.4.
         for word in [MAGIC, 4 << 16 | 2, 0, 0, u32::MAX >> 8, ETHERNET] {
             file.write_all(&word.to_le_bytes())?;
         }
         Ok(Self { file })
     }
 
-    /// Adds packets; a disk that is full ends the recording, not the fabric.
+    /// Appends packets. After a write error the recording ends and the fabric continues.
     pub(crate) fn record(&mut self, packets: &[Packet]) -> io::Result<()> {
         packets.iter().try_for_each(|packet| self.frame(&wire::encode(packet)))
     }
 
-    /// Adds a frame.
+    /// Appends a frame.
     pub(crate) fn frame(&mut self, frame: &[u8]) -> io::Result<()> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let length = frame.len() as u32;

@@ -1,31 +1,31 @@
-//! The subnet administrator of an InfiniBand fabric, as far as IPoIB and the connection manager ask
-//! it: ways to a port, and multicast groups.
+//! The subnet administrator of an InfiniBand fabric, as far as IPoIB and the connection manager use
+//! it: path records and multicast member records.
 //!
-//! It keeps nothing: the LIDs of the fabric's own ports are known, those of others follow from
-//! their GUIDs, and a group's from its GID. So every fabric of a tree answers its own ports, and
-//! all answer alike. Records are laid out as the InfiniBand specification says (volume 1, chapter
-//! 15).
+//! It has no state. It knows the LIDs of the fabric's own ports. The LIDs of other ports follow
+//! from their GUIDs, and those of multicast groups from their GIDs. Every fabric of a tree
+//! therefore answers its own ports, and all give the same answers. The record formats are those of
+//! the InfiniBand specification, volume 1, chapter 15.
 
 use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
 use crate::engine::port::{DEFAULT_PKEY, lid_of};
 
-/// Where it is: the last LID that is nobody's and no group's.
+/// Its LID: the last unicast LID, which no port has.
 pub(crate) const LID: u16 = 0xbfff;
 
-/// The queue pair that management goes through, and its key.
+/// The QPN and Q_Key of general management.
 const MANAGEMENT: u32 = 1;
 const MANAGEMENT_KEY: u32 = 0x8001_0000;
 
-/// Bytes of a management datagram, and where its parts are.
+/// Length of a MAD, and offsets of its fields.
 const MAD: usize = 256;
 const CLASS: usize = 1;
 const CLASS_VERSION: usize = 2;
 const METHOD: usize = 3;
 const STATUS: usize = 4;
 const ATTRIBUTE: usize = 16;
-/// The header of long transfers, which there are none of.
+/// The RMPP header; multi-packet transfers are not modelled.
 const TRANSFER: std::ops::Range<usize> = 24..36;
-/// How far records are apart, in words of 8 bytes.
+/// Distance between records, in words of 8 bytes.
 const RECORD_WORDS: usize = 44;
 const COMPONENTS: usize = 48;
 const RECORD: usize = 56;
@@ -41,19 +41,19 @@ const MEMBER_RECORD: u16 = 0x38;
 const UNSUPPORTED: u16 = 0x000c;
 const NO_RECORDS: u16 = 0x0300;
 
-/// `exactly` and a value, as records have them.
+/// The selector `exactly` with a value.
 const fn exactly(value: u8) -> u8 {
     2 << 6 | value
 }
 
-/// 4,096 bytes, of paths; 2,048 of groups; 10 Gb/s; about a second.
+/// Path MTU 4096 bytes, multicast MTU 2048 bytes, rate 10 Gb/s, packet lifetime about a second.
 const PATH_MTU: u8 = exactly(5);
 const GROUP_MTU: u8 = exactly(4);
 const RATE: u8 = exactly(3);
 const LIFE_TIME: u8 = exactly(18);
 
-/// What it answers; nothing to what is no request to it. `known` is asked for the LIDs of ports by
-/// their GIDs first.
+/// The response to a request, or `None` for other packets. `known` returns the LID of a port of
+/// this fabric by its GID.
 pub(super) fn answer(packet: &Packet, known: impl Fn(&[u8; 16]) -> Option<u16>) -> Option<Packet> {
     let request: &[u8; MAD] = packet.payload.as_slice().try_into().ok()?;
     let sender = packet.headers.datagram?;
@@ -65,7 +65,7 @@ pub(super) fn answer(packet: &Packet, known: impl Fn(&[u8; 16]) -> Option<u16>) 
     let route = Route { source_lid: LID, destination_lid: packet.route.source_lid, ..packet.route };
     let datagram = Datagram { qkey: MANAGEMENT_KEY, source_qp: MANAGEMENT };
     Some(Packet {
-        // Management goes without a global header here.
+        // The response has no GRH.
         route: Route { global: None, ..route },
         transport: Transport::Ud,
         operation: Operation::SendOnly,
@@ -104,7 +104,7 @@ fn reply(request: &[u8; MAD], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16
     reply
 }
 
-/// Completes the record of the way to a port or group.
+/// Completes a path record to a port or multicast group.
 fn path(record: &mut [u8], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16>) -> Result<(), u16> {
     const DESTINATION: usize = 8;
     let gid: [u8; 16] = std::array::from_fn(|at| record[DESTINATION + at]);
@@ -112,7 +112,7 @@ fn path(record: &mut [u8], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16>) 
     put16(record, 40, lid.ok_or(NO_RECORDS)?);
     put16(record, 42, from);
     record[44..49].fill(0);
-    // One way, that leads back as well.
+    // One reversible path.
     record[49] = 0x81;
     put16(record, 50, DEFAULT_PKEY);
     record[52..54].fill(0);
@@ -120,12 +120,12 @@ fn path(record: &mut [u8], from: u16, known: impl Fn(&[u8; 16]) -> Option<u16>) 
     Ok(())
 }
 
-/// Completes the record of a member of a group, whose creator may have chosen some of it.
+/// Completes a multicast member record. The creator may have set some of its fields.
 fn member(record: &mut [u8], components: u64) -> Result<(), u16> {
     const QKEY: u64 = 1 << 2;
     const TRAFFIC_CLASS: u64 = 1 << 6;
     const PKEY: u64 = 1 << 7;
-    /// What IPoIB's groups have.
+    /// The Q_Key of IPoIB's groups.
     const USUAL_QKEY: u32 = 0x0b1b;
     let gid: [u8; 16] = std::array::from_fn(|at| record[at]);
     if gid[0] != 0xff {
@@ -147,7 +147,8 @@ fn member(record: &mut [u8], components: u64) -> Result<(), u16> {
     Ok(())
 }
 
-/// Groups have the LIDs from 0xc000 to 0xfffe. Two may share one: members look at the GID.
+/// The LID of a multicast group, from 0xc000 to 0xfffe. Two groups may share a LID; receivers
+/// compare the GID.
 fn group_lid(gid: &[u8; 16]) -> u16 {
     let sum = gid.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)));
     0xc000 + (sum % 0x3fff) as u16

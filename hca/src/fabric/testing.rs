@@ -1,4 +1,4 @@
-//! What comes over an inter-switch link, and frames of RoCE v2, reachable for fuzzing.
+//! Parsers of inter-switch links and RoCE v2 frames, exported for fuzzing.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Fabric, inter_switch_link, wire};
 use crate::engine::packet::{Link, Packet};
 
-/// What a message of an inter-switch link, without its length, brings.
+/// A message of an inter-switch link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 pub enum Message {
@@ -18,7 +18,7 @@ pub enum Message {
     Frame(Vec<u8>),
 }
 
-/// Reads the body of a message; `None` if it is none.
+/// Decodes a message without its length. Returns `None` if it is malformed.
 pub fn decode_message(body: &[u8]) -> Option<Message> {
     let (mut packets, mut frames) = (Vec::new(), Vec::new());
     inter_switch_link::parse(body, &mut packets, &mut frames)?;
@@ -29,7 +29,7 @@ pub fn decode_message(body: &[u8]) -> Option<Message> {
     }
 }
 
-/// The body of a message.
+/// Encodes a message without its length.
 pub fn encode_message(message: &Message) -> Vec<u8> {
     match message {
         Message::Packet(packet) => inter_switch_link::packet_body(packet),
@@ -37,25 +37,24 @@ pub fn encode_message(message: &Message) -> Vec<u8> {
     }
 }
 
-/// Reads a RoCE v2 frame, checks included; `None` if it is none.
+/// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` if it is malformed.
 pub fn decode_frame(frame: &[u8]) -> Option<Packet> {
     wire::decode(frame)
 }
 
-/// A packet as a RoCE v2 frame.
+/// Encodes a packet as a RoCE v2 frame.
 pub fn encode_frame(packet: &Packet) -> Vec<u8> {
     wire::encode(packet)
 }
 
-/// Reads what a peer that has greeted sends before it closes the inter-switch link, into a fabric
-/// without ports.
+/// Reads bytes from a peer that has greeted and then closes the link, into a fabric without ports.
 ///
 /// # Errors
-/// The peer is cut off.
+/// The bytes are malformed, and the peer is disconnected.
 pub fn read_inter_switch_link(link: Link, bytes: &[u8]) -> io::Result<()> {
     let (ours, mut theirs) = UnixStream::pair()?;
     theirs.set_nonblocking(true)?;
-    // What the socket has no room for is not sent.
+    // Bytes beyond the socket's buffer are not sent.
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write)?;
     let fabric = Fabric::new();

@@ -1,4 +1,4 @@
-//! Fabrics as devices use them: joined, recorded, slow, and lied to.
+//! Fabrics: joined, recorded, slow, and with malicious peers.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -39,7 +39,7 @@ fn send(fabric: &Fabric, from: usize, packets: impl IntoIterator<Item = Packet>)
     fabric.send(from, Link::InfiniBand, &mut packets, &mut Vec::new());
 }
 
-/// What a port has received once there is as much as expected, or after a while.
+/// The PSNs that a port has received, once there are `count` or after a timeout.
 fn received(shared_inbox: &SharedInbox, count: usize) -> Vec<u32> {
     let (end, mut psns) = (Instant::now() + Duration::from_secs(20), Vec::new());
     while psns.len() < count && Instant::now() < end {
@@ -78,7 +78,7 @@ fn packets_cross_a_tree_of_three_fabrics() {
     send(&left, from, (0..500).map(|psn| packet(2, psn)));
     assert_eq!(received(&shared_inbox, 500), (0..500).collect::<Vec<_>>());
 
-    // Frames for an address that nobody here has, and for everybody.
+    // Frames to an unknown address and to the broadcast address.
     let (_, group) = port(&root, 3);
     let (mut known, mut all) = (vec![0; 60], vec![0; 60]);
     known[..6].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
@@ -155,7 +155,7 @@ fn pcap_matches_sent_packets() {
     }
     assert_eq!(read.len(), sent.len());
     for (read, sent) in read.iter().zip(&sent) {
-        // On the recording, LIDs have become addresses.
+        // The recording has IPv4 addresses in place of LIDs.
         assert_eq!(read.route.global.unwrap().destination[12..], [10, 0, 0, 2]);
         assert_eq!(Packet { route: sent.route, ..read.clone() }, *sent);
     }

@@ -1,16 +1,16 @@
-//! The transport's part of a packet as bytes: base header, further headers, payload and padding, as
-//! the InfiniBand specification lays them out. Masked atomics, which it doesn't know, follow an
-//! atomic's header with a word that says which kind they are, and both masks.
+//! The transport headers of a packet as bytes: BTH, extension headers, payload and padding, in the
+//! format of the InfiniBand specification. Masked atomics are not in the specification. Their
+//! AtomicETH is followed by a word with their kind, and by both masks.
 
 use crate::engine::packet::{
     Acknowledge, Atomic, Datagram, Headers, Masks, Operation, PSN_MASK, Packet, Remote, Route, Transport,
 };
 
 const NUMBER: u32 = 0xff_ffff;
-/// Version 0, and a path that isn't migrating.
+/// Transport header version 0 and migration state MIGRATED.
 const MIGRATED: u8 = 1 << 6;
 
-/// Appends a packet's bytes, without a check.
+/// Appends a packet's bytes, without ICRC.
 pub(crate) fn write(packet: &Packet, bytes: &mut Vec<u8>) {
     let padding = packet.payload.len().wrapping_neg() & 3;
     bytes.push(packet.transport.bits() | packet.operation as u8);
@@ -56,7 +56,7 @@ pub(crate) fn write(packet: &Packet, bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len() + padding, 0);
 }
 
-/// Reads a packet; `None` if the bytes are none. Whoever sent them is not trusted.
+/// Parses an untrusted packet. Returns `None` if it is malformed.
 pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
     let mut fields = Fields(bytes);
     let [opcode, flags] = fields.take()?;
@@ -111,14 +111,13 @@ pub(crate) fn read(route: Route, bytes: &[u8]) -> Option<Packet> {
 }
 
 impl Packet {
-    /// Reads the transport's part of a packet, from the base header to the padding; `None` if the
-    /// bytes are none. Nothing about them is trusted.
+    /// Parses an untrusted packet, from the BTH to the padding. Returns `None` if it is malformed.
     pub fn parse(route: Route, bytes: &[u8]) -> Option<Self> {
         read(route, bytes)
     }
 }
 
-/// Whether a transport knows an operation.
+/// Whether a transport supports an operation.
 fn carries(transport: Transport, operation: Operation) -> bool {
     match transport {
         Transport::Rc | Transport::Xrc => true,
@@ -171,7 +170,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Any packet that a device could send.
+    /// Any valid packet.
     pub(crate) fn any_packet() -> impl Strategy<Value = Packet> {
         let numbers = (any::<u16>(), any::<u32>(), any::<u32>(), any::<u64>(), any::<u64>());
         let flags = (any::<bool>(), any::<bool>(), any::<bool>());

@@ -1,6 +1,6 @@
-//! Packets as bytes.
+//! Packets as RoCE v2 frames.
 
-/// The ones' complement sum of the Internet's checksums, not inverted.
+/// The ones' complement sum of the Internet checksum, not inverted.
 pub(crate) fn ones_sum(bytes: &[u8]) -> u16 {
     let mut chunks = bytes.chunks_exact(2);
     let mut sum: u64 = chunks.by_ref().map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
@@ -19,13 +19,13 @@ use crate::engine::packet::Route;
 use crate::engine::packet::{Global, Network, Packet};
 
 const UDP: u8 = 17;
-/// RoCE v2's UDP port.
+/// UDP port of RoCE v2.
 const ROCE: u16 = 4791;
-/// UDP source port where the sender has named none.
+/// UDP source port of a packet without one.
 const ANY_SOURCE: u16 = 0xc000;
 
-/// A packet as a RoCE v2 frame. One from an InfiniBand port gets addresses made of its LIDs:
-/// 10.0.LID.LID, and MACs to match.
+/// Encodes a packet as a RoCE v2 frame. LIDs of an InfiniBand port become addresses 10.0.LID.LID
+/// and matching MACs.
 pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     let mut transport = Vec::with_capacity(packet.payload.len() + 60);
     transport::write(packet, &mut transport);
@@ -43,7 +43,7 @@ pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     frame.extend_from_slice(&source_mac);
     let source_port =
         if packet.route.udp_source >= ANY_SOURCE { packet.route.udp_source } else { ANY_SOURCE };
-    // The invariant check follows the transport's bytes.
+    // The ICRC follows the transport headers and the payload.
     let length = 8 + transport.len() + 4;
     if global.network == Network::Ipv4 {
         frame.extend_from_slice(&[0x08, 0x00]);
@@ -62,8 +62,8 @@ pub(crate) fn encode(packet: &Packet) -> Vec<u8> {
     frame
 }
 
-/// Reads a RoCE v2 frame back, checks included; `None` if it isn't one of those that [`encode`]
-/// makes. Addresses made of LIDs stay what they became.
+/// Decodes a RoCE v2 frame and verifies its checksums. Returns `None` for a frame that [`encode`]
+/// doesn't produce. Addresses made from LIDs are not converted back.
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) fn decode(frame: &[u8]) -> Option<Packet> {
     let (ethernet, ip) = frame.split_at_checked(14)?;
@@ -170,8 +170,8 @@ fn ipv6(global: &Global, length: usize) -> [u8; 40] {
     header
 }
 
-/// The invariant check over a packet from its IP header on: the CRC of Ethernet, with fields that
-/// routers change taken as ones.
+/// The ICRC of a packet from its IP header on: Ethernet's CRC, with the fields that routers change
+/// replaced by ones.
 fn invariant_check(packet: &[u8]) -> u32 {
     let mut masked = vec![0xff; 8];
     masked.extend_from_slice(packet);
@@ -187,7 +187,7 @@ fn invariant_check(packet: &[u8]) -> u32 {
         body[7] = 0xff;
         40
     };
-    // The UDP checksum, and the base header's byte of congestion bits.
+    // The UDP checksum, and the BTH byte with FECN and BECN.
     body[transport + 6..transport + 8].fill(0xff);
     body[transport + 8 + 4] = 0xff;
     crc32(&masked)
@@ -297,7 +297,7 @@ mod tests {
     #[test]
     fn frame_with_corrupt_icrc_is_rejected() {
         let frame = encode(&routed(Network::Ipv4));
-        // The type of service, hop limit, UDP checksum and congestion byte may change on the way.
+        // Traffic class, hop limit, UDP checksum and the FECN/BECN byte may change on the way.
         let free = [15, 22, 24, 25, 40, 41, 46];
         for at in (12..frame.len()).filter(|at| !free.contains(at)) {
             let mut changed = frame.clone();

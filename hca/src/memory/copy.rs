@@ -1,20 +1,20 @@
-//! Copies between our memory and memory that others write at the same time.
+//! Copies between private memory and memory that others write concurrently.
 //!
-//! A bus moves aligned words whole, and drivers and programs count on it: a doorbell record is
-//! never half the old and half the new. So each copy is made of the largest aligned words that fit.
+//! A bus transfers aligned words whole, and drivers and programs depend on it: a doorbell record
+//! never mixes old and new bytes. Each copy therefore uses the largest aligned words that fit.
 
 /// Copies from shared memory.
 ///
 /// # Safety
-/// `from` must be valid for reads of `to.len()` bytes; others may write them meanwhile, by volatile
-/// or atomic accesses.
+/// `from` must be valid for reads of `to.len()` bytes. Concurrent writes to them must be volatile
+/// or atomic.
 pub(super) unsafe fn out_of_shared(from: *const u8, to: &mut [u8]) {
     let mut at = 0;
     while at < to.len() {
         let place = from.wrapping_add(at).cast_mut();
         let rest = &mut to[at..];
-        // SAFETY: `rest` is as long as what the caller vouches for from `place` on; `width` answers
-        // no more than that, and to what `place` is aligned.
+        // SAFETY: the caller guarantees `rest.len()` valid bytes at `place`. `width` returns no
+        // more than that, and a width to which `place` is aligned.
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact_mut(8).zip(0..).fold(0, |done, (to, word)| {
@@ -32,15 +32,15 @@ pub(super) unsafe fn out_of_shared(from: *const u8, to: &mut [u8]) {
 /// Copies into shared memory.
 ///
 /// # Safety
-/// `to` must be valid for writes of `from.len()` bytes; others may read and write them meanwhile,
-/// by volatile or atomic accesses.
+/// `to` must be valid for writes of `from.len()` bytes. Concurrent accesses to them must be
+/// volatile or atomic.
 pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
     let mut at = 0;
     while at < from.len() {
         let place = to.wrapping_add(at);
         let rest = &from[at..];
-        // SAFETY: `rest` is as long as the range at `place` that the caller vouches for. `width`
-        // returns no more than that, and no more than `place` is aligned to.
+        // SAFETY: the caller guarantees `rest.len()` valid bytes at `place`. `width` returns no
+        // more than that, and a width to which `place` is aligned.
         at += unsafe {
             match width(place, rest.len()) {
                 8 => rest.chunks_exact(8).zip(0..).fold(0, |done, (from, word)| {
@@ -64,17 +64,17 @@ pub(super) unsafe fn into_shared(to: *mut u8, from: &[u8]) {
     }
 }
 
-/// Takes a word and leaves 0 there.
+/// Takes a word and clears it.
 ///
 /// # Safety
-/// `place` must be aligned and valid for reads and writes; others access it by volatile or atomic
-/// accesses.
+/// `place` must be aligned and valid for reads and writes. Concurrent accesses to it must be
+/// volatile or atomic.
 pub(crate) unsafe fn take_word(place: *mut u64) -> u64 {
-    // SAFETY: this function's contract.
+    // SAFETY: the caller upholds the same contract.
     unsafe { words::take(place) }
 }
 
-/// What is accessed as a whole.
+/// A word that is accessed as a whole.
 trait Word: Copy {
     /// # Safety
     /// `place` must be aligned and valid for reads.
@@ -112,16 +112,16 @@ mod words {
     pub(super) unsafe fn take(place: *mut u64) -> u64 {
         // SAFETY: this function's contract.
         let word = unsafe { AtomicU64::from_ptr(place) };
-        // Most words are empty, and an exchange costs more than a load.
+        // Most words are zero, and an exchange is more expensive than a load.
         if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::Acquire) }
     }
 }
 
-/// Accesses to single words, as instructions that ThreadSanitizer does not see.
+/// Word accesses by instructions that ThreadSanitizer does not see.
 ///
-/// A device is not a thread of the program. Barriers order its DMA with the program's volatile
-/// accesses; ThreadSanitizer knows neither and would report each as a race. Without the device it
-/// checks the program's own threads against each other.
+/// A device is not a thread of the program. Barriers order its DMA and the program's volatile
+/// accesses. ThreadSanitizer models neither and would report each access as a race. It checks the
+/// program's own threads against each other.
 #[cfg(bareverbs_tsan)]
 mod words {
     use std::arch::asm;
@@ -133,12 +133,14 @@ mod words {
             impl Word for $word {
                 unsafe fn load(place: *mut Self) -> Self {
                     let value;
-                    // SAFETY: reads the word, by this function's contract.
+                    // SAFETY: the instruction reads the word, which is valid by this function's
+                    // contract.
                     unsafe { asm!($load, place = in(reg) place, value = out($class) value, options(nostack)) };
                     value
                 }
                 unsafe fn store(self, place: *mut Self) {
-                    // SAFETY: writes the word, by this function's contract.
+                    // SAFETY: the instruction writes the word, which is valid by this function's
+                    // contract.
                     unsafe { asm!($store, place = in(reg) place, value = in($class) self, options(nostack)) };
                 }
             }
@@ -159,7 +161,7 @@ mod words {
             return 0;
         }
         let mut value = 0u64;
-        // SAFETY: exchanges the word, by this function's contract.
+        // SAFETY: the instruction exchanges the word, which is valid by this function's contract.
         unsafe {
             asm!("xchg qword ptr [{place}], {value}", place = in(reg) place, value = inout(reg) value, options(nostack));
         }
@@ -167,8 +169,7 @@ mod words {
     }
 }
 
-/// Bytes of the largest word, of at most eight, that begins at an address and ends within so many
-/// bytes.
+/// The width in bytes, at most eight, of the largest aligned word at `place` within `left` bytes.
 fn width(place: *const u8, left: usize) -> usize {
     let aligned = place.addr().trailing_zeros();
     1 << aligned.min(left.ilog2()).min(3)
@@ -204,13 +205,13 @@ mod tests {
             at in 0usize..16,
         ) {
             let mut shared = [0xee_u8; 128];
-            // SAFETY: offset and length stay below 128.
+            // SAFETY: offset and length are below 128.
             unsafe { into_shared(shared.as_mut_ptr().add(at), &data) };
             let end = at + data.len();
             prop_assert_eq!(&shared[at..end], &data[..]);
             prop_assert!(shared[..at].iter().chain(&shared[end..]).all(|byte| *byte == 0xee));
             let mut back = vec![0; data.len()];
-            // SAFETY: offset and length stay below 128.
+            // SAFETY: offset and length are below 128.
             unsafe { out_of_shared(shared.as_ptr().add(at), &mut back) };
             prop_assert_eq!(back, data);
         }

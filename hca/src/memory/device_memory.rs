@@ -1,4 +1,4 @@
-//! The device's own memory (MEMIC): a window of its BAR that keys can lead to.
+//! Device memory (MEMIC): a window of the BAR that mkeys can refer to.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,33 +6,33 @@ use std::sync::atomic::Ordering;
 
 use super::{DmaFault, ProcessMemory};
 
-/// Where the window begins in the BAR.
+/// Offset of the window in the BAR.
 pub(crate) const START: u64 = (32 << 20) - SIZE;
-/// Its size; there is no memory behind it before some is allocated.
+/// Size of the window in bytes. It has no backing memory until a range is allocated.
 pub(crate) const SIZE: u64 = 256 << 10;
-/// What addresses and lengths are multiples of.
+/// Granularity of addresses and lengths in bytes.
 pub(crate) const UNIT: u64 = 64;
 
-/// The window, and who holds which part of it. Addresses are offsets in the BAR.
+/// The window and its allocated ranges. Addresses are offsets in the BAR.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceMemory {
     memory: Option<Arc<ProcessMemory>>,
     allocated: BTreeMap<u64, u64>,
 }
 
-/// Why there is no memory.
+/// Why an allocation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoMemory {
-    /// The range or length makes no sense.
+    /// The range or length is invalid.
     Invalid,
-    /// Others hold that part.
+    /// No free range of that length is left.
     Taken,
-    /// The process has none.
+    /// The process could not allocate backing memory.
     Exhausted,
 }
 
 impl DeviceMemory {
-    /// Allocates `length` bytes inside of a range, at a multiple of `alignment`.
+    /// Allocates `length` bytes within a range, aligned to `alignment`.
     pub(crate) fn allocate(
         &mut self,
         range: (u64, u64),
@@ -62,7 +62,7 @@ impl DeviceMemory {
         Err(NoMemory::Taken)
     }
 
-    /// Gives a part back, cleared; `false` if nobody holds just that.
+    /// Frees and clears a range. Returns `false` if exactly this range isn't allocated.
     pub(crate) fn free(&mut self, start: u64, length: u64) -> bool {
         if self.allocated.get(&start) != Some(&length) {
             return false;
@@ -77,18 +77,18 @@ impl DeviceMemory {
         true
     }
 
-    /// Forgets everything.
+    /// Frees everything.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
 
-    /// The end of a part that overlaps with the range.
+    /// The end of an allocated range that overlaps the given one.
     fn holder(&self, start: u64, length: u64) -> Option<u64> {
         let (at, size) = self.allocated.range(..start.saturating_add(length)).next_back()?;
         (at + size > start).then_some(at + size)
     }
 
-    /// Whether somebody holds the whole range, as one part.
+    /// Whether one allocation covers the whole range.
     pub(crate) fn is_allocated(&self, start: u64, length: u64) -> bool {
         let Some((at, size)) = self.allocated.range(..=start).next_back() else { return false };
         start.checked_add(length).is_some_and(|end| end <= at + size)
@@ -99,19 +99,19 @@ impl DeviceMemory {
         Ok((memory.ok_or(DmaFault { address: at })?, (at - START) as usize))
     }
 
-    /// Copies out of it.
+    /// Copies from device memory.
     pub(crate) fn read(&self, at: u64, to: &mut [u8]) -> Result<(), DmaFault> {
         let (memory, offset) = self.held(at, to.len())?;
         if memory.read(offset, to) { Ok(()) } else { Err(DmaFault { address: at }) }
     }
 
-    /// Copies into it.
+    /// Copies to device memory.
     pub(crate) fn write(&self, at: u64, from: &[u8]) -> Result<(), DmaFault> {
         let (memory, offset) = self.held(at, from.len())?;
         if memory.write(offset, from) { Ok(()) } else { Err(DmaFault { address: at }) }
     }
 
-    /// Replaces an aligned word with what `change` makes of it; the old one.
+    /// Atomically updates an aligned word by `change` and returns the old value.
     pub(crate) fn update_u64(&self, at: u64, change: impl Fn(u64) -> u64) -> Result<u64, DmaFault> {
         let (memory, offset) = self.held(at, size_of::<u64>())?;
         let word = memory.word(offset).ok_or(DmaFault { address: at })?;

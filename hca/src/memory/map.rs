@@ -1,4 +1,4 @@
-//! The table of mapped guest memory.
+//! The DMA map: the table of mapped guest memory.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -13,10 +13,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use super::copy::{into_shared, out_of_shared};
 use super::{DeviceMemory, ProcessMemory};
 
-/// An access touched memory that isn't mapped, or is mapped read-only.
+/// An access to memory that isn't mapped, or a write to a read-only mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaFault {
-    /// Where the refused access began.
+    /// Start address of the failed access.
     pub address: u64,
 }
 
@@ -28,18 +28,18 @@ impl fmt::Display for DmaFault {
 
 impl std::error::Error for DmaFault {}
 
-/// Why a mapping was refused.
+/// Why a mapping is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MapError {
-    /// Zero length, or an end beyond the address space.
+    /// The length is zero, or the end is beyond the address space.
     Range,
-    /// A part of the range is mapped already.
+    /// A part of the range is already mapped.
     Overlap,
-    /// The file is shorter than what should be mapped.
+    /// The file is shorter than the mapping.
     File,
-    /// More mappings than the table may hold.
+    /// The table is full.
     Full,
-    /// The kernel refused, with this errno.
+    /// `mmap` failed with this errno.
     Os(i32),
 }
 
@@ -57,7 +57,7 @@ impl fmt::Display for MapError {
 
 impl std::error::Error for MapError {}
 
-/// How many mappings a peer may make.
+/// Maximum number of mappings.
 pub(crate) const MAX_REGIONS: usize = 65_535;
 
 struct Region {
@@ -68,16 +68,16 @@ struct Region {
 }
 
 enum Backing {
-    /// Announced without a file: it cannot be read.
+    /// A range without backing memory. Accesses fail.
     Absent,
-    /// Mapped here, to be unmapped with the region.
+    /// A mapping owned by the region, which unmaps it.
     Owned(NonNull<u8>),
-    /// Memory of this process, which others may hold too.
+    /// Memory of this process, possibly shared.
     Shared(Arc<ProcessMemory>),
 }
 
-// SAFETY: the pointers are to shared mappings that any thread may access; all accesses are volatile
-// copies.
+// SAFETY: the pointers are to shared mappings, which any thread may access. All accesses are
+// volatile copies.
 unsafe impl Send for Region {}
 
 impl Region {
@@ -97,25 +97,25 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if let Backing::Owned(base) = self.memory {
-            // SAFETY: `base` and `length` are those of one of our own mmap calls, and no pointer
-            // into it leaves this module.
+            // SAFETY: `base` and `length` are those of an mmap call of this module, and no pointer
+            // into the mapping leaves the module.
             let unmapped = unsafe { munmap(base.as_ptr().cast::<c_void>(), self.length as usize) };
             debug_assert!(unmapped.is_ok());
         }
     }
 }
 
-/// Guest memory by guest address. Every access is looked up and bounded; what isn't mapped is a
-/// [`DmaFault`], never undefined.
+/// Guest memory by guest address. Every access is looked up and bounded. An access to unmapped
+/// memory fails with [`DmaFault`].
 #[derive(Default)]
 pub struct DmaMap {
-    /// Sorted by start, disjoint.
+    /// Sorted by start; disjoint.
     regions: Vec<Region>,
     device_memory: DeviceMemory,
 }
 
 impl DmaMap {
-    /// The device's own memory, which no bus address leads to.
+    /// Device memory, which has no bus address.
     pub(crate) fn device_memory(&self) -> &DeviceMemory {
         &self.device_memory
     }
@@ -145,8 +145,8 @@ impl DmaMap {
         }
         let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
-        // SAFETY: a new shared mapping at an address of the kernel's choice disturbs no memory of
-        // ours.
+        // SAFETY: a new shared mapping at an address that the kernel chooses affects no existing
+        // memory.
         let base = unsafe { mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset) }
             .map_err(|error| MapError::Os(error.raw_os_error()))?;
         let base = NonNull::new(base.cast()).ok_or(MapError::Os(0))?;
@@ -154,7 +154,7 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Maps fresh zeroed memory of this process, for use without a guest.
+    /// Maps new zeroed memory of this process, for use without a guest.
     pub fn map_zeroed(&mut self, start: u64, length: u64) -> Result<(), MapError> {
         let at = self.place(start, length)?;
         let bytes = usize::try_from(length).map_err(|_| MapError::Range)?;
@@ -165,14 +165,13 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Maps memory of this process at its own address, so that a program in the same process can be
-    /// the driver.
+    /// Maps memory of this process at its own address, for a driver in the same process.
     pub(crate) fn map_shared(&mut self, memory: Arc<ProcessMemory>) -> Result<(), MapError> {
         let start = memory.pointer().as_ptr().expose_provenance() as u64;
         self.map_shared_at(start, memory)
     }
 
-    /// Maps memory of this process somewhere.
+    /// Maps memory of this process at the guest address `start`.
     pub(crate) fn map_shared_at(&mut self, start: u64, memory: Arc<ProcessMemory>) -> Result<(), MapError> {
         let length = memory.length() as u64;
         let at = self.place(start, length)?;
@@ -180,15 +179,14 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Notes a range that exists but has no memory behind it, such as a ROM that the peer keeps to
-    /// itself.
+    /// Adds a range without backing memory, such as a ROM that the peer doesn't share.
     pub fn map_absent(&mut self, start: u64, length: u64) -> Result<(), MapError> {
         let at = self.place(start, length)?;
         self.regions.insert(at, Region { start, length, memory: Backing::Absent, writable: false });
         Ok(())
     }
 
-    /// Unmaps every mapping that lies wholly in the range; how many there were.
+    /// Unmaps every mapping that is entirely within the range. Returns their number.
     pub fn unmap(&mut self, start: u64, length: u64) -> usize {
         let end = start.saturating_add(length);
         let before = self.regions.len();
@@ -215,24 +213,24 @@ impl DmaMap {
         }
     }
 
-    /// The memory behind an address and how many bytes of it follow.
+    /// The memory at an address, and the number of bytes left in its mapping.
     fn find(&self, address: u64, write: bool) -> Result<(NonNull<u8>, usize), DmaFault> {
         let at = self.regions.partition_point(|region| region.end() <= address);
         let region = self.regions.get(at).filter(|region| region.start <= address);
         let region = region.filter(|region| region.writable || !write).ok_or(DmaFault { address })?;
         let base = region.base().ok_or(DmaFault { address })?;
         let offset = (address - region.start) as usize;
-        // SAFETY: the offset is below the region's length, so the pointer stays inside its mapping.
+        // SAFETY: the offset is below the region's length, so the pointer is inside its mapping.
         Ok((unsafe { base.add(offset) }, (region.length as usize) - offset))
     }
 
-    /// Copies guest memory into `to`. On a fault a part may have been copied.
+    /// Copies guest memory into `to`. After a fault a part may have been copied.
     pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), DmaFault> {
         let (mut address, mut to) = (address, to);
         while !to.is_empty() {
             let (memory, available) = self.find(address, false)?;
             let (now, rest) = to.split_at_mut(available.min(to.len()));
-            // SAFETY: `find` answered that at least `now.len()` bytes of a live mapping follow.
+            // SAFETY: `find` returned a valid mapping of at least `now.len()` bytes.
             unsafe { out_of_shared(memory.as_ptr(), now) };
             address = address.checked_add(now.len() as u64).ok_or(DmaFault { address })?;
             to = rest;
@@ -240,14 +238,13 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Copies `from` into guest memory. On a fault a part may have been copied.
+    /// Copies `from` into guest memory. After a fault a part may have been copied.
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DmaFault> {
         let (mut address, mut from) = (address, from);
         while !from.is_empty() {
             let (memory, available) = self.find(address, true)?;
             let (now, rest) = from.split_at(available.min(from.len()));
-            // SAFETY: `find` answered that at least `now.len()` bytes of a live, writable mapping
-            // follow.
+            // SAFETY: `find` returned a valid, writable mapping of at least `now.len()` bytes.
             unsafe { into_shared(memory.as_ptr(), now) };
             address = address.checked_add(now.len() as u64).ok_or(DmaFault { address })?;
             from = rest;
@@ -255,7 +252,7 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Writes an entry whose last byte tells the guest that the rest is there.
+    /// Writes an entry. Its last byte, which publishes the entry to the guest, is written last.
     pub(crate) fn publish(&self, address: u64, entry: &[u8]) -> Result<(), DmaFault> {
         let (last, body) = entry.split_last().ok_or(DmaFault { address })?;
         self.write(address, body)?;
@@ -263,7 +260,7 @@ impl DmaMap {
         self.write(address + body.len() as u64, &[*last])
     }
 
-    /// Reads a big-endian word, such as a doorbell record, before whatever it counts.
+    /// Reads a big-endian word, such as a doorbell record, with acquire ordering.
     pub(crate) fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
@@ -271,16 +268,16 @@ impl DmaMap {
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Replaces the eight bytes at an aligned address with what `change` makes of them, atomically
-    /// towards other CPUs; the old ones.
+    /// Atomically updates the eight bytes at an aligned address by `change` and returns the old
+    /// value.
     pub(crate) fn update_u64(&self, address: u64, change: impl Fn(u64) -> u64) -> Result<u64, DmaFault> {
         let (memory, available) = self.find(address, true)?;
         let pointer = memory.as_ptr().cast::<u64>();
         if available < size_of::<u64>() || !pointer.is_aligned() {
             return Err(DmaFault { address });
         }
-        // SAFETY: aligned, eight bytes of a live writable mapping follow, and every other access of
-        // ours is volatile or atomic too.
+        // SAFETY: the pointer is aligned to eight bytes of a valid, writable mapping. Every other
+        // access of this module is volatile or atomic.
         let word = unsafe { AtomicU64::from_ptr(pointer) };
         let mut old = word.load(Ordering::Acquire);
         while let Err(now) = word.compare_exchange(old, change(old), Ordering::AcqRel, Ordering::Acquire) {

@@ -1,4 +1,4 @@
-//! Memory of this process that it shares with a device.
+//! Memory of this process that a device shares.
 
 use std::ffi::c_void;
 use std::io;
@@ -9,24 +9,24 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::copy::{into_shared, out_of_shared};
 
-/// Zeroed pages, reached only by volatile and atomic accesses.
+/// Zeroed pages, accessed only by volatile and atomic accesses.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
     base: NonNull<u8>,
     length: usize,
-    /// Whether somebody else unmaps it.
+    /// Whether the caller unmaps the memory.
     lent: bool,
 }
 
-// SAFETY: the memory is written by anyone at any time; all accesses of this module are volatile
-// copies or atomic.
+// SAFETY: others may write the memory at any time. All accesses of this module are volatile copies
+// or atomics.
 unsafe impl Send for ProcessMemory {}
-// SAFETY: shared references reach the memory by volatile copies and atomics only.
+// SAFETY: shared references access the memory by volatile copies and atomics only.
 unsafe impl Sync for ProcessMemory {}
 
 impl ProcessMemory {
     pub(crate) fn new(length: usize) -> io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs no memory of ours.
+        // SAFETY: a new mapping at an address that the kernel chooses affects no existing memory.
         let base = unsafe {
             mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
@@ -34,12 +34,12 @@ impl ProcessMemory {
         Ok(Self { base, length, lent: false })
     }
 
-    /// Memory that somebody else allocated and unmaps.
+    /// Memory that the caller allocates and unmaps.
     ///
     /// # Safety
     ///
-    /// It must be readable and writable for as long as the value lives, and be accessed only as the
-    /// module says.
+    /// The memory must be readable and writable until the value is dropped. All accesses to it must
+    /// be volatile or atomic.
     pub(crate) unsafe fn lent(base: NonNull<u8>, length: usize) -> Self {
         Self { base, length, lent: true }
     }
@@ -56,34 +56,33 @@ impl ProcessMemory {
         at.checked_add(length).is_some_and(|end| end <= self.length)
     }
 
-    /// Copies out; `false` if the range isn't inside.
+    /// Copies from offset `at`. Returns `false` if the range exceeds the memory.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) -> bool {
         let inside = self.holds(at, to.len());
         if inside {
-            // SAFETY: the range was just checked to lie in the mapping, which lives as long as
-            // `self`.
+            // SAFETY: the range is inside the mapping, which is valid until `self` is dropped.
             unsafe { out_of_shared(self.base.as_ptr().add(at), to) };
         }
         inside
     }
 
-    /// Copies in; `false` if the range isn't inside.
+    /// Copies to offset `at`. Returns `false` if the range exceeds the memory.
     pub(crate) fn write(&self, at: usize, from: &[u8]) -> bool {
         let inside = self.holds(at, from.len());
         if inside {
-            // SAFETY: `holds` found the range in the mapping, which lives as long as `self`.
+            // SAFETY: the range is inside the mapping, which is valid until `self` is dropped.
             unsafe { into_shared(self.base.as_ptr().add(at), from) };
         }
         inside
     }
 
-    /// A word for atomic use; `None` unless it is aligned and inside.
+    /// A word for atomic access. Returns `None` if it is unaligned or exceeds the memory.
     pub(crate) fn word(&self, at: usize) -> Option<&AtomicU64> {
         if !self.holds(at, size_of::<u64>()) || !at.is_multiple_of(align_of::<AtomicU64>()) {
             return None;
         }
-        // SAFETY: aligned, inside of a mapping that lives as long as `self`, and never reached
-        // through a reference that isn't atomic.
+        // SAFETY: the word is aligned and inside a mapping that is valid until `self` is dropped.
+        // No other reference to it is non-atomic.
         Some(unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(at).cast()) })
     }
 }
@@ -93,8 +92,8 @@ impl Drop for ProcessMemory {
         if self.lent {
             return;
         }
-        // SAFETY: base and length are those of our own mmap call, and whoever holds a pointer was
-        // told when it ends.
+        // SAFETY: base and length are those of this type's mmap call. Holders of a pointer know
+        // that it is valid only until the drop.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.length) };
         debug_assert!(unmapped.is_ok());
     }

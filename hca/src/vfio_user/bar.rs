@@ -1,11 +1,12 @@
-//! BAR 0: the initialization segment, and the UAR pages with their doorbells.
+//! BAR 0: the initialization segment and the UAR pages with their doorbells.
 
 use crate::engine::doorbell::{ARM_EQ, Doorbell, READ_EQ};
 use crate::firmware::{FIRST_UAR, LOG_SLOTS, LOG_STRIDE};
 
-/// Its size.
+/// Size of the BAR in bytes.
 pub(crate) const SIZE: u64 = 32 << 20;
-/// Where the virtual machine keeps the MSI-X table and the pending bits.
+/// Offset of the MSI-X table; that of the pending bits follows. The virtual machine monitor holds
+/// both.
 pub(crate) const MSIX_TABLE: u32 = 0x4000;
 pub(crate) const MSIX_PENDING: u32 = 0x5000;
 
@@ -18,7 +19,7 @@ const MINOR: u16 = 35;
 const SUB: u16 = 4000;
 const COMMAND_INTERFACE: u16 = 5;
 
-/// Offsets in the initialization segment.
+/// Offsets of the initialization segment.
 mod segment {
     pub(super) const FIRMWARE: u64 = 0x00;
     pub(super) const INTERFACE: u64 = 0x04;
@@ -31,41 +32,40 @@ mod segment {
     pub(super) const HEALTH_COUNTER: u64 = 0x1010;
 }
 
-/// What a write to the BAR asks for.
+/// The effect of a write to the BAR.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ring {
-    /// Execute commands, one bit per slot.
+    /// Executes commands: one bit per slot.
     Commands(u32),
     /// A doorbell on a UAR page.
     Doorbell { uar: u32, doorbell: Doorbell },
 }
 
-/// The state of the interface to the driver in which nothing is done
-/// (`MLX5_INITIAL_SEG_NIC_INTERFACE_DISABLED`).
+/// NIC interface state "disabled" (`MLX5_INITIAL_SEG_NIC_INTERFACE_DISABLED`).
 const DISABLED: u8 = 1;
 
-/// The registers that keep what is written.
+/// The writable registers.
 #[derive(Debug, Default)]
 pub(crate) struct Registers {
     queue: u64,
     nic_state: u8,
-    /// The first half of a doorbell that comes in two.
+    /// The first half of a doorbell that is written in two halves.
     half: Option<(u64, [u8; 4])>,
 }
 
 impl Registers {
-    /// After a reset that the driver may not know of: the interface is off until the driver sets up
-    /// the command queue again, so that a driver that looks finds its work undone.
+    /// The state after a reset that the driver may not have requested. The interface is disabled
+    /// until the driver sets up its command queue. The driver can detect the reset by this state.
     pub(crate) fn after_reset() -> Self {
         Self { nic_state: DISABLED, ..Self::default() }
     }
 
-    /// The command queue's guest address, once the driver has said where it is.
+    /// The command queue's guest address, once the driver has set it.
     pub(crate) fn command_queue(&self) -> Option<u64> {
         (self.queue != 0).then_some(self.queue)
     }
 
-    /// Copies out of the BAR.
+    /// Copies from the BAR.
     pub(crate) fn read(&self, at: u64, to: &mut [u8], now: u64) {
         for (offset, byte) in to.iter_mut().enumerate() {
             let place = at.wrapping_add(offset as u64);
@@ -85,13 +85,13 @@ impl Registers {
             segment::HEALTH_FIRMWARE => u32::from(MAJOR) << 24 | u32::from(MINOR) << 16 | u32::from(SUB),
             segment::TIMER_HIGH => (now >> 32) as u32,
             segment::TIMER_LOW => now as u32,
-            // Changes from one look of the driver to the next.
+            // The health counter changes between two polls of the driver.
             segment::HEALTH_COUNTER => (now / 10_000_000) as u32 & 0xff_ffff | 1,
             _ => 0,
         }
     }
 
-    /// Takes a write, and says what it asks for.
+    /// Applies a write and returns its effect.
     pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Option<Ring> {
         if at < SEGMENT_END {
             return self.write_segment(at, bytes);
@@ -123,7 +123,8 @@ impl Registers {
         None
     }
 
-    /// Doorbells of event queues have one word; the others may come in two halves.
+    /// Handles a write of four bytes. EQ doorbells have one word; other doorbells may come in two
+    /// halves.
     fn write_half(&mut self, page: u32, offset: u16, bytes: [u8; 4]) -> Option<Ring> {
         if matches!(offset, ARM_EQ | READ_EQ) {
             return ring(page, offset, &bytes);

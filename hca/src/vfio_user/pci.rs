@@ -1,10 +1,10 @@
-//! Configuration space: what a ConnectX-5 physical function shows.
+//! PCI configuration space of a ConnectX-5 physical function.
 
 use crate::engine::Link;
 
-/// MSI-X vectors.
+/// Number of MSI-X vectors.
 pub(crate) const VECTORS: u16 = 32;
-/// Bytes of the configuration space.
+/// Size of the configuration space in bytes.
 pub(crate) const SIZE: usize = 4096;
 
 const VENDOR: u16 = 0x15b3;
@@ -34,15 +34,15 @@ impl Config {
         };
         config.put(0x00, &VENDOR.to_le_bytes());
         config.put(0x02, &CONNECTX_5.to_le_bytes());
-        // Has a capability list.
+        // Status: capability list.
         config.put(0x06, &0x0010u16.to_le_bytes());
         config.put(0x08, &class);
-        // 64 bits, prefetchable.
+        // 64-bit, prefetchable.
         config.put(BAR0, &0x0cu32.to_le_bytes());
         config.put(0x2c, &VENDOR.to_le_bytes());
         config.put(0x2e, &SUBSYSTEM.to_le_bytes());
         config.put(0x34, &[POWER as u8]);
-        // Power management, version 3; no soft reset on the way from D3hot.
+        // Power management, version 3; no soft reset on the transition from D3hot.
         config.put(POWER, &[0x01, EXPRESS as u8, 0x03, 0x00, 0x08, 0x00, 0x00, 0x00]);
         // PCI Express endpoint, version 2, with function level reset; 16 lanes of 8 GT/s.
         config.put(EXPRESS, &[0x10, MSIX as u8, 0x02, 0x00]);
@@ -61,7 +61,7 @@ impl Config {
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Copies out of the configuration space; `false` outside of it.
+    /// Copies from the configuration space. Returns `false` for a range outside of it.
     pub(crate) fn read(&self, at: u64, to: &mut [u8]) -> bool {
         let Some(bytes) =
             usize::try_from(at).ok().and_then(|at| self.bytes.get(at..at.checked_add(to.len())?))
@@ -72,8 +72,8 @@ impl Config {
         true
     }
 
-    /// Writes what is writable; `None` outside of the space, else whether the function is to be
-    /// reset.
+    /// Writes the writable bits. Returns whether the write requests a function level reset, or
+    /// `None` for a range outside of the space.
     pub(crate) fn write(&mut self, at: u64, from: &[u8]) -> Option<bool> {
         let at = usize::try_from(at).ok()?;
         let end = at.checked_add(from.len()).filter(|end| *end <= SIZE)?;
@@ -92,8 +92,8 @@ impl Config {
     }
 }
 
-/// Which bits of a byte a driver may change. The virtual machine keeps BARs and the MSI-X control
-/// to itself and only tells.
+/// Writable bits of a byte. The virtual machine monitor implements BARs and MSI-X control itself
+/// and forwards the writes.
 fn writable(at: usize) -> u8 {
     const EXPRESS_LINK_CONTROL: usize = EXPRESS + 16;
     match at {

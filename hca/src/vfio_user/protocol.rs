@@ -1,5 +1,5 @@
-//! The messages of vfio-user, protocol version 0.0 (QEMU's `docs/interop/vfio-user.rst`), and their
-//! transport over a Unix socket.
+//! Messages of vfio-user, protocol version 0.0 (QEMU's `docs/interop/vfio-user.rst`), over a Unix
+//! socket.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -10,14 +10,14 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, recvmsg, sendmsg,
 };
 
-/// File descriptors in one message.
+/// Maximum number of file descriptors in one message.
 pub(super) const MAX_FDS: usize = 16;
-/// Bytes of data in one message.
+/// Maximum number of data bytes in one message.
 pub(super) const MAX_TRANSFER: usize = 1 << 20;
 const HEADER: usize = 16;
 const LONGEST: usize = HEADER + 64 + MAX_TRANSFER;
 
-/// Numbers of commands.
+/// Command numbers.
 pub(super) mod command {
     pub(crate) const VERSION: u16 = 1;
     pub(crate) const DMA_MAP: u16 = 2;
@@ -58,8 +58,8 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Receives a request; `None` when the peer has gone. Garbage is an error, after which the
-/// connection is of no use.
+/// Receives a request. Returns `None` at end of file. A malformed request is an error, after which
+/// the connection must be closed.
 pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<Message>> {
     let mut header = [0; HEADER];
     let mut fds = Vec::new();
@@ -98,7 +98,7 @@ pub(super) fn receive(socket: &UnixStream) -> io::Result<Option<Message>> {
     Ok(Some(Message { id: half(0), command: half(2), wants_reply: flags & NO_REPLY == 0, body, fds }))
 }
 
-/// Answers a request, with a body or with an errno.
+/// Sends the reply to a request: a body or an errno.
 pub(super) fn reply(socket: &UnixStream, to: &Message, answer: Result<Vec<u8>, Errno>) -> io::Result<()> {
     let Some(bytes) = reply_bytes(to, answer) else { return Ok(()) };
     let mut rest = bytes.as_slice();
@@ -112,7 +112,7 @@ pub(super) fn reply(socket: &UnixStream, to: &Message, answer: Result<Vec<u8>, E
     Ok(())
 }
 
-/// The answer to a request as a message; `None` where the peer wants none.
+/// Encodes the reply to a request. Returns `None` if the peer wants no reply.
 pub(super) fn reply_bytes(to: &Message, answer: Result<Vec<u8>, Errno>) -> Option<Vec<u8>> {
     const REPLY: u32 = 1;
     const ERROR: u32 = 1 << 5;
@@ -133,7 +133,7 @@ pub(super) fn reply_bytes(to: &Message, answer: Result<Vec<u8>, Errno>) -> Optio
     Some(bytes)
 }
 
-/// An error number for the peer.
+/// An errno for the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Errno(pub(super) u32);
 

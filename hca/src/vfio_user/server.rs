@@ -1,4 +1,4 @@
-//! One vfio-user socket: a virtual machine connects, and finds the device.
+//! A vfio-user socket that serves one device to a virtual machine.
 
 use std::fs;
 use std::io;
@@ -16,8 +16,7 @@ use crate::engine::Recorder;
 use crate::fabric::Fabric;
 use crate::memory::{DEVICE_MEMORY_START, MapError};
 
-/// Numbers of regions and interrupt kinds, as VFIO's PCI interface has them
-/// (`include/uapi/linux/vfio.h`).
+/// Indices of regions and interrupt types of VFIO PCI devices (`include/uapi/linux/vfio.h`).
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
 const REGIONS: u32 = 9;
@@ -34,7 +33,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a device and its socket. A stale socket file is replaced.
+    /// Creates a device and its socket. A stale socket file is replaced.
     pub fn bind(path: &Path, setup: Setup, fabric: &Arc<Fabric>) -> io::Result<Self> {
         match fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -46,7 +45,7 @@ impl Server {
         Ok(Self { path: path.to_owned(), listener, device, vectors, setup })
     }
 
-    /// Serves one virtual machine after the other; returns only when the socket fails.
+    /// Serves virtual machines one at a time. Returns only when the socket fails.
     pub fn serve(&self) -> io::Error {
         loop {
             let (socket, _) = match self.listener.accept() {
@@ -59,23 +58,23 @@ impl Server {
             {
                 eprintln!("hca{}: {error}", self.setup.index);
             }
-            // Whoever comes next finds the device as after power-on.
+            // The next virtual machine finds the device as after power-on.
             self.vectors.clear();
             self.device.forget();
         }
     }
 
-    /// Something happens to the device's port; `false` if it can't happen to a port of this kind.
+    /// Changes the device's port. Returns `false` if the change doesn't apply to the link layer.
     pub fn change(&self, change: PortChange) -> bool {
         self.device.change(change)
     }
 
-    /// Tells `recorder` each work request from now on, as it was fetched.
+    /// Calls `recorder` for each fetched work request from now on.
     pub fn record(&self, recorder: Recorder) {
         self.device.record(recorder);
     }
 
-    /// How many objects of each kind the driver has on the device, as `qps 2 cqs 3 …`.
+    /// The number of the driver's objects of each kind, as `qps 2 cqs 3 …`.
     pub fn objects(&self) -> String {
         self.device.objects()
     }
@@ -98,7 +97,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // The file may already be gone.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -134,7 +133,7 @@ impl Function<'_> {
     }
 
     fn version(&self) -> Answer {
-        // The peer insists on a minor number no larger than its own, which is 0.
+        // The peer requires a minor version no larger than its own, which is 0.
         let mut body = vec![0; 4];
         let capabilities = format!(
             "{{\"capabilities\":{{\"max_msg_fds\":{MAX_FDS},\"max_data_xfer_size\":{MAX_TRANSFER},\"pgsizes\":4096,\
@@ -195,7 +194,7 @@ impl Function<'_> {
         if flags & EVENTFD != 0 {
             let mut fds = fds.into_iter();
             for vector in 0..count {
-                // Without a descriptor the vector is switched off.
+                // Without an eventfd the vector is disabled.
                 if !self.vectors.set(start.checked_add(vector)?, fds.next()) {
                     return Some(Err(Errno::INVALID));
                 }

@@ -1,4 +1,4 @@
-//! A virtual machine monitor's messages and accesses, reachable for fuzzing.
+//! Messages and accesses of a virtual machine monitor, exported for fuzzing.
 
 use std::io::{self, Write};
 use std::net::Shutdown;
@@ -17,22 +17,22 @@ use crate::fabric::Fabric;
 /// A monitor that is connected to a device.
 pub struct Monitor<'a>(Function<'a>);
 
-/// A message of a monitor.
+/// A message from a monitor.
 pub struct MonitorMessage {
-    /// The number by which the reply names it.
+    /// Message ID, repeated in the reply.
     pub id: u16,
-    /// The number of the command.
+    /// Command number.
     pub command: u16,
-    /// What follows the header.
+    /// The bytes after the header.
     pub body: Vec<u8>,
-    /// The descriptors that come with it.
+    /// The attached file descriptors.
     pub fds: Vec<OwnedFd>,
 }
 
-/// Runs `script` with a monitor that is connected to a fresh device, whose thread works meanwhile.
+/// Runs `script` with a monitor that is connected to a new device with a running worker thread.
 ///
 /// # Errors
-/// The device could not be made.
+/// The device could not be created.
 pub fn with_monitor(link: Link, script: impl FnOnce(&mut Monitor<'_>)) -> io::Result<()> {
     let setup = Setup { link, index: 0, cqe_version: 1, verbose: false };
     let vectors = Vectors::default();
@@ -48,7 +48,7 @@ pub fn with_monitor(link: Link, script: impl FnOnce(&mut Monitor<'_>)) -> io::Re
 }
 
 impl Monitor<'_> {
-    /// Sends a message that wants a reply, and returns the reply with its header.
+    /// Sends a message that requests a reply, and returns the reply with its header.
     pub fn send(&mut self, message: MonitorMessage) -> Vec<u8> {
         let MonitorMessage { id, command, body, fds } = message;
         let mut message = Message { id, command, wants_reply: true, body, fds };
@@ -56,14 +56,14 @@ impl Monitor<'_> {
         reply_bytes(&message, answer).expect("the message wants a reply")
     }
 
-    /// Sends `bytes` over a socket, whatever they are, and closes it; returns the replies.
+    /// Sends arbitrary bytes over a socket, closes it, and returns the replies.
     ///
     /// # Errors
-    /// The bytes are no messages: the connection is closed.
+    /// The bytes are malformed, and the connection is closed.
     pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let (ours, mut theirs) = UnixStream::pair()?;
         theirs.set_nonblocking(true)?;
-        // What the socket has no room for is not sent.
+        // Bytes beyond the socket's buffer are not sent.
         let _ = theirs.write(bytes);
         theirs.shutdown(Shutdown::Write)?;
         let mut replies = Vec::new();
@@ -75,35 +75,36 @@ impl Monitor<'_> {
     }
 }
 
-/// Configuration space and registers, without a device behind them.
+/// Configuration space and registers without a device.
 pub struct Bar {
     config: Config,
     registers: Registers,
 }
 
 impl Bar {
-    /// As after power-on.
+    /// The state after power-on.
     pub fn new(link: Link) -> Self {
         Self { config: Config::new(link), registers: Registers::default() }
     }
 
-    /// Reads the configuration space; `false` outside of it.
+    /// Reads the configuration space. Returns `false` for a range outside of it.
     pub fn read_config(&self, at: u64, to: &mut [u8]) -> bool {
         self.config.read(at, to)
     }
 
-    /// Writes the configuration space; `None` outside of it, else whether that resets the function.
+    /// Writes the configuration space. Returns whether the write resets the function, or `None` for
+    /// a range outside of the space.
     pub fn write_config(&mut self, at: u64, from: &[u8]) -> Option<bool> {
         self.config.write(at, from)
     }
 
-    /// Reads the registers at this time, in nanoseconds.
+    /// Reads the registers at the time `now`, in nanoseconds.
     pub fn read(&self, at: u64, to: &mut [u8], now: u64) {
         self.registers.read(at, to, now);
     }
 
-    /// Writes the registers; the slots of the command queue that it rings for, or the UAR page of
-    /// its doorbell.
+    /// Writes the registers. Returns the command slots that it rings, or as an error the UAR page
+    /// of its doorbell.
     pub fn write(&mut self, at: u64, from: &[u8]) -> Option<Result<u32, u32>> {
         self.registers.write(at, from).map(|ring| match ring {
             Ring::Commands(slots) => Ok(slots),
@@ -111,7 +112,7 @@ impl Bar {
         })
     }
 
-    /// The address of the command queue, once it was written.
+    /// The address of the command queue, once set.
     pub fn command_queue(&self) -> Option<u64> {
         self.registers.command_queue()
     }

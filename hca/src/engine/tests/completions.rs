@@ -1,4 +1,4 @@
-//! What completions carry besides their fields.
+//! Contents of CQEs beyond their common fields.
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::Transport;
@@ -9,7 +9,7 @@ const FROM: u64 = DATA + 0x1000;
 const TO: u64 = DATA + 0x2000;
 const RECEIVE: u8 = 2;
 
-/// The message inside of an entry, and which of the two formats said so.
+/// The inline message of a CQE, and the CQE format.
 fn inside(entry: &[u8], length: usize) -> (u8, Vec<u8>) {
     let format = entry[entry.len() - 1] >> 2 & 3;
     let from = if format == 1 { entry.len() - 64 } else { 0 };
@@ -31,7 +31,7 @@ fn short_receive_is_scattered_to_cqe() {
         pair.post(0, opcode::SEND, 0, &data(key, FROM, u32::from(limit)));
         pair.settle(|packets| packets);
         assert_eq!(pair.poll().iter().filter(|cqe| cqe.opcode == RECEIVE).count(), 1);
-        // The receiver's completion comes first.
+        // The receiver's CQE comes first.
         let entry = pair.entry(0);
         let expected = if limit == 64 { 2 } else { expected };
         assert_eq!(inside(&entry, length), (expected, bytes));
@@ -79,7 +79,7 @@ fn short_read_responses_scatter_to_requester_cqe() {
     pair.settle(|packets| packets);
     assert_eq!(inside(&pair.entry(1), 8), (1, vec![9; 8]));
 
-    // Without a completion there is only memory.
+    // Without a CQE there is no scatter to CQE: the data goes to memory.
     pair.post_flagged(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 32)].concat());
     pair.settle(|packets| packets);
     assert_eq!(pair.read(FROM, 32), [9; 32]);

@@ -1,4 +1,4 @@
-//! Keys that lead to the device's own memory.
+//! Keys over device memory (MEMIC).
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::mkey::{ANY_QP, AccessMode, Mkey};

@@ -1,4 +1,4 @@
-//! Doorbells as a driver rings them, by stores to the doorbell page of a device in this process.
+//! Doorbells, by stores to the doorbell page of an in-process device.
 
 use crate::engine::cq::Moderation;
 use crate::engine::packet::Transport;
@@ -7,8 +7,7 @@ use crate::{InProcessHca, Memory};
 
 const CQ_DOORBELL: usize = 0x3000;
 
-/// A device, the memory that its driver laid out, and a connected queue pair with its ring at
-/// 0x1000.
+/// A device, its driver's memory, and a connected QP with its ring at 0x1000.
 fn hca() -> (InProcessHca, Memory, u32, u32) {
     let mut hca = InProcessHca::new(Link::InfiniBand).unwrap();
     let memory = hca.allocate(0x4000).unwrap();
@@ -57,7 +56,7 @@ fn arm(hca: &InProcessHca, cq: u32, consumer: u32, sequence: u32) {
     hca.store(0x20, &words);
 }
 
-/// A request that does nothing but complete.
+/// Completes a signalled NOP.
 fn complete(hca: &mut InProcessHca, memory: &Memory, qp: u32, index: u16) {
     let wqe = nop(qp, index, 0);
     memory.write(0x1000 + 64 * usize::from(index), &wqe);
@@ -81,7 +80,7 @@ fn no_wqe_executes_before_doorbell() {
 #[test]
 fn blueflame_wqe_bypasses_ring() {
     let (mut hca, memory, qp, cq) = hca();
-    // The ring still holds something that would fail.
+    // The ring contains a WQE that would fail.
     memory.write(0x1000, &[0xff; 64]);
     count(&memory, 1);
     hca.store(0x800, &nop(qp, 0, 1));
@@ -106,17 +105,17 @@ fn stale_blueflame_copy_acts_as_doorbell() {
 fn armed_cq_raises_one_event_and_stale_arm_is_ignored() {
     let (mut hca, memory, qp, cq) = hca();
     let ring = |hca: &mut InProcessHca, index| complete(hca, &memory, qp, index);
-    // Events are read too, so that only armings decide.
+    // The EQ is armed, so that only the CQ arms decide.
     hca.store(0x40, &[[1, 0, 0, 0], [0; 4]].concat());
     arm(&hca, cq, 0, 0);
     ring(&mut hca, 0);
     ring(&mut hca, 1);
     assert_eq!((hca.interrupts(), hca.events().read(31, 1)), (1, vec![0]));
-    // The arming that was answered, once more: nobody is told.
+    // An arm with an answered sequence number raises no event.
     arm(&hca, cq, 2, 0);
     ring(&mut hca, 2);
     assert_eq!(hca.engine().eq_producer(InProcessHca::EVENTS), Ok(1));
-    // The next one, with an entry that came before it: told at once.
+    // An arm with the next sequence number raises an event at once, because an unread CQE exists.
     arm(&hca, cq, 2, 1);
     hca.run();
     assert_eq!(hca.engine().eq_producer(InProcessHca::EVENTS), Ok(2));

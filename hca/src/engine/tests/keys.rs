@@ -1,5 +1,4 @@
-//! Keys that work requests change: filled in with pages and with other keys, invalidated from here
-//! and from the peer.
+//! UMRs on keys: translations by pages and by other keys; local and remote invalidation.
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::Transport;
@@ -10,17 +9,16 @@ const FROM: u64 = DATA + 0x100;
 const TO: u64 = DATA + 0x4_0000;
 const PD: u32 = 1;
 
-/// Fields that an update changes, by bits of its mask: length, start, rights, whether the key is
-/// free.
+/// Mask bits of a UMR: length, start address, access rights, free.
 const LENGTH: u64 = 1 << 0;
 const START: u64 = 1 << 6;
 const RIGHTS: u64 = 0x1f << 17;
 const FREE: u64 = 1 << 29;
 const INLINE: u8 = 0x80;
-/// A page that may be read and written.
+/// Presence bits of a page that can be read and written.
 const PRESENT: u64 = 3;
 
-/// An update of a key: its context, and translation entries.
+/// The body of a UMR: mkey context and translation entries.
 fn update(mask: u64, free: bool, start: u64, length: u64, translation: &[u64]) -> Vec<u8> {
     let mut body = vec![0; 48 + 64];
     body[0] = INLINE;
@@ -36,7 +34,7 @@ fn update(mask: u64, free: bool, start: u64, length: u64, translation: &[u64]) -
     body
 }
 
-/// A pair with a key of this kind that leads to 8 KiB at `TO`, seen at the address `at`.
+/// A pair, and a key of this kind over 8 KiB at `TO` whose addresses start at `at`.
 fn filled(kind: KeyKind, at: u64) -> (Pair, u32) {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.engine.reserve_key(PD, kind, 8).unwrap();
@@ -92,7 +90,7 @@ fn invalidated_key_is_rejected_until_next_umr() {
     pair.post(0, opcode::UMR, key, &update(LENGTH | FREE, false, 0, 0x1000, &[]));
     let local = pair.key;
     pair.post(0, opcode::WRITE, 0, &[remote(key, 0x800), data(local, FROM, 8)].concat());
-    // In strong order, so that the write before it has arrived.
+    // Strong ordering: the preceding WRITE has completed.
     let mut invalidation = pair.wqe(0, opcode::UMR, key, &update(FREE, true, 0, 0, &[]));
     invalidation[11] |= 3 << 5;
     pair.post_raw(0, &invalidation);

@@ -1,4 +1,4 @@
-//! What partitions, Q_Keys, rights and agreed limits let through.
+//! Checks of P_Keys, Q_Keys, access rights and negotiated limits.
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::{Datagram, Headers, Operation, Packet, Route, Transport};
@@ -8,7 +8,7 @@ use crate::engine::{EventKind, QpAttributes, Service, State};
 const FROM: u64 = DATA + 0x100;
 const TO: u64 = DATA + 0x4_0000;
 
-/// The sender's syndromes for one work request between queue pairs with these attributes.
+/// The requester's syndromes for one WQE between QPs with these attributes.
 fn syndromes(tune: impl Fn(&mut QpAttributes), opcode: u8) -> Vec<u8> {
     let mut pair = Pair::new(Transport::Rc);
     pair.connect(|attributes| {
@@ -45,7 +45,7 @@ fn remote_access_follows_responder_qp_flags() {
 #[test]
 fn pkeys_require_match_and_full_member() {
     const RETRIES: u8 = 0x15;
-    // Sender and receiver are told apart by the order in which they are connected.
+    // `connect` visits the sender first and the receiver second.
     let with = |sender: u16, receiver: u16| {
         let first = std::cell::Cell::new(true);
         syndromes(
@@ -86,7 +86,7 @@ fn responder_rejects_reads_above_max_dest_rd_atomic() {
     pair.connect(|attributes| (attributes.max_rd_atomic, attributes.max_dest_rd_atomic) = (4, 1));
     let key = pair.key;
     for _ in 0..4 {
-        // Long enough that the second comes while the first is being answered.
+        // The READ is long enough that the second one arrives during its response.
         pair.post(0, opcode::READ, 0, &[remote(key, TO), data(key, FROM, 100_000)].concat());
     }
     pair.settle(|packets| packets);
@@ -94,7 +94,7 @@ fn responder_rejects_reads_above_max_dest_rd_atomic() {
     assert!(pair.events().contains(&(EventKind::InvalidRequest as u8)));
 }
 
-/// What a datagram with this Q_Key does to a queue pair in this state.
+/// Sends a datagram with this Q_Key to a QP in this state.
 fn datagram(qkey: u32, state: State, length: u32) -> (Vec<u8>, u16) {
     let mut pair = Pair::with(Transport::Ud, |_| {}, |setup| setup.service = Service::Datagram(None));
     let receiver = pair.qps[1];

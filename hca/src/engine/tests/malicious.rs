@@ -1,4 +1,4 @@
-//! Drivers and peers that lie.
+//! Malicious drivers and peers.
 
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ proptest! {
         let mut pair = Pair::new(Transport::Rc);
         pair.connect(|attributes| attributes.rnr_retry = 1);
         for (index, mut wqe) in wqes.into_iter().enumerate() {
-            // Every other one gets past the checks of the control segment.
+            // Every second WQE passes the checks of the control segment.
             if index % 2 == 0 {
                 let sound = pair.wqe(0, wqe[3], 0, &[]);
                 wqe[..7].copy_from_slice(&sound[..7]);

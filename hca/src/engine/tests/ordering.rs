@@ -1,4 +1,4 @@
-//! What waits for what: fences, and queues that are drained.
+//! Ordering: fences and SQD.
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::packet::{Operation, Transport};
@@ -9,7 +9,7 @@ const FROM: u64 = DATA + 0x1000;
 const TO: u64 = DATA + 0x2000;
 const SIGNALED: u8 = 0x08;
 
-/// The operations that leave while nothing comes back.
+/// The operations that are sent before any response arrives.
 fn leaving(pair: &mut Pair) -> Vec<Operation> {
     pair.engine.run(pair.now);
     outgoing(pair).iter().map(|packet| packet.operation).collect()
@@ -21,7 +21,7 @@ fn outgoing(pair: &mut Pair) -> Vec<Packet> {
     packets
 }
 
-/// What leaves of a read, a write and a write with this fence.
+/// The operations sent by a READ, a WRITE and a WRITE with this fence.
 fn fenced(mode: u8) -> Vec<Operation> {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;

@@ -1,4 +1,4 @@
-//! Keys whose pages come and go: faults, their answers, and what happens to both around resets.
+//! On-demand paging: faults, answers, resets and destruction.
 
 use proptest::prelude::*;
 
@@ -8,39 +8,39 @@ use crate::engine::packet::Transport;
 use crate::engine::wqe::{be32, be64, opcode};
 use crate::engine::{EngineError, EventKind, KeyKind, State};
 
-/// The page that may come and go: where it is, and where its key says so.
+/// Guest address of the first pageable page, and address of the key.
 const PAGE: u64 = DATA + 0x8_0000;
 const SIZE: u64 = 0x1000;
 /// Pinned memory.
 const FROM: u64 = DATA + 0x100;
 const PD: u32 = 1;
-/// The number of the event.
+/// The event type.
 const PAGE_FAULT: u8 = 0x0c;
 
-/// Bits of a page's entry.
+/// Presence bits of an MTT entry.
 const READ: u64 = 1;
 const WRITE: u64 = 2;
 
-/// Kinds of faults.
+/// Fault types.
 const SEND: u8 = 1;
 const RECEIVE: u8 = 2;
 const READ_OR_ATOMIC: u8 = 3;
 const REMOTE: u8 = 4;
 const REMOTE_WRITE: u8 = 6;
 
-/// What an event says of a fault.
+/// The fields of a page-fault event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fault {
     committed: u32,
     kind: u8,
     token: u32,
     queue: u32,
-    /// The place of a work request, or the address.
+    /// The WQE index, or the virtual address.
     place: u64,
     length: u32,
 }
 
-/// A pair with a key of four pages at the addresses of `PAGE`, of which none is there.
+/// A pair with a key of four absent pages at `PAGE`.
 fn pair() -> (Pair, u32) {
     pair_over(Transport::Rc)
 }
@@ -51,7 +51,7 @@ fn pair_over(transport: Transport) -> (Pair, u32) {
     (pair, key)
 }
 
-/// A key of 16 KiB at `PAGE` with these entries. Updates by work requests have tests of their own.
+/// A key of 16 KiB at `PAGE` with these entries. UMRs are tested elsewhere.
 fn lay_out(pair: &mut Pair, kind: KeyKind, entries: &[u64]) -> u32 {
     let key = pair.engine.reserve_key(PD, kind, 4).unwrap();
     let mkey = pair.engine.core.mkeys.get_mut(key >> 8).unwrap();
@@ -64,12 +64,12 @@ fn fill(pair: &mut Pair, key: u32, entries: &[u64]) {
     pair.engine.core.mkeys.get_mut(key >> 8).unwrap().translation = entries.to_vec();
 }
 
-/// All four pages, with these bits.
+/// Makes all four pages present with these bits.
 fn bring_in(pair: &mut Pair, key: u32, bits: u64) {
     fill(pair, key, &[0, 1, 2, 3].map(|page| (PAGE + page * SIZE) | bits));
 }
 
-/// The faults that were told, oldest first.
+/// The reported faults, oldest first.
 fn faults(pair: &mut Pair) -> Vec<Fault> {
     let kinds = pair.events();
     let slots: Vec<usize> = (0..kinds.len()).filter(|slot| kinds[*slot] == PAGE_FAULT).collect();
@@ -95,7 +95,7 @@ fn answer(pair: &mut Pair, fault: Fault, failed: bool) -> Result<(), EngineError
     pair.engine.resume(fault.token, fault.kind, fault.queue, failed)
 }
 
-/// Works while the driver is busy: a peer that was put off comes back a few times.
+/// Runs for a while without an answer to the fault. The peer retries several times.
 fn wait(pair: &mut Pair) {
     let end = pair.now + 50_000;
     pair.settle_over(end, |packets| packets);
@@ -124,8 +124,8 @@ const OPERATIONS: [Operation; 7] = [
 
 const LENGTH: u32 = 0x2800;
 
-/// Posts an operation of the first queue pair that needs the pages of `key`, from the middle of the
-/// first one on.
+/// Posts an operation of the first QP that accesses the pages of `key`, from the middle of the
+/// first page on.
 fn post(pair: &mut Pair, operation: Operation, key: u32) {
     let (pinned, at) = (pair.key, PAGE + 0x800);
     let bytes: Vec<u8> = (0..LENGTH).map(|at| at as u8 ^ (at >> 8) as u8).collect();
@@ -166,7 +166,7 @@ fn post(pair: &mut Pair, operation: Operation, key: u32) {
     }
 }
 
-/// Whether the operation's bytes are where they belong, once and whole.
+/// Whether the operation took effect completely and exactly once.
 fn done(pair: &mut Pair, operation: Operation) -> bool {
     let (here, there) = (pair.read(FROM, LENGTH as usize), pair.read(PAGE + 0x800, LENGTH as usize));
     match operation {
@@ -179,8 +179,8 @@ fn done(pair: &mut Pair, operation: Operation) -> bool {
     }
 }
 
-/// What the first fault of an operation says: kind and progress. The work request and the address
-/// are its own.
+/// The expected first fault of an operation: type and committed bytes. The other fields are copied
+/// from `fault`.
 fn expected(pair: &Pair, operation: Operation, fault: Fault) -> Fault {
     let [left, right] = pair.qps;
     let (kind, queue, place, length) = match operation {
@@ -203,7 +203,7 @@ fn operations_complete_after_page_fault_resume() {
         assert_eq!(pair.poll(), [], "{operation:?}");
         let [fault] = faults(&mut pair)[..] else { panic!("{operation:?}: {:?}", faults(&mut pair)) };
         assert_eq!(fault, expected(&pair, operation, fault), "{operation:?}");
-        // An answer before the pages are there leads to another fault.
+        // An answer without present pages leads to another fault.
         answer(&mut pair, fault, false).unwrap();
         wait(&mut pair);
         let [_, again] = faults(&mut pair)[..] else { panic!("{operation:?}: {:?}", faults(&mut pair)) };
@@ -277,7 +277,7 @@ fn failed_page_fault_resume_fails_operation() {
         if operation == Operation::Receive {
             assert_eq!(first(right), Some(0x04));
         }
-        // The peer of a failed requester hears nothing of it.
+        // A failure of the requester doesn't affect the responder.
         let untouched = matches!(operation, Operation::Send | Operation::ReadInto | Operation::AddInto);
         let state = pair.engine.qp_attributes(right).unwrap().0;
         assert_eq!(state != State::Error, untouched, "{operation:?}");
@@ -314,7 +314,7 @@ fn page_fault_resume_after_reset_has_no_effect() {
         post(&mut pair, operation, key);
         wait(&mut pair);
         let [_, second] = faults(&mut pair)[..] else { panic!("{operation:?}: {:?}", faults(&mut pair)) };
-        // The new life waits for its own answer, whatever is said to the old one.
+        // The reset QP waits for the answer to its new fault. The old answer has no effect.
         answer(&mut pair, fault, true).unwrap();
         bring_in(&mut pair, key, READ | WRITE);
         answer(&mut pair, second, false).unwrap();
@@ -333,7 +333,7 @@ fn destroying_qp_drops_its_wqe_page_faults() {
         for qp in pair.qps {
             pair.engine.destroy_qp(qp).unwrap();
         }
-        // A driver doesn't answer for a queue that it has taken away, and does for keys, which it
+        // The driver doesn't answer faults of a destroyed queue. It answers R_Key faults, which it
         // looks up by number.
         let expected = if fault.kind & REMOTE == 0 { Err(EngineError::Missing) } else { Ok(()) };
         assert_eq!(answer(&mut pair, fault, false), expected, "{operation:?}");
@@ -347,7 +347,7 @@ fn page_fault_without_eq_fails_access() {
         [(Operation::Send, 0x04), (Operation::Write, 0x13), (Operation::Receive, 0x14)]
     {
         let (mut pair, key) = pair();
-        // The event queue is full.
+        // Fill the EQ.
         for _ in 0..64 {
             pair.engine.event(EventKind::PortChange, 0, &[0; 28]);
         }
@@ -400,9 +400,8 @@ fn uc_page_fault_drops_message_and_keeps_receive() {
 }
 
 proptest! {
-    /// A driver that takes pages away and brings them in while messages of all sorts are under way,
-    /// over a wire that loses packets: every operation completes, in order, and what was told was
-    /// asked for.
+    /// The driver unmaps and faults in pages under traffic of all operations, over a wire that
+    /// loses packets. Every operation completes in order, and every reported fault can be answered.
     #[test]
     fn concurrent_page_faults_preserve_data_and_order(
         which in proptest::collection::vec(0usize..7, 1..8),
@@ -420,7 +419,7 @@ proptest! {
             fill(&mut pair, key, &entries);
             for fault in faults(&mut pair).split_off(told) {
                 told += 1;
-                // A queue of events is only so long.
+                // Limits the number of events to the size of the EQ.
                 prop_assume!(told < 50);
                 answer(&mut pair, fault, false).unwrap();
             }

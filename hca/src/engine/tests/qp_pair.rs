@@ -1,4 +1,4 @@
-//! Two connected queue pairs of one engine, and a driver that posts for both.
+//! Two connected QPs of one engine, and a driver for both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,13 +9,13 @@ use crate::engine::{
     Service, State,
 };
 
-/// Memory of the pair: queues below, data above.
+/// Guest memory of the pair: queues below `DATA`, data above.
 pub(crate) const DATA: u64 = 0x10_0000;
 const PAGES: u64 = 0x20_0000;
 const LOG_QUEUE: u8 = 6;
 const SLOTS: u64 = 1 << LOG_QUEUE;
 const LOG_CQ: u8 = 8;
-/// The first page that is handed out.
+/// The first allocated page.
 const EQ_RING: u64 = 0x1000;
 
 #[derive(Default)]
@@ -27,7 +27,7 @@ impl Interrupts for Count {
     }
 }
 
-/// A completion as the driver reads it.
+/// A decoded CQE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cqe {
     pub(crate) opcode: u8,
@@ -91,7 +91,7 @@ impl Pair {
         Self::with(transport, |_| {}, |_| {})
     }
 
-    /// A pair whose queues are made a little differently.
+    /// Creates a pair with modified parameters.
     pub(crate) fn with(
         transport: Transport,
         tune_cq: impl Fn(&mut CqSetup),
@@ -160,7 +160,7 @@ impl Pair {
         pair
     }
 
-    /// Takes both queue pairs through reset to ready, with changed attributes.
+    /// Moves both QPs through RESET to RTS with modified attributes.
     pub(crate) fn connect(&mut self, change: impl Fn(&mut QpAttributes)) {
         for side in 0..2 {
             let mut attributes = attributes(self.qps[1 - side]);
@@ -187,14 +187,13 @@ impl Pair {
         self.interrupts.load(Ordering::Relaxed)
     }
 
-    /// Posts a work request: what follows the control segment.
+    /// Posts a WQE; `body` follows the control segment.
     pub(crate) fn post(&mut self, side: usize, opcode: u8, immediate: u32, body: &[u8]) {
         let wqe = self.wqe(side, opcode, immediate, body);
         self.post_raw(side, &wqe);
     }
 
-    /// A work request as the driver would post it next: signalled, with what follows the control
-    /// segment.
+    /// The next signalled WQE; `body` follows the control segment.
     pub(crate) fn wqe(&self, side: usize, opcode: u8, immediate: u32, body: &[u8]) -> Vec<u8> {
         let units = 1 + body.len().div_ceil(16);
         let mut wqe = vec![0; units * 16];
@@ -207,7 +206,7 @@ impl Pair {
         wqe
     }
 
-    /// Posts any bytes as a work request.
+    /// Posts arbitrary bytes as a WQE.
     pub(crate) fn post_raw(&mut self, side: usize, wqe: &[u8]) {
         for (block, bytes) in wqe.chunks(64).enumerate() {
             let slot = (u64::from(self.sent[side]) + block as u64) % SLOTS;
@@ -233,12 +232,12 @@ impl Pair {
         self.write(self.doorbells[side], &counter.to_be_bytes());
     }
 
-    /// Works until nothing happens any more, moving packets through `wire`.
+    /// Runs until idle, and passes packets through `wire`.
     pub(crate) fn settle(&mut self, wire: impl FnMut(Vec<Packet>) -> Vec<Packet>) {
         self.settle_over(u64::MAX, wire);
     }
 
-    /// Works until nothing happens any more before this time.
+    /// Runs until idle or until `end`.
     pub(crate) fn settle_over(&mut self, end: u64, mut wire: impl FnMut(Vec<Packet>) -> Vec<Packet>) {
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
         for _ in 0..20_000 {
@@ -251,7 +250,7 @@ impl Pair {
             if more || !packets.is_empty() {
                 continue;
             }
-            // Queue pairs in error look for receives for ever.
+            // QPs in ERR poll for receives without end.
             let quiet = self.qps.iter().any(|qp| self.engine.qp_attributes(*qp).unwrap().0 == State::Error);
             match self.engine.next_deadline() {
                 Some(deadline) if !quiet && deadline <= end => self.now = self.now.max(deadline),
@@ -265,31 +264,31 @@ impl Pair {
         panic!("the engine never comes to rest");
     }
 
-    /// All bytes of an entry of the completion queue.
+    /// All bytes of a CQE.
     pub(crate) fn entry(&mut self, slot: u32) -> Vec<u8> {
         let size = self.cqe_size;
         self.read(self.cq_ring + u64::from(slot) * size, size as usize)
     }
 
-    /// The kinds of events reported so far.
+    /// The types of the events so far.
     pub(crate) fn events(&mut self) -> Vec<u8> {
         let count = self.engine.eq_producer(1).unwrap();
         (0..u64::from(count)).map(|slot| self.read(EQ_RING + slot * 64 + 1, 1)[0]).collect()
     }
 
-    /// An entry of the event queue.
+    /// An EQE.
     pub(crate) fn event(&mut self, slot: usize) -> Vec<u8> {
         self.read(EQ_RING + slot as u64 * 64, 64)
     }
 
-    /// Posts a work request with these flags of its control segment.
+    /// Posts a WQE with these flags in its control segment.
     pub(crate) fn post_flagged(&mut self, side: usize, opcode: u8, flags: u8, body: &[u8]) {
         let mut wqe = self.wqe(side, opcode, 0, body);
         wqe[11] = flags;
         self.post_raw(side, &wqe);
     }
 
-    /// The completions since the last call.
+    /// The CQEs since the last call.
     pub(crate) fn poll(&mut self) -> Vec<Cqe> {
         let mut completions = Vec::new();
         loop {

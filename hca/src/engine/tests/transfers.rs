@@ -1,4 +1,4 @@
-//! What work requests do, on good wires and bad ones.
+//! Data transfer on reliable and faulty wires.
 
 use proptest::prelude::*;
 
@@ -212,8 +212,8 @@ fn armed_eq_interrupts_once() {
     assert_eq!(pair.interrupts(), 1);
 }
 
-/// A wire that loses, doubles and swaps packets as the bytes say; fewer than there are retries are
-/// lost or swapped.
+/// A wire that drops, duplicates and reorders packets by the given bytes. It drops or reorders
+/// fewer packets than there are retries.
 fn bad(fates: Vec<u8>) -> impl FnMut(Vec<Packet>) -> Vec<Packet> {
     let mut fates = fates.into_iter();
     let mut harm = 6;

@@ -1,5 +1,4 @@
-//! Work requests that a device refuses: what their control segments must say, and what must be
-//! zero.
+//! WQE validation: required fields and reserved bits of the control segment.
 
 use super::qp_pair::{DATA, Pair, data, remote};
 use crate::engine::State;
@@ -8,7 +7,7 @@ use crate::engine::wqe::opcode;
 
 const OPERATION: u8 = 0x02;
 
-/// The syndromes after a sound write was spoilt.
+/// The syndromes after a modified WRITE.
 fn spoilt(spoil: impl Fn(&mut [u8])) -> Vec<u8> {
     let mut pair = Pair::new(Transport::Rc);
     let key = pair.key;
