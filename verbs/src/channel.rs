@@ -11,7 +11,7 @@ use bareverbs_uapi::write::structs::CompEventDesc;
 use crate::event_fd::EventFd;
 use crate::{Error, Result};
 
-/// A channel of completion events: what a thread sleeps on that does not poll.
+/// A channel of completion events, for threads that sleep instead of polling.
 ///
 /// Any number of completion queues can use one channel. Its descriptor works with `poll`, `epoll`
 /// and the reactors built on them, and is always non-blocking.
@@ -41,16 +41,15 @@ pub struct CompChannel {
     events: Arc<EventFd>,
 }
 
-/// A completion queue has the completion that it was armed for.
+/// A completion event: an armed CQ has a matching completion.
 ///
-/// An event is a value that names its queue by a number, not by a pointer, so it needs no
-/// acknowledgement and may outlive the queue. Only an event that was not read when its queue was
-/// dropped is gone.
+/// An event names its CQ by [`CompEvent::user_data`], not by a pointer. So it needs no
+/// acknowledgement and may outlive the CQ. When a CQ is destroyed, its unread events are discarded.
 #[doc(alias = "ibv_ack_cq_events")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CompEvent {
-    /// [`CqInit::user_data`](crate::CqInit::user_data) of the queue.
+    /// [`CqInit::user_data`](crate::CqInit::user_data) of the CQ.
     pub user_data: u64,
 }
 
@@ -83,10 +82,12 @@ impl CompChannel {
         Arc::ptr_eq(&self.events, &other.events)
     }
 
-    /// Waits for an event.
+    /// Blocks until an event arrives.
     ///
     /// # Errors
-    /// The device is gone.
+    /// - [`Error::System`] with `EIO`: the device was removed.
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
     #[doc(alias = "ibv_get_cq_event")]
     pub fn get_event(&self) -> Result<CompEvent> {
         loop {
@@ -96,18 +97,18 @@ impl CompChannel {
         }
     }
 
-    /// Takes an event if there is one.
+    /// Reads an event if there is one.
     ///
     /// # Errors
-    /// The device is gone.
+    /// As for [`CompChannel::get_event`].
     pub fn try_get_event(&self) -> Result<Option<CompEvent>> {
         Ok(self.events.try_read::<CompEventDesc>()?.map(CompEvent::from))
     }
 
-    /// Waits for an event, but no longer than `timeout`.
+    /// Blocks until an event arrives, at most for `timeout`.
     ///
     /// # Errors
-    /// The device is gone.
+    /// As for [`CompChannel::get_event`].
     pub fn get_event_timeout(&self, timeout: Duration) -> Result<Option<CompEvent>> {
         self.get(Some(timeout))
     }

@@ -11,18 +11,17 @@ use bareverbs_uapi::write::structs::DestroyCqResp;
 
 use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};
 
-/// What a completion queue is to be.
+/// Attributes for the creation of a CQ.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CqInit<'a> {
-    /// Completions it must hold, at least 1.
+    /// Minimum capacity in CQEs, at least 1.
     pub entries: u32,
-    /// The channel that gets its events.
+    /// Completion channel for the events of the CQ.
     pub channel: Option<&'a CompChannel>,
-    /// Which of the device's completion vectors raises them.
+    /// Completion vector of the events, below the device's number of vectors.
     pub vector: u32,
-    /// Whether completions are to tell when they were made, by
-    /// [`Completion::timestamp`](crate::Completion::timestamp); those of requests that failed do
-    /// not.
+    /// Whether completions have a [timestamp](crate::Completion::timestamp). Completions with an
+    /// error status have none.
     ///
     /// ```no_run
     /// # fn when(context: &bareverbs::Context) -> bareverbs::Result<()> {
@@ -40,72 +39,69 @@ pub struct CqInit<'a> {
     /// # }
     /// ```
     pub timestamps: bool,
-    /// Whether the device may compress runs of completions that are alike, which spares it traffic
-    /// on its bus. What completions tell stays the same, but for their [times](Self::timestamps),
-    /// which may be those of the run; and they may come a little later, for the device waits
-    /// whether a run goes on.
+    /// Whether the device may compress runs of similar CQEs, which saves PCI bandwidth. Completions
+    /// keep their contents, except that [timestamps](Self::timestamps) may be those of the run.
+    /// Completions may arrive a little later, because the device waits for the end of a run.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_MASK_COMPRESSED_CQE")]
     pub compressed: bool,
-    /// What pages its memory lies in, also after a [resize](Cq::resize). ConnectX only: elsewhere
-    /// the kernel chooses.
+    /// Page size of the memory of the CQ, also after a [resize](Cq::resize). ConnectX only: on
+    /// other devices the kernel allocates it.
     pub memory: QueueMemory,
-    /// Comes back in its [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
-    /// events.
+    /// Value reported in [completion](crate::CompEvent) and [asynchronous](crate::AsyncEvent::Cq)
+    /// events of the CQ.
     pub user_data: u64,
 }
 
 impl CqInit<'_> {
-    /// A queue for `entries` completions, without events.
+    /// A CQ for `entries` completions, without a completion channel.
     #[must_use]
     pub fn new(entries: u32) -> Self {
         Self { entries, ..Self::default() }
     }
 }
 
-/// Which completion raises an event.
+/// The completions that raise an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arm {
-    /// The next one.
+    /// The next completion.
     Any,
-    /// The next one whose sender asked for it, or that failed.
+    /// The next solicited completion, or the next one with an error status.
     Solicited,
 }
 
 /// A completion queue.
 ///
-/// It has one owner, who polls it. Queue pairs keep the kernel's side of it alive for as long as
-/// they need it.
+/// It has one owner, who polls it. The kernel object is destroyed after the last QP that uses it.
 #[doc(alias = "ibv_cq")]
 pub struct Cq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Cq>,
     shared: Arc<CqShared<P>>,
 }
 
-/// What queue pairs hold of a completion queue.
+/// The part of a CQ that its QPs share.
 pub(crate) struct CqShared<P: Provider> {
     context: Context<P>,
     pub(crate) handle: u32,
     user_data: u64,
-    /// Kept for as long as the queue may raise events.
+    /// Kept while the CQ may raise events.
     channel: Option<CompChannel>,
-    /// The queue's memory, left here by an owner who went before the last queue pair: the device
-    /// may still write it.
+    /// The queue, moved here when the owner drops the CQ before the last QP. The device may still
+    /// write to it.
     orphan: Mutex<Option<P::Cq>>,
     destroyed: bool,
 }
 
-/// How many events of a destroyed completion queue have been read. None comes any more.
+/// The number of events of a destroyed CQ that have been read. No more events follow.
 ///
-/// A program that reads events in one thread and destroys queues in another learns from it how many
-/// events it has still to see through before it may let go of what the queue's user data stands
-/// for.
+/// A program may read events in one thread and destroy CQs in another. The counts say how many
+/// events that thread must have handled before the object behind the CQ's user data can be freed.
 #[doc(alias = "ibv_ack_cq_events")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CqEventCounts {
-    /// From its completion channel.
+    /// Events read from the completion channel.
     pub completion: u32,
-    /// From the context's asynchronous events.
+    /// Events read from the context's asynchronous events.
     pub asynchronous: u32,
 }
 
@@ -159,7 +155,7 @@ impl<P: Provider> Cq<P> {
         &self.shared
     }
 
-    /// The channel that gets its events.
+    /// The completion channel of the CQ.
     #[must_use]
     pub fn channel(&self) -> Option<&CompChannel> {
         self.shared.channel.as_ref()
@@ -171,14 +167,14 @@ impl<P: Provider> Cq<P> {
         self.shared.user_data
     }
 
-    /// Completions it holds, at least as many as asked for.
+    /// Capacity in CQEs, at least as many as requested.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// Gives it room for at least `entries` completions; returns for how many. Completions that it
-    /// holds stay, in their order, also while more arrive; an armed queue stays armed.
+    /// Resizes the CQ to at least `entries` CQEs. Returns the new capacity. Pending completions are
+    /// kept in order, even if more arrive during the resize. An armed CQ stays armed.
     ///
     /// ```no_run
     /// # fn grow(cq: &mut bareverbs::Cq) -> bareverbs::Result<()> {
@@ -189,11 +185,14 @@ impl<P: Provider> Cq<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] for no entries, [`Error::Limit`] for more than the device's `max_cqe`,
-    /// [`Error::Unsupported`] where the provider cannot do it; the kernel refuses, with `EINVAL`
-    /// where the queue holds more than that now, and the queue stays as it is. Should its new
-    /// memory not be mapped ([`KernelError::refused`](crate::KernelError) names `mmap`), the queue
-    /// gives no completions until a later resize, which brings them all.
+    /// - [`Error::Invalid`]: `entries` is 0.
+    /// - [`Error::Limit`]: `entries` is above the device's `max_cqe`.
+    /// - [`Error::Unsupported`]: the provider does not support resizing.
+    /// - [`Error::Kernel`] with `EINVAL`: the CQ has more pending completions than `entries`. It is
+    ///   unchanged.
+    /// - [`Error::Kernel`] for `mmap` ([`KernelError::refused`](crate::KernelError) names it): the
+    ///   new memory was not mapped. The CQ returns no completions until a later resize succeeds,
+    ///   which returns them all.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, entries: u32) -> Result<u32> {
         const VERB: &str = "resize_cq";
@@ -202,13 +201,13 @@ impl<P: Provider> Cq<P> {
         }
         let context = &self.shared.context;
         Error::check_limit(VERB, "entries", entries.into(), context.limits().max_cqe.into())?;
-        // Providers begin with the ring, which a forked child does not have.
+        // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| {
             Error::kernel(VERB, format!("{entries} entries"), IoctlError { method: "ResizeCq", errno })
         })?;
         let capacity = self.queue.capacity();
-        // SAFETY: handle and queue came from one `create_cq`, and who has `provider_queue` keeps
-        // them together.
+        // SAFETY: handle and queue came from one `create_cq`, and the contract of `provider_queue`
+        // keeps them together.
         let resized = unsafe { context.provider().resize_cq(self.shared.handle, &mut self.queue, entries) };
         resized.map_err(|reason| {
             Error::create(VERB, format!("{entries} entries in place of {capacity}"), reason).or_hint(
@@ -220,8 +219,8 @@ impl<P: Provider> Cq<P> {
         })
     }
 
-    /// Lets its event wait, once it is armed, until there are `count` completions or `period`
-    /// microseconds have passed since the first of them. 0 and 0 are the start: an event at once.
+    /// Moderates events: an armed CQ raises its event when it has `count` completions, or `period`
+    /// microseconds after the first of them. The default, 0 and 0, raises the event at once.
     ///
     /// ```no_run
     /// # fn calm(cq: &bareverbs::Cq) -> bareverbs::Result<()> {
@@ -231,9 +230,11 @@ impl<P: Provider> Cq<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device does not moderate events
-    /// ([`DeviceAttr::max_cq_count`] is 0), [`Error::Limit`] above that or
-    /// [`DeviceAttr::max_cq_period`]; the kernel refuses.
+    /// - [`Error::Unsupported`]: the device does not moderate events ([`DeviceAttr::max_cq_count`]
+    ///   is 0).
+    /// - [`Error::Limit`]: `count` is above [`DeviceAttr::max_cq_count`], or `period` is above
+    ///   [`DeviceAttr::max_cq_period`].
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     ///
     /// [`DeviceAttr::max_cq_count`]: crate::DeviceAttr::max_cq_count
     /// [`DeviceAttr::max_cq_period`]: crate::DeviceAttr::max_cq_period
@@ -251,12 +252,12 @@ impl<P: Provider> Cq<P> {
             .map_err(|refused| Error::kernel(VERB, format!("{count} completions or {period} µs"), refused))
     }
 
-    /// Destroys it and tells how many of its events have been read; events that were not are gone.
-    /// Dropping does the same in silence, and waits for the queue pairs.
+    /// Destroys the CQ. Returns the number of its events that have been read; unread events are
+    /// discarded. Drop ignores errors, and the CQ is destroyed after its last QP.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
-    /// kernel refuses.
+    /// - [`Error::Invalid`]: QPs still use the CQ. It is destroyed after the last of them.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_cq")]
     pub fn destroy(self) -> Result<CqEventCounts> {
         const VERB: &str = "destroy_cq";
@@ -272,7 +273,7 @@ impl<P: Provider> Cq<P> {
         Ok(CqEventCounts { completion: comp_events_reported, asynchronous: async_events_reported })
     }
 
-    /// Looks at what has completed, in place and without copying.
+    /// Polls completions in place, without copying.
     ///
     /// ```no_run
     /// # fn look(cq: &mut bareverbs::Cq) {
@@ -287,7 +288,7 @@ impl<P: Provider> Cq<P> {
     /// # }
     /// ```
     ///
-    /// A completion is lent until the next one is asked for:
+    /// A completion is borrowed until the next call of `next`:
     ///
     /// ```compile_fail,E0499
     /// # fn keep(cq: &mut bareverbs::Cq) {
@@ -305,39 +306,38 @@ impl<P: Provider> Cq<P> {
         Completions { queue: &mut self.queue, taken: false }
     }
 
-    /// Takes one completion, if there is one.
+    /// Polls one completion; `None` if the CQ is empty.
     #[inline]
     pub fn poll_one(&mut self) -> Option<WorkCompletion> {
         self.queue.next_value()
     }
 
-    /// Takes as many completions as there are and as `into` has room for; tells how many.
+    /// Polls completions into `into`, as many as fit. Returns their number.
     #[doc(alias = "ibv_poll_cq")]
     #[inline]
     pub fn poll_into(&mut self, into: &mut [WorkCompletion]) -> usize {
         self.queue.next_values(into)
     }
 
-    /// The provider's own queue, for what verbs have no word for: on a ConnectX, to
-    /// [look at an entry](bareverbs_mlx5::Mlx5Cq::peek) as it lies there, before it is taken.
+    /// The provider's own queue, for operations that the verbs API does not cover, such as [peeking
+    /// at a CQE](bareverbs_mlx5::Mlx5Cq::peek) on ConnectX.
     ///
     /// # Safety
     ///
-    /// The queue must stay this completion queue's: it may not be exchanged for another one.
+    /// The queue must stay this CQ's: the caller may not exchange it for another one.
     pub unsafe fn provider_queue(&mut self) -> &mut P::Cq {
         &mut self.queue
     }
 
-    /// Asks for one event on the channel when the next completion arrives. Poll once more after
-    /// this and before waiting: what arrived earlier raises none.
+    /// Arms the CQ: the next completion raises one event on the channel. Earlier completions raise
+    /// none, so poll once more after this call and before waiting.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command, or the process was forked (`ESTALE`).
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&mut self, what: Arm) -> Result<()> {
         const METHOD: &str = "InvokeWrite REQ_NOTIFY_CQ";
-        // Where that is no command but a store, it would be one to memory that a forked child does
-        // not have.
+        // Some providers arm with a store to memory that a forked child does not have.
         let same_process = self.shared.context.file().check_same_process();
         same_process
             .map_err(|errno| IoctlError { method: METHOD, errno })
@@ -348,8 +348,8 @@ impl<P: Provider> Cq<P> {
 
 impl<P: Provider> Drop for Cq<P> {
     fn drop(&mut self) {
-        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
-        // field afterwards.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and the field is not
+        // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
@@ -361,10 +361,9 @@ impl<P: Provider> CqShared<P> {
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<DestroyCqResp, IoctlError> {
         self.destroyed = true;
-        // SAFETY: all that names the queue keeps this, so nothing does any more.
+        // SAFETY: every user of the CQ holds an `Arc` of this, so there is none left.
         unsafe { command::destroy_cq(self.context.file(), self.handle) }.inspect_err(|_| {
-            // The kernel did not let go of it, so the device may go on writing: its memory has to
-            // stay.
+            // The kernel refused, so the device may still write to the queue: its memory is leaked.
             std::mem::forget(self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take());
         })
     }
@@ -385,18 +384,17 @@ impl<P: Provider> CqShared<P> {
     }
 }
 
-/// Completions in place, lent one at a time. Their slots go back to the device when this is
-/// dropped.
+/// Completions in place, borrowed one at a time. Drop releases their CQEs to the device.
 #[must_use = "completions are taken by `next`"]
 pub struct Completions<'a, P: Provider = AnyProvider> {
     queue: &'a mut P::Cq,
-    /// Known to the compiler where nothing is there, so that looking in vain costs no release.
+    /// Known to the compiler for an empty CQ, so polling it does not release.
     taken: bool,
 }
 
 #[cfg(feature = "test-utils")]
 impl<'a, P: Provider> Completions<'a, P> {
-    /// What has completed in a queue that there is no more of.
+    /// Completions of a queue without a kernel CQ.
     #[inline]
     pub fn from_raw_queue(queue: &'a mut P::Cq) -> Self {
         Self { queue, taken: false }
@@ -404,7 +402,7 @@ impl<'a, P: Provider> Completions<'a, P> {
 }
 
 impl<P: Provider> Completions<'_, P> {
-    /// The next one, if there is one.
+    /// The next completion; `None` if the CQ is empty.
     #[doc(alias = "ibv_next_poll")]
     #[expect(clippy::should_implement_trait, reason = "an iterator cannot lend")]
     #[inline]

@@ -12,45 +12,46 @@ use crate::cq::CqShared;
 use crate::qp::post_receives;
 use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
-/// What a shared receive queue is to be.
+/// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInit {
     /// Receives that can be outstanding, at least 1.
     pub max_wr: u32,
-    /// Scatter elements of a receive.
+    /// SGEs of a receive.
     pub max_sge: u32,
-    /// As in [`Srq::set_limit`].
+    /// The SRQ limit; see [`Srq::set_limit`]. 0 for none.
     pub limit: u32,
-    /// What pages its memory lies in. ConnectX only: elsewhere the kernel chooses.
+    /// Page size of the memory of the queue. ConnectX only: on other devices the kernel allocates
+    /// it.
     pub memory: QueueMemory,
-    /// Comes back in asynchronous events.
+    /// Value reported in asynchronous events.
     pub user_data: u64,
 }
 
 impl SrqInit {
-    /// A queue for `max_wr` receives of one element each, without limit.
+    /// An SRQ for `max_wr` receives of one SGE each, without a limit.
     #[must_use]
     pub fn new(max_wr: u32) -> Self {
         Self { max_wr, max_sge: 1, limit: 0, memory: QueueMemory::Ordinary, user_data: 0 }
     }
 }
 
-/// What the kernel says of a shared receive queue.
+/// Attributes of an SRQ, as reported by the kernel.
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SrqAttr {
     /// Receives that can be outstanding.
     pub max_wr: u32,
-    /// Scatter elements of a receive.
+    /// SGEs of a receive.
     pub max_sge: u32,
-    /// The limit; 0 for none, or where its event was raised.
+    /// The SRQ limit. 0 if none is set, or if its event was raised.
     pub limit: u32,
 }
 
-/// A receive queue that several queue pairs share: each message takes the receive that was posted
-/// first, whichever queue pair it comes to. The completion tells which one that was.
+/// A receive queue that several QPs share. Each message consumes the oldest posted receive,
+/// whichever QP it arrives at. The completion names the QP.
 ///
 /// ```no_run
 /// use bareverbs::{Access, Buffer, CqInit, Device, QpInit, Rc, RecvRequest, SrqInit};
@@ -69,8 +70,7 @@ pub struct SrqAttr {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// It has one owner, who posts. Queue pairs keep the kernel's side of it alive for as long as they
-/// need it.
+/// It has one owner, who posts. The kernel object is destroyed after the last QP that uses it.
 #[doc(alias = "ibv_srq")]
 pub struct Srq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Srq>,
@@ -79,16 +79,15 @@ pub struct Srq<P: Provider = AnyProvider> {
     shared: Arc<SrqShared<P>>,
 }
 
-/// What queue pairs hold of a shared receive queue.
+/// The part of an SRQ that its QPs share.
 pub(crate) struct SrqShared<P: Provider> {
     pd: Pd<P>,
     pub(crate) handle: u32,
-    /// The queue's memory, left here by an owner who went before the last queue pair: receives in
-    /// it are still good.
+    /// The queue, moved here when the owner drops the SRQ before the last QP. Posted receives stay
+    /// valid.
     orphan: Mutex<Option<P::Srq>>,
     destroyed: bool,
-    /// Of XRC: the domain, and the queue for its completions. The kernel's side of them is given
-    /// back after its own.
+    /// For XRC: the domain, and the CQ of the SRQ. Both are destroyed after the SRQ.
     _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
 
@@ -97,7 +96,7 @@ impl<P: Provider> Srq<P> {
         Self::create_for(pd, init, None).map(|(srq, _)| srq)
     }
 
-    /// A queue of an XRC domain, where there is one; with its number on the wire.
+    /// Creates an SRQ, of an XRC domain if `xrc` is `Some`. Returns it with its SRQ number.
     pub(crate) fn create_for(
         pd: &Pd<P>,
         init: &SrqInit,
@@ -152,62 +151,62 @@ impl<P: Provider> Srq<P> {
     /// Posts receives.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are posted.
+    /// The first rejected request ends the list. Earlier requests are posted.
     ///
     /// # Safety
     ///
-    /// A request is in use until it is complete or the queue was destroyed: [`Srq::destroy`]
-    /// returned `Ok`. A dropped queue is destroyed with the last queue pair that shares it. Where
-    /// the kernel refuses to destroy it or such a queue pair, requests stay in use for the life of
-    /// the process. While a request is in use, the memory that its elements name must stay
-    /// registered, mapped and allocated, and nobody may look at it or change it, except by the
-    /// copying methods of the region.
+    /// A request is in use until it completes or the SRQ was destroyed: [`Srq::destroy`] returned
+    /// `Ok`. A dropped SRQ is destroyed with the last QP that uses it. If the kernel refuses to
+    /// destroy the SRQ or such a QP, requests stay in use until the process exits.
+    ///
+    /// While a request is in use, the memory of its SGEs must stay registered, mapped and
+    /// allocated. No code may read or write that memory, except by the copying methods of the MR.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let [request] = requests
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && unsafe { self.queue.try_post(request) }
         {
             return Ok(());
         }
-        // SAFETY: the caller vouches for every request; none of them has been posted.
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
         unsafe { self.post_recv_list(requests) }
     }
 
-    /// Posts any receives.
+    /// Posts any receives by the slow path.
     ///
     /// # Safety
     ///
     /// As for [`Srq::post_recv`].
     #[inline(never)]
     unsafe fn post_recv_list(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { post_receives(&mut *self.queue, requests) }
     }
 
-    /// Receives that can be outstanding, at least as many as asked for.
+    /// Receives that can be outstanding, at least as many as requested.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// Scatter elements of a receive.
+    /// SGEs of a receive.
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.max_sge
     }
 
-    /// The protection domain that it belongs to.
+    /// The protection domain of the SRQ.
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.shared.pd
     }
 
-    /// What the kernel says of it.
+    /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         let resp = command::query_srq(self.pd().context().file(), self.shared.handle)
@@ -215,8 +214,8 @@ impl<P: Provider> Srq<P> {
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
     }
 
-    /// Asks for one [event](crate::AsyncEvent::Srq) when a message leaves fewer than `limit`
-    /// receives posted; 0 asks for none. The limit is gone when the event has been raised.
+    /// Arms one [event](crate::AsyncEvent::Srq), raised when a message leaves fewer than `limit`
+    /// receives posted. 0 disarms it. The limit becomes 0 when the event is raised.
     ///
     /// ```no_run
     /// # fn refill(srq: &mut bareverbs::Srq) -> bareverbs::Result<()> {
@@ -231,7 +230,8 @@ impl<P: Provider> Srq<P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] where it is above what the queue holds; the kernel refuses.
+    /// - [`Error::Invalid`]: `limit` is above the capacity.
+    /// - [`Error::Kernel`], [`Error::Provider`]: the modify failed.
     #[doc(alias = "ibv_modify_srq")]
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
@@ -240,21 +240,22 @@ impl<P: Provider> Srq<P> {
             .map_err(|reason| Error::create(VERB, format!("limit {limit}"), reason))
     }
 
-    /// Makes room for at least `max_wr` receives; those that are posted stay. Messages may come in
-    /// meanwhile.
+    /// Resizes the queue to at least `max_wr` receives. Posted receives stay. Messages may arrive
+    /// during the resize.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for 0 or fewer than are posted, [`Error::Limit`] for more than the
-    /// device's `max_srq_wr`; the kernel refuses fewer than the limit. An [`Error::Provider`], or a
-    /// refusal of `mmap`, says that the kernel resized the queue but its new memory cannot be used:
-    /// then posting fails with [`PushError::QueueLost`](crate::PushError::QueueLost) until a resize
-    /// succeeds.
+    /// - [`Error::Invalid`]: `max_wr` is 0 or below the number of posted receives.
+    /// - [`Error::Limit`]: `max_wr` is above the device's `max_srq_wr`.
+    /// - [`Error::Kernel`] with `EINVAL`: `max_wr` is below the SRQ limit.
+    /// - [`Error::Provider`], or [`Error::Kernel`] for `mmap`: the kernel resized the queue, but
+    ///   its new memory cannot be used. Posting then fails with
+    ///   [`PushError::QueueLost`](crate::PushError::QueueLost) until a resize succeeds.
     #[doc(alias = "ibv_modify_srq")]
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         check_depth(VERB, max_wr, self.pd().context().limits().max_srq_wr)?;
-        // Asked for that, early kernels 6.1 give the queue up and fall over it later
-        // (`rxe_srq_from_attr` of `rxe_srq.c`).
+        // Early 6.1 kernels free the queue on such a resize and crash later (`rxe_srq_from_attr`
+        // of `rxe_srq.c`).
         let posted = self.queue.posted();
         if posted > max_wr {
             let reason = format!(
@@ -270,13 +271,13 @@ impl<P: Provider> Srq<P> {
         })
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read;
-    /// events that were not are gone. Dropping does the same in silence, and waits for the queue
-    /// pairs.
+    /// Destroys the SRQ. Returns the number of its [events](crate::AsyncEvent::Srq) that have been
+    /// read; unread events are discarded. Drop ignores errors, and the SRQ is destroyed after its
+    /// last QP.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
-    /// kernel refuses.
+    /// - [`Error::Invalid`]: QPs still use the SRQ. It is destroyed after the last of them.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<u32> {
         const VERB: &str = "destroy_srq";
@@ -291,10 +292,10 @@ impl<P: Provider> Srq<P> {
 
     fn modify(&mut self, change: SrqChange) -> Result<(), crate::CreateError> {
         let context = self.shared.pd.context();
-        // Providers begin with the ring, which a forked child does not have.
+        // Providers access the ring first, and a forked child does not have it.
         context.file().check_same_process().map_err(|errno| IoctlError { method: "ModifySrq", errno })?;
         let provider = context.provider();
-        // SAFETY: handle and queue came from one `create_srq`, and nothing takes them apart.
+        // SAFETY: handle and queue came from one `create_srq`, and nothing separates them.
         unsafe { provider.modify_srq(self.shared.handle, &mut self.queue, change) }
     }
 }
@@ -316,8 +317,8 @@ fn check_srq_limit(verb: &'static str, limit: u32, holds: u32) -> Result<()> {
 
 impl<P: Provider> Drop for Srq<P> {
     fn drop(&mut self) {
-        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
-        // field afterwards.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and the field is not
+        // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
@@ -328,17 +329,17 @@ impl<P: Provider> SrqShared<P> {
         self.pd.context()
     }
 
-    /// Tells how many of its events have been read.
+    /// Destroys the SRQ. Returns the number of its events that have been read.
     ///
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
-        // SAFETY: all that names the queue keeps this, so nothing does any more.
+        // SAFETY: every user of the SRQ holds an `Arc` of this, so there is none left.
         let resp =
             unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The device may go on using the ring, so it is leaked.
+                // The device may still use the ring, so it is leaked.
                 let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
                 if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
                     queue.abandon();

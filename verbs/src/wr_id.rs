@@ -1,12 +1,12 @@
-//! Requests' numbers that also tell whose they are.
+//! A `wr_id` that also names the owner of the request.
 
-/// A request's number (`wr_id`) in two halves, so that a completion brings back whose request it
-/// was beside which.
+/// A `wr_id` in two halves: the owner of the request, and the request.
 ///
-/// Devices hand the number back with each completion, failed and flushed ones included, and make
-/// nothing of it. Of the queue pair they tell its [number](crate::Completion::qp_num) only, which a
-/// program with many of them would have to look up. What it puts into [`WrId::owner`] instead (an
-/// index, say) takes a shift to get at, and costs those nothing that have no need of it.
+/// The device returns the `wr_id` with each completion, failed and flushed ones included, and does
+/// not interpret it. Apart from it, a completion names its QP only by
+/// [QPN](crate::Completion::qp_num), which a program with many QPs must look up. A program can
+/// store an index in [`WrId::owner`] instead. The index costs one shift to extract, and nothing if
+/// unused.
 ///
 /// ```no_run
 /// use bareverbs::{Completion, Cq, Qp, Rc, RecvRequest, Sge, WrId};
@@ -31,13 +31,13 @@
 /// # }
 /// ```
 ///
-/// A receive of a shared queue is posted to nobody in particular. Its completion's `owner` is the
-/// shared queue's, and which queue pair took it only [`qp_num`](crate::Completion::qp_num) tells.
+/// A receive of an SRQ belongs to no QP. Its `owner` names the SRQ. The QP that consumed it is in
+/// [`qp_num`](crate::Completion::qp_num).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WrId {
-    /// Whose request it is. The upper half of the number.
+    /// The owner of the request. Upper half of the `wr_id`.
     pub owner: u32,
-    /// Which of the owner's requests it is. The lower half of the number.
+    /// The request of that owner. Lower half of the `wr_id`.
     pub request: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Leaving and coming back: drain, error, reset.
+//! Transitions to SQD, ERR and RESET.
 
 use bareverbs_provider::contract::{Provider, RecvQueue, SendQueue};
 use rustix::io::Errno;
@@ -7,12 +7,12 @@ use super::{Qp, QpAttr, Transport};
 use crate::{Error, QpAttrMask, QpState, Result};
 
 impl<T: Transport, P: Provider> Qp<T, P> {
-    /// RTS → SQD: sends that the device has begun are carried out, later ones wait for
+    /// RTS → SQD. The device completes sends that it has started. Later sends wait for
     /// [`Qp::resume`].
     ///
-    /// When the last one that was begun is complete, [`QpAttr::sq_draining`] is over and the event
-    /// [`SQ_DRAINED`](crate::EventType::SQ_DRAINED) is raised. Sends can be posted meanwhile;
-    /// receives go on.
+    /// When the last started send completes, [`QpAttr::sq_draining`] becomes false and the event
+    /// [`SQ_DRAINED`](crate::EventType::SQ_DRAINED) is raised. Sends can be posted in SQD. Receives
+    /// continue.
     ///
     /// ```no_run
     /// # fn pause(qp: &mut bareverbs::Qp<bareverbs::Rc>) -> bareverbs::Result<()> {
@@ -28,8 +28,9 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses, as where the queue pair has
-    /// failed by itself.
+    /// - [`Error::Invalid`]: the state is not RTS.
+    /// - [`Error::Kernel`]: the kernel rejects the transition, for instance because the QP is in
+    ///   ERR.
     #[doc(alias = "IBV_QPS_SQD")]
     pub fn drain(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp RTS→SQD";
@@ -44,11 +45,12 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    /// SQD → RTS: the sends that waited are carried out.
+    /// SQD → RTS. The device executes the waiting sends.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses, as while the queue is still
-    /// draining.
+    /// - [`Error::Invalid`]: the state is not SQD.
+    /// - [`Error::Kernel`]: the kernel rejects the transition, for instance while the queue is
+    ///   draining.
     pub fn resume(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp SQD→RTS";
         self.check_state(VERB, QpState::SQD)?;
@@ -63,13 +65,15 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.sq.resume().map_err(|refused| Error::kernel(VERB, format!("QP {:#x}", self.qp_num()), refused))
     }
 
-    /// To ERR, from any state but RESET: everything that is posted, now or later, completes as
-    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR). Do this once more for receives that were
-    /// posted after the queue pair had failed by itself, or through [`RecvHalf`](crate::RecvHalf):
-    /// on Soft-RoCE nobody looks at them otherwise.
+    /// Any state except RESET → ERR. All posted requests, earlier and later ones, complete with
+    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
+    ///
+    /// Soft-RoCE flushes receives only on a transition to ERR. Call this again for receives that
+    /// were posted after the QP had moved itself to ERR, or through [`RecvHalf`](crate::RecvHalf).
     ///
     /// # Errors
-    /// [`Error::Invalid`] in RESET; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is RESET.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "IBV_QPS_ERR")]
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
@@ -80,21 +84,24 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         self.modify_qp(VERB, &attr, QpAttrMask::STATE)
     }
 
-    /// To RESET, from any state: its queues are emptied without completions, and it can be brought
-    /// up again. Poll before: what it completed and was not polled stays in the completion queues
-    /// on Soft-RoCE, and is gone on ConnectX.
+    /// Any state → RESET. The queues are emptied without completions. The QP can be brought up
+    /// again.
     ///
-    /// Soft-RoCE's reset does not stop the timer of a message that waits for its peer's receive:
-    /// for as long as the peer's `min_rnr_timer` says, it may strike in the queue pair's next life,
-    /// where a fenced read or atomic that is under way then never completes (`rxe_qp_reset` of the
-    /// kernel's `rxe_qp.c`).
+    /// Poll first. Earlier completions that were not polled stay in the CQ on Soft-RoCE, and are
+    /// discarded on ConnectX.
+    ///
+    /// Soft-RoCE's reset does not stop the RNR timer of a message that waits for a receive of the
+    /// peer (`rxe_qp_reset` of the kernel's `rxe_qp.c`). The timer may expire after the QP was
+    /// brought up again, within the time of the peer's `min_rnr_timer`. A fenced read or atomic
+    /// that is in flight then never completes.
     ///
     /// # Errors
-    /// The kernel refuses, as Soft-RoCE does while the queue is still draining. The queue pair
-    /// stays in its state then. On Soft-RoCE, RESET takes two requests. If the kernel refuses only
-    /// the second, the queue pair is in RESET, and requests that were posted before stay in use.
-    /// The next change of state issues the missing request first, and fails if the kernel refuses
-    /// it again.
+    /// [`Error::Kernel`]: the kernel rejects the transition, as Soft-RoCE does while the queue is
+    /// draining. The state is then unchanged.
+    ///
+    /// On Soft-RoCE, RESET takes two requests. If the kernel refuses only the second, the QP is in
+    /// RESET, and earlier posted requests stay in use. The next transition first issues the missing
+    /// request, and fails if the kernel refuses it again.
     #[doc(alias = "IBV_QPS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
@@ -108,16 +115,16 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         })
     }
 
-    /// Takes both queues to be empty.
+    /// Resets both queues to empty.
     ///
     /// # Safety
     ///
-    /// The kernel must have carried out a request to RESET, and no request to another state since.
+    /// The kernel must have executed a request to RESET, and no request to another state since.
     pub(super) unsafe fn reset_queues(&mut self) {
-        // SAFETY: the caller's promise is that of `SendQueue::reset`.
+        // SAFETY: the caller's contract is that of `SendQueue::reset`.
         unsafe { self.sq.reset() };
         if let Some(queue) = &mut self.rq {
-            // SAFETY: the caller's promise is that of `RecvQueue::reset`.
+            // SAFETY: the caller's contract is that of `RecvQueue::reset`.
             unsafe { queue.reset() };
         }
     }

@@ -1,4 +1,4 @@
-//! Which whole frames come to a queue pair.
+//! Flow steering: rules that direct Ethernet frames to a QP.
 
 use bareverbs_provider::command;
 use bareverbs_provider::contract::Provider;
@@ -15,39 +15,39 @@ use zerocopy::IntoBytes;
 use crate::Qp;
 use crate::{Context, Error, MacAddress, Result};
 
-/// Fields of an Ethernet header that frames must have; those that are `None` may be anything.
+/// Ethernet header fields that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_eth_filter")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EthernetMatch {
-    /// Whom it is to.
+    /// Destination address.
     pub to: Option<MacAddress>,
-    /// Whom it is from.
+    /// Source address.
     pub from: Option<MacAddress>,
-    /// Type of the payload, such as 0x0800 for IPv4.
+    /// EtherType, such as 0x0800 for IPv4.
     pub ether_type: Option<u16>,
 }
 
-/// Fields of an IPv4 header that frames must have; those that are `None` may be anything.
+/// IPv4 header fields that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_ipv4_filter")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ipv4Match {
-    /// Whom it is from.
+    /// Source address.
     pub from: Option<std::net::Ipv4Addr>,
-    /// Whom it is to.
+    /// Destination address.
     pub to: Option<std::net::Ipv4Addr>,
 }
 
-/// Ports of a TCP or UDP header; those that are `None` may be any.
+/// TCP or UDP ports that a frame must match; `None` matches any value.
 #[doc(alias = "ibv_flow_tcp_udp_filter")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortMatch {
-    /// Whom it is from.
+    /// Source port.
     pub from: Option<u16>,
-    /// Whom it is to.
+    /// Destination port.
     pub to: Option<u16>,
 }
 
-/// The header behind that of IP, and its ports.
+/// The transport header, with its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpperMatch {
     /// TCP.
@@ -56,31 +56,30 @@ pub enum UpperMatch {
     Udp(PortMatch),
 }
 
-/// Which frames are to come to a queue pair; see [`Qp::create_flow`] and
-/// [`RssQp::create_flow`](crate::RssQp::create_flow).
+/// A flow rule; see [`Qp::create_flow`] and [`RssQp::create_flow`](crate::RssQp::create_flow).
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowRule {
-    /// The port that they come from, counted from 1.
+    /// The port that receives the frames, counted from 1.
     pub port: u8,
-    /// Of several rules that match, the one with the lowest number takes the frame.
+    /// Priority. If several rules match, the rule with the lowest number takes the frame.
     pub priority: u16,
-    /// Their Ethernet header.
+    /// Ethernet header to match.
     pub ethernet: EthernetMatch,
-    /// Their IPv4 header, which they must have then.
+    /// IPv4 header to match. `Some` requires an IPv4 header.
     pub ipv4: Option<Ipv4Match>,
-    /// Their TCP or UDP header, which they must have then.
+    /// TCP or UDP header to match. `Some` requires such a header.
     pub upper: Option<UpperMatch>,
 }
 
 impl FlowRule {
-    /// Frames with this Ethernet header, of the first priority.
+    /// A rule for this Ethernet header, of priority 0 (the highest).
     #[must_use]
     pub fn new(port: u8, ethernet: EthernetMatch) -> Self {
         Self { port, priority: 0, ethernet, ipv4: None, upper: None }
     }
 
-    /// As the kernel takes it: the specifications, one behind the other, and how many they are.
+    /// Encodes the flow specs for the kernel, back to back, and counts them.
     fn specs(&self) -> (Vec<u8>, u8) {
         let mac =
             |address: Option<MacAddress>| (address.map_or([0; 6], |mac| mac.0), mask(address, [0xff; 6]));
@@ -136,21 +135,21 @@ impl FlowRule {
     }
 }
 
-/// All bits where there is a value, none otherwise.
+/// `all` if there is a value, else 0.
 fn mask<T, M: Default>(value: Option<T>, all: M) -> M {
     if value.is_some() { all } else { M::default() }
 }
 
-/// A flow of a queue pair, by [`Qp::create_flow`].
+/// The handle of a flow, from [`Qp::create_flow`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowId(u32);
 
-/// The flows that lead to a queue pair.
+/// The flows that steer to a QP.
 #[derive(Debug, Default)]
 pub(crate) struct Flows(Vec<u32>);
 
 impl Flows {
-    /// Leads frames to the queue pair `qp` of the context.
+    /// Creates a flow that steers to the QP with the handle `qp`.
     pub(crate) fn create<P: Provider>(
         &mut self,
         context: &Context<P>,
@@ -184,22 +183,22 @@ impl Flows {
         Ok(FlowId(flow))
     }
 
-    /// Ends one of them.
+    /// Destroys a flow of this QP.
     pub(crate) fn destroy<P: Provider>(&mut self, context: &Context<P>, flow: FlowId) -> Result<()> {
         const VERB: &str = "destroy_flow";
         let at = self.0.iter().position(|own| *own == flow.0);
         let at = at.ok_or_else(|| Error::invalid(VERB, "the flow is none of this queue pair"))?;
-        // SAFETY: the flow is one of this queue pair's, as was looked up above.
+        // SAFETY: the flow is one of this QP's, as checked above.
         unsafe { command::destroy_flow(context.file(), flow.0) }
             .map_err(|refused| Error::kernel(VERB, "a flow", refused))?;
         self.0.swap_remove(at);
         Ok(())
     }
 
-    /// Ends all of them.
+    /// Destroys all flows of this QP.
     pub(crate) fn destroy_all(&mut self, file: &DeviceFile) {
         for flow in self.0.drain(..) {
-            // SAFETY: the flow is one of this queue pair's, and is forgotten here.
+            // SAFETY: the flow is one of this QP's, and its handle is dropped here.
             let _ = unsafe { command::destroy_flow(file, flow) };
         }
     }

@@ -1,4 +1,4 @@
-//! Queue pairs of whole Ethernet frames.
+//! Raw packet QPs: Ethernet frames.
 
 use bareverbs_provider::contract::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
@@ -10,9 +10,9 @@ use super::{Batch, FlowId, FlowRule, PostReason, Qp, QpAttr, Transport};
 use crate::Error;
 use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, SendRequest};
 
-/// Whole Ethernet frames, past the kernel's network: what is sent goes out as it is, and what
-/// [flows](FlowRule) lead here comes as it was. For the privileged (`CAP_NET_RAW`), on Ethernet
-/// ports of devices that have [`Capabilities::raw_packets`](crate::Capabilities::raw_packets).
+/// Raw Ethernet frames that bypass the kernel's network stack. The device sends frames unmodified.
+/// [Flows](FlowRule) steer received frames to the QP. Requires `CAP_NET_RAW`, an Ethernet port, and
+/// a device with [`Capabilities::raw_packets`](crate::Capabilities::raw_packets).
 ///
 /// ```no_run
 /// # fn example(pd: &bareverbs::Pd, cq: &bareverbs::Cq) -> Result<(), Box<dyn std::error::Error>> {
@@ -36,13 +36,13 @@ use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, S
 /// # }
 /// ```
 ///
-/// What queue pairs of one context send does not come to that context's own.
+/// Frames that QPs of a context send are not received by QPs of the same context.
 ///
 /// Longer frames are gathered from registered memory, with their first bytes in [`Frame::header`].
 ///
-/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header) there are large sends: the
-/// headers of a segment of TCP, and a payload that the device cuts into as many segments as it
-/// takes.
+/// With [`QpInit::max_tso_header`](crate::QpInit::max_tso_header), the QP supports TCP segmentation
+/// offload: a request has the headers of a TCP segment and a payload, which the device splits into
+/// as many segments as needed.
 ///
 /// ```no_run
 /// # use bareverbs::{Qp, RawPacket, PostError, Sge};
@@ -57,7 +57,7 @@ use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, S
 /// # }
 /// ```
 ///
-/// A frame has no peer, and no operation but to be sent:
+/// A frame has no peer, and the only operation is a send:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Operation, Payload, Qp, RawPacket, SendFlags, SendRequest};
@@ -83,16 +83,18 @@ impl Sealed for RawPacket {
         queue: &mut P::Sq,
         request: &SendRequest<'_, Frame<'_>>,
     ) -> Result<(), PushError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { queue.push_frame(request) }
     }
 }
 
 impl<P: Provider> Qp<RawPacket, P> {
-    /// RESET → INIT: receives can be posted from here on.
+    /// RESET → INIT. Receives can be posted in INIT and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; [`Error::NoPort`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn init(&mut self, port: u8) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         self.pd().context().check_port(port.into())?;
@@ -100,18 +102,20 @@ impl<P: Provider> Qp<RawPacket, P> {
         self.modify_qp(INIT, &attr, QpAttrMask::STATE | QpAttrMask::PORT)
     }
 
-    /// INIT → RTR: frames are received from here on.
+    /// INIT → RTR. The QP receives frames in RTR and later states.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self) -> Result<()> {
         self.transition(RTR, QpState::INIT, QpState::RTR)
     }
 
-    /// RTR → RTS: frames are sent from here on.
+    /// RTR → RTS. The QP sends frames in RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self) -> Result<()> {
         self.transition(RTS, QpState::RTR, QpState::RTS)
     }
@@ -121,23 +125,24 @@ impl<P: Provider> Qp<RawPacket, P> {
         self.modify_qp(verb, &QpAttr { qp_state: to, ..QpAttr::default() }, QpAttrMask::STATE)
     }
 
-    /// Has the frames that match `rule` come to this queue pair, and no longer to the kernel's
-    /// network. Frames for which no receive is posted are lost. It ends with the queue pair, or
-    /// with [`Qp::destroy_flow`].
+    /// Steers frames that match `rule` to this QP instead of the kernel's network stack. A frame is
+    /// dropped if no receive is posted. The flow ends when the QP is destroyed, or with
+    /// [`Qp::destroy_flow`].
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a TCP or UDP header without an IP header; [`Error::NoPort`]; the
-    /// kernel refuses, as without the privilege `CAP_NET_RAW`.
+    /// - [`Error::Invalid`]: a TCP or UDP header without an IP header.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the command, with `EPERM` without `CAP_NET_RAW`.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&mut self, rule: &FlowRule) -> Result<FlowId> {
         self.flows.create(self.pd.context(), self.handle, rule)
     }
 
-    /// Ends a flow.
+    /// Destroys a flow.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a flow of another queue pair, or one that has ended; the kernel
-    /// refuses.
+    /// - [`Error::Invalid`]: the flow belongs to another QP, or was destroyed already.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_flow")]
     pub fn destroy_flow(&mut self, flow: FlowId) -> Result<()> {
         self.flows.destroy(self.pd.context(), flow)
@@ -145,10 +150,11 @@ impl<P: Provider> Qp<RawPacket, P> {
 }
 
 impl<P: Provider> Batch<'_, RawPacket, P> {
-    /// A frame whose bytes are copied now, so that nothing has to stay registered.
+    /// A frame whose bytes are copied now. They need not be registered.
     ///
     /// # Errors
-    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
+    /// `max_inline_data`.
     pub fn send_frame_inline(
         &mut self,
         wr_id: u64,
@@ -157,7 +163,7 @@ impl<P: Provider> Batch<'_, RawPacket, P> {
     ) -> Result<(), PostReason> {
         let payload = Payload::Inline(&[frame]);
         let request = SendRequest { wr_id, operation: Frame::default(), flags, payload };
-        // SAFETY: the request names no memory but what is copied before this returns.
+        // SAFETY: the request names no memory except bytes that are copied before this returns.
         unsafe { self.push(&request) }
     }
 }

@@ -6,29 +6,29 @@ use bareverbs_uapi::uverbs::types::QpType;
 use super::Datagram;
 use crate::{Operation, PushError, Remote, SendRequest};
 
-/// A transport of queue pairs, as a type: what a transport cannot do, its queue pairs do not offer.
+/// A transport of QPs, as a type. A QP has only the operations of its transport.
 pub trait Transport: private::Sealed + 'static {
-    /// The kernel's number for it.
+    /// The QP type in the kernel's encoding.
     const QP_TYPE: QpType;
 
-    /// What its send requests can do.
+    /// The type of its send operations.
     type Operation<'a, P: Provider>: Copy;
 }
 
-/// A transport between two queue pairs that know each other.
+/// A transport between two connected QPs.
 pub trait Connected: private::Shared {}
 
-/// Reliable connected: messages, reads, writes and atomics between two queue pairs, in order and
+/// Reliable connected (RC): sends, reads, writes and atomics between two QPs, in order and
 /// acknowledged.
 #[doc(alias = "IBV_QPT_RC")]
 #[derive(Clone, Copy, Debug)]
 pub struct Rc;
 
-/// Unreliable connected: messages and writes between two queue pairs, in order; what gets lost is
-/// lost whole, and nobody is told.
+/// Unreliable connected (UC): sends and writes between two QPs, in order. A lost message is lost
+/// whole and is not reported.
 ///
-/// It has no reads and no atomics, because nothing comes back from the peer, and its packets
-/// invalidate no keys:
+/// UC has no reads, atomics or send-with-invalidate. Reads and atomics need a response, and UC has
+/// none:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Operation, Payload, Qp, Remote, SendFlags, SendRequest, Uc};
@@ -53,10 +53,10 @@ pub struct Rc;
 #[derive(Clone, Copy, Debug)]
 pub struct Uc;
 
-/// Unreliable datagram: messages of one packet to any queue pair, each over an address handle; what
-/// gets lost is lost.
+/// Unreliable datagram (UD): messages of one packet to any QP, each with an address handle. A lost
+/// message is not reported.
 ///
-/// It has nothing but messages, and each needs an address:
+/// UD supports sends only, and each send needs an address:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Operation, Payload, Qp, SendFlags, SendRequest, Ud};
@@ -87,17 +87,17 @@ pub struct Uc;
 #[derive(Clone, Copy, Debug)]
 pub struct Ud;
 
-/// What a request of an unreliable connection does; see [`Operation`].
+/// Operation of a UC request; see [`Operation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UcOperation {
-    /// A message into a receive of the peer.
+    /// Send: consumes a receive of the peer.
     Send,
-    /// A message with immediate data.
+    /// Send with immediate data.
     SendImm(u32),
-    /// Bytes into memory of the peer.
+    /// RDMA write to the peer's memory.
     Write(Remote),
-    /// Bytes into memory of the peer, and a receive with immediate data.
+    /// RDMA write with immediate data; consumes a receive of the peer.
     WriteImm(Remote, u32),
 }
 
@@ -135,7 +135,7 @@ pub(super) mod private {
     use super::*;
 
     pub trait Sealed {
-        /// Pushes a request of the transport's own kind by the fast path, or not at all.
+        /// Pushes a request by the fast path. Returns `false` if the fast path declined it.
         ///
         /// # Safety
         ///
@@ -152,8 +152,7 @@ pub(super) mod private {
             false
         }
 
-        /// Pushes requests of the transport's own kind by the fast path, until one is not; tells
-        /// how many.
+        /// Pushes requests by the fast path until it declines one. Returns the number pushed.
         ///
         /// # Safety
         ///
@@ -168,7 +167,7 @@ pub(super) mod private {
         {
             let mut rest = requests;
             while let [request, more @ ..] = rest {
-                // SAFETY: the caller's promise is the same.
+                // SAFETY: the caller's contract is the same.
                 if !unsafe { Self::try_push::<P>(queue, request) } {
                     break;
                 }
@@ -177,8 +176,8 @@ pub(super) mod private {
             requests.len() - rest.len()
         }
 
-        /// Posts a request of the transport's own kind by the fast path, with the doorbell now or
-        /// later, or not at all.
+        /// Posts a request by the fast path, with the doorbell or deferred. Returns `None` if the
+        /// fast path declined it.
         ///
         /// # Safety
         ///
@@ -196,7 +195,7 @@ pub(super) mod private {
             None
         }
 
-        /// Pushes a request of the transport's own kind.
+        /// Pushes a request by the slow path.
         ///
         /// # Safety
         ///
@@ -210,7 +209,7 @@ pub(super) mod private {
     }
 
     pub trait Shared: Transport {
-        /// The transport's own word for what all connections do.
+        /// Converts a UC operation to the transport's operation type.
         fn operation<P: Provider>(operation: UcOperation) -> Self::Operation<'static, P>;
     }
 
@@ -231,13 +230,13 @@ pub(super) mod private {
     impl Sealed for Rc {
         #[inline(always)]
         unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> bool {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push(request) }
         }
 
         #[inline(always)]
         unsafe fn try_push_all<P: Provider>(queue: &mut P::Sq, requests: &[SendRequest<'_>]) -> usize {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push_all(requests) }
         }
 
@@ -247,13 +246,13 @@ pub(super) mod private {
             request: &SendRequest<'_>,
             defer: bool,
         ) -> Option<Result<(), DoorbellError>> {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.try_post(request, defer) }
         }
 
         #[inline]
         unsafe fn push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_>) -> Result<(), PushError> {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.push(request) }
         }
     }
@@ -261,7 +260,7 @@ pub(super) mod private {
     impl Sealed for Uc {
         #[inline(always)]
         unsafe fn try_push<P: Provider>(queue: &mut P::Sq, request: &SendRequest<'_, UcOperation>) -> bool {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.try_push(&request.with(request.operation.into())) }
         }
 
@@ -271,7 +270,7 @@ pub(super) mod private {
             request: &SendRequest<'_, UcOperation>,
             defer: bool,
         ) -> Option<Result<(), DoorbellError>> {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.try_post(&request.with(request.operation.into()), defer) }
         }
 
@@ -280,7 +279,7 @@ pub(super) mod private {
             queue: &mut P::Sq,
             request: &SendRequest<'_, UcOperation>,
         ) -> Result<(), PushError> {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.push(&request.with(request.operation.into())) }
         }
     }
@@ -291,7 +290,7 @@ pub(super) mod private {
             queue: &mut P::Sq,
             request: &SendRequest<'_, Datagram<'_, P>>,
         ) -> Result<(), PushError> {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the caller's contract is the same.
             unsafe { queue.push_datagram(&request.with(request.operation.to_provider())) }
         }
     }

@@ -1,4 +1,4 @@
-//! The two ends of extended reliable connections.
+//! XRC QPs: the requester (INI) and the responder (TGT).
 
 use bareverbs_provider::command::{self, QpHandle};
 use bareverbs_provider::contract::{Provider, SendQueue, XrcTargetRequest};
@@ -14,12 +14,12 @@ use crate::{
     XrcOperation, Xrcd,
 };
 
-/// The sending end of an extended reliable connection, whose requests each name the shared receive
-/// queue that they go to; see [`Xrcd`].
+/// The requester of an extended reliable connection (XRC). Each request names the SRQ of the peer
+/// that takes it; see [`Xrcd`].
 ///
-/// It carries all that a reliable connection does, but binds and invalidates no memory windows of
-/// its own side. What [`QpInit`](crate::QpInit) says of receives is not used, `recv_cq` included.
-/// It is connected to an [`XrcTarget`], and brought up with what a sending end needs:
+/// It supports the operations of RC, except binding and invalidating memory windows of its own
+/// side. The receive attributes of [`QpInit`](crate::QpInit) are ignored, including `recv_cq`. It
+/// is connected to an [`XrcTarget`], and brought up with requester attributes:
 ///
 /// ```no_run
 /// # use bareverbs::{AhAttr, Cq, InitAttr, Pd, QpInit, RtsAttr, SendFlags, UcRtrAttr, XrcSend};
@@ -35,7 +35,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// A request without the queue that it goes to does not compile:
+/// A request without a destination SRQ does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Operation, Payload, Qp, SendFlags, SendRequest, XrcSend};
@@ -61,7 +61,7 @@ impl Sealed for XrcSend {
         queue: &mut P::Sq,
         request: &SendRequest<'_, XrcOperation>,
     ) -> Result<(), PushError> {
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { queue.push_xrc(request) }
     }
 }
@@ -70,39 +70,45 @@ impl<P: Provider> Qp<XrcSend, P> {
     /// RESET → INIT.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
-    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET, the P_Key index is beyond the port's table, or
+    ///   `access` has rights that apply to MRs only.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.reset_to_init(attr)
     }
 
-    /// INIT → RTR: towards the [`XrcTarget`] `dest_qp_num`.
+    /// INIT → RTR. The peer is the [`XrcTarget`] with the QPN `dest_qp_num`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
-    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
-    /// [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT; no global route on RoCE or no LID on
+    ///   InfiniBand; the address is a multicast group; a value is out of range; the MTU is above
+    ///   the port's.
+    /// - [`Error::NoPort`], [`Error::NoGid`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self, attr: &UcRtrAttr) -> Result<()> {
         let address = self.check_peer(&attr.address, attr.path_mtu, attr.dest_qp_num, attr.rq_psn)?;
         self.init_to_rtr((&UcRtrAttr { address, ..*attr }).into())
     }
 
-    /// RTR → RTS: sends are carried out from here on.
+    /// RTR → RTS. The requester executes sends in RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for a packet number of more than 24 bits;
-    /// [`Error::Limit`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR, the PSN has more than 24 bits, or a timer or
+    ///   retry count is out of range.
+    /// - [`Error::Limit`]: `max_rd_atomic` is above the device's limit.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, attr: &RtsAttr) -> Result<()> {
         self.rtr_to_rts_reliable(attr)
     }
 }
 
 impl<P: Provider> Batch<'_, XrcSend, P> {
-    /// A message to the peer's shared receive queue `remote_srq`, whose bytes are copied now, so
-    /// that nothing has to stay registered.
+    /// A send to the peer's SRQ `remote_srq`. Its bytes are copied now and need not be registered.
     ///
     /// # Errors
-    /// The request is refused, for instance since the queue pair was made for fewer bytes inline.
+    /// The [`PostReason`] of the rejection, for instance if the bytes exceed the QP's
+    /// `max_inline_data`.
     pub fn send_to_srq_inline(
         &mut self,
         wr_id: u64,
@@ -112,34 +118,32 @@ impl<P: Provider> Batch<'_, XrcSend, P> {
     ) -> Result<(), PostReason> {
         let operation = XrcOperation { remote_srq, operation: Operation::Send };
         let request = SendRequest { wr_id, operation, flags, payload: Payload::Inline(&[bytes]) };
-        // SAFETY: the request names no memory but what is copied before this returns.
+        // SAFETY: the request names no memory except bytes that are copied before this returns.
         unsafe { self.push(&request) }
     }
 }
 
-/// What RTR → RTS sets in receiving ends of extended reliable connections.
+/// Attributes of RTR → RTS for XRC target QPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcTargetRtsAttr {
-    /// Number of the first packet sent, 24 bits; it sends acknowledgements only.
+    /// PSN of the first packet sent, 24 bits. An XRC target sends acknowledgements only.
     pub sq_psn: u32,
     /// As [`RtsAttr::timeout`].
     pub timeout: u8,
 }
 
 impl Default for XrcTargetRtsAttr {
-    /// Timeout 14 (67 ms), packets numbered from 0.
+    /// Timeout 14 (67 ms), PSN 0.
     fn default() -> Self {
         Self { sq_psn: 0, timeout: 14 }
     }
 }
 
-/// The receiving end of an extended reliable connection, which the kernel and the device have to
-/// themselves: it has no queues, and no owner needs to look at it once it is up.
-/// [`Xrcd::create_target`] makes one.
+/// The responder of an extended reliable connection (XRC target). It has no queues: the kernel and
+/// the device serve it, and it needs no polling. [`Xrcd::create_target`] creates one.
 ///
-/// Requests that come to it take receives of the [`XrcSrq`](crate::XrcSrq) that they name. Those
-/// that take none, such as writes and reads, reach the memory of the protection domain of that
-/// queue.
+/// Incoming requests consume receives of the [`XrcSrq`](crate::XrcSrq) that they name. Requests
+/// without a receive, such as writes and reads, access the memory of that SRQ's protection domain.
 ///
 /// ```no_run
 /// # use bareverbs::{AhAttr, InitAttr, RtrAttr, XrcTarget, XrcTargetRtsAttr};
@@ -189,25 +193,25 @@ impl<P: Provider> XrcTarget<P> {
         Ok(target)
     }
 
-    /// Its number on the wire, 24 bits.
+    /// The QP number (QPN), 24 bits.
     #[must_use]
     pub fn qp_num(&self) -> u32 {
         self.qp_num
     }
 
-    /// The state that it was last brought to through this handle, or had when it was opened.
+    /// The state that the last transition through this handle set, or the state at open.
     #[must_use]
     pub fn state(&self) -> QpState {
         self.state
     }
 
-    /// What comes back in asynchronous events.
+    /// The value reported in asynchronous events.
     #[must_use]
     pub fn user_data(&self) -> u64 {
         self.user_data
     }
 
-    /// The domain that it receives for.
+    /// The XRC domain of the target.
     #[must_use]
     pub fn xrcd(&self) -> &Xrcd<P> {
         &self.xrcd
@@ -216,20 +220,25 @@ impl<P: Provider> XrcTarget<P> {
     /// RESET → INIT.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, for a P_Key index beyond the port's table or rights
-    /// that only regions have; [`Error::NoPort`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET, the P_Key index is beyond the port's table, or
+    ///   `access` has rights that apply to MRs only.
+    /// - [`Error::NoPort`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn init(&mut self, attr: &InitAttr) -> Result<()> {
         self.check_state(INIT, QpState::RESET)?;
         check_init(self.xrcd.context(), attr)?;
         self.modify_qp(INIT, attr.into())
     }
 
-    /// INIT → RTR: what the [`XrcSend`] queue pair `dest_qp_num` sends is carried out from here on.
+    /// INIT → RTR. The responder executes requests of the [`XrcSend`] QP `dest_qp_num` in RTR and
+    /// RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state, without a global route on RoCE or a LID on
-    /// InfiniBand, towards a multicast group, for numbers out of range or an MTU above the port's;
-    /// [`Error::Limit`]; [`Error::NoPort`]; [`Error::NoGid`]; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not INIT; no global route on RoCE or no LID on
+    ///   InfiniBand; the address is a multicast group; a value is out of range; the MTU is above
+    ///   the port's.
+    /// - [`Error::Limit`], [`Error::NoPort`], [`Error::NoGid`]
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_receive(&mut self, attr: &RtrAttr) -> Result<()> {
         self.check_state(RTR, QpState::INIT)?;
         let context = self.xrcd.context();
@@ -239,10 +248,11 @@ impl<P: Provider> XrcTarget<P> {
             .map_err(|error| self.xrcd.context().path_error(error, &address))
     }
 
-    /// RTR → RTS. It receives without that too.
+    /// RTR → RTS. The responder also works in RTR.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state or for numbers out of range; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RTR, or a value is out of range.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn ready_to_send(&mut self, attr: &XrcTargetRtsAttr) -> Result<()> {
         self.check_state(RTS, QpState::RTR)?;
         check_24_bits(RTS, "sq_psn", attr.sq_psn)?;
@@ -252,10 +262,11 @@ impl<P: Provider> XrcTarget<P> {
         self.modify_qp(RTS, (attr, QpAttrMask::STATE | QpAttrMask::SQ_PSN | QpAttrMask::TIMEOUT))
     }
 
-    /// To ERR, from any state but RESET: nothing is received any more.
+    /// Any state except RESET → ERR. The responder stops.
     ///
     /// # Errors
-    /// [`Error::Invalid`] in RESET; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is RESET.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     pub fn set_error(&mut self) -> Result<()> {
         const VERB: &str = "modify_qp to ERR";
         if self.state == QpState::RESET {
@@ -264,19 +275,19 @@ impl<P: Provider> XrcTarget<P> {
         self.modify_qp(VERB, (QpAttr { qp_state: QpState::ERR, ..QpAttr::default() }, QpAttrMask::STATE))
     }
 
-    /// To RESET, from any state: it can be brought up again.
+    /// Any state → RESET. The target can be brought up again.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the transition.
     pub fn reset(&mut self) -> Result<()> {
         let attr = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
         self.modify_qp("modify_qp to RESET", (attr, QpAttrMask::STATE))
     }
 
-    /// What the kernel says of it.
+    /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_query_qp")]
     pub fn query(&self) -> Result<QpAttr> {
         command::query_qp(self.xrcd.context().file(), self.handle, QpAttrMask::STATE)
@@ -284,25 +295,26 @@ impl<P: Provider> XrcTarget<P> {
             .map_err(|refused| Error::kernel("query_qp", format!("QP {:#x}", self.qp_num), refused))
     }
 
-    /// Lets go of it and tells how many of its [events](crate::AsyncEvent::Qp) have been read here;
-    /// with the last process that has it, it goes. Dropping does the same in silence.
+    /// Closes this handle. Returns the number of its [events](crate::AsyncEvent::Qp) that this
+    /// process has read. The QP is destroyed when the last process closes it. Drop also closes the
+    /// handle, and ignores errors.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
         let number = self.qp_num;
-        // SAFETY: it was not ended, and is dropped next.
+        // SAFETY: it was not destroyed before, and is dropped next.
         unsafe { self.destroy_inner() }
             .map_err(|refused| Error::kernel("destroy_qp", format!("QP {number:#x}"), refused))
     }
 
     /// # Safety
     ///
-    /// It must not have been ended before, and must not be used afterwards, except to drop it.
+    /// It must not have been destroyed before, and must not be used afterwards, except to drop it.
     unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
-        // SAFETY: the handle is this value's, which is used no more; the queue pair has no rings.
+        // SAFETY: `self` owns the handle and does not use it any more; the QP has no rings.
         unsafe { command::destroy_qp(self.xrcd.context().file(), self.handle) }
             .map(|resp| resp.events_reported)
     }
@@ -316,8 +328,7 @@ impl<P: Provider> XrcTarget<P> {
 
     fn modify_qp(&mut self, verb: &'static str, (attr, mask): (QpAttr, QpAttrMask)) -> Result<()> {
         let request = attr.to_kernel(self.handle, mask);
-        // SAFETY: the request names the queue pair that this value has a handle of, and which has
-        // no rings to reset.
+        // SAFETY: the request names the QP of this handle, which has no rings to reset.
         unsafe { command::modify_qp(self.xrcd.context().file(), &request.base) }.map_err(|refused| {
             Error::kernel(verb, format!("QP {:#x} in {:?}, {mask:?}", self.qp_num, self.state), refused)
         })?;
@@ -329,7 +340,7 @@ impl<P: Provider> XrcTarget<P> {
 impl<P: Provider> Drop for XrcTarget<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            // SAFETY: it was not ended, and is being dropped.
+            // SAFETY: it was not destroyed before, and is being dropped.
             let _ = unsafe { self.destroy_inner() };
         }
     }
