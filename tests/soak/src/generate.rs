@@ -1,4 +1,4 @@
-//! Verbs at random, from a seed: such as have one outcome, good or bad.
+//! Random verbs from a seed. Each has exactly one outcome, success or failure.
 
 mod connected;
 mod failing;
@@ -10,19 +10,19 @@ use fastrand::Rng;
 use crate::model::Model;
 use crate::op::{Id, Op};
 
-/// What a device can do beyond what all can.
+/// The optional capabilities of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Flushes.
+    /// FLUSH.
     pub flush: bool,
-    /// Atomic writes.
+    /// ATOMIC_WRITE.
     pub atomic_write: bool,
 }
 
-/// How often a generator looks for something that can be done before it waits.
+/// How many times a generator tries to find a possible verb before it settles.
 const TRIES: usize = 60;
 
-/// Makes verbs.
+/// Generates verbs.
 #[derive(Debug)]
 pub struct Generator {
     rng: Rng,
@@ -31,7 +31,7 @@ pub struct Generator {
     next_wr: u64,
 }
 
-/// A sort of verbs: how often it is tried, and what makes one where that is possible.
+/// A kind of verb: its weight, and a function that generates one if that is possible.
 type OpKind = (u32, fn(&mut Generator, &Model) -> Option<Op>);
 
 const OP_KINDS: [OpKind; 20] = [
@@ -58,7 +58,7 @@ const OP_KINDS: [OpKind; 20] = [
 ];
 
 impl Generator {
-    /// The generator of a seed.
+    /// The generator for a seed.
     #[must_use]
     pub fn new(seed: u64, capabilities: Capabilities) -> Self {
         Self { rng: Rng::with_seed(seed), capabilities, next_id: 1, next_wr: 1 }
@@ -96,12 +96,12 @@ impl Generator {
         self.next_wr
     }
 
-    /// True once in so many times.
+    /// True once in `times` calls, on average.
     fn once_in(&mut self, times: u32) -> bool {
         self.rng.u32(..times) == 0
     }
 
-    /// One of these.
+    /// A random element.
     fn pick<T>(&mut self, from: impl IntoIterator<Item = T>) -> Option<T> {
         self.rng.choice(from.into_iter().collect::<Vec<_>>())
     }

@@ -1,4 +1,4 @@
-//! The driver: carries verbs out on the RDMA device and holds what comes of them against the model.
+//! The driver: executes verbs on the RDMA device and compares the results with the model.
 
 mod execute;
 
@@ -16,14 +16,14 @@ use crate::model::{Model, Quirks, Region};
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, RECEIVE, Seen};
 use crate::{PORT, loopback_path};
 
-/// How long anything may take.
+/// Timeout of all waits.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// A key that nobody has: its index is beyond those of all objects.
+/// A key of no object: its index is beyond those of all objects.
 pub(crate) const INVALID_KEY: u32 = 0xdead_be00;
-/// By when the timer has struck by which a message of these queue pairs waits for its receive: 10
-/// µs, in the kernel's ticks.
+/// Time after which the RNR timer of these queue pairs (10 µs, in the kernel's ticks) has certainly
+/// expired.
 const RNR_TIMER_EXPIRY: Duration = Duration::from_millis(50);
-/// The key of datagrams, and one that is none.
+/// The Q_Key of datagrams, and a wrong one.
 const QKEYS: [u32; 2] = [0x1234_5678, 0x0bad_0bad];
 
 /// A queue pair of any transport.
@@ -33,7 +33,7 @@ enum AnyQp {
     Ud(Qp<Ud>),
 }
 
-/// The same expression for a queue pair of any transport.
+/// Evaluates an expression for a queue pair of any transport.
 macro_rules! any {
     ($any:expr, $qp:ident => $value:expr) => {
         match $any {
@@ -45,28 +45,28 @@ macro_rules! any {
 }
 use any;
 
-/// What was done, in numbers.
+/// Statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tally {
     /// Verbs.
     pub ops: u64,
-    /// Requests that were posted.
+    /// Posted requests.
     pub requests: u64,
-    /// Completions that came, each as predicted.
+    /// Completions, all as predicted.
     pub completions: u64,
-    /// Those that told of a failure.
+    /// Completions with an error status.
     pub failures: u64,
-    /// Bytes of memory that were compared.
+    /// Compared bytes of memory.
     pub compared: u64,
 }
 
-/// Objects on the device, and the model beside them.
+/// Objects on the device, and their model.
 pub struct Iteration {
-    /// What is expected.
+    /// The expected state.
     pub model: Model,
-    /// What was done.
+    /// Statistics.
     pub tally: Tally,
-    // What the kernel keeps others for is dropped before them.
+    // The drop order follows the kernel's references: users first.
     mws: BTreeMap<Id, Mw>,
     qps: BTreeMap<Id, AnyQp>,
     ahs: BTreeMap<Id, Ah>,
@@ -81,10 +81,10 @@ pub struct Iteration {
 }
 
 impl Iteration {
-    /// An empty one.
+    /// An iteration without objects.
     ///
     /// # Errors
-    /// The port has no address.
+    /// If the port has no address.
     pub fn new(context: &Context, quirks: Quirks) -> Result<Self> {
         Ok(Self {
             model: Model::new(quirks),
@@ -103,16 +103,16 @@ impl Iteration {
         })
     }
 
-    /// Carries a verb out, here and in the model.
+    /// Executes a verb on the device and in the model.
     ///
     /// # Errors
-    /// Anything was not as the model says.
+    /// If a result differs from the model.
     pub fn run(&mut self, op: &Op) -> Result<()> {
         self.tally.ops += 1;
         let begin = Instant::now();
         self.execute(op)?;
         ensure!(begin.elapsed() < PATIENCE, "it took {:.1?}", begin.elapsed());
-        // No completion queue is ever left to fill up.
+        // CQs are polled often enough that none overruns.
         self.poll_all()
     }
 
@@ -130,7 +130,7 @@ impl Iteration {
             Op::Settle => self.settle()?,
             Op::End(_, End::Reset | End::Destroy) => {
                 self.change(op)?;
-                // What it flushed until then is there, and nothing comes after it.
+                // The flushed completions are in the CQ, and no more will follow.
                 self.poll_all()?;
                 self.model.apply(op);
                 self.forget_destroyed();
@@ -145,10 +145,10 @@ impl Iteration {
         Ok(())
     }
 
-    /// Destroys all that there is, whatever it does.
+    /// Destroys all objects, whatever their state.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses to destroy an object.
     pub fn destroy(mut self) -> Result<()> {
         let up: Vec<Id> =
             self.qps.keys().copied().filter(|qp| self.model.needs_error_before_destroy(*qp)).collect();
@@ -227,7 +227,7 @@ impl Iteration {
         Ok(())
     }
 
-    /// The model counts on as much room as there really is.
+    /// Updates the model with the actual capacities.
     fn update_capacity(&mut self, op: &Op) {
         match op {
             Op::MakeQp(id, _) => {
@@ -270,9 +270,9 @@ impl Iteration {
                     min_rnr_timer: 1,
                     ..RtrAttr::new(self.path, peer)
                 };
-                // Without a timer: nothing gets lost, and the kernel's may strike where nothing is
-                // late (`retransmit_timer` of `rxe_comp.c`). A read with a fence that is sent again
-                // waits for itself for ever (`rxe_wqe_is_fenced`).
+                // Without an ACK timeout: no packet is lost, and the kernel's timer may expire
+                // although none is late (`retransmit_timer` of `rxe_comp.c`). A fenced read that is
+                // retried waits for itself without limit (`rxe_wqe_is_fenced`).
                 let rts = RtsAttr {
                     sq_psn,
                     timeout: 0,
@@ -307,14 +307,14 @@ impl Iteration {
         Ok(())
     }
 
-    /// Completions of a queue pair that is destroyed can still be there, and its number can be
-    /// given again only after.
+    /// Forgets destroyed queue pairs after their completions are polled. The kernel may reuse a QPN
+    /// earlier.
     fn forget_destroyed(&mut self) {
         let qps = &self.model.qps;
         self.ids_by_qpn.retain(|_, id| qps.contains_key(id));
     }
 
-    /// Takes all completions that are there. Tells how many that were.
+    /// Polls all available completions. Returns their number.
     fn poll_once(&mut self) -> Result<usize> {
         let mut seen = Vec::new();
         for cq in self.cqs.values_mut() {
@@ -355,7 +355,7 @@ impl Iteration {
         self.poll_once().map(drop)
     }
 
-    /// Waits for all that must happen, and compares memory.
+    /// Waits for all expected completions, and compares memory.
     fn settle(&mut self) -> Result<()> {
         let begin = Instant::now();
         loop {
@@ -369,7 +369,7 @@ impl Iteration {
         loop {
             match self.compare() {
                 Ok(()) => break,
-                // Of writes over unreliable connections nobody hears when they have arrived.
+                // UC writes are not acknowledged, so their arrival is only visible in memory.
                 Err(_) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(1)),
                 Err(why) => return Err(why),
             }
@@ -378,7 +378,7 @@ impl Iteration {
         self.model.settle().map_err(|why| anyhow!(why))
     }
 
-    /// What the kernel says of all queue pairs.
+    /// The states of all queue pairs, as queried from the kernel.
     fn states(&self) -> Result<String> {
         let of = |(id, qp): (&Id, &AnyQp)| -> Result<String> {
             let (attr, _) = any!(qp, qp => qp.query())?;

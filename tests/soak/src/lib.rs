@@ -13,18 +13,18 @@ pub mod traffic;
 
 use bareverbs::{AhAttr, Context, InitAttr, Qp, Rc, Result, RtrAttr, RtsAttr};
 
-/// The port that all queue pairs use.
+/// The port of all queue pairs.
 const PORT: u8 = 1;
 
-/// The way from the port to itself.
+/// The loopback path of the port.
 fn loopback_path(context: &Context) -> Result<AhAttr> {
     let gid = context.default_gid(PORT.into())?;
     let dlid = context.query_port(PORT.into())?.lid;
     Ok(AhAttr { dlid, ..AhAttr::global(PORT, gid.gid, gid.index as u8) })
 }
 
-/// Connects two queue pairs of one port to each other, with retries that never end and waits that a
-/// slow guest needs not.
+/// Connects two queue pairs of one port, with unlimited retries and timeouts long enough for a slow
+/// guest.
 fn connect(one: &mut Qp<Rc>, other: &mut Qp<Rc>) -> Result<()> {
     let numbers = [other.qp_num(), one.qp_num()];
     for (qp, peer) in [one, other].into_iter().zip(numbers) {

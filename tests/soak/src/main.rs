@@ -1,4 +1,4 @@
-//! What `cargo xtask soak` runs in a guest.
+//! The program that `cargo xtask soak` runs in a guest.
 
 use std::time::Duration;
 
@@ -16,28 +16,28 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum What {
-    /// Random verbs from a seeded generator, held against a model.
+    /// Random verbs from a seed, compared with a model.
     Random {
-        /// For how long.
+        /// Duration in seconds.
         #[arg(long, default_value_t = 600)]
         seconds: u64,
-        /// Where all verbs come from.
+        /// The seed of all verbs.
         #[arg(long)]
         seed: u64,
         /// Only this iteration.
         #[arg(long)]
         iteration: Option<u64>,
-        /// Only so many verbs of it.
+        /// Only the first verbs of it.
         #[arg(long, requires = "iteration")]
         ops: Option<usize>,
     },
     /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
     Traffic {
-        /// Messages in all.
+        /// Total number of messages.
         #[arg(long, default_value_t = 1_000_000)]
         messages: u64,
     },
-    /// What objects cost by how many there are: a line for each step, with microseconds to make one
+    /// The cost of objects by their number: a line for each step, with the microseconds to create
     /// and to free one.
     Objects {
         /// Memory regions.

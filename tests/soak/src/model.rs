@@ -1,14 +1,17 @@
-//! The model: what must complete, with which status, in which order, and what memory holds then.
+//! The model: the expected completions with status and order, and the expected memory.
 //!
-//! It carries every verb out on plain data at the moment it is posted, as if nothing took time, and
-//! keeps for each queue pair and direction the completions that must be seen, in order. That is
-//! possible because the generator makes only what has one outcome, however long things take: no two
-//! queue pairs use the same bytes at the same time, and a message that finds no receive waits for
-//! one, or fails for want of one, but never meets one that is just being posted. What is taken away
-//! from a queue pair in the midst of its traffic ([`Op::Abort`]) has more than one outcome: there,
-//! some requests, then no more, may have been carried out, and the bytes they use are not compared.
+//! The model executes each verb on plain data when it is posted, as if it took no time. For each
+//! queue pair and direction it keeps the expected completions in order. This works because the
+//! generator only makes verbs with one outcome, however long they take:
 //!
-//! What a kernel does otherwise than the specification says is in [`Quirks`], and nowhere else.
+//! - No two queue pairs use the same bytes at the same time.
+//! - A message without a receive waits for one, or fails. It never races with a receive that is
+//!   just being posted.
+//!
+//! An [`Op::Abort`] stops queue pairs under traffic and has several outcomes: the requests up to
+//! some point have been executed. The bytes that such requests use are not compared.
+//!
+//! Deviations of a kernel from the specification are only in [`Quirks`].
 
 mod accept;
 mod execute;
@@ -25,63 +28,63 @@ pub use memory::{Claim, Region};
 
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, Receive, Request};
 
-/// What a device and its driver do otherwise than the specification says, as found out by trials
-/// before the first iteration.
+/// Deviations of a device and its driver from the specification, as probed before the first
+/// iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirks {
-    /// A send that fails on its own side completes as flushed, and only its slot tells why: from
-    /// Linux 6.4 on, the kernel flushes it with those behind it (`rxe_requester` of its
+    /// A send that fails locally completes as flushed; only its slot has the real status. From
+    /// Linux 6.4 on, the kernel flushes it together with the later requests (`rxe_requester` of its
     /// `rxe_req.c`).
     pub flushes_the_failed: bool,
-    /// How a send from memory that it must not read fails. The specification says a local
-    /// protection error, the kernel a local operation error, since a failed look-up of the key is
-    /// `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
+    /// The status of a send from memory without a valid key. The specification requires a local
+    /// protection error. The kernel gives a local operation error, since a failed lookup of the key
+    /// is `EINVAL` (`finish_packet`'s caller in `rxe_req.c`).
     pub bad_lkey: WcStatus,
-    /// How a send from beyond the end of a region fails: from Linux 6.4 on like one by a key that
-    /// nobody has (`mr_check_range` of `rxe_mr.c`).
+    /// The status of a send from beyond the end of a region: from Linux 6.4 on the same as for an
+    /// invalid key (`mr_check_range` of `rxe_mr.c`).
     pub beyond: WcStatus,
-    /// Whether a reset in the midst of traffic does the kernel harm: before Linux 6.4, which also
-    /// flushes no request that failed by itself, it does not wait for a responder that another
-    /// queue pair's packet has started, and both give back the same reference (`rxe_qp_reset` of
-    /// `rxe_qp.c`, `cleanup` of `rxe_resp.c`). What then becomes of the queue pair can't be
-    /// foretold, so such resets are left out.
+    /// Whether a reset under traffic corrupts the kernel. Before Linux 6.4, which also flushes no
+    /// request that failed by itself, a reset does not wait for a responder that another queue
+    /// pair's packet has started, and both drop the same reference (`rxe_qp_reset` of `rxe_qp.c`,
+    /// `cleanup` of `rxe_resp.c`). The result for the queue pair is unpredictable, so such resets
+    /// are left out.
     pub harmed_by_resets: bool,
-    /// Whether the destruction of a queue pair may wait 50 seconds in vain that reliable sends are
-    /// under way of, or wait for their receive: before Linux 6.4 at least, which also flushes no
-    /// request that failed by itself, an answer that comes in the midst of a retry is looked at
-    /// with the next one only, and none finds a queue pair that is being destroyed (`rxe_completer`
-    /// of `rxe_comp.c`). What is told to go to ERR first has nothing left of that.
+    /// Whether destroying a queue pair with outstanding reliable sends, or with sends that wait for
+    /// their receive, may block for 50 seconds. Before Linux 6.4 at least, which also flushes no
+    /// request that failed by itself, a response that arrives during a retry is processed only with
+    /// the next one, and no response reaches a queue pair that is being destroyed (`rxe_completer`
+    /// of `rxe_comp.c`). A queue pair that goes to ERR first is not affected.
     pub outlived_by_answers: bool,
-    /// Whether the timer by which a message waits for its receive outlives a reset, and strikes in
-    /// the queue pair's next life: what is under way then is sent again, and a fenced read waits
-    /// for itself for ever. Soft-RoCE's reset does not stop it (`rxe_qp_reset` of `rxe_qp.c`,
-    /// `rnr_nak_timer` of `rxe_req.c`).
+    /// Whether the RNR timer survives a reset and expires after the queue pair is reconnected. The
+    /// outstanding requests are then retried, and a fenced read waits for itself without limit.
+    /// Soft-RoCE's reset does not stop the timer (`rxe_qp_reset` of `rxe_qp.c`, `rnr_nak_timer` of
+    /// `rxe_req.c`).
     pub timer_outlives_reset: bool,
-    /// How a message ends that is longer than its receive, for sender and receiver. The
-    /// specification says an invalid request and a local length error; the kernel takes the receive
-    /// for malformed (`send_data_in` of `rxe_resp.c`).
+    /// The statuses of a message that is longer than its receive, for sender and receiver. The
+    /// specification requires an invalid request error and a local length error. The kernel treats
+    /// the receive as malformed (`send_data_in` of `rxe_resp.c`).
     pub too_short: (WcStatus, WcStatus),
-    /// How the invalidation of a window that is none ends: the specification says with a memory
-    /// management error, and Soft-RoCE with a local operation error.
+    /// The status of a LOCAL_INV without a valid window: a memory management error in the
+    /// specification, a local operation error on Soft-RoCE.
     pub no_window: WcStatus,
-    /// Whether the slot of a request that nobody asked about is free only once the completion of a
-    /// later one was seen: where the ring itself tells no news, as on a ConnectX.
+    /// Whether the slot of an unsignaled request is free only after the completion of a later
+    /// request was polled, because the ring has no consumer index, as on a ConnectX.
     pub holds_unsignalled: bool,
-    /// Whether a write may overtake a read before it, as the specification lets requests without a
-    /// fence. Soft-RoCE carries out one after the other; elsewhere nothing is written that was
-    /// asked for just before. No trial tells.
+    /// Whether a write may overtake an earlier read, which the specification allows without a
+    /// fence. Soft-RoCE executes requests one after the other. Elsewhere, bytes that were just read
+    /// are not written. This is not probed.
     pub overtakes_reads: bool,
-    /// Whether an unreliable connection falls as a whole when a send fails on its own side. The
-    /// specification lets it go on receiving, in SQE; the model does not know that state, so that
-    /// where there is one such sends are left out.
+    /// Whether a UC queue pair goes to ERR when a send fails locally. The specification lets it
+    /// receive in SQE. The model does not have that state, so such sends are left out for devices
+    /// that do.
     pub unreliable_fall: bool,
-    /// Whether a window is bound to a region that does not allow it: on a ConnectX a bind changes a
-    /// memory key, and nobody looks at the region. Such binds are left out then.
+    /// Whether a window can be bound to a region that does not allow it. On a ConnectX a bind
+    /// modifies an mkey, and the region is not checked. Such binds are left out then.
     pub binds_to_any: bool,
 }
 
 impl Quirks {
-    /// What the specification says.
+    /// The behaviour of the specification.
     pub const NONE: Self = Self {
         flushes_the_failed: false,
         bad_lkey: WcStatus::LOC_PROT_ERR,
@@ -101,19 +104,18 @@ impl Quirks {
 /// A state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It does nothing.
+    /// RESET.
     Reset,
-    /// It sends and receives.
+    /// RTS: it sends and receives.
     Up,
-    /// It flushes.
+    /// ERR: it flushes.
     Error,
 }
 
-/// How the completions of a queue pair are to be taken that was brought down in the midst of its
-/// traffic.
+/// How to check the completions of a queue pair that an [`Op::Abort`] stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Aborted {
-    /// It was not.
+    /// It was not stopped.
     No,
     /// Some as predicted, the others flushed.
     Flushing,
@@ -124,95 +126,94 @@ enum Aborted {
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
-    /// As it was made.
+    /// Its parameters.
     pub plan: QpPlan,
     /// Its state.
     pub state: State,
-    /// As it was connected last.
+    /// Its latest connection.
     pub connection: Option<Connection>,
-    /// Sends and receives that have room.
+    /// Capacity for sends and receives.
     pub room: (usize, usize),
-    /// Sends that wait: for a receive, or for a peer that is gone.
+    /// Sends that wait for a receive, or whose peer no longer exists.
     pub waiting: VecDeque<Request>,
-    /// Receives that no message has found.
+    /// Receives that no message has used.
     pub receives: VecDeque<Receive>,
-    /// Whether it was told to go to ERR: then receives that are posted there are flushed.
+    /// Whether it was modified to ERR; later receives are flushed then.
     told: bool,
-    /// Receives that were posted to a queue pair that fell by itself: the kernel looks at them when
-    /// it is told to go to ERR, and may do so before, for a packet or, from Linux 6.4 on, a send.
+    /// Receives that were posted to a queue pair in ERR after a failure. The kernel flushes them
+    /// when it is modified to ERR, and may flush them earlier: on a packet or, from Linux 6.4 on,
+    /// on a send.
     pub idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
-    /// Sends of earlier rounds that were carried out, which nobody asked about and no completion
-    /// since tells of.
+    /// Executed unsignaled sends of earlier rounds that no later completion covers.
     unasked: Vec<u64>,
     receives_expected: VecDeque<Expect>,
     aborted: Aborted,
     flushing: [bool; 2],
-    /// The last receive of a shared queue that a completion of this one had.
+    /// The latest SRQ receive in a completion of this queue pair.
     last_shared: u64,
-    /// The round in which sends were last posted.
+    /// The round of the latest post of sends.
     pub busy: u64,
     /// The round in which a send last waited.
     pub waited: u64,
-    /// The round in which nothing more may be posted.
+    /// The round in which no more requests may be posted.
     pub sealed: u64,
-    /// Whether a message was lost for want of a receive, or is on its way from a peer that was
-    /// taken away while it waited for one: who knows when it arrives, so that no receive may be
-    /// posted.
+    /// Whether no receive may be posted. A message was lost for want of a receive, or is in flight
+    /// from a peer that was stopped while it waited for one. Its arrival time is unknown.
     pub spoiled: bool,
-    /// The round in which it last bound or invalidated a window, or had one invalidated.
+    /// The latest round in which it bound or invalidated a window, or the peer invalidated one of
+    /// its.
     pub rebound: u64,
 }
 
 /// A shared receive queue.
 #[derive(Debug)]
 pub struct Srq {
-    /// Its domain.
+    /// Its PD.
     pub pd: Id,
-    /// Receives that have room.
+    /// Capacity for receives.
     pub room: usize,
-    /// Receives that no completion has told of.
+    /// Receives without a completion.
     pub posted: VecDeque<Receive>,
-    /// How many of them messages have found.
+    /// How many of them are used by messages.
     pub promised: usize,
 }
 
 /// A memory window.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
-    /// Its domain.
+    /// Its PD.
     pub pd: Id,
     /// Whether it is of type 2.
     pub type_2: bool,
-    /// The region, the rights and the queue pair that bound it.
+    /// The region, the rights and the queue pair of the bind.
     pub bound: Option<(Id, Access, Id)>,
-    /// The region that it was bound to before it was last bound or invalidated, which may still be
-    /// under way.
+    /// The region of the previous bind, which may still be in use.
     pub left: Option<Id>,
     /// The round in which it was last bound, invalidated or used.
     pub touched: u64,
 }
 
 impl Window {
-    /// Whether it may be bound to a region, whatever is under way in this round.
+    /// Whether it may be bound to a region, whatever is outstanding in this round.
     #[must_use]
     pub fn holds(&self, mr: Id, round: u64) -> bool {
         self.bound.is_some_and(|(region, ..)| region == mr) || self.touched == round && self.left == Some(mr)
     }
 }
 
-/// All objects, and what must come of them.
+/// All objects and their expected completions.
 #[derive(Debug)]
 pub struct Model {
-    /// What the kernel does otherwise.
+    /// The kernel's deviations.
     pub quirks: Quirks,
-    /// Counts up when all that must happen has happened.
+    /// Incremented when all expected completions have been polled.
     pub round: u64,
-    /// Domains.
+    /// PDs.
     pub pds: BTreeSet<Id>,
-    /// Completion queues, and how many completions each has room for.
+    /// CQs with their capacities.
     pub cqs: BTreeMap<Id, usize>,
-    /// Shared receive queues.
+    /// SRQs.
     pub srqs: BTreeMap<Id, Srq>,
     /// Regions.
     pub mrs: BTreeMap<Id, Region>,
@@ -223,7 +224,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// An empty iteration.
+    /// A model without objects.
     #[must_use]
     pub fn new(quirks: Quirks) -> Self {
         Self {
@@ -255,7 +256,7 @@ impl Model {
         self.quirks.outlived_by_answers && qp.plan.kind == Kind::Rc && qp.state == State::Up
     }
 
-    /// The queue pair at the other end, while it is one.
+    /// The connected peer, if it still exists and is connected to this one.
     #[must_use]
     pub fn peer(&self, id: Id) -> Option<Id> {
         let connection = self.qp(id).connection.as_ref()?;
@@ -264,7 +265,7 @@ impl Model {
         (there.connection.as_ref() == Some(connection)).then_some(other)
     }
 
-    /// How many completions may come into a queue before they are looked at.
+    /// The maximum number of completions in a CQ before it is polled.
     #[must_use]
     pub fn load(&self, cq: Id) -> usize {
         let of = |qp: &Qp| {
@@ -276,19 +277,20 @@ impl Model {
         self.qps.values().map(of).sum()
     }
 
-    /// How many more may.
+    /// The remaining capacity of a CQ.
     #[must_use]
     pub fn free(&self, cq: Id) -> usize {
         self.cqs[&cq].saturating_sub(self.load(cq))
     }
 
-    /// Of how many messages the completions at both ends may.
+    /// The number of messages whose completions fit at both ends.
     #[must_use]
     pub fn messages(&self, send_cq: Id, recv_cq: Id) -> usize {
         if send_cq == recv_cq { self.free(send_cq) / 2 } else { self.free(send_cq).min(self.free(recv_cq)) }
     }
 
-    /// Carries a verb out. Tells how many requests a post takes, for the others.
+    /// Executes a verb. Returns how many requests a post accepts; for other verbs the value is
+    /// unused.
     pub fn apply(&mut self, op: &Op) -> usize {
         match op {
             Op::AllocPd(pd) => {
@@ -375,7 +377,7 @@ impl Model {
         *qp = Qp { room, ..Qp::new(&plan) };
     }
 
-    /// Two ends of a connection go, whatever they do.
+    /// Stops both ends of a connection under traffic.
     fn abort(&mut self, ends: [Id; 2], end: End) {
         for region in self.mrs.values_mut() {
             region.mark_unknown(|claim| ends.contains(&claim.owner));
@@ -394,8 +396,7 @@ impl Model {
         }
     }
 
-    /// After an [`Op::Abort`], when all completions have been looked at that were there when it was
-    /// over.
+    /// Ends an [`Op::Abort`], after all of its completions have been polled.
     pub fn aborted(&mut self, ends: [Id; 2], end: End) {
         for id in ends {
             match end {
@@ -408,10 +409,10 @@ impl Model {
         }
     }
 
-    /// Checks that nothing is missing, and goes on to the next round.
+    /// Checks that no completion is missing, and starts the next round.
     ///
     /// # Errors
-    /// What is missing.
+    /// The missing completion.
     pub fn settle(&mut self) -> Result<(), String> {
         if let Some(missing) = self.missing() {
             return Err(missing);
@@ -463,8 +464,8 @@ impl Qp {
         }
     }
 
-    /// Whether all that was posted before this round is complete or waits, and nothing was posted
-    /// in it.
+    /// Whether all requests of earlier rounds are complete or waiting, and none was posted in this
+    /// round.
     #[must_use]
     pub fn rests(&self, round: u64) -> bool {
         let quiet =
@@ -472,20 +473,20 @@ impl Qp {
         quiet && self.busy < round && self.sealed < round
     }
 
-    /// Sends that certainly have room.
+    /// Free slots for sends, at least.
     #[must_use]
     pub fn send_room(&self) -> usize {
         self.room.0.saturating_sub(self.waiting.len() + self.sends_expected.len())
     }
 
-    /// Receives that certainly have room.
+    /// Free slots for receives, at least.
     #[must_use]
     pub fn receive_room(&self) -> usize {
         self.room.1.saturating_sub(self.receives.len() + self.receives_expected.len() + self.idle.len())
     }
 
-    /// Whether datagrams of this round are from one sender only: others could come before or after
-    /// them.
+    /// Whether all datagrams of this round have the same sender. The order of several senders is
+    /// undefined.
     #[must_use]
     pub fn receives_only_from(&self, sender: Id) -> bool {
         self.receives_expected.iter().all(|expect| expect.sender == Some(sender))

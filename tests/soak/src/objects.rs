@@ -1,4 +1,4 @@
-//! What an object costs to make and to free, by how many there are already.
+//! The cost to create and to free an object, by the number of existing objects.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -7,39 +7,38 @@ use anyhow::{Result, ensure};
 use bareverbs::{Access, CqInit, QpCap, QpInit, Rc};
 use bareverbs_kernel_tests::loopback::domain;
 
-/// In how many steps the cost is told.
+/// The number of steps.
 const STEPS: usize = 100;
-/// How many objects are made or freed between two calls that cost the same however many objects
-/// there are.
+/// Created or freed objects between two reference calls, whose cost does not depend on the number
+/// of objects.
 const CALL_EVERY: usize = 4;
 
 /// The cost of the objects of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Step {
-    /// How many objects there are when the step is made, its own included.
+    /// The number of objects in the step, its own included.
     pub held: usize,
-    /// To make one.
+    /// Time to create one.
     pub make: Duration,
     /// To free one.
     pub free: Duration,
-    /// What a call took that has nothing to do with them, in between: when they were made, and when
-    /// they were freed.
+    /// Time of a reference call, during creation and while freeing.
     pub calls: [Duration; 2],
 }
 
-/// The cost of a sort of objects.
+/// The costs of one type of object.
 #[derive(Clone, Debug)]
 pub struct Costs {
-    /// What they are.
+    /// The type of the objects.
     pub what: &'static str,
-    /// From few objects to all of them.
+    /// From few objects to all.
     pub steps: Vec<Step>,
 }
 
 /// Registers `count` regions and frees them.
 ///
 /// # Errors
-/// The kernel refuses.
+/// If the kernel refuses.
 pub fn regions(count: usize) -> Result<Costs> {
     let pd = domain();
     let most = pd.context().query_device()?.max_mr as usize;
@@ -48,10 +47,10 @@ pub fn regions(count: usize) -> Result<Costs> {
     measure("MR", count, || Ok(pd.register(vec![0; 64], Access::LOCAL_WRITE)?), call)
 }
 
-/// Makes `count` reliable queue pairs on one completion queue and destroys them.
+/// Creates `count` RC queue pairs on one CQ and destroys them.
 ///
 /// # Errors
-/// The kernel refuses.
+/// If the kernel refuses.
 pub fn queue_pairs(count: usize) -> Result<Costs> {
     let pd = domain();
     let cq = pd.context().create_cq(&CqInit::new(64))?;
@@ -104,16 +103,16 @@ fn timed<T>(times: &mut Vec<Duration>, work: impl FnOnce() -> Result<T>) -> Resu
     Ok(done)
 }
 
-/// Half of them took no longer, which what else the machine does hardly changes.
+/// The median, which other load on the machine hardly changes.
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
 }
 
 impl Costs {
-    /// How many times the cost of an object among few one among many costs, to make and to free: of
-    /// the last tenth of the steps and of the first. The cost is told in calls that were made in
-    /// between, so that a machine which is slower at one time than at another does not count.
+    /// The cost among many objects divided by the cost among few, to create and to free: the last
+    /// tenth of the steps and the first. Costs are measured in reference calls made in between, so
+    /// that changes of the machine's speed cancel out.
     #[must_use]
     pub fn growth(&self) -> (f64, f64) {
         let tenth = (self.steps.len() / 10).max(1);
@@ -132,7 +131,7 @@ impl Costs {
 }
 
 impl fmt::Display for Costs {
-    /// A line for each step: what, how many, microseconds to make one and to free one.
+    /// A line for each step: type, number, microseconds to create one and to free one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for Step { held, make, free, .. } in &self.steps {
             let (make, free) = (make.as_secs_f64() * 1e6, free.as_secs_f64() * 1e6);

@@ -1,14 +1,15 @@
-//! Verbs as plain data: what the generator makes, the model predicts and the driver carries out.
+//! Verbs as plain data: the generator makes them, the model predicts them, the driver executes
+//! them.
 
 use std::ops::Range;
 
 use bareverbs::{Access, WcOpcode, WcStatus};
 
-/// Names an object of any sort. No two objects of an iteration have the same, so that lists of
-/// operations can be shortened.
+/// The id of an object of any type. Ids are unique in an iteration, so that lists of operations can
+/// be shortened.
 pub type Id = u32;
 
-/// Receives have this bit in their numbers.
+/// The bit in the `wr_id` of receives.
 pub const RECEIVE: u64 = 1 << 63;
 
 /// A transport.
@@ -22,7 +23,7 @@ pub enum Kind {
     Ud,
 }
 
-/// A run of bytes of a region, or of none: a key that nobody has.
+/// A range of bytes of a region, or of an invalid key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// The region.
@@ -45,14 +46,14 @@ impl Piece {
     }
 }
 
-/// By what a peer's memory is named.
+/// The key type of a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// The region's own key.
     Region,
     /// The key of a window.
     Window(Id),
-    /// A key that nobody has.
+    /// An invalid key.
     Invalid,
 }
 
@@ -63,38 +64,38 @@ pub struct Target {
     pub key: Key,
     /// The region whose address is in the request.
     pub mr: Id,
-    /// From there on.
+    /// The offset in the region.
     pub offset: usize,
 }
 
-/// What a send request does.
+/// The operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A message, perhaps with immediate data.
+    /// SEND, optionally with immediate data.
     Send(Option<u32>),
-    /// A message that invalidates a window of the peer.
+    /// SEND with invalidate of a window of the peer.
     SendInv(Id),
-    /// Bytes into the peer's memory, perhaps with immediate data.
+    /// RDMA WRITE, optionally with immediate data.
     Write(Target, Option<u32>),
-    /// Bytes from the peer's memory.
+    /// RDMA READ.
     Read(Target),
     /// Compare and swap.
     CmpSwp(Target, u64, u64),
     /// Fetch and add.
     FetchAdd(Target, u64),
-    /// 8 bytes at once.
+    /// ATOMIC_WRITE of 8 bytes.
     AtomicWrite(Target, u64),
-    /// A flush of so many bytes.
+    /// FLUSH of so many bytes.
     Flush(Target, usize),
     /// Binds a window to a region with these rights.
     Bind(Id, Id, Access),
-    /// Invalidates a window, or a key that nobody has.
+    /// Invalidates a window, or an invalid key.
     LocalInv(Option<Id>),
-    /// A datagram to a queue pair, with its key or with another, perhaps with immediate data.
+    /// A datagram to a queue pair, with the right or a wrong Q_Key, optionally with immediate data.
     Datagram(Id, bool, Option<u32>),
 }
 
-/// Where a request's bytes are.
+/// The memory of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// In registered memory.
@@ -123,15 +124,15 @@ impl Payload {
 /// A send request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Its number.
+    /// Its `wr_id`.
     pub wr_id: u64,
-    /// What it does.
+    /// Its operation.
     pub action: Action,
-    /// Its bytes, or the place of its result.
+    /// Its data, or the memory of its result.
     pub payload: Payload,
-    /// Whether it makes a completion.
+    /// Whether it generates a completion.
     pub signalled: bool,
-    /// Whether it waits for reads and atomics before it.
+    /// Whether it waits for earlier reads and atomics.
     pub fence: bool,
     /// Whether it raises a solicited event.
     pub solicited: bool,
@@ -140,60 +141,60 @@ pub struct Request {
 /// A receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Receive {
-    /// Its number.
+    /// Its `wr_id`.
     pub wr_id: u64,
-    /// Where a message goes.
+    /// The memory of the message.
     pub pieces: Vec<Piece>,
 }
 
-/// What a queue pair is to be.
+/// The parameters of a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QpPlan {
     /// Its transport.
     pub kind: Kind,
-    /// Its domain.
+    /// Its PD.
     pub pd: Id,
-    /// The queue for completions of sends.
+    /// The CQ of sends.
     pub send_cq: Id,
-    /// The queue for completions of receives.
+    /// The CQ of receives.
     pub recv_cq: Id,
-    /// Its shared receive queue.
+    /// Its SRQ.
     pub srq: Option<Id>,
-    /// Sends that must have room.
+    /// Depth of the send queue, at least.
     pub sends: u32,
-    /// Receives that must have room.
+    /// Depth of the receive queue, at least.
     pub receives: u32,
-    /// Pieces of a request.
+    /// Maximum SGEs of a request.
     pub pieces: u32,
-    /// Inline bytes.
+    /// Maximum inline bytes.
     pub inline: u32,
-    /// Whether every send makes a completion.
+    /// Whether each send generates a completion.
     pub signal_all: bool,
 }
 
-/// How a connection is brought up.
+/// The parameters of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// One end.
     pub a: Id,
     /// The other.
     pub b: Id,
-    /// What the peer may do, at both ends.
+    /// Remote access rights, at both ends.
     pub access: Access,
-    /// Bytes of a packet: 256, 512 or 1024.
+    /// Path MTU in bytes: 256, 512 or 1024.
     pub mtu: u16,
-    /// The first packet numbers, a's and b's.
+    /// The first PSNs, a's and b's.
     pub psn: [u32; 2],
-    /// Whether a message that finds no receive fails at once rather than wait.
+    /// Whether a message without a receive fails at once (RNR retry 0) instead of waiting.
     pub impatient: bool,
 }
 
-/// Where a queue pair goes.
+/// How a queue pair is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// To ERR.
+    /// Modified to ERR.
     Error,
-    /// To RESET.
+    /// Modified to RESET.
     Reset,
     /// It is destroyed.
     Destroy,
@@ -202,67 +203,67 @@ pub enum End {
 /// A verb.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Makes a domain.
+    /// Allocates a PD.
     AllocPd(Id),
-    /// Frees it.
+    /// Deallocates it.
     DeallocPd(Id),
-    /// Makes a completion queue for so many.
+    /// Creates a CQ of this depth.
     MakeCq(Id, u32),
     /// Resizes it.
     ResizeCq(Id, u32),
     /// Destroys it.
     DestroyCq(Id),
-    /// Makes a shared receive queue in a domain, for so many.
+    /// Creates an SRQ of this depth in a PD.
     MakeSrq(Id, Id, u32),
     /// Destroys it.
     DestroySrq(Id),
-    /// Registers a region in a domain: bytes, and what may be done with it.
+    /// Registers a region in a PD: bytes and access rights.
     Register(Id, Id, usize, Access),
-    /// Frees it.
+    /// Deregisters it.
     Deregister(Id),
-    /// Makes a window in a domain, of type 2 or 1.
+    /// Allocates a window in a PD, of type 2 or 1.
     AllocMw(Id, Id, bool),
-    /// Frees it.
+    /// Deallocates it.
     DeallocMw(Id),
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     MakeQp(Id, QpPlan),
-    /// Connects two.
+    /// Connects two queue pairs.
     Connect(Connection),
-    /// Brings up one for datagrams.
+    /// Brings a UD queue pair to RTS.
     BringUp(Id),
-    /// Takes one that is at rest away from what it does.
+    /// Stops an idle queue pair.
     End(Id, End),
-    /// Takes a connection away from what it does at this moment, both ends.
+    /// Stops both ends of a connection under traffic.
     Abort(Id, Id, End),
     /// Posts receives to a queue pair.
     PostRecv(Id, Vec<Receive>),
-    /// Posts receives to a shared queue.
+    /// Posts receives to an SRQ.
     PostSrq(Id, Vec<Receive>),
     /// Posts sends, with one doorbell.
     PostSend(Id, Vec<Request>),
-    /// Waits for all that must happen, and compares.
+    /// Waits for all expected completions, and compares memory.
     Settle,
 }
 
-/// A completion as it was seen.
+/// A polled completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// The queue pair.
     pub qp: Id,
     /// Of the request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The status.
     pub status: WcStatus,
-    /// What it was.
+    /// The opcode.
     pub opcode: WcOpcode,
-    /// Bytes.
+    /// The length in bytes.
     pub byte_len: u32,
     /// Immediate data.
     pub imm: Option<u32>,
     /// The window that the message invalidated.
     pub invalidated: Option<Id>,
-    /// A datagram's sender.
+    /// The sender of a datagram.
     pub sender: Option<Id>,
-    /// What the queue pair knows of the send that brought it down, beyond the completion.
+    /// The failure that the queue pair reports beside the completion.
     pub failure: Option<(u64, WcStatus)>,
 }

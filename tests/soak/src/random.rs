@@ -1,4 +1,4 @@
-//! Random verbs for minutes: one iteration after the other, each from a seed of its own.
+//! Random verbs for minutes: many iterations, each with a seed of its own.
 
 use std::fmt;
 use std::thread;
@@ -22,30 +22,30 @@ use crate::model::Quirks;
 use crate::op::Op;
 use crate::{PORT, loopback_path};
 
-/// Verbs of an iteration.
+/// Verbs in an iteration.
 const OPS: usize = 400;
-/// Verbs that are shown when something is wrong.
+/// Verbs that an error report shows.
 const SHOWN: usize = 25;
 
-/// What is to be done.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Where all iterations come from.
+    /// The seed of all iterations.
     pub seed: u64,
-    /// For how long iterations are begun.
+    /// No iteration starts after this time.
     pub time: Duration,
     /// Only this iteration.
     pub iteration: Option<u64>,
-    /// Only so many verbs of it.
+    /// Only the first verbs of it.
     pub ops: Option<usize>,
 }
 
-/// What was done.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
-    /// Iterations that came and went and left nothing.
+    /// Iterations that passed without a leak.
     pub iterations: u64,
-    /// What was done in them.
+    /// Their statistics.
     pub tally: Tally,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Report {
 /// Runs iterations.
 ///
 /// # Errors
-/// Something was not as the model says, or was left behind. The error says how to see it again.
+/// If a result differs from the model, or objects are leaked. The error says how to reproduce it.
 pub fn run(plan: &Plan) -> Result<Report> {
     let quirks = quirks()?;
     println!("seed {}; {quirks:?}", plan.seed);
@@ -125,11 +125,10 @@ impl Tally {
     }
 }
 
-/// Finds out by trial what the kernel does otherwise than the specification says; of what else it
-/// might do, nothing is accepted.
+/// Probes the kernel's deviations from the specification. No others are accepted.
 ///
 /// # Errors
-/// It does something that is not known of it.
+/// If the probe finds an unknown deviation.
 pub fn quirks() -> Result<Quirks> {
     let pd = domain();
     let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE);
@@ -164,8 +163,8 @@ pub fn quirks() -> Result<Quirks> {
     })
 }
 
-/// Whether something sends a lost write again though its queue pair has no timer: the one that
-/// waited for a receive before the queue pair was reset.
+/// Whether a lost write is retried although its queue pair has no ACK timeout, because the RNR
+/// timer survived a reset of the queue pair.
 fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
     const HALF_A_SECOND: u8 = 31;
     let plan = PairPlan { rnr_retry: 7, timeout: 0, ..PairPlan::default() };
@@ -200,7 +199,7 @@ fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether a queue is full of requests that are over when nobody asked about them.
+/// Whether a queue stays full of executed unsignaled requests.
 fn holds_unsignalled(pd: &Pd) -> Result<bool> {
     let (mut a, _b) = pair(pd, PairPlan::default());
     let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
@@ -222,8 +221,7 @@ fn holds_unsignalled(pd: &Pd) -> Result<bool> {
     Ok(true)
 }
 
-/// Whether an unreliable connection is in ERR, and not in SQE, after a send from memory that it
-/// must not read.
+/// Whether a UC queue pair is in ERR, and not in SQE, after a send from memory without a valid key.
 fn unreliable_fall(pd: &Pd) -> Result<bool> {
     let mut cq = pd.context().create_cq(&CqInit::new(4))?;
     let mut qp: Qp<Uc> = pd.create_qp(&QpInit::new(&cq, &cq))?;
@@ -232,10 +230,10 @@ fn unreliable_fall(pd: &Pd) -> Result<bool> {
     qp.ready_to_send(0)?;
     let invalid_key = [Sge { addr: 0, length: 8, lkey: INVALID_KEY }];
     let send = request(1, Operation::Send, Payload::Sges(&invalid_key)).with(UcOperation::Send);
-    // SAFETY: the key leads to no memory.
+    // SAFETY: the key is invalid.
     unsafe { qp.post_send(&[send]) }?;
     take(&mut cq, 1);
-    // The completion may come before the state.
+    // The completion may arrive before the state changes.
     let begin = Instant::now();
     loop {
         match qp.query()?.0.qp_state {
@@ -262,11 +260,11 @@ fn binds_to_any(pd: &Pd) -> Result<bool> {
     Ok(a.completions(1)[0].status == WcStatus::SUCCESS)
 }
 
-/// How a send fails that its own side refuses.
+/// The failure of a send that is rejected locally.
 struct Failure {
-    /// As the queue pair knows it.
+    /// The status that the queue pair reports.
     status: WcStatus,
-    /// Whether its completion says that it was flushed.
+    /// Whether its completion is a flush error.
     flushed: bool,
 }
 

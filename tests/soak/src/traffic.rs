@@ -1,11 +1,11 @@
-//! A thousand queue pairs on one shared receive queue and one completion queue, all of them sending
-//! at once.
+//! A thousand queue pairs on one SRQ and one CQ, all sending at once.
 //!
-//! A reliable connection has one peer, so "each to each" is played by nodes: numbers that own a
-//! queue pair for every other node. 32 nodes in a full mesh have 992 queue pairs; four pairs of
-//! nodes that are connected a second time make 1,000. Every queue pair sends its share of the
-//! messages, and each message says where it comes from, where it goes, which one of its way it is,
-//! and goes on with bytes that follow from these three.
+//! An RC queue pair has one peer, so traffic from each to each is modelled by nodes. A node is a
+//! number that owns a queue pair for each other node. 32 nodes in a full mesh have 992 queue pairs;
+//! four pairs of nodes are connected a second time, which makes 1,000.
+//!
+//! Each queue pair sends its share of the messages. A message has its source, its target, its
+//! sequence number, and bytes that are computed from these three.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -21,25 +21,25 @@ use crate::connect;
 
 /// Bytes of the longest message.
 const LONGEST: usize = 64;
-/// Bytes of a message before those that follow from them.
+/// Bytes of the header of a message.
 const HEADER: usize = 16;
-/// Receives in the shared queue: no more messages are ever under way.
+/// Receives in the SRQ, the maximum number of outstanding messages.
 const RECEIVES: usize = 8192;
-/// Messages that a queue pair hands over with one doorbell.
+/// Messages per doorbell.
 const BATCH: u64 = 16;
-/// Receives that are posted with one store.
+/// Receives per post.
 const REPOST: usize = 64;
-/// How long nothing may arrive.
+/// Timeout without any completion.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What is to be sent.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     /// Nodes in a full mesh.
     pub nodes: u32,
     /// Pairs of nodes, counted from 0 and 1, that are connected a second time.
     pub doubled: u32,
-    /// Messages in all, rounded up to the same number for each queue pair.
+    /// Total number of messages, rounded up to the same number for each queue pair.
     pub messages: u64,
 }
 
@@ -56,7 +56,7 @@ impl Plan {
     }
 }
 
-/// What was sent and checked.
+/// The results of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Report {
     /// Queue pairs.
@@ -65,9 +65,9 @@ pub struct Report {
     pub messages: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// How long bringing up the queue pairs took.
+    /// Time to bring up the queue pairs.
     pub setup: Duration,
-    /// How long sending and checking took.
+    /// Time to send and check.
     pub traffic: Duration,
 }
 
@@ -82,7 +82,7 @@ struct Flow {
     received: u64,
 }
 
-/// Writes a message and tells its length.
+/// Writes a message. Returns its length.
 fn message(flow: u32, source: u32, target: u32, sequence: u64, into: &mut [u8; LONGEST]) -> usize {
     into[..4].copy_from_slice(&source.to_le_bytes());
     into[4..8].copy_from_slice(&target.to_le_bytes());
@@ -94,7 +94,7 @@ fn message(flow: u32, source: u32, target: u32, sequence: u64, into: &mut [u8; L
     len
 }
 
-/// The shared queue, its memory and the receives that wait to be posted again.
+/// The SRQ, its memory, and the receives to post again.
 struct Receives {
     srq: Srq,
     memory: Mr<Buffer>,
@@ -113,19 +113,19 @@ impl Receives {
             .collect::<bareverbs::Result<_>>()?;
         let requests: Vec<_> =
             self.taken.iter().zip(&sges).map(|(&wr_id, sges)| RecvRequest { wr_id, sges }).collect();
-        // SAFETY: the memory is registered for as long as the queue exists, and looked at by copies
-        // only.
+        // SAFETY: the memory is registered as long as the SRQ exists, and its bytes are only
+        // copied.
         unsafe { self.srq.post_recv(&requests) }.context("the shared queue has room for what it gave")?;
         self.taken.clear();
         Ok(())
     }
 }
 
-/// Sends `plan` and checks every message.
+/// Sends `plan` and checks each message.
 ///
 /// # Errors
-/// Something could not be made, a message did not arrive, arrived out of order or with other bytes,
-/// or a completion was not what it should be.
+/// If an object can't be created, if a message is lost, out of order or has wrong bytes, or if a
+/// completion is unexpected.
 pub fn run(plan: &Plan) -> Result<Report> {
     let begin = Instant::now();
     let pd = domain();
@@ -150,7 +150,7 @@ pub fn run(plan: &Plan) -> Result<Report> {
             flows.push(Flow { number, source, target, sender, sent: 0, under_way: false, received: 0 });
         }
     }
-    // The two directions of a connection stand side by side.
+    // The two directions of a connection are adjacent.
     let arriving_at: HashMap<u32, usize> =
         flows.iter().enumerate().map(|(index, flow)| (flow.sender.qp_num(), index ^ 1)).collect();
     ensure!(arriving_at.len() == flows.len(), "two queue pairs have the same number");
@@ -173,7 +173,7 @@ fn exchange(
     let begin = Instant::now();
     let mut last = begin;
     while done < flows.len() {
-        // All that may go out goes out, from the flow on whose turn it is.
+        // Sends all that may be sent, starting with the next flow.
         for _ in 0..flows.len() {
             let flow = &mut flows[turn];
             let batch = BATCH.min(each - flow.sent);
@@ -203,8 +203,8 @@ fn exchange(
                 WcOpcode::SEND => {
                     let flow = &mut flows[index ^ 1];
                     ensure!(completion.wr_id == flow.sent, "flow {}: {completion:?}", flow.number);
-                    // The peer's completion was there before its acknowledgement, and this is the
-                    // same queue.
+                    // The peer's receive completed before the acknowledgement was sent, and both
+                    // use the same CQ.
                     ensure!(flow.received == flow.sent, "a send completed before its messages had arrived");
                     flow.under_way = false;
                     done += usize::from(flow.sent == each);
@@ -219,7 +219,7 @@ fn exchange(
             let arrived: u64 = flows.iter().map(|flow| flow.received).sum();
             bail!("nothing has arrived for {PATIENCE:?}, after {arrived} messages");
         } else {
-            // The kernel's workers have the rest of the work.
+            // The remaining work is the kernel workers'.
             std::thread::yield_now();
         }
     }
@@ -228,7 +228,7 @@ fn exchange(
     Ok((traffic, bytes))
 }
 
-/// Hands over the next messages of a flow; the last one makes a completion.
+/// Posts the next messages of a flow; the last one is signaled.
 fn send(flow: &mut Flow, batch: u64) -> Result<()> {
     let mut bytes = [0; LONGEST];
     let end = flow.sent + batch;
@@ -244,7 +244,7 @@ fn send(flow: &mut Flow, batch: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks a message, and takes its receive for the next one. Tells how many bytes it has.
+/// Checks a message, and queues its receive to be posted again. Returns its length.
 fn arrived(flow: &mut Flow, receives: &mut Receives, completion: &WorkCompletion) -> Result<usize> {
     let mut expected = [0; LONGEST];
     let len = message(flow.number, flow.source, flow.target, flow.received, &mut expected);

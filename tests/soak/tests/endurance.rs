@@ -1,4 +1,4 @@
-//! The short versions of what `cargo xtask soak` does.
+//! The short versions of `cargo xtask soak`.
 
 use std::time::Duration;
 
@@ -14,8 +14,7 @@ kernel_tests! {
     qp_cost_is_independent_of_count,
 }
 
-/// Where it fails, it says with which seed and iteration `cargo xtask soak` does the same verbs
-/// again.
+/// On failure, the message has the seed and iteration with which `cargo xtask soak` reproduces it.
 fn random_verbs_match_model_and_leak_nothing() {
     let plan = random::Plan { seed: 20, time: Duration::from_secs(20), iteration: None, ops: None };
     let report = random::run(&plan).unwrap_or_else(|error| panic!("{error:?}"));
@@ -35,7 +34,7 @@ fn qp_cost_is_independent_of_count() {
     flat(&nothing_leaks(|| objects::queue_pairs(1_000)).unwrap());
 }
 
-/// Cost that grows with the number of objects would grow a hundredfold here.
+/// A cost that grows with the number of objects would grow a hundredfold here.
 fn flat(costs: &Costs) {
     let (make, free) = costs.growth();
     assert!(

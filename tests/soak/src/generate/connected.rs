@@ -1,4 +1,4 @@
-//! Requests of connections.
+//! Requests on RC and UC queue pairs.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use super::requests::{LONGEST, List, SHARED};
 use crate::model::Model;
 use crate::op::{Action, Id, Key, Kind, Payload, Piece, Target};
 
-/// Rights to bind windows with.
+/// Access rights of memory windows.
 const WINDOW: [Access; 3] = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
 
-/// Whether a list ends before it is as long as it may be.
+/// Whether a list ends before its maximum length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    /// It ends.
+    /// The list ends.
     Here,
 }
 
@@ -32,9 +32,9 @@ impl Generator {
             }
         }
         list.blocked = !qp.waiting.is_empty();
-        // What waited is sent again. If it has a fence, the kernel would hold it back for reads
-        // that went after it, and these wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all
-        // that are under way.
+        // A waiting send is transmitted again. If it has a fence, the kernel would hold it back for
+        // later reads, and these wait for it: `rxe_wqe_is_fenced` of `rxe_req.c` counts all
+        // outstanding reads.
         let again = list.blocked || qp.waited == model.round;
         list.may_fail = qp.rests(model.round) && there.rests(model.round);
         for i in 0..most {
@@ -58,8 +58,7 @@ impl Generator {
         }
     }
 
-    /// A message: into a receive that has room, or waiting for one, or with too little room in its
-    /// receive.
+    /// A message: its receive has room, is not posted yet, or is too short.
     fn push_message(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let (plan, there) = (&model.qp(list.qp).plan, model.qp(peer));
         let reliable = plan.kind == Kind::Rc;
@@ -67,7 +66,7 @@ impl Generator {
         if let Some(rooms) = &mut list.receives {
             match rooms.front() {
                 Some(&room) if room < len => {
-                    // Too long for its receive: rarely that, else shorter.
+                    // Rarely too long for its receive, else shorter.
                     let fails =
                         reliable && list.may_fail && !list.blocked && !list.failed && self.once_in(12);
                     if fails {
@@ -78,7 +77,7 @@ impl Generator {
                 }
                 Some(_) => {}
                 None if !reliable => {
-                    // It is lost, which spoils the queue pair for receives.
+                    // The message is lost, after which the queue pair can't be used for receives.
                     if !self.once_in(15) {
                         return None;
                     }
@@ -113,7 +112,7 @@ impl Generator {
         None
     }
 
-    /// A place in the peer's memory, by a key that gives the right.
+    /// A range of the peer's memory, with a key that grants the right.
     pub(super) fn target(
         &mut self,
         model: &Model,
@@ -132,8 +131,8 @@ impl Generator {
             let windows = model.mws.iter().filter_map(|(id, mw)| {
                 let (mr, access, owner) = mw.bound?;
                 let ours = mw.pd == pd && (!mw.type_2 || owner == peer);
-                // What becomes of a window here happens as soon as it is its turn, whatever is
-                // under way.
+                // A window's state changes as soon as the request executes, whatever is
+                // outstanding.
                 let fixed = mw.touched < model.round && !list.changes(*id);
                 (fixed && ours && access.contains(right)).then_some((Key::Window(*id), mr))
             });
@@ -155,7 +154,7 @@ impl Generator {
         let len = self.len(LONGEST).max(1);
         let target = self.target(model, list, peer, len, Access::REMOTE_WRITE, 1)?;
         let payload = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len)?;
-        // A transfer within one region would depend on how its packets follow each other.
+        // The result of a transfer within one region would depend on the order of its packets.
         if reads(&payload, target.mr, &(target.offset..target.offset + len)) {
             return None;
         }
@@ -237,7 +236,7 @@ impl Generator {
         None
     }
 
-    /// Takes a window away that this queue pair bound, or with a message one that the peer bound.
+    /// Invalidates a window that this queue pair bound, or with a message one that the peer bound.
     fn push_invalidation(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let by_message = self.rng.bool();
         let owner = if by_message { peer } else { list.qp };
@@ -257,7 +256,7 @@ impl Generator {
         }
         let request = self.request(Action::SendInv(mw), Payload::Pieces(Vec::new()));
         self.push(list, request, None);
-        // Whether a request behind it may use the window would be the question.
+        // Whether a later request could use the window would be undetermined.
         Some(Stop::Here)
     }
 }

@@ -8,7 +8,7 @@ use super::requests::List;
 use crate::model::Model;
 use crate::op::{Action, Id, Key, Kind, Payload, Piece, Target};
 
-/// Bytes of a message that is one packet on every path.
+/// Bytes of a message that fits one packet at every MTU.
 const ONE_PACKET: usize = 256;
 
 impl Generator {
@@ -29,8 +29,9 @@ impl Generator {
         let any = self.pick(far);
         let len = self.rng.usize(1..ONE_PACKET);
         match self.rng.u32(..6) {
-            // From memory of nobody, or beyond a region: found before anything is sent, and before
-            // what was sent is acknowledged, so that nothing may go before it.
+            // From memory with an invalid key, or beyond a region. The kernel detects this before
+            // it sends, and before earlier sends are acknowledged, so the request must be the
+            // first.
             0 if first && (reliable || model.quirks.unreliable_fall) => {
                 let own = model.mrs.iter().filter(|(_, mr)| mr.pd == plan.pd && mr.bytes.len() < 1000);
                 let beyond = self
@@ -56,7 +57,7 @@ impl Generator {
                 let request = self.request(Action::Bind(mw, mr, Access::REMOTE_READ), none());
                 list.requests.push(request);
             }
-            // Found when the answer comes, when those behind it may have been carried out.
+            // Detected when the response arrives, when later requests may have been executed.
             3 if last && reliable => {
                 let target = self.target(model, list, peer, 8, Access::REMOTE_READ, 1)?;
                 let own = model.mrs.iter().filter(|(_, mr)| {
@@ -89,7 +90,7 @@ impl Generator {
                 let request = self.request(Action::Write(target, None), payload);
                 self.push(list, request, None);
                 if !reliable {
-                    // It is lost, and nobody falls.
+                    // The message is lost, and no queue pair fails.
                     return None;
                 }
             }

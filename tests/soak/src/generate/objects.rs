@@ -1,4 +1,4 @@
-//! Objects that come, change and go.
+//! Creation, modification and destruction of objects.
 
 use bareverbs::Access;
 
@@ -6,7 +6,7 @@ use super::Generator;
 use crate::model::{Model, Qp, State};
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan};
 
-/// Rights of which a region or a connection has any.
+/// Access rights of a region or a connection; each has a random subset.
 const RIGHTS: [Access; 3] = [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
 
 impl Generator {
@@ -60,7 +60,7 @@ impl Generator {
         }
         let len = if self.once_in(3) { self.rng.usize(1..64) } else { self.rng.usize(64..20_000) };
         let mut access = Access::empty();
-        // The kernel gives the right to write to peers only where it is given to this process too.
+        // The kernel grants remote write only together with local write.
         if !self.once_in(6) {
             access = Access::LOCAL_WRITE | self.rights();
         } else if self.once_in(2) {
@@ -76,7 +76,7 @@ impl Generator {
     }
 
     pub(super) fn deregister(&mut self, model: &Model) -> Option<Op> {
-        // The kernel keeps a region that a window is bound to.
+        // The kernel does not deregister a region that a window is bound to.
         let bound = |mr: Id| model.mws.values().any(|mw| mw.holds(mr, model.round));
         let free = model.mrs.iter().filter(|(mr, region)| region.claims.is_empty() && !bound(**mr));
         self.pick(free.map(|(mr, _)| *mr)).map(Op::Deregister)
@@ -132,8 +132,7 @@ impl Generator {
         if self.capabilities.flush && !self.once_in(4) {
             access |= Access::FLUSH_GLOBAL;
         }
-        // Packet numbers have 24 bits, and start over in the midst of the traffic where they begin
-        // high.
+        // PSNs have 24 bits. A high first PSN wraps during the traffic.
         let psn = [(); 2].map(|()| {
             0x00ff_ffff - if self.rng.bool() { self.rng.u32(..30) } else { self.rng.u32(..1 << 24) }
         });
@@ -142,7 +141,7 @@ impl Generator {
     }
 
     pub(super) fn bring_up(&mut self, model: &Model) -> Option<Op> {
-        // A datagram that is on its way could find it up.
+        // A datagram in flight could arrive when the queue pair is up.
         if model.qps.values().any(|qp| qp.plan.kind == Kind::Ud && qp.busy == model.round) {
             return None;
         }
@@ -150,7 +149,7 @@ impl Generator {
         self.pick(idle.map(|(id, _)| *id)).map(Op::BringUp)
     }
 
-    /// Whether a queue pair has bound windows: the kernel would wait for them for long, were it
+    /// Whether a queue pair has bound windows: the kernel would wait for them for long if it were
     /// destroyed.
     fn holds_windows(model: &Model, qp: Id) -> bool {
         model.mws.values().any(|mw| mw.type_2 && mw.bound.is_some_and(|(_, _, owner)| owner == qp))
@@ -177,7 +176,7 @@ impl Generator {
         };
         let resting: Vec<_> =
             model.qps.iter().filter(|(id, qp)| rests(**id, qp)).map(|(id, _)| *id).collect();
-        // What can't do anything any more goes first.
+        // Queue pairs that can't work any more go first.
         let useless = |id: &Id| {
             let qp = model.qp(*id);
             let lonely = qp.plan.kind != Kind::Ud
@@ -187,15 +186,15 @@ impl Generator {
         let first: Vec<_> = resting.iter().copied().filter(useless).collect();
         let qp = if first.is_empty() || self.once_in(5) { self.pick(resting) } else { self.pick(first) }?;
         let end = self.ending(model, &[qp]);
-        // A peer that goes on asking would meet the queue pair in its next life, where its packets
-        // could fit.
+        // A peer that still retries could reach the queue pair after it is reconnected, where its
+        // packets could be valid.
         let asks = model
             .peer(qp)
             .is_some_and(|peer| model.qp(peer).state == State::Up && !model.qp(peer).waiting.is_empty());
         if asks && end != End::Error {
             return None;
         }
-        // From RESET there is no way to ERR.
+        // There is no transition from RESET to ERR.
         (model.qp(qp).state != State::Reset || end == End::Destroy).then_some(Op::End(qp, end))
     }
 

@@ -1,4 +1,4 @@
-//! Requests, most of them good.
+//! Requests, most of which succeed.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,37 +9,37 @@ use super::Generator;
 use crate::model::{Model, State};
 use crate::op::{Action, Id, Key, Kind, Op, Payload, Piece, RECEIVE, Receive, Request};
 
-/// Bytes of a receive of a shared queue: any message to one fits.
+/// Bytes of a receive of an SRQ. Each message to an SRQ fits.
 pub(super) const SHARED: usize = 2048;
 /// Bytes of the longest message or transfer.
 pub(super) const LONGEST: usize = 6000;
-/// Bytes before a datagram.
+/// Bytes of the GRH before a datagram.
 const HEADER: usize = bareverbs::GRH_BYTES;
 /// Bytes of the longest datagram.
 const DATAGRAM: usize = 1000;
 
-/// A list of requests as it grows.
+/// A list of requests under construction.
 pub(super) struct List {
     pub(super) qp: Id,
     pub(super) requests: Vec<Request>,
-    /// What the requests of the list use: region, bytes, whether they are written, whether as the
-    /// peer's memory.
+    /// The memory that the requests use: region, bytes, whether they are written, whether they are
+    /// the peer's memory.
     pub(super) memory: Vec<(Id, Range<usize>, bool, bool)>,
-    /// Room of the peer's receives that no message of the list takes. None where they are of a
-    /// shared queue.
+    /// Sizes of the peer's receives that no message of the list uses. `None` if the peer uses an
+    /// SRQ.
     pub(super) receives: Option<VecDeque<usize>>,
-    /// Receives that are left in the peer's shared queue.
+    /// Remaining receives of the peer's SRQ.
     pub(super) shared: usize,
-    /// Whether something waits that goes before the next request.
+    /// Whether a request before the next one waits.
     pub(super) blocked: bool,
-    /// Whether something fails that goes before the next request.
+    /// Whether a request before the next one fails.
     pub(super) failed: bool,
-    /// Whether both ends rest, so that something may fail.
+    /// Whether both ends are idle, so that a request may fail.
     pub(super) may_fail: bool,
 }
 
 impl List {
-    /// Whether a request binds this window or takes it away.
+    /// Whether a request binds or invalidates this window.
     pub(super) fn changes(&self, mw: Id) -> bool {
         self.requests.iter().any(|request| match request.action {
             Action::Bind(other, ..) | Action::LocalInv(Some(other)) | Action::SendInv(other) => other == mw,
@@ -47,7 +47,7 @@ impl List {
         })
     }
 
-    /// Whether a request is carried out by this window.
+    /// Whether a request uses this window.
     pub(super) fn uses(&self, mw: Id) -> bool {
         self.requests.iter().any(|request| match request.action {
             Action::Write(target, _)
@@ -78,7 +78,7 @@ impl List {
 }
 
 impl Generator {
-    /// Pieces of a domain's regions, of `len` bytes together, free to be read or written.
+    /// Pieces of a PD's regions, `len` bytes in total, that may be read or written.
     pub(super) fn pieces(
         &mut self,
         model: &Model,
@@ -123,7 +123,7 @@ impl Generator {
         List { qp, requests, memory, receives, shared: 0, blocked: false, failed: false, may_fail: false }
     }
 
-    /// Bytes of a transfer: mostly few.
+    /// A transfer length in bytes, mostly short.
     pub(super) fn len(&mut self, most: usize) -> usize {
         match self.rng.u32(..8) {
             0 => 0,
@@ -140,7 +140,7 @@ impl Generator {
         let id = self.pick(ready.map(|(id, _)| *id))?;
         let qp = model.qp(id);
         let room = qp.receive_room();
-        // One more than there is room for, where it is known for how many there is.
+        // One more than the capacity, if the free capacity is known.
         let rests = qp.rests(round) && model.peer(id).is_none_or(|peer| model.qp(peer).rests(round));
         let too_many = qp.plan.kind != Kind::Ud && rests && qp.idle.is_empty() && self.once_in(30);
         let count = if too_many { room + 1 } else { self.rng.usize(1..=6).min(room) };
@@ -149,8 +149,8 @@ impl Generator {
         }
         let mut list = Self::empty_list(id);
         let mut receives = Vec::new();
-        // Messages that wait must fit: what else happens to the queue pair meanwhile may not be
-        // over when it fails.
+        // Waiting messages must fit: a failure while other requests are outstanding has no single
+        // outcome.
         let waiting = model.peer(id).map(|peer| model.qp(peer).waiting.iter()).into_iter().flatten();
         let mut waiting = waiting.filter(|request| matches!(request.action, Action::Send(_)));
         for _ in 0..count {
@@ -210,7 +210,7 @@ impl Generator {
         } else {
             self.fill(model, &mut list, most);
         }
-        // The last one tells when all are done.
+        // The completion of the last one covers all.
         list.requests.last_mut()?.signalled = true;
         Some(Op::PostSend(id, list.requests))
     }
@@ -220,7 +220,7 @@ impl Generator {
         Request { wr_id: self.wr_id(), action, payload, signalled, fence, solicited }
     }
 
-    /// Requests to a queue pair that flushes.
+    /// Requests to a queue pair in ERR.
     fn fill_flushed(&mut self, list: &mut List, most: usize) {
         for _ in 0..most {
             let request = self.request(Action::Send(None), Payload::Pieces(Vec::new()));
@@ -255,7 +255,8 @@ impl Generator {
                     Some(_) => false,
                     None => match rooms.front() {
                         Some(room) if *room >= HEADER + len => rooms.pop_front().is_some(),
-                        // Lost for want of a receive, which spoils the queue pair.
+                        // The message is lost without a receive. Afterwards the queue pair can't be
+                        // used for receives.
                         None => self.once_in(20),
                         Some(_) => false,
                     },
@@ -270,7 +271,7 @@ impl Generator {
         }
     }
 
-    /// Bytes to send: inline where that is possible, or from regions.
+    /// Bytes to send: inline if possible, or from regions.
     pub(super) fn outgoing(
         &mut self,
         model: &Model,

@@ -1,4 +1,4 @@
-//! Requests as the kernel takes them.
+//! Posts requests to the kernel.
 
 use std::thread;
 use std::time::Instant;
@@ -13,11 +13,11 @@ use super::{AnyQp, INVALID_KEY, Iteration, PATIENCE, QKEYS, any};
 use crate::model::State;
 use crate::op::{Action, Id, Key, Op, Payload, Piece, Receive, Request, Target};
 
-/// The number of a queue pair that nobody has.
+/// A QPN of no queue pair.
 const INVALID_QPN: u32 = 0x00ff_fff0;
 
 impl Iteration {
-    /// Posts, and holds what was taken against the model.
+    /// Posts, and compares the number of accepted requests with the model.
     pub(super) fn post(&mut self, op: &Op) -> Result<()> {
         let (asked, posted) = match op {
             Op::PostRecv(id, receives) => (receives.len(), self.post_receives(Some(*id), *id, receives)),
@@ -50,9 +50,9 @@ impl Iteration {
         Ok(())
     }
 
-    /// Whether slots may be taken of requests that are over as far as anybody can see. Nobody is
-    /// told when that of an unsignalled one is free. From Linux 6.4 on, Soft-RoCE tells of a
-    /// flushed request before it gives the slot back (`flush_send_queue` of `rxe_comp.c`).
+    /// Whether slots of executed requests may still be occupied. The release of an unsignaled
+    /// request's slot is not reported. From Linux 6.4 on, Soft-RoCE completes a flushed request
+    /// before it releases the slot (`flush_send_queue` of `rxe_comp.c`).
     fn frees_slots_later(&self, id: Id) -> bool {
         let qp = self.model.qp(id);
         qp.state == State::Error || !qp.plan.signal_all
@@ -87,8 +87,8 @@ impl Iteration {
             .zip(&sges)
             .map(|(receive, sges)| RecvRequest { wr_id: receive.wr_id, sges })
             .collect();
-        // SAFETY: regions are freed only when no request uses them any more, and looked at by
-        // copies only.
+        // SAFETY: regions are dropped only when no request uses them, and their bytes are only
+        // copied.
         unsafe {
             match qp {
                 Some(_) => any!(self.qps.get_mut(&id).expect("it exists"), qp => qp.post_recv(&requests)),
@@ -141,7 +141,7 @@ impl Iteration {
         };
         let all = 0..requests.len();
         let pd = self.model.qp(id).plan.pd;
-        // SAFETY: the model keeps the regions of requests in flight; their bytes are only copied.
+        // SAFETY: the model keeps the regions of outstanding requests; their bytes are only copied.
         let posted = unsafe {
             match self.qps.get_mut(&id).expect("it exists") {
                 AnyQp::Rc(qp) => qp.post_send(&all.map(request).collect::<Vec<_>>()),
@@ -164,7 +164,7 @@ impl Iteration {
         };
         for (request, operation) in requests.iter().zip(&operations) {
             if let (Action::Bind(mw, mr, _), Operation::BindMw(bind)) = (request.action, operation) {
-                // One that the region does not allow fails, and leaves the window its key.
+                // A bind that the region does not allow fails, and the window keeps its key.
                 if self.model.mrs[&mr].access.contains(bareverbs::Access::MW_BIND) {
                     self.mws.get_mut(&mw).expect("it exists").bound(bind);
                 }
@@ -230,7 +230,7 @@ impl Iteration {
     }
 }
 
-/// The generator gives unreliable connections nothing else.
+/// The UC operation; the generator uses no others on UC.
 fn unreliable(operation: Operation) -> UcOperation {
     match operation {
         Operation::SendImm(imm) => UcOperation::SendImm(imm),

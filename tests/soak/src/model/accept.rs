@@ -1,4 +1,4 @@
-//! Completions: what is expected, and whether what is seen is that.
+//! Expected completions, and the comparison with polled ones.
 
 use std::collections::VecDeque;
 
@@ -7,32 +7,32 @@ use bareverbs::{WcOpcode, WcStatus};
 use super::{Aborted, Model, Qp, State};
 use crate::op::{Action, Id, RECEIVE, Request, Seen};
 
-/// A completion that must be seen, after those before it.
+/// An expected completion, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
-    /// Of the request. None where it is any receive of a shared queue.
+    /// The request's id. `None` for any receive of the SRQ.
     pub wr_id: Option<u64>,
-    /// The shared queue that its receive comes from.
+    /// The SRQ of its receive.
     pub shared: Option<Id>,
-    /// How it ends.
+    /// The status.
     pub status: WcStatus,
-    /// What it is.
+    /// The opcode.
     pub opcode: WcOpcode,
-    /// Bytes, where that is told.
+    /// The length in bytes, if the completion has one.
     pub byte_len: Option<u32>,
     /// Immediate data.
     pub imm: Option<u32>,
     /// The window that the message invalidated.
     pub invalidated: Option<Id>,
-    /// A datagram's sender.
+    /// The sender of a datagram.
     pub sender: Option<Id>,
-    /// What the queue pair must know of the send that brought it down.
+    /// The failure that the queue pair reports: `wr_id` and status.
     pub failure: Option<(u64, WcStatus)>,
-    /// Whether nothing is seen of it, since nobody asked for a completion.
+    /// Whether the request is unsignaled, so that no completion is generated.
     pub silent: bool,
-    /// What comes into the memory of a receive of a shared queue.
+    /// The data in the memory of an SRQ receive.
     pub bytes: Option<Vec<u8>>,
-    /// Bytes before that, for datagrams.
+    /// The GRH bytes before the data, for datagrams.
     pub header: usize,
 }
 
@@ -81,7 +81,7 @@ impl Expect {
         }
     }
 
-    /// Whether a completion is this one.
+    /// Whether a completion matches.
     fn is(&self, seen: &Seen) -> bool {
         let same_request = self.wr_id.is_none_or(|wr_id| wr_id == seen.wr_id) && self.status == seen.status;
         if seen.status != WcStatus::SUCCESS {
@@ -100,7 +100,7 @@ impl Qp {
         if receive { &self.receives_expected } else { &self.sends_expected }
     }
 
-    /// The numbers of what is due, where they are known.
+    /// The ids of the expected completions, if known.
     #[cfg(test)]
     pub(super) fn expected_numbers(&self, receive: bool) -> Vec<u64> {
         self.expected(receive)
@@ -114,8 +114,8 @@ impl Qp {
         if receive { &mut self.receives_expected } else { &mut self.sends_expected }
     }
 
-    /// What was carried out and nobody asked about may not be acknowledged yet when its queue pair
-    /// falls, be it of an earlier round. Then it is flushed, with all behind it.
+    /// An executed unsignaled request, also of an earlier round, may not be acknowledged when its
+    /// queue pair fails. It is flushed then, with all later requests.
     fn flushes_unasked(&mut self, seen: &Seen) {
         let unasked = std::mem::take(&mut self.unasked);
         if self.state != State::Error || seen.status != WcStatus::WR_FLUSH_ERR {
@@ -136,8 +136,7 @@ impl Qp {
         }
     }
 
-    /// In a queue pair that was aborted: as predicted up to some request, and from there on flushed
-    /// or gone.
+    /// For an aborted queue pair: as predicted up to some request, and then flushed or missing.
     fn accept_crashed(&mut self, seen: &Seen, receive: bool) -> bool {
         let flushing = self.aborted == Aborted::Flushing;
         let begun = self.flushing[usize::from(receive)];
@@ -149,8 +148,8 @@ impl Qp {
                 return true;
             }
         }
-        // Only those before it that nobody asked about can have been carried out unseen, and none
-        // once flushing began.
+        // Only unsignaled requests before it can have been executed without a completion, and none
+        // after the first flushed one.
         let unseen = if begun { 0 } else { expected.iter().take_while(|expect| expect.silent).count() };
         let place = expected.iter().take(unseen + 1).position(|expect| expect.wr_id == Some(seen.wr_id));
         let Some(place) = place.filter(|_| flushing && seen.status == WcStatus::WR_FLUSH_ERR) else {
@@ -163,10 +162,10 @@ impl Qp {
 }
 
 impl Model {
-    /// Takes a completion that was seen.
+    /// Processes a polled completion.
     ///
     /// # Errors
-    /// It is not the one that must be seen next of this queue pair and direction.
+    /// If it is not the next expected one of this queue pair and direction.
     pub fn observe(&mut self, seen: &Seen) -> Result<(), String> {
         let receive = seen.wr_id & RECEIVE != 0;
         let Some(qp) = self.qps.get_mut(&seen.qp) else {
@@ -203,15 +202,13 @@ impl Model {
         }
     }
 
-    /// The messages of a queue pair take the receives of a shared queue in the order in which they
-    /// were posted.
+    /// A queue pair's messages use the receives of an SRQ in the order in which they were posted.
     fn take_shared(&mut self, id: Id, seen: &Seen, expect: &Expect) -> Result<(), String> {
         let srq = self.srqs.get_mut(&id).expect("the shared queue outlives its queue pairs");
         let Some(place) = srq.posted.iter().position(|receive| receive.wr_id == seen.wr_id) else {
             return Err(format!("a receive that is not posted to the shared queue {id}: {seen:?}"));
         };
-        // Each message that is under way holds one receive at most, so that no later one can have
-        // been taken.
+        // Each outstanding message uses at most one receive, so no later one can be used.
         if place >= srq.promised {
             return Err(format!(
                 "receive {place} of the shared queue {id}, but only {} are due: {seen:?}",
@@ -231,7 +228,7 @@ impl Model {
         Ok(())
     }
 
-    /// A completion that must be seen and is not, if there is one.
+    /// A missing completion, if any.
     #[must_use]
     pub fn missing(&self) -> Option<String> {
         self.qps.iter().find_map(|(id, qp)| {
@@ -245,7 +242,7 @@ impl Model {
         })
     }
 
-    /// A completion that could be seen next of a queue pair and direction.
+    /// A completion that may be polled next of a queue pair and direction.
     #[must_use]
     pub fn next_due(&self, id: Id, receive: bool) -> Option<Seen> {
         let expect = self.qp(id).expected(receive).iter().find(|expect| !expect.silent)?;

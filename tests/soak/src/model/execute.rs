@@ -1,26 +1,26 @@
-//! What requests do.
+//! Execution of requests.
 
 use bareverbs::{Access, WcOpcode, WcStatus};
 
 use super::{Claim, Expect, Model, State};
 use crate::op::{Action, Id, Key, Kind, Payload, Piece, Receive, Request, Target};
 
-/// Bytes before a datagram.
+/// Bytes of the GRH before a datagram.
 const HEADER: usize = bareverbs::GRH_BYTES;
 
-/// What became of the first request that waits.
+/// The result of the first waiting request.
 enum Step {
-    /// It was carried out.
+    /// It was executed.
     Done,
-    /// It goes on waiting.
+    /// It still waits.
     Waits,
-    /// It failed; a failure that its own side finds before anything is sent may look otherwise.
+    /// It failed. A failure that is detected locally before sending may have another status.
     Fails { status: WcStatus, before_sending: bool },
-    /// It failed at the peer, which falls too.
+    /// It failed at the peer, which goes to ERR too.
     FailsThere(WcStatus),
 }
 
-/// A message on its way to a receive.
+/// A message to a receive.
 struct Message {
     bytes: Vec<u8>,
     opcode: WcOpcode,
@@ -71,7 +71,7 @@ impl Model {
         taken
     }
 
-    /// To ERR: everything posted is flushed.
+    /// Goes to ERR: all posted requests are flushed.
     pub(super) fn enter_error(&mut self, id: Id) {
         self.flush_sends(id);
         let qp = self.qp_mut(id);
@@ -116,7 +116,7 @@ impl Model {
         }
     }
 
-    /// Carries out what waits at a queue pair, as far as that goes.
+    /// Executes the waiting requests of a queue pair as far as possible.
     fn execute(&mut self, id: Id) {
         while let Some(request) = self.qp(id).waiting.front().cloned() {
             if self.qp(id).state == State::Error {
@@ -206,7 +206,7 @@ impl Model {
             }
             Action::Write(target, imm) => {
                 if let Err(status) = self.check(peer, target, bytes.len(), Access::REMOTE_WRITE) {
-                    // Nobody is told of what an unreliable connection loses.
+                    // Lost UC messages are not reported.
                     return if kind == Kind::Rc { Step::FailsThere(status) } else { Step::Done };
                 }
                 if imm.is_some() {
@@ -253,7 +253,7 @@ impl Model {
         }
     }
 
-    /// Whether the peer may do that to memory of `id`.
+    /// Whether the peer may access memory of `id` with this right.
     fn check(&self, id: Id, target: Target, len: usize, right: Access) -> Result<(), WcStatus> {
         let qp = self.qp(id);
         if !qp.connection.is_some_and(|connection| connection.access.contains(right)) {
@@ -296,7 +296,7 @@ impl Model {
         self.store_result(pd, result, &old.to_ne_bytes())
     }
 
-    /// What a read or an atomic brings back.
+    /// Stores the result of a read or an atomic.
     fn store_result(&mut self, pd: Id, to: &Payload, bytes: &[u8]) -> Step {
         let Payload::Pieces(pieces) = to else { unreachable!("results go to registered memory") };
         if !self.usable(pd, pieces, true) {
@@ -306,7 +306,7 @@ impl Model {
         Step::Done
     }
 
-    /// A message of a connection meets a receive of the peer, or none.
+    /// Matches an RC or UC message with a receive of the peer.
     fn match_receive(&mut self, id: Id, peer: Id, message: &Message) -> Step {
         let reliable = self.qp(id).plan.kind == Kind::Rc;
         let some = match self.qp(peer).plan.srq {
@@ -325,8 +325,7 @@ impl Model {
         if self.deliver(peer, message) { Step::Done } else { Step::FailsThere(self.quirks.too_short.0) }
     }
 
-    /// A message comes to a queue pair. False where it has more bytes than the receive that it
-    /// meets.
+    /// Delivers a message to a queue pair. False if it is longer than its receive.
     fn deliver(&mut self, to: Id, message: &Message) -> bool {
         let qp = self.qp_mut(to);
         let header = if qp.plan.kind == Kind::Ud { HEADER } else { 0 };
@@ -361,7 +360,7 @@ impl Model {
         true
     }
 
-    /// A message's bytes in a receive's memory, behind a header that the kernel writes.
+    /// Stores a message in a receive's memory, after a header that the kernel writes.
     pub(super) fn write_received(&mut self, pieces: &[Piece], header: usize, bytes: &[u8]) {
         let padded: Vec<u8> = std::iter::repeat_n(0, header).chain(bytes.iter().copied()).collect();
         self.scatter(pieces, &padded);

@@ -1,4 +1,4 @@
-//! Regions: their bytes, and who may be using which of them.
+//! Regions: their expected bytes, and the requests that use them.
 
 use std::ops::Range;
 
@@ -10,12 +10,11 @@ use crate::op::{Id, Piece};
 /// Bytes in use by a request until it is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Which.
+    /// The range in the region.
     pub range: Range<usize>,
-    /// Whether they are written.
+    /// Whether the request writes them.
     pub write: bool,
-    /// Whether they are used as a peer's memory: then the requests of one queue pair use them one
-    /// after the other.
+    /// Whether they are accessed remotely. Requests of one queue pair access them in order then.
     pub remote: bool,
     /// The queue pair or shared queue.
     pub owner: Id,
@@ -26,13 +25,13 @@ pub struct Claim {
 /// A region.
 #[derive(Debug)]
 pub struct Region {
-    /// Its domain.
+    /// Its PD.
     pub pd: Id,
-    /// What may be done with it.
+    /// Its access rights.
     pub access: Access,
-    /// What it must hold.
+    /// The expected bytes.
     pub bytes: Vec<u8>,
-    /// Bytes that may be anything.
+    /// Bytes with unknown content.
     unknown: Vec<Range<usize>>,
     /// Bytes in use.
     pub claims: Vec<Claim>,
@@ -43,7 +42,7 @@ impl Region {
         Self { pd, access, bytes: Self::filling(id, len), unknown: Vec::new(), claims: Vec::new() }
     }
 
-    /// What a new region holds.
+    /// The initial content of a region.
     #[must_use]
     pub fn filling(id: Id, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -51,8 +50,8 @@ impl Region {
         bytes
     }
 
-    /// Whether a request of `owner` may use these bytes, after others of it that are carried out
-    /// before, `all` or only those that write.
+    /// Whether a request of `owner` may use these bytes together with its earlier requests, `all`
+    /// or only those that write.
     #[must_use]
     pub fn is_free(&self, range: &Range<usize>, write: bool, remote: bool, owner: Id, all: bool) -> bool {
         self.claims.iter().all(|claim| {
@@ -62,13 +61,13 @@ impl Region {
         })
     }
 
-    /// What these claims write may be written or not.
+    /// The bytes that these claims write become unknown.
     pub(super) fn mark_unknown(&mut self, whose: impl Fn(&Claim) -> bool) {
         let doubted = self.claims.iter().filter(|claim| claim.write && whose(claim));
         self.unknown.extend(doubted.map(|claim| claim.range.clone()));
     }
 
-    /// Compares with what the region holds, and learns what could not be known.
+    /// Compares with the region's content, and learns the unknown bytes.
     ///
     /// # Errors
     /// The first byte that differs.
@@ -85,7 +84,7 @@ impl Region {
         }
     }
 
-    /// Whether part of it may be anything.
+    /// Whether some bytes are unknown.
     #[must_use]
     pub fn has_unknown_bytes(&self) -> bool {
         !self.unknown.is_empty()
@@ -97,7 +96,7 @@ impl Region {
 }
 
 impl Model {
-    /// Whether a queue pair of this domain may use all these pieces.
+    /// Whether a queue pair of this PD may use all these pieces.
     pub(super) fn usable(&self, pd: Id, pieces: &[Piece], write: bool) -> bool {
         pieces.iter().filter(|piece| !piece.is_empty()).all(|piece| {
             piece.mr.and_then(|mr| self.mrs.get(&mr)).is_some_and(|region| {
@@ -132,7 +131,7 @@ impl Model {
         }
     }
 
-    /// The first `len` bytes of these pieces may become anything.
+    /// The first `len` bytes of these pieces become unknown.
     pub(super) fn scatter_unknown(&mut self, pieces: &[Piece], len: usize) {
         for (mr, range) in places(pieces, len) {
             self.region(mr).unknown.push(range);
@@ -152,7 +151,7 @@ impl Model {
     }
 }
 
-/// Where the first `len` bytes go.
+/// The ranges of the first `len` bytes.
 fn places(pieces: &[Piece], mut len: usize) -> Vec<(Id, Range<usize>)> {
     let mut places = Vec::new();
     for piece in pieces {

@@ -11,7 +11,7 @@ const GOOD: WcStatus = WcStatus::SUCCESS;
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// Two connected queue pairs, 10 and 11, and a region of 100 bytes, 20, all of one domain.
+/// Two connected queue pairs, 10 and 11, and a region of 100 bytes, 20, all in one PD.
 fn pair(quirks: Quirks) -> Model {
     let mut model = Model::new(quirks);
     let plan = QpPlan {
@@ -52,7 +52,7 @@ fn receive(number: u64, range: std::ops::Range<usize>) -> Receive {
     Receive { wr_id: RECEIVE | number, pieces: vec![Piece { mr: Some(20), range }] }
 }
 
-/// Sees all that is due of a queue pair and direction: numbers and statuses.
+/// Polls all expected completions of a queue pair and direction: ids and statuses.
 fn see(model: &mut Model, id: Id, receive: bool) -> Vec<(u64, WcStatus)> {
     let mut seen = Vec::new();
     while let Some(next) = model.next_due(id, receive) {
@@ -244,7 +244,7 @@ fn qp_that_binds_window_is_not_aborted_in_same_round() {
     }
 }
 
-/// What may be wrong with what is seen.
+/// A wrong field of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrong {
     Nothing,
@@ -257,8 +257,8 @@ enum Wrong {
     OutOfTurn,
 }
 
-/// Plays an iteration of random verbs in which completions come in any order that is right, but for
-/// one of them. Tells whether all was accepted; none where nothing could be wrong in that way.
+/// Simulates an iteration of random verbs. Completions arrive in any valid order, except that one
+/// is wrong. Returns whether all were accepted; `None` if no completion has the field.
 fn play(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
     let capabilities = Capabilities { flush: true, atomic_write: true };
     let mut generator = Generator::new(seed, capabilities);
@@ -314,14 +314,14 @@ fn play(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
     (wrong == Wrong::Nothing).then_some(true)
 }
 
-/// The completion after this one of the same queue pair and direction.
+/// The next completion of the same queue pair and direction.
 fn pair_behind(model: &Model, seen: &Seen) -> Option<Seen> {
     let expected = model.qp(seen.qp).expected_numbers(seen.wr_id & RECEIVE != 0);
     let next = expected.into_iter().find(|number| *number != seen.wr_id)?;
     Some(Seen { wr_id: next, ..seen.clone() })
 }
 
-/// Whether all is well where this completion never comes, but those behind it do.
+/// Whether the model accepts that this completion is missing, but later ones arrive.
 fn missing_is_accepted(model: &mut Model, seen: &Seen) -> bool {
     match pair_behind(model, seen) {
         Some(next) => model.observe(&next).is_ok(),
@@ -375,8 +375,8 @@ fn compare_reports_changed_byte() {
     assert!(region.compare(&found).unwrap_err().contains("byte 99"));
 }
 
-/// Generators at work, as though all came out as predicted: shows each verb, with the model before
-/// it, and then how what is due in it has ended.
+/// Runs a generator with all completions as predicted. `verb` gets each verb with the model before
+/// it; `ended` gets the status of each expected completion.
 fn generate(quirks: Quirks, mut verb: impl FnMut(&Model, &Op), mut ended: impl FnMut(WcStatus)) {
     for seed in 0..60 {
         let mut generator = Generator::new(seed, Capabilities { flush: true, atomic_write: true });
@@ -400,7 +400,7 @@ fn generate(quirks: Quirks, mut verb: impl FnMut(&Model, &Op), mut ended: impl F
     }
 }
 
-/// What a verb or an action is called.
+/// The name of a verb or an action.
 fn name(of: &impl std::fmt::Debug) -> String {
     let text = format!("{of:?}");
     text.split(['(', ' ']).next().unwrap_or_default().to_owned()
@@ -426,8 +426,8 @@ fn busy_qps_are_not_aborted_on_affected_kernels() {
     assert_eq!(harm(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
 }
 
-/// Both ends of a message complete in the same queue here. One that overran would bring down
-/// whoever completes there.
+/// Both ends of a message complete in the same CQ here. An overrun would put its queue pairs into
+/// ERR.
 #[test]
 fn generator_never_overruns_a_cq() {
     let plan = QpPlan {
@@ -473,7 +473,7 @@ fn generator_never_overruns_a_cq() {
     assert!(datagrams > 10, "{datagrams}");
 }
 
-/// Every verb and every way to fail is among what generators make.
+/// Generators make every verb and every failure.
 #[test]
 fn generators_cover_every_verb_and_failure() {
     let (mut sorts, mut ends) = (BTreeSet::new(), BTreeSet::new());
@@ -565,8 +565,7 @@ fn receives_posted_in_error_state_flush_in_order() {
     }
 }
 
-/// Soft-RoCE sends what waited again, and holds it back where it has a fence and reads behind it
-/// are under way.
+/// Soft-RoCE retries waiting requests. It holds a fenced one back if later reads are outstanding.
 #[test]
 fn waiting_send_is_recorded_until_round_ends() {
     let mut model = pair(Quirks::NONE);
