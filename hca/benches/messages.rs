@@ -1,6 +1,5 @@
-//! Messages through the engine in-process: 8-byte RDMA writes between two queue pairs of one
-//! device, in messages per second of one processor's time, which doesn't depend on what else the
-//! machine does.
+//! Message rate of the engine in-process: 8-byte RDMA WRITEs between two QPs of one device. The
+//! unit is messages per second of this thread's CPU time, which is independent of other load.
 
 use std::time::Duration;
 
@@ -60,7 +59,7 @@ fn attributes(remote_qp: u32) -> QpAttributes {
     }
 }
 
-/// What this thread has had of a processor.
+/// CPU time of this thread.
 fn processor_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
@@ -113,7 +112,7 @@ fn main() {
             let mut wqe = [0; 64];
             wqe[..4].copy_from_slice(&(u32::from(counter) << 8 | 0x08).to_be_bytes());
             wqe[4..8].copy_from_slice(&(sender << 8 | 3).to_be_bytes());
-            // The last of a batch is signalled.
+            // The last WRITE of a batch is signalled.
             wqe[11] = if index + 1 == BATCH { 0x08 } else { 0 };
             wqe[16..24].copy_from_slice(&(DATA + 0x1000).to_be_bytes());
             wqe[24..28].copy_from_slice(&key.to_be_bytes());

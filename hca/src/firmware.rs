@@ -1,4 +1,4 @@
-//! The firmware's command interface: typed commands in, objects of the engine out.
+//! The firmware's command interface: it decodes commands and creates the engine's objects.
 
 mod adapter;
 pub(crate) mod bits;
@@ -38,7 +38,7 @@ pub(crate) use resources::FIRST_UAR;
 use resources::Resources;
 use steering::Steering;
 
-/// What a command answers besides its output (`MLX5_CMD_STAT_*` in `include/linux/mlx5/device.h`).
+/// Command status (`MLX5_CMD_STAT_*` in `include/linux/mlx5/device.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -70,14 +70,14 @@ impl From<EngineError> for Status {
 
 type Result<T> = std::result::Result<T, Status>;
 
-/// A command as the driver sent it.
+/// The input of a command.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     input: &'a [u8],
 }
 
 impl<'a> Request<'a> {
-    /// `None` when there isn't even a header.
+    /// Returns `None` if the input is shorter than the header.
     pub(crate) fn new(input: &'a [u8]) -> Option<Self> {
         (input.len() >= 8).then_some(Self { input })
     }
@@ -94,12 +94,12 @@ impl<'a> Request<'a> {
         View::new(self.input).ok_or(Status::BadInputLength)
     }
 
-    /// A view of what follows the first `from` bytes.
+    /// A view of the bytes from offset `from` on.
     fn view_at<L: Layout>(self, from: usize) -> Result<View<'a, L>> {
         self.input.get(from..).and_then(View::new).ok_or(Status::BadInputLength)
     }
 
-    /// The number in the low 24 bits of the third word, where most commands name their object.
+    /// The object number: the low 24 bits of the third word in most commands.
     fn object(self) -> Result<u32> {
         Ok(self.word(8)? & 0xff_ffff)
     }
@@ -113,7 +113,8 @@ impl<'a> Request<'a> {
         self.input.get(from..from + length).ok_or(Status::BadInputLength)
     }
 
-    /// The page list that follows the first `from` bytes; its entries' low 12 bits are flags.
+    /// The page list from offset `from` on. The low 12 bits of each entry are flags and are
+    /// cleared.
     fn pages(self, from: usize) -> Result<Vec<u64>> {
         const FLAGS: u64 = 0xfff;
         let list = self.input.get(from..).ok_or(Status::BadInputLength)?;
@@ -124,7 +125,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The place for a command's answer, already zeroed; the first eight bytes are status and syndrome.
+/// The zeroed output of a command. The first eight bytes are status and syndrome.
 pub(crate) struct Reply<'a> {
     output: &'a mut [u8],
 }
@@ -138,7 +139,7 @@ impl Reply<'_> {
         self.output.get_mut(from..).and_then(ViewMut::new).ok_or(Status::BadOutputLength)
     }
 
-    /// Writes as many bytes as there is room for.
+    /// Writes as many bytes as fit.
     fn put(&mut self, from: usize, bytes: &[u8]) {
         if let Some(room) = self.output.get_mut(from..) {
             let length = room.len().min(bytes.len());
@@ -146,7 +147,7 @@ impl Reply<'_> {
         }
     }
 
-    /// Puts a number into the low 24 bits of the third word.
+    /// Sets the object number: the low 24 bits of the third word.
     fn object(&mut self, number: u32) -> Result<()> {
         let room = self.output.get_mut(9..12).ok_or(Status::BadOutputLength)?;
         room.copy_from_slice(&number.to_be_bytes()[1..]);
@@ -161,19 +162,19 @@ impl Reply<'_> {
 /// The state of the firmware.
 pub(crate) struct Firmware {
     link: Link,
-    /// The version of completions, 0 or 1.
+    /// CQE version, 0 or 1.
     cqe_version: u8,
     lifecycle: Lifecycle,
-    /// Guest pages lent to the device.
+    /// Guest pages that the driver gave to the device.
     pages: Vec<u64>,
     resources: Resources,
-    /// Contexts as the driver wrote them, to be shown to it again.
+    /// QP contexts as the driver wrote them, for QUERY_QP.
     qps: BTreeMap<u32, qps::QpEntry>,
     cqs: BTreeMap<u32, queues::CqEntry>,
     eqs: BTreeMap<u32, queues::EqEntry>,
     srqs: BTreeMap<u32, srqs::SrqEntry>,
     keys: BTreeMap<u32, [u8; 64]>,
-    /// Which event queue hears of finished commands.
+    /// The EQ of command completion events.
     command_eq: Option<u32>,
     port: port::State,
     nic: nic::Nic,
@@ -181,8 +182,8 @@ pub(crate) struct Firmware {
 }
 
 impl Firmware {
-    /// The user's index that a context tells, or what stands for none: where completions have none,
-    /// the field is reserved.
+    /// The user index of a context. In CQE version 0 the field is reserved, and the result is
+    /// [`NO_USER_INDEX`].
     fn user_index(&self, told: u32) -> Result<u32> {
         match (self.cqe_version, told) {
             (0, 0) => Ok(NO_USER_INDEX),
@@ -195,7 +196,7 @@ impl Firmware {
         Self::of_version(link, 1)
     }
 
-    /// The firmware of a device whose completions are of a version, 0 or 1.
+    /// Firmware of a device with a CQE version, 0 or 1.
     pub(crate) fn of_version(link: Link, cqe_version: u8) -> Self {
         Self {
             link,
@@ -215,7 +216,7 @@ impl Firmware {
         }
     }
 
-    /// The event queue that hears of finished commands.
+    /// The EQ of command completion events.
     pub(crate) fn command_eq(&self) -> Option<u32> {
         self.command_eq
     }
@@ -225,7 +226,7 @@ impl Firmware {
         self.nic.first_sq()
     }
 
-    /// How many objects of each kind the driver has made.
+    /// The number of the driver's objects of each kind.
     pub(crate) fn objects(&self) -> String {
         format!(
             "eqs {} cqs {} qps {} srqs {} keys {} {} pages {}",
@@ -239,27 +240,27 @@ impl Firmware {
         )
     }
 
-    /// Whether a send queue may be rung through this UAR page.
+    /// Whether a send queue belongs to this UAR page.
     pub(crate) fn may_ring(&self, qp: u32, uar: u32) -> bool {
         self.qps.get(&qp).is_some_and(|known| known.uar == uar) || self.nic.may_ring(qp, uar)
     }
 
-    /// Whether a completion queue may be armed through this UAR page.
+    /// Whether a CQ belongs to this UAR page.
     pub(crate) fn may_arm(&self, cq: u32, uar: u32) -> bool {
         self.cqs.get(&cq).is_some_and(|known| known.uar == uar)
     }
 
-    /// Whether an event queue may be served through this UAR page.
+    /// Whether an EQ belongs to this UAR page.
     pub(crate) fn may_serve(&self, eq: u32, uar: u32) -> bool {
         self.eqs.get(&eq).is_some_and(|known| known.uar == uar)
     }
 
-    /// The receive queues that a frame goes to.
+    /// The receive queues that a received frame is steered to.
     pub(crate) fn steer(&self, engine: &Engine, frame: &[u8]) -> Vec<u32> {
         self.steering.find(&self.nic, engine, None, frame)
     }
 
-    /// The receive queues of this port to which a frame of its own send queue comes back.
+    /// The receive queues of this port that a frame of its own send queue is looped back to.
     pub(crate) fn steer_back(&self, engine: &Engine, sq: u32, frame: &[u8]) -> Vec<u32> {
         let local =
             frame.first_chunk().is_some_and(|to: &[u8; 6]| to[0] & 1 != 0 || *to == engine.port().mac);
@@ -269,7 +270,7 @@ impl Firmware {
         }
     }
 
-    /// Carries out a command; the answer's header is filled in either way.
+    /// Executes a command. The output header is set in every case.
     pub(crate) fn execute(
         &mut self,
         engine: &mut Engine,
@@ -287,7 +288,7 @@ impl Firmware {
                 *first = status as u8;
             }
             if let Some(syndrome) = output.get_mut(4..8) {
-                // Tells apart where a status came from, for people who read the driver's log.
+                // The syndrome names the failed command in the driver's log.
                 let opcode = Request::new(input).map_or(0, Request::opcode);
                 syndrome.copy_from_slice(&(u32::from(opcode) << 8 | status as u32).to_be_bytes());
             }
@@ -384,7 +385,7 @@ impl Firmware {
             MODIFY_NIC_VPORT_CONTEXT => self.modify_nic_vport_context(request),
             QUERY_ROCE_ADDRESS => self.query_roce_address(engine, request, reply),
             SET_ROCE_ADDRESS => self.set_roce_address(engine, request),
-            // The port takes its own frames whatever the table says.
+            // The port accepts frames to its own MAC regardless of the L2 table.
             SET_L2_TABLE_ENTRY | DELETE_L2_TABLE_ENTRY => Ok(()),
 
             CREATE_RQ => self.create_rq(engine, request, reply),
@@ -418,7 +419,7 @@ impl Firmware {
     }
 }
 
-/// Commands that a device with InfiniBand ports doesn't know.
+/// Commands that are unknown to a device with an InfiniBand port.
 fn is_for_ethernet(code: u16) -> bool {
     use opcode::*;
     matches!(code, QUERY_NIC_VPORT_CONTEXT..=SET_ROCE_ADDRESS | SET_L2_TABLE_ENTRY..=DELETE_L2_TABLE_ENTRY)

@@ -1,11 +1,11 @@
-//! Who made the device, and its special keys.
+//! Adapter identification and special contexts.
 
 use super::layout::command::QuerySpecialContextsOut;
 use super::layout::port::{AdapterBlock, QueryAdapterOut};
 use super::{Firmware, Reply, Result};
 use crate::engine::mkey;
 
-/// The identification of the board's kind, 16 characters.
+/// The board ID (PSID), 16 characters.
 const BOARD: &[u8; 16] = b"BRV0000000001\0\0\0";
 const IEEE_VENDOR: u32 = 0x2c9;
 const PCI_VENDOR: u32 = 0x15b3;

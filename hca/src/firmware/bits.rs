@@ -1,18 +1,18 @@
 //! Typed access to the bit fields of the firmware interface.
 //!
-//! Every structure there is a run of big-endian 32-bit words; offsets count bits from the most
-//! significant bit of the first word. A [`Field`] knows which structure it belongs to, so reading a
-//! queue pair's field out of a completion queue's context does not compile.
+//! Every structure consists of big-endian 32-bit words. Offsets count bits from the most
+//! significant bit of the first word. A [`Field`] belongs to one structure: reading a field of the
+//! QP context from a CQ context does not compile.
 
 use std::marker::PhantomData;
 
 /// A structure of the firmware interface.
 pub(crate) trait Layout {
-    /// Its length in bytes, without what trails it.
+    /// Length in bytes without trailing arrays.
     const SIZE: usize;
 }
 
-/// A number inside the structure `L`.
+/// A numeric field of the structure `L`.
 pub(crate) struct Field<L> {
     bit: usize,
     width: usize,
@@ -27,21 +27,21 @@ impl<L> Clone for Field<L> {
 
 impl<L> Copy for Field<L> {}
 
-/// A run of bytes inside the structure `L`.
+/// A byte array in the structure `L`.
 pub(crate) struct Bytes<L> {
     at: usize,
     length: usize,
     of: PhantomData<L>,
 }
 
-/// The structure `S` inside the structure `L`.
+/// The structure `S` nested in the structure `L`.
 pub(crate) struct Part<L, S> {
     at: usize,
     of: PhantomData<(L, S)>,
 }
 
 impl<L: Layout> Field<L> {
-    /// A field must lie within one word, or be two whole ones.
+    /// A field must be within one word, or consist of two whole words.
     pub(crate) const fn new(bit: usize, width: usize) -> Self {
         assert!(bit % 32 + width <= 32 || (bit.is_multiple_of(32) && width == 64));
         assert!(bit + width <= L::SIZE * 8);
@@ -63,7 +63,7 @@ impl<L: Layout, S: Layout> Part<L, S> {
     }
 }
 
-/// Bytes read as the structure `L`.
+/// A read-only view of bytes as the structure `L`.
 pub(crate) struct View<'a, L> {
     bytes: &'a [u8],
     of: PhantomData<L>,
@@ -78,7 +78,7 @@ impl<L> Clone for View<'_, L> {
 impl<L> Copy for View<'_, L> {}
 
 impl<'a, L: Layout> View<'a, L> {
-    /// `None` when the bytes are too few for the structure.
+    /// Returns `None` if there are too few bytes for the structure.
     pub(crate) fn new(bytes: &'a [u8]) -> Option<Self> {
         (bytes.len() >= L::SIZE).then_some(Self { bytes, of: PhantomData })
     }
@@ -114,20 +114,20 @@ impl<'a, L: Layout> View<'a, L> {
         View { bytes: &self.bytes[part.at..][..S::SIZE], of: PhantomData }
     }
 
-    /// The structure's own bytes.
+    /// The bytes of the structure.
     pub(crate) fn raw(&self) -> &'a [u8] {
         &self.bytes[..L::SIZE]
     }
 }
 
-/// Bytes written as the structure `L`.
+/// A mutable view of bytes as the structure `L`.
 pub(crate) struct ViewMut<'a, L> {
     bytes: &'a mut [u8],
     of: PhantomData<L>,
 }
 
 impl<'a, L: Layout> ViewMut<'a, L> {
-    /// `None` when the bytes are too few for the structure.
+    /// Returns `None` if there are too few bytes for the structure.
     pub(crate) fn new(bytes: &'a mut [u8]) -> Option<Self> {
         (bytes.len() >= L::SIZE).then_some(Self { bytes, of: PhantomData })
     }
@@ -136,7 +136,7 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         View { bytes: &*self.bytes, of: PhantomData }.get(field)
     }
 
-    /// Bits of the value beyond the field's width are dropped.
+    /// Sets a field. Bits of the value beyond the field's width are dropped.
     pub(crate) fn set(&mut self, field: Field<L>, value: impl Into<u64>) -> &mut Self {
         let (at, value) = (field.bit / 32 * 4, value.into());
         if field.width == 64 {
@@ -150,13 +150,13 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         self
     }
 
-    /// Sets a number of 64 bits whose words are fields of their own, by the first of them.
+    /// Sets a 64-bit number whose two words are separate fields. `first` is the upper one.
     pub(crate) fn set_both_words(&mut self, first: Field<L>, value: u64) -> &mut Self {
         self.bytes[first.bit / 8..][..8].copy_from_slice(&value.to_be_bytes());
         self
     }
 
-    /// Copies as many bytes as the field holds; a shorter source leaves the rest alone.
+    /// Copies at most the length of the field. A shorter source leaves the rest unchanged.
     pub(crate) fn set_bytes(&mut self, bytes: Bytes<L>, value: &[u8]) -> &mut Self {
         let length = bytes.length.min(value.len());
         self.bytes[bytes.at..bytes.at + length].copy_from_slice(&value[..length]);
@@ -167,7 +167,7 @@ impl<'a, L: Layout> ViewMut<'a, L> {
         ViewMut { bytes: &mut self.bytes[part.at..][..S::SIZE], of: PhantomData }
     }
 
-    /// Replaces the whole structure; a shorter source leaves the rest alone.
+    /// Replaces the whole structure. A shorter source leaves the rest unchanged.
     pub(crate) fn fill(&mut self, value: &[u8]) -> &mut Self {
         let length = L::SIZE.min(value.len());
         self.bytes[..length].copy_from_slice(&value[..length]);
@@ -183,8 +183,8 @@ const fn mask(width: usize) -> u64 {
     if width == 64 { u64::MAX } else { (1 << width) - 1 }
 }
 
-/// Declares a structure: `FIELD: bit, width` for numbers, `FIELD: bit, bytes n` for byte runs,
-/// `FIELD: bit => Other` for structures inside.
+/// Declares a structure: `FIELD: bit, width` for numbers, `FIELD: bit, bytes n` for byte arrays,
+/// `FIELD: bit => Other` for nested structures.
 macro_rules! layout {
     ($(#[$meta:meta])* $name:ident: $size:literal { $($body:tt)* }) => {
         $(#[$meta])*
@@ -224,7 +224,7 @@ mod tests {
     use proptest::prelude::*;
 
     layout! {
-        /// Fields of every shape.
+        /// Fields of every kind.
         Sample: 0x18 {
             TOP: 0x0, 4,
             LOW: 0x1c, 4,

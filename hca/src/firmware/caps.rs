@@ -1,4 +1,4 @@
-//! What the device says it can do.
+//! Capabilities of the device.
 
 use super::bits::ViewMut;
 use super::layout::caps::{
@@ -11,7 +11,7 @@ use crate::memory::{DEVICE_MEMORY_SIZE, DEVICE_MEMORY_START};
 
 /// Timestamps and the free-running timer count nanoseconds.
 pub(crate) const TIMER_KHZ: u32 = 1_000_000;
-/// Counted from here, below are registers of other purposes.
+/// Number of ports.
 pub(crate) const PORTS: u8 = 1;
 
 const SIZE: usize = 0x1000;
@@ -26,7 +26,7 @@ mod kind {
     pub(super) const DEVICE_MEMORY: u16 = 0xf;
 }
 
-/// The capability block of a type; `None` for one that this device doesn't have.
+/// The capability block of a type. Returns `None` for an unsupported type.
 pub(super) fn block(link: Link, cqe_version: u8, of: u16) -> Option<Vec<u8>> {
     let mut bytes = vec![0; SIZE];
     match (of, link) {
@@ -134,7 +134,8 @@ fn general(cap: &mut ViewMut<'_, HcaCap>, link: Link, cqe_version: u8) {
 }
 
 fn device_memory(cap: &mut ViewMut<'_, DeviceMemoryCap>) {
-    /// As powers of two: the smallest allocation, and the largest alignment in such units.
+    /// Smallest allocation, log2 of bytes; largest alignment, log2 in units of the smallest
+    /// allocation.
     const SMALLEST: u8 = 6;
     const LARGEST_ALIGNMENT: u8 = 6;
     cap.set(DeviceMemoryCap::MEMIC, 1u8)
@@ -192,11 +193,11 @@ fn roce(cap: &mut ViewMut<'_, RoceCap>) {
 }
 
 fn flow(cap: &mut ViewMut<'_, NicFlowCap>) {
-    /// Where the supported match fields' bits lie in the properties, and how many there are.
+    /// Bit range of the supported match fields in the flow table properties.
     const FIELDS: std::ops::Range<usize> = 0x20..0x40;
     let mut table = cap.part(NicFlowCap::FLOW_TABLE_PROPERTIES_NIC_RECEIVE);
     let mut bytes = [0; 0x40];
-    // Everything in the outer headers, in field and bit mask matches.
+    // All outer headers, for field and bit mask matches.
     bytes[FIELDS.start..FIELDS.start + 2].fill(0xff);
     bytes[FIELDS.start + 16..FIELDS.start + 18].fill(0xff);
     table

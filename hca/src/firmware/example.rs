@@ -1,4 +1,4 @@
-//! Commands as a driver sends them, for tests that change something about them.
+//! Valid commands, which tests mutate.
 
 use super::bits::{Field, Layout, ViewMut};
 use super::layout::command::{
@@ -10,11 +10,10 @@ use super::opcode::*;
 use super::resources::FIRST_UAR;
 use crate::engine::paging::kind;
 
-/// What makes a device ready.
+/// Commands that initialize a device.
 pub(crate) const BEGINNING: [u16; 2] = [ENABLE_HCA, INIT_HCA];
 
-/// Commands of which each can follow those before it; the last ones only on a device with an
-/// Ethernet port.
+/// Commands in an order in which all succeed. The last ones need an Ethernet port.
 pub(crate) const OPCODES: [u16; 38] = [
     ALLOC_PD,
     ALLOC_UAR,
@@ -56,7 +55,7 @@ pub(crate) const OPCODES: [u16; 38] = [
     SET_FLOW_TABLE_ROOT,
 ];
 
-/// Numbers that the first object of each kind gets.
+/// The number of the first object of each kind.
 const PD: u32 = 1;
 const XRCD: u32 = 1;
 const EQ: u32 = 1;
@@ -67,20 +66,20 @@ const SRQ: u32 = 1;
 const TIS: u32 = 1;
 const RQ: u32 = 0x10;
 const TIR: u32 = 1;
-/// The flow table, and the group in it.
+/// The flow table, and its flow group.
 const FLOW: u32 = 1;
-/// The device's own, of 10.1.0.1.
+/// The device's own GID, for 10.1.0.1.
 const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1, 0, 1];
-/// Rings of 16 entries, each in pages of its own, and their doorbell records.
+/// Rings have 16 entries, each ring in its own pages, and a doorbell record.
 const LOG_SIZE: u8 = 4;
 const RINGS: u64 = 0x4_0000;
 const RECORDS: u64 = 0x2_0000;
-/// Where page lists begin in commands with one.
+/// Offset of the page list in commands with one.
 const PAGES: usize = 0x110;
-/// Where contexts begin in commands about work queues.
+/// Offset of the context in commands about work queues.
 const CONTEXT: usize = 0x20;
 
-/// The command as it would be sent for a device whose memory begins at `memory`.
+/// A valid command for a device whose memory starts at `memory`.
 pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
     let mut input = vec![0; 16];
     input[..2].copy_from_slice(&opcode.to_be_bytes());
@@ -130,7 +129,7 @@ pub(crate) fn command(opcode: u16, memory: u64) -> Vec<u8> {
     input
 }
 
-/// Reads the register of the port's counters, those of errors.
+/// Reads the PPCNT register with the group of error counters.
 fn read_counters(input: &mut Vec<u8>) {
     const READ: u8 = 1;
     const PPCNT: u16 = 0x5008;
@@ -141,12 +140,12 @@ fn read_counters(input: &mut Vec<u8>) {
     input.resize(16 + 0x100, 0);
 }
 
-/// Names an object in the third word.
+/// Sets the object number in the third word.
 fn name(input: &mut [u8], number: u32) {
     input[9..12].copy_from_slice(&number.to_be_bytes()[1..]);
 }
 
-/// Makes room for a structure at the front and writes it.
+/// Extends the command to the size of a structure and writes it at the start.
 fn fill<L: Layout>(input: &mut Vec<u8>, write: impl FnOnce(&mut ViewMut<'_, L>)) {
     input.resize(input.len().max(L::SIZE), 0);
     if let Some(mut view) = ViewMut::new(input) {
@@ -160,7 +159,7 @@ fn set<L: Layout>(view: &mut ViewMut<'_, L>, fields: &[(Field<L>, u64)]) {
     }
 }
 
-/// The page list of the `index`th ring.
+/// Appends the page list of the `index`th ring.
 fn pages(input: &mut Vec<u8>, memory: u64, index: u64) {
     input.resize(PAGES, 0);
     for page in 0..2 {
@@ -199,7 +198,7 @@ fn create_cq(input: &mut Vec<u8>, memory: u64) {
 }
 
 fn create_mkey(input: &mut Vec<u8>, memory: u64) {
-    /// Translated by a page list; every right, and any queue pair.
+    /// Access mode MTT, all access rights, any QP.
     const RIGHTS: [u8; 4] = [0x00, 0x00, 0x7c, 0x00];
     fill::<CreateMkeyIn>(input, |view| {
         view.set(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, 1u8);
@@ -210,7 +209,7 @@ fn create_mkey(input: &mut Vec<u8>, memory: u64) {
             &[(Mkc::QPN, 0xff_ffff), (Mkc::PD, PD.into()), (Mkc::LEN, 0x2000), (Mkc::LOG_PAGE_SIZE, 12)],
         );
     });
-    // As many entries as the list has, in units of 16 bytes.
+    // The number of entries in the list, in units of 16 bytes.
     const ENTRIES: usize = 16 + 0x34;
     input[ENTRIES..ENTRIES + 4].copy_from_slice(&1u32.to_be_bytes());
     pages(input, memory, 8);
@@ -278,7 +277,7 @@ fn create_work_queue(input: &mut Vec<u8>, opcode: u16, memory: u64) {
     }
 }
 
-/// All frames to the one TIR.
+/// Steers all frames to the TIR.
 fn steer(input: &mut Vec<u8>, opcode: u16) {
     const FORWARD: u64 = 1 << 2;
     const ENTRY: usize = 0x40;
@@ -316,7 +315,7 @@ fn set_roce_address(input: &mut Vec<u8>) {
     }
 }
 
-/// A reliable connection to itself.
+/// An RC QP connected to itself.
 fn queue_pair(input: &mut Vec<u8>, opcode: u16, memory: u64) {
     fill::<CreateQpIn>(input, |view| {
         let mut context = view.part(CreateQpIn::QPC);

@@ -1,4 +1,4 @@
-//! Commands about memory keys.
+//! Commands about mkeys.
 
 use super::bits::Layout;
 use super::layout::command::{CreateMkeyIn, PageFaultResumeIn, TransPageFaultInfo};
@@ -8,9 +8,9 @@ use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::Engine;
 use crate::engine::mkey::{AccessMode, Context, Mkey, present};
 
-/// A key has at most as many translation entries as a region of 64 GiB in 4 KiB pages needs.
+/// Maximum number of translation entries of an mkey, enough for 64 GiB in 4 KiB pages.
 const MOST_ENTRIES: u32 = 1 << 23;
-/// Where QUERY_MKEY's answer shows the translation, as far as there is room.
+/// Offset of the translation in the output of QUERY_MKEY. It is truncated to the output's length.
 const TRANSLATION: usize = 0x110;
 
 impl Firmware {
@@ -36,14 +36,14 @@ impl Firmware {
         let given = input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize * 16;
         if given > 0 {
             let list = &request.input[PAGES..];
-            // The last entry's padding may be absent.
+            // The padding of the last entry may be missing.
             let list = &list[..list.len().min(given) / 8 * 8];
             key.capacity = key.capacity.max(given.div_ceil(16) as u32);
             if key.capacity > MOST_ENTRIES || !key.translate_from(0, list) {
                 return Err(Status::BadParameter);
             }
             if key.mode == AccessMode::Mtt && !input.flag(CreateMkeyIn::PG_ACCESS) {
-                // Without this, the list says nothing of which pages are there: all are.
+                // Without PG_ACCESS the list has no presence bits: all pages are present.
                 key.translation.iter_mut().for_each(|entry| *entry |= present::WHOLLY);
             }
         }
@@ -71,7 +71,7 @@ impl Firmware {
             .set(Mkc::START_ADDR, key.start)
             .set(Mkc::LEN, key.length)
             .set(Mkc::LOG_PAGE_SIZE, key.log_page);
-        // A driver that resolves a page fault looks here for the keys that a window leads to.
+        // The driver reads here the keys behind a memory window when it resolves a page fault.
         for (index, word) in key.translation.iter().enumerate() {
             let at = TRANSLATION + 8 * index;
             if at + 8 > reply.length() {
@@ -82,7 +82,7 @@ impl Firmware {
         Ok(())
     }
 
-    /// The driver's answer to a page fault.
+    /// PAGE_FAULT_RESUME: the driver's answer to a page fault.
     pub(super) fn resume_page_fault(&self, engine: &mut Engine, request: Request<'_>) -> Result<()> {
         let fault = request.view::<PageFaultResumeIn>()?.part(PageFaultResumeIn::PAGE_FAULT_INFO);
         Ok(engine.resume(

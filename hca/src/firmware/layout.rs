@@ -1,5 +1,5 @@
-//! Where the firmware interface keeps its bits: offsets and widths of the fields this model uses,
-//! one declaration per structure of `include/linux/mlx5/mlx5_ifc.h`.
+//! Offsets and widths of the fields in the firmware interface that this model uses: one declaration
+//! per structure of `include/linux/mlx5/mlx5_ifc.h`.
 
 pub(crate) mod caps;
 pub(crate) mod command;

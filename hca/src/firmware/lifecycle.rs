@@ -1,17 +1,17 @@
-//! From power-on to ready and back: enabling, pages, capabilities, initialization.
+//! Initialization and teardown: ENABLE_HCA, pages, capabilities, INIT_HCA.
 
 use super::layout::command::{ManagePagesIn, ManagePagesOut, QueryIssiOut, QueryPagesOut};
 use super::{Firmware, Reply, Request, Result, Status, caps, opcode};
 use crate::engine::Engine;
 
-/// Pages asked for before and by initialization. Nothing is kept in them; a driver that isn't asked
-/// skips code that ought to run.
+/// Pages requested before and during initialization. The device stores nothing in them. They are
+/// requested so that the driver's page management is exercised.
 const BOOT_PAGES: u32 = 64;
 const INIT_PAGES: u32 = 256;
-/// More than a driver ever gives.
+/// Maximum number of pages, more than a driver gives.
 const MOST_PAGES: usize = 1 << 16;
 
-/// Where the device stands.
+/// Initialization state of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Lifecycle {
     #[default]
@@ -21,7 +21,7 @@ pub(super) enum Lifecycle {
 }
 
 impl Lifecycle {
-    /// Which commands the device listens to.
+    /// Whether a command is allowed in this state.
     pub(super) fn allows(self, code: u16) -> bool {
         use opcode::*;
         let early = matches!(
@@ -62,7 +62,7 @@ impl Firmware {
         Ok(())
     }
 
-    /// Whatever the driver left behind is gone; its pages it must still ask for.
+    /// Discards all objects. The driver must still reclaim its pages.
     pub(super) fn teardown(&mut self, engine: &mut Engine) -> Result<()> {
         engine.reset();
         let pages = std::mem::take(&mut self.pages);
@@ -95,7 +95,7 @@ impl Firmware {
     pub(super) fn manage_pages(&mut self, request: Request<'_>, reply: &mut Reply<'_>) -> Result<()> {
         let count = request.view::<ManagePagesIn>()?.get(ManagePagesIn::INPUT_NUM_ENTRIES) as usize;
         match request.modifier() {
-            // The driver has none to give.
+            // The driver can't give pages.
             0 => Ok(()),
             1 => {
                 let pages = request.pages(16)?;
@@ -130,7 +130,7 @@ impl Firmware {
         Ok(())
     }
 
-    /// What a driver sets are limits of its own below the maximum; the model keeps to the maximum.
+    /// The driver may lower limits below the maximum. The model ignores them and keeps the maximum.
     pub(super) fn set_hca_cap(&self, request: Request<'_>) -> Result<()> {
         request.bytes(0, 16)?;
         caps::block(self.link, self.cqe_version, request.modifier() >> 1)

@@ -1,4 +1,4 @@
-//! Commands about the device's own memory.
+//! Commands about device memory (MEMIC).
 
 use super::layout::command::{AllocMemicIn, AllocMemicOut, DeallocMemicIn};
 use super::{Firmware, Reply, Request, Result, Status};
@@ -12,7 +12,7 @@ impl Firmware {
         request: Request<'_>,
         reply: &mut Reply<'_>,
     ) -> Result<()> {
-        /// Larger than the window.
+        /// Log2 of an alignment that exceeds the window.
         const TOO_LARGE: u32 = 32;
         let input = request.view::<AllocMemicIn>()?;
         let mut output = reply.view::<AllocMemicOut>()?;

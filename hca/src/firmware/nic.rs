@@ -1,4 +1,4 @@
-//! Commands of an Ethernet port: its context, its GID table, and the queues that send its frames.
+//! Commands about an Ethernet port: NIC vport context, GID table, SQ and TIS objects.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::engine::port::{GIDS, Gid};
 use crate::engine::table::Table;
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
-/// Where contexts and page lists begin in commands about work queues.
+/// Offsets of the context and the page list in commands about work queues.
 pub(super) const CONTEXT: usize = 0x20;
 const PAGES: usize = 0x110;
 const MTU: u16 = 9978;
@@ -28,12 +28,12 @@ pub(super) mod state {
 pub(super) struct Nic {
     roce: bool,
     mtu: u16,
-    /// The contexts of receive queues.
+    /// Contexts of RQs.
     pub(super) rqs: BTreeMap<u32, Vec<u8>>,
     sqs: BTreeMap<u32, (Vec<u8>, u8, u32)>,
     pub(super) tirs: Table<Tir>,
     pub(super) rqts: Table<Rqt>,
-    /// Their transport domains.
+    /// The transport domain of each TIS.
     tises: Table<u32>,
 }
 
@@ -57,7 +57,7 @@ impl Nic {
         self.sqs.keys().next().copied()
     }
 
-    /// The transport domain that a send queue belongs to.
+    /// The transport domain of a send queue.
     pub(super) fn domain_of(&self, sq: u32) -> Option<u32> {
         self.tises.get(tis_of(&self.sqs.get(&sq)?.0)?).copied()
     }
@@ -108,8 +108,8 @@ impl Firmware {
         if selected & MTU != 0 {
             self.nic.mtu = context.get32(NicVportContext::MTU) as u16;
         }
-        // Address lists and promiscuity change nothing: the port takes its own frames and all
-        // broadcasts.
+        // Address lists and promiscuous mode have no effect: the port accepts frames to its own MAC
+        // and all broadcasts.
         Ok(())
     }
 
@@ -247,13 +247,13 @@ impl Firmware {
     }
 }
 
-/// The TIS that a send queue's context names.
+/// The TIS in the context of an SQ.
 fn tis_of(context: &[u8]) -> Option<u32> {
     let context = View::<Sqc>::new(context)?;
     (context.get(Sqc::TIS_LST_SZ) > 0).then(|| context.get32(Sqc::TIS_NUM_0))
 }
 
-/// Which changes of state there are.
+/// Whether a state transition is legal.
 pub(super) fn legal(from: u8, to: u8) -> bool {
     matches!(
         (from, to),

@@ -1,11 +1,11 @@
-//! Numbers of commands (`MLX5_CMD_OP_*` in `include/linux/mlx5/mlx5_ifc.h`).
+//! Command opcodes (`MLX5_CMD_OP_*` in `include/linux/mlx5/mlx5_ifc.h`).
 #![allow(missing_docs, reason = "the names are those of the header")]
 
 macro_rules! opcodes {
     ($($name:ident = $value:literal,)*) => {
         $(pub(crate) const $name: u16 = $value;)*
 
-        /// A command's name, for people.
+        /// A command's name for the log.
         pub(crate) fn name(opcode: u16) -> &'static str {
             match opcode {
                 $($value => stringify!($name),)*

@@ -1,4 +1,4 @@
-//! The port as the driver sees and changes it.
+//! Commands about the port.
 
 use super::layout::port::{
     HcaVportContext, ModifyHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
@@ -13,14 +13,14 @@ use crate::fabric::subnet;
 
 const GIDS: u32 = 8;
 const ALL: u32 = 0xffff;
-/// What an InfiniBand port can do (`IB_PORT_*_SUP` in `include/rdma/ib_mad.h`), as a port without a
-/// subnet manager of its own says.
+/// Capability mask of an InfiniBand port without a subnet manager of its own (`IB_PORT_*_SUP` in
+/// `include/rdma/ib_mad.h`).
 const CAPABILITIES: u32 = 0x2651_e848;
 
-/// What the driver has changed.
+/// Port attributes that the driver can modify.
 pub(super) struct State {
     pub(super) node_description: [u8; NODE_DESCRIPTION],
-    /// Bits of the capability mask, and which of them were changed.
+    /// The capability mask.
     capabilities: u32,
     node_guid: Option<u64>,
     port_guid: Option<u64>,
@@ -61,8 +61,7 @@ impl Firmware {
     }
 
     pub(super) fn modify_hca_vport_context(&mut self, request: Request<'_>) -> Result<()> {
-        /// Bits of the field selection: port GUID, node GUID; the capability mask has a selection
-        /// of its own.
+        /// Field select bits: port GUID, node GUID. The capability mask has its own field select.
         const PORT_GUID: u32 = 1 << 0;
         const NODE_GUID: u32 = 1 << 1;
         let context =

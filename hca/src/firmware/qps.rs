@@ -1,4 +1,4 @@
-//! Commands that make, show and destroy queue pairs, and multicast groups.
+//! Commands that create, query and destroy QPs, and commands about multicast groups.
 
 use super::bits::{Layout, View};
 use super::layout::command::{CreateQpIn, CreateQpOut, QueryQpOut};
@@ -8,14 +8,14 @@ use super::{Firmware, Reply, Request, Result, Status, opcode, srqs};
 use crate::engine::packet::{PSN_MASK, Transport};
 use crate::engine::{Engine, Management, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
-/// What the firmware remembers of a queue pair.
+/// The firmware's state of a QP.
 pub(super) struct QpEntry {
     /// The context as the driver wrote it.
     pub(super) context: Vec<u8>,
     pub(super) uar: u32,
 }
 
-/// Kinds of receive queues in a context.
+/// Receive queue types in the context.
 mod receive {
     pub(super) const OWN: u8 = 0;
     pub(super) const SHARED: u8 = 1;
@@ -35,14 +35,13 @@ fn service(kind: u8) -> Result<Service> {
     })
 }
 
-/// What the device keeps of the options that a connection is to have beyond the standard: it knows
-/// their first version, and none of the options.
+/// The negotiated ECE options. The device supports version 1 of the format and none of the options.
 pub(super) fn supported_ece(asked: u32) -> u32 {
     const FIRST_VERSION: u32 = 1 << 28;
     if asked >> 28 == 1 { FIRST_VERSION } else { 0 }
 }
 
-/// How long answers are that go into completions (`MLX5_REQ_SCAT_DATA*_CQE` in mlx5_ib).
+/// Most bytes of a response that is scattered to the CQE (`MLX5_REQ_SCAT_DATA*_CQE` in mlx5_ib).
 fn inline_responses(code: u8) -> Result<u8> {
     match code {
         0 => Ok(0),
@@ -52,7 +51,7 @@ fn inline_responses(code: u8) -> Result<u8> {
     }
 }
 
-/// How long messages are that go into completions (`MLX5_RES_SCAT_DATA*_CQE` in mlx5_ib).
+/// Most bytes of a message that is scattered to the CQE (`MLX5_RES_SCAT_DATA*_CQE` in mlx5_ib).
 fn inline_receives(code: u8) -> Result<u8> {
     match code {
         0 => Ok(0),
@@ -173,7 +172,7 @@ impl Firmware {
     }
 }
 
-/// The parts of an address path that a route is made of.
+/// The address vector of an address path.
 pub(super) fn address(path: &View<'_, AddressPath>) -> crate::engine::AddressVector {
     let mac = path.get(AddressPath::RMAC_47_32) << 32 | path.get(AddressPath::RMAC_31_0);
     let udp_port = path.get32(AddressPath::UDP_SPORT) as u16;

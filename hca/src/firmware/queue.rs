@@ -1,27 +1,27 @@
-//! The command queue in guest memory: slots of 64 bytes, longer inputs and outputs in chains of
-//! mailboxes.
+//! The command queue in guest memory: slots of 64 bytes, with chains of mailboxes for longer inputs
+//! and outputs.
 
 use super::Firmware;
 use crate::engine::{Engine, EventKind};
 use crate::memory::{DmaFault, DmaMap};
 
-/// Slots of the queue, as a power of two, and their size.
+/// Number of slots and slot size in bytes, log2.
 pub(crate) const LOG_SLOTS: u8 = 5;
 pub(crate) const LOG_STRIDE: u8 = 6;
 
 const SLOT: usize = 64;
 const INLINE: usize = 16;
-/// Bytes of data in a mailbox, and where its next pointer, number and token are.
+/// Data bytes of a mailbox, and offsets of next pointer, block number and token.
 const MAILBOX: usize = 512;
 const MAILBOX_SIZE: usize = 576;
 const NEXT: usize = 560;
 const NUMBER: usize = 568;
 const TOKEN: usize = 573;
-/// The longest input or output; registering a region of 16 GiB with 4 KiB pages takes as much.
+/// Maximum length of an input or output in bytes, enough to register 16 GiB in 4 KiB pages.
 const LONGEST: usize = 36 << 20;
 
-/// Why a command could not even be read or answered (`MLX5_CMD_DELIVERY_STAT_*` in the driver's
-/// `core/cmd.c`).
+/// Delivery status: why a command could not be read or answered (`MLX5_CMD_DELIVERY_STAT_*` in the
+/// driver's `core/cmd.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Delivery {
@@ -78,8 +78,8 @@ impl Slot {
         Ok(input)
     }
 
-    /// Where the output's mailboxes are, looked up before the command runs so that a bad chain has
-    /// no effect.
+    /// The addresses of the output mailboxes. They are read before the command runs, so that a bad
+    /// chain has no effect.
     fn output_mailboxes(&self, memory: &DmaMap) -> Result<Vec<u64>, Delivery> {
         let count = self.output_length.saturating_sub(INLINE).div_ceil(MAILBOX);
         let mut chain = Chain { next: self.output_mailbox, number: 0, token: self.token };
@@ -91,8 +91,7 @@ impl Slot {
     }
 }
 
-/// A walk along mailboxes. Their numbers must count up, so a chain that bites its own tail ends at
-/// once.
+/// Iterates over a mailbox chain. Block numbers must count up, so a cyclic chain ends at once.
 struct Chain {
     next: u64,
     number: u32,
@@ -119,7 +118,7 @@ impl Chain {
     }
 }
 
-/// What became of a command, for whoever keeps a log.
+/// The result of a command, for a log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     pub(crate) opcode: u16,
@@ -128,8 +127,8 @@ pub(crate) struct Outcome {
     pub(crate) delivery: Option<Delivery>,
 }
 
-/// Executes the command in a slot of the queue at `queue`, answers it there, and reports it on the
-/// event queue for commands.
+/// Executes the command in a slot of the queue at `queue`, writes the output, and posts the command
+/// completion event.
 pub(crate) fn execute_slot(
     firmware: &mut Firmware,
     engine: &mut Engine,
@@ -139,13 +138,13 @@ pub(crate) fn execute_slot(
     let address = queue.wrapping_add(u64::from(slot) << LOG_STRIDE);
     let mut bytes = [0; SLOT];
     engine.memory().read(address, &mut bytes)?;
-    // A command that makes the event queue for commands is not reported on it.
+    // The EQ is looked up first: the command that creates the EQ is not reported on it.
     let reports_to = firmware.command_eq();
     let mut outcome = Outcome { opcode: 0, modifier: 0, status: 0, delivery: None };
     if let Err(delivery) = execute(firmware, engine, address, &bytes, &mut outcome) {
         outcome.delivery = Some(delivery);
     }
-    // The ownership bit goes back to the driver last.
+    // The ownership bit is cleared last, after the output is written.
     let last = outcome.delivery.map_or(0, |delivery| (delivery as u8) << 1);
     std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
     engine.memory().write(address + SLOT as u64 - 1, &[last])?;

@@ -1,4 +1,4 @@
-//! Commands about event and completion queues.
+//! Commands about EQs and CQs.
 
 use super::bits::{Field, Layout, View, ViewMut};
 use super::layout::command::{CreateCqIn, CreateEqIn, ModifyCqIn};
@@ -7,7 +7,7 @@ use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::{CqSetup, Engine, EqSetup, EventKind, MiniFormat, Moderation, Ring};
 use crate::vfio_user::pci::VECTORS;
 
-/// Where page lists begin.
+/// Offset of the page list.
 pub(super) const PAGES: usize = 0x110;
 const CONTEXT: usize = 0x10;
 const LOG_PAGE: u32 = 12;
@@ -183,7 +183,7 @@ fn log_cq_size(context: &[u8; Cqc::SIZE]) -> u8 {
     View::<Cqc>::new(context).map_or(0, |view| view.get8(Cqc::CQE_SZ))
 }
 
-/// A resize names only the buffer; the rest of the context stays.
+/// A resize sets only the buffer fields. The rest of the context stays.
 fn merged(old: &[u8; Cqc::SIZE], new: &[u8]) -> [u8; Cqc::SIZE] {
     let mut bytes = *old;
     if let (Some(mut context), Some(new)) = (ViewMut::<Cqc>::new(&mut bytes), View::<Cqc>::new(new)) {
@@ -199,7 +199,7 @@ fn moderation(context: impl Fn(Field<Cqc>) -> u64) -> Moderation {
     Moderation::new(context(Cqc::CQ_MAX_COUNT) as u16, context(Cqc::CQ_PERIOD) as u16)
 }
 
-/// How completions are compressed; only in the basic layout.
+/// The mini CQE format of a CQ; only the basic CQE layout is supported.
 fn compression(view: &View<'_, Cqc>) -> Result<Option<MiniFormat>> {
     const BASIC: u8 = 0;
     if !view.flag(Cqc::CQE_COMP_EN) {

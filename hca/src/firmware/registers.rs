@@ -1,11 +1,11 @@
-//! Registers of the port and the host interface, behind ACCESS_REG.
+//! Registers of the port and the host interface (ACCESS_REG).
 
 use super::bits::{Layout, View, ViewMut};
 use super::layout::port::{AccessRegisterIn, PaosReg, PmtuReg, PtysReg, PvlcReg};
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::{Engine, Link};
 
-/// Numbers of registers (`MLX5_REG_*` in `include/linux/mlx5/driver.h`).
+/// Register IDs (`MLX5_REG_*` in `include/linux/mlx5/driver.h`).
 mod register {
     pub(super) const PMTU: u16 = 0x5003;
     pub(super) const PTYS: u16 = 0x5004;
@@ -36,7 +36,7 @@ impl Firmware {
             _ => return Err(Status::BadParameter),
         };
         let data = &request.input[HEADER..];
-        // A write's answer is the register as it is now, as far as there is room.
+        // The output of a write is the current register, truncated to the output's length.
         reply.put(HEADER, data);
         match header.get32(AccessRegisterIn::REGISTER_ID) as u16 {
             register::PTYS => self.fill::<PtysReg>(data, reply, |register, link| match link {
@@ -70,7 +70,7 @@ impl Firmware {
                 })
             }
             register::PVLC => self.fill::<PvlcReg>(data, reply, |register, _| {
-                // An enumeration: four data lanes.
+                // The value 4 stands for four data lanes.
                 register
                     .set(PvlcReg::VL_HW_CAP, 4u8)
                     .set(PvlcReg::VL_ADMIN, 4u8)
@@ -84,7 +84,7 @@ impl Firmware {
                 reply.put(HEADER, &self.port.node_description);
                 Ok(())
             }
-            // No frames that ask for a pause, in either direction.
+            // No pause frames in either direction.
             register::PFCC if read => Ok(()),
             register::PPCNT if read => self.port_counters(engine, data, reply, HEADER),
             register::HOST_ENDIANNESS if !read => Ok(()),
@@ -92,7 +92,7 @@ impl Firmware {
         }
     }
 
-    /// Answers with what was sent, some fields filled in.
+    /// Copies the input to the output and sets some fields.
     fn fill<L: Layout>(
         &self,
         data: &[u8],

@@ -1,10 +1,9 @@
-//! Numbers that are nothing but numbers: protection domains, UAR pages, XRC domains, transport
-//! domains.
+//! Objects that are only numbers: PDs, UAR pages, XRC domains, transport domains.
 
 use super::{Firmware, Reply, Result, Status, opcode};
 use crate::engine::{Engine, table::Table};
 
-/// UAR pages begin after the initialization segment and the interrupt tables.
+/// The first UAR page, after the initialization segment and the MSI-X tables.
 pub(crate) const FIRST_UAR: u32 = 8;
 
 pub(super) struct Resources {
@@ -17,7 +16,7 @@ pub(super) struct Resources {
 
 impl Default for Resources {
     fn default() -> Self {
-        // They end where the device's own memory begins.
+        // The UAR pages end at the device memory.
         let uars = (crate::memory::DEVICE_MEMORY_START >> 12) as usize - FIRST_UAR as usize;
         Self {
             pds: Table::new(1, 1 << 16),
@@ -30,23 +29,23 @@ impl Default for Resources {
 }
 
 impl Resources {
-    /// How many of each kind are in use.
+    /// The number of allocated objects of each kind.
     pub(super) fn counts(&self) -> String {
         let count = |table: &Table<()>| table.iter().count();
         format!("pds {} uars {} xrcds {}", count(&self.pds), count(&self.uars), count(&self.xrcds))
     }
 
-    /// Refuses a protection domain that isn't there.
+    /// Returns `BadResource` for a PD that doesn't exist.
     pub(super) fn require_pd(&self, pd: u32) -> Result<()> {
         self.pds.get(pd).copied().ok_or(Status::BadResource)
     }
 
-    /// Refuses a UAR page that isn't there.
+    /// Returns `BadResource` for a UAR page that doesn't exist.
     pub(super) fn require_uar(&self, uar: u32) -> Result<()> {
         self.uars.get(uar).copied().ok_or(Status::BadResource)
     }
 
-    /// Refuses an XRC domain that isn't there.
+    /// Returns `BadResource` for an XRC domain that doesn't exist.
     pub(super) fn require_xrcd(&self, xrcd: u32) -> Result<()> {
         self.xrcds.get(xrcd).copied().ok_or(Status::BadResource)
     }

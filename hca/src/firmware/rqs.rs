@@ -1,5 +1,4 @@
-//! Commands of the queues that receive frames: those of the netdev, of raw packets and of work
-//! queues.
+//! Commands about RQ objects: those of the netdev, of raw packet QPs and of verbs WQs.
 
 use super::bits::{View, ViewMut};
 use super::layout::command::{CreateRqIn, ModifyRqIn};
@@ -28,7 +27,7 @@ impl Firmware {
         };
         let (log_size, log_stride) = (wq.get8(Wq::LOG_WQ_SZ), wq.get8(Wq::LOG_WQ_STRIDE));
         let pd = wq.get32(Wq::PD);
-        // The driver's queue for dropped frames has no buffers, and no domain.
+        // The driver's drop RQ has no buffers and no PD.
         if pd != 0 {
             self.resources.require_pd(pd)?;
         }
@@ -106,9 +105,8 @@ impl Firmware {
     }
 }
 
-/// Whether a context asks for what is not among the capabilities: pools, hairpins, check sequences,
-/// waiting for receives. How writes are padded, which the netdev's driver says unasked, makes no
-/// difference here.
+/// Whether a context requests unsupported features: RMPs, hairpins, FCS, delay drop. End padding,
+/// which the netdev's driver always requests, has no effect.
 fn asks_for_more(context: &View<'_, Rqc>, wq: &View<'_, Wq>) -> bool {
     /// `MLX5_WQ_END_PAD_MODE_ALIGN`.
     const PADDED: u8 = 1;

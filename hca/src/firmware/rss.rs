@@ -1,14 +1,14 @@
-//! By what a receiver of frames chooses among its queues (receive-side scaling).
+//! Receive-side scaling: the hash by which a TIR selects an RQ.
 
 use super::bits::View;
 use super::layout::command::{RxHashFieldSelect, Tirc};
 use super::steering::{OUTER, outer};
 use super::{Result, Status};
 
-/// Bytes of the key: those of the longest input, two IPv6 addresses and two ports, and four more.
+/// Key length in bytes: two IPv6 addresses, two ports, and four more bytes.
 const KEY: usize = 40;
 
-/// Numbers of `MLX5_RX_HASH_FN_*`.
+/// Hash functions, `MLX5_RX_HASH_FN_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Function {
     None,
@@ -16,18 +16,18 @@ enum Function {
     Toeplitz,
 }
 
-/// Bits of `MLX5_HASH_FIELD_SEL_*`.
+/// Hash fields, `MLX5_HASH_FIELD_SEL_*`.
 mod field {
     pub(super) const SOURCE: u32 = 1 << 0;
     pub(super) const DESTINATION: u32 = 1 << 1;
     pub(super) const SOURCE_PORT: u32 = 1 << 2;
     pub(super) const DESTINATION_PORT: u32 = 1 << 3;
-    /// Of IPsec, which the model doesn't look into: it counts as nothing.
+    /// The SPI of IPsec, which is not modelled: the field is accepted and not hashed.
     pub(super) const INDEX: u32 = 1 << 4;
     pub(super) const ALL: u32 = SOURCE | DESTINATION | SOURCE_PORT | DESTINATION_PORT | INDEX;
 }
 
-/// A hash over some of a frame's headers.
+/// A hash over selected header fields.
 #[derive(Clone, Debug)]
 pub(super) struct Hash {
     function: Function,
@@ -35,12 +35,12 @@ pub(super) struct Hash {
     fields: u32,
     version: u8,
     protocol: u8,
-    /// Whether frames of both directions between two ends have the same hash.
+    /// Whether both directions of a flow have the same hash.
     symmetric: bool,
 }
 
 impl Hash {
-    /// The one that a TIR's context asks for.
+    /// The hash that a TIR's context selects.
     pub(super) fn new(context: &View<'_, Tirc>) -> Result<Self> {
         const TCP: u8 = 6;
         const UDP: u8 = 17;
@@ -53,7 +53,7 @@ impl Hash {
         let select = context.part(Tirc::RX_HASH_FIELD_SELECTOR_OUTER);
         let inner = context.part(Tirc::RX_HASH_FIELD_SELECTOR_INNER);
         let fields = select.get32(RxHashFieldSelect::SELECTED_FIELDS);
-        // Headers inside of tunnels are not among the capabilities.
+        // Inner headers of tunnels are unsupported.
         if fields & !field::ALL != 0 || inner.flag(RxHashFieldSelect::SELECTED_FIELDS) {
             return Err(Status::BadParameter);
         }
@@ -69,8 +69,8 @@ impl Hash {
         })
     }
 
-    /// The hash of a frame with these headers; 0 where it has not all that are hashed, of which the
-    /// device's manual leaves the result open.
+    /// The hash of a frame; 0 if the frame lacks a selected header. The device's manual leaves that
+    /// case undefined.
     pub(super) fn of(&self, headers: &[u8; OUTER]) -> u32 {
         let Some(input) = self.input(headers) else { return 0 };
         match self.function {
@@ -80,7 +80,7 @@ impl Hash {
         }
     }
 
-    /// What is hashed: addresses first, then ports.
+    /// The hash input: addresses, then ports. `None` if the frame lacks a selected header.
     fn input(&self, headers: &[u8; OUTER]) -> Option<Vec<u8>> {
         let mut input = Vec::with_capacity(KEY - 4);
         let has = |fields| self.fields & fields != 0;
@@ -98,7 +98,7 @@ impl Hash {
         Some(input)
     }
 
-    /// A field of either end, as far as they are selected.
+    /// Appends the selected ones of a source field and a destination field.
     fn add(&self, input: &mut Vec<u8>, one: (u32, &[u8]), other: (u32, &[u8])) {
         if self.symmetric && self.fields & one.0 != 0 && self.fields & other.0 != 0 {
             // `RXH_XFRM_SYM_OR_XOR` of the kernel's `ethtool.h`.
@@ -115,7 +115,7 @@ impl Hash {
     }
 }
 
-/// The sum, by exclusive or, of the 32 bits of the key that begin where the input has a one.
+/// The Toeplitz hash: the XOR of the 32-bit key windows that start at the set bits of the input.
 fn toeplitz(key: &[u8; KEY], input: &[u8]) -> u32 {
     let mut window = u32::from_be_bytes([key[0], key[1], key[2], key[3]]);
     let mut sum = 0;
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::firmware::steering::parameters;
 
-    /// The key of Microsoft's vectors.
+    /// The key of Microsoft's test vectors.
     const PUBLISHED: [u8; KEY] = [
         0x6d, 0x5a, 0x56, 0xda, 0x25, 0x5b, 0x0e, 0xc2, 0x41, 0x67, 0x25, 0x3d, 0x43, 0xa3, 0x8f, 0xb0, 0xd0,
         0xca, 0x2b, 0xcb, 0xae, 0x7b, 0x30, 0xb4, 0x77, 0xcb, 0x2d, 0xa3, 0x80, 0x30, 0xf2, 0x0c, 0x6a, 0x42,
@@ -168,7 +168,7 @@ mod tests {
         parameters(&[&[0; 12][..], &[0x86, 0xdd], &ip, &addresses, &ports, &[0; 16]].concat())
     }
 
-    /// "Verifying the RSS hash calculation" in the documentation of Windows's network drivers.
+    /// "Verifying the RSS hash calculation" in the documentation of Windows network drivers.
     #[test]
     fn toeplitz_matches_published_vectors() {
         type V4 = ([u8; 4], u16);

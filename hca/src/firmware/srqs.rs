@@ -1,5 +1,4 @@
-//! Commands about shared receive queues: XRC ones, and the receive memory pools that plain ones are
-//! made of.
+//! Commands about SRQs: XRC SRQs, and RMPs, which implement plain SRQs.
 
 use super::bits::{Layout, View, ViewMut};
 use super::layout::command::{ArmXrcSrqIn, CreateRmpIn, CreateXrcSrqIn, ModifyRmpIn, QueryRmpOut};
@@ -9,7 +8,7 @@ use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::{Engine, Ring, SrqSetup};
 
 const LOG_PAGE: u32 = 12;
-/// Where a pool's context and page list begin in CREATE_RMP.
+/// Offsets of context and page list in CREATE_RMP.
 const POOL: usize = 0x20;
 const POOL_PAGES: usize = 0x110;
 const READY: u8 = 1;
@@ -19,7 +18,7 @@ pub(super) struct SrqEntry {
     pool: bool,
 }
 
-/// Types of work queues: chained ones.
+/// Whether a work queue type is a linked list.
 pub(super) fn is_linked(wq_type: u8) -> Result<bool> {
     match wq_type {
         0 => Ok(true),

@@ -1,4 +1,4 @@
-//! Flow tables of the receiving netdev: which frames go to which queues.
+//! Flow tables, which steer received frames to receive queues.
 
 use std::collections::BTreeMap;
 
@@ -10,21 +10,20 @@ use super::{Reply, Request, Result, Status};
 use crate::engine::Engine;
 use crate::engine::table::Table;
 
-/// Receive tables; the others hold what is never looked at, because the model doesn't steer what it
-/// sends.
+/// Table type of NIC receive. Tables of other types are stored and never evaluated, because sends
+/// are not steered.
 const RECEIVE: u8 = 0;
-/// Length of match parameters, and of the outer headers at their front, the only part that is
-/// modelled.
+/// Length of the match parameters, and of their outer headers. Only outer headers are modelled.
 const PARAMETERS: usize = 0x200;
 pub(super) const OUTER: usize = 0x40;
-/// How far a frame may be passed on from table to table.
+/// Maximum number of tables that a frame passes.
 const DEEPEST: usize = 64;
 const MOST_ENTRIES: usize = 1 << 16;
 
 #[derive(Clone, Debug, Default)]
 struct FlowTable {
     kind: u8,
-    /// Where frames without a match go on.
+    /// The table for frames without a match.
     miss: Option<u32>,
     groups: BTreeMap<u32, Group>,
     entries: BTreeMap<u32, Entry>,
@@ -116,7 +115,7 @@ impl Steering {
         let table =
             self.tables.get_mut(view.get32(CreateFlowGroupIn::TABLE_ID)).ok_or(Status::BadResource)?;
         let mask = request.bytes(MASK, PARAMETERS)?;
-        // A receive table can't look at what isn't modelled.
+        // A receive table can match outer headers only.
         if table.kind == RECEIVE && mask[OUTER..].iter().any(|byte| *byte != 0) {
             return Err(Status::BadParameter);
         }
@@ -171,8 +170,8 @@ impl Steering {
         table.entries.remove(&request.word(0x20)?).map(drop).ok_or(Status::BadResource)
     }
 
-    /// The receive queues that a frame goes to; `from` is the transport domain of a sender on the
-    /// same port.
+    /// The receive queues that a frame is steered to. `from` is the transport domain of a sender on
+    /// the same port.
     pub(super) fn find(&self, nic: &Nic, engine: &Engine, from: Option<u32>, frame: &[u8]) -> Vec<u32> {
         let (headers, mut tirs) = (parameters(frame), Vec::new());
         if let Some(root) = self.root {
@@ -183,7 +182,7 @@ impl Steering {
         queues.filter(|rq| engine.rq_ready(*rq)).collect()
     }
 
-    /// The TIRs that a frame comes to.
+    /// Collects the TIRs that a frame is forwarded to.
     fn follow(&self, table: u32, frame: &[u8; OUTER], depth: usize, tirs: &mut Vec<u32>) {
         let Some(table) = self.tables.get(table).filter(|_| depth > 0 && tirs.len() < DEEPEST) else {
             return;
@@ -217,7 +216,7 @@ impl Group {
     }
 }
 
-/// The table that a table's misses go to, if it names one.
+/// The miss table of a flow table, if any.
 fn miss(request: Request<'_>) -> Result<Option<u32>> {
     const TO_TABLE: u32 = 1;
     let action = request.word(0x18)? >> 24 & 0xf;
@@ -239,7 +238,7 @@ fn destination(entry: &[u8]) -> Destination {
     }
 }
 
-/// A frame's headers in the order of `mlx5_ifc_fte_match_set_lyr_2_4_bits`.
+/// A frame's headers in the layout of `mlx5_ifc_fte_match_set_lyr_2_4_bits`.
 pub(super) fn parameters(frame: &[u8]) -> [u8; OUTER] {
     const VLAN: [u8; 2] = [0x81, 0x00];
     let mut set = [0; OUTER];
@@ -295,22 +294,23 @@ pub(super) fn parameters(frame: &[u8]) -> [u8; OUTER] {
     set
 }
 
-/// What match parameters say.
+/// Fields of the match parameters.
 pub(super) mod outer {
     use super::OUTER;
 
-    /// Version of IP; 0 where there is none.
+    /// IP version; 0 for other frames.
     pub(in crate::firmware) fn version(set: &[u8; OUTER]) -> u8 {
         set[0x12] >> 1 & 0xf
     }
 
-    /// From where to where.
+    /// Source and destination IP address.
     pub(in crate::firmware) fn addresses(set: &[u8; OUTER]) -> (&[u8], &[u8]) {
         let length = if version(set) == 6 { 16 } else { 4 };
         (&set[0x30 - length..0x30], &set[0x40 - length..])
     }
 
-    /// The same of ports, where `protocol`, which is TCP or UDP, follows.
+    /// Source and destination port. `None` if the frame's protocol isn't `protocol`, which is TCP
+    /// or UDP.
     pub(in crate::firmware) fn ports(set: &[u8; OUTER], protocol: u8) -> Option<(&[u8], &[u8])> {
         let at = if protocol == 6 { 0x14 } else { 0x1c };
         (set[0x10] == protocol).then(|| (&set[at..at + 2], &set[at + 2..at + 4]))

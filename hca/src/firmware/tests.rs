@@ -1,4 +1,4 @@
-//! Commands of a driver that lies.
+//! Commands of a malicious driver.
 
 use proptest::prelude::*;
 
@@ -108,7 +108,7 @@ fn reclaimed_pages_match_given_pages() {
     assert_eq!(answer[16..32], [0x1000u64.to_be_bytes(), 0x5000u64.to_be_bytes()].concat());
 }
 
-/// A device on which every example was carried out.
+/// A device on which every example was executed.
 fn with_examples() -> FirmwareHarness {
     let mut hca = FirmwareHarness::new(Link::Ethernet).unwrap();
     for &opcode in FirmwareHarness::examples() {
@@ -164,7 +164,7 @@ fn self_loopback_is_opt_in() {
     const ANOTHER: u32 = 7;
     const ALL: u8 = 3;
     let broadcast = [0xff; 60];
-    // Transport domain and choice of the receiver; the sender is in domain 0.
+    // Transport domain and loopback setting of the TIR. The sender is in domain 0.
     for (domain, takes_own, comes_back) in [(OWN, 0, false), (OWN, ALL, true), (ANOTHER, 0, true)] {
         let mut hca = ready(Link::Ethernet);
         for &opcode in FirmwareHarness::examples() {
@@ -178,7 +178,7 @@ fn self_loopback_is_opt_in() {
         let sq = firmware.send_queue().unwrap();
         assert_eq!(firmware.steer(engine, &broadcast), [0x10]);
         assert_eq!(!firmware.steer_back(engine, sq, &broadcast).is_empty(), comes_back, "domain {domain}");
-        // A frame for somebody else goes out and doesn't come back.
+        // A frame to another port is not looped back.
         assert!(firmware.steer_back(engine, sq, &[0x02; 60]).is_empty());
     }
 }
@@ -195,7 +195,7 @@ fn illegal_qp_transitions_are_rejected() {
 
 #[test]
 fn query_qp_fits_6_1_output_length() {
-    // 6.1 makes room for the context and nothing behind it.
+    // Linux 6.1 passes an output that ends with the context.
     assert_eq!(with_examples().command(&FirmwareHarness::example(QUERY_QP), &mut [0; 0x110]), 0);
     assert_eq!(
         with_examples().command(&FirmwareHarness::example(QUERY_QP), &mut [0; 0x10f]),
@@ -203,7 +203,7 @@ fn query_qp_fits_6_1_output_length() {
     );
 }
 
-/// A table of these queues, of `actual` of `max` entries, as the request says.
+/// A CREATE_RQT with these queues, `actual` of `max` entries.
 fn table(actual: u16, max: u16, queues: &[u32]) -> Vec<u8> {
     let mut input = command(CREATE_RQT, 0, &[]);
     input.resize(0x20 + Rqtc::SIZE, 0);
@@ -215,7 +215,7 @@ fn table(actual: u16, max: u16, queues: &[u32]) -> Vec<u8> {
     input
 }
 
-/// A receiver over table 1 with the Toeplitz hash, changed.
+/// A modified CREATE_TIR over RQT 1 with the Toeplitz hash.
 fn receiver(change: impl FnOnce(&mut ViewMut<'_, Tirc>)) -> Vec<u8> {
     let mut input = command(CREATE_TIR, 0, &[]);
     input.resize(0x20 + Tirc::SIZE, 0);
@@ -361,7 +361,7 @@ proptest! {
     ) {
         let mut hca = with_examples();
         for (which, changes, output) in lies {
-            // An answer to a page fault, though there was none.
+            // An answer to a page fault that doesn't exist.
             let opcode = FirmwareHarness::examples().get(which).copied().unwrap_or(PAGE_FAULT_RESUME);
             let mut input = FirmwareHarness::example(opcode);
             for (at, byte) in changes {
@@ -378,7 +378,7 @@ proptest! {
             hca.store(uar, offset, &bytes);
             hca.run(time as u64 * 1000);
         }
-        // Among the lies may have been that the device shall be disabled.
+        // One of the commands may have disabled the device.
         hca.command(&command(ENABLE_HCA, 0, &[]), &mut [0; 16]);
         prop_assert_eq!(hca.command(&command(TEARDOWN_HCA, 0, &[]), &mut [0; 16]), 0);
         prop_assert!(hca.objects().starts_with("eqs 0 cqs 0 qps 0 srqs 0 keys 0 pds 0 uars 0"));
@@ -407,7 +407,7 @@ proptest! {
             CREATE_SQ, RST2INIT_QP, INIT2RTR_QP, RTR2RTS_QP, MODIFY_CQ];
         let mut hca = ready(Link::Ethernet);
         for (which, mut rest, number) in commands {
-            // Numbers of queue pairs begin at 0x48, of completion queues at 0x400.
+            // QPNs start at 0x48, CQNs at 0x400.
             rest[..4].copy_from_slice(&(0x48 + u32::from(number)).to_be_bytes());
             let _ = run(&mut hca, &command(OPCODES[which], 0, &rest), 0x200);
             for qp in 0x48..0x4c {

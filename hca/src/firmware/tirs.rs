@@ -1,4 +1,4 @@
-//! Receivers of frames (TIR), and the tables that they spread them over (RQT).
+//! TIRs, and the RQTs over which they spread frames.
 
 use super::layout::command::{CreateTirIn, Rqtc, Tirc};
 use super::nic::{CONTEXT, Nic};
@@ -6,10 +6,10 @@ use super::rss::Hash;
 use super::steering::OUTER;
 use super::{Firmware, Reply, Request, Result, Status};
 
-/// The longest table.
+/// Maximum size of an RQT, log2.
 pub(super) const LOG_RQT_SIZE: u8 = 9;
 
-/// Where frames of a TIR go.
+/// The destination of a TIR's frames.
 #[derive(Clone, Debug)]
 enum Dispatch {
     Direct(u32),
@@ -21,20 +21,20 @@ enum Dispatch {
 pub(super) struct Tir {
     dispatch: Dispatch,
     domain: u32,
-    /// Which frames of its own transport domain come back to it.
+    /// The self-loopback setting: kinds of frames of its own transport domain that it receives.
     self_loopback: u8,
 }
 
-/// A table of receive queues.
+/// An RQT.
 #[derive(Clone, Debug)]
 pub(super) struct Rqt {
     queues: Vec<u32>,
-    /// How long it may become.
+    /// Its maximum size.
     room: usize,
 }
 
 impl Tir {
-    /// Whether a frame reaches it that came from the wire, or from a send queue of the same port.
+    /// Whether a frame from the wire, or from a send queue of the same port, reaches the TIR.
     pub(super) fn takes(&self, from: Option<u32>, frame: &[u8]) -> bool {
         const UNICAST: u8 = 1 << 0;
         const MULTICAST: u8 = 1 << 1;
@@ -43,7 +43,7 @@ impl Tir {
         from.is_none_or(|domain| domain != self.domain || self.self_loopback & wanted != 0)
     }
 
-    /// The queue that takes a frame with these headers.
+    /// The RQ for a frame with these headers.
     pub(super) fn queue(&self, nic: &Nic, headers: &[u8; OUTER]) -> Option<u32> {
         match &self.dispatch {
             Dispatch::Direct(rq) => Some(*rq),
@@ -56,7 +56,7 @@ impl Tir {
 }
 
 impl Nic {
-    /// Whether a table or a receiver names a receive queue.
+    /// Whether an RQT or a TIR refers to an RQ.
     pub(super) fn references_rq(&self, rq: u32) -> bool {
         self.rqts.iter().any(|rqt| rqt.queues.contains(&rq))
             || self.tirs.iter().any(|tir| matches!(tir.dispatch, Dispatch::Direct(direct) if direct == rq))
@@ -97,7 +97,7 @@ impl Firmware {
     }
 
     pub(super) fn modify_tir(&mut self, request: Request<'_>) -> Result<()> {
-        // Of `mlx5_ifc_modify_tir_bitmask_bits`; what else can be changed, the model doesn't have.
+        // Bits of `mlx5_ifc_modify_tir_bitmask_bits`. Other changes are not modelled.
         const HASH: u32 = 1 << 2;
         const SELF_LOOPBACK: u32 = 1 << 4;
         let selected = request.word(0x14)?;

@@ -1,4 +1,4 @@
-//! Counters of what went through the port: the function's, and those of the port's register.
+//! Port counters: those of the vport, and those of the PPCNT register.
 
 use super::bits::{Field, Layout, Part, View};
 use super::layout::traffic::{
@@ -8,7 +8,7 @@ use super::layout::traffic::{
 use super::{Firmware, Reply, Request, Result, Status};
 use crate::engine::{Engine, Link, Tally, Traffic};
 
-/// Groups of the register (`MLX5_*_COUNTERS_GROUP` in `include/linux/mlx5/device.h`).
+/// Counter groups of PPCNT (`MLX5_*_COUNTERS_GROUP` in `include/linux/mlx5/device.h`).
 mod group {
     pub(super) const IEEE_802_3: u8 = 0x00;
     pub(super) const RFC_2863: u8 = 0x01;
@@ -18,7 +18,7 @@ mod group {
     pub(super) const INFINIBAND: u8 = 0x20;
 }
 
-/// The first of a counter's two words, and what it counts.
+/// The upper of a counter's two words, and its value.
 type Count<L> = (Field<L>, u64);
 
 impl Firmware {
@@ -29,7 +29,7 @@ impl Firmware {
         reply: &mut Reply<'_>,
     ) -> Result<()> {
         let query = request.view::<QueryVportCounterIn>()?;
-        // There are no other functions, and these counters go on until a reset.
+        // There are no other vports, and only a reset clears these counters.
         if query.flag(QueryVportCounterIn::OTHER_VPORT) || query.flag(QueryVportCounterIn::CLEAR) {
             return Err(Status::BadParameter);
         }
@@ -56,7 +56,7 @@ impl Firmware {
         Ok(())
     }
 
-    /// PPCNT, which begins at `from` of the answer.
+    /// PPCNT, at offset `from` of the output.
     pub(super) fn port_counters(
         &self,
         engine: &Engine,
@@ -72,7 +72,7 @@ impl Firmware {
         let group = register.get8(PpcntReg::GRP);
         let from = from + PpcntReg::SIZE;
         match group {
-            // Most of these count errors, which a wire without noise has none of.
+            // Most counters of this group count wire errors, which are always zero.
             group::PHYSICAL => {
                 reply.view_at(from)?.set(PhysicalCounters::LINK_DOWN_EVENTS, *link_downs);
                 Ok(())
@@ -144,7 +144,7 @@ impl Firmware {
                 let counts: Vec<_> = lengths.into_iter().zip(received.by_length).collect();
                 put(reply, from, &counts)
             }
-            // All goes with the lowest priority.
+            // All traffic has the lowest priority.
             group::PER_PRIORITY if register.get8(PpcntReg::PRIO_TC) != 0 => Ok(()),
             group::PER_PRIORITY => {
                 use PriorityCounters as Group;

@@ -1,4 +1,4 @@
-//! Transitions of queue pairs: which are legal, and which attributes each may change.
+//! QP transitions: the legal ones, and the attributes that each may change.
 
 use super::bits::{Field, View, ViewMut};
 use super::layout::command::{CreateQpIn, CreateQpOut};
@@ -7,7 +7,7 @@ use super::qps::{address, supported_ece};
 use super::{Firmware, Reply, Request, Result, Status, opcode};
 use crate::engine::{Engine, QpAttributes, QpSetup, ReceiveQueue, Service, State};
 
-/// Bits of the optpar parameters (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
+/// Bits of the optional parameter mask (`enum mlx5_qp_optpar` in `include/linux/mlx5/qp.h`).
 mod optpar {
     pub(super) const REMOTE_READ: u32 = 1 << 1;
     pub(super) const REMOTE_ATOMIC: u32 = 1 << 2;
@@ -26,13 +26,13 @@ mod optpar {
     pub(super) const COUNTERS: u32 = 1 << 25;
 }
 
-/// What a transition requires, leads to, and always takes from the context.
+/// Source states, target state and required attributes of a transition.
 struct Transition {
     from: &'static [State],
     to: State,
     required: u32,
     wires: bool,
-    /// Whether it can change what a connection has beyond the standard.
+    /// Whether the command has an ECE field.
     carries_ece: bool,
     sequence: Sequence,
 }
@@ -126,7 +126,7 @@ impl Firmware {
         if transition.wires {
             self.rewire(engine, number, &given)?;
         }
-        // Of other transitions the field is reserved.
+        // The field is reserved in other transitions.
         if transition.carries_ece {
             let ece = supported_ece(input.get32(CreateQpIn::ECE));
             reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
@@ -136,7 +136,7 @@ impl Firmware {
         Ok(())
     }
 
-    /// The attributes after the changes that the mask names.
+    /// The attributes after the changes in the mask.
     fn changed(
         &self,
         engine: &Engine,
@@ -201,7 +201,7 @@ impl Firmware {
         Ok(attributes)
     }
 
-    /// What a queue pair is made of may still change when it leaves reset.
+    /// PD, CQs, SRQ and doorbell record may still change on the transition from RESET.
     fn rewire(&mut self, engine: &mut Engine, number: u32, given: &View<'_, Qpc>) -> Result<()> {
         let pd = given.get32(Qpc::PD);
         if pd != 0 {
@@ -231,7 +231,7 @@ impl Firmware {
         })?)
     }
 
-    /// Keeps the context that QUERY_QP shows up to date.
+    /// Updates the context for QUERY_QP.
     fn remember(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
         let Some(entry) = self.qps.get_mut(&number) else { return };
         let Some(mut context) = ViewMut::<Qpc>::new(&mut entry.context) else { return };
@@ -282,7 +282,7 @@ impl Firmware {
     }
 }
 
-/// The path MTU of a code; queue pairs without a path don't look at it.
+/// The path MTU of a code in bytes. QPs without a connection ignore the code.
 fn mtu(code: u8, connected: bool) -> Result<u32> {
     match code {
         1..=5 => Ok(128 << code),

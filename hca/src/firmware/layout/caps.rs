@@ -98,7 +98,7 @@ layout! {
 }
 
 layout! {
-    /// What may lack pages when page faults are told by transport (`mlx5_ifc_odp_scheme_cap_bits`).
+    /// ODP capabilities in the transport page-fault scheme (`mlx5_ifc_odp_scheme_cap_bits`).
     OdpSchemeCap: 0x40 {
         RC_ODP_CAPS: 0x80 => OdpServiceCap,
         UD_ODP_CAPS: 0xc0 => OdpServiceCap,
@@ -107,7 +107,7 @@ layout! {
 }
 
 layout! {
-    /// And of one transport (`mlx5_ifc_odp_per_transport_service_cap_bits`).
+    /// ODP capabilities of one transport (`mlx5_ifc_odp_per_transport_service_cap_bits`).
     OdpServiceCap: 0x4 {
         SEND: 0x0, 1,
         RECEIVE: 0x1, 1,
@@ -160,7 +160,7 @@ layout! {
 }
 
 layout! {
-    /// What one kind of flow table can do (`mlx5_ifc_flow_table_prop_layout_bits`).
+    /// Capabilities of one flow table type (`mlx5_ifc_flow_table_prop_layout_bits`).
     FlowTableCap: 0x40 {
         FT_SUPPORT: 0x0, 1,
         FLOW_MODIFY_EN: 0x3, 1,
@@ -176,7 +176,7 @@ layout! {
 }
 
 layout! {
-    /// Memory on the device (`mlx5_ifc_device_mem_cap_bits`).
+    /// Device memory capabilities (`mlx5_ifc_device_mem_cap_bits`).
     DeviceMemoryCap: 0x100 {
         MEMIC: 0x0, 1,
         LOG_MIN_MEMIC_ALLOC_SIZE: 0x2b, 5,

@@ -1,17 +1,17 @@
-//! Inputs and outputs of the commands about objects.
+//! Inputs and outputs of commands about objects.
 
 use crate::firmware::bits::layout;
 use crate::firmware::layout::object::{Cqc, Eqc, Mkc, Qpc, XrcSrqc};
 
 layout! {
-    /// QUERY_ISSI's answer (`mlx5_ifc_query_issi_out_bits`).
+    /// Output of QUERY_ISSI (`mlx5_ifc_query_issi_out_bits`).
     QueryIssiOut: 0x70 {
         SUPPORTED_ISSI_DW0: 0x360, 32,
     }
 }
 
 layout! {
-    /// QUERY_PAGES's answer (`mlx5_ifc_query_pages_out_bits`).
+    /// Output of QUERY_PAGES (`mlx5_ifc_query_pages_out_bits`).
     QueryPagesOut: 0x10 {
         NUM_PAGES: 0x60, 32,
     }
@@ -25,7 +25,7 @@ layout! {
 }
 
 layout! {
-    /// MANAGE_PAGES's answer (`mlx5_ifc_manage_pages_out_bits`).
+    /// Output of MANAGE_PAGES (`mlx5_ifc_manage_pages_out_bits`).
     ManagePagesOut: 0x10 {
         OUTPUT_NUM_ENTRIES: 0x40, 32,
     }
@@ -71,7 +71,7 @@ layout! {
 }
 
 layout! {
-    /// Which page fault is answered, and how (`mlx5_ifc_trans_page_fault_info_bits`).
+    /// The answered page fault, and its result (`mlx5_ifc_trans_page_fault_info_bits`).
     TransPageFaultInfo: 0x8 {
         ERROR: 0x0, 1,
         PAGE_FAULT_TYPE: 0x5, 3,
@@ -90,14 +90,14 @@ layout! {
 }
 
 layout! {
-    /// The answer of CREATE_QP and every QP transition (`mlx5_ifc_create_qp_out_bits`).
+    /// Output of CREATE_QP and every QP transition (`mlx5_ifc_create_qp_out_bits`).
     CreateQpOut: 0x10 {
         ECE: 0x60, 32,
     }
 }
 
 layout! {
-    /// QUERY_QP's answer (`mlx5_ifc_query_qp_out_bits`).
+    /// Output of QUERY_QP (`mlx5_ifc_query_qp_out_bits`).
     QueryQpOut: 0x110 {
     }
 }
@@ -131,13 +131,13 @@ layout! {
 }
 
 layout! {
-    /// QUERY_RMP's answer (`mlx5_ifc_query_rmp_out_bits`).
+    /// Output of QUERY_RMP (`mlx5_ifc_query_rmp_out_bits`).
     QueryRmpOut: 0x110 {
     }
 }
 
 layout! {
-    /// QUERY_SPECIAL_CONTEXTS's answer (`mlx5_ifc_query_special_contexts_out_bits`).
+    /// Output of QUERY_SPECIAL_CONTEXTS (`mlx5_ifc_query_special_contexts_out_bits`).
     QuerySpecialContextsOut: 0x20 {
         DUMP_FILL_MKEY: 0x40, 32,
         RESD_LKEY: 0x60, 32,
@@ -184,7 +184,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_Q_COUNTER's answer (`mlx5_ifc_query_q_counter_out_bits`).
+    /// Output of QUERY_Q_COUNTER (`mlx5_ifc_query_q_counter_out_bits`).
     QueryQCounterOut: 0x100 {
         RX_WRITE_REQUESTS: 0x80, 32,
         RX_READ_REQUESTS: 0xc0, 32,
@@ -207,7 +207,7 @@ layout! {
 }
 
 layout! {
-    /// One GID with its MAC (`mlx5_ifc_roce_addr_layout_bits`).
+    /// A GID table entry with its MAC (`mlx5_ifc_roce_addr_layout_bits`).
     RoceAddrLayout: 0x20 {
         SOURCE_MAC_47_32: 0x90, 16,
         SOURCE_MAC_31_0: 0xa0, 32,
@@ -248,7 +248,7 @@ layout! {
 }
 
 layout! {
-    /// What of a frame is hashed (`mlx5_ifc_rx_hash_field_select_bits`).
+    /// The header fields of the RSS hash (`mlx5_ifc_rx_hash_field_select_bits`).
     RxHashFieldSelect: 0x4 {
         L3_PROT_TYPE: 0x0, 1,
         L4_PROT_TYPE: 0x1, 1,
@@ -257,14 +257,14 @@ layout! {
 }
 
 layout! {
-    /// Transport interface context for sending (`mlx5_ifc_tisc_bits`).
+    /// Transport interface send context (`mlx5_ifc_tisc_bits`).
     Tisc: 0xa0 {
         TRANSPORT_DOMAIN: 0x128, 24,
     }
 }
 
 layout! {
-    /// CREATE_FLOW_TABLE and its kin (`mlx5_ifc_create_flow_table_in_bits`).
+    /// CREATE_FLOW_TABLE and related commands (`mlx5_ifc_create_flow_table_in_bits`).
     CreateFlowTableIn: 0x40 {
         TABLE_TYPE: 0x80, 8,
     }
@@ -296,7 +296,7 @@ layout! {
 }
 
 layout! {
-    /// What a flow entry does (`mlx5_ifc_flow_context_bits`).
+    /// The action of a flow entry (`mlx5_ifc_flow_context_bits`).
     FlowContext: 0x300 {
         GROUP_ID: 0x20, 32,
         ACTION: 0x70, 16,
@@ -315,7 +315,7 @@ layout! {
 }
 
 layout! {
-    /// ALLOC_MEMIC's answer (`mlx5_ifc_alloc_memic_out_bits`).
+    /// Output of ALLOC_MEMIC (`mlx5_ifc_alloc_memic_out_bits`).
     AllocMemicOut: 0x10 {
         MEMIC_START_ADDR: 0x40, 64,
     }

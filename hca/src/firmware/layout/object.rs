@@ -1,4 +1,4 @@
-//! Contexts of objects: EQs, CQs, QPs, keys, shared receive queues.
+//! Contexts of EQs, CQs, QPs, mkeys, SRQs, RMPs, RQs and SQs.
 
 use crate::firmware::bits::layout;
 
@@ -134,7 +134,7 @@ layout! {
 }
 
 layout! {
-    /// Work queue inside SQ, RQ and RMP contexts (`mlx5_ifc_wq_bits`).
+    /// Work queue in SQ, RQ and RMP contexts (`mlx5_ifc_wq_bits`).
     Wq: 0xc0 {
         WQ_TYPE: 0x0, 4,
         WQ_SIGNATURE: 0x4, 1,

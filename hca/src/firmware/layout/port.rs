@@ -3,14 +3,14 @@
 use crate::firmware::bits::layout;
 
 layout! {
-    /// QUERY_ADAPTER's answer (`mlx5_ifc_query_adapter_out_bits`).
+    /// Output of QUERY_ADAPTER (`mlx5_ifc_query_adapter_out_bits`).
     QueryAdapterOut: 0x110 {
         QUERY_ADAPTER_STRUCT: 0x80 => AdapterBlock,
     }
 }
 
 layout! {
-    /// Who made the device (`mlx5_ifc_query_adapter_param_block_bits`).
+    /// Adapter parameter block (`mlx5_ifc_query_adapter_param_block_bits`).
     AdapterBlock: 0x100 {
         IEEE_VENDOR_ID: 0xc8, 24,
         VSD_VENDOR_ID: 0xf0, 16,
@@ -67,7 +67,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_HCA_VPORT_CONTEXT's answer (`mlx5_ifc_query_hca_vport_context_out_bits`).
+    /// Output of QUERY_HCA_VPORT_CONTEXT (`mlx5_ifc_query_hca_vport_context_out_bits`).
     QueryHcaVportContextOut: 0x210 {
         HCA_VPORT_CONTEXT: 0x80 => HcaVportContext,
     }
@@ -81,7 +81,7 @@ layout! {
 }
 
 layout! {
-    /// The InfiniBand port (`mlx5_ifc_hca_vport_context_bits`).
+    /// Context of an InfiniBand port (`mlx5_ifc_hca_vport_context_bits`).
     HcaVportContext: 0x200 {
         FIELD_SELECT: 0x0, 32,
         PORT_PHYSICAL_STATE: 0x110, 4,
@@ -108,7 +108,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_HCA_VPORT_GID's answer (`mlx5_ifc_query_hca_vport_gid_out_bits`).
+    /// Output of QUERY_HCA_VPORT_GID (`mlx5_ifc_query_hca_vport_gid_out_bits`).
     QueryHcaVportGidOut: 0x10 {
         GIDS_NUM: 0x60, 16,
     }
@@ -122,7 +122,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_VPORT_STATE's answer (`mlx5_ifc_query_vport_state_out_bits`).
+    /// Output of QUERY_VPORT_STATE (`mlx5_ifc_query_vport_state_out_bits`).
     QueryVportStateOut: 0x10 {
         MAX_TX_SPEED: 0x60, 16,
         ADMIN_STATE: 0x78, 4,
@@ -131,7 +131,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_NIC_VPORT_CONTEXT's answer (`mlx5_ifc_query_nic_vport_context_out_bits`).
+    /// Output of QUERY_NIC_VPORT_CONTEXT (`mlx5_ifc_query_nic_vport_context_out_bits`).
     QueryNicVportContextOut: 0x110 {
         NIC_VPORT_CONTEXT: 0x80 => NicVportContext,
     }
@@ -145,7 +145,7 @@ layout! {
 }
 
 layout! {
-    /// The Ethernet port (`mlx5_ifc_nic_vport_context_bits`).
+    /// Context of an Ethernet port (`mlx5_ifc_nic_vport_context_bits`).
     NicVportContext: 0x100 {
         MIN_WQE_INLINE_MODE: 0x5, 3,
         ROCE_EN: 0x1f, 1,

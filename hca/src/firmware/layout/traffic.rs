@@ -1,4 +1,4 @@
-//! Counters of what went through the port.
+//! Port counters.
 
 use crate::firmware::bits::layout;
 
@@ -11,7 +11,7 @@ layout! {
 }
 
 layout! {
-    /// QUERY_VPORT_COUNTER's answer (`mlx5_ifc_query_vport_counter_out_bits`).
+    /// Output of QUERY_VPORT_COUNTER (`mlx5_ifc_query_vport_counter_out_bits`).
     QueryVportCounterOut: 0x210 {
         RECEIVED_IB_UNICAST: 0x180 => TrafficCounter,
         TRANSMITTED_IB_UNICAST: 0x200 => TrafficCounter,
@@ -27,7 +27,7 @@ layout! {
 }
 
 layout! {
-    /// Packets of a kind (`mlx5_ifc_traffic_counter_bits`).
+    /// Packets and bytes of one class (`mlx5_ifc_traffic_counter_bits`).
     TrafficCounter: 0x10 {
         PACKETS: 0x0, 64,
         OCTETS: 0x40, 64,
@@ -35,7 +35,7 @@ layout! {
 }
 
 layout! {
-    /// PPCNT: a group of counters (`mlx5_ifc_ppcnt_reg_bits`), which follows.
+    /// PPCNT; a group of counters follows it (`mlx5_ifc_ppcnt_reg_bits`).
     PpcntReg: 0x8 {
         GRP: 0x1a, 6,
         CLR: 0x20, 1,
@@ -44,7 +44,7 @@ layout! {
 }
 
 layout! {
-    /// Those of IEEE 802.3 (`mlx5_ifc_eth_802_3_cntrs_grp_data_layout_bits`).
+    /// IEEE 802.3 group (`mlx5_ifc_eth_802_3_cntrs_grp_data_layout_bits`).
     Ieee8023Counters: 0xf8 {
         A_FRAMES_TRANSMITTED_OK_HIGH: 0x0, 32,
         A_FRAMES_RECEIVED_OK_HIGH: 0x40, 32,
@@ -58,7 +58,7 @@ layout! {
 }
 
 layout! {
-    /// Those of RFC 2863 (`mlx5_ifc_eth_2863_cntrs_grp_data_layout_bits`).
+    /// RFC 2863 group (`mlx5_ifc_eth_2863_cntrs_grp_data_layout_bits`).
     Rfc2863Counters: 0xf8 {
         IF_IN_OCTETS_HIGH: 0x0, 32,
         IF_IN_UCAST_PKTS_HIGH: 0x40, 32,
@@ -72,7 +72,7 @@ layout! {
 }
 
 layout! {
-    /// Those of RFC 2819 (`mlx5_ifc_eth_2819_cntrs_grp_data_layout_bits`), of received frames.
+    /// RFC 2819 group of received frames (`mlx5_ifc_eth_2819_cntrs_grp_data_layout_bits`).
     Rfc2819Counters: 0xf8 {
         ETHER_STATS_OCTETS_HIGH: 0x40, 32,
         ETHER_STATS_PKTS_HIGH: 0x80, 32,
@@ -92,7 +92,7 @@ layout! {
 }
 
 layout! {
-    /// Those of a priority (`mlx5_ifc_eth_per_prio_grp_data_layout_bits`).
+    /// Group of one priority (`mlx5_ifc_eth_per_prio_grp_data_layout_bits`).
     PriorityCounters: 0xf8 {
         RX_OCTETS_HIGH: 0x0, 32,
         RX_FRAMES_HIGH: 0x100, 32,
@@ -102,14 +102,14 @@ layout! {
 }
 
 layout! {
-    /// Those of the physical layer (`mlx5_ifc_phys_layer_cntrs_bits`).
+    /// Physical layer group (`mlx5_ifc_phys_layer_cntrs_bits`).
     PhysicalCounters: 0xf8 {
         LINK_DOWN_EVENTS: 0x600, 32,
     }
 }
 
 layout! {
-    /// Those of an InfiniBand port's errors (`mlx5_ifc_ib_port_cntrs_grp_data_layout_bits`).
+    /// Error counters of an InfiniBand port (`mlx5_ifc_ib_port_cntrs_grp_data_layout_bits`).
     InfiniBandCounters: 0x28 {
         LINK_DOWNED_COUNTER: 0x18, 8,
     }
