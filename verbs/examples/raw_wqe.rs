@@ -1,8 +1,8 @@
-//! Two requests to a ConnectX, built segment by segment: one that does nothing, for which verbs
-//! have no word, and an RDMA write.
+//! Posts two raw WQEs to a ConnectX, built segment by segment: a NOP, which the verbs API does not
+//! have, and an RDMA write.
 //!
-//! `cargo run --example raw_wqe`, on a machine with such a device. In the lab, with the software
-//! ConnectX:
+//! `cargo run --example raw_wqe` runs it on a machine with such a device. In the lab, with the
+//! software ConnectX:
 //!
 //! ```text
 //! cargo build --target x86_64-unknown-linux-musl --example raw_wqe   # or any other static target
@@ -28,20 +28,20 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     source.write(0, b"written by hand")?;
     let target = pd.register(Buffer::zeroed(64)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 
-    // What stands behind the control segment: where the write goes, and where its bytes are.
+    // The segments after the control segment: remote address and data.
     let write = [wqe::remote_address(target.remote(0)?), wqe::data(source.sge(..15)?)];
     let requests = [
         RawWqe { wr_id: 1, opcode: Opcode::NOP, imm: 0, flags: SendFlags::SIGNALED, segments: &[] },
         RawWqe { wr_id: 2, opcode: Opcode::RDMA_WRITE, imm: 0, flags: SendFlags::SIGNALED, segments: &write },
     ];
     let mut batch = alice.start_send();
-    // SAFETY: the queue pair is in RTS; its queue is pushed to and looked at.
+    // SAFETY: the QP is in RTS; the queue is only pushed to and read.
     let queue = unsafe { batch.provider_queue() };
     for request in &requests {
-        // SAFETY: both regions outlive the completions, and nobody looks at their bytes before.
+        // SAFETY: both MRs outlive the completions, and no code accesses their bytes before.
         unsafe { queue.push_raw_wqe(request) }?;
     }
-    // Each takes a block here; they are the first ones of the queue.
+    // Each WQE takes one block; they are the first of the queue.
     let blocks: [[u8; BLOCK]; 2] = [queue.block(0), queue.block(1)];
     batch.ring()?;
     for block in &blocks {
@@ -66,7 +66,7 @@ fn create(pd: &Pd<Mlx5>, cq: &Cq<Mlx5>) -> bareverbs::Result<Qp<Rc, Mlx5>> {
     pd.create_qp(&QpInit::new(cq, cq))
 }
 
-/// Towards the queue pair `peer` of the same port.
+/// Connects `qp` to the QP `peer` of the same port.
 pub(crate) fn connect(qp: &mut Qp<Rc, Mlx5>, peer: u32) -> bareverbs::Result<()> {
     let context = qp.pd().context();
     let gid = context.default_gid(1)?;

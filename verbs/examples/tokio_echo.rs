@@ -30,13 +30,13 @@ fn buffer(pd: &Pd) -> bareverbs::Result<Mr<Buffer>> {
     Ok(pd.register(Buffer::zeroed(BYTES)?, Access::LOCAL_WRITE)?)
 }
 
-/// Sends each message back in the buffer that it came in.
+/// Sends each message back in its receive buffer.
 async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::Result<()> {
     let mut answered = 0;
     while answered < MESSAGES {
         let done = endpoint.wait().await?;
         if done.message().is_none() {
-            // An answer has arrived, so its buffer is free again.
+            // A send has completed, so its buffer is free.
             answered += 1;
             spare.push(done.buffer);
             continue;
@@ -49,7 +49,7 @@ async fn echo(mut endpoint: Endpoint, mut spare: Vec<Mr<Buffer>>) -> bareverbs::
     Ok(())
 }
 
-/// Asks one question after the other.
+/// Sends one message after the other and waits for each answer.
 async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
     let (mut question, mut room) = (buffer(pd)?, buffer(pd)?);
     for number in 0..MESSAGES {
@@ -57,7 +57,7 @@ async fn ask(mut endpoint: Endpoint, pd: &Pd) -> bareverbs::Result<()> {
         question.write(0, text.as_bytes())?;
         endpoint.get_mut().post_recv(room)?;
         endpoint.get_mut().post_send(question, ..text.len())?;
-        // The answer may be there before it is known here that the question has arrived.
+        // The answer's completion may come before that of the send.
         let ended = [endpoint.wait().await?, endpoint.wait().await?];
         let answer = ended.iter().find_map(owned::Done::message);
         assert_eq!(answer, Some(text.as_bytes()), "each message comes back as it was");

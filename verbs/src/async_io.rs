@@ -1,8 +1,7 @@
-//! Waiting in tasks over [async-io](::async_io), the reactor of smol and async-std (feature
+//! Async wrappers for [async-io](::async_io), the reactor of smol and async-std (feature
 //! `async-io`).
 //!
-//! Each type wraps its namesake. Nothing else changes: queues are polled and requests posted as
-//! everywhere.
+//! Each type wraps the type of the same name. Polling and posting are unchanged.
 //!
 //! ```no_run
 //! use bareverbs::{Cq, CqInit, Device, async_io};
@@ -19,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! The program `async_io_echo` among the crate's examples plays with two endpoints.
+//! The example `async_io_echo` of this crate uses two endpoints.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -30,7 +29,7 @@ use crate::Result;
 use crate::event_fd::EventFd;
 use crate::runtime::{adapters, failed};
 
-/// A descriptor in the reactor's care.
+/// A file descriptor that is registered with the reactor.
 struct Readiness(Async<Descriptor>);
 
 struct Descriptor(Arc<EventFd>);
@@ -46,7 +45,7 @@ impl Readiness {
         Async::new_nonblocking(Descriptor(Arc::clone(events))).map(Self).map_err(failed)
     }
 
-    /// Calls `take` until it gives something, whenever there is something to read.
+    /// Calls `take` whenever the descriptor is readable, until `take` returns a value.
     async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         loop {
             if let Some(taken) = take()? {

@@ -187,7 +187,7 @@ impl<P: Provider> Cq<P> {
     /// # Errors
     /// - [`Error::Invalid`]: `entries` is 0.
     /// - [`Error::Limit`]: `entries` is above the device's `max_cqe`.
-    /// - [`Error::Unsupported`]: the provider does not support resizing.
+    /// - [`Error::Provider`]: the provider does not support resizing.
     /// - [`Error::Kernel`] with `EINVAL`: the CQ has more pending completions than `entries`. It is
     ///   unchanged.
     /// - [`Error::Kernel`] for `mmap` ([`KernelError::refused`](crate::KernelError) names it): the

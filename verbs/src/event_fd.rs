@@ -1,4 +1,4 @@
-//! Descriptors that the kernel puts event records into.
+//! File descriptors from which the kernel's event records are read.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{Error, Result};
 
-/// A descriptor of the kernel's events, non-blocking, so that one reader among several is never
-/// stuck in a read whose event another one took.
+/// A non-blocking file descriptor of kernel events. With several readers, a blocking read could
+/// hang if another reader takes the event.
 #[derive(Debug)]
 pub(crate) struct EventFd {
     fd: OwnedFd,
     what: &'static str,
-    /// Events end when the device file goes.
+    /// Kept open: the kernel ends the events when the device file is closed.
     file: Arc<DeviceFile>,
 }
 
@@ -28,14 +28,14 @@ impl EventFd {
         Ok(Self { fd, what, file })
     }
 
-    /// The device file that it came from.
+    /// The device file of the descriptor.
     pub(crate) fn file(&self) -> &Arc<DeviceFile> {
         &self.file
     }
 
-    /// Takes a record if there is one. The kernel hands out whole records only.
+    /// Reads a record if there is one. The kernel returns whole records only.
     pub(crate) fn try_read<T: FromBytes + IntoBytes>(&self) -> Result<Option<T>> {
-        // A forked child would take events away from its parent.
+        // A read in a forked child would take the parent's events.
         let foreign = |errno| Error::kernel("read", self.what, IoctlError { method: "read", errno });
         self.file.check_same_process().map_err(foreign)?;
         let mut record = T::new_zeroed();
@@ -50,9 +50,9 @@ impl EventFd {
         }
     }
 
-    /// Waits for a record, but no longer than `timeout`.
+    /// Waits for a record, at most for `timeout`; without a timeout, until one arrives.
     pub(crate) fn read<T: FromBytes + IntoBytes>(&self, timeout: Option<Duration>) -> Result<Option<T>> {
-        // A time beyond what a clock can say is for ever.
+        // A timeout that overflows `Instant` means no timeout.
         let end = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             if let Some(record) = self.try_read()? {

@@ -1,4 +1,4 @@
-//! Asynchronous events: what no completion tells of.
+//! Asynchronous events.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::{Error, Result};
 
 /// The stream of a context's asynchronous events.
 ///
-/// Its descriptor works with `poll`, `epoll` and the reactors built on them, and is always
-/// non-blocking. Clones share the stream: each event goes to one of them.
+/// Its file descriptor works with `poll`, `epoll` and the reactors built on them, and is always
+/// non-blocking. Clones share the stream: each event is read by one of them.
 ///
 /// ```no_run
 /// use bareverbs::{AsyncEvent, Device, EventType};
@@ -52,10 +52,12 @@ impl AsyncEvents {
         &self.events
     }
 
-    /// Waits for an event.
+    /// Blocks until an event arrives.
     ///
     /// # Errors
-    /// The device is gone.
+    /// - [`Error::System`] with `EIO`: the device was removed.
+    /// - [`Error::Kernel`] with `ESTALE`: this process was forked from the one that opened the
+    ///   device.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn get(&self) -> Result<AsyncEvent> {
@@ -66,18 +68,18 @@ impl AsyncEvents {
         }
     }
 
-    /// Takes an event if there is one.
+    /// Reads an event if there is one.
     ///
     /// # Errors
-    /// The device is gone.
+    /// As for [`AsyncEvents::get`].
     pub fn try_get(&self) -> Result<Option<AsyncEvent>> {
         Ok(self.events.try_read::<AsyncEventDesc>()?.map(AsyncEvent::from))
     }
 
-    /// Waits for an event, but no longer than `timeout`.
+    /// Blocks until an event arrives, at most for `timeout`.
     ///
     /// # Errors
-    /// The device is gone.
+    /// As for [`AsyncEvents::get`].
     pub fn get_timeout(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
         self.wait(Some(timeout))
     }
@@ -93,9 +95,9 @@ impl AsFd for AsyncEvents {
     }
 }
 
-/// Something happened that no completion tells of.
+/// An asynchronous event. No completion reports it.
 ///
-/// Objects are named by the `user_data` that they were made with.
+/// It names its object by the `user_data` of the object's creation.
 #[doc(alias = "ibv_async_event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -103,60 +105,60 @@ pub enum AsyncEvent {
     /// A completion queue overran: completions are lost.
     #[doc(alias = "IBV_EVENT_CQ_ERR")]
     Cq {
-        /// What happened.
+        /// The event type.
         event: EventType,
         /// User data of the queue.
         user_data: u64,
     },
-    /// Something about a queue pair: it failed, drained, migrated, or met a peer.
+    /// A QP event: an error, a drained send queue, a path migration, or an established connection.
     Qp {
-        /// What happened.
+        /// The event type.
         event: EventType,
         /// User data of the queue pair.
         user_data: u64,
     },
-    /// A shared receive queue failed or fell below its limit.
+    /// An SRQ failed or fell below its limit.
     Srq {
-        /// What happened.
+        /// The event type.
         event: EventType,
         /// User data of the queue.
         user_data: u64,
     },
-    /// A work queue failed, and takes no more frames.
+    /// A WQ failed and takes no more frames.
     ///
-    /// The driver of ConnectX on 6.12 and 7.2 keeps hold of a work queue whose event it has told
-    /// (`mlx5_ib_wq_event` of `qp.c`): whoever destroys that one waits without end.
+    /// The mlx5 driver of 6.12 and 7.2 leaks a reference to a WQ whose event it has reported
+    /// (`mlx5_ib_wq_event` of `qp.c`). Destroying that WQ waits for ever.
     #[doc(alias = "IBV_EVENT_WQ_FATAL")]
     Wq {
-        /// What happened.
+        /// The event type.
         event: EventType,
         /// User data of the queue.
         user_data: u64,
     },
     /// A port came up or went down, or its tables changed.
     Port {
-        /// What happened.
+        /// The event type.
         event: EventType,
-        /// The port.
+        /// The port number.
         port: u32,
     },
     /// The device failed or is being removed.
     #[doc(alias = "IBV_EVENT_DEVICE_FATAL")]
     Device {
-        /// What happened.
+        /// The event type.
         event: EventType,
     },
-    /// An event that has no name here.
+    /// An event type that is unknown to this crate.
     Other {
-        /// What happened.
+        /// The event type.
         event: EventType,
-        /// User data of the object or number of the port.
+        /// User data of the object, or the port number.
         element: u64,
     },
 }
 
 impl AsyncEvent {
-    /// What happened.
+    /// The event type.
     #[must_use]
     pub fn event(&self) -> EventType {
         match *self {

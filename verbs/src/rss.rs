@@ -1,4 +1,4 @@
-//! Receive-side scaling: frames spread over work queues by a hash of their headers.
+//! Receive-side scaling (RSS): spreads frames over work queues by a hash of their headers.
 
 use std::sync::Arc;
 
@@ -12,23 +12,22 @@ use crate::qp::Flows;
 use crate::wq::WqShared;
 use crate::{AnyProvider, Context, Error, FlowId, FlowRule, Pd, Result, Wq};
 
-/// A table of [work queues](Wq), which says where a hash leads: the queue of entry `n` takes the
-/// frames whose hash has the rest `n` when divided by the number of entries. A queue may be in
-/// several entries.
+/// An indirection table of [work queues](Wq). A frame goes to the entry `hash % entries`. A WQ may
+/// be in several entries.
 ///
-/// It keeps its queues. Who posts to them stays their owner.
+/// The table keeps its WQs. Their owners still post to them.
 #[doc(alias = "ibv_rwq_ind_table")]
 pub struct IndirectionTable<P: Provider = AnyProvider> {
     shared: Arc<TableShared<P>>,
 }
 
-/// What queue pairs hold of a table.
+/// The part of a table that its QPs share.
 struct TableShared<P: Provider> {
     context: Context<P>,
     handle: u32,
     entries: usize,
     destroyed: bool,
-    /// The kernel's side of them is given back after its own.
+    /// The WQs are destroyed after the table.
     _wqs: Vec<Arc<WqShared<P>>>,
 }
 
@@ -61,17 +60,17 @@ impl<P: Provider> IndirectionTable<P> {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// How many entries it has, a power of 2.
+    /// The number of entries, a power of 2.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.shared.entries
     }
 
-    /// Destroys it. Dropping does the same in silence, and waits for the queue pairs.
+    /// Destroys the table. Drop ignores errors, and the table is destroyed after its last QP.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where queue pairs still use it, with the last of which it goes; the
-    /// kernel refuses.
+    /// - [`Error::Invalid`]: QPs still use the table. It is destroyed after the last of them.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_rwq_ind_table")]
     pub fn destroy(self) -> Result<()> {
         const VERB: &str = "destroy_rwq_ind_table";
@@ -89,8 +88,8 @@ impl<P: Provider> TableShared<P> {
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<(), IoctlError> {
         self.destroyed = true;
-        // SAFETY: by the contract of `destroy`, the handle is still the table's. Queue pairs of the
-        // table keep it, so there are none any more.
+        // SAFETY: by the contract of `destroy`, the handle still names this table. QPs of the table
+        // hold an `Arc` of this, so there are none left.
         unsafe { command::destroy_rwq_ind_table(self.context.file(), self.handle) }
     }
 }
@@ -104,22 +103,22 @@ impl<P: Provider> Drop for TableShared<P> {
     }
 }
 
-/// What of a frame is hashed, and how: by the Toeplitz function.
+/// The RSS hash: its fields and its key. The function is Toeplitz.
 #[doc(alias = "ibv_rx_hash_conf")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RssHash {
-    /// Which of its headers; those of one version of IP, and of TCP or of UDP. What the device can
-    /// hash, it tells in
-    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). Where a frame
-    /// lacks them goes is the device's choice.
+    /// Header fields that are hashed: of one IP version, and of one of TCP, UDP and IPsec. The
+    /// device reports its fields in
+    /// [`DeviceAttr::rx_hash_fields_mask`](crate::DeviceAttr::rx_hash_fields_mask). The device
+    /// chooses the WQ of a frame without these fields.
     pub fields: HashFields,
-    /// The key. Random bytes spread well.
+    /// The Toeplitz key. Random bytes spread well.
     pub key: [u8; TOEPLITZ_KEY],
 }
 
 impl RssHash {
-    /// Refuses what no device would hash into a table of so many entries, or not this one, which
-    /// can hash `device`.
+    /// Rejects fields that no device can hash, that are not in `device` (the fields of this
+    /// device), or that cannot select one of `entries`.
     fn check(&self, verb: &'static str, device: HashFields, entries: usize) -> Result<()> {
         use HashFields as F;
         let fields = self.fields;
@@ -143,20 +142,21 @@ impl RssHash {
     }
 }
 
-/// What an RSS QP is to be.
+/// Attributes for the creation of an RSS QP.
 pub struct RssInit<'a, P: Provider = AnyProvider> {
-    /// The queues that it spreads over.
+    /// The indirection table.
     pub table: &'a IndirectionTable<P>,
-    /// By what.
+    /// The hash.
     pub hash: RssHash,
-    /// Comes back in [asynchronous events](crate::AsyncEvent::Qp).
+    /// Value reported in [asynchronous events](crate::AsyncEvent::Qp).
     pub user_data: u64,
 }
 
-/// A queue pair that spreads whole Ethernet frames over the [work queues](Wq) of a table: those of
-/// one connection come to one queue, in their order. Nothing can be posted to it, and it has no
-/// states: flows lead frames to it as to a [`Qp<RawPacket>`](crate::RawPacket). For the privileged
-/// (`CAP_NET_RAW`), on Ethernet ports of devices that have
+/// A QP that spreads Ethernet frames over the [work queues](Wq) of an indirection table. Frames of
+/// one connection go to one WQ, in order. An RSS QP has no posting methods and no states. Flows
+/// steer frames to it as to a [`Qp<RawPacket>`](crate::RawPacket).
+///
+/// Requires `CAP_NET_RAW`, an Ethernet port, and a device with
 /// [`Capabilities::rss`](crate::Capabilities::rss).
 ///
 /// ```no_run
@@ -185,7 +185,7 @@ pub struct RssQp<P: Provider = AnyProvider> {
     flows: Flows,
     user_data: u64,
     destroyed: bool,
-    /// The kernel's side of it is given back after that of the queue pair.
+    /// The table is destroyed after the QP.
     table: Arc<TableShared<P>>,
 }
 
@@ -234,7 +234,7 @@ impl<P: Provider> RssQp<P> {
         })
     }
 
-    /// The protection domain that it belongs to.
+    /// The protection domain of the QP.
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.pd
@@ -246,15 +246,15 @@ impl<P: Provider> RssQp<P> {
         self.user_data
     }
 
-    /// How many entries the table has that it spreads over.
+    /// The number of entries of the indirection table.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.table.entries
     }
 
-    /// Has the frames that match `rule` come to the work queues, and no longer to the kernel's
-    /// network. A frame for whose queue no receive is posted is lost. It ends with the queue pair,
-    /// or with [`RssQp::destroy_flow`].
+    /// Steers frames that match `rule` to the WQs instead of the kernel's network stack. A frame is
+    /// dropped if its WQ has no posted receive. The flow ends when the QP is destroyed, or with
+    /// [`RssQp::destroy_flow`].
     ///
     /// # Errors
     /// As for [`Qp::create_flow`](crate::Qp::create_flow).
@@ -263,7 +263,7 @@ impl<P: Provider> RssQp<P> {
         self.flows.create(self.pd.context(), self.handle, rule)
     }
 
-    /// Ends a flow.
+    /// Destroys a flow.
     ///
     /// # Errors
     /// As for [`Qp::destroy_flow`](crate::Qp::destroy_flow).
@@ -272,26 +272,26 @@ impl<P: Provider> RssQp<P> {
         self.flows.destroy(self.pd.context(), flow)
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Qp) have been read.
-    /// Dropping does the same in silence.
+    /// Destroys the QP. Returns the number of its [events](crate::AsyncEvent::Qp) that have been
+    /// read. Drop ignores errors.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(mut self) -> Result<u32> {
-        // SAFETY: it was not ended, and is dropped next.
+        // SAFETY: it was not destroyed before, and is dropped next.
         unsafe { self.destroy_inner() }.map_err(|refused| Error::kernel("destroy_qp", "an RSS QP", refused))
     }
 
     /// # Safety
     ///
-    /// It must not have been ended before, and must not be used afterwards, except to drop it.
+    /// It must not have been destroyed before, and must not be used afterwards, except to drop it.
     unsafe fn destroy_inner(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
         let file = self.pd.context().file();
-        // The kernel does not let go of one that a flow leads to.
+        // The kernel refuses to destroy a QP that a flow steers to.
         self.flows.destroy_all(file);
-        // SAFETY: the queue pair is this value's, which is used no more.
+        // SAFETY: `self` owns the QP, which is not used any more.
         Ok(unsafe { command::destroy_qp(file, self.handle) }?.events_reported)
     }
 }
@@ -299,7 +299,7 @@ impl<P: Provider> RssQp<P> {
 impl<P: Provider> Drop for RssQp<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            // SAFETY: it was not ended, and is being dropped.
+            // SAFETY: it was not destroyed before, and is being dropped.
             let _ = unsafe { self.destroy_inner() };
         }
     }

@@ -1,4 +1,4 @@
-//! What the modules for runtimes share.
+//! Code that the modules for async runtimes share.
 
 use std::io;
 
@@ -10,12 +10,12 @@ pub(crate) fn failed(error: io::Error) -> Error {
     Error::system("waiting for events in a task", Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Declares the types that wait, over the module's own `Readiness`, which has `new` and `until`.
+/// Declares the async wrapper types over the module's `Readiness`, which has `new` and `until`.
 macro_rules! adapters {
     ($runtime:literal) => {
         #[doc = concat!("A [completion channel](crate::CompChannel) that tasks of ", $runtime, " wait on.")]
         ///
-        /// A channel can be wrapped once at a time.
+        /// A channel can have one wrapper at a time.
         #[derive(Debug)]
         pub struct CompChannel {
             channel: crate::CompChannel,
@@ -23,44 +23,42 @@ macro_rules! adapters {
         }
 
         impl CompChannel {
-            /// Takes the channel into the runtime's care.
+            /// Registers the channel with the runtime.
             ///
             /// # Errors
-            /// There is no runtime here; it has the channel already (`EEXIST`).
+            /// There is no runtime, or the channel is registered already (`EEXIST`).
             pub fn new(channel: crate::CompChannel) -> $crate::Result<Self> {
                 Ok(Self { readiness: Readiness::new(channel.events())?, channel })
             }
 
-            /// The channel, out of the runtime's care.
+            /// Unregisters the channel from the runtime and returns it.
             #[must_use]
             pub fn into_inner(self) -> $crate::CompChannel {
                 self.channel
             }
 
-            /// Waits for an event.
-            ///
-            /// Where the future is dropped, no event is lost.
+            /// Waits for an event. The future is cancel-safe: dropping it loses no event.
             ///
             /// # Errors
-            /// The device is gone.
+            /// As for [`CompChannel::get_event`](crate::CompChannel::get_event).
             pub async fn get_event(&self) -> $crate::Result<$crate::CompEvent> {
                 self.readiness.until(|| self.channel.try_get_event()).await
             }
 
-            /// Takes the next completion of `cq`, and waits for it where there is none: polls, arms
-            /// the queue, polls again and only then sleeps, so that no completion is slept through.
+            /// Polls one completion of `cq`, and waits if the CQ is empty. It polls, arms the CQ,
+            /// polls again and then sleeps, so it misses no completion.
             ///
-            /// It takes events of other queues on the channel as reasons to look, and drops them.
-            /// That is right with any number of queues, since one task waits at a time and begins
-            /// by polling; where several shall be waited for together, arm them, poll them all once
-            /// more and wait for
+            /// It discards events of other CQs on the channel. One task waits at a time and polls
+            /// first, so this is correct with any number of CQs. To wait for several CQs at once,
+            /// arm them, poll them all once more and wait for
             #[doc = "[an event](Self::get_event)."]
             ///
-            /// Where the future is dropped, no completion is lost.
+            /// The future is cancel-safe: dropping it loses no completion.
             ///
             /// # Errors
-            /// [`Error::Invalid`](crate::Error::Invalid) where the queue's events do not go to this
-            /// channel; the kernel refuses to arm it; the device is gone.
+            /// - [`Error::Invalid`](crate::Error::Invalid): the CQ was not created with this
+            ///   channel.
+            /// - The errors of [`Cq::arm`](crate::Cq::arm) and [`get_event`](Self::get_event).
             pub async fn completion<P: $crate::Provider>(
                 &mut self,
                 cq: &mut $crate::Cq<P>,
@@ -74,7 +72,7 @@ macro_rules! adapters {
                         return Ok(completion);
                     }
                     cq.arm($crate::Arm::Any)?;
-                    // What completed before the queue was armed raises no event.
+                    // Completions before the arm raise no event.
                     if let Some(completion) = cq.poll_one() {
                         return Ok(completion);
                     }
@@ -85,7 +83,7 @@ macro_rules! adapters {
 
         #[doc = concat!("A stream of [asynchronous events](crate::AsyncEvents) that tasks of ", $runtime, " wait for.")]
         ///
-        /// The stream of a context can be wrapped once at a time.
+        /// The stream of a context can have one wrapper at a time.
         #[derive(Debug)]
         pub struct AsyncEvents {
             events: $crate::AsyncEvents,
@@ -93,26 +91,24 @@ macro_rules! adapters {
         }
 
         impl AsyncEvents {
-            /// Takes the stream into the runtime's care.
+            /// Registers the stream with the runtime.
             ///
             /// # Errors
-            /// There is no runtime here; it has the stream already (`EEXIST`).
+            /// There is no runtime, or the stream is registered already (`EEXIST`).
             pub fn new(events: $crate::AsyncEvents) -> $crate::Result<Self> {
                 Ok(Self { readiness: Readiness::new(events.events())?, events })
             }
 
-            /// The stream, out of the runtime's care.
+            /// Unregisters the stream from the runtime and returns it.
             #[must_use]
             pub fn into_inner(self) -> $crate::AsyncEvents {
                 self.events
             }
 
-            /// Waits for an event.
-            ///
-            /// Where the future is dropped, no event is lost.
+            /// Waits for an event. The future is cancel-safe: dropping it loses no event.
             ///
             /// # Errors
-            /// The device is gone.
+            /// As for [`AsyncEvents::get`](crate::AsyncEvents::get).
             pub async fn get(&self) -> $crate::Result<$crate::AsyncEvent> {
                 self.readiness.until(|| self.events.try_get()).await
             }
@@ -127,38 +123,36 @@ macro_rules! adapters {
         }
 
         impl<M, P: $crate::Provider> Endpoint<M, P> {
-            /// Takes the endpoint into the runtime's care.
+            /// Registers the endpoint with the runtime.
             ///
             /// # Errors
-            /// There is no runtime here.
+            /// There is no runtime.
             pub fn new(endpoint: $crate::owned::Endpoint<M, P>) -> $crate::Result<Self> {
                 let channel = endpoint.channel().clone();
                 Ok(Self { readiness: Readiness::new(channel.events())?, endpoint, channel })
             }
 
-            /// The endpoint, out of the runtime's care.
+            /// Unregisters the endpoint from the runtime and returns it.
             #[must_use]
             pub fn into_inner(self) -> $crate::owned::Endpoint<M, P> {
                 self.endpoint
             }
 
-            /// The endpoint, to post to it.
+            /// The endpoint, for posting.
             ///
-            /// It has to stay in its place: [`Endpoint::wait`] refuses to wait for another one put
-            /// there.
+            /// The caller must not replace it by another endpoint: [`Endpoint::wait`] then fails.
             #[must_use]
             pub fn get_mut(&mut self) -> &mut $crate::owned::Endpoint<M, P> {
                 &mut self.endpoint
             }
 
-            /// Waits until an operation ends.
-            ///
-            /// Where the future is dropped, no operation is lost.
+            /// Waits until an operation completes. The future is cancel-safe: dropping it loses no
+            /// operation.
             ///
             /// # Errors
-            /// As for [`owned::Endpoint::wait`](crate::owned::Endpoint::wait);
-            /// [`Error::Invalid`](crate::Error::Invalid) where [`get_mut`](Self::get_mut) was used
-            /// to exchange the endpoint for another one.
+            /// - The errors of [`owned::Endpoint::wait`](crate::owned::Endpoint::wait).
+            /// - [`Error::Invalid`](crate::Error::Invalid): the endpoint was replaced through
+            ///   [`get_mut`](Self::get_mut).
             pub async fn wait(
                 &mut self,
             ) -> $crate::Result<$crate::owned::Done<M>, $crate::owned::Failed<M>> {
@@ -174,7 +168,7 @@ macro_rules! adapters {
                         return Err($crate::Error::invalid("Endpoint::wait", reason).into());
                     }
                     self.endpoint.arm()?;
-                    // What ended before the endpoint was armed raises no event.
+                    // Completions before the arm raise no event.
                     if let Some(ended) = self.endpoint.poll() {
                         return ended;
                     }
@@ -195,7 +189,7 @@ pub(crate) use adapters;
 
 #[cfg(test)]
 mod tests {
-    /// Futures that can go from thread to thread, as runtimes with several want.
+    /// Requires a `Send` future, as multi-threaded runtimes do.
     fn can_move<T: Send>(_: &T) {}
 
     macro_rules! futures_can_move {

@@ -1,7 +1,7 @@
-//! Waiting in tasks of [tokio](https://docs.rs/tokio) (feature `tokio`).
+//! Async wrappers for [tokio](https://docs.rs/tokio) (feature `tokio`).
 //!
-//! Each type wraps its namesake and needs a runtime whose I/O is enabled, as `#[tokio::main]` makes
-//! it. Nothing else changes: queues are polled and requests posted as everywhere.
+//! Each type wraps the type of the same name. It needs a runtime with I/O enabled, such as that of
+//! `#[tokio::main]`. Polling and posting are unchanged.
 //!
 //! ```no_run
 //! use bareverbs::{Cq, CqInit, Device, tokio};
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! The program `tokio_echo` among the crate's examples plays with two endpoints.
+//! The example `tokio_echo` of this crate uses two endpoints.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use crate::event_fd::EventFd;
 use crate::runtime::{adapters, failed};
 use crate::{Error, Result};
 
-/// A descriptor in the runtime's care.
+/// A file descriptor that is registered with the runtime.
 struct Readiness(AsyncFd<Descriptor>);
 
 struct Descriptor(Arc<EventFd>);
@@ -51,18 +51,18 @@ impl Readiness {
             ));
         }
         let descriptor = Descriptor(Arc::clone(events));
-        // SAFETY: the descriptor is open and the same for as long as the value that names it, which
-        // owns a share of it.
+        // SAFETY: the descriptor stays open and unchanged while `descriptor` exists, which holds an
+        // `Arc` of it.
         unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }
             .map(Self)
             .map_err(|error| failed(error.into()))
     }
 
-    /// Calls `take` until it gives something, whenever there is something to read.
+    /// Calls `take` whenever the descriptor is readable, until `take` returns a value.
     async fn until<T>(&self, mut take: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         loop {
-            // Only what comes after this is cleared below; so an event that comes after `take` is
-            // not overlooked.
+            // `clear_ready` clears only readiness from before `take`, so an event that arrives
+            // after `take` is not lost.
             let mut guard = self.0.readable().await.map_err(failed)?;
             if let Some(taken) = take()? {
                 return Ok(taken);

@@ -1,4 +1,4 @@
-//! Work queues: receives without a queue pair of their own.
+//! Work queues (WQs): receive queues without a QP.
 
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,27 +18,26 @@ use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, PostReason, QueueMem
 
 const MODIFY: &str = "modify_wq";
 
-/// What a work queue is to be.
+/// Attributes for the creation of a WQ.
 #[doc(alias = "ibv_wq_init_attr")]
 pub struct WqInit<'a, P: Provider = AnyProvider> {
-    /// The queue for its completions.
+    /// CQ for its completions.
     pub cq: &'a Cq<P>,
     /// Receives that can be outstanding, at least 1.
     pub max_recv_wr: u32,
-    /// Scatter elements of a receive.
+    /// SGEs of a receive.
     pub max_recv_sge: u32,
-    /// What becomes of frames on their way into it: whether their VLAN tag is taken out, say. What
-    /// the device can do of that, it tells in
-    /// [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
+    /// Processing of received frames, such as VLAN tag stripping. The device reports its
+    /// capabilities in [`DeviceAttr::raw_packet_caps`](crate::DeviceAttr::raw_packet_caps).
     pub flags: WqFlags,
-    /// What pages its memory lies in.
+    /// Page size of the memory of the queue.
     pub memory: QueueMemory,
-    /// Comes back in [asynchronous events](crate::AsyncEvent::Wq).
+    /// Value reported in [asynchronous events](crate::AsyncEvent::Wq).
     pub user_data: u64,
 }
 
 impl<'a, P: Provider> WqInit<'a, P> {
-    /// A queue for `max_recv_wr` receives of one element each, which get frames as they are.
+    /// A WQ for `max_recv_wr` receives of one SGE each, which receives frames unmodified.
     #[must_use]
     pub fn new(cq: &'a Cq<P>, max_recv_wr: u32) -> Self {
         let (flags, memory) = (WqFlags::empty(), QueueMemory::Ordinary);
@@ -46,12 +45,11 @@ impl<'a, P: Provider> WqInit<'a, P> {
     }
 }
 
-/// A work queue: receives that belong to no queue pair, for the frames that an
-/// [`RssQp`](crate::RssQp) spreads over several such queues of an
-/// [`IndirectionTable`](crate::IndirectionTable). On devices with
+/// A work queue (WQ): a receive queue without a QP. An [`RssQp`](crate::RssQp) spreads frames over
+/// the WQs of an [`IndirectionTable`](crate::IndirectionTable). Only on devices with
 /// [`Capabilities::work_queues`](crate::Capabilities::work_queues).
 ///
-/// It is made in RESET, takes receives and frames in RDY, and none in ERR:
+/// A new WQ is in RESET. It takes receives and frames in RDY, and none in ERR:
 ///
 /// ```no_run
 /// use bareverbs::{Access, Buffer, CqInit, Device, RecvRequest, WqInit};
@@ -68,8 +66,8 @@ impl<'a, P: Provider> WqInit<'a, P> {
 /// # Ok::<(), bareverbs::Error>(())
 /// ```
 ///
-/// It has one owner, who posts. Tables keep the kernel's side of it alive for as long as they need
-/// it: what was posted is good until the last of them goes.
+/// It has one owner, who posts. The kernel object is destroyed after the last table that holds it.
+/// Posted receives stay valid until then.
 #[doc(alias = "ibv_wq")]
 pub struct Wq<P: Provider = AnyProvider> {
     queue: ManuallyDrop<P::Rq>,
@@ -80,15 +78,15 @@ pub struct Wq<P: Provider = AnyProvider> {
     shared: Arc<WqShared<P>>,
 }
 
-/// What tables hold of a work queue.
+/// The part of a WQ that its tables share.
 pub(crate) struct WqShared<P: Provider> {
     pd: Pd<P>,
     pub(crate) handle: u32,
-    /// The queue's memory, left here by an owner who went before the last table: receives in it are
-    /// still good.
+    /// The queue, moved here when the owner drops the WQ before the last table. Posted receives
+    /// stay valid.
     orphan: Mutex<Option<P::Rq>>,
     destroyed: bool,
-    /// The kernel's side of it is given back after its own.
+    /// The CQ is destroyed after the WQ.
     _cq: Arc<CqShared<P>>,
 }
 
@@ -151,14 +149,14 @@ impl<P: Provider> Wq<P> {
         &self.shared
     }
 
-    /// Its number.
+    /// The WQ number.
     #[must_use]
     pub fn wq_num(&self) -> u32 {
         self.wq_num
     }
 
-    /// The state that it was last brought to. Where it can't write what it received it goes to ERR
-    /// by itself, which the receive's completion tells: [`Wq::reset`] takes it from there.
+    /// The state that the last transition set. A WQ that can't write a received frame moves itself
+    /// to ERR, which the completion of the receive reports. [`Wq::reset`] recovers it.
     #[must_use]
     pub fn state(&self) -> WqState {
         self.state
@@ -170,28 +168,29 @@ impl<P: Provider> Wq<P> {
         self.user_data
     }
 
-    /// Receives that can be outstanding, at least as many as asked for.
+    /// Receives that can be outstanding, at least as many as requested.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// Scatter elements of a receive, at least as many as asked for.
+    /// SGEs of a receive, at least as many as requested.
     #[must_use]
     pub fn max_recv_sge(&self) -> u32 {
         self.max_recv_sge
     }
 
-    /// The protection domain that it belongs to.
+    /// The protection domain of the WQ.
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         &self.shared.pd
     }
 
-    /// RESET → RDY: receives can be posted, and frames come.
+    /// RESET → RDY. Receives can be posted, and frames arrive.
     ///
     /// # Errors
-    /// [`Error::Invalid`] from another state; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is not RESET.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQS_RDY")]
     pub fn ready(&mut self) -> Result<()> {
@@ -203,11 +202,12 @@ impl<P: Provider> Wq<P> {
         unsafe { self.modify_state(WqState::RDY) }
     }
 
-    /// RDY → ERR: no more frames come, and everything that is posted completes as
+    /// RDY → ERR. No more frames arrive. All posted receives complete with
     /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// # Errors
-    /// [`Error::Invalid`] in RESET; the kernel refuses.
+    /// - [`Error::Invalid`]: the state is RESET.
+    /// - [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQS_ERR")]
     pub fn set_error(&mut self) -> Result<()> {
@@ -218,33 +218,34 @@ impl<P: Provider> Wq<P> {
         unsafe { self.modify_state(WqState::ERR) }
     }
 
-    /// To RESET, from any state: it is emptied without completions, and can be made ready again.
-    /// What it completed before and was not polled may be gone too.
+    /// Any state → RESET. The queue is emptied without completions, and can be made ready again.
+    /// Earlier completions that were not polled may be discarded.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the transition.
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQS_RESET")]
     pub fn reset(&mut self) -> Result<()> {
         // SAFETY: the queue is reset below.
         unsafe { self.modify_state(WqState::RESET) }?;
-        // SAFETY: the kernel has just brought it to RESET, which only `&mut self` could change.
+        // SAFETY: the kernel has just moved the WQ to RESET, and only `&mut self` could change its
+        // state.
         unsafe { self.queue.reset() };
         Ok(())
     }
 
     /// # Safety
     ///
-    /// The caller must reset the queue after a change to RESET that has succeeded.
+    /// The caller must reset the queue after a successful transition to RESET.
     unsafe fn modify_state(&mut self, to: WqState) -> Result<()> {
         let provider = self.shared.pd.context().provider();
         let step = |from| {
-            // SAFETY: the work queue is this value's, and the caller resets its queue after RESET.
+            // SAFETY: `self` owns the WQ, and the caller resets its queue after RESET.
             unsafe { provider.modify_wq(self.shared.handle, WqChange::State { from, to }) }
         };
         let mut done = step(self.state);
         if done.is_err() && self.state == WqState::RDY && step(WqState::ERR).is_ok() {
-            // It had gone there by itself.
+            // The WQ had moved itself to ERR.
             done = Ok(());
         }
         done.map_err(|reason| {
@@ -254,10 +255,11 @@ impl<P: Provider> Wq<P> {
         Ok(())
     }
 
-    /// Whether VLAN tags of frames are taken out from here on, in any state.
+    /// Enables or disables VLAN tag stripping, in any state.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] where the device does not do that; the kernel refuses.
+    /// - [`Error::Unsupported`]: the device does not strip VLAN tags.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_modify_wq")]
     #[doc(alias = "IBV_WQ_FLAGS_CVLAN_STRIPPING")]
     pub fn strip_vlan(&mut self, strip: bool) -> Result<()> {
@@ -267,34 +269,35 @@ impl<P: Provider> Wq<P> {
             return Err(Error::Unsupported { verb: MODIFY, what });
         }
         let flags = if strip { which } else { WqFlags::empty() };
-        // SAFETY: the work queue is this value's, and its state stays.
+        // SAFETY: `self` owns the WQ, and its state is unchanged.
         unsafe { context.provider().modify_wq(self.shared.handle, WqChange::Flags { which, flags }) }
             .map_err(|reason| Error::create(MODIFY, format!("WQ {:#x}, {flags:?}", self.wq_num), reason))
     }
 
-    /// Posts receives, in RDY.
+    /// Posts receives. The state must be RDY.
     ///
     /// # Errors
-    /// The first request that is refused ends the list; those before it are posted.
+    /// The first rejected request ends the list. Earlier requests are posted.
     ///
     /// # Safety
     ///
-    /// A request is in use until it is complete, the queue was brought to RESET ([`Wq::reset`]
-    /// returned `Ok`) or destroyed ([`Wq::destroy`] returned `Ok`). A dropped queue is destroyed
-    /// with the last table that it is in. Where the kernel refuses to destroy it, such a table or a
-    /// queue pair of one, requests stay in use for the life of the process. While a request is in
-    /// use, the memory that its elements name must stay registered, mapped and allocated, and
-    /// nobody may look at it or change it, except by the copying methods of the region.
+    /// A request is in use until it completes, or until the WQ was moved to RESET ([`Wq::reset`]
+    /// returned `Ok`) or destroyed ([`Wq::destroy`] returned `Ok`). A dropped WQ is destroyed with
+    /// the last table that holds it. If the kernel refuses to destroy the WQ, such a table or a QP
+    /// of such a table, requests stay in use until the process exits.
+    ///
+    /// While a request is in use, the memory of its SGEs must stay registered, mapped and
+    /// allocated. No code may read or write that memory, except by the copying methods of the MR.
     #[doc(alias = "ibv_post_wq_recv")]
     #[inline(always)]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
         if let ([request], WqState::RDY) = (requests, self.state)
-            // SAFETY: the caller vouches for the request.
+            // SAFETY: the caller upholds the contract for the request.
             && unsafe { self.queue.try_post(request) }
         {
             return Ok(());
         }
-        // SAFETY: the caller vouches for every request; none of them has been posted.
+        // SAFETY: the caller upholds the contract for every request; none of them has been posted.
         unsafe { self.post_recv_list(requests) }
     }
 
@@ -308,16 +311,17 @@ impl<P: Provider> Wq<P> {
         if self.state != WqState::RDY && !requests.is_empty() {
             return Err(PostError { accepted: 0, reason: PostReason::WqState(self.state) });
         }
-        // SAFETY: the caller's promise is the same.
+        // SAFETY: the caller's contract is the same.
         unsafe { post_receives(&mut *self.queue, requests) }
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Wq) have been read; events
-    /// that were not are gone. Dropping does the same in silence, and waits for the tables.
+    /// Destroys the WQ. Returns the number of its [events](crate::AsyncEvent::Wq) that have been
+    /// read; unread events are discarded. Drop ignores errors, and the WQ is destroyed after its
+    /// last table.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where tables still hold it, with the last of which it goes; the kernel
-    /// refuses.
+    /// - [`Error::Invalid`]: tables still hold the WQ. It is destroyed after the last of them.
+    /// - [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_wq")]
     pub fn destroy(self) -> Result<u32> {
         const VERB: &str = "destroy_wq";
@@ -331,7 +335,7 @@ impl<P: Provider> Wq<P> {
     }
 }
 
-/// What of the flags a device lacks that has these capabilities.
+/// The first of `flags` that a device with these capabilities does not support, as error text.
 fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags) -> Option<&'static str> {
     let has = |cap| caps.contains(cap);
     let offered = [
@@ -357,8 +361,8 @@ fn unsupported_flags(flags: WqFlags, caps: RawPacketCaps, device: DeviceCapFlags
 
 impl<P: Provider> Drop for Wq<P> {
     fn drop(&mut self) {
-        // SAFETY: the owner of the queue is being dropped, so this runs once and nothing uses the
-        // field afterwards.
+        // SAFETY: the owner of the queue is being dropped, so this runs once and the field is not
+        // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }
@@ -369,16 +373,16 @@ impl<P: Provider> WqShared<P> {
         self.pd.context()
     }
 
-    /// Tells how many of its events have been read.
+    /// Destroys the WQ. Returns the number of its events that have been read.
     ///
     /// # Safety
     ///
     /// It must not have been destroyed before, and nothing may use the object afterwards.
     unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
-        // SAFETY: all that names the work queue keeps this, so nothing does any more.
+        // SAFETY: every user of the WQ holds an `Arc` of this, so there is none left.
         unsafe { command::destroy_wq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-            // The device may go on using the ring, so it is leaked.
+            // The device may still use the ring, so it is leaked.
             let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
                 queue.abandon();

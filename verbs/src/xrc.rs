@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains and their shared receive queues.
+//! Extended reliable connections (XRC): domains and their SRQs.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -12,29 +12,30 @@ use crate::{
     AnyProvider, Context, Cq, Error, Pd, PostError, RecvRequest, Result, Srq, SrqAttr, SrqInit, XrcTarget,
 };
 
-/// Whom an XRC domain is shared with.
+/// How an XRC domain is shared between processes.
 #[derive(Clone, Copy, Debug)]
 pub enum XrcdShare<'a> {
-    /// Nobody: it is this process's own.
+    /// Private to this process.
     Private,
-    /// Processes that name the same file: joins their domain.
+    /// Joins the domain of the file, which processes share by its inode.
     Join(BorrowedFd<'a>),
-    /// The same, but makes the domain where there is none.
+    /// Joins the domain of the file, or creates it.
     JoinOrCreate(BorrowedFd<'a>),
-    /// The same, but makes the domain, which must not be there.
+    /// Creates the domain of the file. Fails if it exists.
     Create(BorrowedFd<'a>),
 }
 
 /// An XRC domain.
 ///
-/// An extended reliable connection (XRC) leads from an [`XrcSend`](crate::XrcSend) queue pair of
-/// one process to an [`XrcTarget`] of another machine. There, each request takes a receive of the
-/// [`XrcSrq`] that it names. Queues and targets of a domain belong together, whichever process made
-/// them: N processes on each of M machines reach each other over N·M connections a machine, not
-/// N·N·M, since what comes to any target reaches every process's own queue.
+/// An extended reliable connection (XRC) connects an [`XrcSend`](crate::XrcSend) QP to an
+/// [`XrcTarget`] of another machine. Each request names an [`XrcSrq`] there and consumes a receive
+/// of it.
 ///
-/// Processes find each other's domain by a file: it is that of the file's inode, for as long as
-/// somebody has it.
+/// Any target of a domain delivers to any SRQ of the domain, whichever process created them. So N
+/// processes on each of M machines need N·M connections per machine, not N·N·M.
+///
+/// Processes share a domain by a file: the domain belongs to the file's inode while any process has
+/// it open.
 ///
 /// ```no_run
 /// use bareverbs::{CqInit, Device, QpInit, SrqInit, XrcSend, XrcSrqInit, XrcdShare};
@@ -53,7 +54,8 @@ pub enum XrcdShare<'a> {
 /// # }
 /// ```
 ///
-/// It is cheap to clone, and lives as long as anything that was made in it.
+/// `Xrcd` is cheap to clone. The domain is closed after the last clone, SRQ and QP of it is
+/// dropped.
 #[doc(alias = "ibv_xrcd")]
 pub struct Xrcd<P: Provider = AnyProvider> {
     inner: Arc<Inner<P>>,
@@ -98,7 +100,7 @@ impl<P: Provider> Xrcd<P> {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The context it belongs to.
+    /// The context of the domain.
     #[must_use]
     pub fn context(&self) -> &Context<P> {
         &self.inner.context
@@ -108,33 +110,35 @@ impl<P: Provider> Xrcd<P> {
         self.inner.handle
     }
 
-    /// Makes a queue pair that receives for the domain, in the state RESET. `user_data` comes back
-    /// in its [asynchronous events](crate::AsyncEvent::Qp).
+    /// Creates an XRC target QP in the domain, in the state RESET. `user_data` is reported in its
+    /// [asynchronous events](crate::AsyncEvent::Qp).
     ///
     /// # Errors
-    /// The kernel refuses, as where the device has no more queue pairs.
+    /// [`Error::Kernel`]: the kernel rejects the command, for instance if the device has no more
+    /// QPs.
     #[doc(alias = "ibv_create_qp_ex")]
     pub fn create_target(&self, user_data: u64) -> Result<XrcTarget<P>> {
         XrcTarget::create(self, user_data)
     }
 
-    /// Takes part in the domain's receiving queue pair `qp_num`, which another process has made. It
-    /// then exists until all have let go of it. The way from state to state stays the maker's: it
-    /// is where the maker has brought it.
+    /// Opens the XRC target QP `qp_num` of the domain, which another process has created. The QP
+    /// exists until all processes have closed it. Its creator makes the state transitions.
     ///
     /// # Errors
-    /// The kernel refuses, with `EINVAL` where the domain has no such queue pair.
+    /// [`Error::Kernel`]: the kernel rejects the command, with `EINVAL` if the domain has no such
+    /// QP.
     #[doc(alias = "ibv_open_qp")]
     pub fn open_target(&self, qp_num: u32, user_data: u64) -> Result<XrcTarget<P>> {
         XrcTarget::open(self, qp_num, user_data)
     }
 
-    /// Leaves the domain; with the last process that has it, it goes. Dropping does the same in
-    /// silence, when nothing made in it is left.
+    /// Closes the domain. It is destroyed when the last process closes it. Drop ignores errors, and
+    /// waits until the last SRQ and QP of the domain is dropped.
     ///
     /// # Errors
-    /// [`Error::Invalid`] where something of this process is still in it, with the last of which it
-    /// goes; the kernel refuses.
+    /// - [`Error::Invalid`]: this process still has clones, SRQs or QPs of the domain. It is closed
+    ///   after the last of them.
+    /// - [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_close_xrcd")]
     pub fn close(self) -> Result<()> {
         const VERB: &str = "close_xrcd";
@@ -142,7 +146,7 @@ impl<P: Provider> Xrcd<P> {
             return Err(Error::invalid(VERB, "queues or queue pairs are still in it: drop them first"));
         };
         inner.closed = true;
-        // SAFETY: all that names the domain keeps it, and this was the last that did.
+        // SAFETY: every user of the domain holds an `Arc` of this, and this was the last one.
         unsafe { command::close_xrcd(inner.context.file(), inner.handle) }
             .map_err(|refused| Error::kernel(VERB, "an XRC domain", refused))
     }
@@ -151,32 +155,32 @@ impl<P: Provider> Xrcd<P> {
 impl<P: Provider> Drop for Inner<P> {
     fn drop(&mut self) {
         if !self.closed {
-            // It fails only where an object that could not be given back is in it; closing the file
-            // frees both.
-            // SAFETY: all that names the domain keeps it, so nothing does any more.
+            // The command fails only if the domain has an object that could not be destroyed.
+            // Closing the device file frees both.
+            // SAFETY: every user of the domain holds an `Arc` of this, so there is none left.
             let _ = unsafe { command::close_xrcd(self.context.file(), self.handle) };
         }
     }
 }
 
-/// What a shared receive queue of an XRC domain is to be.
+/// Attributes for the creation of an XRC SRQ.
 #[doc(alias = "ibv_srq_init_attr_ex")]
 pub struct XrcSrqInit<'a, P: Provider = AnyProvider> {
     /// Depth, width, limit and user data.
     pub srq: SrqInit,
-    /// Its domain.
+    /// XRC domain of the SRQ.
     pub xrcd: &'a Xrcd<P>,
-    /// The queue for its completions.
+    /// CQ for its completions.
     pub cq: &'a Cq<P>,
 }
 
-/// A shared receive queue of an XRC domain: requests that come to any target of the domain and name
-/// it by [`XrcSrq::srq_num`] take its receives. [`Xrcd`] shows how it is made.
+/// An SRQ of an XRC domain. Requests to any target of the domain that name it by
+/// [`XrcSrq::srq_num`] consume its receives. [`Xrcd`] has an example.
 ///
-/// Its completions come to its own completion queue; each tells by `qp_num` the target that it came
-/// to, which may be another process's.
+/// Its completions go to its own CQ. Their `qp_num` is that of the target, which may belong to
+/// another process.
 ///
-/// It is no shared receive queue of ordinary queue pairs, and those do not take it:
+/// An XRC SRQ is not an ordinary SRQ, and ordinary QPs do not accept it:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs::{Cq, QpInit, XrcSrq};
@@ -196,7 +200,7 @@ impl<P: Provider> XrcSrq<P> {
         Ok(Self { srq, srq_num })
     }
 
-    /// Its number on the wire, by which peers name it; 24 bits.
+    /// The SRQ number, by which peers name it; 24 bits.
     #[doc(alias = "ibv_get_srq_num")]
     #[must_use]
     pub fn srq_num(&self) -> u32 {
@@ -209,19 +213,19 @@ impl<P: Provider> XrcSrq<P> {
         self.srq.user_data()
     }
 
-    /// The protection domain that the memory of its receives belongs to.
+    /// The protection domain of the SRQ and of its receives' memory.
     #[must_use]
     pub fn pd(&self) -> &Pd<P> {
         self.srq.pd()
     }
 
-    /// Receives that can be outstanding, at least as many as asked for.
+    /// Receives that can be outstanding, at least as many as requested.
     #[must_use]
     pub fn capacity(&self) -> u32 {
         self.srq.capacity()
     }
 
-    /// Scatter elements of a receive.
+    /// SGEs of a receive.
     #[must_use]
     pub fn max_sge(&self) -> u32 {
         self.srq.max_sge()
@@ -234,29 +238,30 @@ impl<P: Provider> XrcSrq<P> {
     ///
     /// # Safety
     ///
-    /// A request is in use until it is complete or the queue was destroyed: [`XrcSrq::destroy`]
-    /// returned `Ok`. Where the kernel refuses, there or when the queue is dropped, requests stay
-    /// in use for the life of the process. While a request is in use, the memory that its elements
-    /// name must stay registered, mapped and allocated, and nobody may look at it or change it,
-    /// except by the copying methods of the region.
+    /// A request is in use until it completes or the SRQ was destroyed: [`XrcSrq::destroy`]
+    /// returned `Ok`. If the kernel refuses, in `destroy` or in drop, requests stay in use until
+    /// the process exits.
+    ///
+    /// While a request is in use, the memory of its SGEs must stay registered, mapped and
+    /// allocated. No code may read or write that memory, except by the copying methods of the MR.
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline]
     pub unsafe fn post_recv(&mut self, requests: &[RecvRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: the caller's promise is the same: no queue pair of this process shares the queue,
-        // so it is destroyed where this is.
+        // SAFETY: the caller's contract is the same: no QP of this process shares the SRQ, so it is
+        // destroyed with this value.
         unsafe { self.srq.post_recv(requests) }
     }
 
-    /// What the kernel says of it.
+    /// Queries the attributes from the kernel.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel rejects the command.
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         self.srq.query()
     }
 
-    /// Asks for one event when a message leaves fewer than `limit` receives posted, as
+    /// Arms one event, raised when a message leaves fewer than `limit` receives posted, as
     /// [`Srq::set_limit`] does.
     ///
     /// # Errors
@@ -266,11 +271,11 @@ impl<P: Provider> XrcSrq<P> {
         self.srq.set_limit(limit)
     }
 
-    /// Destroys it and tells how many of its [events](crate::AsyncEvent::Srq) have been read.
-    /// Dropping does the same in silence.
+    /// Destroys the SRQ. Returns the number of its [events](crate::AsyncEvent::Srq) that have been
+    /// read. Drop ignores errors.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// [`Error::Kernel`]: the kernel refuses to destroy it.
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> Result<u32> {
         self.srq.destroy()

@@ -227,8 +227,8 @@ unsafe fn post_send_slow<T: Transport, P: Provider>(
 ) -> Result<(), PostError> {
     match requests {
         // Copied, so that the fast path need not keep a request in memory if it is known at the
-        // call site. SAFETY: the caller's contract is the same, and a copy of a request names the
-        // same memory.
+        // call site.
+        // SAFETY: the caller's contract is the same, and a copy of a request names the same memory.
         [request] => unsafe { post_sends::<T, P>(queue, *state, &[*request], defer) },
         // SAFETY: the caller's contract is the same.
         _ => unsafe { post_sends::<T, P>(queue, *state, requests, defer) },
