@@ -1,4 +1,4 @@
-//! The comparison of what is declared in Rust with one kernel's headers.
+//! Compares the Rust declarations with one kernel's headers.
 
 use bareverbs_uapi::abi::{FieldInfo, FieldKind, Since, StructInfo};
 
@@ -7,7 +7,7 @@ use crate::declared::{Declared, Value, root};
 use crate::exempt;
 use crate::header::{Array, Member, Type};
 
-/// Every difference, in sentences; empty where there is none.
+/// All differences, as sentences; empty if there is none.
 pub fn compare(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut comparison = Comparison { kernel, differences: Vec::new() };
     for info in &declared.structs {
@@ -29,8 +29,8 @@ impl Comparison<'_> {
         self.differences.push(difference);
     }
 
-    /// Whether the item is there if and only if its `since` says so; `true` if there is something
-    /// to compare.
+    /// Checks that the item exists if and only if its `since` says so. Returns `true` if there is
+    /// something to compare.
     fn presence(&mut self, item: &str, since: Since, found: bool) -> bool {
         let expected = since <= self.kernel.since;
         if expected != found {
@@ -101,7 +101,7 @@ impl Comparison<'_> {
         }
     }
 
-    /// Padding must lie where no member does.
+    /// Padding must not overlap a member.
     fn padding(&mut self, info: &StructInfo, field: &FieldInfo, item: &str) {
         let padding = Span { offset: field.offset as u64, size: field.size as u64 };
         for leaf in self.kernel.leaves(info.c, &|_| false) {
@@ -141,7 +141,7 @@ impl Comparison<'_> {
     }
 }
 
-/// The size that a struct has where its newest members do not yet exist, if some do not.
+/// The size of a struct in kernels without its newest members, if it has such members.
 fn short(info: &StructInfo, kernel: &Kernel, align: u64) -> Option<u64> {
     let (old, new): (Vec<&FieldInfo>, Vec<&FieldInfo>) =
         info.fields.iter().partition(|field| field.since <= kernel.since);
@@ -153,7 +153,7 @@ fn short(info: &StructInfo, kernel: &Kernel, align: u64) -> Option<u64> {
     (!new.is_empty()).then(|| end.next_multiple_of(align))
 }
 
-/// The size of a reserved member in a kernel that does not yet have the members made of its end.
+/// The size of a reserved member in a kernel that lacks the members later split off its end.
 fn size_before_split(info: &StructInfo, field: &FieldInfo, kernel: &Kernel) -> Option<u64> {
     let after = info.fields.iter().skip_while(|other| other.rust != field.rust).skip(1);
     let newer: Vec<_> = after.take_while(|other| other.since > kernel.since).collect();
@@ -165,8 +165,7 @@ fn overlap(a: Span, b: Span) -> bool {
     a.offset < b.offset + b.size && b.offset < a.offset + a.size
 }
 
-/// Whether a Rust field reads a C member's bytes as C does: sign, byte order, element, nested
-/// struct.
+/// Whether a Rust field has the type of its C member: sign, byte order, element, nested struct.
 fn kinds(member: &Member, kind: &FieldKind) -> Result<(), String> {
     let scalar = match (&member.ty, kind) {
         (Type::Tagged(c), FieldKind::Struct(info)) if info.c == c => return Ok(()),
@@ -234,7 +233,7 @@ mod tests {
         compare(&kernel(), &Declared { structs: vec![info], values: vec![value], ..Declared::default() })
     }
 
-    /// What the comparison says of the struct with one field altered.
+    /// The differences of the struct with one field altered.
     fn altered(index: usize, alter: impl FnOnce(&mut FieldInfo)) -> Vec<String> {
         let mut fields = FIELDS.to_vec();
         alter(&mut fields[index]);

@@ -1,4 +1,4 @@
-//! What the machine's C compiler says of one kernel's headers.
+//! Measures one kernel's headers with the machine's C compiler.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use bareverbs_uapi::abi::Since;
 use crate::declared::{Declared, root};
 use crate::header::{Array, Headers, Leaf, Member, Type};
 
-/// Where something lies in a struct.
+/// Position of a member in a struct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Bytes from the start.
@@ -31,14 +31,14 @@ pub struct Shape {
     pub align: u64,
 }
 
-/// One kernel's headers, read and measured.
+/// One kernel's headers, parsed and measured.
 #[derive(Debug)]
 pub struct Kernel {
     /// Its series, such as `6.12`.
     pub name: &'static str,
-    /// The same as the declarations say it.
+    /// The series as `Since`.
     pub since: Since,
-    /// What is declared.
+    /// The declarations.
     pub headers: Headers,
     /// Structs, by their C type.
     pub shapes: BTreeMap<String, Shape>,
@@ -48,8 +48,7 @@ pub struct Kernel {
     pub values: BTreeMap<String, u64>,
 }
 
-/// The headers that every declared item must come from or be compared with, as one translation
-/// unit.
+/// A translation unit with all headers that declared items come from or are compared with.
 fn includes(declared: &Declared, folders: &[PathBuf]) -> String {
     let mut names: BTreeSet<&str> = crate::COVERED_HEADERS.iter().copied().collect();
     names.extend(declared.structs.iter().map(|info| info.header));
@@ -63,10 +62,10 @@ fn includes(declared: &Declared, folders: &[PathBuf]) -> String {
     )
 }
 
-/// Where the names of kernel-only headers start.
+/// Prefix of the names of kernel-only headers.
 const KERNEL_ONLY: &str = "include/";
 
-/// What kernel-only definitions need of headers that do not compile outside the kernel.
+/// Macros that kernel-only definitions need from headers that do not compile outside the kernel.
 const KERNEL_ONLY_MACROS: &str = "\
 #define BIT(n) (1UL << (n))
 #define BIT_ULL(n) (1ULL << (n))
@@ -75,7 +74,7 @@ const KERNEL_ONLY_MACROS: &str = "\
 
 fn cc(folders: &[PathBuf]) -> Command {
     let mut cc = Command::new("cc");
-    // Only the kernel's own headers: the machine's would answer for another kernel.
+    // Only these headers: the machine's own are of another kernel.
     cc.args(["-x", "c", "-std=gnu11", "-nostdinc", "-w"]);
     for folder in folders {
         cc.arg("-isystem").arg(folder);
@@ -102,8 +101,8 @@ fn run(mut command: Command, input: &str, what: &str) -> Result<String> {
 }
 
 impl Kernel {
-    /// Reads and measures the headers found under the folders for user space, `folders`, and in the
-    /// kernel's own `include`, `kernel_only`; `scratch` takes the program made for that.
+    /// Parses and measures the user-space headers in `folders` and those in the kernel's own
+    /// `include`, `kernel_only`. The generated program is built in `scratch`.
     pub fn read(
         name: &'static str,
         since: Since,
@@ -148,7 +147,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// A C program that prints every size, offset and value that may be asked for.
+    /// A C program that prints all sizes, offsets and values of the comparison.
     fn program(&self, includes: &str, declared: &Declared) -> String {
         let mut types: BTreeSet<String> =
             declared.structs.iter().map(|info| info.c.to_string()).filter(|c| self.has_type(c)).collect();
@@ -219,7 +218,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Whether the headers have a C type.
+    /// Whether the headers have this C type.
     pub fn has_type(&self, c: &str) -> bool {
         match root(c) {
             (ty, "") => self.headers.structs.contains_key(ty),
@@ -227,8 +226,8 @@ impl Kernel {
         }
     }
 
-    /// The members of a C type that hold bytes; one of a tagged type is entered only where `enter`
-    /// says so.
+    /// The members of a C type that hold bytes. Members of a tagged type are expanded if `enter`
+    /// returns true for it.
     pub fn leaves(&self, c: &str, enter: &dyn Fn(&str) -> bool) -> Vec<Leaf> {
         let (ty, path) = root(c);
         let inner =

@@ -1,4 +1,4 @@
-//! The comparison the other way round: what one kernel's headers declare must be declared in Rust.
+//! The reverse comparison: declarations in one kernel's headers must exist in Rust.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,8 +7,8 @@ use crate::declared::{Declared, root};
 use crate::exempt::UNDECLARED;
 use crate::header::{Leaf, Type, Value};
 
-/// Every item of the covered headers, and of structs and enumerations of others that Rust declares
-/// in part, which Rust lacks; empty where there is none.
+/// All items that Rust lacks: of the covered headers, and of structs and enumerations in other
+/// headers that Rust declares in part. Empty if there is none.
 pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut missing = Vec::new();
     let mut miss = |item: &str, what: &str, file: &str| {
@@ -31,7 +31,7 @@ pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
             }
         }
     }
-    // Of other headers just what Rust declares a part of.
+    // Items of other headers count only if Rust declares a part of them.
     let whole = |value: &Value| crate::covered(&value.file) || names.tags.contains(value.tag.as_str());
     for (name, value) in kernel.headers.values.iter().filter(|(_, value)| whole(value)) {
         if !names.values.contains(name.as_str()) {
@@ -44,7 +44,7 @@ pub fn missing(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     missing
 }
 
-/// The C names that Rust knows.
+/// The C names that Rust declares.
 struct Names<'a> {
     /// Designators by struct.
     members: BTreeMap<&'a str, BTreeSet<String>>,
@@ -74,17 +74,16 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Whether a designator lies within what another one names.
+/// Whether a designator is within the member of another one.
 fn below(path: &str, ancestor: &str) -> bool {
     path.strip_prefix(ancestor).is_some_and(|rest| rest.starts_with('.'))
 }
 
-/// Whether Rust names the member itself, a union around it that is exactly as long, or the same
-/// bytes by the other name that they have where a union holds a struct beside the members of that
-/// struct.
+/// Whether Rust declares the member itself, a union of the same length around it, or the same bytes
+/// under their other name, if a union holds a struct beside copies of the struct's members.
 fn is_declared(kernel: &Kernel, c: &str, leaf: &Leaf, names: &BTreeSet<String>) -> bool {
     let span = |path: &str| kernel.spans.get(&(c.to_string(), path.to_string()));
-    // Whether the member `path` lies in the struct that the member `outer` is, under the same name.
+    // Whether the struct member `outer` has a member with the same name and position as `path`.
     let repeats = |outer: &str, path: &str| {
         let (Some(outer_span), Some(whole)) = (span(outer), span(path)) else { return false };
         let Some(Type::Tagged(ty)) = kernel.member(c, outer).map(|member| member.ty) else { return false };
@@ -118,7 +117,7 @@ mod tests {
     use crate::declared::Value;
     use crate::fixture::{FIELDS, STRUCT, VALUE, field, kernel};
 
-    /// What is missing where Rust declares every value, and the struct with these fields.
+    /// The missing items if Rust declares all values, and the struct with these fields.
     fn lacking(fields: Vec<FieldInfo>) -> Vec<String> {
         let structs = vec![StructInfo { fields: fields.leak(), ..STRUCT }];
         let names = ["A_VALUE", "A_FIRST", "A_SECOND", "B_FIRST"];

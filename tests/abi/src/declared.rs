@@ -1,4 +1,4 @@
-//! What the Rust side declares, flattened from the registry.
+//! The Rust declarations, flattened from the registry.
 
 use bareverbs_uapi::abi::{ConstInfo, EnumInfo, Since, StructInfo};
 use bareverbs_uapi::driver::DriverAttributes;
@@ -6,26 +6,26 @@ use bareverbs_uapi::method::{AttributeInfo, MethodInfo, ObjectInfo, UHW_IN, UHW_
 use bareverbs_uapi::write::{EXTENDED, WriteCommandInfo};
 use bareverbs_uapi::{mlx5, registry};
 
-/// A named value, whatever it was declared as.
+/// A named value, however it is declared.
 #[derive(Clone, Copy, Debug)]
 pub struct Value {
     /// Its name in C.
     pub c: &'static str,
     /// Its name in Rust.
     pub rust: &'static str,
-    /// What it belongs to in Rust.
+    /// The Rust type or module that it belongs to.
     pub owner: &'static str,
     /// Its value, sign-extended to 64 bits.
     pub value: u64,
-    /// The header that should define it, where the declaration says so.
+    /// The header that must define it, if the declaration names one.
     pub header: Option<&'static str>,
-    /// The C tag of the enumeration it should belong to; empty where that is not said.
+    /// The C tag of its enumeration; empty if the declaration names none.
     pub tag: &'static str,
-    /// The kernel series that should be the first to have it.
+    /// The first kernel series that has it.
     pub since: Since,
 }
 
-/// Everything declared.
+/// All declarations.
 #[derive(Clone, Debug, Default)]
 pub struct Declared {
     /// The structs.
@@ -37,7 +37,7 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// All of the registry.
+    /// Reads the whole registry.
     pub fn from_registry() -> Declared {
         let mut declared = Declared::default();
         for module in registry::MODULES {
@@ -94,7 +94,7 @@ impl Declared {
         }
     }
 
-    /// The headers number the extended commands without the bit that marks them.
+    /// The headers number the extended commands without their flag bit.
     fn command(&mut self, command: &WriteCommandInfo) {
         let number = (command.number & !EXTENDED) as u16;
         self.values.push(Value::numbered(command.c, command.rust, "write command", number, command.since));

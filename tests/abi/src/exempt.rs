@@ -1,10 +1,10 @@
-//! What the proof leaves out, each line with its reason; a line that is no longer needed fails the
-//! proof.
+//! Exemptions from the comparison, each with its reason. An exemption that is not needed is an
+//! error.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
 
-/// What is exempt, and why. A `*` at the end of `item` stands for any ending.
+/// An exemption and its reason. A `*` at the end of `item` matches any suffix.
 #[derive(Clone, Copy, Debug)]
 pub struct Exemption {
     /// The C name; `struct x: member` for a member.
@@ -13,7 +13,7 @@ pub struct Exemption {
     pub reason: &'static str,
 }
 
-/// A list of exemptions that remembers which were used.
+/// A list of exemptions that records which were used.
 #[derive(Debug)]
 pub struct Exemptions {
     name: &'static str,
@@ -38,7 +38,7 @@ impl Exemptions {
         found.is_some()
     }
 
-    /// The lines that were not needed.
+    /// The exemptions that were not used.
     pub fn unused(&self) -> Vec<String> {
         let used = self.used.lock().map(|used| used.clone()).unwrap_or_default();
         let unused = self.list.iter().enumerate().filter(|(index, _)| !used.contains(index));
@@ -135,7 +135,7 @@ pub static MISPLACED_VALUES: Exemptions = Exemptions::new(
     ],
 );
 
-/// Lines of all lists that nothing needed; to be asked after every kernel was compared.
+/// The unused exemptions of all lists. Call it after all kernels were compared.
 pub fn unused() -> Vec<String> {
     [&UNDECLARED, &MISPLACED_VALUES].iter().flat_map(|list| list.unused()).collect()
 }

@@ -1,4 +1,4 @@
-//! A small kernel for the tests of the comparisons.
+//! A small fake kernel for the tests of the comparisons.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ pub(crate) const FIELDS: &[FieldInfo] = &[
     field("u", 16, 8, FieldKind::Unsigned(8)),
 ];
 
-/// `struct a` of the small kernel.
+/// `struct a` of the fake kernel.
 pub(crate) const STRUCT: StructInfo = StructInfo {
     rust: "A",
     c: "struct a",
@@ -38,7 +38,7 @@ pub(crate) const STRUCT: StructInfo = StructInfo {
     fields: FIELDS,
 };
 
-/// `A_VALUE` of the small kernel.
+/// `A_VALUE` of the fake kernel.
 pub(crate) const VALUE: Value = Value {
     c: "A_VALUE",
     rust: "VALUE",
@@ -54,7 +54,7 @@ pub(crate) const fn field(c: &'static str, offset: usize, size: usize, kind: Fie
     FieldInfo { rust: "field", c, offset, size, since: Since::V6_1, kind }
 }
 
-/// A kernel of one header with one struct, one macro and two enumerations.
+/// A fake kernel: one header with one struct, one macro and two enumerations.
 pub(crate) fn kernel() -> Kernel {
     let spans = [("x", 0, 4), ("y", 4, 4), ("z", 8, 4), ("u", 16, 8), ("u.p", 16, 8), ("u.q", 16, 8)];
     let span =

@@ -1,7 +1,6 @@
-//! What C headers declare, read from the preprocessor's output: structs with their members, and
-//! named values.
+//! Parses C headers from the preprocessor's output: structs with their members, and named values.
 //!
-//! Only names and shapes are read here. Sizes, offsets and values are the C compiler's to say
+//! Only names and types are parsed. Sizes, offsets and values come from the C compiler
 //! ([`crate::compiler`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 
-/// Everything that one kernel's headers declare.
+/// All declarations in one kernel's headers.
 #[derive(Debug, Default)]
 pub struct Headers {
     /// Structs and unions by their C type (`struct x`, `union y`).
@@ -18,14 +17,14 @@ pub struct Headers {
     pub values: BTreeMap<String, Value>,
     /// Macros with parameters, with the file that defines them.
     pub functions: BTreeMap<String, String>,
-    /// What of kernel-only headers can stand alone, in the order of the headers.
+    /// Definitions of kernel-only headers that compile on their own, in header order.
     pub kernel_only: Vec<Definition>,
 }
 
 /// A definition of a kernel-only header.
 #[derive(Debug)]
 pub struct Definition {
-    /// The enumerators, the macro or the struct's tag.
+    /// The names of the enumerators, of the macro or of the struct tag.
     pub names: Vec<String>,
     /// C that defines them.
     pub text: String,
@@ -34,7 +33,7 @@ pub struct Definition {
 /// A struct or union.
 #[derive(Debug)]
 pub struct Struct {
-    /// The header that defines it, as it is included.
+    /// The header that defines it, as in the `#include`.
     pub file: String,
     /// Its members.
     pub members: Vec<Member>,
@@ -47,18 +46,18 @@ pub struct Member {
     pub name: String,
     /// The type, without array bounds.
     pub ty: Type,
-    /// What stands behind the name.
+    /// The array bounds after the name.
     pub array: Array,
 }
 
 /// Whether a member is an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Array {
-    /// It is none.
+    /// Not an array.
     No,
     /// It has a length.
     Fixed,
-    /// It is an open end of the struct and counts no bytes.
+    /// A flexible array member, which has no size.
     Flexible,
 }
 
@@ -80,11 +79,11 @@ pub struct Value {
     pub file: String,
     /// The tag of its enumeration; empty for an enumeration without one and for a macro.
     pub tag: String,
-    /// Which enumeration of the whole it belongs to; `None` for a macro.
+    /// The index of its enumeration; `None` for a macro.
     pub group: Option<usize>,
 }
 
-/// A member that holds bytes of its own: no struct or union defined in place.
+/// A member that holds bytes of its own: not a struct or union defined in place.
 #[derive(Clone, Debug)]
 pub struct Leaf {
     /// Its designator.
@@ -94,8 +93,8 @@ pub struct Leaf {
 }
 
 impl Headers {
-    /// Reads the output of `cc -E -dD`; `includes` are the folders that were searched, to shorten
-    /// file names.
+    /// Parses the output of `cc -E -dD`. `includes` are the include folders, which are cut off file
+    /// names.
     pub fn parse(preprocessed: &str, includes: &[&str]) -> Result<Headers> {
         let mut headers = Headers::default();
         let tokens = headers.tokens(preprocessed, includes);
@@ -103,8 +102,8 @@ impl Headers {
         Ok(headers)
     }
 
-    /// Adds the enumerations, plain macros and simple structs of a header that only the kernel
-    /// itself can include, given as it is but for comments.
+    /// Adds the enumerations, plain macros and simple structs of a kernel-only header, given as its
+    /// source text without comments.
     pub fn add_kernel_only(&mut self, file: &str, text: &str) -> Result<()> {
         let text = format!("# 1 \"{file}\"\n{}", text.replace("\\\n", " "));
         let mut own = Headers::default();
@@ -136,7 +135,7 @@ impl Headers {
         }
         Ok(())
     }
-    /// The texts of the kernel-only definitions of the names given, and of those that they refer
+    /// The texts of the kernel-only definitions of these names, and of the names that they refer
     /// to, in order.
     pub fn kernel_only_texts<'a>(&'a self, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
         let mut defined: BTreeMap<&str, usize> = BTreeMap::new();
@@ -155,7 +154,7 @@ impl Headers {
         wanted.into_iter().map(|index| self.kernel_only[index].text.as_str()).collect()
     }
 
-    /// Collects the macros and returns everything else as tokens.
+    /// Collects the macros and returns all else as tokens.
     fn tokens<'a>(&mut self, text: &'a str, includes: &[&str]) -> Vec<Token<'a>> {
         let mut file: Arc<str> = "".into();
         let mut tokens = Vec::new();
@@ -189,7 +188,7 @@ impl Headers {
         tokens
     }
 
-    /// The member that a designator names, and whether it exists.
+    /// The member that a designator names, if it exists.
     pub fn resolve(&self, ty: &str, path: &str) -> Option<Member> {
         let mut members: &[Member] = &self.structs.get(ty)?.members;
         let mut names = path.split('.').map(|name| name.split('[').next().unwrap_or(name)).peekable();
@@ -206,7 +205,8 @@ impl Headers {
         }
     }
 
-    /// The members that hold bytes; one of a tagged type is entered only where `enter` says so.
+    /// The members that hold bytes. Members of a tagged type are expanded if `enter` returns true
+    /// for it.
     pub fn leaves(&self, members: &[Member], enter: &dyn Fn(&str) -> bool) -> Vec<Leaf> {
         let mut leaves = Vec::new();
         self.collect(members, "", enter, &mut leaves);
@@ -255,7 +255,7 @@ struct Token<'a> {
     file: Arc<str>,
 }
 
-/// Splits a line into identifiers, numbers, quoted strings and single marks.
+/// Splits a line into identifiers, numbers, quoted strings and single characters.
 fn words<'a>(line: &'a str, mut take: impl FnMut(&'a str)) {
     let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut rest = line.trim_start();
@@ -308,7 +308,7 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    /// Skips a group in brackets of any kind, of which the opening one comes next.
+    /// Skips a bracketed group of any kind. The opening bracket is the next token.
     fn skip_group(&mut self) -> Result<()> {
         let mut depth = 0;
         loop {
@@ -345,8 +345,8 @@ impl<'a> Parser<'a, '_> {
         Ok(())
     }
 
-    /// Steps over what comes next; the names it defines if it is an enumeration or a struct that
-    /// can be read.
+    /// Parses the next definition. Returns the names it defines if it is an enumeration or a simple
+    /// struct.
     fn definition(&mut self) -> Result<Vec<String>> {
         let start = self.at;
         match self.peek() {
@@ -373,7 +373,7 @@ impl<'a> Parser<'a, '_> {
         }
     }
 
-    /// A struct or union, defined here or only named.
+    /// A struct or union, defined here or referred to by tag.
     fn aggregate(&mut self) -> Result<Type> {
         let keyword = self.next();
         self.skip_attributes()?;
@@ -416,7 +416,7 @@ impl<'a> Parser<'a, '_> {
         Ok(members)
     }
 
-    /// A member's type; of the words of a basic one the last before a mark is the member's name.
+    /// A member's type. For a basic type, the last word before punctuation is the member's name.
     fn member_type(&mut self) -> Result<Type> {
         match self.peek() {
             "struct" | "union" => return self.aggregate(),

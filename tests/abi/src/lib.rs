@@ -1,10 +1,10 @@
-//! Proof that the kernel ABI declared in `bareverbs-uapi` is the one in the real headers of each
-//! series in `KERNELS`.
+//! Checks that the kernel ABI declared in `bareverbs-uapi` equals the real headers of each series
+//! in `KERNELS`.
 //!
-//! The machine's C compiler preprocesses the headers and compiles one program per kernel that
-//! prints every size, offset and value ([`compiler`]); what it prints is compared with the registry
-//! ([`compare`]), and what the headers declare must be declared in Rust too ([`complete`]). What is
-//! left out stands in [`exempt`], with reasons.
+//! The machine's C compiler preprocesses the headers and compiles one program per kernel, which
+//! prints all sizes, offsets and values ([`compiler`]). The output is compared with the registry
+//! ([`compare`]). Items of the headers must be declared in Rust too ([`complete`]). [`exempt`]
+//! lists the exceptions with their reasons.
 
 pub mod compare;
 pub mod compiler;
@@ -16,7 +16,7 @@ mod fixture;
 pub mod header;
 pub mod methods;
 
-/// The headers of which every item must be declared in Rust.
+/// The headers whose items must all be declared in Rust.
 pub const COVERED_HEADERS: &[&str] = &[
     "rdma/ib_user_ioctl_cmds.h",
     "rdma/ib_user_ioctl_verbs.h",
@@ -32,7 +32,7 @@ pub const COVERED_HEADERS: &[&str] = &[
     "rdma/rdma_user_rxe.h",
 ];
 
-/// Whether every item of a header must be declared.
+/// Whether all items of a header must be declared.
 pub fn covered(file: &str) -> bool {
     COVERED_HEADERS.contains(&file)
 }

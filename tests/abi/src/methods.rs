@@ -1,5 +1,5 @@
-//! The tables of methods against the headers: each method's attributes are numbered by an
-//! enumeration of its own.
+//! Compares the method tables with the headers: each method has an enumeration with the numbers of
+//! its attributes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,7 @@ use crate::compiler::Kernel;
 use crate::declared::Declared;
 use crate::exempt::UNDECLARED;
 
-/// Every attribute that stands in the table of a wrong method or of none; empty where there is
-/// none.
+/// All attributes in the table of a wrong method or of no method; empty if there is none.
 pub fn misplaced(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     let mut misplaced = Vec::new();
     let mut owners: BTreeMap<usize, &str> = BTreeMap::new();
@@ -40,7 +39,7 @@ pub fn misplaced(kernel: &Kernel, declared: &Declared) -> Vec<String> {
     misplaced
 }
 
-/// The attributes that this kernel has, with the enumerations they belong to.
+/// The attributes that this kernel has, with their enumerations.
 fn attributes<'a>(kernel: &Kernel, method: &MethodInfo) -> BTreeMap<&'a str, usize> {
     let present = method.attributes.iter().filter(|attribute| attribute.since <= kernel.since);
     present

@@ -1,5 +1,4 @@
-//! The proof of layout; run by `cargo test`, left out with a word where a kernel's headers were not
-//! fetched.
+//! The layout comparison. It is skipped with a message if a kernel's headers are not in the cache.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +11,7 @@ use bareverbs_uapi::abi::{Since, StructInfo};
 use bareverbs_uapi::kernels::{KERNELS, KernelSeries};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// One kernel series, its headers read when a test first asks.
+/// One kernel series. The first test that needs the headers parses them.
 struct Series {
     since: Since,
     kernel: OnceLock<Result<Kernel, String>>,
@@ -68,8 +67,7 @@ fn method_attributes_match(series: &Series) -> Result<(), Failed> {
     verdict(methods::misplaced(series.kernel()?, &Declared::from_registry()))
 }
 
-/// The proof of the proof: alters one number after another and wants each to be reported by its
-/// name.
+/// Tests the comparison: alters one number after another and expects a report with its name.
 fn alterations_are_reported(series: &Series) -> Result<(), Failed> {
     let (kernel, declared) = (series.kernel()?, Declared::from_registry());
     let mut unseen = Vec::new();

@@ -1,5 +1,4 @@
-//! Which calls a program makes: its system calls as a tracer sees them, verbs ioctls by the names
-//! of their methods.
+//! Records a program's system calls with a tracer. Verbs ioctls are recorded by method name.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +29,7 @@ pub struct Verb {
     pub returned: i64,
 }
 
-/// What a program did, up to its end.
+/// The recorded calls of a program, up to its end.
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
     /// Verbs calls in their order.
@@ -50,14 +49,14 @@ pub struct Calls {
 #[expect(clippy::zombie_processes, reason = "the tracer waits, by system calls of its own")]
 pub fn trace(command: &mut Command) -> Calls {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    // SAFETY: PTRACE_TRACEME is one system call, which is all right between fork and exec.
+    // SAFETY: PTRACE_TRACEME is one system call, which may run between fork and exec.
     unsafe { command.pre_exec(|| ptrace::traceme().map_err(io::Error::from)) };
     let mut child = command.spawn().expect("the program starts");
     let process = Pid::from_raw(child.id().try_into().expect("process ids are positive"));
     let (ended, end) = channel::<()>();
     let guard = std::thread::spawn(move || {
         if end.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-            // The tracer sees that as its end.
+            // The tracer reports the kill as the end of the program.
             let _ = kill(process, Signal::SIGKILL);
         }
     });
@@ -129,15 +128,15 @@ impl Calls {
             .any(|&family| [libc::AF_INET, libc::AF_INET6].iter().any(|&inet| family == inet as u64))
     }
 
-    /// The methods and commands that made or changed something: those that succeeded, without those
-    /// that only ask, or open the device.
+    /// The successful methods and commands that created or modified an object, without queries and
+    /// the open of the device.
     pub fn making(&self) -> Vec<&str> {
         let succeeded = self.verbs.iter().filter(|verb| verb.returned == 0).map(|verb| verb.call.as_str());
         let named = succeeded.map(|call| match call.split_once("WRITE_CMD: ") {
             Some((_, command)) => command.split(',').next().unwrap_or(command),
             None => call.split(' ').next().unwrap_or(call),
         });
-        // A context of mlx5 begins with a page of registers.
+        // A context of mlx5 starts with a UAR page.
         let harmless = ["GetContext", "UarObj", "AsyncEventAlloc", "Query", "ex::Query"];
         named.filter(|name| !harmless.iter().any(|start| name.starts_with(start))).collect()
     }

@@ -1,8 +1,8 @@
-//! `bareverbs` against the C programs of rdma-core, as tests that run in the lab.
+//! Interop tests of `bareverbs` with the C programs of rdma-core, which run in the lab.
 //!
-//! [`program`] starts programs and collects what they leave, [`pingpong`] runs ping-pong between
-//! two of them, [`lines`] reads what they print, [`resources`] counts what the kernel holds for
-//! them, and [`calls`] records which of its methods a program calls.
+//! [`program`] runs programs and collects their output, [`pingpong`] runs ping-pong between two of
+//! them, [`lines`] parses their output, [`resources`] counts their objects in the kernel, and
+//! [`calls`] records their verbs calls.
 
 pub mod calls;
 pub mod lines;

@@ -1,18 +1,18 @@
-//! The lines that ping-pongs print, read back strictly: a line counts only if the C program's
-//! format gives it again.
+//! Parses the lines of ping-pongs strictly: a line is valid only if formatting it again, as the C
+//! program does, gives the same line.
 
 use std::net::Ipv6Addr;
 
 use crate::pingpong::Kind;
 
-/// Where a queue pair can be reached.
+/// The address of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Local identifier; 0 on RoCE.
     pub lid: u16,
     /// Queue pair number.
     pub qpn: u32,
-    /// First packet's number.
+    /// First PSN.
     pub psn: u32,
     /// GID.
     pub gid: Ipv6Addr,
@@ -27,8 +27,7 @@ impl Address {
         Self::read_of(Kind::Rc, whose, line)
     }
 
-    /// Reads a line of that ping-pong; the one with datagrams has its own address as
-    /// `PSN 0x14b5d8: GID ::`.
+    /// Parses a line of that ping-pong. UD prints its own address as `PSN 0x14b5d8: GID ::`.
     pub fn read_of(kind: Kind, whose: &str, line: &str) -> Option<Self> {
         let line = match (kind, whose) {
             (Kind::Ud, "local") if !line.contains(", GID") => line.replacen(": GID", ", GID", 1),
@@ -63,7 +62,7 @@ impl Address {
     }
 }
 
-/// What one side of a regular run printed.
+/// The output of one side of a successful run.
 #[derive(Clone, Debug)]
 pub struct Printed {
     /// Its own addresses, one for each queue pair.
@@ -77,8 +76,8 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// Reads the whole standard output: as many lines for each side's queue pairs, two with figures
-    /// and nothing else.
+    /// Parses the whole standard output: the same number of lines for each side's queue pairs, two
+    /// lines with figures, and no others.
     pub fn read(kind: Kind, stdout: &str) -> Option<Self> {
         let lines: Vec<&str> = stdout.lines().collect();
         let [addresses @ .., bytes, iters] = &lines[..] else { return None };

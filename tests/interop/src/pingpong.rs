@@ -15,16 +15,16 @@ pub const HOST: &str = "10.1.0.1";
 /// The TCP port of a ping-pong without `-p`.
 pub const PORT: u16 = 18515;
 
-/// Which ping-pong.
+/// The transport of a ping-pong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Over a reliable connection.
+    /// RC.
     Rc,
-    /// Over an unreliable connection.
+    /// UC.
     Uc,
-    /// With datagrams.
+    /// UD.
     Ud,
-    /// Over reliable connections that share a receive queue.
+    /// RC with an SRQ.
     Srq,
 }
 
@@ -33,18 +33,18 @@ pub enum Kind {
 pub enum Pingpong<'a> {
     /// `bareverbs pingpong rc`.
     Ours(&'a [&'a str]),
-    /// `ibv_rc_pingpong`, which is told the GID that ours finds by itself.
+    /// `ibv_rc_pingpong` with the GID index that ours finds by itself.
     Theirs(&'a [&'a str]),
-    /// `bareverbs pingpong` of that kind.
+    /// `bareverbs pingpong` of that transport.
     OursOf(Kind, &'a [&'a str]),
-    /// The C program of that kind.
+    /// The C program of that transport.
     TheirsOf(Kind, &'a [&'a str]),
 }
 
 pub use Pingpong::{Ours, OursOf, Theirs, TheirsOf};
 
 impl Kind {
-    /// The last word of `bareverbs pingpong …`.
+    /// The name of the subcommand of `bareverbs pingpong`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rc => "rc",
@@ -61,7 +61,7 @@ impl Kind {
 }
 
 impl Pingpong<'_> {
-    /// Its kind of ping-pong.
+    /// Its transport.
     pub fn kind(self) -> Kind {
         match self {
             Ours(_) | Theirs(_) => Kind::Rc,
@@ -90,7 +90,7 @@ impl Pingpong<'_> {
         command
     }
 
-    /// Starts it as a server, and waits until it listens.
+    /// Starts it as a server and waits until it listens.
     pub fn serve(self, port: u16) -> Program {
         let mut server = Program::start(&mut self.command(None));
         wait_until_listening(&mut server, port);
@@ -98,10 +98,10 @@ impl Pingpong<'_> {
     }
 }
 
-/// Waits until a server that was started listens on this TCP port, or has ended.
+/// Waits until a server listens on this TCP port or has ended.
 ///
 /// # Panics
-/// If it does neither for too long.
+/// If it does neither before the time limit.
 pub fn wait_until_listening(server: &mut Program, port: u16) {
     let deadline = Instant::now() + LIMIT;
     while !server.has_ended() && !is_listening(port) {
@@ -110,7 +110,7 @@ pub fn wait_until_listening(server: &mut Program, port: u16) {
     }
 }
 
-/// The record of an address that is nobody's.
+/// The address record of no existing queue pair.
 pub fn record_of_nobody() -> [u8; RECORD] {
     let (lid, gid) = match device::is_infiniband() {
         true => (1, Ipv6Addr::UNSPECIFIED),
@@ -134,7 +134,7 @@ pub fn is_listening(port: u16) -> bool {
 /// Both sides of a run that has ended.
 #[derive(Clone, Debug)]
 pub struct PingpongRun {
-    /// The kind of ping-pong.
+    /// The transport.
     pub kind: Kind,
     /// The side that listened.
     pub server: Finished,
@@ -155,13 +155,13 @@ pub fn run_pingpong_on(port: u16, server: Pingpong<'_>, client: Pingpong<'_>) ->
     PingpongRun { kind, server: server.finish(), client }
 }
 
-/// Runs every pairing with the same options on both sides: ours serves theirs, theirs serves ours,
+/// Runs all pairings with the same options on both sides: ours serves theirs, theirs serves ours,
 /// ours serves ours.
 pub fn run_all_pairings(options: &[&str], size: u64, iters: u64) {
     run_all_pairings_of(Kind::Rc, options, size, iters);
 }
 
-/// The same for another ping-pong than that over a reliable connection.
+/// The same for another transport than RC.
 pub fn run_all_pairings_of(kind: Kind, options: &[&str], size: u64, iters: u64) {
     let (ours, theirs) = (OursOf(kind, options), TheirsOf(kind, options));
     for (server, client) in [(ours, theirs), (theirs, ours), (ours, ours)] {
@@ -170,11 +170,11 @@ pub fn run_all_pairings_of(kind: Kind, options: &[&str], size: u64, iters: u64) 
 }
 
 impl PingpongRun {
-    /// Asserts a regular run: both sides succeed, print the lines of the C program and nothing
-    /// else, name each other's addresses, and count the same.
+    /// Asserts a successful run: both sides succeed, print exactly the lines of the C program,
+    /// print each other's addresses, and count the same.
     ///
     /// # Panics
-    /// If anything is different.
+    /// If the run differs from that.
     pub fn expect_regular(self, size: u64, iters: u64) -> Self {
         let sides = [&self.server, &self.client].map(|side| {
             assert!(side.status.success(), "{self:#?}");

@@ -1,4 +1,4 @@
-//! Programs under test: started with their output collected, and never left behind.
+//! Programs under test. Their output is collected, and they are killed on drop.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// How long a program may run unless a test says otherwise.
+/// Default timeout of a program.
 pub const LIMIT: Duration = Duration::from_secs(40);
 const STEP: Duration = Duration::from_millis(5);
 
@@ -24,7 +24,7 @@ pub struct Program {
     stderr: Option<JoinHandle<String>>,
 }
 
-/// What a program has left behind.
+/// The results of a program that has ended.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// The command line.
@@ -58,7 +58,7 @@ impl Program {
         });
         let stderr = std::thread::spawn(move || {
             let mut text = String::new();
-            // What is no text ends it; the test then misses what it looks for.
+            // Reading stops at invalid UTF-8; the test then misses the expected text.
             let _ = errors.read_to_string(&mut text);
             text
         });
@@ -112,7 +112,7 @@ impl Program {
         self.end(limit)
     }
 
-    /// Waits for its end, as long as any test should take.
+    /// Waits for its end, up to the default timeout.
     ///
     /// # Panics
     /// If it runs longer than [`LIMIT`]; it is killed then.
@@ -145,7 +145,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Most have ended long ago.
+        // Most programs have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -161,11 +161,11 @@ impl Finished {
         self
     }
 
-    /// Asserts that it failed by itself with status 1, and said why on standard error in words that
-    /// include `words`.
+    /// Asserts that it ended with status 1 and an error message on standard error that contains
+    /// `words`.
     ///
     /// # Panics
-    /// If it succeeded, crashed, or said something else.
+    /// If it succeeded, crashed, or printed another message.
     pub fn expect_failure(self, words: &str) -> Self {
         assert_eq!((self.status.code(), self.status.signal()), (Some(1), None), "{self:#?}");
         let complaint = self.stderr.lines().find(|line| line.starts_with("bareverbs: "));

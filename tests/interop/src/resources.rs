@@ -1,11 +1,11 @@
-//! What the kernel holds for the programs, as RDMA netlink counts it.
+//! The programs' objects in the kernel, as counted by RDMA netlink.
 
 use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs_kernel_tests::device;
 
-/// How long the kernel may take to let go of what a dead process had.
+/// Timeout for the kernel to release the objects of an ended process.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The counts now.
@@ -15,7 +15,7 @@ pub fn count() -> ResourceSummary {
     netlink.resources(device::name()).expect("the device counts its resources")
 }
 
-/// Waits until the counts are as they were.
+/// Waits until the counts are the same as before.
 ///
 /// # Panics
 /// If they stay different.
@@ -27,10 +27,10 @@ pub fn expect(before: &ResourceSummary) {
     }
 }
 
-/// Runs a test and then shows that nothing of it is left in the kernel.
+/// Runs a test and asserts that none of its objects is left in the kernel.
 ///
 /// # Panics
-/// If something is.
+/// If an object is left.
 pub fn leaving_nothing<T>(test: impl FnOnce() -> T) -> T {
     let before = count();
     let result = test();

@@ -1,4 +1,4 @@
-//! Peers that don't keep to the exchange: a clear error, soon, and nothing left in the kernel.
+//! Peers that violate the exchange protocol: a clear error in time, and no leaked objects.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -18,18 +18,18 @@ kernel_tests! {
 }
 
 const WITHOUT_GID: &[u8; RECORD] = b"0000:00fffe:123456:00000000000000000000000000000000\0";
-/// A stalled exchange ends after 10 s; the rest is for a slow machine.
+/// The timeout of the exchange is 10 s; the rest is for a slow machine.
 const BOUND: Duration = Duration::from_secs(25);
 
-/// What a bad peer does with its connection, and the words of the error.
+/// A case: its name, the behaviour of the bad peer on its connection, and the text of the error.
 type Case = (&'static str, fn(TcpStream), &'static str);
 
 fn say(mut stream: &TcpStream, bytes: &[u8]) {
-    // The other side may be gone already; what it says about that is looked at.
+    // The other side may have ended already; its error message is checked.
     let _ = stream.write_all(bytes);
 }
 
-/// Reads until the other side has closed the connection, so that closing it doesn't come first.
+/// Reads until the other side has closed the connection, so that it is not closed here first.
 fn linger(mut stream: TcpStream) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
@@ -158,7 +158,7 @@ const SERVERS: [Case; 7] = [
     ),
 ];
 
-/// Plays all cases at once, for some take 10 s; each has its own TCP port.
+/// Runs all cases in parallel, because some take 10 s. Each has its own TCP port.
 fn misbehaving_peers_are_reported() {
     let serve = |port: u16, peer: fn(TcpStream), words: &str| {
         let server = Ours(&["-p", &port.to_string()]).serve(port);
@@ -214,7 +214,7 @@ fn peers_with_another_message_size() {
     let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
     leaving_nothing(|| {
         let run = run_pingpong(Ours(small), Theirs(large));
-        // Soft-RoCE has one status for that and for other failures.
+        // Soft-RoCE reports this failure and others with the same status.
         let words = match device::is_soft_roce() {
             true => "for wr_id 1: perhaps the peer's message is longer than the receive",
             false => "for wr_id 1: the peer's message is longer than the receive",

@@ -99,7 +99,7 @@ fn checked_data_on_every_transport() {
                     let said = side.stderr.lines().find_map(|line| line.strip_prefix("every byte of "));
                     let checked = said.and_then(|said| said.split(' ').next()?.parse::<u32>().ok());
                     match matches!(program_under_test, OursOf(_, ["-c", ..])) {
-                        // Some queue pairs may have received more than was needed.
+                        // Some queue pairs may have received more than required.
                         true => assert!(checked.is_some_and(|count| count >= 30), "{run:#?}"),
                         false => assert_eq!(checked, None, "{run:#?}"),
                     }
@@ -127,7 +127,7 @@ fn service_levels_gid_indices_and_long_names() {
         ] {
             run_pingpong_on(4711, server, client).expect_regular(256, 20);
         }
-        // The last option counts for the C program, so both use the link-local address.
+        // The C program uses the last option, so both sides use the link-local address.
         let run = run_pingpong(TheirsOf(kind, link_local), OursOf(kind, link_local)).expect_regular(64, 20);
         assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
     }
@@ -159,7 +159,7 @@ fn different_qp_counts_are_rejected() {
         let words = "the peer plays with 5 queue pairs and this side with 3: is its -q the same?";
         server.finish().expect_failure(words);
         client.finish().expect_failure("the peer closed the connection");
-        // A client of the C program tells its number, too.
+        // A client of the C program prints its number too.
         let server = few.serve(PORT);
         let client = Program::start(&mut TheirsOf(Kind::Srq, &["-q", "5"]).command(Some(HOST)));
         server.finish().expect_failure(words);
@@ -167,7 +167,7 @@ fn different_qp_counts_are_rejected() {
     });
 }
 
-/// What a server of that kind answers to the records, and what comes after its end.
+/// A server's response to the records, and the bytes after its end.
 fn heard_from_server(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
@@ -266,10 +266,10 @@ fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
     }
 }
 
-/// A run on this TCP port that would last forever, whose client is killed; the server is ours.
+/// An endless run on this TCP port whose client is killed; the server is ours.
 fn kill_client(kind: Kind, port: &str, theirs: bool, words: &str) {
-    // A run whose client dies before it plays shows something else. How soon one plays is the
-    // machine's matter.
+    // A client that is killed before its first message gives another error. How long it takes to
+    // start depends on the machine.
     let middle = [1, 4, 16].into_iter().map(Duration::from_secs).find(|time| {
         let finished = kill_client_after(*time, kind, port, theirs).expect_failure(words);
         !finished.stderr.contains("; 0 messages were sent")
@@ -289,7 +289,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
     server.finish_within(Duration::from_secs(25))
 }
 
-/// At once, for each may take 10 s.
+/// In parallel, because each may take 10 s.
 fn killed_peers_are_reported_on_every_transport() {
     let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
@@ -305,7 +305,7 @@ fn killed_peers_are_reported_on_every_transport() {
 
 fn a_peer_with_another_message_size_on_any_transport() {
     for kind in KINDS {
-        // Shorter messages are no error, unless somebody looks.
+        // Shorter messages are no error, unless the data is checked.
         let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);
         leaving_nothing(|| {
             let server = OursOf(kind, long).serve(PORT);

@@ -1,4 +1,4 @@
-//! The addresses on the TCP connection, byte for byte and call for call.
+//! The address exchange over TCP: bytes and system calls.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -20,7 +20,7 @@ kernel_tests! {
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Everything that comes from one read.
+/// All bytes of one read.
 fn read_once(stream: &mut TcpStream) -> Vec<u8> {
     stream.set_read_timeout(Some(SOON)).unwrap();
     let mut bytes = vec![0; 4096];
@@ -35,7 +35,8 @@ fn rest(mut stream: TcpStream) -> Vec<u8> {
     bytes
 }
 
-/// What a server sends, and its address. It would wait for messages then, and is told to end.
+/// The records of a server, and its address. The server would then wait for messages, and is
+/// killed.
 fn heard_from_server(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
@@ -49,7 +50,7 @@ fn heard_from_server(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>
     (record, rest, address)
 }
 
-/// A record as an address, by the C program's format.
+/// Parses a record as an address, in the C program's format.
 fn record_address(record: &[u8]) -> Option<Address> {
     let text = std::str::from_utf8(record).ok()?.strip_suffix('\0')?;
     let fields: Vec<&str> = text.split(':').collect();
@@ -87,7 +88,7 @@ fn client_record_and_done_match_ibv_rc_pingpong() {
                 record_address(&record).unwrap_or_else(|| panic!("{client:?}: {}", record.escape_ascii()));
             stream.write_all(&record_of_nobody()).unwrap();
             assert_eq!(rest(stream), b"done\0", "{client:?}");
-            // Nobody answers its first message, which the C program sends forever.
+            // The first message is never answered. The C program retries it without limit.
             if client.is_ours() {
                 let finished =
                     program.finish().expect_failure("Failed status transport retry counter exceeded");
@@ -98,7 +99,7 @@ fn client_record_and_done_match_ibv_rc_pingpong() {
     });
 }
 
-/// The calls that wrote to TCP connections, as `(bytes asked, bytes written)`.
+/// The writes to TCP connections, as `(length, written)`.
 fn writes(trace: &str) -> Vec<(usize, usize)> {
     let written = trace.lines().filter(|line| line.contains("<TCP"));
     let written = written.filter(|line| line.contains("write") || line.contains("send"));

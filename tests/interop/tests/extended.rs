@@ -18,7 +18,7 @@ kernel_tests! {
     xsrq_is_rejected_without_xrc if device::no_xrc,
 }
 
-/// A program of either stack.
+/// The command of either implementation.
 fn program(ours: bool, options: &[&str]) -> Command {
     let mut command = Command::new(if ours { "bareverbs" } else { "ibv_xsrq_pingpong" });
     if ours {
@@ -30,7 +30,7 @@ fn program(ours: bool, options: &[&str]) -> Command {
     command
 }
 
-/// Runs to completion: a server for as many clients as there are, each ours or not.
+/// Runs to completion: a server and its clients, each ours or theirs.
 fn run_pingpong(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finished> {
     let number = clients.len().to_string();
     let mut server = Program::start(program(server, options).args(["-c", &number]));
@@ -44,7 +44,7 @@ fn run_pingpong(server: bool, clients: &[bool], options: &[&str]) -> Vec<Finishe
     finished
 }
 
-/// The addresses that a side printed, without whose they are.
+/// The addresses that a side printed, without `local` or `remote`.
 fn addresses(side: &Finished, whose: &str) -> Vec<String> {
     let lines = side.stdout.lines().filter_map(|line| line.trim_start().strip_prefix(whose));
     let mut lines: Vec<_> = lines.map(|line| line.trim_start_matches(": ").to_owned()).collect();
@@ -52,7 +52,7 @@ fn addresses(side: &Finished, whose: &str) -> Vec<String> {
     lines
 }
 
-/// Both sides name the same addresses and nothing else went over the lines of the C program.
+/// Both sides print the same addresses, and exactly the lines of the C program.
 fn expect_regular(sides: &[Finished]) {
     let (server, clients) = sides.split_first().unwrap();
     for side in sides {
@@ -103,7 +103,7 @@ fn xsrq_runs_with_every_size_and_mtu() {
             ));
         }
     }
-    // More than the send queue has room for at a time.
+    // More messages than the depth of the send queue.
     expect_regular(&run_pingpong(true, &[true], &["--num_tests=500", "--size=0x10"]));
 }
 

@@ -1,4 +1,5 @@
-//! A side that dies in the middle: the other one ends by itself, and the kernel forgets both.
+//! One side is killed during a run: the other ends with an error, and the kernel releases all
+//! objects.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -21,12 +22,12 @@ kernel_tests! {
     sigterm_ends_the_server_cleanly,
 }
 
-/// More iterations than any test lasts.
+/// More iterations than a test can complete.
 const FOREVER: &[&str] = &["-n", "1000000000"];
 const FOREVER_ON_EVENTS: &[&str] = &["-e", "-n", "1000000000"];
-/// After 10 s of silence the peer is asked whether it is still there.
+/// After 10 s without a completion the peer is probed.
 const BOUND: Duration = Duration::from_secs(25);
-/// How long a run goes on undisturbed.
+/// Time before the kill.
 const A_WHILE: Duration = Duration::from_secs(1);
 
 fn a_peer_that_dies_before_the_first_message() {
@@ -40,7 +41,7 @@ fn a_peer_that_dies_before_the_first_message() {
         near.read_exact(&mut record).unwrap();
         far.write_all(&record).unwrap();
         far.read_exact(&mut record).unwrap();
-        // The server is ready, and is dead before the client hears of it.
+        // The server is killed when it is ready, before the client has its record.
         server.signal(Signal::SIGKILL);
         server.finish();
         near.write_all(&record).unwrap();
@@ -51,8 +52,8 @@ fn a_peer_that_dies_before_the_first_message() {
     });
 }
 
-/// Ours names a peer that died: its own message finds no answer, or after 10 s of silence the
-/// question for the peer.
+/// Our program reports the lost peer: the retries of its own message are exceeded, or after 10 s
+/// without a completion those of the probe.
 fn expect_lost(finished: Finished) {
     let finished = finished.expect_failure("Failed status transport retry counter exceeded (12) for wr_id 2");
     let after = finished.stderr.split(" received, then ").nth(1).unwrap_or_default();
@@ -61,8 +62,7 @@ fn expect_lost(finished: Finished) {
     assert!(!finished.stderr.contains("; 0 messages were sent"), "it was in the middle: {finished:#?}");
 }
 
-/// A run on this TCP port that would last forever, of which one side is killed; the other one is
-/// ours.
+/// An endless run on this TCP port, of which one side is killed; the other is ours.
 fn kill_one(port: u16, server: Pingpong<'_>, client: Pingpong<'_>, victim: Side) {
     let server = server.serve(port);
     let client = Program::start(&mut client.command(Some(HOST)));
@@ -82,7 +82,7 @@ enum Side {
     Client,
 }
 
-/// At once, for each may take 10 s.
+/// In parallel, because each may take 10 s.
 fn killed_peers_are_reported() {
     let forever = |port| ["-n", "1000000000", "-p", port];
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
@@ -121,7 +121,7 @@ fn killed_bareverbs_server_is_reported() {
         server.line("  remote address:");
         std::thread::sleep(A_WHILE);
         kill(server);
-        // The C program might wait for it without end.
+        // The C program might wait for the server without limit.
         drop(client);
     });
 }

@@ -1,4 +1,5 @@
-//! Regular runs of `bareverbs pingpong rc` with `ibv_rc_pingpong`, in both roles, and with itself.
+//! Successful runs of `bareverbs pingpong rc` with `ibv_rc_pingpong`, in both roles, and with
+//! itself.
 
 use std::fs;
 use std::process::Command;
@@ -26,7 +27,7 @@ kernel_tests! {
     device_memory if device::device_memory,
 }
 
-/// Iterations where the test is about something else.
+/// Iterations of tests for which the number does not matter.
 const SOME: &[&str] = &["-n", "50"];
 
 fn default_rc_runs_match_ibv_rc_pingpong() {
@@ -35,7 +36,7 @@ fn default_rc_runs_match_ibv_rc_pingpong() {
             let run = run_pingpong(server, client).expect_regular(4096, 1000);
             for (player, side) in [(server, &run.server), (client, &run.client)] {
                 let said = side.stderr.trim_end();
-                // On InfiniBand the LID is enough.
+                // On InfiniBand the LID suffices.
                 let remark = match player.is_ours() && !device::is_infiniband() {
                     true => format!("using GID index {} (::ffff:10.1.0.1, RoCE v2)", device::gid_index()),
                     false => String::new(),
@@ -76,7 +77,7 @@ fn large_messages() {
     run_all_pairings(&["-s", "1048576", "-n", "2", "-e"], 1 << 20, 2);
 }
 
-/// A link whose MTU is another for a while.
+/// Sets a link's MTU until it is dropped.
 struct LinkMtu {
     before: Vec<(String, String)>,
 }
@@ -144,8 +145,8 @@ fn sends_through_a_batch() {
     run_all_pairings(&["-N", "-n", "50"], 4096, 50);
     run_all_pairings(&["-N", "-n", "50", "-s", "64"], 64, 50);
     run_all_pairings(&["-N", "-n", "50", "-s", "64", "-c", "-e"], 64, 50);
-    // Not with the C program: in a batch, that of rdma-core 65 marks its element as inline data on
-    // Soft-RoCE and gives none, so the message holds the element's own address and key.
+    // Not with the C program: rdma-core 65 on Soft-RoCE marks the SGE of a batch as inline data and
+    // copies no data, so the message holds the SGE's address and key.
     let inline = Ours(&["-N", "-n", "50", "-s", "16", "-c"]);
     run_pingpong(inline, inline).expect_regular(16, 50);
 }
@@ -154,14 +155,14 @@ fn a_given_gid_index_is_used() {
     let index = device::gid_index().to_string();
     let options = ["-n", "20", "-g", &index];
     let ours = Ours(&options);
-    // On InfiniBand, the C program goes without a GID unless it is given one, and does not find a
-    // peer that has one.
+    // On InfiniBand, the C program uses no GID unless it is given one, and can't reach a peer with
+    // a GID.
     let theirs = Theirs(if device::is_infiniband() { &options } else { &options[..2] });
     let run = run_pingpong(ours, theirs).expect_regular(4096, 20);
     assert_eq!(run.server.stderr, "", "a given index needs no remark");
     run_pingpong(theirs, ours).expect_regular(4096, 20);
     run_pingpong(ours, ours).expect_regular(4096, 20);
-    // The last option counts for the C program, so both use the link-local address.
+    // The C program uses the last option, so both sides use the link-local address.
     let link_local = &["-n", "20", "-g", "0"][..];
     let run = run_pingpong(Theirs(link_local), Ours(link_local)).expect_regular(4096, 20);
     assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
@@ -194,9 +195,8 @@ fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
     leaving_nothing(|| {
         run_all_pairings(&["-o", "-n", "20"], 4096, 20);
         run_all_pairings(&["-o", "-P", "-n", "20", "-s", "100000"], 100_000, 20);
-        // Soft-RoCE of 7.2 copies to and from memory on demand as if every packet stood at the
-        // start of a page (rxe_odp.c, __rxe_odp_mr_copy), so only messages of one packet keep their
-        // data.
+        // Soft-RoCE of Linux 7.2 ignores the offset in the page in ODP copies (rxe_odp.c,
+        // __rxe_odp_mr_copy), so only messages of one packet are intact.
         run_all_pairings(&["-o", "-P", "-n", "20", "-s", "1024", "-c"], 1024, 20);
         if !device::is_soft_roce() {
             run_all_pairings(&["-o", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
@@ -230,7 +230,7 @@ fn completion_timestamps() {
             }
             run.expect_regular(4096, 50);
         }
-        // One message, and so no gap.
+        // One message, and so no interval.
         let single = &["-t", "-n", "1", "-e"][..];
         run_pingpong(Ours(single), Ours(single)).expect_regular(4096, 1);
     });
@@ -241,13 +241,13 @@ fn device_memory() {
         for size in ["4096", "20000"] {
             run_all_pairings(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
         }
-        // Not with the C program: that of rdma-core 65 copies messages that fit inline from the
-        // address 0, and falls.
+        // Not with the C program: rdma-core 65 copies messages that fit inline from address 0, and
+        // crashes.
         let short = Ours(&["-j", "-n", "20", "-s", "4"]);
         run_pingpong(short, short).expect_regular(4, 20);
         let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
         run_pingpong(Ours(checked), Ours(checked)).expect_regular(777, 10);
-        // One side's memory is its own affair.
+        // Each side chooses its memory by itself.
         run_pingpong(Ours(checked), Theirs(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
         run_pingpong(Theirs(&["-n", "10", "-s", "777"]), Ours(&["-j", "-n", "10", "-s", "777"]))
             .expect_regular(777, 10);

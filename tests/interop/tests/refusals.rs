@@ -1,4 +1,4 @@
-//! What a device can't do is refused before anything is made or anybody is called.
+//! Unsupported features are rejected before an object is created or a connection is opened.
 
 use std::process::Command;
 
@@ -17,8 +17,8 @@ kernel_tests! {
     a_port_or_gid_that_is_not_there_is_refused,
 }
 
-/// Shows that ours ends with an error that has these words, as server and as client, having made
-/// nothing on the device.
+/// Asserts that our program ends with an error that contains these words, as server and as client,
+/// and creates no object on the device.
 fn refused(options: &[&str], words: &str) {
     for host in [None, Some(HOST)] {
         let calls = trace(&mut Ours(options).command(host));

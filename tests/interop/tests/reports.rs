@@ -1,4 +1,4 @@
-//! What `bareverbs` reports of devices and runs, against the C programs and as JSON.
+//! The reports of `bareverbs` about devices and runs, compared with the C programs, and as JSON.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -122,7 +122,7 @@ fn devices_as_json() {
     assert_eq!(json(&["devinfo", "-l", "--json"]), serde_json::json!([device::name()]));
 }
 
-/// With one SGE, a send request of Soft-RoCE has room for 16 bytes by value.
+/// With one SGE, a send WQE of Soft-RoCE has room for 16 bytes of inline data.
 fn small_messages_go_inline() {
     for (size, inline) in [("1", true), ("16", true), ("17", false), ("64", false)] {
         let options = &["--json", "-n", "5", "-s", size][..];
@@ -136,7 +136,7 @@ fn small_messages_go_inline() {
 
 fn rc_json_output() {
     let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
-    // The server prints nothing before its end, so nobody waits for its lines.
+    // The server prints its lines at its end, so the test does not wait for them.
     let run = run_pingpong(Ours(options), Ours(options));
     let sides = [run.server, run.client].map(|side| {
         let side = side.expect_success();
@@ -159,12 +159,12 @@ fn rc_json_output() {
             assert!(side[field].as_f64().is_some_and(|value| value > 0.0), "{field} of {side:#}");
         }
     }
-    // A side whose peer is always quicker finds its completions without sleeping.
+    // A side whose peer is always faster finds its completions without sleeping.
     let slept = sides.iter().map(|side| side["events"].as_u64().expect("a number")).sum::<u64>();
     assert!(slept > 0, "{sides:#?}");
     assert_eq!(sides[0]["local"], sides[1]["remote"]);
     assert_eq!(sides[1]["local"], sides[0]["remote"]);
-    // An error is no JSON: nothing on standard output, words on standard error.
+    // An error is not JSON: standard output is empty, and standard error has the message.
     let failed = Program::start(&mut Ours(&["--json", "-p", "1"]).command(Some(HOST))).finish();
     assert_eq!(failed.expect_failure("couldn't connect").stdout, "", "port {PORT} was not meant");
 }

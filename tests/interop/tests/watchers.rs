@@ -34,13 +34,13 @@ fn json(program: &str, arguments: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{program} {arguments:?}: {error} in {text}"))
 }
 
-/// Takes the network interface under the device down and up again.
+/// Brings the network interface of the device down and up again.
 fn cut_the_link() {
     let (link, gid) = (device::netdev(), device::gid());
     for state in ["down", "up"] {
         run("ip", &["link", "set", "dev", &link, state]);
     }
-    // Tests after this one find the address where it was.
+    // Later tests need the address at the same index.
     let context = device::open();
     let begin = Instant::now();
     while context.default_gid(1).map(|entry| entry.gid).ok() != Some(gid) {
@@ -86,7 +86,7 @@ fn asyncwatch_ends_on_signals() {
     });
 }
 
-/// The rows of one sort in ours, by a number that each has.
+/// Our rows of one type, by a unique number.
 fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &'a Value> {
     list.filter_map(|row| Some((row[key].as_u64()?, row))).collect()
 }
@@ -102,7 +102,7 @@ fn resources_match_rdma_resource_show() {
             ("ctx", "ctxn", &["pid", "comm"][..]),
             ("pd", "pdn", &["users", "ctxn", "pid", "comm"]),
             ("mr", "mrn", &["mrlen", "pdn", "pid", "comm"]),
-            // Not the polling context, for which `rdma` has the names of a kernel before 5.1.
+            // Without the polling context, which `rdma` names as kernels before 5.1 do.
             ("cq", "cqn", &["cqe", "users", "ctxn", "pid", "comm"]),
             (
                 "qp",
@@ -122,7 +122,7 @@ fn resources_match_rdma_resource_show() {
             let theirs = rows(shown.as_array().unwrap().iter(), number);
             assert_eq!(mine.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>(), "{kind}");
             for (number, row) in &mine {
-                // What a kernel's own queue pair has sent may be more by the second look.
+                // A queue pair of the kernel may have sent more when it is read the second time.
                 let moving = |field: &str| field == "sq-psn" && row["pid"].is_null();
                 for &field in fields.iter().filter(|field| !moving(field)) {
                     assert_eq!(row[field], theirs[number][field], "{kind} {number}: {field}: {shown:#}");

@@ -1,36 +1,36 @@
-//! Work in a process of its own: to give up privileges, to be killed, to be traced.
+//! Work in a child process: to drop privileges, to be killed, to be traced.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Gid, Pid, Uid, fork, setgid, setgroups, setuid};
 
-/// An ordinary user, called nobody on most systems.
+/// An unprivileged user, named nobody on most systems.
 pub const NOBODY: u32 = 65534;
 
-/// Starts `work` in a process of its own, which ends with status 0, or 1 where `work` panics.
+/// Starts `work` in a child process, which exits with status 0, or with 1 if `work` panics.
 pub fn start(work: impl FnOnce()) -> Pid {
     let threads = std::fs::read_dir("/proc/self/task").expect("/proc is mounted").count();
     assert_eq!(threads, 1, "only a process of one thread can be doubled");
-    // SAFETY: no other thread holds a lock that the child would find taken.
+    // SAFETY: no other thread holds a lock that the child would find locked.
     match unsafe { fork() }.expect("a process more") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
             let ended_well = catch_unwind(AssertUnwindSafe(work)).is_ok();
-            // SAFETY: `_exit` may be called at any time; what the parent registered at exit is not
-            // the child's to run.
+            // SAFETY: `_exit` may be called at any time. The parent's exit handlers must not run in
+            // the child.
             unsafe { nix::libc::_exit(i32::from(!ended_well)) }
         }
     }
 }
 
-/// Runs `work` in a process of its own; fails where it fails.
+/// Runs `work` in a child process; panics if it fails.
 pub fn run(work: impl FnOnce()) {
     let child = start(work);
     assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)), "the child process failed");
 }
 
-/// Gives up root, for good.
+/// Drops root privileges permanently.
 pub fn drop_privileges() {
     setgroups(&[]).expect("root may leave its groups");
     setgid(Gid::from_raw(NOBODY)).expect("root may change its group");

@@ -1,7 +1,7 @@
-//! The device that the guest has, and what tests need of it.
+//! The guest's device, and the tests' conditions on it.
 //!
-//! Tests are the same for every device. What only some devices have, a test names beside itself in
-//! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason elsewhere:
+//! Tests are the same for all devices. A test that needs an optional feature names a condition in
+//! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason on other devices:
 //!
 //! ```
 //! use bareverbs_kernel_tests::device;
@@ -22,10 +22,10 @@ use bareverbs::{
 
 use crate::loopback::{Plan, domain, pair, request};
 
-/// What a test that can't run says.
+/// `Err` with the reason if a test can't run.
 pub type Requirement = Result<(), String>;
 
-/// The device's name; that of the first where there are several.
+/// The device's name; the first one if there are several.
 ///
 /// # Panics
 /// If there is none.
@@ -42,11 +42,11 @@ pub fn device() -> Device {
     Device::find(name()).expect("the guest's device")
 }
 
-/// Makes what the driver makes objects of its own for, at the first time: a queue pair and a
-/// region. Whoever counts objects afterwards counts those of programs.
+/// Makes the driver create its internal objects, which it does on first use: creates a queue pair
+/// and a region. Later counts then only change with the programs' objects.
 ///
 /// # Panics
-/// If the device makes none.
+/// If the device can't create them.
 pub fn warm_up() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -66,12 +66,12 @@ pub fn open() -> Context {
     device().open().expect("the device opens")
 }
 
-/// A file about it in sysfs.
+/// The path of the device's file in sysfs.
 pub fn sysfs(file: &str) -> PathBuf {
     PathBuf::from(format!("/sys/class/infiniband/{}/{file}", name()))
 }
 
-/// What a file about it in sysfs holds, without the end of its line.
+/// The content of the device's file in sysfs, without the newline.
 ///
 /// # Panics
 /// If there is no such file.
@@ -81,7 +81,7 @@ pub fn read_sysfs(file: &str) -> String {
     text.trim().to_owned()
 }
 
-/// The network interface under it.
+/// The network interface of the device.
 ///
 /// # Panics
 /// If it has none, as on InfiniBand.
@@ -97,7 +97,7 @@ pub fn gid() -> Gid {
     open().default_gid(1).expect("the port has an address").gid
 }
 
-/// Its place in the table.
+/// Its index in the GID table.
 ///
 /// # Panics
 /// If the port has none.
@@ -105,10 +105,10 @@ pub fn gid_index() -> u32 {
     open().default_gid(1).expect("the port has an address").index
 }
 
-/// Whether the port is of InfiniBand.
+/// Whether the port's link layer is InfiniBand.
 ///
 /// # Panics
-/// If the device can't be asked.
+/// If the query fails.
 pub fn is_infiniband() -> bool {
     open().query_port(1).expect("the first port").link_layer == LinkLayer::INFINIBAND
 }
@@ -118,58 +118,57 @@ pub fn is_soft_roce() -> bool {
     device().driver_id() == Some(DriverId::RXE)
 }
 
-/// For tests of what goes over IP addresses and network interfaces.
+/// For tests with IP addresses and network interfaces.
 ///
 /// # Errors
-/// The port is of InfiniBand.
+/// If the port is InfiniBand.
 pub fn ethernet() -> Requirement {
     need(!is_infiniband(), || {
         "its port is of InfiniBand, and has neither an IP address nor a network interface".into()
     })
 }
 
-/// For tests of what a process does up to its end: a program instrumented for coverage writes its
-/// counts then.
+/// For tests of a process up to its end: a program with coverage instrumentation writes its counts
+/// then.
 ///
 /// # Errors
-/// The programs are instrumented.
+/// If the programs are instrumented.
 pub fn not_instrumented() -> Requirement {
     let instrumented = std::env::var_os("LLVM_PROFILE_FILE").is_some();
     need(!instrumented, || "the programs are instrumented, and write their counts when they exit".into())
 }
 
-/// For tests of multicast groups that are known by their GIDs alone.
+/// For tests of multicast groups that are identified by GID only.
 ///
 /// # Errors
-/// The port is of InfiniBand.
+/// If the port is InfiniBand.
 pub fn multicast_by_gid() -> Requirement {
     need(!is_infiniband(), || "its port is of InfiniBand, where a group has a LID too".into())
 }
 
-/// For tests of what only InfiniBand has.
+/// For tests of InfiniBand.
 ///
 /// # Errors
-/// The port is of another kind.
+/// If the port is Ethernet.
 pub fn infiniband() -> Requirement {
     need(is_infiniband(), || "its port is not of InfiniBand".into())
 }
 
-/// For tests of what becomes of datagrams over an address handle that they should not go over:
-/// Soft-RoCE's own way, whose requests name a handle, which the driver looks up. No capability
-/// tells of it, and only a wrong handle could show it.
+/// For tests of datagrams with an invalid address handle. On Soft-RoCE, requests name a handle that
+/// the driver looks up. No capability reports this, and only an invalid handle could show it.
 ///
 /// # Errors
-/// Another driver's device.
+/// If the device has another driver.
 pub fn soft_roce_validates_ah() -> Requirement {
     need(is_soft_roce(), || {
         format!("a request to {} holds the address itself, and no handle that could be a wrong one", name())
     })
 }
 
-/// For tests of shared receive queues that change their size.
+/// For tests of SRQ resize.
 ///
 /// # Errors
-/// The device has none.
+/// If the device does not support it.
 pub fn srq_resize() -> Requirement {
     let flags = open().query_device().expect("the device's attributes").device_cap_flags;
     need(flags.contains(DeviceCapFlags::SRQ_RESIZE), || {
@@ -177,111 +176,111 @@ pub fn srq_resize() -> Requirement {
     })
 }
 
-/// For tests of what may not be done with windows and the regions beneath: Soft-RoCE's own way,
-/// whose driver carries binds out and looks after what is bound to what. No capability tells of it.
+/// For tests of forbidden uses of windows and their regions. Soft-RoCE's driver executes binds and
+/// checks them. No capability reports this.
 ///
 /// # Errors
-/// Another driver's device. On a ConnectX a bind is a change of a memory key, which the device
-/// carries out as it is told, and no driver knows of.
+/// If the device has another driver. On a ConnectX a bind modifies an mkey. The device does not
+/// check it, and the driver does not see it.
 pub fn soft_roce_validates_binds() -> Requirement {
     need(is_soft_roce(), || {
         format!("a bind on {} is a change of a memory key, carried out as it is told", name())
     })
 }
 
-/// For tests of send queues that are drained.
+/// For tests of SQD.
 ///
 /// # Errors
-/// The driver refuses that step of the state machine.
+/// If the driver rejects the transition.
 pub fn sqd() -> Requirement {
     let (mut a, _b) = pair(&domain(), Plan::default());
     let refused = a.qp.drain().err();
     need(refused.is_none(), || format!("{} drains no send queue: {refused:?}", name()))
 }
 
-/// For tests of sends that wait for their doorbell.
+/// For tests of deferred doorbells.
 ///
 /// # Errors
-/// A doorbell costs the device so little that its provider tells it of every request at once.
+/// If the provider rings the doorbell for each request, because a doorbell costs little.
 ///
 /// # Panics
-/// If the provider refuses a message of no bytes.
+/// If the provider rejects a message of 0 bytes.
 pub fn deferred_doorbells() -> Requirement {
     let (mut a, _b) = pair(&domain(), Plan::default());
     let nothing = request(1, Operation::Send, Payload::Inline(&[]));
-    // SAFETY: the request names no memory.
+    // SAFETY: the request has no SGEs.
     unsafe { a.qp.post_send_deferred(&[nothing]) }.expect("a message of no bytes");
     need(a.qp.split().0.deferred() == 1, || format!("{} is told of every request at once", name()))
 }
 
-/// What a query in INIT tells of a queue pair's rights. ConnectX has no place for local ones, and
-/// none for those of reads and atomics until it is to serve some (`mlx5_ib`'s `qp.c`).
+/// The access rights that a query in INIT reports. ConnectX reports no local rights, and reports
+/// remote read and atomic only with a non-zero responder depth (`mlx5_ib`'s `qp.c`).
 pub fn reported_access(rights: Access) -> Access {
     if is_soft_roce() { rights } else { rights & Access::REMOTE_WRITE }
 }
 
-/// For tests of Soft-RoCE's provider, and of what RDMA netlink can do with its devices alone.
+/// For tests of Soft-RoCE's provider and of RDMA netlink functions for its devices.
 ///
 /// # Errors
-/// Another driver's device.
+/// If the device has another driver.
 pub fn soft_roce() -> Requirement {
     need(is_soft_roce(), || format!("{} is no device of Soft-RoCE", name()))
 }
 
-/// For tests of the ConnectX's provider.
+/// For tests of the mlx5 provider.
 ///
 /// # Errors
-/// Another driver's device.
+/// If the device has another driver.
 pub fn connectx() -> Requirement {
     need(device().driver_id() == Some(DriverId::MLX5), || format!("{} is no ConnectX", name()))
 }
 
-/// For tests that take the device from its driver.
+/// For tests that unbind the device's driver.
 ///
 /// # Errors
-/// It is on no bus, as that of Soft-RoCE, for whose removal the kernel waits until nobody uses it.
+/// If the device is on no bus. Soft-RoCE is not, and the kernel removes it only when it is unused.
 pub fn unbindable() -> Requirement {
     need(sysfs("device/driver/unbind").exists(), || {
         format!("{} is on no bus that it could be taken from", name())
     })
 }
 
-/// For tests of extended reliable connections.
+/// For tests of XRC.
 ///
 /// # Errors
-/// The device has no XRC domains.
+/// If the device does not support XRC.
 pub fn xrc() -> Requirement {
     need(open().capabilities().xrc, || format!("{} has no XRC domains", name()))
 }
 
-/// For tests of what a device refuses that has no extended reliable connections.
+/// For tests that XRC is rejected as unsupported.
 ///
 /// # Errors
-/// The device has XRC domains.
+/// If the device supports XRC.
 pub fn no_xrc() -> Requirement {
     need(xrc().is_err(), || format!("{} has XRC domains", name()))
 }
 
-/// For tests of completion timestamps, and of the clock that they are of.
+/// For tests of completion timestamps and of the device's clock.
 ///
 /// # Errors
-/// The device has none.
+/// If the device has none.
 pub fn timestamps() -> Requirement {
     need(open().capabilities().completion_timestamps, || format!("{} has no completion timestamps", name()))
 }
 
-/// For tests of what a device refuses that has no completion timestamps.
+/// For tests that completion timestamps are rejected as unsupported.
 ///
 /// # Errors
-/// The device has some.
+/// If the device has them.
 pub fn no_timestamps() -> Requirement {
     need(timestamps().is_err(), || format!("{} has completion timestamps", name()))
 }
 
-/// For tests of messages that come in their completions.
+/// For tests of scatter to CQE.
 ///
 /// # Errors
-/// The device, or its provider, does not do that.
+/// If the device or its provider does not support it.
 pub fn scatter() -> Requirement {
     let pd = open().alloc_pd().map_err(|error| error.to_string())?;
     let cq = pd.context().create_cq(&CqInit::new(1)).map_err(|error| error.to_string())?;
@@ -289,34 +288,34 @@ pub fn scatter() -> Requirement {
     need(made.is_ok(), || format!("completions of {} carry no messages", name()))
 }
 
-/// For tests of compressed completions.
+/// For tests of compressed CQEs.
 ///
 /// # Errors
-/// The device compresses none.
+/// If the device does not support them.
 pub fn compression() -> Requirement {
     need(open().capabilities().compressed_completions, || format!("{} compresses no completions", name()))
 }
 
-/// For tests of what a device refuses that compresses no completions.
+/// For tests that compressed CQEs are rejected as unsupported.
 ///
 /// # Errors
-/// The device compresses some.
+/// If the device supports them.
 pub fn no_compression() -> Requirement {
     need(compression().is_err(), || format!("{} compresses completions", name()))
 }
 
-/// For tests of memory on the device.
+/// For tests of device memory.
 ///
 /// # Errors
-/// The device has none.
+/// If the device has none.
 pub fn device_memory() -> Requirement {
     need(open().capabilities().device_memory, || format!("{} has no device memory", name()))
 }
 
-/// For tests of what a device refuses that has no memory of its own.
+/// For tests that device memory is rejected as unsupported.
 ///
 /// # Errors
-/// The device has some.
+/// If the device has it.
 pub fn no_device_memory() -> Requirement {
     need(device_memory().is_err(), || format!("{} has device memory", name()))
 }
@@ -329,62 +328,62 @@ pub fn null_mr() -> Requirement {
     need(open().capabilities().null_mr, || format!("{} has no null MR", name()))
 }
 
-/// For tests of contexts that several processes use.
+/// For tests of imported contexts.
 ///
 /// # Errors
-/// The driver's contexts are for one.
+/// If the driver does not support import.
 pub fn import() -> Requirement {
     need(open().capabilities().import, || format!("{} has contexts for one process only", name()))
 }
 
-/// For tests of what a device refuses whose contexts are for one process.
+/// For tests that import is rejected as unsupported.
 ///
 /// # Errors
-/// They are for several.
+/// If the driver supports it.
 pub fn no_import() -> Requirement {
     need(import().is_err(), || format!("{} has contexts that several processes can use", name()))
 }
 
-/// For tests of whole frames.
+/// For tests of raw packet queue pairs.
 ///
 /// # Errors
-/// The device has no queue pairs for them.
+/// If the device does not support them.
 pub fn raw_packets() -> Requirement {
     need(open().capabilities().raw_packets, || format!("{} has no queue pairs of raw packets", name()))
 }
 
-/// For tests of what a device refuses that has no queue pairs of whole frames.
+/// For tests that raw packet queue pairs are rejected as unsupported.
 ///
 /// # Errors
-/// It has some.
+/// If the device supports them.
 pub fn no_raw_packets() -> Requirement {
     need(raw_packets().is_err(), || format!("{} has queue pairs of raw packets", name()))
 }
 
-/// For tests of work queues, and of what spreads frames over them.
+/// For tests of work queues and RSS.
 ///
 /// # Errors
-/// The device has none.
+/// If the device has no work queues.
 pub fn work_queues() -> Requirement {
     let capabilities = *open().capabilities();
     need(capabilities.work_queues && capabilities.rss, || format!("{} has no work queues", name()))
 }
 
-/// For tests of what a device refuses that has no work queues.
+/// For tests that work queues are rejected as unsupported.
 ///
 /// # Errors
-/// It has some.
+/// If the device has them.
 pub fn no_work_queues() -> Requirement {
     need(work_queues().is_err(), || format!("{} has work queues", name()))
 }
 
-/// The other end of the wire that the lab puts Soft-RoCE on.
+/// The other end of the veth pair that the lab creates for Soft-RoCE.
 pub const FAR: &str = "veth1";
 
-/// For tests with a host at the other end of the wire, and of the wire itself.
+/// For tests with a host at the other end of the veth pair.
 ///
 /// # Errors
-/// The interface under the device is not the lab's.
+/// If the interface of the device is not the lab's.
 pub fn wired() -> Requirement {
     ethernet()?;
     let there = PathBuf::from(format!("/sys/class/net/{FAR}")).exists();

@@ -1,5 +1,4 @@
-//! Two rc_endpoints that send each other something, round after round, and look at what has
-//! arrived.
+//! Two endpoints that exchange messages for many rounds and check the received data.
 
 use bareverbs::{
     Access, Ah, AhAttr, Buffer, Cq, CqInit, Datagram, GRH_BYTES, Mr, Operation, Payload, Pd, Qp, QpInit,
@@ -8,34 +7,34 @@ use bareverbs::{
 
 use crate::loopback::{Plan, Side, contents, pair, region, request, take};
 
-/// Immediate data of every message that has some.
+/// Immediate data of all messages that have some.
 pub const IMM: u32 = 0x8765_4321_u32.to_be();
 
-/// The queue key of all datagrams.
+/// The Q_Key of all datagrams.
 pub const QKEY: u32 = 0x1357_2468;
 
-/// One of two connected sides, and its memory.
+/// One of two connected queue pairs, and its memory.
 pub struct RcEndpoint {
-    /// The queue pair and its completions.
+    /// The queue pair and its CQ.
     pub side: Side,
-    /// What it sends from and receives into.
+    /// The memory of sends and receives.
     pub memory: Mr<Buffer>,
 }
 
-/// Retries that a slow guest does not need: Soft-RoCE loses count of reads and atomics that it sent
-/// twice.
+/// Timeouts that are long enough for a slow guest: Soft-RoCE loses count of reads and atomics that
+/// are retried.
 pub fn long_timeout_plan() -> Plan {
     Plan { rnr_retry: 7, timeout: 17, ..Plan::default() }
 }
 
-/// Two rc_endpoints, each with `len` bytes registered with `access`.
+/// Two endpoints, each with `len` bytes registered with `access`.
 pub fn rc_endpoints(pd: &Pd, len: usize, access: Access) -> [RcEndpoint; 2] {
     let (a, b) = pair(pd, long_timeout_plan());
     [a, b].map(|side| RcEndpoint { side, memory: region(pd, &vec![0; len], access) })
 }
 
-/// Lets each send to the other in every round: `turn` gets who sends, who receives and what, which
-/// is never the same.
+/// Each endpoint sends to the other in every round. `turn` gets the sender, the receiver and the
+/// data, which is never the same.
 pub fn exchange_rounds<P>(
     rc_endpoints: &mut [P; 2],
     rounds: usize,
@@ -51,7 +50,7 @@ pub fn exchange_rounds<P>(
 }
 
 impl RcEndpoint {
-    /// Carries out one operation to its end, which is good.
+    /// Executes one operation and waits for its successful completion.
     #[track_caller]
     pub fn execute(&mut self, operation: Operation, payload: Payload<'_>) -> WorkCompletion {
         self.side.send(&[request(7, operation, payload)]).expect("the send queue takes it");
@@ -60,17 +59,17 @@ impl RcEndpoint {
         completion
     }
 
-    /// Its memory's first `len` bytes, as an element.
+    /// The first `len` bytes of its memory, as an SGE.
     pub fn first(&self, len: usize) -> [Sge; 1] {
         [self.memory.sge(..len).expect("the memory has as many")]
     }
 
-    /// The first `len` bytes that it has.
+    /// A copy of the first `len` bytes of its memory.
     pub fn bytes(&self, len: usize) -> Vec<u8> {
         contents(&self.memory)[..len].to_vec()
     }
 
-    /// Sends `text` by `operation`, which takes a receive of the peer's; returns the receive's
+    /// Sends `text` with `operation`, which uses a receive of the peer. Returns the receive's
     /// completion.
     #[track_caller]
     pub fn send_to(&mut self, to: &mut Self, operation: Operation, text: &[u8]) -> WorkCompletion {
@@ -86,26 +85,26 @@ impl RcEndpoint {
     }
 }
 
-/// A queue pair for datagrams to its own kind, and its memory.
+/// A UD queue pair and its memory.
 pub struct UdEndpoint {
     /// The queue pair.
     pub qp: Qp<Ud>,
-    /// Its completions.
+    /// Its CQ.
     pub cq: Cq,
-    /// What it sends from.
+    /// The memory of sends.
     pub memory: Mr<Buffer>,
-    /// What it receives into, with room for the header.
+    /// The memory of receives, with room for the GRH.
     pub inbox: Mr<Buffer>,
     ah: Ah,
 }
 
-/// Two of them, which send up to `len` bytes from memory registered with `access`.
+/// Two UD endpoints, which send up to `len` bytes from memory registered with `access`.
 pub fn ud_endpoints(pd: &Pd, len: usize, access: Access) -> [UdEndpoint; 2] {
     [(); 2].map(|()| UdEndpoint::new(pd, CqInit::new(64), len, access))
 }
 
 impl UdEndpoint {
-    /// One with a completion queue as `cq` says.
+    /// One UD endpoint with a CQ created from `cq`.
     pub fn new(pd: &Pd, cq: CqInit<'_>, len: usize, access: Access) -> Self {
         let context = pd.context();
         let cq = context.create_cq(&cq).expect("a completion queue");
@@ -123,7 +122,7 @@ impl UdEndpoint {
     /// Posts a receive into its inbox.
     pub fn post_inbox(&mut self) {
         let sges = [self.inbox.sge(..).expect("all of it")];
-        // SAFETY: the inbox is looked at by copies only, and freed after the queue pair.
+        // SAFETY: the inbox is only copied from, and is freed after the queue pair.
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id: 8, sges: &sges }]) }.expect("there is room");
     }
 
@@ -138,7 +137,7 @@ impl UdEndpoint {
         unsafe { self.qp.post_send(&[request]) }.expect("the send queue takes it");
     }
 
-    /// The next completion, with what it must be.
+    /// The next completion, which must match.
     #[track_caller]
     pub fn expect_completion(&mut self, wr_id: u64) -> WorkCompletion {
         let completion = take(&mut self.cq, 1)[0];
@@ -146,7 +145,7 @@ impl UdEndpoint {
         completion
     }
 
-    /// Looks at a completed receive.
+    /// Checks a completed receive.
     #[track_caller]
     pub fn check_received(&self, received: &WorkCompletion, from: &Self, text: &[u8]) {
         assert_eq!(received.byte_len as usize, GRH_BYTES + text.len());
@@ -155,7 +154,7 @@ impl UdEndpoint {
         assert!(contents(&self.inbox)[GRH_BYTES..][..text.len()] == *text, "other bytes arrived");
     }
 
-    /// Sends `text` and sees it arrive.
+    /// Sends `text` and waits for its arrival.
     #[track_caller]
     pub fn send_to(&mut self, to: &mut Self, imm: Option<u32>, text: &[u8]) -> WorkCompletion {
         to.post_inbox();

@@ -31,12 +31,12 @@ use std::process::ExitCode;
 use libtest_mimic::Trial;
 pub use libtest_mimic::{Arguments, Completion, Failed};
 
-/// How a test ended that can be skipped: passed, skipped for a reason, failed.
+/// The result of a test: passed, skipped with a reason, or failed.
 pub type Outcome = Result<Completion, Failed>;
 
-/// What a test function may answer: nothing (it panics to fail), or an [`Outcome`].
+/// The return type of a test function: nothing (it panics to fail), or an [`Outcome`].
 pub trait Verdict {
-    /// The answer as an outcome.
+    /// The result as an outcome.
     fn outcome(self) -> Outcome;
 }
 
@@ -52,10 +52,10 @@ impl Verdict for Outcome {
     }
 }
 
-/// Ends a test as skipped, because this kernel lacks what it tests.
+/// Ends a test as skipped, because this kernel lacks the tested feature.
 ///
 /// # Errors
-/// None; the result is what test functions answer.
+/// None; the result is the return value of a test function.
 pub fn skip(reason: impl Into<String>) -> Outcome {
     Ok(Completion::ignored_with(reason.into()))
 }
@@ -79,8 +79,7 @@ pub fn in_lab() -> bool {
     command_line.split_whitespace().any(|word| word == "bareverbs.lab")
 }
 
-/// Runs the tests that the command line selects, in the lab; elsewhere says that they were left
-/// out.
+/// Runs the tests that the command line selects in the lab. Elsewhere all are reported as ignored.
 pub fn run(arguments: &Arguments, tests: &[Test]) -> ExitCode {
     libtest_mimic::run(arguments, trials(tests, in_lab())).exit_code()
 }
@@ -95,8 +94,8 @@ fn trials(tests: &[Test], in_lab: bool) -> Vec<Trial> {
     trials.collect()
 }
 
-/// The `main` of a test binary: the names of its test functions, each with what it needs of the
-/// device, if anything.
+/// The `main` of a test binary: the names of its test functions, each with an optional condition on
+/// the device.
 #[macro_export]
 macro_rules! kernel_tests {
     ($($test:ident $(if $need:path)?),+ $(,)?) => {

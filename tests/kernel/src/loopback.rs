@@ -8,42 +8,41 @@ use bareverbs::{
     SendRequest, Sge, WcStatus, WorkCompletion,
 };
 
-/// How long anything in these tests may take.
+/// Timeout of all waits in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Everything a peer may be allowed.
+/// All remote access rights.
 pub const ALL_REMOTE: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
-/// What a side is to be.
+/// The parameters of a side.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Depths and widths.
+    /// The capabilities of the queue pair.
     pub cap: QpCap,
-    /// Retries when the peer has no receive posted; 7 is for ever.
+    /// RNR retries; 7 is unlimited.
     pub rnr_retry: u8,
-    /// How long an acknowledgement may take before packets are sent again: 4.096 µs times two to
-    /// this power.
+    /// ACK timeout: 4.096 µs × 2^n.
     pub timeout: u8,
-    /// What the peer may do.
+    /// The remote access rights.
     pub access: Access,
-    /// Whether completions may carry messages.
+    /// Whether to use scatter to CQE.
     pub scatter: bool,
-    /// What its rings lie in.
+    /// The memory of its rings.
     pub memory: QueueMemory,
 }
 
 impl Plan {
-    /// The default, but with retries that are there for what is lost, not for what is late: a
-    /// second or more each.
+    /// The default with an ACK timeout of a second or more, so that only lost packets are retried,
+    /// not late ones.
     pub fn long_timeouts() -> Self {
         Self { rnr_retry: 7, timeout: 18, ..Self::default() }
     }
 }
 
 impl Default for Plan {
-    /// Four elements, 64 bytes inline, everything allowed, and half a second for a slow guest to
-    /// acknowledge.
+    /// Four SGEs, 64 bytes of inline data, all access rights, and an ACK timeout of half a second
+    /// for a slow guest.
     fn default() -> Self {
         let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };
         Self {
@@ -57,18 +56,18 @@ impl Default for Plan {
     }
 }
 
-/// A queue pair with a completion queue of its own.
+/// A queue pair with a CQ of its own.
 pub struct Side {
     /// The queue pair.
     pub qp: Qp<Rc>,
-    /// Its completions.
+    /// Its CQ.
     pub cq: Cq,
     plan: Plan,
 }
 
 pub use crate::device::open;
 
-/// A domain of a context of its own.
+/// A PD in a new context.
 pub fn domain() -> Pd {
     open().alloc_pd().expect("a protection domain")
 }
@@ -79,7 +78,7 @@ pub fn side(pd: &Pd, plan: Plan) -> Side {
     Side::on(pd, plan, pd.context().create_cq(&CqInit::new(entries)).expect("a completion queue"))
 }
 
-/// A side in RESET whose completions go to `cq`, with user data of its own.
+/// A side in RESET with the CQ `cq` and this user data.
 pub fn side_on(pd: &Pd, plan: Plan, cq: Cq, user_data: u64) -> Side {
     let init = QpInit { cap: plan.cap, user_data, ..QpInit::new(&cq, &cq) };
     let qp = pd.create_qp::<Rc>(&init).expect("a queue pair");
@@ -94,14 +93,14 @@ pub fn pair(pd: &Pd, plan: Plan) -> (Side, Side) {
     (a, b)
 }
 
-/// A region of these bytes.
+/// A region with these bytes.
 pub fn region(pd: &Pd, bytes: &[u8], access: Access) -> Mr<Buffer> {
     let mut buffer = Buffer::zeroed(bytes.len()).expect("memory");
     buffer.copy_from_slice(bytes);
     pd.register(buffer, access).expect("a region")
 }
 
-/// What a region holds.
+/// A copy of a region's bytes.
 pub fn contents<M>(region: &Mr<M>) -> Vec<u8> {
     let mut bytes = vec![0; region.len()];
     region.read(0, &mut bytes).expect("the whole region");
@@ -113,7 +112,7 @@ pub fn request(wr_id: u64, operation: Operation, payload: Payload<'_>) -> SendRe
     SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload }
 }
 
-/// Polls until `count` completions are there.
+/// Polls until there are `count` completions.
 #[track_caller]
 pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
     let begin = Instant::now();
@@ -126,7 +125,7 @@ pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
 }
 
 impl Side {
-    /// A side in RESET with this completion queue.
+    /// A side in RESET with this CQ.
     pub fn on(pd: &Pd, plan: Plan, cq: Cq) -> Self {
         let Plan { cap, scatter, memory, .. } = plan;
         let init = QpInit { cap, scatter_to_cqe: scatter, memory, ..QpInit::new(&cq, &cq) };
@@ -134,7 +133,7 @@ impl Side {
         Self { qp, cq, plan }
     }
 
-    /// What RTR sets towards the queue pair `peer` of the same port.
+    /// The RTR attributes for the queue pair `peer` of the same port.
     pub fn towards(&self, peer: u32) -> RtrAttr {
         let context = self.qp.pd().context();
         let gid = context.default_gid(1).expect("the port has an address");
@@ -143,13 +142,13 @@ impl Side {
         RtrAttr { max_dest_rd_atomic: 4, min_rnr_timer: 1, ..RtrAttr::new(address, peer) }
     }
 
-    /// What RTS sets.
+    /// The RTS attributes.
     pub fn sending(&self) -> RtsAttr {
         let Plan { rnr_retry, timeout, .. } = self.plan;
         RtsAttr { timeout, rnr_retry, max_rd_atomic: 4, ..RtsAttr::default() }
     }
 
-    /// Brings it from RESET to RTS, towards the queue pair `peer`.
+    /// Brings it from RESET to RTS, connected to the queue pair `peer`.
     pub fn connect(&mut self, peer: u32) {
         let (rtr, rts) = (self.towards(peer), self.sending());
         self.qp.init(&InitAttr { access: self.plan.access, ..InitAttr::new(1) }).expect("INIT");
@@ -157,15 +156,15 @@ impl Side {
         self.qp.ready_to_send(&rts).expect("RTS");
     }
 
-    /// Brings it to `state` as the kernel allows.
+    /// Brings it to `state` by valid transitions.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses a transition.
     pub fn go_to(&mut self, state: QpState) -> bareverbs::Result<()> {
         self.qp.modify(&QpAttr { qp_state: state, ..QpAttr::default() }, QpAttrMask::STATE)
     }
 
-    /// The kernel's word on its state.
+    /// Its state as queried from the kernel.
     pub fn kernel_state(&self) -> QpState {
         self.qp.query().expect("a queue pair can be queried in any state").0.qp_state
     }
@@ -175,8 +174,7 @@ impl Side {
     /// # Errors
     /// As for [`Qp::post_send`].
     pub fn send(&mut self, requests: &[SendRequest<'_>]) -> Result<(), PostError> {
-        // SAFETY: tests keep their regions longer than their queue pairs and look at them by copies
-        // only.
+        // SAFETY: tests keep their regions longer than their queue pairs and only copy their bytes.
         unsafe { self.qp.post_send(requests) }
     }
 
@@ -189,19 +187,19 @@ impl Side {
         unsafe { self.qp.post_recv(requests) }
     }
 
-    /// Posts `count` receives into the same elements, numbered from `first`.
+    /// Posts `count` receives with the same SGEs and ids from `first` on.
     pub fn recv_into(&mut self, first: u64, count: u64, sges: &[Sge]) {
         for wr_id in first..first + count {
             self.recv(&[RecvRequest { wr_id, sges }]).expect("the receive queue has room");
         }
     }
 
-    /// Polls until `count` completions are there.
+    /// Polls until there are `count` completions.
     pub fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
         take(&mut self.cq, count)
     }
 
-    /// Numbers and statuses of the next `count` completions.
+    /// Ids and statuses of the next `count` completions.
     pub fn ends(&mut self, count: usize) -> Vec<(u64, WcStatus)> {
         self.completions(count).iter().map(|completion| (completion.wr_id, completion.status)).collect()
     }

@@ -1,4 +1,4 @@
-//! What the device holds, counted by the kernel.
+//! The device's objects, as counted by the kernel.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use crate::device;
 use crate::loopback::PATIENCE;
 
-/// How many objects of each sort the device holds, for all processes and the kernel together.
+/// The number of objects by type, for all processes and the kernel together.
 pub fn held() -> ResourceSummary {
     device::warm_up();
     let counted = RdmaNetlink::open().and_then(|mut netlink| netlink.resources(device::name()));
     counted.expect("the device counts its resources")
 }
 
-/// Runs `work`, after which the device must hold as many objects of each sort as before.
+/// Runs `work` and asserts that the device then holds as many objects of each type as before.
 ///
-/// The kernel lets go of some of them a moment after it was told to.
+/// The kernel releases some objects a moment after they are destroyed.
 pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
     let before = held();
     let done = work();
@@ -25,7 +25,7 @@ pub fn nothing_leaks<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Waits until the device holds what is expected; fails where it doesn't come to that.
+/// Waits until the device holds the expected objects; panics after the timeout.
 pub fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     loop {
