@@ -8,7 +8,8 @@
 //! protocol again, requests are accepted again.
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue};
+use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Datagram, MwBind, Operation, Payload, RecvRequest, PushError, Remote, SendFlags, SendRequest, Sge,
     WcFlags, WcOpcode, WcStatus, WorkCompletion,

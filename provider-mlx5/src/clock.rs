@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_uapi::mlx5::{AllocUcontextResp, AllocUcontextRespMask, MmapCommand};
 

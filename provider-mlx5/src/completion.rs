@@ -12,8 +12,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::{Completion, CompletionQueue};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
 pub(crate) use self::clean::CqShared;

@@ -2,11 +2,12 @@
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CreateError, DmRequest};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
+use bareverbs_provider::request::DmRequest;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::{DmQuery, MmapCommand, attributes};
 use bareverbs_uapi::uverbs::DmAlloc;

@@ -1,6 +1,6 @@
 //! A queue pair, and a device that is played by hand: for unit tests and for models.
 
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
 };

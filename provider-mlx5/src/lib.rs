@@ -9,7 +9,8 @@
 //! use std::sync::Arc;
 //!
 //! use bareverbs_mlx5::Mlx5;
-//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider, QueueMemory};
+//! use bareverbs_provider::request::{CqRequest, QueueMemory};
+//! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_provider::device::DeviceFile;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{RecvRequest, Sge, WcStatus};
 use loom::thread;
 

@@ -10,19 +10,23 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload, QpHandle};
-use bareverbs_provider::contract::{
-    AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DmRequest, Offloads,
-    Provider, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
-};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
-use bareverbs_provider::rss::{CreatedWq, HashFields, HashFunctions, RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
+};
+use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::rss::{HashFields, HashFunctions};
+use bareverbs_provider::traits::CreatedWq;
+use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider};
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{
-    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask, InlineMode, LibCaps,
-    QueryDeviceResp,
+    AllocPdResp, AllocUcontextReqV2, AllocUcontextResp, AllocUcontextRespMask, CqeCompressionFormats,
+    InlineMode, LibCaps, QueryDeviceResp,
 };
 use bareverbs_uapi::uverbs::types::DriverId;
 use zerocopy::IntoBytes;
@@ -45,7 +49,9 @@ const EXCLUSIVE_REGISTERS: u32 = 16;
 #[derive(Debug)]
 pub struct Mlx5 {
     file: Arc<DeviceFile>,
-    info: ContextInfo,
+    caps: Capabilities,
+    /// The best format of compressed CQEs that the device has.
+    mini_cqe_format: Option<(MiniCqeFormat, CqeCompressionFormats)>,
     ucontext: AllocUcontextResp,
     table: Arc<UidxTable>,
     records: DoorbellRecords,
@@ -56,7 +62,6 @@ pub struct Mlx5 {
     cqs: Mutex<HashMap<u32, Weak<CqShared>>>,
     srqs: Mutex<HashMap<u32, Weak<SrqShared>>>,
     clock: Clock,
-    is_shareable: bool,
 }
 
 fn ioctl_error(method: &'static str) -> impl FnOnce(Errno) -> IoctlError {
@@ -91,12 +96,49 @@ pub(crate) fn queue_memory(bytes: usize, memory: QueueMemory) -> Result<Mapping,
     }
 }
 
+/// The driver's part of the device attributes.
+fn query_driver(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
+    let mut resp = QueryDeviceResp::zeroed();
+    let payload = DriverPayload { input: &[], output: resp.as_mut_bytes() };
+    // SAFETY: the response holds no addresses, and has its full size.
+    unsafe { command::query_driver(file, payload) }?;
+    Ok(resp)
+}
+
+fn capabilities(
+    info: ContextInfo,
+    ucontext: &AllocUcontextResp,
+    device: &QueryDeviceResp,
+    shareable: bool,
+) -> Capabilities {
+    let null_key = ucontext.comp_mask.contains(AllocUcontextRespMask::DUMP_FILL_MKEY);
+    Capabilities {
+        num_comp_vectors: info.num_comp_vectors,
+        core_support: info.core_support,
+        shareable,
+        ece: ucontext.comp_mask.contains(AllocUcontextRespMask::ECE),
+        // On Ethernet the driver reports how many header bytes a WQE must hold inline. With CQEs of
+        // version 0 it creates no raw packet QPs.
+        raw_packets: ucontext.cqe_version > 0
+            && matches!(ucontext.eth_min_inline, InlineMode::NONE | InlineMode::L2),
+        null_key: null_key.then_some(ucontext.dump_fill_mkey),
+        compressed_completions: MiniCqeFormat::best(device.cqe_comp_caps.supported_format).is_some(),
+        max_tso: device.tso_caps.max_tso,
+        tso_supported_qpts: device.tso_caps.supported_qpts,
+        rx_hash_fields_mask: HashFields::from_bits_retain(device.rss_caps.rx_hash_fields_mask.bits()),
+        rx_hash_function: HashFunctions::from_bits_retain(device.rss_caps.rx_hash_function.bits()),
+        qp_rate_limit_min: device.packet_pacing_caps.qp_rate_limit_min,
+        qp_rate_limit_max: device.packet_pacing_caps.qp_rate_limit_max,
+        rate_limit_supported_qpts: device.packet_pacing_caps.supported_qpts,
+    }
+}
+
 impl Mlx5 {
     fn new(
         file: Arc<DeviceFile>,
         info: ContextInfo,
         resp: AllocUcontextResp,
-        is_shareable: bool,
+        shareable: bool,
     ) -> Result<Self, IoctlError> {
         if resp.cqe_version > 1 {
             return Err(IoctlError {
@@ -104,12 +146,16 @@ impl Mlx5 {
                 errno: Errno::OPNOTSUPP,
             });
         }
+        let device = query_driver(&file)?;
+        let mini_cqe_format = MiniCqeFormat::best(device.cqe_comp_caps.supported_format);
+        let caps = capabilities(info, &resp, &device, shareable);
         let uar = Arc::new(Uar::alloc(&file, UarType::NC)?);
         let queues = resp.qp_tab_size.clamp(1 << 12, 1 << 20);
         let table = Arc::new(UidxTable::new(queues, resp.cqe_version).map_err(ioctl_error("mmap"))?);
         Ok(Self {
             file,
-            info,
+            caps,
+            mini_cqe_format,
             ucontext: resp,
             table,
             records: DoorbellRecords::default(),
@@ -118,7 +164,6 @@ impl Mlx5 {
             cqs: Mutex::default(),
             srqs: Mutex::default(),
             clock: Clock::default(),
-            is_shareable,
         })
     }
 
@@ -134,15 +179,6 @@ impl Mlx5 {
 
     pub(crate) fn table(&self) -> &Arc<UidxTable> {
         &self.table
-    }
-
-    /// The driver's part of the device attributes.
-    fn query_driver(&self) -> Result<QueryDeviceResp, IoctlError> {
-        let mut resp = QueryDeviceResp::zeroed();
-        let payload = DriverPayload { input: &[], output: resp.as_mut_bytes() };
-        // SAFETY: the response holds no addresses, and has its full size.
-        unsafe { command::query_driver(&self.file, payload) }?;
-        Ok(resp)
     }
 
     fn limits(&self) -> Limits {
@@ -192,8 +228,8 @@ unsafe impl Provider for Mlx5 {
         let payload = DriverPayload { input: request.as_bytes(), output: resp.as_mut_bytes() };
         // SAFETY: the request holds no addresses, and the response has its full size.
         let info = unsafe { command::get_context(&file, payload) }?;
-        let is_shareable = import::query_context(&file).is_ok();
-        Self::new(file, info, resp, is_shareable)
+        let shareable = import::query_context(&file).is_ok();
+        Self::new(file, info, resp, shareable)
     }
 
     fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
@@ -202,10 +238,6 @@ unsafe impl Provider for Mlx5 {
         }
         let (info, resp) = import::query_context(&file)?;
         Ok(Self::new(file, info, resp, true)?)
-    }
-
-    fn is_shareable(&self) -> bool {
-        self.is_shareable
     }
 
     fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
@@ -217,44 +249,12 @@ unsafe impl Provider for Mlx5 {
         dm::import(&self.file, handle)
     }
 
-    fn context_info(&self) -> ContextInfo {
-        self.info
-    }
-
-    fn offloads(&self) -> Result<Offloads, IoctlError> {
-        let resp = self.query_driver()?;
-        Ok(Offloads {
-            compressed_completions: MiniCqeFormat::best(resp.cqe_comp_caps.supported_format).is_some(),
-            max_tso: resp.tso_caps.max_tso,
-            tso_supported_qpts: resp.tso_caps.supported_qpts,
-            rx_hash_fields_mask: HashFields::from_bits_retain(resp.rss_caps.rx_hash_fields_mask.bits()),
-            rx_hash_function: HashFunctions::from_bits_retain(resp.rss_caps.rx_hash_function.bits()),
-            qp_rate_limit_min: resp.packet_pacing_caps.qp_rate_limit_min,
-            qp_rate_limit_max: resp.packet_pacing_caps.qp_rate_limit_max,
-            rate_limit_supported_qpts: resp.packet_pacing_caps.supported_qpts,
-        })
+    fn capabilities(&self) -> Capabilities {
+        self.caps
     }
 
     fn read_clock(&self) -> Result<u64, CreateError> {
         self.clock.read(&self.file, &self.ucontext)
-    }
-
-    fn null_key(&self) -> Option<u32> {
-        self.ucontext
-            .comp_mask
-            .contains(AllocUcontextRespMask::DUMP_FILL_MKEY)
-            .then_some(self.ucontext.dump_fill_mkey)
-    }
-
-    fn has_ece(&self) -> bool {
-        self.ucontext.comp_mask.contains(AllocUcontextRespMask::ECE)
-    }
-
-    fn has_raw_packets(&self) -> bool {
-        // On Ethernet the driver tells how much of a frame's headers a request must hold itself.
-        // With completions of version 0 it makes no such queue pairs.
-        self.ucontext.cqe_version > 0
-            && matches!(self.ucontext.eth_min_inline, InlineMode::NONE | InlineMode::L2)
     }
 
     fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {

@@ -1,6 +1,6 @@
 //! The memory that both halves of a QP share, and the layout of its rings.
 
-use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use std::ptr::NonNull;

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::RecvQueue;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest, Sge};
 
 use crate::doorbell::{RecordWord, Word};
@@ -339,7 +339,7 @@ impl Drop for Mlx5Rq {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use bareverbs_provider::contract::RecvQueue;
+    use bareverbs_provider::traits::RecvQueue;
     use bareverbs_provider::work::Sge;
 
     use crate::fixture::{Fixture, recv};

@@ -21,7 +21,7 @@
 //! wait: it has a copy of the words and no poller. So when the owner has taken a slot back, the
 //! poller has done with the memory of its receive and finds it no more. The owner takes all slots
 //! back before it lets go of the receives: when the queue is reset, dropped or
-//! [abandoned](bareverbs_provider::contract::RecvQueue::abandon).
+//! [abandoned](bareverbs_provider::traits::RecvQueue::abandon).
 //!
 //! A payload is copied at most once per receive, even if the device repeats the CQE.
 

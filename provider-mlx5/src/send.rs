@@ -14,8 +14,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::{DoorbellError, Ece, SendQueue};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::request::Ece;
+use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Datagram, Frame, PushError, SendFlags, SendRequest, XrcOperation};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ModifyQpReq;
@@ -284,7 +286,6 @@ impl Mlx5Sq {
 // 6. A write to the register can't be refused: no method returns a `DoorbellError`.
 // 7. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
 //    promises.
-// 8. `modify_with_ece` puts the change to the kernel as it is.
 unsafe impl SendQueue for Mlx5Sq {
     type Ah = Mlx5Ah;
 
@@ -363,19 +364,6 @@ unsafe impl SendQueue for Mlx5Sq {
         self.register.is_own()
     }
 
-    fn ece(&self) -> Option<Ece> {
-        self.ece_options()
-    }
-
-    fn set_ece(&mut self, options: u32) {
-        self.set_ece_options(options);
-    }
-
-    unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-        // SAFETY: the caller owns the queue pair and resets its queues, as this method asks.
-        unsafe { self.modify_with_ece(file, request) }
-    }
-
     unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         self.push_whole_frame(request)
     }
@@ -428,6 +416,24 @@ unsafe impl SendQueue for Mlx5Sq {
         (self.next, self.fast_limit, self.done) = (Position { request, ..Position::START }, request, request);
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
+    }
+}
+
+// SAFETY: by the numbers of the trait's obligations:
+// 1. `modify_with_ece` sends the request to the kernel unchanged.
+// 2. The default `resume` does nothing.
+unsafe impl QpControl for Mlx5Sq {
+    fn ece(&self) -> Option<Ece> {
+        self.ece_options()
+    }
+
+    fn set_ece(&mut self, options: u32) {
+        self.set_ece_options(options);
+    }
+
+    unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
+        // SAFETY: the caller owns the queue pair and resets its queues, as this method asks.
+        unsafe { self.modify_with_ece(file, request) }
     }
 }
 

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::RecvQueue;
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest};
 
 use crate::doorbell::{DoorbellRecord, Word};

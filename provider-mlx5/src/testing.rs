@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload, QpHandle};
-use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::Mapping;
-use bareverbs_provider::rss::{CreatedWq, HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
+use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::rss::{HashFields, TOEPLITZ_KEY};
+use bareverbs_provider::traits::CreatedWq;
 use bareverbs_uapi::mlx5::{
     CreateQpResp, CreateQpRssReq, CreateWqReq, CreateWqResp, ModifyWqReq, QpFlags, RxHashFields,
     RxHashFunctions,
@@ -60,7 +62,7 @@ impl WqMemory {
 
 /// # Safety
 ///
-/// As for [`Provider::create_wq`](bareverbs_provider::contract::Provider::create_wq).
+/// As for [`Provider::create_wq`](bareverbs_provider::traits::Provider::create_wq).
 pub(crate) unsafe fn create(
     mlx5: &Mlx5,
     cq: Arc<CqShared>,
@@ -102,7 +104,7 @@ pub(crate) unsafe fn create(
 
 /// # Safety
 ///
-/// As for [`Provider::modify_wq`](bareverbs_provider::contract::Provider::modify_wq).
+/// As for [`Provider::modify_wq`](bareverbs_provider::traits::Provider::modify_wq).
 pub(crate) unsafe fn modify(file: &DeviceFile, wq: u32, change: WqChange) -> Result<(), CreateError> {
     let driver = ModifyWqReq::zeroed();
     let payload = DriverPayload { input: driver.as_bytes(), output: &mut [] };

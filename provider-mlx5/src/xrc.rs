@@ -1,8 +1,9 @@
 //! Extended reliable connections: the receiving ends, which have no queues.
 
 use bareverbs_provider::command::{self, DriverPayload, QpHandle};
-use bareverbs_provider::contract::{CreateError, XrcTargetRequest};
 use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::XrcTargetRequest;
 use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp};
 use zerocopy::IntoBytes;
 

@@ -6,9 +6,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::ring::Consumer;
+use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_uapi::write::structs::Wc;
 

@@ -8,7 +8,8 @@
 //! ```no_run
 //! use std::sync::Arc;
 //!
-//! use bareverbs_provider::contract::{CompletionQueue, CqRequest, Provider, QueueMemory};
+//! use bareverbs_provider::request::{CqRequest, QueueMemory};
+//! use bareverbs_provider::traits::{CompletionQueue, Provider};
 //! use bareverbs_provider::device::DeviceFile;
 //! use bareverbs_rxe::Rxe;
 //!

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 use std::ptr::NonNull;
 
-use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::{Mapping, Protection};
 use bareverbs_provider::ring::RingMemory;
 use bareverbs_uapi::rxe::QueueBuf;

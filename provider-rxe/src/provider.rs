@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, ContextInfo, DriverPayload};
-use bareverbs_provider::contract::{
-    AhRequest, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DoorbellChoice, Provider,
-    QpRequest, QueueMemory, SendQueue, SrqChange, SrqRequest,
-};
-use bareverbs_provider::contract::{CompletionQueue, RecvQueue};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::handle_guard::HandleGuard;
 use bareverbs_provider::mapping::Protection;
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqChange, SrqRequest,
+};
+use bareverbs_provider::traits::{CompletionQueue, RecvQueue};
+use bareverbs_provider::traits::{CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, SendQueue};
 use bareverbs_uapi::rxe::{
     CreateAhResp, CreateCqResp, CreateQpResp, CreateSrqResp, MmapInfo, ModifySrqCmd, ResizeCqResp,
 };
@@ -32,7 +34,7 @@ use crate::send::{RxeAh, RxeSq, SendLimits};
 pub struct Rxe {
     file: Arc<DeviceFile>,
     info: ContextInfo,
-    capabilities: DeviceCapFlags,
+    device_cap_flags: DeviceCapFlags,
 }
 
 impl Rxe {
@@ -118,12 +120,13 @@ unsafe impl Provider for Rxe {
         }
         // SAFETY: rxe has no payload for contexts.
         let info = unsafe { command::get_context(&file, DriverPayload::default()) }?;
-        let capabilities = command::query_device_ex(&file)?.device_cap_flags_ex;
-        Ok(Self { file, info, capabilities })
+        let device_cap_flags = command::query_device_ex(&file)?.device_cap_flags_ex;
+        Ok(Self { file, info, device_cap_flags })
     }
 
-    fn context_info(&self) -> ContextInfo {
-        self.info
+    fn capabilities(&self) -> Capabilities {
+        let ContextInfo { num_comp_vectors, core_support } = self.info;
+        Capabilities { num_comp_vectors, core_support, ..Capabilities::default() }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {
@@ -209,7 +212,7 @@ unsafe impl Provider for Rxe {
         let limits = SendLimits::new(request.qp_type, cap.max_send_sge, cap.max_inline_data)
             .ok_or(CreateError::Unsupported { what: "queue pairs of this type" })?
             .with_mtu(mtu)
-            .with_capabilities(self.capabilities);
+            .with_capabilities(self.device_cap_flags);
         let doorbell = KernelDoorbell::new(self.file.clone(), made.handle);
         // SAFETY: the kernel shares these pages for this queue, and lets them be mapped once; the
         // doorbell is that of the queue pair.

@@ -2,8 +2,9 @@
 
 use std::ptr::NonNull;
 
-use bareverbs_provider::contract::{CreateError, RecvQueue};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::ring::Producer;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{self, PushError, RecvRequest};
 use bareverbs_uapi::rxe::{RecvWqe, Sge};
 

@@ -8,9 +8,10 @@ mod submit;
 
 use std::ops::Range;
 
-use bareverbs_provider::contract::{CreateError, DoorbellError, SendQueue};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::ring::{Position, Producer};
+use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{self, Datagram, Operation, Payload, PushError, Remote, SendRequest};
 use bareverbs_uapi::rxe::{AtomicWr, FlushWr, MwWr, SendWqe};
 use bareverbs_uapi::verbs_values::{QpAttrMask, QpState, SendFlags, WcStatus};
@@ -173,7 +174,6 @@ impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
 //    (`flush_send_queue` of `rxe_comp.c`, `rxe_requester` of `rxe_req.c`).
 // 7. `resync` takes the indices that the kernel left when it emptied the ring, as who calls `reset`
 //    promises, and forgets what was not published.
-// 8. `modify` is the trait's own.
 // Nothing panics between a slot's first byte and `advance`.
 unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     type Ah = RxeAh;
@@ -442,7 +442,12 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
         self.deferred = self.ring.position();
         self.close_fast_path();
     }
+}
 
+// SAFETY: by the numbers of the trait's obligations:
+// 1. The default `modify` sends the request to the kernel unchanged.
+// 2. `resume` rings the doorbell, which publishes nothing: the producer index stays.
+unsafe impl<D: Doorbell, M: QueueMemory> QpControl for RxeSq<D, M> {
     fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
         self.rd_atomic.validate_modify(request)
     }
@@ -451,7 +456,7 @@ unsafe impl<D: Doorbell, M: QueueMemory> SendQueue for RxeSq<D, M> {
     /// then does the completer drop the requests (`rxe_qp_reset` of `rxe_qp.c`, `rxe_sender` of
     /// `rxe_req.c`). After the reset the queue pair would send as many empty writes first, or,
     /// where the queue was full, nothing. The second time there is nothing to drop.
-    fn resets_twice(&self) -> bool {
+    fn needs_second_reset(&self) -> bool {
         true
     }
 

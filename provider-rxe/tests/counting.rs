@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
 };

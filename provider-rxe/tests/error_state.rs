@@ -3,7 +3,8 @@
 use std::mem::offset_of;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::{DoorbellError, SendQueue};
+use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::traits::{QpControl, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingDoorbell, KernelConsumer, PlainMemory};
 use bareverbs_rxe::{Doorbell, RxeSq, SendLimits};

@@ -1,6 +1,6 @@
 //! The fast path of the queues, compared with the slow path.
 
-use bareverbs_provider::contract::{RecvQueue, SendQueue};
+use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge};
 use bareverbs_rxe::testing::{CountingDoorbell, PlainMemory};
 use bareverbs_rxe::{RxeRq, RxeSq, SendLimits};

@@ -1,6 +1,7 @@
 //! What opens and closes the fast path of a queue, and what a queue tells of itself.
 
-use bareverbs_provider::contract::{CreateError, RecvQueue, SendQueue};
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::traits::{QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Datagram, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge,
 };

@@ -2,8 +2,9 @@
 
 use std::ptr::NonNull;
 
-use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcOpcode, WcStatus, WorkCompletion};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelProducer, PlainMemory};
 use bareverbs_rxe::{KernelQueue, QueueMemory, RxeCq, RxeSq, SendLimits};

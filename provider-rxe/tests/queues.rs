@@ -4,9 +4,8 @@
 use std::collections::VecDeque;
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::{
-    Completion, CompletionQueue, CreateError, DoorbellError, RecvQueue, SendQueue,
-};
+use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, Sge, WcFlags, WcOpcode, WcStatus,
 };

@@ -1,8 +1,9 @@
 //! Queues that the kernel empties or moves, beside plain numbers.
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::{Completion, CompletionQueue, CreateError, RecvQueue, SendQueue};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::traits::{Completion, CompletionQueue, QpControl, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, RecvRequest, SendFlags, SendRequest};
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelConsumer, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};

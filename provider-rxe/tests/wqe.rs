@@ -3,7 +3,7 @@
 //! The offsets are those of the C structs in the kernel's `rdma_user_rxe.h`. Slots are filled with
 //! 0xAA before, so that an unwritten byte is found.
 
-use bareverbs_provider::contract::{RecvQueue, SendQueue};
+use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     AccessFlags, Datagram, MwBind, MwType, Operation, Payload, PlacementType, PushError, RecvRequest, Remote,
     SelectivityLevel, SendFlags, SendRequest, Sge,

@@ -51,8 +51,8 @@ use bareverbs_uapi::write::structs::{
 };
 use rustix::io::Errno;
 
-use crate::contract::{CqRequest, QpRequest};
 use crate::device::{DeviceFile, IoctlError};
+use crate::request::{CqRequest, QpRequest};
 
 /// A driver's own request and response beside a command's.
 #[derive(Debug, Default)]
@@ -500,7 +500,7 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
 /// 1. `request.qp_handle` must be the handle of a queue pair of the caller's own: nothing else of
 ///    this process relies on its state or attributes.
 /// 2. After a change to RESET, no request may be pushed before the queue pair's queues were
-///    [reset](crate::contract::SendQueue::reset): a device that starts anew would carry out old
+///    [reset](crate::traits::SendQueue::reset): a device that starts anew would carry out old
 ///    slots.
 #[doc(alias = "ibv_modify_qp")]
 pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {

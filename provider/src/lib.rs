@@ -1,35 +1,42 @@
-//! What a provider is, and the tools it is built from.
+//! The provider traits, and the tools that providers are built from.
 //!
-//! A provider knows one kind of device: how its queues lie in memory, how a work request is written
-//! into them and how its doorbell is rung. It fulfils the traits of [`contract`]; nothing in this
-//! crate knows any particular device, and the providers of this project use nothing that one
-//! outside it could not.
+//! A provider knows one kind of device: the memory layout of its queues, the format of its WQEs and
+//! CQEs, and its doorbell. It implements [`traits`]. This crate knows no particular device. The
+//! providers of this project use nothing that an out-of-tree provider could not.
 //!
-//! | module | what it gives |
+//! | module | contents |
 //! |---|---|
-//! | [`contract`] | the traits, and what queues are asked for and made as |
+//! | [`traits`] | the traits of providers, queues and completions, and the created objects |
+//! | [`request`] | parameters of objects, as plain structs |
+//! | [`caps`] | capabilities of a context |
+//! | [`error`] | errors of creation and of doorbells |
 //! | [`work`] | work requests and completions as values |
-//! | [`rss`] | work queues that receive, and what spreads frames over them |
-//! | [`device`] | the device file: calls and mappings |
+//! | [`rss`] | hash fields and functions of receive-side scaling |
+//! | [`device`] | the device file: ioctls and mappings |
+//! | [`dm`] | device memory |
 //! | [`command`] | the kernel's commands, one function each |
-//! | [`mapping`] | shared memory |
+//! | [`handle_guard`] | destroys a kernel object unless its creation succeeds |
+//! | [`mapping`] | mapped memory |
 //! | [`process`] | fork detection |
-//! | [`ring`] | a ring of slots in shared memory, either side |
-//! | [`barrier`] | memory ordering, all of it |
+//! | [`ring`] | a ring of slots in shared memory, producer and consumer |
+//! | [`barrier`] | all memory barriers, named by purpose |
 
 pub mod barrier;
+pub mod caps;
 pub mod command;
-pub mod contract;
 pub mod device;
 pub mod dm;
+pub mod error;
 pub mod handle_guard;
 #[cfg(all(test, loom))]
 mod loom_models;
 pub mod mapping;
 mod pages;
 pub mod process;
+pub mod request;
 pub mod ring;
 pub mod rss;
+pub mod traits;
 pub mod work;
 
 pub use rustix::io::Errno;

@@ -4,15 +4,19 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
-use bareverbs_provider::command::ContextInfo;
-use bareverbs_provider::contract::{
-    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DmRequest, DoorbellError, Offloads, Provider, QpRequest, QueueMemory, RecvQueue, SendQueue,
-    SrqChange, SrqRequest, XrcTargetRequest,
-};
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::{CreateError, DoorbellError};
 use bareverbs_provider::mapping::{HUGE_PAGE, Mapping};
-use bareverbs_provider::rss::{HashFields, RssQpRequest, TOEPLITZ_KEY, WqChange, WqRequest};
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, DmRequest, QpRequest, QueueMemory, SrqChange, SrqRequest, XrcTargetRequest,
+};
+use bareverbs_provider::request::{RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::rss::{HashFields, TOEPLITZ_KEY};
+use bareverbs_provider::traits::{
+    Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpControl, RecvQueue,
+    SendQueue,
+};
 use bareverbs_provider::work::{
     Datagram, Frame, Operation, Payload, PushError, RecvRequest, SendFlags, SendRequest, WcFlags, WcOpcode,
     WcStatus, WorkCompletion, XrcOperation,
@@ -30,6 +34,9 @@ struct Queue {
     releases: usize,
     completions: u64,
 }
+
+// SAFETY: the default bodies send requests unchanged, and there is nothing to resume.
+unsafe impl QpControl for Queue {}
 
 // SAFETY: the queue accesses no memory of requests, and no device does for it.
 unsafe impl SendQueue for Queue {
@@ -197,8 +204,8 @@ unsafe impl Provider for Minimal {
         Ok(Self)
     }
 
-    fn context_info(&self) -> ContextInfo {
-        ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {
@@ -244,10 +251,11 @@ fn request<O>(operation: O) -> SendRequest<'static, O> {
 #[test]
 fn minimal_provider_has_no_optional_features() {
     let provider = Minimal;
-    assert!(!provider.is_shareable() && !provider.has_ece() && !provider.has_raw_packets());
-    assert_eq!(provider.null_key(), None);
-    assert_eq!(provider.offloads(), Ok(Offloads::default()));
-    assert_eq!(provider.context_info().core_support, CoreSupport::empty());
+    let caps = provider.capabilities();
+    assert!(!caps.shareable && !caps.ece && !caps.raw_packets && !caps.compressed_completions);
+    assert_eq!(caps.null_key, None);
+    assert_eq!((caps.max_tso, caps.qp_rate_limit_max), (0, 0));
+    assert_eq!((caps.num_comp_vectors, caps.core_support), (0, CoreSupport::empty()));
 }
 
 #[test]
@@ -293,7 +301,7 @@ fn minimal_send_queue_rejects_optional_requests() {
     }
     queue.set_ece(7);
     assert_eq!((queue.ece(), SendQueue::failure(&queue)), (None, None));
-    assert!(!queue.owns_doorbell() && !queue.resets_twice());
+    assert!(!queue.owns_doorbell() && !queue.needs_second_reset());
     let change = ModifyQpReq::zeroed();
     assert_eq!(queue.validate_modify(&change), Ok(()));
     queue.modified(&change);

@@ -3,7 +3,8 @@
 use std::net::Ipv4Addr;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{AhRequest, CreatedAh, Provider};
+use bareverbs_provider::request::AhRequest;
+use bareverbs_provider::traits::{CreatedAh, Provider};
 use bareverbs_provider::work::WcFlags;
 
 use crate::{

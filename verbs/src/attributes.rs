@@ -1,6 +1,6 @@
 //! Attributes of devices and ports.
 
-use bareverbs_provider::contract::Offloads;
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::rss::{HashFields, HashFunctions};
 use bareverbs_uapi::uverbs::types::{PortCapFlags, PortFlags, QueryPortRespEx};
 use bareverbs_uapi::verbs_values::{self as values, AtomicCap, PortSpeed, PortWidth, TmCapFlags};
@@ -232,15 +232,15 @@ attr_struct! {
 
 impl DeviceAttr {
     /// Adds the attributes that only the driver reports.
-    pub(crate) fn with(self, offloads: Offloads) -> Self {
+    pub(crate) fn with(self, caps: Capabilities) -> Self {
         Self {
-            max_tso: offloads.max_tso,
-            tso_supported_qpts: offloads.tso_supported_qpts,
-            rx_hash_fields_mask: offloads.rx_hash_fields_mask,
-            rx_hash_function: offloads.rx_hash_function,
-            qp_rate_limit_min: offloads.qp_rate_limit_min,
-            qp_rate_limit_max: offloads.qp_rate_limit_max,
-            rate_limit_supported_qpts: offloads.rate_limit_supported_qpts,
+            max_tso: caps.max_tso,
+            tso_supported_qpts: caps.tso_supported_qpts,
+            rx_hash_fields_mask: caps.rx_hash_fields_mask,
+            rx_hash_function: caps.rx_hash_function,
+            qp_rate_limit_min: caps.qp_rate_limit_min,
+            qp_rate_limit_max: caps.qp_rate_limit_max,
+            rate_limit_supported_qpts: caps.rate_limit_supported_qpts,
             ..self
         }
     }

@@ -6,8 +6,8 @@ mod open;
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
-use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::GidEntry as KernelGidEntry;
 use bareverbs_uapi::uverbs::{ObjectClass, QueryPortSpeed};
@@ -102,9 +102,7 @@ impl<P: Provider> Context<P> {
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
-        let failed = |refused| Error::kernel("query_device", self.device().name(), refused);
-        let mut attr = DeviceAttr::from(&self.shared.inner.device_attr)
-            .with(self.provider().offloads().map_err(failed)?);
+        let mut attr = DeviceAttr::from(&self.shared.inner.device_attr).with(self.provider().capabilities());
         // The driver formats the version itself if the device has firmware.
         if !self.device().fw_ver().is_empty() {
             self.device().fw_ver().clone_into(&mut attr.fw_ver);

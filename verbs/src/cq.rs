@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreatedCq, Provider};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::request::CqRequest;
+use bareverbs_provider::traits::{CompletionQueue, CreatedCq, Provider};
 use bareverbs_uapi::write::structs::DestroyCqResp;
 
 use crate::{AnyProvider, CompChannel, Context, Error, QueueMemory, Result, WorkCompletion};

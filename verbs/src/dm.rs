@@ -4,8 +4,9 @@ use std::ops::{Deref, RangeBounds};
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{DmRequest, Provider};
 use bareverbs_provider::dm::{DeviceMemory, WORD};
+use bareverbs_provider::request::DmRequest;
+use bareverbs_provider::traits::Provider;
 
 use crate::context::ContextInner;
 use crate::import;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use bareverbs_provider::contract::CreateError;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::verbs_values::WcStatus;
 use rustix::io::Errno;

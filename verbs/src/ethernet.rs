@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::netlink::{Content, Malformed, Message, MessageFlags, MessageWriter, messages};
 use bareverbs_uapi::rtnetlink::{
     GET_LINK, GET_NEIGHBOUR, GET_ROUTE, LINK_ADDRESS, LINK_INFO, LINK_INFO_DATA, LINK_INFO_KIND, LinkMessage,

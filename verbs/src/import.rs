@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::CreateError;
+use bareverbs_provider::error::CreateError;
 
 use crate::pd::PdShared;
 use crate::{Error, MrKeys, Result};

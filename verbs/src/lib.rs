@@ -123,11 +123,11 @@ mod xrc;
 pub use ah::{Ah, Grh};
 pub use attributes::{DeviceAttr, PortAttr};
 pub use bareverbs_provider::Errno;
-pub use bareverbs_provider::contract::{
-    Completion, CreateError, DoorbellChoice, DoorbellError, Ece, Provider, QueueMemory,
-};
 pub use bareverbs_provider::device::IoctlError;
+pub use bareverbs_provider::error::{CreateError, DoorbellError};
+pub use bareverbs_provider::request::{DoorbellChoice, Ece, QueueMemory};
 pub use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
+pub use bareverbs_provider::traits::{Completion, Provider};
 pub use bareverbs_provider::work::{
     Frame, MwBind, Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags,
     WorkCompletion, XrcOperation,

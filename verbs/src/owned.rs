@@ -76,7 +76,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 
 use self::in_flight::{InFlight, Operations};
 use crate::{

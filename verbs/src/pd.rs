@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 
 use crate::context::ContextInner;
 use crate::import;
@@ -184,7 +184,7 @@ impl<P: Provider> Pd<P> {
     /// [`Error::Unsupported`] if the device has no null MR.
     #[doc(alias = "ibv_alloc_null_mr")]
     pub fn alloc_null_mr(&self) -> Result<NullMr> {
-        let lkey = self.context.provider().null_key();
+        let lkey = self.context.provider().capabilities().null_key;
         let lkey = lkey.ok_or(Error::Unsupported { verb: "alloc_null_mr", what: "null MRs are" })?;
         Ok(NullMr { lkey })
     }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::{Context, Error, Result};

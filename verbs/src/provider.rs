@@ -1,17 +1,21 @@
-//! The provider behind a context, as an enumeration of those built in.
+//! The provider of a context, as an enum of the built-in providers.
 
 use std::sync::Arc;
 
 use bareverbs_mlx5::Mlx5;
-use bareverbs_provider::command::{ContextInfo, QpHandle};
-use bareverbs_provider::contract::{
-    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DmRequest, DoorbellError, Ece, Offloads, Provider, QpRequest, RecvQueue, SendQueue,
-    SrqChange, SrqRequest, XrcTargetRequest,
-};
+use bareverbs_provider::caps::Capabilities;
+use bareverbs_provider::command::QpHandle;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
 use bareverbs_provider::dm::DeviceMemory;
-use bareverbs_provider::rss::{CreatedWq, RssQpRequest, WqChange, WqRequest};
+use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::request::{
+    AhRequest, CqRequest, DmRequest, Ece, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange,
+    WqRequest, XrcTargetRequest,
+};
+use bareverbs_provider::traits::{
+    Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, CreatedWq, Provider, QpControl,
+    RecvQueue, SendQueue,
+};
 use bareverbs_provider::work::{
     Datagram, Frame, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
     XrcOperation,
@@ -20,14 +24,59 @@ use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use rustix::io::Errno;
 
-/// Declares the enumerations over the providers and passes every call on to the variant.
+/// Implements methods, declared by their signatures, by the same method of the variant's value.
+macro_rules! forward {
+    ([$($variant:ident)*]) => {};
+    ([$($variant:ident)*]
+        $(#[$meta:meta])* fn $name:ident(&self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?; $($rest:tt)*) => {
+        $(#[$meta])*
+        fn $name(&self $(, $arg: $ty)*) $(-> $ret)? {
+            forward!(@safe self, $name($($arg),*), $($variant)*)
+        }
+        forward!([$($variant)*] $($rest)*);
+    };
+    ([$($variant:ident)*]
+        $(#[$meta:meta])* fn $name:ident(&mut self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?; $($rest:tt)*) => {
+        $(#[$meta])*
+        fn $name(&mut self $(, $arg: $ty)*) $(-> $ret)? {
+            forward!(@safe self, $name($($arg),*), $($variant)*)
+        }
+        forward!([$($variant)*] $($rest)*);
+    };
+    ([$($variant:ident)*]
+        $(#[$meta:meta])* unsafe fn $name:ident(&self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?;
+        $($rest:tt)*) => {
+        $(#[$meta])*
+        unsafe fn $name(&self $(, $arg: $ty)*) $(-> $ret)? {
+            forward!(@unsafe self, $name($($arg),*), $($variant)*)
+        }
+        forward!([$($variant)*] $($rest)*);
+    };
+    ([$($variant:ident)*]
+        $(#[$meta:meta])* unsafe fn $name:ident(&mut self $(, $arg:ident: $ty:ty)* $(,)?) $(-> $ret:ty)?;
+        $($rest:tt)*) => {
+        $(#[$meta])*
+        unsafe fn $name(&mut self $(, $arg: $ty)*) $(-> $ret)? {
+            forward!(@unsafe self, $name($($arg),*), $($variant)*)
+        }
+        forward!([$($variant)*] $($rest)*);
+    };
+    (@safe $this:ident, $name:ident $args:tt, $($variant:ident)*) => {
+        match $this { $(Self::$variant(inner) => inner.$name $args,)* }
+    };
+    (@unsafe $this:ident, $name:ident $args:tt, $($variant:ident)*) => {
+        // SAFETY: the caller fulfils the contract of the method, which is that of the variant's.
+        match $this { $(Self::$variant(inner) => unsafe { inner.$name $args },)* }
+    };
+}
+
+/// Declares the enums over the providers and forwards every call to the variant.
 macro_rules! providers {
     ($($(#[$meta:meta])* $variant:ident($provider:ty)),* $(,)?) => {
-        /// Whichever built-in provider drives the device.
+        /// The built-in provider that drives the device.
         ///
-        /// An enumeration rather than a trait object: the data path has a predictable branch, not
-        /// an indirect call. Code that shall not have the branch either opens the device with
-        /// [`Device::open_as`](crate::Device::open_as).
+        /// The data path of an enum has a predictable branch; a trait object would have an indirect
+        /// call. [`Device::open_as`](crate::Device::open_as) opens a device without the branch.
         #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
         pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
 
@@ -43,7 +92,7 @@ macro_rules! providers {
         /// Its shared receive queues.
         pub enum AnySrq { $($(#[$meta])* $variant(<$provider as Provider>::Srq),)* }
 
-        /// What its send queues need of an address handle.
+        /// The part of an address handle that its send queues need.
         pub enum AnyAh { $($(#[$meta])* $variant(<$provider as Provider>::Ah),)* }
 
         /// Its completions.
@@ -51,8 +100,8 @@ macro_rules! providers {
             $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
         }
 
-        // SAFETY: each method passes on to the provider of the variant, which fulfils the
-        // obligations; handles, queues and failures are passed back as they are. Where provider and
+        // SAFETY: each method forwards to the provider of the variant, which fulfils the
+        // obligations; handles, queues and failures are passed back unchanged. If provider and
         // queue are of different variants, nothing is done.
         unsafe impl Provider for AnyProvider {
             type Cq = AnyCq;
@@ -79,54 +128,22 @@ macro_rules! providers {
                 Err(IoctlError { method: "import", errno: Errno::OPNOTSUPP }.into())
             }
 
-            fn is_shareable(&self) -> bool {
-                match self { $(Self::$variant(provider) => provider.is_shareable(),)* }
-            }
-
-            fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
-                match self { $(Self::$variant(provider) => provider.import_pd(handle),)* }
-            }
-
-            fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
-                match self { $(Self::$variant(provider) => provider.import_dm(handle),)* }
-            }
-
-            fn context_info(&self) -> ContextInfo {
-                match self { $(Self::$variant(provider) => provider.context_info(),)* }
-            }
-
-            fn offloads(&self) -> Result<Offloads, IoctlError> {
-                match self { $(Self::$variant(provider) => provider.offloads(),)* }
-            }
-
-            fn read_clock(&self) -> Result<u64, CreateError> {
-                match self { $(Self::$variant(provider) => provider.read_clock(),)* }
-            }
-
-            fn null_key(&self) -> Option<u32> {
-                match self { $(Self::$variant(provider) => provider.null_key(),)* }
-            }
-
-            fn has_ece(&self) -> bool {
-                match self { $(Self::$variant(provider) => provider.has_ece(),)* }
-            }
-
-            fn has_raw_packets(&self) -> bool {
-                match self { $(Self::$variant(provider) => provider.has_raw_packets(),)* }
-            }
-
-            fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
-                match self { $(Self::$variant(provider) => provider.alloc_dm(request),)* }
-            }
-
-            fn alloc_pd(&self) -> Result<u32, IoctlError> {
-                match self { $(Self::$variant(provider) => provider.alloc_pd(),)* }
+            forward! { [$($variant)*]
+                fn capabilities(&self) -> Capabilities;
+                fn import_pd(&self, handle: u32) -> Result<(), CreateError>;
+                fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError>;
+                fn read_clock(&self) -> Result<u64, CreateError>;
+                fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError>;
+                fn alloc_pd(&self) -> Result<u32, IoctlError>;
+                fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError>;
+                unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError>;
+                fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError>;
             }
 
             unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         let created = unsafe { provider.create_cq(request) }?;
                         let CreatedCq { handle, entries, queue } = created;
                         Ok(CreatedCq { handle, entries, queue: AnyCq::$variant(queue) })
@@ -137,7 +154,7 @@ macro_rules! providers {
             unsafe fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnyCq::$variant(queue)) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
                     _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
@@ -147,7 +164,7 @@ macro_rules! providers {
             unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         let created = unsafe { provider.create_qp(request) }?;
                         let CreatedQp { handle, qp_num, cap, sq, rq } = created;
                         let (sq, rq) = (AnySq::$variant(sq), rq.map(AnyRq::$variant));
@@ -156,14 +173,10 @@ macro_rules! providers {
                 }
             }
 
-            fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
-                match self { $(Self::$variant(provider) => provider.create_xrc_target(request),)* }
-            }
-
             unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         let created = unsafe { provider.create_srq(request) }?;
                         let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = created;
                         Ok(CreatedSrq { handle, max_wr, max_sge, srq_num, queue: AnySrq::$variant(queue) })
@@ -174,31 +187,22 @@ macro_rules! providers {
             unsafe fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnySrq::$variant(queue)) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         unsafe { provider.modify_srq(srq, queue, change) }
                     })*
-                    _ => Err(CreateError::Unsupported { what: "shared receive queues of another device" }),
+                    _ => Err(CreateError::Unsupported { what: "shared receive queues of another provider" }),
                 }
             }
 
             unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         let created = unsafe { provider.create_wq(request) }?;
                         let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = created;
                         Ok(CreatedWq { handle, wq_num, max_wr, max_sge, queue: AnyRq::$variant(queue) })
                     })*
                 }
-            }
-
-            unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(provider) => unsafe { provider.modify_wq(wq, change) },)* }
-            }
-
-            fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
-                match self { $(Self::$variant(provider) => provider.create_rss_qp(request),)* }
             }
 
             fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {
@@ -211,44 +215,11 @@ macro_rules! providers {
             }
         }
 
-        // SAFETY: each method that has obligations passes on to the queue of the variant, which
-        // fulfils them. A request with an address handle of another variant is refused before any
+        // SAFETY: each method that has obligations forwards to the queue of the variant, which
+        // fulfils them. A request with an address handle of another variant is rejected before any
         // queue sees it.
         unsafe impl SendQueue for AnySq {
             type Ah = AnyAh;
-
-            #[inline]
-            fn capacity(&self) -> u32 {
-                match self { $(Self::$variant(queue) => queue.capacity(),)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_push_all(requests) },)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_post(
-                &mut self,
-                request: &SendRequest<'_>,
-                defer: bool,
-            ) -> Option<Result<(), DoorbellError>> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request, defer) },)* }
-            }
-
-            #[inline]
-            unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
-            }
 
             #[inline]
             unsafe fn push_datagram(
@@ -258,203 +229,139 @@ macro_rules! providers {
                 match (self, request.operation.ah) {
                     $((Self::$variant(queue), AnyAh::$variant(ah)) => {
                         let request = request.with(request.operation.over(ah));
-                        // SAFETY: the caller's promise is the same.
+                        // SAFETY: the caller fulfils the same contract.
                         unsafe { queue.push_datagram(&request) }
                     })*
                     _ => Err(PushError::ForeignAddress),
                 }
             }
 
-            unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.push_xrc(request) },)* }
+            forward! { [$($variant)*]
+                #[inline]
+                fn capacity(&self) -> u32;
+                #[inline(always)]
+                unsafe fn try_push(&mut self, request: &SendRequest<'_>) -> bool;
+                #[inline(always)]
+                unsafe fn try_push_all(&mut self, requests: &[SendRequest<'_>]) -> usize;
+                #[inline(always)]
+                unsafe fn try_post(
+                    &mut self, request: &SendRequest<'_>, defer: bool,
+                ) -> Option<Result<(), DoorbellError>>;
+                #[inline]
+                unsafe fn push(&mut self, request: &SendRequest<'_>) -> Result<(), PushError>;
+                unsafe fn push_xrc(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError>;
+                unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError>;
+                fn owns_doorbell(&self) -> bool;
+                #[inline]
+                fn defer(&mut self) -> Result<(), DoorbellError>;
+                #[inline]
+                fn deferred(&self) -> u32;
+                #[inline]
+                fn ring(&mut self) -> Result<(), DoorbellError>;
+                #[inline]
+                fn abort(&mut self);
+                fn failure(&self) -> Option<(u64, WcStatus)>;
+                unsafe fn reset(&mut self);
             }
+        }
 
-            fn owns_doorbell(&self) -> bool {
-                match self { $(Self::$variant(queue) => queue.owns_doorbell(),)* }
-            }
-
-            unsafe fn push_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.push_frame(request) },)* }
-            }
-
-            #[inline]
-            fn defer(&mut self) -> Result<(), DoorbellError> {
-                match self { $(Self::$variant(queue) => queue.defer(),)* }
-            }
-
-            #[inline]
-            fn deferred(&self) -> u32 {
-                match self { $(Self::$variant(queue) => queue.deferred(),)* }
-            }
-
-            #[inline]
-            fn ring(&mut self) -> Result<(), DoorbellError> {
-                match self { $(Self::$variant(queue) => queue.ring(),)* }
-            }
-
-            #[inline]
-            fn abort(&mut self) {
-                match self { $(Self::$variant(queue) => queue.abort(),)* }
-            }
-
-            fn failure(&self) -> Option<(u64, WcStatus)> {
-                match self { $(Self::$variant(queue) => queue.failure(),)* }
-            }
-
-            unsafe fn reset(&mut self) {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.reset() },)* }
-            }
-
-            fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
-                match self { $(Self::$variant(queue) => queue.validate_modify(request),)* }
-            }
-
-            fn resets_twice(&self) -> bool {
-                match self { $(Self::$variant(queue) => queue.resets_twice(),)* }
-            }
-
-            fn ece(&self) -> Option<Ece> {
-                match self { $(Self::$variant(queue) => queue.ece(),)* }
-            }
-
-            fn set_ece(&mut self, options: u32) {
-                match self { $(Self::$variant(queue) => queue.set_ece(options),)* }
-            }
-
-            unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.modify(file, request) },)* }
-            }
-
-            fn modified(&mut self, request: &ModifyQpReq) {
-                match self { $(Self::$variant(queue) => queue.modified(request),)* }
-            }
-
-            fn resume(&mut self) -> Result<(), IoctlError> {
-                match self { $(Self::$variant(queue) => queue.resume(),)* }
+        // SAFETY: each method forwards to the queue of the variant, which fulfils the obligations.
+        unsafe impl QpControl for AnySq {
+            forward! { [$($variant)*]
+                fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str>;
+                fn needs_second_reset(&self) -> bool;
+                fn ece(&self) -> Option<Ece>;
+                fn set_ece(&mut self, options: u32);
+                unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError>;
+                fn modified(&mut self, request: &ModifyQpReq);
+                fn resume(&mut self) -> Result<(), IoctlError>;
             }
         }
 
         providers!(@recv AnyRq $($variant)*);
         providers!(@recv AnySrq $($variant)*);
 
-        // SAFETY: each method passes on to the queue of the variant, which fulfils the obligations.
+        // SAFETY: each method forwards to the queue of the variant, which fulfils the obligations.
         unsafe impl CompletionQueue for AnyCq {
             type Completion<'a> = AnyCompletion<'a>;
-
-            #[inline]
-            fn capacity(&self) -> u32 {
-                match self { $(Self::$variant(queue) => queue.capacity(),)* }
-            }
 
             #[inline(always)]
             fn next(&mut self) -> Option<AnyCompletion<'_>> {
                 match self { $(Self::$variant(queue) => queue.next().map(AnyCompletion::$variant),)* }
             }
 
-            #[inline(always)]
-            fn next_value(&mut self) -> Option<WorkCompletion> {
-                match self { $(Self::$variant(queue) => queue.next_value(),)* }
-            }
-
-            #[inline(always)]
-            fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize {
-                match self { $(Self::$variant(queue) => queue.next_values(into),)* }
-            }
-
-            #[inline(always)]
-            fn release(&mut self) {
-                match self { $(Self::$variant(queue) => queue.release(),)* }
-            }
-
-            #[inline]
-            fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError> {
-                match self { $(Self::$variant(queue) => queue.arm(solicited_only),)* }
+            forward! { [$($variant)*]
+                #[inline]
+                fn capacity(&self) -> u32;
+                #[inline(always)]
+                fn next_value(&mut self) -> Option<WorkCompletion>;
+                #[inline(always)]
+                fn next_values(&mut self, into: &mut [WorkCompletion]) -> usize;
+                #[inline(always)]
+                fn release(&mut self);
+                #[inline]
+                fn arm(&mut self, solicited_only: bool) -> Result<(), IoctlError>;
             }
         }
 
         impl Completion for AnyCompletion<'_> {
-            providers!(@field $($variant)*: wr_id -> u64);
-            providers!(@field $($variant)*: status -> WcStatus);
-            providers!(@field $($variant)*: opcode -> WcOpcode);
-            providers!(@field $($variant)*: byte_len -> u32);
-            providers!(@field $($variant)*: qp_num -> u32);
-            providers!(@field $($variant)*: src_qp -> u32);
-            providers!(@field $($variant)*: imm_data -> Option<u32>);
-            providers!(@field $($variant)*: invalidated_rkey -> Option<u32>);
-            providers!(@field $($variant)*: vendor_err -> u32);
-            providers!(@field $($variant)*: wc_flags -> WcFlags);
-            providers!(@field $($variant)*: slid -> u16);
-            providers!(@field $($variant)*: sl -> u8);
-            providers!(@field $($variant)*: dlid_path_bits -> u8);
-            providers!(@field $($variant)*: timestamp -> Option<u64>);
-            providers!(@field $($variant)*: to_value -> WorkCompletion);
+            forward! { [$($variant)*]
+                #[inline]
+                fn wr_id(&self) -> u64;
+                #[inline]
+                fn status(&self) -> WcStatus;
+                #[inline]
+                fn opcode(&self) -> WcOpcode;
+                #[inline]
+                fn byte_len(&self) -> u32;
+                #[inline]
+                fn qp_num(&self) -> u32;
+                #[inline]
+                fn src_qp(&self) -> u32;
+                #[inline]
+                fn imm_data(&self) -> Option<u32>;
+                #[inline]
+                fn invalidated_rkey(&self) -> Option<u32>;
+                #[inline]
+                fn vendor_err(&self) -> u32;
+                #[inline]
+                fn wc_flags(&self) -> WcFlags;
+                #[inline]
+                fn slid(&self) -> u16;
+                #[inline]
+                fn sl(&self) -> u8;
+                #[inline]
+                fn dlid_path_bits(&self) -> u8;
+                #[inline]
+                fn timestamp(&self) -> Option<u64>;
+                #[inline]
+                fn to_value(&self) -> WorkCompletion;
+            }
         }
     };
     (@recv $queue:ident $($variant:ident)*) => {
-        // SAFETY: each method that has obligations passes on to the queue of the variant, which
+        // SAFETY: each method that has obligations forwards to the queue of the variant, which
         // fulfils them.
         unsafe impl RecvQueue for $queue {
-            #[inline]
-            fn capacity(&self) -> u32 {
-                match self { $(Self::$variant(queue) => queue.capacity(),)* }
+            forward! { [$($variant)*]
+                #[inline]
+                fn capacity(&self) -> u32;
+                fn posted(&self) -> u32;
+                #[inline(always)]
+                unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool;
+                #[inline(always)]
+                unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize;
+                #[inline(always)]
+                unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool;
+                #[inline]
+                unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError>;
+                #[inline]
+                fn ring(&mut self);
+                #[inline]
+                fn abort(&mut self);
+                unsafe fn reset(&mut self);
+                fn abandon(&mut self);
             }
-
-            fn posted(&self) -> u32 {
-                match self { $(Self::$variant(queue) => queue.posted(),)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_push(request) },)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_push_all(requests) },)* }
-            }
-
-            #[inline(always)]
-            unsafe fn try_post(&mut self, request: &RecvRequest<'_>) -> bool {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.try_post(request) },)* }
-            }
-
-            #[inline]
-            unsafe fn push(&mut self, request: &RecvRequest<'_>) -> Result<(), PushError> {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.push(request) },)* }
-            }
-
-            #[inline]
-            fn ring(&mut self) {
-                match self { $(Self::$variant(queue) => queue.ring(),)* }
-            }
-
-            #[inline]
-            fn abort(&mut self) {
-                match self { $(Self::$variant(queue) => queue.abort(),)* }
-            }
-
-            unsafe fn reset(&mut self) {
-                // SAFETY: the caller's promise is the same.
-                match self { $(Self::$variant(queue) => unsafe { queue.reset() },)* }
-            }
-
-            fn abandon(&mut self) {
-                match self { $(Self::$variant(queue) => queue.abandon(),)* }
-            }
-        }
-    };
-    (@field $($variant:ident)*: $name:ident -> $ty:ty) => {
-        #[inline]
-        fn $name(&self) -> $ty {
-            match self { $(Self::$variant(completion) => completion.$name(),)* }
         }
     };
 }

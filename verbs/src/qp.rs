@@ -17,10 +17,10 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{
-    CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest, RecvQueue, SendQueue,
-};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::{DoorbellChoice, QpRequest};
+use bareverbs_provider::traits::{CreatedQp, Provider, RecvQueue, SendQueue};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
 
 pub use attr::{

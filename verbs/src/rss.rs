@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, QpHandle};
-use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::rss::{HashFields, HashFunctions, RssQpRequest, TOEPLITZ_KEY};
+use bareverbs_provider::request::RssQpRequest;
+use bareverbs_provider::rss::{HashFields, HashFunctions, TOEPLITZ_KEY};
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use crate::qp::Flows;
@@ -197,15 +198,12 @@ impl<P: Provider> RssQp<P> {
             return Err(Error::Unsupported { verb: VERB, what: "RSS QPs are" });
         }
         context.check_same_context(VERB, "indirection table", table.context.file())?;
-        let offloads = context
-            .provider()
-            .offloads()
-            .map_err(|refused| Error::kernel(VERB, "what the device hashes", refused))?;
-        if !offloads.rx_hash_function.contains(HashFunctions::TOEPLITZ) {
+        let caps = context.provider().capabilities();
+        if !caps.rx_hash_function.contains(HashFunctions::TOEPLITZ) {
             return Err(Error::Unsupported { verb: VERB, what: "Toeplitz hashes are" });
         }
         let RssHash { fields, key } = init.hash;
-        init.hash.check(VERB, offloads.rx_hash_fields_mask, table.entries)?;
+        init.hash.check(VERB, caps.rx_hash_fields_mask, table.entries)?;
         let request = RssQpRequest {
             pd: pd.domain().handle,
             table: table.handle,

@@ -4,8 +4,9 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CreatedSrq, Provider, RecvQueue, SrqChange, SrqRequest, XrcSrqRequest};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::request::{SrqChange, SrqRequest, XrcSrqRequest};
+use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
 use rustix::io::Errno;
 
 use crate::cq::CqShared;

@@ -6,16 +6,17 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use bareverbs_provider::command::ContextInfo;
-use bareverbs_provider::contract::{
-    AhRequest, Completion, CompletionQueue, CqRequest, CreateError, CreatedAh, CreatedCq, CreatedQp,
-    CreatedSrq, DoorbellError, Provider, QpRequest, RecvQueue, SendQueue, SrqChange, SrqRequest,
-};
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::{CreateError, DoorbellError};
+use bareverbs_provider::request::{AhRequest, CqRequest, QpRequest, SrqChange, SrqRequest};
+use bareverbs_provider::traits::{
+    Completion, CompletionQueue, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, Provider, QpControl, RecvQueue,
+    SendQueue,
+};
 use bareverbs_provider::work::{
     Datagram, PushError, RecvRequest, SendRequest, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
-use bareverbs_uapi::uverbs::types::CoreSupport;
 use bareverbs_uapi::verbs_values::QpState;
 use bareverbs_uapi::write::structs::{ExQueryDeviceResp, ModifyQpReq};
 
@@ -39,7 +40,7 @@ pub(crate) struct Log {
     /// Results of the next calls of `modify`, in this order. Later calls succeed.
     pub(crate) answers: VecDeque<Result<(), IoctlError>>,
     /// Whether RESET is issued twice.
-    pub(crate) resets_twice: bool,
+    pub(crate) needs_second_reset: bool,
     /// Numbers of the rings that were reset.
     pub(crate) reset: Vec<u32>,
     rings: u32,
@@ -163,7 +164,10 @@ unsafe impl SendQueue for Ring {
         self.pushed.clear();
         self.plain.log().reset.push(self.number);
     }
+}
 
+// SAFETY: there is no kernel and no device: `modify` records the request.
+unsafe impl QpControl for Ring {
     unsafe fn modify(&mut self, _: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
         let mut log = self.plain.log();
         log.answers.pop_front().unwrap_or(Ok(()))?;
@@ -171,8 +175,8 @@ unsafe impl SendQueue for Ring {
         Ok(())
     }
 
-    fn resets_twice(&self) -> bool {
-        self.plain.log().resets_twice
+    fn needs_second_reset(&self) -> bool {
+        self.plain.log().needs_second_reset
     }
 }
 
@@ -272,8 +276,8 @@ unsafe impl Provider for Plain {
         Ok(Self::default())
     }
 
-    fn context_info(&self) -> ContextInfo {
-        ContextInfo { num_comp_vectors: 1, core_support: CoreSupport::empty() }
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { num_comp_vectors: 1, ..Capabilities::default() }
     }
 
     fn alloc_pd(&self) -> Result<u32, IoctlError> {

@@ -4,9 +4,10 @@ use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{Provider, RecvQueue};
 use bareverbs_provider::device::IoctlError;
-use bareverbs_provider::rss::{CreatedWq, WqChange, WqRequest};
+use bareverbs_provider::request::{WqChange, WqRequest};
+use bareverbs_provider::traits::CreatedWq;
+use bareverbs_provider::traits::{Provider, RecvQueue};
 use bareverbs_uapi::uverbs::types::WqFlags;
 use bareverbs_uapi::verbs_values::WqState;
 use bareverbs_uapi::write::types::{DeviceCapFlags, RawPacketCaps};

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 

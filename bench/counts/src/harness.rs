@@ -5,7 +5,7 @@ use bareverbs::{
     RecvRequest, Remote, SendFlags, SendHalf, SendRequest, Sge, WcStatus, WorkCompletion,
 };
 use bareverbs_mlx5::{Mlx5, Mlx5Cq, Mlx5Rq, Mlx5Sq};
-use bareverbs_provider::contract::CompletionQueue;
+use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use crate::testbed::{Testbed, recv, request, send};

@@ -129,7 +129,7 @@ impl Retired {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use bareverbs_provider::contract::{CompletionQueue, RecvQueue, SendQueue};
+    use bareverbs_provider::traits::{CompletionQueue, RecvQueue, SendQueue};
     use bareverbs_uapi::uverbs::types::QpType;
 
     use crate::cqe::CqeOpcode;

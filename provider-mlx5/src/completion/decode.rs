@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
-use bareverbs_provider::contract::Completion;
+use bareverbs_provider::traits::Completion;
 use bareverbs_provider::work::{WcFlags, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::cqe::{CQE, Cqe, CqeOpcode, Syndrome};

@@ -1,6 +1,6 @@
 //! A completion queue whose count starts shortly before it wraps, polled in every way.
 
-use bareverbs_provider::contract::{RecvQueue, SendQueue};
+use bareverbs_provider::traits::{RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
 };

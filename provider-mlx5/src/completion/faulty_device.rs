@@ -1,6 +1,6 @@
 //! Tests: CQEs that match no outstanding request, and CQEs that are discarded.
 
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcFlags, WcOpcode,
     WcStatus, WorkCompletion,

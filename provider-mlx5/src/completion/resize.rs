@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use bareverbs_provider::barrier;
-use bareverbs_provider::contract::{CompletionQueue, QueueMemory};
+use bareverbs_provider::request::QueueMemory;
+use bareverbs_provider::traits::CompletionQueue;
 
 use super::Mlx5Cq;
 use super::notify::Armed;
@@ -84,7 +85,7 @@ impl Mlx5Cq {
 mod tests {
     use std::time::Duration;
 
-    use bareverbs_provider::contract::{CompletionQueue, SendQueue};
+    use bareverbs_provider::traits::{CompletionQueue, SendQueue};
 
     use super::Mlx5Cq;
     use crate::cqe::CqeOpcode;

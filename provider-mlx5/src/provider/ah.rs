@@ -1,9 +1,11 @@
 //! Address handles.
 
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::contract::{AhRequest, CreateError, CreatedAh};
 use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::handle_guard::HandleGuard;
+use bareverbs_provider::request::AhRequest;
+use bareverbs_provider::traits::CreatedAh;
 use bareverbs_uapi::mlx5::{CommandsWithPayload, CreateAhResp};
 use bareverbs_uapi::verbs_values::LinkLayer;
 use zerocopy::IntoBytes;

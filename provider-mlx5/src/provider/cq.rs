@@ -1,12 +1,14 @@
 //! Completion queues.
 
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::contract::{CompletionQueue, CqRequest, CreateError, CreatedCq, QueueMemory};
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::{CqRequest, QueueMemory};
+use bareverbs_provider::traits::{CompletionQueue, CreatedCq};
 use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
 use super::{Mlx5, ioctl_error, queue_memory, track};
-use crate::completion::{MiniCqeFormat, Mlx5Cq, Ring};
+use crate::completion::{Mlx5Cq, Ring};
 use crate::cqe::CQE;
 
 /// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty
@@ -37,18 +39,15 @@ impl Mlx5 {
 
     /// # Safety
     ///
-    /// As for [`Provider::create_cq`](bareverbs_provider::contract::Provider::create_cq).
+    /// As for [`Provider::create_cq`](bareverbs_provider::traits::Provider::create_cq).
     pub(super) unsafe fn do_create_cq(
         &self,
         request: &CqRequest<'_>,
     ) -> Result<CreatedCq<Self>, CreateError> {
         let (ring, entries) = self.ring(request.entries, request.memory)?;
         let mini_cqe_format = if request.compressed {
-            let formats = self.query_driver()?.cqe_comp_caps.supported_format;
-            Some(
-                MiniCqeFormat::best(formats)
-                    .ok_or(CreateError::Unsupported { what: "compressed completions" })?,
-            )
+            let format = self.mini_cqe_format;
+            Some(format.ok_or(CreateError::Unsupported { what: "compressed completions" })?)
         } else {
             None
         };
@@ -79,7 +78,7 @@ impl Mlx5 {
     ///
     /// # Safety
     ///
-    /// As for [`Provider::resize_cq`](bareverbs_provider::contract::Provider::resize_cq).
+    /// As for [`Provider::resize_cq`](bareverbs_provider::traits::Provider::resize_cq).
     pub(super) unsafe fn do_resize_cq(
         &self,
         cq: u32,

@@ -4,9 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bareverbs_provider::Errno;
+use bareverbs_provider::caps::Capabilities;
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::contract::{CreateError, CreatedQp, DoorbellChoice, Provider, QpRequest};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::request::{DoorbellChoice, QpRequest};
+use bareverbs_provider::traits::CreatedQp;
 use bareverbs_uapi::mlx5::verbs::UarType;
 use bareverbs_uapi::mlx5::{CreateQpReq, CreateQpResp, InlineMode, QpFlags};
 use bareverbs_uapi::uverbs::types::{QpCreateFlags, QpType};
@@ -23,12 +26,12 @@ use crate::wqe::SEGMENT;
 impl Mlx5 {
     /// # Safety
     ///
-    /// As for [`Provider::create_qp`](bareverbs_provider::contract::Provider::create_qp).
+    /// As for [`Provider::create_qp`](bareverbs_provider::traits::Provider::create_qp).
     pub(super) unsafe fn do_create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
         const METHOD: &str = "QpCreate";
         let known_type = match request.qp_type {
             QpType::RC | QpType::UC | QpType::UD | QpType::XRC_INI => true,
-            QpType::RAW_PACKET => self.has_raw_packets(),
+            QpType::RAW_PACKET => self.caps.raw_packets,
             _ => false,
         };
         if !known_type {
@@ -76,7 +79,7 @@ impl Mlx5 {
             flags,
             uidx: record.user_index(),
             bfreg_index: register.page_id(),
-            ece_options: if self.has_ece() { ECE_VERSION_1 } else { 0 },
+            ece_options: if self.caps.ece { ECE_VERSION_1 } else { 0 },
             ..CreateQpReq::zeroed()
         };
         let mut response = CreateQpResp::zeroed();
@@ -104,7 +107,7 @@ impl Mlx5 {
         });
         let place = (layout.send_offset(), layout.send_blocks);
         let sq = Mlx5Sq::new(record.clone(), memory, register, place, made.qp_num, limits)
-            .with_ece(self.has_ece().then(|| EceState::new(response.ece_options)));
+            .with_ece(self.caps.ece.then(|| EceState::new(response.ece_options)));
         let srq_num = match &record.source {
             Source::Shared(srq) => srq.number(),
             Source::Own(_) => 0,
@@ -161,15 +164,15 @@ impl Mlx5 {
         })
     }
 
-    /// Most bytes of a large send; none where the queue pair is to have none.
+    /// Largest TSO payload in bytes; 0 for a queue pair without TSO.
     fn max_tso(&self, request: &QpRequest) -> Result<u64, CreateError> {
         if request.max_tso_header == 0 {
             return Ok(0);
         }
-        let tso_caps = self.query_driver()?.tso_caps;
-        if tso_caps.max_tso == 0 || tso_caps.supported_qpts >> request.qp_type.0 & 1 == 0 {
+        let Capabilities { max_tso, tso_supported_qpts, .. } = self.caps;
+        if max_tso == 0 || tso_supported_qpts >> request.qp_type.0 & 1 == 0 {
             return Err(CreateError::Unsupported { what: "large sends of such queue pairs" });
         }
-        Ok(tso_caps.max_tso.into())
+        Ok(max_tso.into())
     }
 }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::contract::{CreateError, CreatedSrq, RecvQueue, SrqChange, SrqRequest};
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::error::CreateError;
 use bareverbs_provider::handle_guard::HandleGuard;
+use bareverbs_provider::request::{SrqChange, SrqRequest};
+use bareverbs_provider::traits::{CreatedSrq, RecvQueue};
 use bareverbs_uapi::mlx5::{CreateSrqReq, CreateSrqResp};
 use bareverbs_uapi::verbs_values::SrqAttrMask;
 use bareverbs_uapi::write::structs::ModifySrqReq;
@@ -21,7 +23,7 @@ use crate::wqe::SEGMENT;
 impl Mlx5 {
     /// # Safety
     ///
-    /// As for [`Provider::create_srq`](bareverbs_provider::contract::Provider::create_srq).
+    /// As for [`Provider::create_srq`](bareverbs_provider::traits::Provider::create_srq).
     pub(super) unsafe fn do_create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
         let shift = Mlx5Srq::shift(request.max_sge);
         let slots = u64::from(request.max_wr) + 1;
@@ -83,7 +85,7 @@ impl Mlx5 {
 
     /// # Safety
     ///
-    /// As for [`Provider::modify_srq`](bareverbs_provider::contract::Provider::modify_srq).
+    /// As for [`Provider::modify_srq`](bareverbs_provider::traits::Provider::modify_srq).
     pub(super) unsafe fn do_modify_srq(
         &self,
         srq: u32,

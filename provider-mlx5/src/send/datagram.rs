@@ -21,7 +21,7 @@ impl Mlx5Ah {
 }
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does,
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
     /// with the address vector behind the control segment.
     #[inline(always)]
     pub(super) fn push_to_handle(

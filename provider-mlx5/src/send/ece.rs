@@ -1,8 +1,8 @@
 //! Enhanced connection establishment (ECE).
 
 use bareverbs_provider::command::{self, DriverPayload};
-use bareverbs_provider::contract::Ece;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::request::Ece;
 use bareverbs_uapi::mlx5::{ModifyQpReq as DriverReq, ModifyQpResp};
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use zerocopy::IntoBytes;
@@ -52,7 +52,7 @@ impl Mlx5Sq {
     ///
     /// # Safety
     ///
-    /// As for [`SendQueue::modify`](bareverbs_provider::contract::SendQueue::modify).
+    /// As for [`QpControl::modify`](bareverbs_provider::traits::QpControl::modify).
     pub(super) unsafe fn modify_with_ece(
         &mut self,
         file: &DeviceFile,

@@ -16,7 +16,7 @@ pub(crate) const FRAME_HEADER: usize = 18;
 const SHORTEST_HEADER: usize = 14;
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does,
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
     /// with the Ethernet segment behind the control segment.
     pub(super) fn push_whole_frame(&mut self, request: &SendRequest<'_, Frame<'_>>) -> Result<(), PushError> {
         if self.limits.qp_type != QpType::RAW_PACKET {

@@ -33,7 +33,7 @@ impl Mlx5Sq {
     }
 
     /// Writes a request that the caller has built into the next free blocks, as
-    /// [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does with those that it
+    /// [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does with those that it
     /// builds itself. Nothing of it is looked at.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use super::{Head, Mlx5Sq, PLAIN, supports, unsupported};
 use crate::wqe::{self, Opcode};
 
 impl Mlx5Sq {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does,
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does,
     /// with the segment that names the peer's queue behind the control segment.
     pub(super) fn push_to_srq(&mut self, request: &SendRequest<'_, XrcOperation>) -> Result<(), PushError> {
         let XrcOperation { remote_srq, operation } = request.operation;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use bareverbs_provider::contract::{Completion, CompletionQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::mlx5::CqeCompressionFormats as Formats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};

@@ -1,6 +1,6 @@
 //! Sends, writes, reads and atomics over reliable and unreliable connections.
 
-use bareverbs_provider::contract::SendQueue;
+use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{
     Operation, Payload, PushError, SendFlags, SendRequest, WcFlags, WcOpcode, WcStatus,
 };

@@ -2,7 +2,7 @@
 
 use bareverbs_mlx5::testing::Plain;
 use bareverbs_mlx5::wqe::AddressVector;
-use bareverbs_provider::contract::SendQueue;
+use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Datagram, Payload, PushError, SendRequest, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 

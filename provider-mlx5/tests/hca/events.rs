@@ -1,7 +1,7 @@
 //! Events of completion queues that are armed again and again.
 
 use bareverbs_hca::InProcessHca;
-use bareverbs_provider::contract::CompletionQueue;
+use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::{Operation, SendFlags, SendRequest};
 use bareverbs_uapi::uverbs::types::QpType;
 

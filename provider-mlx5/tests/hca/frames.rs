@@ -1,6 +1,6 @@
 //! Large sends: one request that the device cuts into frames.
 
-use bareverbs_provider::contract::SendQueue;
+use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Frame, Payload, PushError, SendFlags, SendRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpCap;
 use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Queues that come and go under their completion queues, and completion queues that change their
 //! size.
 
-use bareverbs_provider::contract::{CompletionQueue, SendQueue};
+use bareverbs_provider::traits::{CompletionQueue, SendQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 
@@ -56,7 +56,7 @@ fn after_resets(cqe_version: u8) {
             // SAFETY: the device has just reset the queue pair.
             unsafe {
                 pair.sq.reset();
-                bareverbs_provider::contract::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
+                bareverbs_provider::traits::RecvQueue::reset(pair.rq.as_mut().expect("receives"));
             }
         }
         testbed.hca.connect(left.number, right.number).expect("a connection");
@@ -151,7 +151,7 @@ fn reused_qpn_gets_no_cqes_of_previous_qp() {
         recv(&mut srq, 5, &into);
         // SAFETY: the elements are of the testbed's region.
         let full = unsafe {
-            bareverbs_provider::contract::RecvQueue::push(
+            bareverbs_provider::traits::RecvQueue::push(
                 &mut srq,
                 &bareverbs_provider::work::RecvRequest { wr_id: 0, sges: &into },
             )

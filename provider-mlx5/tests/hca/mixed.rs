@@ -1,6 +1,6 @@
 //! Requests that go the fast path among others that go the slow path.
 
-use bareverbs_provider::contract::SendQueue;
+use bareverbs_provider::traits::SendQueue;
 use bareverbs_provider::work::{Operation, Payload, SendFlags, SendRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 use proptest::prelude::*;

@@ -1,6 +1,6 @@
 //! Messages that come in their completions.
 
-use bareverbs_provider::contract::{Completion, CompletionQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{Operation, WcStatus};
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 use proptest::prelude::*;

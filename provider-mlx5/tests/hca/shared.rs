@@ -1,6 +1,6 @@
 //! Receive queues that several queue pairs share.
 
-use bareverbs_provider::contract::RecvQueue;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{Operation, PushError, RecvRequest, WcOpcode, WcStatus};
 use bareverbs_uapi::uverbs::types::QpType;
 

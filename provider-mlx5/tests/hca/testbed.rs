@@ -8,8 +8,8 @@ use bareverbs_hca::engine::{CqSetup, MiniFormat, QpSetup, ReceiveQueue, RqSetup,
 use bareverbs_hca::{InProcessHca, Link};
 use bareverbs_mlx5::testing::{Place, Plain, PlainQp, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WorkCompletion,
 };

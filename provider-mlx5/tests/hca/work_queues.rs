@@ -2,7 +2,7 @@
 
 use bareverbs_hca::engine::RqState;
 use bareverbs_mlx5::Mlx5Rq;
-use bareverbs_provider::contract::RecvQueue;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{PushError, RecvRequest, Sge, WcOpcode, WcStatus};
 
 use crate::testbed::{Cq, Testbed, poll, recv};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
-use bareverbs_provider::contract::CompletionQueue;
+use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::WcStatus;
 
 use crate::testbed::{Kind, Testbed, rounds, wait_until};

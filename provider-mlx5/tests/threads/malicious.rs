@@ -9,7 +9,7 @@ use bareverbs_hca::memory::write_as_device;
 use bareverbs_mlx5::cqe::CQE;
 use bareverbs_mlx5::testing::{CqName, Place, Plain, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
-use bareverbs_provider::contract::{Completion, CompletionQueue, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, Remote, SendFlags, SendRequest, Sge};
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};

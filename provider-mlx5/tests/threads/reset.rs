@@ -30,7 +30,7 @@ fn reset_restores_capacity_and_discards_earlier_cqes() {
             },
         );
         let preemption = Preemption::of(&[&poller.thread]);
-        let capacity = bareverbs_provider::contract::SendQueue::capacity(&pairs[0].sq);
+        let capacity = bareverbs_provider::traits::SendQueue::capacity(&pairs[0].sq);
         for round in rounds(50) {
             let id = |number: u32| (round - 1) << GENERATION | u64::from(number);
             let [left, right] = &mut pairs;
@@ -66,7 +66,7 @@ fn reset_restores_capacity_and_discards_earlier_cqes() {
             let room = (0..2 * DEPTH).take_while(|_| recv(rq, round << GENERATION, bed.sge())).count();
             assert_eq!(room, DEPTH as usize, "receives after {round} resets");
             // SAFETY: the queue pair is still in RESET.
-            unsafe { bareverbs_provider::contract::RecvQueue::reset(rq) };
+            unsafe { bareverbs_provider::traits::RecvQueue::reset(rq) };
             let [left, right] = &pairs;
             bed.connect(left, right);
         }

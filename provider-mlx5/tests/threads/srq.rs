@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use bareverbs_provider::contract::RecvQueue;
+use bareverbs_provider::traits::RecvQueue;
 use bareverbs_provider::work::{Operation, WcStatus};
 
 use crate::preempt::Preemption;

@@ -14,8 +14,8 @@ use bareverbs_hca::engine::{CqSetup, QpSetup, ReceiveQueue, Service, SrqSetup, S
 use bareverbs_hca::{InProcessHca, Link};
 use bareverbs_mlx5::testing::{CqName, Place, Plain, page_of, resize};
 use bareverbs_mlx5::{Mlx5Cq, Mlx5Rq, Mlx5Sq, Mlx5Srq};
-use bareverbs_provider::contract::{CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::mapping::Mapping;
+use bareverbs_provider::traits::{CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, PushError, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus, WorkCompletion,
 };
@@ -231,7 +231,7 @@ impl Cq {
 
     /// Takes some completions, by each of the ways in turn; `each` gets them.
     pub(crate) fn poll(&mut self, round: usize, mut each: impl FnMut(&WorkCompletion)) {
-        use bareverbs_provider::contract::Completion;
+        use bareverbs_provider::traits::Completion;
         match round % 3 {
             0 => {
                 for _ in 0..16 {

@@ -17,7 +17,7 @@ pub struct RxeAh {
 }
 
 impl<D: Doorbell, M: QueueMemory> RxeSq<D, M> {
-    /// Writes a request as [`SendQueue::push`](bareverbs_provider::contract::SendQueue::push) does.
+    /// Writes a request as [`SendQueue::push`](bareverbs_provider::traits::SendQueue::push) does.
     ///
     /// # Safety
     ///

@@ -1,8 +1,8 @@
 //! Submission to the kernel: publishing the requests, and the doorbell, which is a system call.
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::DoorbellError;
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::error::DoorbellError;
 use bareverbs_provider::ring::Published;
 use bareverbs_uapi::rxe::SendWqe;
 use bareverbs_uapi::verbs_values::WcStatus;

@@ -6,8 +6,8 @@ use bareverbs_uapi::write::structs::{AttachMcastReq, CreateAhReq, CreateAhResp, 
 use bareverbs_uapi::write::{self, AttachMcast, CreateAh, DetachMcast, WriteCommand};
 
 use super::DriverPayload;
-use crate::contract::AhRequest;
 use crate::device::{DeviceFile, IoctlError};
+use crate::request::AhRequest;
 
 /// An address handle as the kernel made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use bareverbs_uapi::write::structs::{DestroySrqResp, ModifySrqReq, QuerySrqReq, 
 use bareverbs_uapi::write::{self, ModifySrq, WriteCommand};
 
 use super::DriverPayload;
-use crate::contract::SrqRequest;
 use crate::device::{DeviceFile, IoctlError};
+use crate::request::SrqRequest;
 
 /// A shared receive queue as the kernel made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use super::qp_without_rings::create_qp_without_rings;
 use super::{DriverPayload, QpHandle};
 use crate::device::{DeviceFile, IoctlError};
-use crate::rss::{RssQpRequest, WqChange, WqRequest};
+use crate::request::{RssQpRequest, WqChange, WqRequest};
 
 /// A work queue as the kernel made it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +68,7 @@ pub unsafe fn create_wq(
 /// # Safety
 ///
 /// 1. `handle` must be that of a work queue of the caller's own. After a change to RESET, nothing
-///    may be pushed before its queue was [reset](crate::contract::RecvQueue::reset).
+///    may be pushed before its queue was [reset](crate::traits::RecvQueue::reset).
 /// 2. Addresses in the driver's payload must be as the driver requires.
 #[doc(alias = "ibv_modify_wq")]
 pub unsafe fn modify_wq(

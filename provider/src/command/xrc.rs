@@ -11,8 +11,8 @@ use rustix::fs::OFlags;
 
 use super::qp_without_rings::create_qp_without_rings;
 use super::{DriverPayload, QpHandle};
-use crate::contract::XrcTargetRequest;
 use crate::device::{DeviceFile, IoctlError};
+use crate::request::XrcTargetRequest;
 
 /// Creates an XRC domain, or joins the one that belongs to the inode of `shared`; returns its
 /// handle. Of `flags`, `CREATE` allows to make it and `EXCL` to do nothing else.

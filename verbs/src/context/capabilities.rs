@@ -1,7 +1,7 @@
 //! Capabilities of a device.
 
-use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::{DeviceFile, IoctlError};
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::ExQueryDeviceResp;
 use bareverbs_uapi::write::types::{DeviceCapFlags, OdpGeneralCaps};
@@ -67,6 +67,7 @@ impl Capabilities {
         provider: &P,
         attr: &ExQueryDeviceResp,
     ) -> Result<Self, IoctlError> {
+        let of_provider = provider.capabilities();
         let odp = attr.odp_caps.general_caps;
         let has = |flags| attr.device_cap_flags_ex.intersects(flags);
         Ok(Self {
@@ -77,20 +78,20 @@ impl Capabilities {
             // ADVISE_MR.
             advise_mr: odp.contains(OdpGeneralCaps::SUPPORT),
             completion_timestamps: attr.timestamp_mask != 0,
-            compressed_completions: provider.offloads()?.compressed_completions,
+            compressed_completions: of_provider.compressed_completions,
             device_memory: attr.max_dm_size != 0,
             memory_windows: has(DeviceCapFlags::MEM_WINDOW),
             flush: has(DeviceCapFlags::FLUSH_GLOBAL | DeviceCapFlags::FLUSH_PERSISTENT),
             atomic_write: has(DeviceCapFlags::ATOMIC_WRITE),
-            null_mr: provider.null_key().is_some(),
-            ece: provider.has_ece(),
-            raw_packets: provider.has_raw_packets(),
+            null_mr: of_provider.null_key.is_some(),
+            ece: of_provider.ece,
+            raw_packets: of_provider.raw_packets,
             // Work queues receive whole frames only.
-            work_queues: provider.has_raw_packets() && attr.max_wq_type_rq != 0,
-            rss: provider.has_raw_packets() && attr.rss_caps.supported_qpts & 1 << QpType::RAW_PACKET.0 != 0,
+            work_queues: of_provider.raw_packets && attr.max_wq_type_rq != 0,
+            rss: of_provider.raw_packets && attr.rss_caps.supported_qpts & 1 << QpType::RAW_PACKET.0 != 0,
             xrc: has(DeviceCapFlags::XRC),
-            import: provider.is_shareable(),
-            num_comp_vectors: provider.context_info().num_comp_vectors,
+            import: of_provider.shareable,
+            num_comp_vectors: of_provider.num_comp_vectors,
         })
     }
 }

@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, RegMrMethod};
-use bareverbs_provider::contract::{CreateError, Provider};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
+use bareverbs_provider::error::CreateError;
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::method::Call;
 use bareverbs_uapi::uverbs::types::DriverId;
 use bareverbs_uapi::uverbs::{InfoHandles, ObjectClass};

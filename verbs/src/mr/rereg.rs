@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, MrInfo, ReregMr};
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use super::{Mr, Object, REMOTE_ACCESSIBLE, check_odp_page_offset, is_soft_roce};

@@ -1,7 +1,7 @@
 //! UD QPs: datagrams and multicast groups.
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::Provider;
+use bareverbs_provider::traits::Provider;
 use bareverbs_provider::work;
 use rustix::io::Errno;
 

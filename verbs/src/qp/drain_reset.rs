@@ -1,6 +1,6 @@
 //! Transitions to SQD, ERR and RESET.
 
-use bareverbs_provider::contract::{Provider, RecvQueue, SendQueue};
+use bareverbs_provider::traits::{Provider, QpControl, RecvQueue, SendQueue};
 use rustix::io::Errno;
 
 use super::{Qp, QpAttr, Transport};

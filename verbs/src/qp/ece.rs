@@ -1,6 +1,7 @@
 //! Enhanced connection establishment (ECE).
 
-use bareverbs_provider::contract::{Ece, Provider, SendQueue};
+use bareverbs_provider::request::Ece;
+use bareverbs_provider::traits::{Provider, QpControl};
 
 use super::{Qp, Transport};
 use crate::{Error, Result};

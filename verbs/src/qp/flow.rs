@@ -1,8 +1,8 @@
 //! Flow steering: rules that direct Ethernet frames to a QP.
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::Provider;
 use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::abi::{Be16, Be32};
 use bareverbs_uapi::verbs_values::{FlowAttrType, FlowSpecType};
 use bareverbs_uapi::write::structs::{

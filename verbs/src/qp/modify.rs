@@ -1,7 +1,7 @@
 //! State transitions of a QP.
 
-use bareverbs_provider::contract::{Provider, SendQueue};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::traits::{Provider, QpControl};
 use bareverbs_uapi::write;
 use bareverbs_uapi::write::structs::{ExModifyQp, ExModifyQpResp};
 use rustix::io::Errno;
@@ -280,7 +280,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
         let request = attr.to_kernel(self.handle, mask);
         self.sq.validate_modify(&request.base).map_err(|reason| Error::invalid(verb, reason))?;
         if mask.contains(QpAttrMask::STATE) && attr.qp_state == QpState::RESET {
-            let times = if self.sq.resets_twice() { 2 } else { 1 };
+            let times = if self.sq.needs_second_reset() { 2 } else { 1 };
             return self.bring_to_reset(&request, times).map_err(|refused| self.refused(verb, mask, refused));
         }
         if self.reset_is_incomplete {
@@ -378,7 +378,7 @@ mod tests {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         let refused = IoctlError { method: "ModifyQp", errno: Errno::IO };
-        plain.log().resets_twice = true;
+        plain.log().needs_second_reset = true;
         for (answers, failed, state, reset) in [
             // Nothing was reset.
             (vec![Err(refused)], true, QpState::RTS, 0),
@@ -401,7 +401,7 @@ mod tests {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         let refused = || Err(IoctlError { method: "ModifyQp", errno: Errno::IO });
-        plain.log().resets_twice = true;
+        plain.log().needs_second_reset = true;
         plain.log().answers.extend([Ok(()), refused()]);
         qp.reset().unwrap_err();
         let (init, mask) = (&InitAttr::new(1)).into();

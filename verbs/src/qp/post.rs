@@ -6,7 +6,7 @@ mod recv;
 
 use std::marker::PhantomData;
 
-use bareverbs_provider::contract::{Provider, SendQueue};
+use bareverbs_provider::traits::{Provider, SendQueue};
 
 pub use batch::Batch;
 pub use error::{PostError, PostReason};

@@ -1,6 +1,6 @@
 //! Raw packet QPs: Ethernet frames.
 
-use bareverbs_provider::contract::{Provider, SendQueue};
+use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS};

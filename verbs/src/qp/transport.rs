@@ -1,6 +1,7 @@
 //! Transports as types.
 
-use bareverbs_provider::contract::{DoorbellError, Provider, SendQueue};
+use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::Datagram;

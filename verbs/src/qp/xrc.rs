@@ -1,8 +1,9 @@
 //! XRC QPs: the requester (INI) and the responder (TGT).
 
 use bareverbs_provider::command::{self, QpHandle};
-use bareverbs_provider::contract::{Provider, SendQueue, XrcTargetRequest};
 use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::request::XrcTargetRequest;
+use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::modify::{INIT, RTR, RTS, check_init, check_max, check_peer, check_rtr};

@@ -12,10 +12,9 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_provider::Errno;
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod, ReregMr};
-use bareverbs_provider::contract::{
-    AhRequest, CqRequest, DoorbellChoice, Provider, QpRequest, QueueMemory, SrqRequest,
-};
 use bareverbs_provider::device::{DeviceFile, IoctlError, OpenError};
+use bareverbs_provider::request::{AhRequest, CqRequest, DoorbellChoice, QpRequest, QueueMemory, SrqRequest};
+use bareverbs_provider::traits::Provider;
 use bareverbs_uapi::uverbs::ObjectClass;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, GidEntry, QpCap, QpCreateFlags, QpType};
 use bareverbs_uapi::verbs_values::{MwType, QpAttrMask, QpState, SrqAttrMask};
@@ -260,9 +259,9 @@ impl Bench {
 }
 
 /// The kernel's refusal; the provider has no reason of its own.
-fn refused<T>(answer: Result<T, bareverbs_provider::contract::CreateError>) -> Result<T, IoctlError> {
+fn refused<T>(answer: Result<T, bareverbs_provider::error::CreateError>) -> Result<T, IoctlError> {
     answer.map_err(|error| match error {
-        bareverbs_provider::contract::CreateError::Ioctl(refused) => refused,
+        bareverbs_provider::error::CreateError::Ioctl(refused) => refused,
         error => panic!("{error}"),
     })
 }

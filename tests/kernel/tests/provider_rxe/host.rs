@@ -4,10 +4,9 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
 use bareverbs_provider::command::{self, CreatedMr, DriverPayload, MrRequest, RegMrMethod};
-use bareverbs_provider::contract::{
-    CqRequest, CreatedCq, CreatedQp, DoorbellChoice, Provider, QpRequest, QueueMemory,
-};
 use bareverbs_provider::device::DeviceFile;
+use bareverbs_provider::request::{CqRequest, DoorbellChoice, QpRequest, QueueMemory};
+use bareverbs_provider::traits::{CreatedCq, CreatedQp, Provider};
 use bareverbs_provider::work::{Remote, Sge};
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpCap, QpCreateFlags, QpType};
@@ -82,7 +81,7 @@ impl Host {
     pub(crate) fn new() -> Self {
         let file = Arc::new(DeviceFile::open("/dev/infiniband/uverbs0", DriverId::RXE.0).unwrap());
         let rxe = Rxe::open(file.clone()).unwrap();
-        assert!(rxe.context_info().num_comp_vectors > 0);
+        assert!(rxe.capabilities().num_comp_vectors > 0);
         // SAFETY: rxe has no payload for protection domains.
         let pd = unsafe { command::alloc_pd(&file, DriverPayload::default()) }.unwrap();
         Self { file, rxe, pd, reg_mr: RegMrMethod::default() }

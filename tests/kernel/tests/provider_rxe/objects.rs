@@ -1,7 +1,8 @@
 //! Objects of the kernel: what it tells of them, what a wrong key brings, and that they go.
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{CqRequest, Provider, QueueMemory, SendQueue};
+use bareverbs_provider::request::{CqRequest, QueueMemory};
+use bareverbs_provider::traits::{Provider, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, Sge, WcStatus};
 use bareverbs_uapi::uverbs::ObjectClass;
 

@@ -1,6 +1,6 @@
 //! What requests do.
 
-use bareverbs_provider::contract::CompletionQueue;
+use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::{Operation, Payload, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bareverbs_provider::contract::{
+use bareverbs_provider::traits::{
     Completion as _, CompletionQueue, CreatedCq, CreatedQp, RecvQueue, SendQueue,
 };
 use bareverbs_provider::work::{

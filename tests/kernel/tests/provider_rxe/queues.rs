@@ -4,9 +4,8 @@ use std::io::Read;
 use std::os::fd::AsFd;
 
 use bareverbs_provider::command;
-use bareverbs_provider::contract::{
-    CompletionQueue, CqRequest, Provider, QueueMemory, RecvQueue, SendQueue, SrqRequest,
-};
+use bareverbs_provider::request::{CqRequest, QueueMemory, SrqRequest};
+use bareverbs_provider::traits::{CompletionQueue, Provider, RecvQueue, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, PushError, RecvRequest, WcOpcode};
 use bareverbs_uapi::uverbs::types::QpCap;
 

@@ -1,7 +1,8 @@
 //! What becomes of requests in the states of a queue pair.
 
 use bareverbs_provider::Errno;
-use bareverbs_provider::contract::{CreatedQp, DoorbellError, SendQueue};
+use bareverbs_provider::error::DoorbellError;
+use bareverbs_provider::traits::{CreatedQp, SendQueue};
 use bareverbs_provider::work::{Operation, Payload, WcOpcode, WcStatus};
 use bareverbs_rxe::Rxe;
 use bareverbs_uapi::verbs_values::QpState;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 
-use bareverbs_provider::contract::{Provider, SendQueue};
+use bareverbs_provider::traits::{Provider, SendQueue};
 
 use super::error::doorbell_error;
 use super::{PostError, PostReason, push_slow};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bareverbs_provider::contract::DoorbellError;
+use bareverbs_provider::error::DoorbellError;
 
 use crate::{PushError, QpState, WqState};
 

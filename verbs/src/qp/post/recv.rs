@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use bareverbs_provider::contract::{Provider, RecvQueue};
+use bareverbs_provider::traits::{Provider, RecvQueue};
 use bareverbs_uapi::uverbs::types::QpType;
 
 use super::{PostError, PostReason};

@@ -1,0 +1,61 @@
+//! Capabilities that a provider reports beside the device attributes of the kernel.
+
+use bareverbs_uapi::uverbs::types::CoreSupport;
+
+use crate::rss::{HashFields, HashFunctions};
+
+/// Capabilities of a context, read once when it is opened. The default is a device without any.
+#[doc(alias = "mlx5dv_context")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Completion vectors: the interrupt sources that completion events can be spread over.
+    pub num_comp_vectors: u32,
+    /// Features of the kernel's RDMA core.
+    pub core_support: CoreSupport,
+    /// Other processes can use the context with [`Provider::import`](crate::traits::Provider::import).
+    pub shareable: bool,
+    /// Queue pairs have vendor options for connection establishment
+    /// ([`QpControl::ece`](crate::traits::QpControl::ece)).
+    pub ece: bool,
+    /// Queue pairs of the type `RAW_PACKET` are supported.
+    pub raw_packets: bool,
+    /// A local key whose reads are undefined and whose writes are discarded.
+    pub null_key: Option<u32>,
+    /// CQEs can be compressed ([`CqRequest::compressed`](crate::request::CqRequest::compressed)).
+    pub compressed_completions: bool,
+    /// Largest payload in bytes that TCP segmentation offload splits into packets; 0 without TSO.
+    pub max_tso: u32,
+    /// Transports with TSO: bit number = QP type.
+    pub tso_supported_qpts: u32,
+    /// Packet fields that an RSS hash can cover.
+    pub rx_hash_fields_mask: HashFields,
+    /// RSS hash functions.
+    pub rx_hash_function: HashFunctions,
+    /// Lowest rate limit of sends in kbit/s.
+    pub qp_rate_limit_min: u32,
+    /// Highest rate limit of sends in kbit/s; 0 without rate limits.
+    pub qp_rate_limit_max: u32,
+    /// Transports with rate limits: bit number = QP type.
+    pub rate_limit_supported_qpts: u32,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            num_comp_vectors: 0,
+            core_support: CoreSupport::empty(),
+            shareable: false,
+            ece: false,
+            raw_packets: false,
+            null_key: None,
+            compressed_completions: false,
+            max_tso: 0,
+            tso_supported_qpts: 0,
+            rx_hash_fields_mask: HashFields::empty(),
+            rx_hash_function: HashFunctions::empty(),
+            qp_rate_limit_min: 0,
+            qp_rate_limit_max: 0,
+            rate_limit_supported_qpts: 0,
+        }
+    }
+}

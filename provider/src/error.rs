@@ -1,0 +1,59 @@
+//! Errors of providers: creation and doorbells.
+
+use crate::device::IoctlError;
+
+/// An object could not be created or changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// The kernel rejected the command, or the mapping of the queue's memory.
+    #[error(transparent)]
+    Ioctl(#[from] IoctlError),
+    /// The kernel's description of the queue's memory is impossible.
+    #[error("the kernel's description of the {queue}'s memory is impossible: {problem} ({value})")]
+    Layout {
+        /// The queue.
+        queue: &'static str,
+        /// What is wrong.
+        problem: &'static str,
+        /// The offending number.
+        value: u64,
+    },
+    /// A size above a limit of the device that the kernel does not report.
+    #[error("{what} {asked} is above the device's limit of {max}")]
+    Limit {
+        /// The name of the size.
+        what: &'static str,
+        /// The size that was requested.
+        asked: u64,
+        /// The largest size.
+        max: u64,
+    },
+    /// Too few huge pages are free.
+    #[error(
+        "fewer than {pages} huge pages of 2 MiB are free: reserve some, for instance with \
+         `sysctl vm.nr_hugepages=64`, or use ordinary pages"
+    )]
+    NoHugePages {
+        /// Pages that the queue needs.
+        pages: u64,
+    },
+    /// The provider does not support the object or the option.
+    #[error("this provider does not support {what}")]
+    Unsupported {
+        /// The object or the option.
+        what: &'static str,
+    },
+}
+
+/// The doorbell failed. The variant says what became of the batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DoorbellError {
+    /// The device accesses no memory for any of the requests, now or later: they were taken back.
+    #[error("{0}; the requests were taken back")]
+    TakenBack(#[source] IoctlError),
+    /// The requests count as posted. The device may execute them. They complete at the latest when
+    /// the QP enters the error state.
+    #[error("{0}; the requests may still be executed")]
+    Posted(#[source] IoctlError),
+}

@@ -1,0 +1,220 @@
+//! Parameters of objects that a provider creates or changes, as plain structs.
+
+use std::os::fd::BorrowedFd;
+
+use bareverbs_uapi::uverbs::types::{QpCap, QpCreateFlags, QpType, WqFlags};
+use bareverbs_uapi::verbs_values::WqState;
+use bareverbs_uapi::write::structs::AhAttr;
+
+use crate::rss::{HashFields, TOEPLITZ_KEY};
+
+/// Pages of a queue's memory.
+#[doc(alias = "MLX_QP_ALLOC_TYPE")]
+#[doc(alias = "MLX_CQ_ALLOC_TYPE")]
+#[doc(alias = "MLX_SRQ_ALLOC_TYPE")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueMemory {
+    /// Ordinary pages.
+    #[default]
+    Ordinary,
+    /// Huge pages of 2 MiB, at least one for each queue. They need fewer address translations by
+    /// the device and the processor. The kernel must have some reserved (`vm.nr_hugepages`).
+    HugePages,
+}
+
+/// Parameters of a completion queue.
+#[doc(alias = "ibv_cq_init_attr_ex")]
+#[derive(Clone, Copy, Debug)]
+pub struct CqRequest<'a> {
+    /// Least number of CQEs.
+    pub entries: u32,
+    /// Returned in completion events.
+    pub user_handle: u64,
+    /// Completion channel for its events.
+    pub channel: Option<BorrowedFd<'a>>,
+    /// Completion vector that raises the events.
+    pub vector: u32,
+    /// The device may compress runs of similar CQEs.
+    pub compressed: bool,
+    /// Pages of its memory, also after a resize.
+    pub memory: QueueMemory,
+}
+
+/// Parameters of a queue pair.
+#[doc(alias = "ibv_qp_init_attr_ex")]
+#[derive(Clone, Copy, Debug)]
+pub struct QpRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of the CQ of its sends.
+    pub send_cq: u32,
+    /// Handle of the CQ of its receives; unused by types that only send (XRC).
+    pub recv_cq: u32,
+    /// Handle of a shared receive queue, in place of its own receive queue.
+    pub srq: Option<u32>,
+    /// Transport.
+    pub qp_type: QpType,
+    /// Least depths and widths.
+    pub cap: QpCap,
+    /// Longest header of a TSO send, in bytes; 0 without TSO.
+    pub max_tso_header: u16,
+    /// Creation flags.
+    pub flags: QpCreateFlags,
+    /// Receive CQEs may carry short messages, which polling copies to memory. The addresses of
+    /// receives must then be those by which this process reaches the memory.
+    pub scatter_to_cqe: bool,
+    /// Returned in asynchronous events.
+    pub user_handle: u64,
+    /// Doorbell register.
+    pub doorbell: DoorbellChoice,
+    /// Pages of its queues' memory.
+    pub memory: QueueMemory,
+}
+
+/// Doorbell register of a queue pair's sends. See
+/// [`SendQueue::owns_doorbell`](crate::traits::SendQueue::owns_doorbell).
+#[doc(alias = "ibv_alloc_td")]
+#[doc(alias = "ibv_alloc_parent_domain")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DoorbellChoice {
+    /// Chosen by the provider: for instance one of their own for the first queue pairs of a context
+    /// and a shared one for later ones.
+    #[default]
+    Any,
+    /// A shared register.
+    Shared,
+    /// A register of its own; without one, creation fails.
+    Own,
+}
+
+/// Options of enhanced connection establishment, beyond the IB specification.
+#[doc(alias = "ibv_ece")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ece {
+    /// PCI vendor id that the options belong to.
+    pub vendor_id: u32,
+    /// Options in the vendor's format; 0 for none.
+    pub options: u32,
+}
+
+/// Parameters of an XRC target queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcTargetRequest {
+    /// Handle of the XRC domain.
+    pub xrcd: u32,
+    /// Returned in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// Additional parameters of an XRC shared receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcSrqRequest {
+    /// Handle of the XRC domain.
+    pub xrcd: u32,
+    /// Handle of the CQ of its receives.
+    pub cq: u32,
+}
+
+/// Parameters of a shared receive queue.
+#[doc(alias = "ibv_srq_init_attr_ex")]
+#[derive(Clone, Copy, Debug)]
+pub struct SrqRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Least number of receives.
+    pub max_wr: u32,
+    /// Least number of SGEs of each receive.
+    pub max_sge: u32,
+    /// Number of posted receives below which the limit event is raised; 0 for no event.
+    pub limit: u32,
+    /// Returned in asynchronous events.
+    pub user_handle: u64,
+    /// Pages of its memory.
+    pub memory: QueueMemory,
+    /// XRC domain and CQ of an XRC SRQ. Without it, receives complete on the CQ of the queue pair.
+    pub xrc: Option<XrcSrqRequest>,
+}
+
+/// A change of a shared receive queue.
+#[doc(alias = "ibv_srq_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SrqChange {
+    /// Raise one event when fewer receives than this are posted; 0 for no event.
+    Limit(u32),
+    /// Hold at least this many receives.
+    MaxWr(u32),
+}
+
+/// Parameters of a receive work queue.
+#[doc(alias = "ibv_wq_init_attr")]
+#[derive(Clone, Copy, Debug)]
+pub struct WqRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of its CQ.
+    pub cq: u32,
+    /// Least number of receives.
+    pub max_wr: u32,
+    /// Least number of SGEs of each receive.
+    pub max_sge: u32,
+    /// Packet processing flags.
+    pub flags: WqFlags,
+    /// Pages of its memory.
+    pub memory: QueueMemory,
+    /// Returned in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// A change of a work queue.
+#[doc(alias = "ibv_wq_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WqChange {
+    /// A state transition.
+    State {
+        /// The present state.
+        from: WqState,
+        /// The new state.
+        to: WqState,
+    },
+    /// New values of some flags.
+    Flags {
+        /// The flags to change.
+        which: WqFlags,
+        /// Those of them to set; the others are cleared.
+        flags: WqFlags,
+    },
+}
+
+/// Parameters of an RSS queue pair, which spreads packets over work queues.
+#[derive(Clone, Copy, Debug)]
+pub struct RssQpRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of the indirection table.
+    pub table: u32,
+    /// Packet fields that the Toeplitz hash covers.
+    pub fields: HashFields,
+    /// Key of the hash.
+    pub key: [u8; TOEPLITZ_KEY],
+    /// Returned in asynchronous events.
+    pub user_handle: u64,
+}
+
+/// Parameters of device memory.
+#[doc(alias = "ibv_alloc_dm_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DmRequest {
+    /// Length in bytes.
+    pub len: u64,
+    /// Alignment of the first byte on the device: log2 of bytes.
+    pub log_align: u32,
+}
+
+/// Parameters of an address handle.
+#[derive(Clone, Copy, Debug)]
+pub struct AhRequest {
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// The address vector.
+    pub attr: AhAttr,
+}

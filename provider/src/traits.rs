@@ -1,0 +1,320 @@
+//! The traits that a provider implements.
+//!
+//! [`Provider`] creates and changes objects (slow path). The queues that it creates post and poll
+//! (fast path). A queue has one owner: each method that moves an index takes `&mut self`, so no
+//! method needs a lock or an atomic read-modify-write.
+
+mod completion_queue;
+mod qp_control;
+mod recv_queue;
+mod send_queue;
+
+use std::sync::Arc;
+
+use bareverbs_uapi::uverbs::types::QpCap;
+
+pub use self::completion_queue::{Completion, CompletionQueue};
+pub use self::qp_control::QpControl;
+pub use self::recv_queue::RecvQueue;
+pub use self::send_queue::SendQueue;
+use crate::caps::Capabilities;
+use crate::command::QpHandle;
+use crate::device::{DeviceFile, IoctlError};
+use crate::dm::DeviceMemory;
+use crate::error::CreateError;
+use crate::request::{
+    AhRequest, CqRequest, DmRequest, QpRequest, RssQpRequest, SrqChange, SrqRequest, WqChange, WqRequest,
+    XrcTargetRequest,
+};
+
+/// An open device of one kind.
+///
+/// # Safety
+///
+/// `verbs` builds safe types on a provider. It relies on these obligations, and on those of the
+/// queues. An implementation may assume that the kernel adheres to its ABI.
+///
+/// 1. **Fresh handles** ([`alloc_pd`](Self::alloc_pd), [`alloc_dm`](Self::alloc_dm) and each
+///    `create_` method). The returned handle names an object that the call created in the context
+///    of this provider's device file, and that nothing else of this process has. All owners of
+///    handles in `verbs` rely on it: they change and destroy by handle.
+/// 2. **Exclusive queues** (each `create_` method that returns queues). The queues are those of
+///    that object, and no other value accesses their memory. The device and the kernel access, for
+///    the object, only memory that the returned queues keep valid until they are dropped (and
+///    memory that requests name). `verbs`' `Cq`, `Qp`, `Srq` and `Wq` rely on it: they drop the
+///    queues after the kernel has destroyed the object, and leak them if it refuses.
+/// 3. **Failures.** A `create_` or `alloc_` method that fails leaves no object behind that accesses
+///    memory of this process.
+/// 4. **Resize** ([`resize_cq`](Self::resize_cq), [`modify_srq`](Self::modify_srq)). After each
+///    outcome, also an error, the device and the kernel access, for the object, only memory that
+///    `queue` keeps. No completion is reported twice.
+/// 5. **Device memory** ([`alloc_dm`](Self::alloc_dm), [`import_dm`](Self::import_dm)). The
+///    returned value reaches that memory only. `verbs`' `Dm` relies on it: its reads and writes are
+///    safe.
+/// 6. **The null key** ([`Capabilities::null_key`]). The device accesses no memory of this process
+///    by it.
+///
+/// No code may rely on the other results for soundness.
+///
+/// Safe code can't implement the trait:
+///
+/// ```compile_fail,E0200
+/// # use std::sync::Arc;
+/// # use bareverbs_provider::caps::Capabilities;
+/// # use bareverbs_provider::device::{DeviceFile, IoctlError};
+/// # use bareverbs_provider::error::CreateError;
+/// # use bareverbs_provider::request::*;
+/// # use bareverbs_provider::traits::*;
+/// struct Wrapper<P>(P);
+/// impl<P: Provider> Provider for Wrapper<P> {
+///     type Cq = P::Cq;
+///     type Sq = P::Sq;
+///     type Rq = P::Rq;
+///     type Srq = P::Srq;
+///     type Ah = P::Ah;
+///     fn drives(driver_id: u32) -> bool { P::drives(driver_id) }
+///     fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError> { P::open(file).map(Self) }
+///     // A handle of another owner:
+///     fn alloc_pd(&self) -> Result<u32, IoctlError> { Ok(0) }
+/// #   fn capabilities(&self) -> Capabilities { todo!() }
+/// #   unsafe fn create_cq(&self, _: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> { todo!() }
+/// #   unsafe fn create_qp(&self, _: &QpRequest) -> Result<CreatedQp<Self>, CreateError> { todo!() }
+/// #   unsafe fn create_srq(&self, _: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> { todo!() }
+/// #   unsafe fn modify_srq(
+/// #       &self, _: u32, _: &mut P::Srq, _: SrqChange,
+/// #   ) -> Result<(), CreateError> { todo!() }
+/// #   fn create_ah(&self, _: &AhRequest) -> Result<CreatedAh<Self>, CreateError> { todo!() }
+/// }
+/// ```
+///
+/// Nor can it create a queue, whose memory it could drop while the device uses it:
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::error::CreateError;
+/// # use bareverbs_provider::request::CqRequest;
+/// # use bareverbs_provider::traits::Provider;
+/// fn create_and_unmap<P: Provider>(provider: &P, request: &CqRequest<'_>) -> Result<(), CreateError> {
+///     drop(provider.create_cq(request)?);
+///     Ok(())
+/// }
+/// ```
+pub unsafe trait Provider: Sized + Send + Sync + 'static {
+    /// Completion queues.
+    type Cq: CompletionQueue;
+    /// Send queues.
+    type Sq: SendQueue<Ah = Self::Ah> + QpControl;
+    /// Receive queues of one queue pair, or of a work queue.
+    type Rq: RecvQueue;
+    /// Shared receive queues.
+    type Srq: RecvQueue;
+    /// The part of an address handle that a send queue needs.
+    type Ah: Send + Sync + 'static;
+
+    /// Whether this provider supports devices of the kernel driver `driver_id`.
+    fn drives(driver_id: u32) -> bool;
+
+    /// Creates the context of a device file that has none.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a device of another driver, or the kernel's error.
+    fn open(file: Arc<DeviceFile>) -> Result<Self, IoctlError>;
+
+    /// Uses a device file whose context another process created and goes on using. Default:
+    /// [`CreateError::Unsupported`].
+    fn import(file: Arc<DeviceFile>) -> Result<Self, CreateError> {
+        let _ = file;
+        Err(CreateError::Unsupported { what: "contexts of other processes" })
+    }
+
+    /// Checks that the context has a protection domain with this handle, created by any process.
+    /// Default: [`CreateError::Unsupported`].
+    fn import_pd(&self, handle: u32) -> Result<(), CreateError> {
+        let _ = handle;
+        Err(CreateError::Unsupported { what: "protection domains of other processes" })
+    }
+
+    /// Maps device memory with this handle, allocated by any process. Default:
+    /// [`CreateError::Unsupported`].
+    fn import_dm(&self, handle: u32) -> Result<DeviceMemory, CreateError> {
+        let _ = handle;
+        Err(CreateError::Unsupported { what: "device memory of other processes" })
+    }
+
+    /// The capabilities of the context, read when it was opened.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Reads the device's clock, in its own ticks. Default: [`CreateError::Unsupported`].
+    fn read_clock(&self) -> Result<u64, CreateError> {
+        Err(CreateError::Unsupported { what: "reading the device's clock" })
+    }
+
+    /// Allocates device memory. Returns the kernel's handle and the mapping. Default:
+    /// [`CreateError::Unsupported`].
+    fn alloc_dm(&self, request: &DmRequest) -> Result<(u32, DeviceMemory), CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "device memory" })
+    }
+
+    /// Creates a protection domain. Returns the kernel's handle.
+    fn alloc_pd(&self) -> Result<u32, IoctlError>;
+
+    /// Creates a completion queue. A failed call leaves no object behind.
+    ///
+    /// # Safety
+    ///
+    /// The caller must keep the returned queue until the kernel has destroyed the object of the
+    /// handle, or the context is gone. If the kernel refuses to destroy the object, the caller must
+    /// leak the queue (`std::mem::forget`): it keeps the memory that the device accesses.
+    unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError>;
+
+    /// Resizes the completion queue with the kernel's handle `cq` to at least `entries` CQEs.
+    /// Returns the new number. No completion is lost, repeated or reordered. Default:
+    /// [`CreateError::Unsupported`].
+    ///
+    /// If the kernel refuses, the queue stays as it is. If the kernel has resized but the new
+    /// memory could not be mapped, the queue gives no completions until another resize succeeds,
+    /// which brings all of them.
+    ///
+    /// # Safety
+    ///
+    /// `cq` and `queue` must be the results of one [`Provider::create_cq`] of this provider, and
+    /// the object must not have been destroyed.
+    unsafe fn resize_cq(&self, cq: u32, queue: &mut Self::Cq, entries: u32) -> Result<u32, CreateError> {
+        let _ = (cq, queue, entries);
+        Err(CreateError::Unsupported { what: "resizing completion queues" })
+    }
+
+    /// Creates a queue pair in the state RESET. A failed call leaves no object behind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`], with both queues.
+    unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError>;
+
+    /// Creates an XRC target queue pair in the state RESET. It has no queues: requests to it
+    /// consume receives of the domain's shared receive queues. Default:
+    /// [`CreateError::Unsupported`].
+    fn create_xrc_target(&self, request: &XrcTargetRequest) -> Result<QpHandle, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "XRC queue pairs" })
+    }
+
+    /// Creates a shared receive queue. A failed call leaves no object behind.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`].
+    unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError>;
+
+    /// Changes the shared receive queue with the kernel's handle `srq`. Pushed requests are
+    /// published first.
+    ///
+    /// A resize moves posted receives to new memory. If the kernel has resized but `queue` could
+    /// not follow, it rejects requests with
+    /// [`PushError::QueueLost`](crate::work::PushError::QueueLost) until a resize succeeds.
+    ///
+    /// # Safety
+    ///
+    /// `srq` and `queue` must be the results of one [`Provider::create_srq`] of this provider, and
+    /// the object must not have been destroyed.
+    unsafe fn modify_srq(
+        &self,
+        srq: u32,
+        queue: &mut Self::Srq,
+        change: SrqChange,
+    ) -> Result<(), CreateError>;
+
+    /// Creates a receive work queue in the state RESET. A failed call leaves no object behind.
+    /// Default: [`CreateError::Unsupported`].
+    ///
+    /// # Safety
+    ///
+    /// As for [`Provider::create_cq`].
+    unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "work queues" })
+    }
+
+    /// Changes the work queue with the kernel's handle `wq`. Default: [`CreateError::Unsupported`].
+    ///
+    /// # Safety
+    ///
+    /// `wq` must be the handle of a work queue of this provider that the caller owns. After a
+    /// change to RESET, the caller must [reset](RecvQueue::reset) its queue before it pushes a
+    /// request.
+    unsafe fn modify_wq(&self, wq: u32, change: WqChange) -> Result<(), CreateError> {
+        let _ = (wq, change);
+        Err(CreateError::Unsupported { what: "work queues" })
+    }
+
+    /// Creates an RSS queue pair, which spreads packets over the work queues of an indirection
+    /// table. It has no queues and no states. Default: [`CreateError::Unsupported`].
+    fn create_rss_qp(&self, request: &RssQpRequest) -> Result<QpHandle, CreateError> {
+        let _ = request;
+        Err(CreateError::Unsupported { what: "RSS queue pairs" })
+    }
+
+    /// Creates an address handle. A failed call leaves no object behind.
+    fn create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError>;
+}
+
+/// A created completion queue.
+pub struct CreatedCq<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// CQEs that it holds, at least as many as requested.
+    pub entries: u32,
+    /// The queue.
+    pub queue: P::Cq,
+}
+
+/// A created queue pair.
+pub struct CreatedQp<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// QPN.
+    pub qp_num: u32,
+    /// Depths and widths, at least as large as requested.
+    pub cap: QpCap,
+    /// Its send queue.
+    pub sq: P::Sq,
+    /// Its receive queue, unless it uses a shared one.
+    pub rq: Option<P::Rq>,
+}
+
+/// A created shared receive queue.
+pub struct CreatedSrq<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// Receives that it holds.
+    pub max_wr: u32,
+    /// SGEs of each receive.
+    pub max_sge: u32,
+    /// SRQ number, as XRC requests name it.
+    pub srq_num: u32,
+    /// The queue.
+    pub queue: P::Srq,
+}
+
+/// A created work queue.
+pub struct CreatedWq<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// WQ number.
+    pub wq_num: u32,
+    /// Receives that it holds, at least as many as requested.
+    pub max_wr: u32,
+    /// SGEs of each receive.
+    pub max_sge: u32,
+    /// The queue.
+    pub queue: P::Rq,
+}
+
+/// A created address handle.
+pub struct CreatedAh<P: Provider> {
+    /// The kernel's handle.
+    pub handle: u32,
+    /// The part that send requests need.
+    pub ah: P::Ah,
+}

@@ -1,0 +1,95 @@
+//! State changes of a queue pair, with the quirks of its driver.
+
+use bareverbs_uapi::write::structs::ModifyQpReq;
+
+use crate::command;
+use crate::device::{DeviceFile, IoctlError};
+use crate::request::Ece;
+
+/// The control operations of a queue pair, implemented by its send queue. None is on the data path.
+///
+/// Every method has a default body: a provider without quirks and without vendor options
+/// implements none.
+///
+/// # Safety
+///
+/// 1. **Modify** ([`modify`](Self::modify)). The kernel is asked for this change and no other.
+/// 2. **Resume** ([`resume`](Self::resume)). The device sees only requests that were handed over
+///    before, as obligation 4 of [`SendQueue`](super::SendQueue) says.
+///
+/// The other methods only inform; no code may rely on their results for soundness.
+///
+/// Safe code can't change a queue pair:
+///
+/// ```compile_fail,E0133
+/// # use bareverbs_provider::device::{DeviceFile, IoctlError};
+/// # use bareverbs_provider::traits::QpControl;
+/// # use bareverbs_uapi::write::structs::ModifyQpReq;
+/// fn modify(queue: &mut impl QpControl, file: &DeviceFile) -> Result<(), IoctlError> {
+///     queue.modify(file, &ModifyQpReq::zeroed())
+/// }
+/// ```
+#[doc(alias = "ibv_modify_qp")]
+pub unsafe trait QpControl {
+    /// Validates a change before the kernel is asked for it. Default: every change is valid.
+    ///
+    /// # Errors
+    ///
+    /// The reason, if the driver is known to crash, hang or misbehave on this change.
+    fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str> {
+        let _ = request;
+        Ok(())
+    }
+
+    /// Whether RESET must be issued twice, because the first command leaves posted requests behind
+    /// (a driver bug). Default: `false`.
+    ///
+    /// If the kernel rejects the second command, `verbs` issues it again before the queue pair leaves
+    /// RESET.
+    fn needs_second_reset(&self) -> bool {
+        false
+    }
+
+    /// ECE options as the device last reported them. `None` without ECE. Options that were
+    /// [set](Self::set_ece) and not yet confirmed count as 0. Default: `None`.
+    fn ece(&self) -> Option<Ece> {
+        None
+    }
+
+    /// Requests ECE options with the next [`modify`](Self::modify). Default: ignored.
+    fn set_ece(&mut self, options: u32) {
+        let _ = options;
+    }
+
+    /// Executes the kernel's `MODIFY_QP`. Default: the command without a driver payload.
+    ///
+    /// # Errors
+    ///
+    /// The kernel rejects the change.
+    ///
+    /// # Safety
+    ///
+    /// As for [`command::modify_qp`]: the request names the queue pair of this send queue, by its
+    /// handle in the context of `file`. The caller owns the queue pair. After a change to RESET, it
+    /// resets both queues before it pushes a request.
+    unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
+        // SAFETY: the caller owns the queue pair that the request names, and resets its queues: this
+        // method's contract.
+        unsafe { command::modify_qp(file, request) }
+    }
+
+    /// Updates the queue after the kernel has made the change. Default: nothing.
+    fn modified(&mut self, request: &ModifyQpReq) {
+        let _ = request;
+    }
+
+    /// Starts requests that were handed over in the SQD state, after the return to RTS. Default:
+    /// nothing, for devices that start them by themselves.
+    ///
+    /// # Errors
+    ///
+    /// The kernel rejects the doorbell.
+    fn resume(&mut self) -> Result<(), IoctlError> {
+        Ok(())
+    }
+}
