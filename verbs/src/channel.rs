@@ -13,8 +13,8 @@ use crate::{Error, Result};
 
 /// A channel of completion events, for threads that sleep instead of polling.
 ///
-/// Any number of completion queues can use one channel. Its descriptor works with `poll`, `epoll`
-/// and the reactors built on them, and is always non-blocking.
+/// Any number of CQs can use one channel. Its file descriptor works with `poll`, `epoll` and the
+/// reactors built on them, and is always non-blocking.
 ///
 /// ```no_run
 /// use bareverbs::{Arm, Cq, CqInit, Device};
@@ -27,7 +27,7 @@ use crate::{Error, Result};
 ///         println!("request {} is complete", completion.wr_id);
 ///     }
 ///     cq.arm(Arm::Any)?;
-///     // What completed before the queue was armed raises no event.
+///     // Completions before the arm raise no event.
 ///     if cq.poll_one().is_none() {
 ///         channel.get_event()?;
 ///     }

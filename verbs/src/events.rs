@@ -102,7 +102,7 @@ impl AsFd for AsyncEvents {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AsyncEvent {
-    /// A completion queue overran: completions are lost.
+    /// A CQ overran: completions are lost.
     #[doc(alias = "IBV_EVENT_CQ_ERR")]
     Cq {
         /// The event type.

@@ -74,7 +74,7 @@
 //! follows the `bad_wr` rule: [`PostError::accepted`] counts the posted requests, and those are
 //! executed.
 
-/// The README. Its example is compiled with the others.
+/// Compiles the example of the repository's README.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
@@ -176,7 +176,7 @@ pub use wq::{Wq, WqInit};
 pub use wr_id::WrId;
 pub use xrc::{XrcSrq, XrcSrqInit, Xrcd, XrcdShare};
 
-/// The examples of the README compile.
+/// Compiles the examples of the crate's README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 pub struct ReadmeExamples;

@@ -114,11 +114,11 @@ use crate::{
 /// |---|---|
 /// | [`Error::Invalid`] | The range is beyond the MR, or longer than 4 GiB. |
 /// | [`Error::Invalid`] | The MR belongs to another protection domain. |
-/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and does not begin at a page boundary. |
+/// | [`Error::Invalid`] | On Soft-RoCE: the MR has `ON_DEMAND` and is not page-aligned. |
 /// | [`Error::Invalid`] | The QP is in ERR. |
 /// | [`Error::Invalid`] | The endpoint has no free slot: its maximum of operations is in flight. |
 /// | [`Error::Post`], [`PostReason::State`] | A send, write or read before [`Endpoint::connect`]. |
-/// | [`Error::Post`], [`PostReason::Queue`] | The send or receive queue is full, or the provider does not support the operation. |
+/// | [`Error::Post`], [`PostReason::Queue`] | The queue is full, or the operation is unsupported. |
 /// | [`Error::Post`], [`PostReason::Doorbell`] | The kernel refused the doorbell, and the request was taken back. |
 ///
 /// If the kernel refused the doorbell but may still execute the request, posting returns `Ok`: the

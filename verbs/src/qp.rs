@@ -120,7 +120,7 @@ impl<'a, P: Provider> QpInit<'a, P> {
 /// let cq = context.create_cq(&CqInit::new(32))?;
 /// let mut qp = context.alloc_pd()?.create_qp::<Rc>(&QpInit::new(&cq, &cq))?;
 /// let gid = context.default_gid(1)?;
-/// // Tell the peer `gid.gid` and `qp.qp_num()`, and learn its own.
+/// // Send `gid.gid` and `qp.qp_num()` to the peer, and receive those of the peer.
 /// qp.init(&InitAttr::new(1))?;
 /// qp.ready_to_receive(&RtrAttr::new(AhAttr::global(1, peer_gid, gid.index as u8), peer_qp_num))?;
 /// qp.ready_to_send(&RtsAttr::default())?;
@@ -405,7 +405,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     ///     let outgoing = pd.register(Buffer::zeroed(4096)?, Access::empty())?;
     ///     let incoming = pd.register(Buffer::zeroed(4096)?, Access::LOCAL_WRITE)?;
     ///     let mut qp = pd.create_qp::<Rc>(&QpInit::new(&send_cq, &recv_cq))?;
-    ///     // The peer is told this queue pair's number and GID, and tells its own.
+    ///     // Exchange QPN and GID with the peer.
     ///     let (peer_gid, peer_qp_num) = (Gid::default(), 17);
     ///     let gid = context.default_gid(1)?;
     ///     qp.init(&InitAttr::new(1))?;
@@ -441,8 +441,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// }
     /// ```
     ///
-    /// Each half refers to the queue pair, which owns the rings. So the queue pair outlives both
-    /// halves:
+    /// Each half borrows the QP, which owns the rings. So the QP outlives both halves:
     ///
     /// ```compile_fail,E0505
     /// # fn outlive(mut qp: bareverbs::Qp<bareverbs::Rc>) {
@@ -458,7 +457,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// # fn exchange(a: &mut bareverbs::Qp<bareverbs::Rc>, b: &mut bareverbs::Qp<bareverbs::Rc>) {
     /// let ((mut to_a, _), (mut to_b, _)) = (a.split(), b.split());
     /// std::mem::swap(&mut to_a, &mut to_b);
-    /// // What is posted to `to_a` goes to `b` from here on.
+    /// // Requests that are posted to `to_a` now go to the QP `b`.
     /// # }
     /// ```
     #[must_use]

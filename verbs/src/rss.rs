@@ -172,7 +172,7 @@ pub struct RssInit<'a, P: Provider = AnyProvider> {
 /// let fields = HashFields::SRC_IPV4 | HashFields::DST_IPV4 | HashFields::SRC_PORT_UDP | HashFields::DST_PORT_UDP;
 /// let hash = RssHash { fields, key };
 /// let mut qp = pd.create_rss_qp(&RssInit { table: &table, hash, user_data: 0 })?;
-/// // Frames to this address come to the receives that are posted to the four queues.
+/// // Frames to this address consume the receives that are posted to the four WQs.
 /// let own = Some(MacAddress([2, 0, 0, 0, 0, 7]));
 /// qp.create_flow(&FlowRule::new(1, EthernetMatch { to: own, ..EthernetMatch::default() }))?;
 /// # Ok(())

@@ -19,7 +19,7 @@
 /// # fn example(peers: &mut [Peer], cq: &mut Cq, sges: &[Sge]) -> Result<(), bareverbs::PostError> {
 /// for (owner, peer) in (1..).zip(peers.iter_mut()) {
 ///     let receive = RecvRequest { wr_id: WrId { owner, request: 0 }.into(), sges };
-///     // SAFETY: nobody looks at the memory before the receive is complete.
+///     // SAFETY: no code accesses the memory before the receive completes.
 ///     unsafe { peer.qp.post_recv(&[receive]) }?;
 /// }
 /// let mut completions = cq.poll();

@@ -45,9 +45,9 @@ pub enum XrcdShare<'a> {
 /// let context = Device::find("mlx5_0")?.open()?;
 /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(&CqInit::new(64))?);
 /// let xrcd = context.open_xrcd(XrcdShare::JoinOrCreate(file.as_fd()))?;
-/// // What this process receives, whichever connection it comes over.
+/// // The SRQ of this process, for all connections.
 /// let srq = pd.create_xrc_srq(&XrcSrqInit { srq: SrqInit::new(32), xrcd: &xrcd, cq: &cq })?;
-/// // The two ends of connections: peers send to `target.qp_num()` and name `srq.srq_num()`.
+/// // Peers connect to `target.qp_num()` and send to `srq.srq_num()`.
 /// let target = xrcd.create_target(0)?;
 /// let sender = pd.create_qp::<XrcSend>(&QpInit::new(&cq, &cq))?;
 /// # Ok(())

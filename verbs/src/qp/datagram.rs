@@ -86,7 +86,7 @@ impl<P: Provider> Qp<Ud, P> {
     ///
     /// let group: Gid = "239.1.2.3".parse::<std::net::Ipv4Addr>()?.into();
     /// qp.attach_mcast(group)?;
-    /// // To send to a group, one need not be in it.
+    /// // A sender to the group need not be attached to it.
     /// let own = pd.context().default_gid(1)?;
     /// let ah = pd.create_ah(&AhAttr::global(1, group, own.index as u8))?;
     /// let mut batch = qp.start_send();

@@ -21,7 +21,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// let events = qp.pd().context().async_events();
     /// qp.drain()?;
     /// while !matches!(events.get()?, AsyncEvent::Qp { event: EventType::SQ_DRAINED, .. }) {}
-    /// // Nothing of it is under way now.
+    /// // No send is in flight now.
     /// qp.resume()?;
     /// # Ok(())
     /// # }

@@ -26,7 +26,7 @@ impl<T: Transport, P: Provider> Qp<T, P> {
     /// qp.init(&InitAttr::new(1))?;
     /// qp.set_ece(of_peer)?;
     /// qp.ready_to_receive(address)?;
-    /// // The peer is to set these.
+    /// // The peer sets the returned options.
     /// qp.query_ece()
     /// # }
     /// ```

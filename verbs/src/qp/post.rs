@@ -117,7 +117,7 @@ impl<T: Transport, P: Provider> SendHalf<'_, T, P> {
     ///     for (wr_id, answer) in (0..).zip(answers) {
     ///         let payload = Payload::Sges(std::slice::from_ref(answer));
     ///         let request = SendRequest { wr_id, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
-    ///         // SAFETY: the caller keeps the answers as they are until they are complete.
+    ///         // SAFETY: the caller does not change the answers before they complete.
     ///         unsafe { qp.post_send_deferred(&[request]) }?;
     ///     }
     ///     // One system call for all of them.

@@ -23,11 +23,11 @@ use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, S
 /// qp.init(1)?;
 /// qp.ready_to_receive()?;
 /// qp.ready_to_send()?;
-/// // Frames to this address come to the receives that are posted.
+/// // Frames to this address consume the posted receives.
 /// let own = MacAddress([2, 0, 0, 0, 0, 7]);
 /// let rule = FlowRule::new(1, EthernetMatch { to: Some(own), ..EthernetMatch::default() });
 /// qp.create_flow(&rule)?;
-/// // Destination, source, type of the payload, payload.
+/// // Destination address, source address, EtherType, payload.
 /// let frame = [&[2, 0, 0, 0, 0, 8][..], &own.0, &[0x88, 0xb5], &[0; 46]].concat();
 /// let mut batch = qp.start_send();
 /// batch.send_frame_inline(1, &frame, SendFlags::SIGNALED)?;
@@ -49,10 +49,10 @@ use crate::{Frame, Payload, PushError, QpAttrMask, QpState, Result, SendFlags, S
 /// # fn example(qp: &mut Qp<RawPacket>, headers: &[u8], payload: Sge) -> Result<(), PostError> {
 /// use bareverbs::{Frame, Payload, SendFlags, SendRequest};
 ///
-/// // Headers of Ethernet, IPv4 and TCP without options: 54 bytes, for frames of 1,500 behind that of Ethernet.
+/// // Ethernet, IPv4 and TCP headers without options: 54 bytes. The MTU is 1,500 bytes.
 /// let operation = Frame { header: headers, checksums: true, mss: Some(1460) };
 /// let payload = Payload::Sges(&[payload]);
-/// // SAFETY: the caller keeps the payload as it is until the request is complete.
+/// // SAFETY: the caller does not change the payload before the request completes.
 /// unsafe { qp.post_send(&[SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload }]) }
 /// # }
 /// ```

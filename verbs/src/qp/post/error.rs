@@ -1,4 +1,4 @@
-//! Why requests were not posted.
+//! Errors of posting.
 
 use std::fmt;
 
