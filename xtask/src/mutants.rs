@@ -1,7 +1,7 @@
-//! `cargo xtask mutants`: changes the product function by function and operator by operator, and
-//! fails where no test notices.
+//! `cargo xtask mutants`: mutation testing, one function or operator at a time. Fails if no test
+//! notices a mutant.
 //!
-//! The changes are made in a copy of the workspace, `target/mutants/tree`. A mutant that no test
+//! Mutations are made in a copy of the workspace, `target/mutants/tree`. A mutant that no test
 //! notices (a survivor) must be explained in `xtask/mutants.txt`.
 
 mod explained;
@@ -69,7 +69,7 @@ struct Span {
     end: Position,
 }
 
-/// A character of a file, counted from 1.
+/// A position in a file, counted from 1.
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Position {
     line: usize,
@@ -109,7 +109,7 @@ impl Mutants {
         Ok(PACKAGES.into_iter().filter(|(package, _)| wanted(package)).collect())
     }
 
-    /// Runs the tests against each mutant of a crate. `None` where the files have no mutants.
+    /// Runs the tests against each mutant of a crate. `None` if the files have no mutants.
     fn judge(&self, tool: &Path, tree: &Tree, package: &str, tests: &[&str]) -> Result<Option<Vec<Outcome>>> {
         let mut select = vec!["--package".to_owned(), package.to_owned()];
         select.extend(self.files.iter().flat_map(|file| ["--file".to_owned(), file.clone()]));
@@ -129,7 +129,7 @@ impl Mutants {
         let folder = tree.outcomes();
         command.arg("--output").arg(&folder);
         let status = command.status().context("running cargo-mutants")?;
-        // 2: some survived; 3: some ran out of time. Others are failures of the tool or of the
+        // 2: some survived; 3: some timed out. Other statuses are failures of the tool, or of the
         // tests without a mutation.
         ensure!(matches!(status.code(), Some(0 | 2 | 3)), "cargo-mutants failed: {status}");
         outcomes(&folder.join("mutants.out/outcomes.json")).map(Some)
@@ -155,7 +155,7 @@ fn list(tool: &Path, tree: &Tree, arguments: &[String]) -> Result<Vec<Mutant>> {
     serde_json::from_slice(&output.stdout).context("reading cargo-mutants' list")
 }
 
-/// How a mutant fared.
+/// The result of a mutant.
 #[derive(Clone, Debug)]
 struct Outcome {
     name: String,
@@ -166,15 +166,15 @@ struct Outcome {
 enum Verdict {
     /// A test failed.
     Caught,
-    /// The tests ran out of time, so they noticed.
+    /// The tests timed out, which counts as noticed.
     TimedOut,
     /// All tests passed.
     Survived,
-    /// The compiler refused it.
+    /// It did not compile.
     Unviable,
 }
 
-/// What cargo-mutants writes into `outcomes.json`, as far as it matters here.
+/// The used fields of `outcomes.json` of cargo-mutants.
 #[derive(Deserialize)]
 struct Written {
     outcomes: Vec<WrittenOutcome>,

@@ -47,7 +47,8 @@ pub(crate) fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The first device with an active port and a device node that can be opened; else what is missing.
+/// The first device with an active port and an accessible device node; else the reason why there is
+/// none.
 fn usable_device(class: &Path, nodes: &Path) -> Result<String> {
     let mut devices: Vec<PathBuf> =
         fs::read_dir(class).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -98,7 +99,7 @@ fn run_to_end(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Whether anyone listens on TCP port 18515.
+/// Whether a process listens on TCP port 18515.
 fn listens() -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         let table = fs::read_to_string(path).unwrap_or_default();

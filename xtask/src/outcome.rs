@@ -1,11 +1,11 @@
-//! How tests ended, by name and kernel.
+//! Test outcomes by name and kernel.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::print::heading;
 
-/// How a test ended on one kernel.
+/// The outcome of a test on one kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Passed,
@@ -20,7 +20,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Says how a test ended on a kernel, and keeps it.
+    /// Prints and stores the outcome of a test on a kernel.
     pub(crate) fn enter(&mut self, kernel: &str, title: &str, outcome: Outcome, log: &str, time: Duration) {
         let seconds = time.as_secs_f64();
         match &outcome {
@@ -28,7 +28,7 @@ impl Table {
             Outcome::Skipped(reason) => println!("{kernel}: {title} ... skipped: {reason}"),
             Outcome::Failed => println!("{kernel}: {title} ... FAILED ({seconds:.1} s)\n{}", log.trim_end()),
         }
-        // What several guests are judged by fails with one of them.
+        // A test that several guests run fails if it fails in one of them.
         let row = self.rows.entry(title.to_owned()).or_default();
         if row.get(kernel) != Some(&Outcome::Failed) {
             row.insert(kernel.to_owned(), outcome);
@@ -81,7 +81,7 @@ impl Totals {
     }
 }
 
-/// Reads what the test binary said about its one test.
+/// Parses the output of a test binary that ran one test.
 pub(crate) fn judge(status: u8, log: &str) -> (Outcome, String) {
     let counts = log.lines().rev().find_map(result_line);
     let outcome = match (status, counts) {

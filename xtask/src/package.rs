@@ -1,4 +1,4 @@
-//! `cargo xtask package`: the crates that are published, as they are published.
+//! `cargo xtask package`: builds the packages of the published crates.
 
 use std::process::ExitCode;
 
@@ -70,7 +70,7 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Crate {
     name: String,
-    /// The registries that it may be published to. `None`: all, empty: none.
+    /// The registries of the manifest. `None`: all. Empty: none.
     publish: Option<Vec<String>>,
     description: Option<String>,
     documentation: Option<String>,
@@ -80,7 +80,7 @@ struct Crate {
 }
 
 impl Crate {
-    /// The fields of its manifest that crates.io shows and that are not there.
+    /// The fields that crates.io shows and that the manifest lacks.
     fn missing(&self) -> Vec<&'static str> {
         let fields = [
             ("description", self.description.is_some()),

@@ -1,4 +1,4 @@
-//! The cost of objects as a picture.
+//! Plots the cost of objects.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,14 +9,15 @@ use plotters::prelude::*;
 /// Points of a curve: objects held, microseconds.
 type Curve = Vec<(f64, f64)>;
 
-/// Curves by sort of object: to make one, and to free one.
+/// Curves by type of object: to create one, and to free one.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Table {
     sorts: BTreeMap<String, [Curve; 2]>,
 }
 
 impl Table {
-    /// Reads lines of a sort, a number of objects and the microseconds to make and to free one.
+    /// Parses lines with a type, a number of objects, and the microseconds to create and to free
+    /// one.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut table = Self::default();
         for line in text.lines() {
@@ -32,20 +33,19 @@ impl Table {
     }
 }
 
-/// Pixels of one chart.
+/// Size of one chart in pixels.
 const SIZE: (u32, u32) = (880, 380);
-/// Of pixels at the right, room for what stands at the ends of the curves.
+/// Width in pixels of the labels at the right ends of the curves.
 const ENDS: u32 = 150;
-/// What a line goes through: the median of so many steps around each.
+/// The line is the median of this many steps around each point.
 const WINDOW: usize = 9;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(225, 225, 225);
-/// Of making and of freeing; they differ to every eye.
+/// Colours of creating and freeing. Colour-blind readers can distinguish them.
 const COLOURS: [RGBColor; 2] = [RGBColor(0, 95, 160), RGBColor(200, 80, 0)];
 
-/// Draws one chart above the other, and above them the words `origin` about where the figures come
-/// from.
+/// Draws the charts below each other, with the text `origin` above them.
 pub(crate) fn draw(table: &Table, origin: &str, file: &Path) -> Result<()> {
     let height = 40 + SIZE.1 * table.sorts.len() as u32;
     let root = SVGBackend::new(file, (SIZE.0, height)).into_drawing_area();
@@ -63,7 +63,7 @@ fn draw_on<B: DrawingBackend>(
     for (area, (sort, curves)) in charts.split_evenly((table.sorts.len(), 1)).iter().zip(&table.sorts) {
         let (one, many) = names(sort);
         let middles = curves.each_ref().map(smooth);
-        // A step that something else got in the way of may lie outside.
+        // A step that was disturbed may be outside of the chart.
         let top = 1.6 * middles.iter().flatten().map(|point| point.1).fold(0.0, f64::max);
         let right = curves.iter().flatten().map(|point| point.0).fold(0.0, f64::max);
         let mut chart = ChartBuilder::on(area)
@@ -106,7 +106,7 @@ fn draw_on<B: DrawingBackend>(
     root.present()
 }
 
-/// What a sort of objects is called: one, and several.
+/// The name of a type of object: singular and plural.
 fn names(sort: &str) -> (&str, &str) {
     match sort {
         "MR" => ("memory region", "memory regions"),
@@ -115,7 +115,7 @@ fn names(sort: &str) -> (&str, &str) {
     }
 }
 
-/// The median of the steps around each.
+/// The running median.
 fn smooth(curve: &Curve) -> Curve {
     let around = |i: usize| {
         let last = curve.len().min(i + WINDOW / 2 + 1);
@@ -127,7 +127,7 @@ fn smooth(curve: &Curve) -> Curve {
     curve.iter().enumerate().map(|(i, point)| (point.0, around(i))).collect()
 }
 
-/// A number to the nearest whole one, with commas.
+/// A number rounded to an integer, with commas.
 fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();

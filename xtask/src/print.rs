@@ -1,6 +1,6 @@
-//! What the commands print, and read from what others print.
+//! Output of the commands, and parsing of other programs' output.
 
-/// Prints what comes next.
+/// Prints the heading of the next part.
 pub(crate) fn heading(text: &str) {
     println!("\n== {text} ==");
 }

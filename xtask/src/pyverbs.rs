@@ -1,4 +1,4 @@
-//! `cargo xtask pyverbs`: rdma-core's test suite against ours, case by case.
+//! `cargo xtask pyverbs`: compares rdma-core's test suite with ours, case by case.
 
 mod hca;
 mod suite;
@@ -19,17 +19,17 @@ use table::{KERNELS, Ours, Row, Table};
 
 #[derive(Args)]
 pub(crate) struct Pyverbs {
-    /// Run the suite and write down how its tests ended; without it, only the table is checked.
+    /// Run the suite and record the outcomes (default: only check the table).
     #[arg(long)]
     record: bool,
-    /// Run the suite on a ConnectX in software instead, and compare what it skips with the list.
+    /// Run the suite on the software ConnectX instead, and compare the skipped tests with the list.
     #[arg(long, alias = "card", value_enum)]
     hca: Option<lab::Port>,
-    /// Kernels to run the suite on, such as 6.12; may be given more than once. Without it: each
-    /// series, and with a HCA the newest, of which the list is.
+    /// Kernels to run the suite on, such as 6.12; may be given more than once (default: all series;
+    /// with --hca the newest, for which the list is made).
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
-    /// What executes the guests: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
 }
@@ -63,8 +63,8 @@ fn read() -> Result<Table> {
     Table::parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Fails where the table misses a test of the suite that rdma-core ships, knows one that isn't
-/// there, or names none of our tests for one that passes.
+/// Fails if the table lacks a test of rdma-core's suite, has one that does not exist, or names none
+/// of our tests for one that passes.
 pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
     heading("rdma-core's suite, case by case");
     let table = read()?;
@@ -86,7 +86,7 @@ pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with the table, a line each.
+/// The violations of the table, one per line.
 fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<String> {
     let mut trouble = Vec::new();
     let mut seen = BTreeSet::new();
@@ -108,8 +108,8 @@ fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -
     trouble
 }
 
-/// Runs a part of the suite that `root` ships on a device of this kind: every test that is named so
-/// must pass or be skipped, and one at least pass.
+/// Runs a part of the suite in `root` on a device of this type. Each selected test must pass or be
+/// skipped, and at least one must pass.
 pub(crate) fn run_part(
     guests: &mut Guests,
     root: &Path,
@@ -133,7 +133,7 @@ pub(crate) fn run_part(
     Ok(())
 }
 
-/// Runs the suite on each kernel and writes the table anew. What it says of our tests stays.
+/// Runs the suite on each kernel and rewrites the table. The column of our tests is kept.
 fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) -> Result<()> {
     let kernels = if kernels.is_empty() { Series::RELEASED.to_vec() } else { kernels.to_vec() };
     let lab = Lab::open(rdma_core, accelerator)?;
@@ -150,7 +150,7 @@ fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) ->
         if let Some(id) = shipped.iter().find(|id| !ends.contains_key(*id)) {
             bail!("the suite said nothing of {id}");
         }
-        // The run took minutes, in which somebody may have written in the last column.
+        // The run took minutes, and the last column may have been edited meanwhile.
         let mut table = if path().exists() { read()? } else { Table::default() };
         table.rdma_core.clone_from(&rdma_core.version);
         table.enter(column, &kernel.version, &ends);
@@ -159,7 +159,7 @@ fn record(rdma_core: &RdmaCore, kernels: &[Series], accelerator: Accelerator) ->
     Ok(())
 }
 
-/// What the suite runs in.
+/// The environment of the suite.
 struct Lab<'a> {
     cache: Cache,
     tools: Tools,
@@ -179,7 +179,7 @@ impl<'a> Lab<'a> {
         Kernel::debian(&self.cache, &self.tools, series, false)
     }
 
-    /// A host with the Debian root, and with an HCA instead of rxe if there is one.
+    /// A host with the Debian root, and with an HCA instead of rxe if given.
     fn boot(&self, kernel: &Kernel, hca: Option<&Hca>) -> Result<Guests> {
         Guests::boot(&Setup {
             cache: &self.cache,
@@ -197,7 +197,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// How a test of theirs ended.
+/// The outcome of one of their tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum End {
     Passed,
@@ -211,7 +211,7 @@ impl Table {
         self.passing.iter().map(|row| row.id.as_str()).chain(others)
     }
 
-    /// Takes in how the tests ended on one kernel.
+    /// Enters the outcomes on one kernel.
     fn enter(&mut self, column: usize, version: &str, ends: &BTreeMap<String, End>) {
         version.clone_into(&mut self.versions[column]);
         let known: BTreeMap<_, _> =

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: scale and endurance, at length.
+//! `cargo xtask soak`: long scale and endurance tests.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::{build, lab, plot};
 
 /// Our program's name in the guest.
 const PROGRAM: &str = "bareverbs-soak";
-/// How long anything may take beyond its time.
+/// Time added to each timeout.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 #[derive(Args)]
@@ -21,7 +21,7 @@ pub(crate) struct Soak {
     /// A series such as 6.12, rc, or a folder with a kernel.
     #[arg(long, default_value = lab::DEFAULT_KERNEL, global = true)]
     kernel: String,
-    /// What executes the guest: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto", global = true)]
     accel: Accelerator,
     /// Let guest time count instructions, one nanosecond each.
@@ -33,16 +33,16 @@ pub(crate) struct Soak {
     /// Minutes of random verbs.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
-    /// Where the random verbs come from; without it, from the clock.
+    /// The seed of the random verbs (default: from the clock).
     #[arg(long)]
     seed: Option<u64>,
-    /// Only this iteration of the seed's.
+    /// Run only this iteration of the seed.
     #[arg(long, value_name = "NUMBER")]
     iteration: Option<u64>,
-    /// Only so many verbs of that iteration.
+    /// Run only the first verbs of that iteration.
     #[arg(long, value_name = "NUMBER", requires = "iteration")]
     ops: Option<usize>,
-    /// What else than random verbs.
+    /// Another test than random verbs.
     #[command(subcommand)]
     what: Option<What>,
 }
@@ -51,11 +51,11 @@ pub(crate) struct Soak {
 enum What {
     /// 1,000 queue pairs on one shared receive queue and one completion queue, all sending.
     Traffic {
-        /// Messages in all.
+        /// Total number of messages.
         #[arg(long, default_value_t = 1_000_000)]
         messages: u64,
     },
-    /// What regions and queue pairs cost to make and to free, by how many there are.
+    /// The cost to create and to free MRs and queue pairs, by the number of existing ones.
     Objects {
         /// Memory regions.
         #[arg(long, default_value_t = 100_000)]
@@ -63,7 +63,7 @@ enum What {
         /// Queue pairs.
         #[arg(long, default_value_t = 1_000)]
         queue_pairs: usize,
-        /// Draw it.
+        /// Plot the costs.
         #[arg(long, value_name = "FILE.svg")]
         plot: Option<PathBuf>,
     },
@@ -103,7 +103,7 @@ impl Soak {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Where figures come from, in words.
+    /// A description of how the figures were measured.
     fn origin(&self) -> String {
         let device = match self.hca {
             Some(_) => "The software ConnectX",
@@ -116,7 +116,7 @@ impl Soak {
         )
     }
 
-    /// Runs a command in a fresh guest to its end and answers what it printed.
+    /// Runs a command in a fresh guest to its end and returns its output.
     fn in_guest(&self, argv: Vec<String>, limit: Duration) -> Result<String> {
         let cache = Cache::open()?;
         let tools = Tools::fetch(&cache, false)?;

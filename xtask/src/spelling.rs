@@ -1,4 +1,4 @@
-//! The spelling of code and prose, checked by typos. `typos.toml` lists what it does not know.
+//! Checks the spelling of code and prose with typos. `typos.toml` lists exceptions.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use crate::build;
 use crate::installed::installed;
 
-/// The newest version that the project's minimum Rust version builds.
+/// The newest version that builds with the project's minimum Rust version.
 const VERSION: &str = "1.40.0";
 
 /// Fails if a word of a tracked file is misspelt.

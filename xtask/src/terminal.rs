@@ -1,4 +1,4 @@
-//! The user's terminal, as far as `lab shell` needs it.
+//! The user's terminal, for `lab shell`.
 
 use std::io::{IsTerminal, Stdin};
 use std::os::fd::AsRawFd;
@@ -10,7 +10,7 @@ use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
 nix::ioctl_read_bad!(window_size, libc::TIOCGWINSZ, libc::winsize);
 
-/// The terminal's size, or the classic one.
+/// The terminal's size, or 80 × 24.
 pub(crate) fn size(stdin: &Stdin) -> TerminalSize {
     let mut window = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ writes one winsize, which outlives the call.
@@ -22,7 +22,7 @@ pub(crate) fn size(stdin: &Stdin) -> TerminalSize {
     }
 }
 
-/// Passes every key through; what was before comes back when it is dropped.
+/// Raw mode. Drop restores the previous mode.
 pub(crate) struct Raw {
     before: Option<Termios>,
 }
@@ -43,7 +43,7 @@ impl Raw {
 impl Drop for Raw {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // There is nobody to tell if this fails.
+            // A failure can't be reported in drop.
             let _ = tcsetattr(std::io::stdin(), SetArg::TCSANOW, before);
         }
     }

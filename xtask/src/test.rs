@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything that must hold, from formatting to real kernels.
+//! `cargo xtask test`: all checks, from formatting to real kernels.
 
 mod scheduler;
 
@@ -30,11 +30,11 @@ pub(crate) struct Test {
     /// be given more than once.
     #[arg(long = "device", value_name = "DEVICE", value_enum, default_value = "rxe")]
     devices: Vec<Tested>,
-    /// What executes the guests: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
-    /// How many guests (or groups of them) work side by side. Without it: one for two processors,
-    /// or for one where only tests of HCAs were asked for, at most four.
+    /// How many guests (or groups of them) run in parallel (default: one for two processors, or one
+    /// for each if only HCA tests are selected; at most four).
     #[arg(long, value_name = "N")]
     jobs: Option<NonZero<usize>>,
     /// Run only the kernel tests whose names contain one of these, and nothing else.
@@ -65,7 +65,7 @@ impl Test {
         let plan = Plan::new(&lab, &self.devices, filter)?;
         let jobs = self.jobs.map_or_else(|| side_by_side(plan.processors()), NonZero::get);
         let (table, counted) = std::thread::scope(|scope| {
-            // Instructions are as many however long they take.
+            // Instruction counts do not depend on the load.
             let counting = (filter.takes_all() && counts::possible())
                 .then(|| scope.spawn(|| build::with_low_priority(counts::measure)));
             let table = plan.run(self.accel, jobs);
@@ -88,13 +88,13 @@ impl Test {
     }
 }
 
-/// Processors spin on completion queues: with fewer beneath them, two guests take longer side by
-/// side than one after the other.
+/// Processors poll completion queues. With fewer processors on the host, two guests take longer in
+/// parallel than one after the other.
 pub(crate) fn side_by_side(processors: usize) -> usize {
     std::thread::available_parallelism().map_or(1, |there| (there.get() / processors).clamp(1, 4))
 }
 
-/// Tells what the instructions of the data path came to, where there was something to count with.
+/// Prints the instruction counts of the data path, if they could be measured.
 fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -> Result<()> {
     heading("Instructions of the data path");
     let Some(counted) = counted else {
@@ -108,7 +108,7 @@ fn instructions(counted: Option<Result<counts::Counted>>, totals: &mut Totals) -
     Ok(())
 }
 
-/// Runs the threaded tests under ThreadSanitizer, where a compiler here can build for it.
+/// Runs the threaded tests under ThreadSanitizer, if a compiler on this machine supports it.
 fn data_races(totals: &mut Totals) -> Result<()> {
     heading("Data races");
     match Toolchain::find(false, None) {
@@ -166,7 +166,7 @@ pub(crate) fn documentation() -> Result<()> {
     )
 }
 
-/// Checks all crates and their tests with the compiler that is there.
+/// Checks all crates and their tests with the compiler that runs this.
 pub(crate) fn minimum_rust() -> Result<()> {
     succeed(build::cargo().args(["check", "--workspace", "--all-targets", "--all-features", "--locked"]))
 }
@@ -180,7 +180,7 @@ fn succeed(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `cargo test` and counts what its binaries report. What they ignore is for the lab.
+/// Runs `cargo test` and counts the results of its binaries. Tests that they ignore run in the lab.
 fn plain_tests(totals: &mut Totals) -> Result<()> {
     let mut cargo = build::cargo();
     cargo

@@ -1,11 +1,11 @@
 //! `cargo xtask tsan`: the threaded tests of provider-mlx5 under ThreadSanitizer.
 //!
-//! Any toolchain will do that has ThreadSanitizer's runtime: the options that need a nightly
-//! compiler are unlocked by `RUSTC_BOOTSTRAP`. Where the standard library's source is there
-//! (`rustup component add rust-src`, or the folder of `--rust-src`), the standard library is
-//! built for ThreadSanitizer too. Elsewhere the one that comes with the compiler is linked, and the
-//! few places are made visible where the code relies on its synchronisation:
-//! `tests/threads/tsan.rs` and the locks of `src/sync.rs` in provider-mlx5.
+//! Any toolchain with ThreadSanitizer's runtime works: `RUSTC_BOOTSTRAP` unlocks the options that
+//! need a nightly compiler. If the standard library's source is available (`rustup component add
+//! rust-src`, or the folder of `--rust-src`), the standard library is built for ThreadSanitizer
+//! too. Otherwise the prebuilt one is linked, and the code makes the synchronisation visible where
+//! it relies on the standard library's: `tests/threads/tsan.rs` and the locks of `src/sync.rs` in
+//! provider-mlx5.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,13 +17,13 @@ use clap::Args;
 use crate::build;
 use crate::print::heading;
 
-/// What the check is called among the tests.
+/// The name of the check among the tests.
 pub(crate) const TITLE: &str = "tsan::mlx5_threads_have_no_data_race";
 
-/// The target must be named, or build scripts and macros would be built for ThreadSanitizer too.
+/// The target must be named; otherwise build scripts and macros are built for ThreadSanitizer too.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Where the standard library's source is in a toolchain.
+/// The folder of the standard library's source in a toolchain.
 const SOURCE: &str = "lib/rustlib/src/rust/library";
 
 #[derive(Args)]
@@ -71,8 +71,8 @@ impl Tsan {
             .args(["--test-threads=1"])
             .args(&self.filter)
             .env("BAREVERBS_THREADS_MS", self.milliseconds.to_string())
-            // A race is reported once by each test that has it. The tests go on, so that their own
-            // checks count too.
+            // A race is reported once by each test that has it. The tests continue, so that their
+            // own checks run too.
             .env("TSAN_OPTIONS", toolchain.options())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -100,12 +100,12 @@ impl Tsan {
     }
 }
 
-/// Whether a line begins one of ThreadSanitizer's reports.
+/// Whether a line is the start of one of ThreadSanitizer's reports.
 fn is_report(line: &str) -> bool {
     line.contains("WARNING: ThreadSanitizer:")
 }
 
-/// How the tests ended.
+/// The results of the tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Report {
     passed: usize,
@@ -115,7 +115,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Whether all tests ran, and nothing was found.
+    /// Whether all tests ran without a failure or a report.
     pub(crate) fn is_clean(&self) -> bool {
         self.ended_well && self.races == 0 && self.failed == 0 && self.passed > 0
     }
@@ -133,7 +133,7 @@ impl std::fmt::Display for Report {
 pub(crate) struct Toolchain {
     /// Its root folder.
     sysroot: PathBuf,
-    /// The standard library's source, to be built anew.
+    /// The standard library's source, to be built for ThreadSanitizer.
     source: Option<PathBuf>,
 }
 
@@ -145,8 +145,8 @@ impl std::fmt::Display for Toolchain {
 }
 
 impl Toolchain {
-    /// The toolchain that serves best: one with the standard library's source before one without.
-    /// `given` is a folder with that source.
+    /// The best toolchain: one with the standard library's source is preferred. `given` is a folder
+    /// with that source.
     ///
     /// # Errors
     /// The reason why there is none.
@@ -168,7 +168,7 @@ impl Toolchain {
         })
     }
 
-    /// What ThreadSanitizer is told.
+    /// ThreadSanitizer's options.
     fn options(&self) -> String {
         let suppressions = build::workspace().join("xtask/tsan.supp");
         match self.source {
@@ -177,16 +177,16 @@ impl Toolchain {
         }
     }
 
-    /// Builds the threaded tests; where the program is.
+    /// Builds the threaded tests. Returns the path of the program.
     fn build(&self) -> Result<PathBuf> {
         heading("Building the threaded tests for ThreadSanitizer");
         let bin = self.sysroot.join("bin");
         let mut cargo = Command::new(bin.join("cargo"));
         let mut flags = vec![
             "-Zsanitizer=thread",
-            // The device's accesses are no thread's.
+            // The device's accesses belong to no thread.
             "--cfg=bareverbs_tsan",
-            // ThreadSanitizer sees what libc maps and unmaps, but no system calls.
+            // ThreadSanitizer intercepts libc's mmap and munmap, but not system calls.
             "--cfg=rustix_use_libc",
             "-Clink-arg=-Wl,--wrap=__tsan_atomic64_fetch_sub",
         ];
@@ -195,7 +195,7 @@ impl Toolchain {
             Some(source) => {
                 cargo.arg("test").arg("-Zbuild-std").arg("--target-dir").arg(target.join("whole"));
                 if source != &self.sysroot.join(SOURCE) {
-                    // The only way that cargo has to build another one.
+                    // Cargo has no other option to build another standard library.
                     cargo.env("__CARGO_TESTS_ONLY_SRC_ROOT", source);
                 }
             }
@@ -222,7 +222,7 @@ impl Toolchain {
     }
 }
 
-/// The program that one of cargo's messages names.
+/// The path of the program in one of cargo's messages.
 fn executable(message: &str) -> Option<PathBuf> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     message.get("executable")?.as_str().map(PathBuf::from)

@@ -1,5 +1,5 @@
-//! Tests that only the host can drive: two guests on a wire, what passes on it, and guests with
-//! nothing but our program.
+//! Tests that are driven by the host: two guests on a wire, the packets on it, and guests with only
+//! our program.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,23 +13,23 @@ use bareverbs_lab::{Exec, Guests, Setup, Since, Stream};
 use crate::build;
 use crate::demo::announced;
 
-/// The kernel that these tests run on.
+/// The kernel of these tests.
 pub(crate) const KERNEL: &str = Since::V6_12.name();
-/// How long one run or report may take.
+/// Timeout of one run or report.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Iterations of a run.
 const ITERATIONS: &str = "50";
-/// A size that fits one packet.
+/// A message size in bytes that fits one packet.
 const SIZE: &str = "256";
-/// The largest that the stripped program may be.
+/// Maximum size of the stripped program in bytes.
 const LARGEST_PROGRAM: u64 = 4 << 20;
 const SERVER: [u8; 4] = [10, 1, 0, 1];
 const CLIENT: [u8; 4] = [10, 1, 0, 2];
 
-/// A test, with what it boots.
+/// A test; it boots its own guests.
 pub(crate) type Test = fn(&Setup<'_>) -> Result<()>;
 
-/// All of them by name.
+/// All tests by name.
 pub(crate) const TESTS: [(&str, Test); 4] = [
     ("two_hosts::static_program_is_below_4_mib", one_static_program),
     ("two_hosts::bareverbs_runs_in_empty_root", bareverbs_alone),
@@ -89,13 +89,13 @@ fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
     wire.expect_packets(&runs)
 }
 
-/// A kind of ping-pong, and what its messages are on the wire.
+/// A transport of ping-pong, and its packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Transport {
     name: &'static str,
     opcode: u8,
     acknowledged: bool,
-    /// Options beyond those of all.
+    /// Additional options.
     options: &'static [&'static str],
 }
 
@@ -105,7 +105,7 @@ const UC: Transport =
     Transport { name: "uc", opcode: RocePacket::UC_SEND_ONLY, acknowledged: false, options: &[] };
 const UD: Transport =
     Transport { name: "ud", opcode: RocePacket::UD_SEND_ONLY, acknowledged: false, options: &[] };
-/// With one queue pair, whose messages are then all there are.
+/// With one queue pair, which then carries all messages.
 const SRQ: Transport = Transport { name: "srq", options: &["-q", "1"], ..RC };
 
 fn ours(host: Option<&str>) -> Vec<String> {
@@ -121,7 +121,7 @@ fn ours_of(transport: Transport, host: Option<&str>) -> Vec<String> {
     words.iter().chain(transport.options).copied().chain(host).map(str::to_owned).collect()
 }
 
-/// As a server, it says when it listens.
+/// A server prints a line when it listens.
 fn theirs_of(transport: Transport, host: Option<&str>) -> Vec<String> {
     let program = format!("ibv_{}_pingpong", transport.name);
     let words = [&program, "-g", "1", "-n", ITERATIONS, "-s", SIZE];
@@ -130,13 +130,13 @@ fn theirs_of(transport: Transport, host: Option<&str>) -> Vec<String> {
     if host.is_some() { command } else { announced(&command) }
 }
 
-/// Two guests and the recording of what passes between them.
+/// Two guests and the capture of their packets.
 struct Wire {
     guests: Guests,
     recording: PathBuf,
 }
 
-/// Queue pair and first packet number of a side.
+/// QPN and first PSN of a side.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Side {
     qpn: u32,
@@ -159,9 +159,9 @@ impl Wire {
         Ok(Self { guests: Guests::boot(&setup)?, recording })
     }
 
-    /// Runs between a server on the first host and a client on the second.
+    /// Runs a server on the first host and a client on the second.
     fn run_pingpong(&mut self, server: Vec<String>, client: Vec<String>) -> Result<PingpongRun> {
-        // Ours listens when it prints its address; the wrapper of the C program says the word.
+        // Ours listens when it prints its address. The wrapper of the C program prints `listening`.
         let sign = if server[0] == "bareverbs" { "local address:" } else { "listening\n" };
         let deadline = Some(Instant::now() + LIMIT);
         let mut output = [String::new(), String::new()];
@@ -188,7 +188,8 @@ impl Wire {
         Ok(run)
     }
 
-    /// Shows that the messages of these runs, and acknowledgements, went over the wire both ways.
+    /// Asserts that the messages of these runs, and acknowledgements, are in the capture in both
+    /// directions.
     fn expect_packets(self, runs: &[PingpongRun]) -> Result<()> {
         self.guests.shut_down()?;
         let capture = fs::read(&self.recording)?;
@@ -207,8 +208,7 @@ impl Wire {
                     between.map(|packet| packet.psn).collect()
                 };
                 let sends = numbers(transport.opcode);
-                // A packet may be sent again, but each has its number, from the one that was
-                // printed.
+                // A packet may be retried, but each PSN occurs, from the printed first one on.
                 for number in 0..ITERATIONS.parse()? {
                     let psn = source.psn.wrapping_add(number) & 0xff_ffff;
                     ensure!(

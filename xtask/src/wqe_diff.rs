@@ -1,4 +1,4 @@
-//! `cargo xtask wqe-diff`: what an HCA fetches of our provider's requests and of the C library's,
+//! `cargo xtask wqe-diff`: compares the WQEs of our provider and of rdma-core as fetched by an HCA,
 //! field by field.
 
 use std::fs;
@@ -16,20 +16,20 @@ use clap::Args;
 
 use crate::{build, fastpath, lab};
 
-/// The kernel that the check runs on.
+/// The kernel of the check.
 pub(crate) const KERNEL: &str = Since::V7_2.name();
-/// A check among the tests, by its name: on which port.
+/// A check in the test run: its name and its port.
 pub(crate) type Check = (&'static str, HcaPort);
 
-/// The checks among the tests. Frames are for Ethernet, addresses without a global route for
+/// The checks in the test run. Raw frames need Ethernet; address handles without a GRH need
 /// InfiniBand.
 pub(crate) const CHECKS: [Check; 2] = [
     ("wqe_diff::wqes_match_libmlx5", HcaPort::Ib),
     ("wqe_diff::raw_packet_wqes_match_libmlx5", HcaPort::Roce),
 ];
-/// Where the guest sees the two programs and their list.
+/// The folder of the two programs and their list in the guest.
 const GUEST_FOLDER: &str = "/lab/wqe-diff";
-/// How long each may take.
+/// Timeout of each program.
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Args)]
@@ -40,10 +40,10 @@ pub(crate) struct WqeDiff {
     /// The kind of the HCA's port: ib or roce.
     #[arg(long, value_enum, default_value = "ib")]
     hca: lab::Port,
-    /// Which of all sequences of requests.
+    /// The seed of the requests.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many requests at least.
+    /// Minimum number of requests.
     #[arg(long, default_value_t = 400)]
     count: usize,
 }
@@ -72,7 +72,7 @@ pub(crate) fn check(
     measure(cache, tools, kernel, rdma_core, port, (1, 400))
 }
 
-/// Posts the requests by both in a guest of its own, and compares.
+/// Posts the requests with both in a separate guest, and compares.
 fn measure(
     cache: &Cache,
     tools: &Tools,

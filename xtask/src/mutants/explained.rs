@@ -10,7 +10,7 @@ use crate::build;
 
 const LIST: &str = "xtask/mutants.txt";
 
-/// Reasons by mutant without its place in the file, one for each mutant of that name.
+/// Reasons by mutant without its position in the file, one for each mutant of that name.
 pub(super) struct Explained(BTreeMap<String, Vec<String>>);
 
 impl Explained {
@@ -47,7 +47,7 @@ impl Explained {
         for outcome in outcomes.iter().filter(|outcome| outcome.verdict == Verdict::Caught) {
             let name = without_place(&outcome.name);
             let same = outcomes.iter().filter(|other| without_place(&other.name) == name);
-            // Among several of a name it can't be said which was meant.
+            // Several mutants of one name can't be told apart.
             if same.count() == 1 && left.contains_key(&name) {
                 println!("explained in {LIST}, but a test notices: {}", outcome.name);
             }
@@ -56,7 +56,7 @@ impl Explained {
     }
 }
 
-/// `FILE:LINE:COLUMN: DESCRIPTION` without line and column, which change with every edit.
+/// `FILE:LINE:COLUMN: DESCRIPTION` without line and column, which change with edits.
 fn without_place(name: &str) -> String {
     let mut parts = name.splitn(4, ':');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {

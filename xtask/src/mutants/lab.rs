@@ -1,4 +1,4 @@
-//! Mutants of the command functions, which only a kernel exercises.
+//! Mutants of the command functions, which only tests on a kernel exercise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,16 +16,16 @@ use crate::guest_tests::{GuestTest, guest_tests_of};
 use crate::outcome::{self, judge};
 use crate::{build, lab};
 
-/// How many mutants are tried unless `--sample` says otherwise.
+/// The default of `--sample`.
 const SAMPLE: u64 = 8;
-/// Where the guest sees the test binaries.
+/// The folder of the test binaries in the guest.
 const GUEST_FOLDER: &str = "/lab/tests";
-/// How long one test may take in a guest.
+/// Timeout of one test in a guest.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The crate with the tests.
 const TESTS: &str = "bareverbs-kernel-tests";
 
-/// Which tests judge the mutants of a file: on rxe, or on the software ConnectX with this port.
+/// The tests that judge the mutants of a file: on rxe, or on the software ConnectX with this port.
 struct Judges {
     file: &'static str,
     port: Option<HcaPort>,
@@ -33,7 +33,7 @@ struct Judges {
     tests: &'static [&'static str],
 }
 
-/// Where a file has several functions, the tests of all of them are run until one fails.
+/// If a file has several functions, the tests of all of them are run until one fails.
 const JUDGES: [Judges; 12] = [
     Judges {
         file: "provider/src/command.rs",
@@ -105,11 +105,11 @@ pub(super) fn run(
     let tools = Tools::fetch(&cache, false)?;
     let kernel = lab::kernel(&cache, &tools, kernel)?;
     let rdma_core = RdmaCore::fetch(&cache, false)?;
-    // Only what is tested is mutated.
+    // Only tested files are mutated.
     let programs = build::guest_programs()?;
     let lab = Lab { cache, tools, kernel, rdma_core, programs };
     let (folder, tests) = build(tree)?;
-    // A test that fails without the mutation, or is skipped on this kernel, says nothing.
+    // A test that fails without the mutation, or is skipped on this kernel, can't judge.
     let mut useful = BTreeMap::new();
     for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
         let judges = judges_of(file)?;
@@ -159,12 +159,13 @@ fn sampled(tool: &Path, tree: &Tree, files: &[String], sample: u64) -> Result<Ve
 
 /// Builds the kernel tests of the copy.
 fn build(tree: &Tree) -> Result<(PathBuf, Vec<GuestTest>)> {
-    // In the folder of other programs for the lab: what they depend on is built there already.
+    // In the target folder of the other programs for the lab, where their dependencies are built
+    // already.
     let cargo = build::static_cargo_in(&tree.root(), &build::target_folder(), "test");
     guest_tests_of(cargo, &[TESTS])
 }
 
-/// What guests are made of.
+/// The parts of a guest.
 struct Lab {
     cache: Cache,
     tools: Tools,
@@ -174,8 +175,8 @@ struct Lab {
 }
 
 impl Lab {
-    /// Makes the change, runs the tests that passed without it, and takes the change back. Tells
-    /// which test noticed.
+    /// Makes the change, runs the tests that passed without it, and reverts the change. Returns the
+    /// test that noticed.
     fn try_mutant(&self, tree: &Tree, mutant: &Mutant, useful: &[String]) -> Result<(Verdict, String)> {
         tree.mutate(mutant)?;
         let built = build(tree);
@@ -194,7 +195,7 @@ impl Lab {
         })
     }
 
-    /// Runs the tests in a fresh guest until `go_on` says no.
+    /// Runs the tests in a fresh guest until `go_on` returns false.
     fn run(
         &self,
         judges: &Judges,
@@ -236,7 +237,7 @@ impl Lab {
                 break;
             }
         }
-        // A kernel that complains says so, but the mutant is judged by the tests.
+        // A kernel failure is reported, but the mutant is judged by the tests.
         let _ = guests.shut_down();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! The copy of the workspace that mutants are made in.
+//! The copy of the workspace in which mutations are made.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -12,15 +12,15 @@ use rustix::fs::{FlockOperation, flock};
 use super::Mutant;
 use crate::build;
 
-/// A copy of the workspace with a target folder of its own, which this process alone uses.
+/// A copy of the workspace with its own target folder. Only this process uses it.
 pub(super) struct Tree {
     folder: PathBuf,
     _lock: File,
 }
 
 impl Tree {
-    /// Brings the copy up to date. Files that are the same keep their times, so that cargo builds
-    /// only what has changed.
+    /// Brings the copy up to date. Unchanged files keep their modification times, so that cargo
+    /// rebuilds only changes.
     pub(super) fn open() -> Result<Self> {
         let folder = build::workspace().join("target/mutants");
         fs::create_dir_all(&folder)?;
@@ -49,12 +49,12 @@ impl Tree {
         self.folder.join("tree")
     }
 
-    /// Where cargo-mutants writes its outcomes.
+    /// The folder of cargo-mutants' results.
     pub(super) fn outcomes(&self) -> PathBuf {
         self.folder.clone()
     }
 
-    /// Copies one file of the workspace, unless the copy has the same contents.
+    /// Copies one file of the workspace, unless the copy has the same content.
     pub(super) fn restore(&self, file: &Path) -> Result<()> {
         let (from, to) = (build::workspace().join(file), self.root().join(file));
         let contents = fs::read(&from).with_context(|| format!("reading {}", from.display()))?;
@@ -63,7 +63,7 @@ impl Tree {
         }
         fs::create_dir_all(to.parent().context("a file has a folder")?)?;
         fs::copy(&from, &to).with_context(|| format!("copying {}", from.display()))?;
-        // The time of the copy: a file that was mutated before is newer than the original.
+        // The modification time must be newer than that of the mutated file.
         File::options().append(true).open(&to)?.set_modified(std::time::SystemTime::now())?;
         Ok(())
     }
@@ -76,7 +76,7 @@ impl Tree {
     }
 }
 
-/// The files of the workspace that Git knows or would add.
+/// The tracked and the untracked files of the workspace, without ignored ones.
 fn tracked() -> Result<BTreeSet<PathBuf>> {
     let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let output = Command::new("git").args(arguments).current_dir(build::workspace()).output();
@@ -84,7 +84,7 @@ fn tracked() -> Result<BTreeSet<PathBuf>> {
     ensure!(output.status.success(), "git ls-files failed");
     let names = output.stdout.split(|&byte| byte == 0).filter(|name| !name.is_empty());
     let paths = names.map(|name| PathBuf::from(std::ffi::OsStr::from_bytes(name)));
-    // A file may have been deleted since it was added.
+    // A tracked file may have been deleted.
     Ok(paths.filter(|path| build::workspace().join(path).is_file()).collect())
 }
 

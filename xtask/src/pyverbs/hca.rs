@@ -1,5 +1,5 @@
-//! rdma-core's suite on a ConnectX in software: nothing fails, and what is skipped is known with
-//! its reason.
+//! rdma-core's suite on the software ConnectX: no test fails, and each skipped test is in the list
+//! with its reason.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -14,8 +14,8 @@ use super::{End, Lab, suite};
 use crate::build;
 use crate::print::heading;
 
-/// The kernel that the list is true of. Others lack some of what it has: there, nothing may fail
-/// but what fails on Soft-RoCE too.
+/// The kernel of the list. Other kernels lack some features; there, only tests that also fail on
+/// Soft-RoCE may fail.
 const LISTED: Series = Series::Released(Since::V7_2);
 const INTRODUCTION: &str = "\
 # pyverbs on the ConnectX in software: what is skipped
@@ -26,18 +26,18 @@ The tests of rdma-core's suite that the HCA's driver or library skips, and the r
 Soft-RoCE too (`tests/kernel/pyverbs.md`).
 ";
 
-/// Sets huge pages aside, of which some tests take up to four.
+/// Reserves huge pages; some tests use up to four.
 const HUGE_PAGES: &str = "echo 8 > /proc/sys/vm/nr_hugepages && grep -qx 8 /proc/sys/vm/nr_hugepages";
 
-/// Skipped tests by kind of port, each with its reason.
+/// Skipped tests by link type, each with its reason.
 type Skips = BTreeMap<String, BTreeMap<String, String>>;
 
 fn path() -> PathBuf {
     build::workspace().join("hca/pyverbs.md")
 }
 
-/// Runs the suite on an HCA, on each kernel, and compares what was skipped with the list, or writes
-/// the list.
+/// Runs the suite on an HCA on each kernel. Compares the skipped tests with the list, or writes the
+/// list.
 pub(super) fn run(
     rdma_core: &RdmaCore,
     port: HcaPort,
@@ -79,7 +79,7 @@ fn name(port: HcaPort) -> &'static str {
     if port == HcaPort::Ib { "ib" } else { "roce" }
 }
 
-/// How the tests ended on an HCA under this kernel.
+/// The outcomes on an HCA under this kernel.
 fn play(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
     let kernel = lab.kernel(kernel)?;
     let hca = Hca::start(&build::hca()?, port, 1, &[])?;
@@ -103,7 +103,7 @@ fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
     skipped.collect()
 }
 
-/// What is wrong, a line each.
+/// The violations, one per line.
 fn trouble(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
     let mut trouble: Vec<_> =
         ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| format!("{id} failed")).collect();

@@ -1,4 +1,4 @@
-//! The suite that rdma-core ships: which tests it has, and how they end.
+//! rdma-core's suite: its tests and their outcomes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,18 +12,18 @@ use bareverbs_lab::{Exec, Guests};
 use super::End;
 use crate::build;
 
-/// Where Debian ships it. Long files are compressed.
+/// The folder of the suite in Debian's package. Long files are compressed.
 const FOLDER: &str = "usr/share/doc/rdma-core/tests";
-/// How long a run may take.
+/// Timeout of a run.
 const LIMIT: Duration = Duration::from_secs(1800);
-/// Unpacks the suite where it can be imported, and runs it. Modules without a test that is asked
-/// for go: to compile them takes a guest longer than many a test.
+/// Unpacks the suite to a folder from which it can be imported, and runs it. Modules without a
+/// selected test are removed, because compiling them takes longer than many tests.
 const RUN: &str = r#"rm -rf /tmp/tests && cp -r "/$1" /tmp/tests && cd /tmp/tests && gunzip -f *.gz && shift &&
 if [ -n "$1" ]; then rm -f $(grep -LE "$1" test_*.py | grep -vE "$1"); fi && shift &&
 exec python3 -c "$RUNNER" -v --dev "$@""#;
-/// The suite was written for a Python whose processes are forks, which they aren't by themselves
-/// from 3.14 on. Before each test it asks `rdma` and `ip` for the same names and addresses; once is
-/// enough.
+/// The suite requires that Python starts processes by fork, which is not the default from 3.14 on.
+/// It asks `rdma` and `ip` for the same names and addresses before each test; the answers are
+/// cached.
 const RUNNER: &str = r#"
 import multiprocessing, runpy, subprocess
 multiprocessing.set_start_method("fork")
@@ -37,7 +37,7 @@ def ask_once(command, *more, **options):
     return answers[key]
 subprocess.check_output = ask_once
 runpy.run_path("/tmp/tests/run_tests.py", run_name="__main__")"#;
-/// The ids of all its tests: module, class and method.
+/// The ids of all tests: module, class and method.
 pub(super) fn shipped(root: &Path) -> Result<BTreeSet<String>> {
     let folder = root.join(FOLDER);
     let mut ids = BTreeSet::new();
@@ -67,7 +67,7 @@ fn source(path: &Path) -> Result<String> {
     String::from_utf8(unpacked.stdout).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Class and method of the test methods in a module.
+/// Class and method of a module's test methods.
 fn tests_in(source: &str) -> impl Iterator<Item = String> {
     let mut class = "";
     source.lines().filter_map(move |line| {
@@ -79,8 +79,8 @@ fn tests_in(source: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Runs it in a guest on a device of this kind: all of it, or the tests whose names contain one of
-/// the words. What it last said of this kind on this kernel is kept in our target folder.
+/// Runs the suite in a guest on a device of this type: all tests, or those whose names contain one
+/// of the words. The last report for this type and kernel is kept in our target folder.
 pub(super) fn run(
     guests: &mut Guests,
     device: &str,
@@ -93,7 +93,7 @@ pub(super) fn run(
     let argv = argv.into_iter().map(str::to_owned).collect();
     let env = vec![("RUNNER".to_owned(), RUNNER.to_owned())];
     let finished = guests.run(0, Exec { argv, env, ..Exec::default() }, LIMIT)?;
-    // Its status says no more than its report does; the report goes to standard error.
+    // The exit status adds nothing to the report, which is on standard error.
     let report = String::from_utf8_lossy(&finished.stderr);
     if finished.timed_out {
         bail!("the suite did not end within {} s", LIMIT.as_secs());
@@ -107,8 +107,8 @@ pub(super) fn run(
     Ok(ends(&report))
 }
 
-/// Reads unittest's verbose report: a line with the test's name, perhaps one with what it is about,
-/// then ` ... ` and its end, with whatever it prints in between.
+/// Parses unittest's verbose report: a line with the test's name, optionally one with its
+/// description, then ` ... ` and the outcome. Output of the test may come in between.
 fn ends(report: &str) -> BTreeMap<String, End> {
     let mut ends = BTreeMap::new();
     let mut running = None;

@@ -1,4 +1,4 @@
-//! The table: Markdown, for people to read, in a form that is read back.
+//! The table in Markdown, written for readers and parsed back.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,34 +22,34 @@ tests in it must be there. `cargo xtask pyverbs --record` runs the suite on the 
 its tests ended; what stands in the last column is written by hand.
 ";
 
-/// What stands before the suite's version.
+/// The text before the suite's version.
 const SUITE: &str = "- rdma-core ";
 
-/// What stands before a kernel's version.
+/// The text before a kernel's version.
 const KERNEL: &str = "- kernel ";
 
-/// How the head of a section's table begins.
+/// The start of the table head of a section.
 const HEAD: &str = "| theirs |";
 
 const OTHERS: &str = "## Those that pass nowhere";
 
-/// What stands in the last column for a test that has none of ours, before the reason.
+/// The text before the reason in the last column, for a test without a counterpart in ours.
 const NONE: &str = "none: ";
 
-/// What the page says.
+/// The content of the page.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Table {
-    /// The version of rdma-core that the suite came with.
+    /// The version of rdma-core.
     pub(super) rdma_core: String,
-    /// The kernels that it ran on.
+    /// The versions of the kernels.
     pub(super) versions: [String; KERNELS.len()],
-    /// Tests that pass on at least one.
+    /// Tests that pass on at least one kernel.
     pub(super) passing: Vec<Row>,
-    /// The others.
+    /// All other tests.
     pub(super) others: Vec<Row>,
 }
 
-/// A test of theirs.
+/// One of rdma-core's tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Row {
     /// Module, class and method.
@@ -58,14 +58,14 @@ pub(super) struct Row {
     pub(super) ours: Ours,
 }
 
-/// Our tests of the same.
+/// Our tests of the same behaviour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ours {
     /// By crate and name.
     Tests(Vec<String>),
     /// Why there is none.
     None(String),
-    /// Nobody has said.
+    /// Not yet entered.
     Unknown,
 }
 
@@ -74,7 +74,7 @@ impl Row {
         Self { id: id.to_owned(), ends: [const { None }; KERNELS.len()], ours: Ours::Unknown }
     }
 
-    /// Why it passes nowhere, in the words of the newest kernel's run.
+    /// Why it passes on no kernel, as reported by the newest kernel's run.
     fn reason(&self) -> &str {
         match self.ends.iter().rev().flatten().next() {
             Some(End::Skipped(reason)) => reason,
@@ -143,7 +143,7 @@ impl FromStr for Ours {
     }
 }
 
-/// Text without what would end a cell or a row.
+/// Text without the characters that end a cell or a row.
 fn cell(text: &str) -> String {
     text.replace(['|', '\n', '\r'], " ").trim().to_owned()
 }
@@ -156,7 +156,7 @@ impl Table {
         row.zip(column).is_some_and(|(row, column)| row.ends[column] == Some(End::Failed))
     }
 
-    /// Reads a page that `to_string` has written, with a last column that people have.
+    /// Parses a page in the format of `to_string`, with a hand-written last column.
     pub(super) fn parse(text: &str) -> Result<Self> {
         let mut table = Self::default();
         let mut passing = true;
@@ -181,7 +181,7 @@ impl Table {
     }
 }
 
-/// Which kernels the columns are of. A kernel that was added since has none.
+/// The kernels of the columns. A kernel that was added since has none.
 fn parse_head(head: &str) -> Result<Vec<usize>> {
     let names = head.strip_suffix(" ours |").context("the last column is ours")?.split_terminator('|');
     let column = |name: &str| {

@@ -1,4 +1,4 @@
-//! The lab at work: several guests side by side, each taking the next test of its kernel.
+//! The lab's scheduler: several guests in parallel, each running the next test of its kernel.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
@@ -20,21 +20,20 @@ use crate::hca::{self, Testbed, Tier};
 use crate::outcome::{Outcome, Table, judge};
 use crate::{build, fastpath, lab, two_hosts, wqe_diff};
 
-/// Kinds of HCAs to test.
+/// Link types of the tested HCAs.
 const PORTS: [HcaPort; 2] = [HcaPort::Ib, HcaPort::Roce];
-/// Where the guest sees the test binaries.
+/// The folder of the test binaries in the guest.
 const GUEST_FOLDER: &str = "/lab/tests";
-/// How long one test may take in a guest: far longer than any does, but a machine whose processors
-/// are others' half of the time is slow.
+/// Timeout of one test in a guest. It is far longer than any test takes, for machines whose
+/// processors are shared.
 const LIMIT: Duration = Duration::from_secs(300);
-/// The test that a guest's kernel takes when it is switched off.
+/// The name of the check of a guest's kernel at power-off.
 const SOUND: &str = "the kernel stays sound";
 
-/// The profiles in a guest: one for each program, to which each process adds what it counted when
-/// it exits.
+/// The profiles in a guest: one file per program. Each process adds its counts when it exits.
 const GUEST_PROFILES: &str = "/tmp/bareverbs-%m.profraw";
 
-/// Tests of scale.
+/// Prefix of the scale tests.
 const ENDURANCE: &str = "endurance::";
 
 /// A device that the kernel tests run on.
@@ -57,7 +56,7 @@ impl Tested {
         }
     }
 
-    /// What a run on this kernel is called.
+    /// The name of a run on this kernel.
     fn run_name(self, kernel: &str) -> String {
         match self {
             Self::Rxe => kernel.to_owned(),
@@ -66,14 +65,14 @@ impl Tested {
         }
     }
 
-    /// Why a test is not run on it.
+    /// Why a test is not run on it, if so.
     fn leaves_out(self, test: &GuestTest) -> Option<Outcome> {
         let slow = self != Self::Rxe && test.title().starts_with(ENDURANCE);
         slow.then(|| Outcome::Skipped("the software HCA is slow: `cargo xtask soak --hca`".into()))
     }
 }
 
-/// What guests are made of.
+/// The parts of a guest.
 pub(crate) struct Lab {
     pub(crate) cache: Cache,
     tools: Tools,
@@ -106,7 +105,7 @@ impl Lab {
     }
 }
 
-/// Tests that bring guests of their own.
+/// Tests that boot their own guests.
 enum Special {
     FastPath(Vec<fastpath::Check>),
     WqeDiff(wqe_diff::Check),
@@ -114,25 +113,25 @@ enum Special {
     Hca(HcaPort, Tier, Vec<(String, hca::Test)>),
 }
 
-/// What runs on one kernel and device.
+/// The tests of one kernel and device.
 struct TestRun<'a> {
     name: String,
     kernel: &'a Kernel,
     device: Tested,
     tests: VecDeque<&'a GuestTest>,
     specials: VecDeque<Special>,
-    /// How many guests take from `tests`.
+    /// How many guests run `tests`.
     guests: usize,
 }
 
-/// What is to be done next by a worker that has no guest.
+/// The next job of a worker without a guest.
 enum Job<'a> {
     /// Tests of a test run, in a guest.
     Guest(usize),
     Special(String, &'a Kernel, Special),
 }
 
-/// The tests that were asked for.
+/// The selected tests.
 pub(crate) struct Plan<'a> {
     lab: &'a Lab,
     programs: Programs,
@@ -141,11 +140,11 @@ pub(crate) struct Plan<'a> {
     devices: &'a [Tested],
     filter: Filter<'a>,
     hca_only: bool,
-    /// Where the coverage profiles of instrumented programs go.
+    /// The folder of the coverage profiles of instrumented programs.
     profiles: Option<PathBuf>,
 }
 
-/// Instrumented programs, and where their profiles go.
+/// Instrumented programs, and the folder of their profiles.
 pub(crate) struct Instrumented {
     pub(crate) programs: Programs,
     /// The folder with the test binaries.
@@ -155,17 +154,17 @@ pub(crate) struct Instrumented {
 }
 
 impl<'a> Plan<'a> {
-    /// Builds what the tests need.
+    /// Builds the programs of the tests.
     pub(super) fn new(lab: &'a Lab, devices: &'a [Tested], filter: Filter<'a>) -> Result<Self> {
         let programs = build::guest_programs()?;
-        // Tests of HCAs need no binaries.
+        // HCA tests need no test binaries.
         let hca_only = filter.only(hca::PREFIX);
         let (folder, mut tests) = if hca_only { Default::default() } else { guest_tests()? };
         tests.retain(|test| filter.takes(&test.title()));
         Ok(Self { lab, programs, folder, tests, devices, filter, hca_only, profiles: None })
     }
 
-    /// The tests of instrumented programs, without those that bring guests of their own.
+    /// The tests of instrumented programs, without those that boot their own guests.
     pub(crate) fn instrumented(
         lab: &'a Lab,
         devices: &'a [Tested],
@@ -179,11 +178,11 @@ impl<'a> Plan<'a> {
 
     /// How many processors a guest keeps busy.
     pub(crate) fn processors(&self) -> usize {
-        // Hosts with HCAs come in twos with one each, and mostly one of them works.
+        // Hosts with HCAs run in pairs with one processor each, and mostly one of the two works.
         if self.hca_only { 1 } else { 2 }
     }
 
-    /// Runs all of them, in so many guests (or groups of guests) at the same time.
+    /// Runs all tests, in `jobs` guests (or groups of guests) in parallel.
     pub(crate) fn run(&self, accelerator: Accelerator, jobs: usize) -> Result<Table> {
         let kernels = self.lab.kernels.iter();
         let test_runs: Vec<_> = kernels
@@ -206,8 +205,8 @@ impl<'a> Plan<'a> {
             stopped: false,
         });
         thread::scope(|scope| {
-            // What they need is built beside the first tests. Where that fails, it fails once more
-            // for who needs it.
+            // Their programs are built while the first tests run. If the build fails, it fails
+            // again for the tests that need it.
             scope.spawn(move || {
                 build::with_low_priority(|| {
                     let _ = (
@@ -227,12 +226,11 @@ impl<'a> Plan<'a> {
     fn test_run<'b>(&'b self, name: &str, kernel: &'b Kernel, device: Tested) -> TestRun<'b> {
         let mut specials = VecDeque::new();
         let tests = self.tests.iter().collect();
-        // What brings guests of its own brings the device, too.
+        // Tests that boot their own guests choose the device too.
         if device != self.devices[0] || self.profiles.is_some() {
             return TestRun { name: device.run_name(name), kernel, device, tests, specials, guests: 0 };
         }
-        // All of the HCAs' tests take minutes for each kernel and kind of port: only where they are
-        // asked for.
+        // All HCA tests take minutes for each kernel and link type, so they run only if selected.
         let tier = |port| match name {
             two_hosts::KERNEL if self.hca_only => Some(Tier::All),
             _ if self.hca_only => Some(Tier::Kernel),
@@ -266,17 +264,17 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// What the workers share.
+/// The shared state of the workers.
 struct SharedQueue<'a> {
     test_runs: Vec<TestRun<'a>>,
     table: Table,
-    /// Whether one of them gave up.
+    /// Whether a worker has failed.
     stopped: bool,
 }
 
 impl<'a> SharedQueue<'a> {
-    /// First a kernel that nobody tests yet, then what brings its own guests, then a hand for a
-    /// kernel with much to do.
+    /// The next job: first a kernel without a guest, then tests that boot their own guests, then
+    /// another guest for a kernel with many remaining tests.
     fn next(&mut self) -> Option<Job<'a>> {
         if self.stopped {
             return None;
@@ -292,7 +290,7 @@ impl<'a> SharedQueue<'a> {
         }
         let waiting = self.test_runs.iter().enumerate().filter(|(_, at)| !at.tests.is_empty());
         let (longest, test_run) = waiting.max_by_key(|(_, at)| at.tests.len() / at.guests)?;
-        // A guest takes as long to boot as some tests do.
+        // Booting a guest takes as long as some tests.
         if test_run.tests.len() / test_run.guests < 8 {
             return None;
         }
@@ -301,7 +299,7 @@ impl<'a> SharedQueue<'a> {
     }
 }
 
-/// A thread that boots guests and gives them work.
+/// A thread that boots guests and runs tests in them.
 struct Worker<'a, 'b> {
     plan: &'b Plan<'b>,
     accelerator: Accelerator,
@@ -345,19 +343,19 @@ impl<'b> Worker<'_, 'b> {
         }
     }
 
-    /// Says how a test ended.
+    /// Reports the outcome of a test.
     fn report(&self, kernel: &str, title: &str, outcome: Outcome, log: &str, begin: Instant) {
         self.queue().table.enter(kernel, title, outcome, log, begin.elapsed());
     }
 
-    /// Says how a test ended that tells by its result.
+    /// Reports the outcome of a test that returns a result.
     fn judged(&self, kernel: &str, title: &str, result: Result<()>, begin: Instant) {
         let log = result.as_ref().err().map_or_else(String::new, |error| format!("{error:#}"));
         let outcome = if result.is_ok() { Outcome::Passed } else { Outcome::Failed };
         self.report(kernel, title, outcome, &log, begin);
     }
 
-    /// Runs a test run's tests in one guest, and in a new one after a test has broken it.
+    /// Runs the tests of a run in one guest, and in a new one after a test has broken it.
     fn tests_of(&self, test_run: usize) -> Result<()> {
         let (name, kernel, device) = {
             let at = &self.queue().test_runs[test_run];
@@ -407,8 +405,8 @@ impl<'b> Worker<'_, 'b> {
         let setup = self.setup(kernel);
         let begin = Instant::now();
         match special {
-            // Side by side: a guest that counts instructions has one processor, and counts as many
-            // however slow it is.
+            // In parallel: a guest that counts instructions has one processor, and its counts do
+            // not depend on its speed.
             Special::FastPath(checks) => {
                 let rdma_core = &self.plan.lab.rdma_core;
                 let measure = |port| fastpath::measure(setup.cache, setup.tools, kernel, rdma_core, port);
@@ -445,7 +443,7 @@ impl<'b> Worker<'_, 'b> {
         Ok(())
     }
 
-    /// Runs one test; hands the guest back unless it is lost.
+    /// Runs one test. Returns the guest unless it is lost.
     fn run(
         &self,
         mut booted: Guests,
@@ -469,15 +467,15 @@ impl<'b> Worker<'_, 'b> {
                     judge(finished.status, &log)
                 })
             }
-            // The guest is lost; the tests that follow get a new one.
+            // The guest is lost; the next tests get a new one.
             Err(error) if error.is::<Failure>() => Ok((Outcome::Failed, error.to_string())),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Brings the profiles that a guest's programs left into the folder. A guest that is lost takes its
-/// profiles along.
+/// Copies the profiles of a guest's programs into the folder. The profiles of a lost guest are
+/// lost.
 fn collect_profiles(guests: &mut Guests, folder: &Path) -> Result<()> {
     let mut output = |script: &str| -> Result<Vec<u8>> {
         let argv = ["sh", "-c", script].map(str::to_owned).into();
