@@ -29,13 +29,13 @@ struct Arguments {
     /// Log commands and mappings to standard error.
     #[arg(long)]
     verbose: bool,
-    /// Packets to lose, in thousandths.
+    /// Packets to drop, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     loss: u16,
-    /// Packets to deliver twice, in thousandths.
+    /// Packets to duplicate, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     duplication: u16,
-    /// Packets to deliver late, in thousandths.
+    /// Packets to reorder, in thousandths.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(..=1000))]
     reordering: u16,
     /// Packets to delay, in thousandths.
@@ -54,7 +54,7 @@ struct Arguments {
     /// WQE index, bytes.
     #[arg(long, value_name = "FILE")]
     requests: Option<PathBuf>,
-    /// A socket that takes commands: `1 link down`, `1 link up`, `1 lid 7`,
+    /// The control socket; it accepts commands: `1 link down`, `1 link up`, `1 lid 7`,
     /// `1 prefix 0xfec0000000000000`, `1 objects`.
     #[arg(long, value_name = "SOCKET")]
     control: Option<PathBuf>,
