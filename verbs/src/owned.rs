@@ -168,9 +168,11 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// flight. It uses the port's [default GID](crate::Context::default_gid).
     ///
     /// # Errors
-    /// - The port does not exist or has no usable GID.
-    /// - `depth` is 0 or above the device's limits.
-    /// - [`Error::Kernel`]: the kernel rejects a command.
+    /// - [`Error::NoPort`]: the device has no such port.
+    /// - [`Error::NoGid`]: the port has no GID with an index below 256.
+    /// - [`Error::Invalid`]: `depth` is 0 or 2^31 or above.
+    /// - [`Error::Limit`]: `depth` is above the device's limits.
+    /// - [`Error::Kernel`], [`Error::Provider`]: a command of the setup failed.
     pub fn new(pd: &Pd<P>, port: u8, depth: u32) -> Result<Self> {
         let context = pd.context();
         let attr = context.query_port(port.into())?;
@@ -223,9 +225,8 @@ impl<M, P: Provider> Endpoint<M, P> {
     /// the two ports differ, set the same MTU at both ends; see [`Endpoint::set_mtu`].
     ///
     /// # Errors
-    /// - [`Error::Invalid`]: the endpoint is already connected.
-    /// - The peer is unreachable.
-    /// - [`Error::Kernel`]: the kernel rejects the transition.
+    /// - [`Error::Invalid`]: the endpoint is already connected, or `peer` is not a valid address.
+    /// - [`Error::Kernel`]: the peer is unreachable, or the kernel rejects a transition.
     pub fn connect(&mut self, peer: &Address) -> Result<()> {
         let address = AhAttr { dlid: peer.lid, ..AhAttr::global(self.port, peer.gid, self.gid_index) };
         self.qp.ready_to_receive(&RtrAttr {
@@ -294,7 +295,7 @@ impl<M, P: Provider> Endpoint<M, P> {
         }
     }
 
-    /// Blocks until an operation completes, at most for `timeout`.
+    /// Blocks until an operation completes, at most for `timeout`. Returns `Ok(None)` on a timeout.
     ///
     /// # Errors
     /// As for [`Endpoint::wait`].

@@ -73,7 +73,7 @@ pub struct QpAttr {
     pub sq_psn: u32,
     /// QPN of the peer, 24 bits.
     pub dest_qp_num: u32,
-    /// Access rights of the peer: RDMA reads, writes and atomics.
+    /// Access rights of the peer, such as RDMA reads, writes and atomics.
     pub access: Access,
     /// Depths and widths of the queues.
     pub cap: QpCap,

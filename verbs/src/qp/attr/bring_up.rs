@@ -10,7 +10,7 @@ pub struct InitAttr {
     pub port: u8,
     /// Index into the port's P_Key table.
     pub pkey_index: u16,
-    /// Access rights of the peer: RDMA reads, writes and atomics.
+    /// Access rights of the peer, such as RDMA reads, writes and atomics. Default: none.
     pub access: Access,
 }
 
@@ -75,7 +75,8 @@ impl RtrAttr {
     }
 }
 
-/// Attributes of INIT → RTR for UC QPs, which have no RNR NAK.
+/// Attributes of INIT → RTR for UC and [`XrcSend`](crate::XrcSend) QPs: those of [`RtrAttr`]
+/// without `max_dest_rd_atomic` and `min_rnr_timer`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UcRtrAttr {
     /// Address vector of the peer.
