@@ -116,9 +116,9 @@ pub struct StructInfo {
     pub c: &'static str,
     /// The header under the kernel's `include/uapi`.
     pub header: &'static str,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
-    /// Bytes.
+    /// Length in bytes.
     pub size: usize,
     /// Alignment in bytes.
     pub align: usize,
@@ -144,7 +144,7 @@ pub struct ConstInfo {
     /// The header under the kernel's `include/uapi`; one that user space does not get starts with
     /// `include/`.
     pub header: &'static str,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
 }
 

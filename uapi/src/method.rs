@@ -44,7 +44,7 @@ pub struct ObjectInfo {
     pub c: &'static str,
     /// Its number; bit 12 marks a driver's own.
     pub id: u16,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// Its methods; for a driver's addition to a core class, the added ones.
     pub methods: &'static [&'static MethodInfo],
@@ -61,7 +61,7 @@ pub struct MethodInfo {
     pub id: u16,
     /// The number of its class.
     pub object: u16,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// Whether it takes a driver's payload.
     pub driver_payload: bool,
@@ -80,7 +80,7 @@ pub struct AttributeInfo {
     pub id: u16,
     /// Whether the method fails with `EINVAL` without it.
     pub mandatory: bool,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// What it carries.
     pub kind: AttributeKind,

@@ -14,13 +14,13 @@ use zerocopy::{FromBytes, IntoBytes};
 abi_structs! {
     header = "rdma/rdma_user_rxe.h";
 
-    /// The global part of a path.
+    /// Global route of a path (GRH).
     struct GlobalRoute align(8) = tag "rxe_global_route" {
-        /// The destination's GID.
+        /// Destination GID.
         dgid: [u8; 16];
         /// Flow label, 20 bits.
         flow_label: u32;
-        /// Index of the source's GID.
+        /// Source GID index.
         sgid_index: u8;
         /// Hop limit.
         hop_limit: u8;
@@ -52,7 +52,7 @@ abi_structs! {
         network_type: NetworkType;
         /// The next hop's Ethernet address.
         dmac: [u8; 6];
-        /// The global part.
+        /// Global route (GRH).
         grh: GlobalRoute;
         /// The source's address.
         sgid_addr: SocketAddress;
@@ -62,11 +62,11 @@ abi_structs! {
 
     /// [`SendWr::wr`] of a flush.
     struct FlushWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.flush)" since V6_12 {
-        /// The peer's address.
+        /// Remote address.
         remote_addr: u64;
         /// Bytes to flush.
         length: u32;
-        /// The peer's key.
+        /// Remote key (rkey).
         rkey: u32;
         /// What is guaranteed.
         placement: PlacementType = "type" since V6_12;
@@ -78,9 +78,9 @@ abi_structs! {
 
     /// [`SendWr::wr`] of RDMA reads, RDMA writes and atomic writes.
     struct RdmaWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.rdma)" {
-        /// The peer's address.
+        /// Remote address.
         remote_addr: u64;
-        /// The peer's key.
+        /// Remote key (rkey).
         rkey: u32;
         /// Zero.
         reserved: u32;
@@ -88,13 +88,13 @@ abi_structs! {
 
     /// [`SendWr::wr`] of atomics.
     struct AtomicWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.atomic)" {
-        /// The peer's address, a multiple of 8.
+        /// Remote address, a multiple of 8.
         remote_addr: u64;
-        /// The value to add or to compare with.
+        /// Addend, or compare value.
         compare_add: u64;
-        /// The value to swap in.
+        /// Swap value.
         swap: u64;
-        /// The peer's key.
+        /// Remote key (rkey).
         rkey: u32;
         /// Zero.
         reserved: u32;
@@ -102,11 +102,11 @@ abi_structs! {
 
     /// [`SendWr::wr`] of datagrams.
     struct UdWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.ud)" {
-        /// The peer's QP number.
+        /// QPN of the peer.
         remote_qpn: u32;
-        /// The peer's queue key.
+        /// Q_Key of the peer.
         remote_qkey: u32;
-        /// Index of the partition key.
+        /// P_Key index.
         pkey_index: u16;
         /// Zero.
         reserved: u16;
@@ -122,7 +122,7 @@ abi_structs! {
     struct MwWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.mw)" {
         /// First address of the window.
         addr: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u64;
         /// Key of the memory region beneath.
         mr_lkey: u32;
@@ -136,27 +136,27 @@ abi_structs! {
 
     /// A send request; [`SendWr::set`] and [`SendWr::get`] see `wr` as one of its forms.
     struct SendWr = tag "rxe_send_wr" {
-        /// The caller's number.
+        /// The `wr_id`.
         wr_id: u64;
         /// Zero.
         reserved: u32;
-        /// What to do.
+        /// Opcode.
         opcode: WrOpcode;
-        /// Options.
+        /// Flags.
         send_flags: SendFlags;
-        /// Immediate data as they go over the wire, or the key to invalidate.
+        /// Immediate data in network byte order, or the rkey to invalidate.
         ex: u32;
         /// [`FlushWr`], [`RdmaWr`], [`AtomicWr`], [`UdWr`] or [`MwWr`].
         wr: [u64; 15];
     }
 
-    /// A piece of registered memory.
+    /// A scatter/gather element.
     struct Sge = tag "rxe_sge" {
         /// Address of the first byte.
         addr: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u32;
-        /// Key of the memory region.
+        /// Local key (lkey).
         lkey: u32;
     }
 
@@ -220,7 +220,7 @@ abi_structs! {
 
     /// A slot of a receive queue or shared receive queue.
     struct RecvWqe = tag "rxe_recv_wqe" {
-        /// The caller's number.
+        /// The `wr_id`.
         wr_id: u64;
         /// Zero.
         reserved: u32;

@@ -1,6 +1,6 @@
 //! The core's object classes, methods and attributes.
 //!
-//! The method types stand here flat ([`QpCreate`]), the classes in [`object`].
+//! Method types are in this module ([`QpCreate`]), object classes in [`object`].
 
 pub mod cq;
 pub mod device;
@@ -67,7 +67,7 @@ abi_enums! {
         MW = 8, "UVERBS_OBJECT_MW";
         /// Flows.
         FLOW = 9, "UVERBS_OBJECT_FLOW";
-        /// Domains of extended reliable connections.
+        /// XRC domains.
         XRCD = 10, "UVERBS_OBJECT_XRCD";
         /// Indirection tables.
         RWQ_IND_TBL = 11, "UVERBS_OBJECT_RWQ_IND_TBL";
@@ -79,11 +79,11 @@ abi_enums! {
         DM = 14, "UVERBS_OBJECT_DM";
         /// Counters.
         COUNTERS = 15, "UVERBS_OBJECT_COUNTERS";
-        /// Channels of asynchronous events.
+        /// Asynchronous event channels.
         ASYNC_EVENT = 16, "UVERBS_OBJECT_ASYNC_EVENT";
-        /// Hints for the device's accesses.
+        /// DMA handle: hints for the device's accesses.
         DMAH = 17, "UVERBS_OBJECT_DMAH" since V7_2;
-        /// Mappings of the device as dma-bufs.
+        /// Device mappings exported as dma-bufs.
         DMABUF = 18, "UVERBS_OBJECT_DMABUF" since V7_2;
     }
 }
@@ -91,17 +91,17 @@ abi_enums! {
 abi_consts! {
     header = "rdma/ib_user_ioctl_cmds.h";
 
-    /// Bits of an id that hold its namespace.
+    /// Mask of the namespace bits of an id.
     const ID_NS_MASK: u16 = 0xf000, "UVERBS_ID_NS_MASK";
-    /// Place of those bits.
+    /// Shift of the namespace bits.
     const ID_NS_SHIFT: u16 = 12, "UVERBS_ID_NS_SHIFT";
-    /// First id of a driver's own objects, methods and attributes.
+    /// First id of driver-specific objects, methods and attributes.
     const ID_DRIVER_NS: u16 = 1 << ID_NS_SHIFT, "UVERBS_ID_DRIVER_NS" since V6_12;
-    /// Attribute of a driver's request.
+    /// Attribute of a driver request (`UHW_IN`).
     const ATTR_UHW_IN: u16 = crate::method::UHW_IN, "UVERBS_ATTR_UHW_IN";
-    /// Attribute of a driver's response.
+    /// Attribute of a driver response (`UHW_OUT`).
     const ATTR_UHW_OUT: u16 = crate::method::UHW_OUT, "UVERBS_ATTR_UHW_OUT";
-    /// First id of a driver's attributes on a method with those two.
+    /// First id of driver-specific attributes on a method with `UHW_IN` and `UHW_OUT`.
     const ID_DRIVER_NS_WITH_UHW: u16 = 0x1002, "UVERBS_ID_DRIVER_NS_WITH_UHW" since V6_12;
     /// A method without a handler.
     const METHOD_FLOW_ACTION_ESP_CREATE: u16 = 0, "UVERBS_METHOD_FLOW_ACTION_ESP_CREATE";

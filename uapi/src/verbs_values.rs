@@ -1,40 +1,40 @@
-//! Values that cross the user ABI but are named only in the kernel's own `include/rdma/ib_verbs.h`.
+//! Values of the user ABI that only the kernel's internal `include/rdma/ib_verbs.h` names.
 //!
-//! User space is not given that header, yet the numbers are ABI: they stand in the fields of
-//! [`crate::write`] structs, in queue entries and in events.
+//! The header is not part of the UAPI headers, but the values are ABI: they are used in the fields
+//! of [`crate::write`] structs, in queue entries and in events.
 
 abi_enums! {
     header = "include/rdma/ib_verbs.h";
 
     /// State of a queue pair.
     enum QpState : u8 = "ib_qp_state" {
-        /// Just made; work is neither accepted nor carried out.
+        /// RESET: requests are neither accepted nor processed.
         RESET = 0, "IB_QPS_RESET";
-        /// Receives may be posted.
+        /// INIT: receives can be posted.
         INIT = 1, "IB_QPS_INIT";
-        /// Ready to receive.
+        /// RTR: ready to receive.
         RTR = 2, "IB_QPS_RTR";
-        /// Ready to send.
+        /// RTS: ready to send.
         RTS = 3, "IB_QPS_RTS";
-        /// The send queue finishes what it began and stops.
+        /// SQD: the send queue drains and stops.
         SQD = 4, "IB_QPS_SQD";
-        /// The send queue failed, the receive queue still works (not on reliable connections).
+        /// SQE: the send queue failed, the receive queue works (not for RC).
         SQE = 5, "IB_QPS_SQE";
-        /// Everything posted is flushed with an error.
+        /// ERR: all requests are flushed.
         ERR = 6, "IB_QPS_ERR";
     }
 
     /// State of path migration.
     enum MigState : u8 = "ib_mig_state" {
-        /// On the alternate path, or migration is not in use.
+        /// MIGRATED: on the alternate path, or migration is not in use.
         MIGRATED = 0, "IB_MIG_MIGRATED";
-        /// A new alternate path is being loaded.
+        /// REARM: a new alternate path is being loaded.
         REARM = 1, "IB_MIG_REARM";
-        /// Ready to move to the alternate path.
+        /// ARMED: ready to migrate to the alternate path.
         ARMED = 2, "IB_MIG_ARMED";
     }
 
-    /// Largest payload of a packet.
+    /// Path MTU: maximum payload of a packet.
     enum Mtu : u8 = "ib_mtu" {
         /// 256 bytes.
         MTU_256 = 1, "IB_MTU_256";
@@ -54,35 +54,35 @@ abi_enums! {
 
     /// Logical state of a port.
     enum PortState : u8 = "ib_port_state" {
-        /// No state; used in requests only.
+        /// NOP: used in requests only.
         NOP = 0, "IB_PORT_NOP";
-        /// No link.
+        /// DOWN: no link.
         DOWN = 1, "IB_PORT_DOWN";
-        /// Link without a configuration.
+        /// INIT: link up, not configured.
         INIT = 2, "IB_PORT_INIT";
-        /// Configured, data not yet allowed.
+        /// ARMED: configured, no data traffic yet.
         ARMED = 3, "IB_PORT_ARMED";
-        /// Data flows.
+        /// ACTIVE: data traffic.
         ACTIVE = 4, "IB_PORT_ACTIVE";
-        /// Active, with a link fault that may heal.
+        /// ACTIVE_DEFER: active, with a transient link error.
         ACTIVE_DEFER = 5, "IB_PORT_ACTIVE_DEFER";
     }
 
     /// Physical state of a port.
     enum PortPhysState : u8 = "ib_port_phys_state" {
-        /// Powered down.
+        /// Sleep.
         SLEEP = 1, "IB_PORT_PHYS_STATE_SLEEP";
-        /// Looking for a partner.
+        /// Polling.
         POLLING = 2, "IB_PORT_PHYS_STATE_POLLING";
-        /// Switched off.
+        /// Disabled.
         DISABLED = 3, "IB_PORT_PHYS_STATE_DISABLED";
-        /// Training with a partner.
+        /// Port configuration training.
         TRAINING = 4, "IB_PORT_PHYS_STATE_PORT_CONFIGURATION_TRAINING";
-        /// Up.
+        /// Link up.
         LINK_UP = 5, "IB_PORT_PHYS_STATE_LINK_UP";
-        /// Recovering from errors.
+        /// Link error recovery.
         LINK_ERROR_RECOVERY = 6, "IB_PORT_PHYS_STATE_LINK_ERROR_RECOVERY";
-        /// Under a transmitter test.
+        /// PHY test.
         PHY_TEST = 7, "IB_PORT_PHYS_STATE_PHY_TEST";
     }
 
@@ -122,7 +122,7 @@ abi_enums! {
         XDR = 256, "IB_SPEED_XDR" since V6_12;
     }
 
-    /// What carries the port's packets.
+    /// Link layer of a port.
     enum LinkLayer : u8 = "rdma_link_layer" {
         /// Not known.
         UNSPECIFIED = 0, "IB_LINK_LAYER_UNSPECIFIED";
@@ -132,113 +132,113 @@ abi_enums! {
         ETHERNET = 2, "IB_LINK_LAYER_ETHERNET";
     }
 
-    /// What remote atomic operations are atomic against.
+    /// Scope of atomicity of remote atomics.
     enum AtomicCap : u32 = "ib_atomic_cap" {
-        /// There are none.
+        /// No atomics.
         NONE = 0, "IB_ATOMIC_NONE";
-        /// Other atomics through the same device.
+        /// Atomic with respect to atomics of the same device.
         HCA = 1, "IB_ATOMIC_HCA";
-        /// Everything, the processors included.
+        /// Atomic with respect to all accesses, also by CPUs.
         GLOB = 2, "IB_ATOMIC_GLOB";
     }
 
-    /// What an asynchronous event tells.
+    /// Type of an asynchronous event.
     enum EventType : u32 = "ib_event_type" {
         /// A CQ overran or failed.
         CQ_ERR = 0, "IB_EVENT_CQ_ERR";
-        /// A QP failed.
+        /// A QP failed (QP_FATAL).
         QP_FATAL = 1, "IB_EVENT_QP_FATAL";
-        /// A QP refused a transport request.
+        /// A QP received an invalid request (QP_REQ_ERR).
         QP_REQ_ERR = 2, "IB_EVENT_QP_REQ_ERR";
-        /// A QP saw an access violation.
+        /// A QP detected an access violation (QP_ACCESS_ERR).
         QP_ACCESS_ERR = 3, "IB_EVENT_QP_ACCESS_ERR";
-        /// The first packet came to a QP in RTR.
+        /// A QP in RTR received its first packet.
         COMM_EST = 4, "IB_EVENT_COMM_EST";
         /// A send queue in SQD has drained.
         SQ_DRAINED = 5, "IB_EVENT_SQ_DRAINED";
-        /// A connection moved to its alternate path.
+        /// A connection migrated to its alternate path.
         PATH_MIG = 6, "IB_EVENT_PATH_MIG";
-        /// A connection could not move to its alternate path.
+        /// A connection failed to migrate to its alternate path.
         PATH_MIG_ERR = 7, "IB_EVENT_PATH_MIG_ERR";
         /// The device failed or is being removed.
         DEVICE_FATAL = 8, "IB_EVENT_DEVICE_FATAL";
-        /// A port came up.
+        /// A port became active.
         PORT_ACTIVE = 9, "IB_EVENT_PORT_ACTIVE";
         /// A port went down.
         PORT_ERR = 10, "IB_EVENT_PORT_ERR";
-        /// A port's local identifier changed.
+        /// The LID of a port changed.
         LID_CHANGE = 11, "IB_EVENT_LID_CHANGE";
-        /// A port's partition table changed.
+        /// The P_Key table of a port changed.
         PKEY_CHANGE = 12, "IB_EVENT_PKEY_CHANGE";
-        /// A port's subnet manager changed.
+        /// The subnet manager of a port changed.
         SM_CHANGE = 13, "IB_EVENT_SM_CHANGE";
         /// An SRQ failed.
         SRQ_ERR = 14, "IB_EVENT_SRQ_ERR";
-        /// An SRQ fell below its limit.
+        /// The number of posted receives of an SRQ fell below its limit.
         SRQ_LIMIT_REACHED = 15, "IB_EVENT_SRQ_LIMIT_REACHED";
-        /// A QP on an SRQ took its last receive.
+        /// A QP with an SRQ has consumed its last WQE.
         QP_LAST_WQE_REACHED = 16, "IB_EVENT_QP_LAST_WQE_REACHED";
-        /// The subnet manager asks for registrations anew.
+        /// The subnet manager requests client re-registration.
         CLIENT_REREGISTER = 17, "IB_EVENT_CLIENT_REREGISTER";
-        /// A port's GID table changed.
+        /// The GID table of a port changed.
         GID_CHANGE = 18, "IB_EVENT_GID_CHANGE";
         /// A WQ failed.
         WQ_FATAL = 19, "IB_EVENT_WQ_FATAL";
-        /// A port's speed changed.
+        /// The speed of a port changed.
         DEVICE_SPEED_CHANGE = 20, "IB_EVENT_DEVICE_SPEED_CHANGE" since V7_2;
     }
 
-    /// How a work request ended.
+    /// Status of a completion.
     enum WcStatus : u32 = "ib_wc_status" {
-        /// Done.
+        /// Success.
         SUCCESS = 0, "IB_WC_SUCCESS";
-        /// The local buffers do not fit the message.
+        /// Local length error: the buffers do not fit the message.
         LOC_LEN_ERR = 1, "IB_WC_LOC_LEN_ERR";
-        /// The request is not possible on this QP.
+        /// Local QP operation error: the QP can't execute the request.
         LOC_QP_OP_ERR = 2, "IB_WC_LOC_QP_OP_ERR";
-        /// The same for an end-to-end context, which no device has.
+        /// Local EE context operation error. No device has EE contexts.
         LOC_EEC_OP_ERR = 3, "IB_WC_LOC_EEC_OP_ERR";
-        /// A local key does not allow the access.
+        /// Local protection error: an lkey does not allow the access.
         LOC_PROT_ERR = 4, "IB_WC_LOC_PROT_ERR";
-        /// The QP was in the error state.
+        /// Flushed: the QP was in ERR.
         WR_FLUSH_ERR = 5, "IB_WC_WR_FLUSH_ERR";
-        /// A memory window could not be bound.
+        /// Memory window bind error.
         MW_BIND_ERR = 6, "IB_WC_MW_BIND_ERR";
-        /// The peer's answer made no sense.
+        /// Bad response of the peer.
         BAD_RESP_ERR = 7, "IB_WC_BAD_RESP_ERR";
-        /// An RDMA write with immediate met a local protection error.
+        /// Local access error: an RDMA WRITE with immediate failed the local protection check.
         LOC_ACCESS_ERR = 8, "IB_WC_LOC_ACCESS_ERR";
-        /// The peer found the request invalid.
+        /// Remote invalid request error.
         REM_INV_REQ_ERR = 9, "IB_WC_REM_INV_REQ_ERR";
-        /// The peer's key does not allow the access.
+        /// Remote access error: the peer's rkey does not allow the access.
         REM_ACCESS_ERR = 10, "IB_WC_REM_ACCESS_ERR";
-        /// The peer could not carry out the request.
+        /// Remote operation error: the peer could not complete the request.
         REM_OP_ERR = 11, "IB_WC_REM_OP_ERR";
-        /// No answer in the allowed number of retries.
+        /// Retries exceeded: no response of the peer.
         RETRY_EXC_ERR = 12, "IB_WC_RETRY_EXC_ERR";
-        /// The peer had no receive posted in the allowed number of retries.
+        /// RNR retries exceeded: the peer had no receive posted.
         RNR_RETRY_EXC_ERR = 13, "IB_WC_RNR_RETRY_EXC_ERR";
-        /// Reliable datagram domain violated.
+        /// Local RDD violation.
         LOC_RDD_VIOL_ERR = 14, "IB_WC_LOC_RDD_VIOL_ERR";
-        /// The peer found a reliable datagram read invalid.
+        /// Remote invalid RD request.
         REM_INV_RD_REQ_ERR = 15, "IB_WC_REM_INV_RD_REQ_ERR";
-        /// The peer gave up.
+        /// Aborted by the peer.
         REM_ABORT_ERR = 16, "IB_WC_REM_ABORT_ERR";
         /// Invalid end-to-end context number.
         INV_EECN_ERR = 17, "IB_WC_INV_EECN_ERR";
         /// Invalid end-to-end context state.
         INV_EEC_STATE_ERR = 18, "IB_WC_INV_EEC_STATE_ERR";
-        /// The device failed.
+        /// Fatal error of the device.
         FATAL_ERR = 19, "IB_WC_FATAL_ERR";
-        /// The response took too long.
+        /// Response timeout.
         RESP_TIMEOUT_ERR = 20, "IB_WC_RESP_TIMEOUT_ERR";
-        /// None of the above.
+        /// General error.
         GENERAL_ERR = 21, "IB_WC_GENERAL_ERR";
     }
 
     /// Static rate of a path.
     enum Rate : u8 = "ib_rate" {
-        /// As fast as the port.
+        /// Rate of the port.
         PORT_CURRENT = 0, "IB_RATE_PORT_CURRENT";
         /// 2.5 Gbit/s.
         GBPS_2_5 = 2, "IB_RATE_2_5_GBPS";
@@ -288,7 +288,7 @@ abi_enums! {
         GBPS_1600 = 25, "IB_RATE_1600_GBPS" since V7_2;
     }
 
-    /// How long a peer without a posted receive asks the sender to wait.
+    /// RNR NAK timer: delay that a responder without a posted receive requests.
     enum RnrTimeout : u8 = "ib_rnr_timeout" {
         /// 655.36 ms.
         MS_655_36 = 0, "IB_RNR_TIMER_655_36";
@@ -358,47 +358,47 @@ abi_enums! {
 
     /// Type of a memory window.
     enum MwType : u8 = "ib_mw_type" {
-        /// Bound by a call, for every QP of the PD.
+        /// Type 1: bound by a verb, for all QPs of the PD.
         TYPE_1 = 1, "IB_MW_TYPE_1";
-        /// Bound by a work request, for one QP.
+        /// Type 2: bound by a work request, for one QP.
         TYPE_2 = 2, "IB_MW_TYPE_2";
     }
 
-    /// Where the kernel polls a CQ of its own.
+    /// Context in which the kernel polls a kernel CQ.
     enum PollContext : u8 = "ib_poll_context" {
-        /// In a software interrupt.
+        /// In a softirq.
         SOFTIRQ = 0, "IB_POLL_SOFTIRQ";
-        /// In a work queue bound to a processor.
+        /// In a bound kernel workqueue.
         WORKQUEUE = 1, "IB_POLL_WORKQUEUE";
-        /// In a work queue on any processor.
+        /// In an unbound kernel workqueue.
         UNBOUND_WORKQUEUE = 2, "IB_POLL_UNBOUND_WORKQUEUE";
-        /// Where its owner calls for it.
+        /// By direct calls of its owner.
         DIRECT = 3, "IB_POLL_DIRECT";
     }
 
     /// State of a work queue.
     enum WqState : u32 = "ib_wq_state" {
-        /// Just made.
+        /// RESET.
         RESET = 0, "IB_WQS_RESET";
-        /// Ready to receive.
+        /// RDY: ready to receive.
         RDY = 1, "IB_WQS_RDY";
-        /// Failed.
+        /// ERR.
         ERR = 2, "IB_WQS_ERR";
     }
 
-    /// What a flow steers.
+    /// Type of a flow.
     enum FlowAttrType : u32 = "ib_flow_attr_type" {
-        /// What its specifications match.
+        /// Packets that match its specifications.
         NORMAL = 0, "IB_FLOW_ATTR_NORMAL";
-        /// Everything that no other flow takes.
+        /// All packets that match no other flow.
         ALL_DEFAULT = 1, "IB_FLOW_ATTR_ALL_DEFAULT";
-        /// Multicast that no other flow takes.
+        /// Multicast packets that match no other flow.
         MC_DEFAULT = 2, "IB_FLOW_ATTR_MC_DEFAULT";
-        /// A copy of all the port's traffic.
+        /// A copy of all traffic of the port.
         SNIFFER = 3, "IB_FLOW_ATTR_SNIFFER";
     }
 
-    /// Kind of a flow specification.
+    /// Type of a flow specification.
     enum FlowSpecType : u32 = "ib_flow_spec_type" {
         /// Ethernet header.
         ETH = 0x20, "IB_FLOW_SPEC_ETH";
@@ -420,23 +420,23 @@ abi_enums! {
         GRE = 0x51, "IB_FLOW_SPEC_GRE";
         /// MPLS label.
         MPLS = 0x60, "IB_FLOW_SPEC_MPLS";
-        /// Bit that turns a header's kind into its tunnelled form.
+        /// Flag: the inner header of a tunnel.
         INNER = 0x100, "IB_FLOW_SPEC_INNER";
-        /// Mark the completions.
+        /// Set a tag in completions.
         ACTION_TAG = 0x1000, "IB_FLOW_SPEC_ACTION_TAG";
         /// Drop the packets.
         ACTION_DROP = 0x1001, "IB_FLOW_SPEC_ACTION_DROP";
         /// Apply a flow action object.
         ACTION_HANDLE = 0x1002, "IB_FLOW_SPEC_ACTION_HANDLE";
-        /// Count into a counters object.
+        /// Count in a counters object.
         ACTION_COUNT = 0x1003, "IB_FLOW_SPEC_ACTION_COUNT";
     }
 
-    /// What a counter of a counters object counts.
+    /// Quantity of a counter of a counters object.
     enum CounterDescription : u32 = "ib_counters_description" {
         /// Packets.
         PACKETS = 0, "IB_COUNTER_PACKETS";
-        /// Bytes.
+        /// Length in bytes.
         BYTES = 1, "IB_COUNTER_BYTES";
     }
 }
@@ -444,131 +444,131 @@ abi_enums! {
 abi_flags! {
     header = "include/rdma/ib_verbs.h";
 
-    /// Which attributes of a queue pair a modify or query call is about.
+    /// Attribute mask of MODIFY_QP and QUERY_QP.
     flags QpAttrMask : u32 = "ib_qp_attr_mask" {
         /// The state.
         STATE = 1, "IB_QP_STATE";
-        /// The state that the caller believes the QP to be in.
+        /// The current state, as the caller assumes it.
         CUR_STATE = 1 << 1, "IB_QP_CUR_STATE";
-        /// Whether the drained event is wanted.
+        /// Whether the event SQ_DRAINED is requested.
         EN_SQD_ASYNC_NOTIFY = 1 << 2, "IB_QP_EN_SQD_ASYNC_NOTIFY";
-        /// Remote access allowed.
+        /// Remote access flags.
         ACCESS_FLAGS = 1 << 3, "IB_QP_ACCESS_FLAGS";
-        /// Index into the partition table.
+        /// P_Key index.
         PKEY_INDEX = 1 << 4, "IB_QP_PKEY_INDEX";
         /// Physical port.
         PORT = 1 << 5, "IB_QP_PORT";
-        /// Key of datagrams.
+        /// Q_Key.
         QKEY = 1 << 6, "IB_QP_QKEY";
         /// Path to the peer.
         AV = 1 << 7, "IB_QP_AV";
         /// Path MTU.
         PATH_MTU = 1 << 8, "IB_QP_PATH_MTU";
-        /// Acknowledgement timeout.
+        /// Local ACK timeout.
         TIMEOUT = 1 << 9, "IB_QP_TIMEOUT";
         /// Retries after a timeout.
         RETRY_CNT = 1 << 10, "IB_QP_RETRY_CNT";
-        /// Retries when the peer has no receive.
+        /// RNR retries.
         RNR_RETRY = 1 << 11, "IB_QP_RNR_RETRY";
-        /// First packet number expected.
+        /// Initial receive PSN.
         RQ_PSN = 1 << 12, "IB_QP_RQ_PSN";
-        /// Reads and atomics outstanding as initiator.
+        /// Maximum outstanding RDMA READs and atomics as requester.
         MAX_QP_RD_ATOMIC = 1 << 13, "IB_QP_MAX_QP_RD_ATOMIC";
         /// Alternate path.
         ALT_PATH = 1 << 14, "IB_QP_ALT_PATH";
-        /// Wait asked of a peer when no receive is posted.
+        /// Minimum RNR NAK timer.
         MIN_RNR_TIMER = 1 << 15, "IB_QP_MIN_RNR_TIMER";
-        /// First packet number sent.
+        /// Initial send PSN.
         SQ_PSN = 1 << 16, "IB_QP_SQ_PSN";
-        /// Reads and atomics outstanding as target.
+        /// Maximum outstanding RDMA READs and atomics as responder.
         MAX_DEST_RD_ATOMIC = 1 << 17, "IB_QP_MAX_DEST_RD_ATOMIC";
-        /// Path migration.
+        /// Path migration state.
         PATH_MIG_STATE = 1 << 18, "IB_QP_PATH_MIG_STATE";
         /// Queue sizes.
         CAP = 1 << 19, "IB_QP_CAP";
-        /// The peer's QP number.
+        /// QPN of the peer.
         DEST_QPN = 1 << 20, "IB_QP_DEST_QPN";
-        /// Packet pacing; the extended modify command only.
+        /// Packet pacing rate; extended modify command only.
         RATE_LIMIT = 1 << 25, "IB_QP_RATE_LIMIT";
     }
 
-    /// Options of a send request.
+    /// Flags of a send request.
     flags SendFlags : u32 = "ib_send_flags" {
-        /// Wait for earlier reads and atomics.
+        /// Fence: wait for earlier RDMA READs and atomics.
         FENCE = 1, "IB_SEND_FENCE";
-        /// Report the completion.
+        /// Signaled: write a CQE.
         SIGNALED = 1 << 1, "IB_SEND_SIGNALED";
-        /// Raise an event at a peer that waits for solicited ones.
+        /// Solicited event at the peer.
         SOLICITED = 1 << 2, "IB_SEND_SOLICITED";
-        /// The data are copied into the request.
+        /// Inline: the data is copied into the WQE.
         INLINE = 1 << 3, "IB_SEND_INLINE";
-        /// The device fills IP and TCP or UDP checksums.
+        /// The device computes IP and TCP or UDP checksums.
         IP_CSUM = 1 << 4, "IB_SEND_IP_CSUM";
     }
 
-    /// What else a completion carries.
+    /// Flags of a completion.
     flags WcFlags : u32 = "ib_wc_flags" {
-        /// A global route header in the first 40 bytes of the buffer.
+        /// A GRH is in the first 40 bytes of the receive buffer.
         GRH = 1, "IB_WC_GRH";
         /// Immediate data.
         WITH_IMM = 1 << 1, "IB_WC_WITH_IMM";
-        /// A key that the peer invalidated.
+        /// The rkey that the peer invalidated.
         WITH_INVALIDATE = 1 << 2, "IB_WC_WITH_INVALIDATE";
-        /// Checksums are good.
+        /// Checksums are valid.
         IP_CSUM_OK = 1 << 3, "IB_WC_IP_CSUM_OK";
-        /// The source's Ethernet address.
+        /// Source Ethernet address.
         WITH_SMAC = 1 << 4, "IB_WC_WITH_SMAC";
         /// A VLAN tag.
         WITH_VLAN = 1 << 5, "IB_WC_WITH_VLAN";
-        /// The kind of network header.
+        /// Type of the network header.
         WITH_NETWORK_HDR_TYPE = 1 << 6, "IB_WC_WITH_NETWORK_HDR_TYPE";
     }
 
-    /// Which attributes of an SRQ to modify.
+    /// Attribute mask of MODIFY_SRQ.
     flags SrqAttrMask : u32 = "ib_srq_attr_mask" {
         /// The size.
         MAX_WR = 1 << 0, "IB_SRQ_MAX_WR";
-        /// The limit below which an event is raised.
+        /// The SRQ limit.
         LIMIT = 1 << 1, "IB_SRQ_LIMIT";
     }
 
-    /// Which attributes of a CQ to modify.
+    /// Attribute mask of MODIFY_CQ.
     flags CqAttrMask : u32 = "ib_cq_attr_mask" {
-        /// Event moderation.
+        /// CQ event moderation.
         MODERATE = 1 << 0, "IB_CQ_MODERATE";
     }
 
-    /// Which attributes of a WQ to modify.
+    /// Attribute mask of MODIFY_WQ.
     flags WqAttrMask : u32 = "ib_wq_attr_mask" {
         /// The state.
         STATE = 1 << 0, "IB_WQ_STATE";
-        /// The state that the caller believes the WQ to be in.
+        /// The current state, as the caller assumes it.
         CUR_STATE = 1 << 1, "IB_WQ_CUR_STATE";
         /// The flags.
         FLAGS = 1 << 2, "IB_WQ_FLAGS";
     }
 
-    /// What re-registration of memory changes.
+    /// Change mask of REREG_MR.
     flags MrReregFlags : u32 = "ib_mr_rereg_flags" {
-        /// The memory itself.
+        /// Address and length (translation).
         TRANS = 1, "IB_MR_REREG_TRANS";
         /// The protection domain.
         PD = 1 << 1, "IB_MR_REREG_PD";
-        /// The access allowed.
+        /// The access flags.
         ACCESS = 1 << 2, "IB_MR_REREG_ACCESS";
     }
 
-    /// Options of a flow.
+    /// Flags of a flow.
     flags FlowFlags : u32 = "ib_flow_flags" {
-        /// Packets go on to later flows too.
+        /// Packets also continue to later flows (no trap).
         DONT_TRAP = 1 << 1, "IB_FLOW_ATTR_FLAGS_DONT_TRAP";
-        /// The flow is about packets sent.
+        /// The flow matches egress packets.
         EGRESS = 1 << 2, "IB_FLOW_ATTR_FLAGS_EGRESS";
     }
 
-    /// What tag matching can do.
+    /// Tag matching capabilities.
     flags TmCapFlags : u32 = "ib_tm_cap_flags" {
-        /// Rendezvous on reliable connections.
+        /// Rendezvous over RC.
         RNDV_RC = 1 << 0, "IB_TM_CAP_RNDV_RC";
     }
 }

@@ -1,8 +1,8 @@
-//! The write commands: the ABI's older half, reached here through the ioctl method `INVOKE_WRITE`
-//! only.
+//! The write commands, the older part of the ABI. This crate encodes them for the ioctl method
+//! `INVOKE_WRITE` only.
 //!
-//! Each command is a type with a request and a response struct. A command of the extended kind has
-//! bit 31 set in its number.
+//! Each command is a type with a request and a response struct. The number of an extended command
+//! has bit 31 set.
 //!
 //! ```
 //! use bareverbs_uapi::uverbs::types::DriverId;
@@ -21,41 +21,41 @@ use crate::method::Call;
 use crate::uverbs::InvokeWrite;
 use structs::*;
 
-/// Bit of the command number that marks the extended kind.
+/// Flag of extended commands in the command number.
 pub const EXTENDED: u32 = 1 << 31;
 
 /// A write command that the kernel has a handler for.
 pub trait WriteCommand {
-    /// What the kernel reads.
+    /// The request.
     type Request: IntoBytes + Immutable + KnownLayout;
-    /// What the kernel writes; `()` where it writes nothing.
+    /// The response; `()` if there is none.
     type Response: FromBytes + IntoBytes + KnownLayout;
     /// Its description.
     const INFO: WriteCommandInfo;
 }
 
-/// What is known of a write command.
+/// Description of a write command.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteCommandInfo {
     /// Its name in Rust.
     pub rust: &'static str,
     /// Its name in C.
     pub c: &'static str,
-    /// Its number, with [`EXTENDED`] for the extended kind.
+    /// Its number, with [`EXTENDED`] for extended commands.
     pub number: u32,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// The request.
     pub request: Option<&'static StructInfo>,
     /// The response.
     pub response: Option<&'static StructInfo>,
-    /// Bytes of the request without which the kernel fails with `ENOSPC`.
+    /// Minimum size of the request in bytes; the kernel fails with `ENOSPC` below it.
     pub request_minimum: usize,
-    /// Room for the response without which the kernel fails with `ENOSPC`.
+    /// Minimum size of the response buffer in bytes; the kernel fails with `ENOSPC` below it.
     pub response_minimum: usize,
-    /// Whether a driver's request may follow.
+    /// Whether a driver request may follow.
     pub driver_input: bool,
-    /// Whether a driver's response may follow.
+    /// Whether a driver response may follow.
     pub driver_output: bool,
 }
 
@@ -73,10 +73,9 @@ impl<T: crate::abi::AbiStruct> OptionalStruct for T {
     const INFO: Option<&'static StructInfo> = Some(&T::INFO);
 }
 
-/// A call that carries out command `C`; [`invoke_without_response`] is for those without a
-/// response.
+/// A call that executes command `C`. Commands without a response use [`invoke_without_response`].
 ///
-/// A driver's own payloads are added with [`Call::driver_input`] and [`Call::driver_output`].
+/// [`Call::driver_input`] and [`Call::driver_output`] add driver payloads.
 #[must_use]
 pub fn invoke<'a, C: WriteCommand>(
     driver_id: u32,
@@ -86,7 +85,7 @@ pub fn invoke<'a, C: WriteCommand>(
     invoke_bytes::<C>(driver_id, request.as_bytes(), response.as_mut_bytes())
 }
 
-/// A call that carries out a command to which the kernel answers nothing.
+/// A call that executes a command without a response.
 #[must_use]
 pub fn invoke_without_response<C: WriteCommand<Response = ()>>(
     driver_id: u32,
@@ -95,8 +94,8 @@ pub fn invoke_without_response<C: WriteCommand<Response = ()>>(
     invoke_bytes::<C>(driver_id, request.as_bytes(), &mut [])
 }
 
-/// [`invoke`] for requests that go on after their struct, and for the wrong sizes that tests of the
-/// kernel want.
+/// Like [`invoke`], for requests with data after their struct, and for invalid sizes in kernel
+/// tests.
 #[must_use]
 pub fn invoke_bytes<'a, C: WriteCommand>(
     driver_id: u32,
@@ -114,7 +113,7 @@ pub fn invoke_bytes<'a, C: WriteCommand>(
     call
 }
 
-/// Bytes of a struct up to the end of its field `last`.
+/// Size of a struct up to the end of its field `last`.
 pub(crate) const fn end_of(info: &StructInfo, last: &str) -> usize {
     let mut i = 0;
     while i < info.fields.len() {
@@ -165,11 +164,12 @@ macro_rules! driver_direction {
 }
 
 /// Declares write commands:
-/// `AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;` with
-/// `EXTENDED` before the number for the extended kind, `()` for an absent struct, and
-/// `driver input`, `driver output` or `driver both` where a driver's payload may follow.
-/// `grows reserved => response_length` names the last fields that the kernel insists on where those
-/// are not the last of the structs.
+/// `AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;`
+///
+/// `EXTENDED` before the number marks an extended command. `()` means no struct. `driver input`,
+/// `driver output` or `driver both` marks commands with driver payloads.
+/// `grows reserved => response_length` names the last mandatory fields, if they are not the last
+/// fields of the structs.
 macro_rules! write_commands {
     ($(
         $(#[$meta:meta])*
@@ -213,75 +213,75 @@ pub mod structs;
 pub mod types;
 
 write_commands! {
-    /// Makes the open file's context and its channel of asynchronous events.
+    /// Creates the context of the open file and its asynchronous event channel.
     GetContext = 0, "IB_USER_VERBS_CMD_GET_CONTEXT": GetContextReq => GetContextResp, driver both;
-    /// Reads the device's attributes.
+    /// Queries the device.
     QueryDevice = 1, "IB_USER_VERBS_CMD_QUERY_DEVICE": QueryDeviceReq => QueryDeviceResp;
-    /// Reads a port's attributes.
+    /// Queries a port.
     QueryPort = 2, "IB_USER_VERBS_CMD_QUERY_PORT": QueryPortReq => QueryPortResp;
-    /// Makes a protection domain.
+    /// Allocates a protection domain.
     AllocPd = 3, "IB_USER_VERBS_CMD_ALLOC_PD": AllocPdReq => AllocPdResp, driver both;
-    /// Gives a protection domain back.
+    /// Deallocates a protection domain.
     DeallocPd = 4, "IB_USER_VERBS_CMD_DEALLOC_PD": DeallocPdReq => ();
-    /// Makes an address handle.
+    /// Creates an address handle.
     CreateAh = 5, "IB_USER_VERBS_CMD_CREATE_AH": CreateAhReq => CreateAhResp, driver both;
-    /// Gives an address handle back.
+    /// Destroys an address handle.
     DestroyAh = 8, "IB_USER_VERBS_CMD_DESTROY_AH": DestroyAhReq => ();
     /// Registers memory.
     RegMr = 9, "IB_USER_VERBS_CMD_REG_MR": RegMrReq => RegMrResp, driver both;
-    /// Changes a registration.
+    /// Re-registers a memory region.
     ReregMr = 11, "IB_USER_VERBS_CMD_REREG_MR": ReregMrReq => ReregMrResp, driver both;
-    /// Gives a memory region back.
+    /// Deregisters a memory region.
     DeregMr = 13, "IB_USER_VERBS_CMD_DEREG_MR": DeregMrReq => ();
-    /// Makes a memory window.
+    /// Allocates a memory window.
     AllocMw = 14, "IB_USER_VERBS_CMD_ALLOC_MW": AllocMwReq => AllocMwResp, driver both;
-    /// Gives a memory window back.
+    /// Deallocates a memory window.
     DeallocMw = 16, "IB_USER_VERBS_CMD_DEALLOC_MW": DeallocMwReq => ();
-    /// Makes a channel of completion events.
+    /// Creates a completion event channel.
     CreateCompChannel = 17, "IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL":
         CreateCompChannelReq => CreateCompChannelResp;
-    /// Makes a completion queue.
+    /// Creates a completion queue.
     CreateCq = 18, "IB_USER_VERBS_CMD_CREATE_CQ": CreateCqReq => CreateCqResp, driver both;
     /// Resizes a completion queue.
     ResizeCq = 19, "IB_USER_VERBS_CMD_RESIZE_CQ": ResizeCqReq => ResizeCqResp, driver both;
-    /// Gives a completion queue back.
+    /// Destroys a completion queue.
     DestroyCq = 20, "IB_USER_VERBS_CMD_DESTROY_CQ": DestroyCqReq => DestroyCqResp;
-    /// Takes completions, for drivers that ask for it.
+    /// Polls a completion queue, for drivers that need it.
     PollCq = 21, "IB_USER_VERBS_CMD_POLL_CQ": PollCqReq => PollCqResp;
-    /// Arms a completion queue, for drivers that ask for it.
+    /// Arms a completion queue, for drivers that need it.
     ReqNotifyCq = 23, "IB_USER_VERBS_CMD_REQ_NOTIFY_CQ": ReqNotifyCqReq => ();
-    /// Makes a queue pair.
+    /// Creates a queue pair.
     CreateQp = 24, "IB_USER_VERBS_CMD_CREATE_QP": CreateQpReq => CreateQpResp, driver both;
-    /// Reads a queue pair's attributes.
+    /// Queries a queue pair.
     QueryQp = 25, "IB_USER_VERBS_CMD_QUERY_QP": QueryQpReq => QueryQpResp;
-    /// Changes a queue pair.
+    /// Modifies a queue pair.
     ModifyQp = 26, "IB_USER_VERBS_CMD_MODIFY_QP": ModifyQpReq => ();
-    /// Gives a queue pair back.
+    /// Destroys a queue pair.
     DestroyQp = 27, "IB_USER_VERBS_CMD_DESTROY_QP": DestroyQpReq => DestroyQpResp;
-    /// Posts sends or rings the doorbell, for drivers that ask for it.
+    /// Posts sends or rings the doorbell, for drivers that need it.
     PostSend = 28, "IB_USER_VERBS_CMD_POST_SEND": PostSendReq => PostSendResp;
-    /// Posts receives, for drivers that ask for it.
+    /// Posts receives, for drivers that need it.
     PostRecv = 29, "IB_USER_VERBS_CMD_POST_RECV": PostRecvReq => PostRecvResp;
-    /// Lets a queue pair join a multicast group.
+    /// Attaches a queue pair to a multicast group.
     AttachMcast = 30, "IB_USER_VERBS_CMD_ATTACH_MCAST": AttachMcastReq => ();
-    /// Lets a queue pair leave a multicast group.
+    /// Detaches a queue pair from a multicast group.
     DetachMcast = 31, "IB_USER_VERBS_CMD_DETACH_MCAST": DetachMcastReq => ();
-    /// Makes a basic shared receive queue.
+    /// Creates a basic shared receive queue.
     CreateSrq = 32, "IB_USER_VERBS_CMD_CREATE_SRQ": CreateSrqReq => CreateSrqResp, driver both;
-    /// Changes a shared receive queue.
+    /// Modifies a shared receive queue.
     ModifySrq = 33, "IB_USER_VERBS_CMD_MODIFY_SRQ": ModifySrqReq => (), driver input;
-    /// Reads a shared receive queue's attributes.
+    /// Queries a shared receive queue.
     QuerySrq = 34, "IB_USER_VERBS_CMD_QUERY_SRQ": QuerySrqReq => QuerySrqResp;
-    /// Gives a shared receive queue back.
+    /// Destroys a shared receive queue.
     DestroySrq = 35, "IB_USER_VERBS_CMD_DESTROY_SRQ": DestroySrqReq => DestroySrqResp;
-    /// Posts receives to a shared queue, for drivers that ask for it.
+    /// Posts receives to a shared receive queue, for drivers that need it.
     PostSrqRecv = 36, "IB_USER_VERBS_CMD_POST_SRQ_RECV": PostSrqRecvReq => PostSrqRecvResp;
-    /// Opens a domain of extended reliable connections.
+    /// Opens an XRC domain.
     OpenXrcd = 37, "IB_USER_VERBS_CMD_OPEN_XRCD": OpenXrcdReq => OpenXrcdResp, driver both;
-    /// Closes it.
+    /// Closes an XRC domain.
     CloseXrcd = 38, "IB_USER_VERBS_CMD_CLOSE_XRCD": CloseXrcdReq => ();
-    /// Makes a shared receive queue of any type.
+    /// Creates a shared receive queue of any type.
     CreateXsrq = 39, "IB_USER_VERBS_CMD_CREATE_XSRQ": CreateXsrqReq => CreateSrqResp, driver both;
-    /// Shares an XRC target that exists.
+    /// Opens an existing XRC target QP.
     OpenQp = 40, "IB_USER_VERBS_CMD_OPEN_QP": OpenQpReq => CreateQpResp, driver both;
 }

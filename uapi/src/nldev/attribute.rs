@@ -40,7 +40,7 @@ pub struct AttributeInfo {
     pub rust: &'static str,
     /// Its name in C.
     pub c: &'static str,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// What it carries.
     pub value: ValueKind,
@@ -162,7 +162,7 @@ attributes! {
     RES_CQE = 37, "RDMA_NLDEV_ATTR_RES_CQE": U32;
     /// How many objects use this one.
     RES_USECNT = 38, "RDMA_NLDEV_ATTR_RES_USECNT": U64;
-    /// Where the kernel polls a CQ of its own.
+    /// Context in which the kernel polls a kernel CQ.
     RES_POLL_CTX = 39, "RDMA_NLDEV_ATTR_RES_POLL_CTX": U8 of PollContext;
     /// MRs.
     RES_MR = 40, "RDMA_NLDEV_ATTR_RES_MR": Nested;

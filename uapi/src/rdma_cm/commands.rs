@@ -8,9 +8,9 @@ use crate::write::structs::QpAttr;
 
 /// A command that the connection manager has a handler for.
 pub trait Command {
-    /// What the kernel reads.
+    /// The request.
     type Request: IntoBytes + Immutable + KnownLayout;
-    /// What the kernel writes; `()` where it writes nothing.
+    /// The response; `()` if there is none.
     type Response: FromBytes + IntoBytes + KnownLayout;
     /// Its description.
     const INFO: CommandInfo;
@@ -27,7 +27,7 @@ pub struct CommandInfo {
     pub c: &'static str,
     /// Its number.
     pub number: u32,
-    /// The kernel series that first had it.
+    /// First kernel series that has it.
     pub since: Since,
     /// The request.
     pub request: &'static StructInfo,

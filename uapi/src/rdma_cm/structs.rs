@@ -348,7 +348,7 @@ abi_structs! {
         uid: u64;
         /// The kernel's number for it, or for the new identifier of a connection request.
         id: u32;
-        /// What happened.
+        /// Type of the event.
         event: EventType;
         /// 0, a negative errno, or a reason of refusal.
         status: u32;

@@ -10,27 +10,27 @@ use crate::write::types::CqCreateFlags;
 objects! {
     /// A completion queue.
     object Cq = ObjectClass::CQ.0, "UVERBS_OBJECT_CQ" {
-        /// Makes one.
+        /// Creates one.
         method CqCreate = 0, "UVERBS_METHOD_CQ_CREATE" with driver_payload {
             /// Its handle.
             HANDLE: NewHandle<Cq> = 0, "UVERBS_ATTR_CREATE_CQ_HANDLE", mandatory;
-            /// Fewest entries.
+            /// Minimum number of entries.
             CQE: In<u32> = 1, "UVERBS_ATTR_CREATE_CQ_CQE", mandatory;
-            /// Number by which events name it.
+            /// User handle, which its events carry.
             USER_HANDLE: In<u64> = 2, "UVERBS_ATTR_CREATE_CQ_USER_HANDLE", mandatory;
-            /// Channel of its completion events.
+            /// Completion event channel.
             COMP_CHANNEL: Descriptor<CompChannel> = 3, "UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL", optional;
-            /// Completion vector that raises its events.
+            /// Completion vector.
             COMP_VECTOR: In<u32> = 4, "UVERBS_ATTR_CREATE_CQ_COMP_VECTOR", mandatory;
-            /// Options.
+            /// Flags.
             FLAGS: Flags<CqCreateFlags> = 5, "UVERBS_ATTR_CREATE_CQ_FLAGS", optional;
-            /// Its entries.
+            /// Number of entries.
             RESP_CQE: Out<u32> = 6, "UVERBS_ATTR_CREATE_CQ_RESP_CQE", mandatory;
-            /// Channel of its asynchronous events, if not the file's own.
+            /// Asynchronous event channel, if not the default one of the file.
             EVENT_FD: Descriptor<AsyncEvent> = 7, "UVERBS_ATTR_CREATE_CQ_EVENT_FD", optional;
-            /// Address of the caller's memory for the queue.
+            /// Address of user memory for the queue.
             BUFFER_VA: In<u64> = 8, "UVERBS_ATTR_CREATE_CQ_BUFFER_VA" since V7_2, optional;
-            /// Bytes of that memory or dma-buf.
+            /// Length of that memory or dma-buf in bytes.
             BUFFER_LENGTH: In<u64> = 9, "UVERBS_ATTR_CREATE_CQ_BUFFER_LENGTH" since V7_2, optional;
             /// A dma-buf for the queue.
             BUFFER_FD: RawDescriptor = 10, "UVERBS_ATTR_CREATE_CQ_BUFFER_FD" since V7_2, optional;
@@ -39,11 +39,11 @@ objects! {
             /// Memory or dma-buf for the queue, in one struct.
             BUF_UMEM: In<BufferDesc> = 12, "UVERBS_ATTR_CREATE_CQ_BUF_UMEM" since V7_2, optional;
         }
-        /// Gives it back; `EBUSY` while a queue uses it.
+        /// Destroys it; `EBUSY` while a queue uses it.
         method CqDestroy = 1, "UVERBS_METHOD_CQ_DESTROY" {
             /// The completion queue.
             HANDLE: DestroyHandle<Cq> = 0, "UVERBS_ATTR_DESTROY_CQ_HANDLE", mandatory;
-            /// What it had raised.
+            /// Number of events that it had raised.
             RESP: Out<DestroyCqResp> = 1, "UVERBS_ATTR_DESTROY_CQ_RESP", mandatory;
         }
     }

@@ -1,6 +1,5 @@
-//! What is made by write commands and destroyed by methods: protection domains, completion
-//! channels, address handles, memory windows and XRC domains; and the channel of asynchronous
-//! events.
+//! Objects that write commands create and ioctl methods destroy: protection domains, completion
+//! channels, address handles, memory windows and XRC domains. Also the asynchronous event channel.
 
 use crate::method::{DestroyHandle, NewDescriptor};
 use crate::uverbs::ObjectClass;
@@ -8,20 +7,20 @@ use crate::uverbs::ObjectClass;
 objects! {
     /// A protection domain.
     object Pd = ObjectClass::PD.0, "UVERBS_OBJECT_PD" {
-        /// Gives it back; `EBUSY` while anything uses it.
+        /// Deallocates it; `EBUSY` while an object uses it.
         method PdDestroy = 0, "UVERBS_METHOD_PD_DESTROY" {
             /// The protection domain.
             HANDLE: DestroyHandle<Pd> = 0, "UVERBS_ATTR_DESTROY_PD_HANDLE", mandatory;
         }
     }
 
-    /// A channel of completion events: a descriptor, made by
+    /// A completion event channel: a descriptor, created by
     /// [`CreateCompChannel`](crate::write::CreateCompChannel).
     object CompChannel = ObjectClass::COMP_CHANNEL.0, "UVERBS_OBJECT_COMP_CHANNEL" {}
 
     /// An address handle.
     object Ah = ObjectClass::AH.0, "UVERBS_OBJECT_AH" {
-        /// Gives it back.
+        /// Destroys it.
         method AhDestroy = 0, "UVERBS_METHOD_AH_DESTROY" {
             /// The address handle.
             HANDLE: DestroyHandle<Ah> = 0, "UVERBS_ATTR_DESTROY_AH_HANDLE", mandatory;
@@ -30,28 +29,28 @@ objects! {
 
     /// A memory window.
     object Mw = ObjectClass::MW.0, "UVERBS_OBJECT_MW" {
-        /// Gives it back.
+        /// Destroys it.
         method MwDestroy = 0, "UVERBS_METHOD_MW_DESTROY" {
             /// The memory window.
             HANDLE: DestroyHandle<Mw> = 0, "UVERBS_ATTR_DESTROY_MW_HANDLE", mandatory;
         }
     }
 
-    /// A domain of extended reliable connections.
+    /// An XRC domain.
     object Xrcd = ObjectClass::XRCD.0, "UVERBS_OBJECT_XRCD" {
-        /// Closes it.
+        /// Closes an XRC domain.
         method XrcdDestroy = 0, "UVERBS_METHOD_XRCD_DESTROY" {
             /// The domain.
             HANDLE: DestroyHandle<Xrcd> = 0, "UVERBS_ATTR_DESTROY_XRCD_HANDLE", mandatory;
         }
     }
 
-    /// A channel of asynchronous events.
+    /// An asynchronous event channel.
     object AsyncEvent = ObjectClass::ASYNC_EVENT.0, "UVERBS_OBJECT_ASYNC_EVENT" {
-        /// Makes one.
+        /// Creates one.
         method AsyncEventAlloc = 0, "UVERBS_METHOD_ASYNC_EVENT_ALLOC" {
-            /// Its descriptor, to read [`AsyncEventDesc`](crate::write::structs::AsyncEventDesc)
-            /// from.
+            /// Its descriptor. Reads return
+            /// [`AsyncEventDesc`](crate::write::structs::AsyncEventDesc).
             FD_HANDLE: NewDescriptor<AsyncEvent> = 0, "UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE", mandatory;
         }
     }

@@ -11,50 +11,50 @@ use crate::write::structs::DestroyQpResp;
 objects! {
     /// A queue pair.
     object Qp = ObjectClass::QP.0, "UVERBS_OBJECT_QP" {
-        /// Makes one, in the reset state.
+        /// Creates one in the state RESET.
         method QpCreate = 0, "UVERBS_METHOD_QP_CREATE" with driver_payload {
             /// Its handle.
             HANDLE: NewHandle<Qp> = 0, "UVERBS_ATTR_CREATE_QP_HANDLE", mandatory;
-            /// XRC domain of an XRC target.
+            /// XRC domain of an XRC target QP.
             XRCD_HANDLE: Handle<Xrcd> = 1, "UVERBS_ATTR_CREATE_QP_XRCD_HANDLE", optional;
-            /// Protection domain; all but XRC targets have one.
+            /// Protection domain; XRC target QPs have none.
             PD_HANDLE: Handle<Pd> = 2, "UVERBS_ATTR_CREATE_QP_PD_HANDLE", optional;
-            /// Shared queue that receives come from.
+            /// Shared receive queue.
             SRQ_HANDLE: Handle<Srq> = 3, "UVERBS_ATTR_CREATE_QP_SRQ_HANDLE", optional;
-            /// Completion queue of sends.
+            /// Send CQ.
             SEND_CQ_HANDLE: Handle<Cq> = 4, "UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE", optional;
-            /// Completion queue of receives.
+            /// Receive CQ.
             RECV_CQ_HANDLE: Handle<Cq> = 5, "UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE", optional;
-            /// Table that spreads receives over work queues.
+            /// Indirection table for RSS.
             IND_TABLE_HANDLE: Handle<RwqIndTbl> = 6, "UVERBS_ATTR_CREATE_QP_IND_TABLE_HANDLE", optional;
-            /// Number by which events name it.
+            /// User handle, which its events carry.
             USER_HANDLE: In<u64> = 7, "UVERBS_ATTR_CREATE_QP_USER_HANDLE", mandatory;
-            /// Sizes asked.
+            /// Requested sizes.
             CAP: InStruct<QpCap, 20> = 8, "UVERBS_ATTR_CREATE_QP_CAP", mandatory;
             /// Transport.
             TYPE: Constant<QpType> = 9, "UVERBS_ATTR_CREATE_QP_TYPE", mandatory;
-            /// Options.
+            /// Flags.
             FLAGS: Flags<QpCreateFlags> = 10, "UVERBS_ATTR_CREATE_QP_FLAGS", optional;
-            /// QP number to send under.
+            /// Source QPN of sends.
             SOURCE_QPN: In<u32> = 11, "UVERBS_ATTR_CREATE_QP_SOURCE_QPN", optional;
-            /// Channel of its asynchronous events, if not the file's own.
+            /// Asynchronous event channel, if not the default one of the file.
             EVENT_FD: Descriptor<AsyncEvent> = 12, "UVERBS_ATTR_CREATE_QP_EVENT_FD", optional;
-            /// Sizes granted.
+            /// Actual sizes.
             RESP_CAP: OutStruct<QpCap, 20> = 13, "UVERBS_ATTR_CREATE_QP_RESP_CAP", mandatory;
             /// Its number.
             RESP_QP_NUM: Out<u32> = 14, "UVERBS_ATTR_CREATE_QP_RESP_QP_NUM", mandatory;
-            /// The caller's memory for both queues.
+            /// User memory for both queues.
             BUF_UMEM: In<BufferDesc> = 15, "UVERBS_ATTR_CREATE_QP_BUF_UMEM" since V7_2, optional;
-            /// The caller's memory for the receive queue.
+            /// User memory for the receive queue.
             RQ_BUF_UMEM: In<BufferDesc> = 16, "UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM" since V7_2, optional;
-            /// The caller's memory for the send queue.
+            /// User memory for the send queue.
             SQ_BUF_UMEM: In<BufferDesc> = 17, "UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM" since V7_2, optional;
         }
-        /// Gives it back; `EBUSY` while it is in a multicast group.
+        /// Destroys it; `EBUSY` while it is attached to a multicast group.
         method QpDestroy = 1, "UVERBS_METHOD_QP_DESTROY" {
             /// The queue pair.
             HANDLE: DestroyHandle<Qp> = 0, "UVERBS_ATTR_DESTROY_QP_HANDLE", mandatory;
-            /// What it had raised.
+            /// Number of events that it had raised.
             RESP: Out<DestroyQpResp> = 1, "UVERBS_ATTR_DESTROY_QP_RESP", mandatory;
         }
     }

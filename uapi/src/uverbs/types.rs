@@ -1,34 +1,34 @@
-//! The types that the ioctl methods' attributes carry.
+//! Types of ioctl attributes.
 
 use crate::write::structs::QueryPortResp;
 
 abi_structs! {
     header = "rdma/ib_user_ioctl_verbs.h";
 
-    /// A port's attributes; the older struct and what was added to it.
+    /// Attributes of a port: the older struct and its extensions.
     struct QueryPortRespEx = tag "ib_uverbs_query_port_resp_ex" {
-        /// What the write command reports too.
+        /// The response of the write command.
         legacy_resp: QueryPortResp;
-        /// Second word of the port's capabilities, as the subnet management agent knows them.
+        /// CapabilityMask2 of PortInfo.
         port_cap_flags2: u16;
         /// Zero.
         reserved: [u8; 2];
-        /// Speed of one lane, also where it is beyond what the older field can say; 0 from kernels
-        /// before 6.12.
+        /// Speed of one lane, including values that do not fit the older field; 0 before Linux
+        /// 6.12.
         active_speed_ex: u32 as crate::verbs_values::PortSpeed = "active_speed_ex" since V6_12;
     }
 
-    /// Sizes of a queue pair, asked or granted.
+    /// Sizes of a queue pair, requested or actual.
     struct QpCap = tag "ib_uverbs_qp_cap" {
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding; 0 with an SRQ.
+        /// Maximum number of outstanding receive requests; 0 with an SRQ.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data of a send request.
+        /// Maximum inline data of a send request in bytes.
         max_inline_data: u32;
     }
 
@@ -40,25 +40,25 @@ abi_structs! {
         gid_index: u32;
         /// The port.
         port_num: u32;
-        /// What the GID is used for.
+        /// Type of the GID.
         gid_type: GidType;
-        /// Index of the network interface it belongs to; 0 where there is none.
+        /// Index of its network interface; 0 for none.
         netdev_ifindex: u32;
     }
 
-    /// A buffer given by the caller: memory of its own or a part of a dma-buf.
+    /// A buffer of the caller: user memory or part of a dma-buf.
     struct BufferDesc = tag "ib_uverbs_buffer_desc" since V7_2 {
-        /// Which of the two.
+        /// Type of the buffer.
         buffer_type: BufferType = "type";
-        /// The dma-buf's descriptor.
+        /// Descriptor of the dma-buf.
         fd: i32;
-        /// Options that the kernel must know; none are defined.
+        /// Flags that the kernel must know; none are defined.
         flags: u32;
-        /// Options that the kernel may ignore; none are defined.
+        /// Flags that the kernel may ignore; none are defined.
         optional_flags: u32;
         /// Offset in the dma-buf, or address of the memory.
         addr: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u64;
     }
 
@@ -66,13 +66,13 @@ abi_structs! {
     struct FlowActionEspKeymatAesGcm = tag "ib_uverbs_flow_action_esp_keymat_aes_gcm" {
         /// Initialisation vector.
         iv: u64;
-        /// How the vector of each packet is made.
+        /// Algorithm of the initialisation vector.
         iv_algo: FlowActionIvAlgo;
         /// Salt of the cipher.
         salt: u32;
-        /// Bytes of the integrity check value.
+        /// Length of the integrity check value in bytes.
         icv_len: u32;
-        /// Bits of the key.
+        /// Length of the key in bits.
         key_len: u32;
         /// The key.
         aes_key: [u32; 8];
@@ -80,17 +80,17 @@ abi_structs! {
 
     /// A replay window of an ESP flow action.
     struct FlowActionEspReplayBmp = tag "ib_uverbs_flow_action_esp_replay_bmp" {
-        /// Packets that the window spans.
+        /// Size of the window in packets.
         size: u32;
     }
 
-    /// Headers that wrap a packet in ESP tunnel mode: a linked list.
+    /// Encapsulation headers of ESP tunnel mode: a linked list.
     struct FlowActionEspEncap = tag "ib_uverbs_flow_action_esp_encap" {
         /// Address of the header's filter struct.
         val_ptr: u64;
         /// Address of the next element; 0 ends the list.
         next_ptr: u64;
-        /// Bytes of the filter struct.
+        /// Size of the filter struct in bytes.
         len: u16;
         /// Kind of the header.
         encap_type: u16 as crate::verbs_values::FlowSpecType = "type";
@@ -106,9 +106,9 @@ abi_structs! {
         seq: u32;
         /// Traffic flow confidentiality padding.
         tfc_pad: u32;
-        /// Options.
+        /// Flags.
         flags: FlowActionEspFlags;
-        /// Packets after which the association ends.
+        /// Hard limit of the security association in packets.
         hard_limit_pkts: u64;
     }
 }
@@ -128,43 +128,43 @@ abi_enums! {
         UC = 3, "IB_UVERBS_QPT_UC";
         /// Unreliable datagrams.
         UD = 4, "IB_UVERBS_QPT_UD";
-        /// Whole packets.
+        /// Raw packets: whole Ethernet frames.
         RAW_PACKET = 8, "IB_UVERBS_QPT_RAW_PACKET";
-        /// The sending end of an extended reliable connection.
+        /// XRC initiator.
         XRC_INI = 9, "IB_UVERBS_QPT_XRC_INI";
-        /// The receiving end of an extended reliable connection.
+        /// XRC target.
         XRC_TGT = 10, "IB_UVERBS_QPT_XRC_TGT";
-        /// A transport of the driver's own.
+        /// Driver-specific transport.
         DRIVER = 0xff, "IB_UVERBS_QPT_DRIVER";
     }
 
-    /// Kind of a shared receive queue.
+    /// Type of a shared receive queue.
     enum SrqType : u32 = "ib_uverbs_srq_type" {
-        /// For queue pairs of one protection domain.
+        /// Basic: for QPs of one protection domain.
         BASIC = 0, "IB_UVERBS_SRQT_BASIC";
-        /// For extended reliable connections.
+        /// For XRC.
         XRC = 1, "IB_UVERBS_SRQT_XRC";
         /// With tag matching.
         TM = 2, "IB_UVERBS_SRQT_TM";
     }
 
-    /// Kind of a work queue.
+    /// Type of a work queue.
     enum WqType : u32 = "ib_uverbs_wq_type" {
         /// Receives.
         RQ = 0, "IB_UVERBS_WQT_RQ";
     }
 
-    /// Advice about a range of registered memory.
+    /// Advice for a range of a memory region.
     enum AdviseMrAdvice : u32 = "ib_uverbs_advise_mr_advice" {
-        /// Bring the pages in for reading.
+        /// Prefetch pages for reading.
         PREFETCH = 0, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH";
-        /// Bring the pages in for writing.
+        /// Prefetch pages for writing.
         PREFETCH_WRITE = 1, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE";
-        /// Map the pages that are already there.
+        /// Map pages that are present, without page faults.
         PREFETCH_NO_FAULT = 2, "IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT";
     }
 
-    /// The driver that a call's namespace belongs to.
+    /// Driver id: the namespace of a call.
     enum DriverId : u32 = "rdma_driver_id" {
         /// None.
         UNKNOWN = 0, "RDMA_DRIVER_UNKNOWN";
@@ -214,7 +214,7 @@ abi_enums! {
         IONIC = 21, "RDMA_DRIVER_IONIC" since V7_2;
     }
 
-    /// What a GID is used for.
+    /// Type of a GID.
     enum GidType : u32 = "ib_uverbs_gid_type" {
         /// InfiniBand.
         IB = 0, "IB_UVERBS_GID_TYPE_IB";
@@ -224,7 +224,7 @@ abi_enums! {
         ROCE_V2 = 2, "IB_UVERBS_GID_TYPE_ROCE_V2";
     }
 
-    /// What a [`BufferDesc`] describes.
+    /// Type of a [`BufferDesc`].
     enum BufferType : u32 = "ib_uverbs_buffer_type" {
         /// Part of a dma-buf.
         DMABUF = 0, "IB_UVERBS_BUFFER_TYPE_DMABUF" since V7_2;
@@ -238,9 +238,9 @@ abi_enums! {
         AES_GCM = 0, "IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM";
     }
 
-    /// How an initialisation vector is made.
+    /// Algorithm of an initialisation vector.
     enum FlowActionIvAlgo : u32 = "ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo" {
-        /// By counting.
+        /// Sequential.
         SEQ = 0, "IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ";
     }
 
@@ -256,69 +256,69 @@ abi_enums! {
 abi_flags! {
     header = "rdma/ib_user_ioctl_verbs.h";
 
-    /// What the kernel's core supports beyond the methods themselves.
+    /// Features of the kernel's core.
     flags CoreSupport : u64 = "ib_uverbs_core_support" {
         /// Unknown access flags of the optional range are ignored.
         OPTIONAL_MR_ACCESS = 1 << 0, "IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS";
-        /// The driver checks the tail of its payloads.
+        /// The driver validates the tail of its payloads.
         ROBUST_UDATA = 1 << 1, "IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA" since V7_2;
     }
 
-    /// What may be done with registered memory, and how.
+    /// Access flags of a memory region.
     flags AccessFlags : u32 = "ib_uverbs_access_flags" {
-        /// The local device may write it.
+        /// Local write.
         LOCAL_WRITE = 1 << 0, "IB_UVERBS_ACCESS_LOCAL_WRITE";
-        /// A peer may write it.
+        /// Remote write.
         REMOTE_WRITE = 1 << 1, "IB_UVERBS_ACCESS_REMOTE_WRITE";
-        /// A peer may read it.
+        /// Remote read.
         REMOTE_READ = 1 << 2, "IB_UVERBS_ACCESS_REMOTE_READ";
-        /// A peer may run atomic operations on it.
+        /// Remote atomics.
         REMOTE_ATOMIC = 1 << 3, "IB_UVERBS_ACCESS_REMOTE_ATOMIC";
-        /// Memory windows may be bound to it.
+        /// Memory windows can be bound.
         MW_BIND = 1 << 4, "IB_UVERBS_ACCESS_MW_BIND";
-        /// Remote addresses start at 0.
+        /// Zero-based: addresses start at 0.
         ZERO_BASED = 1 << 5, "IB_UVERBS_ACCESS_ZERO_BASED";
-        /// Pages are brought in when the device asks for them.
+        /// On-demand paging (ODP): pages are not pinned.
         ON_DEMAND = 1 << 6, "IB_UVERBS_ACCESS_ON_DEMAND";
-        /// The memory consists of huge pages.
+        /// The memory has huge pages.
         HUGETLB = 1 << 7, "IB_UVERBS_ACCESS_HUGETLB";
-        /// A peer may make its writes globally visible.
+        /// Remote flush to global visibility.
         FLUSH_GLOBAL = 1 << 8, "IB_UVERBS_ACCESS_FLUSH_GLOBAL" since V6_12;
-        /// A peer may make its writes persistent.
+        /// Remote flush to persistence.
         FLUSH_PERSISTENT = 1 << 9, "IB_UVERBS_ACCESS_FLUSH_PERSISTENT" since V6_12;
-        /// The bus may reorder the device's accesses; ignored where it is not known.
+        /// Relaxed ordering of the device's accesses; ignored if unknown.
         RELAXED_ORDERING = 1 << 20, "IB_UVERBS_ACCESS_RELAXED_ORDERING";
     }
 
-    /// Options of a work queue.
+    /// Flags of a work queue.
     flags WqFlags : u32 = "ib_uverbs_wq_flags" {
-        /// The VLAN tag is taken out of received packets.
+        /// VLAN tags of received packets are stripped.
         CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_WQ_FLAGS_CVLAN_STRIPPING";
-        /// The frame check sequence is delivered too.
+        /// The frame check sequence is scattered to memory.
         SCATTER_FCS = 1 << 1, "IB_UVERBS_WQ_FLAGS_SCATTER_FCS";
-        /// Packets wait a while for a receive to be posted.
+        /// Delay drop: packets wait for a posted receive.
         DELAY_DROP = 1 << 2, "IB_UVERBS_WQ_FLAGS_DELAY_DROP";
         /// Writes over the bus are padded to whole cache lines.
         PCI_WRITE_END_PADDING = 1 << 3, "IB_UVERBS_WQ_FLAGS_PCI_WRITE_END_PADDING";
     }
 
-    /// Options of a queue pair.
+    /// Flags of a queue pair.
     flags QpCreateFlags : u32 = "ib_uverbs_qp_create_flags" {
-        /// Own multicast packets do not come back.
+        /// Block multicast loopback.
         BLOCK_MULTICAST_LOOPBACK = 1 << 1, "IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK";
-        /// The frame check sequence is delivered too.
+        /// The frame check sequence is scattered to memory.
         SCATTER_FCS = 1 << 8, "IB_UVERBS_QP_CREATE_SCATTER_FCS";
-        /// The VLAN tag is taken out of received packets.
+        /// VLAN tags of received packets are stripped.
         CVLAN_STRIPPING = 1 << 9, "IB_UVERBS_QP_CREATE_CVLAN_STRIPPING";
         /// Writes over the bus are padded to whole cache lines.
         PCI_WRITE_END_PADDING = 1 << 11, "IB_UVERBS_QP_CREATE_PCI_WRITE_END_PADDING";
-        /// Every send request is signaled.
+        /// All send requests are signaled.
         SQ_SIG_ALL = 1 << 12, "IB_UVERBS_QP_CREATE_SQ_SIG_ALL";
     }
 
-    /// Capabilities of a port: the subnet management agent's mask, and one bit of the kernel's own.
+    /// Capabilities of a port: CapabilityMask of PortInfo, and one bit that the kernel defines.
     flags PortCapFlags : u32 = "ib_uverbs_query_port_cap_flags" {
-        /// Runs a subnet manager.
+        /// Is a subnet manager.
         SM = 1 << 1, "IB_UVERBS_PCF_SM";
         /// Notices.
         NOTICE_SUP = 1 << 2, "IB_UVERBS_PCF_NOTICE_SUP";
@@ -334,9 +334,9 @@ abi_flags! {
         MKEY_NVRAM = 1 << 7, "IB_UVERBS_PCF_MKEY_NVRAM";
         /// Partition keys kept over power cycles.
         PKEY_NVRAM = 1 << 8, "IB_UVERBS_PCF_PKEY_NVRAM";
-        /// A lamp to find the port by.
+        /// LED.
         LED_INFO_SUP = 1 << 9, "IB_UVERBS_PCF_LED_INFO_SUP";
-        /// Its subnet manager is switched off.
+        /// Its subnet manager is disabled.
         SM_DISABLED = 1 << 10, "IB_UVERBS_PCF_SM_DISABLED";
         /// System image GUID.
         SYS_IMAGE_GUID_SUP = 1 << 11, "IB_UVERBS_PCF_SYS_IMAGE_GUID_SUP";
@@ -364,7 +364,7 @@ abi_flags! {
         LINK_LATENCY_SUP = 1 << 24, "IB_UVERBS_PCF_LINK_LATENCY_SUP";
         /// Client re-registration.
         CLIENT_REG_SUP = 1 << 25, "IB_UVERBS_PCF_CLIENT_REG_SUP";
-        /// GIDs are made from IP addresses; the kernel's own bit, not the agent's.
+        /// IP-based GIDs; defined by the kernel, not by PortInfo.
         IP_BASED_GIDS = 1 << 26, "IB_UVERBS_PCF_IP_BASED_GIDS";
         /// Table of link speeds by width.
         LINK_SPEED_WIDTH_TABLE_SUP = 1 << 27, "IB_UVERBS_PCF_LINK_SPEED_WIDTH_TABLE_SUP";
@@ -378,33 +378,33 @@ abi_flags! {
         HIERARCHY_INFO_SUP = 1 << 31, "IB_UVERBS_PCF_HIERARCHY_INFO_SUP";
     }
 
-    /// What a port asks of its users.
+    /// Port flags with requirements for users.
     flags PortFlags : u8 = "ib_uverbs_query_port_flags" {
-        /// Every path needs a global route.
+        /// Every path needs a GRH.
         GRH_REQUIRED = 1 << 0, "IB_UVERBS_QPF_GRH_REQUIRED";
     }
 
-    /// Options of reading counters.
+    /// Flags of counter reads.
     flags ReadCountersFlags : u32 = "ib_uverbs_read_counters_flags" {
-        /// Values that the driver has at hand will do.
+        /// Cached values of the driver are sufficient.
         PREFER_CACHED = 1 << 0, "IB_UVERBS_READ_COUNTERS_PREFER_CACHED";
     }
 
-    /// Options of advice about memory.
+    /// Flags of memory advice.
     flags AdviseMrFlag : u32 = "ib_uverbs_advise_mr_flag" {
-        /// Return when it is done.
+        /// Wait for completion.
         FLUSH = 1 << 0, "IB_UVERBS_ADVISE_MR_FLAG_FLUSH";
     }
 
-    /// Options of an ESP flow action.
+    /// Flags of an ESP flow action.
     flags FlowActionEspFlags : u32 = "ib_uverbs_flow_action_esp_flags" {
-        /// Whole offload instead of the cipher alone.
+        /// Full offload instead of inline crypto.
         FULL_OFFLOAD = 1 << 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD";
         /// Transport mode instead of tunnel mode.
         TRANSPORT = 1 << 1, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT";
         /// Encryption instead of decryption.
         ENCRYPT = 1 << 2, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT";
-        /// The extended sequence number enters a new window.
+        /// The extended sequence number is in a new window.
         ESN_NEW_WINDOW = 1 << 3, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW";
     }
 }
@@ -412,13 +412,13 @@ abi_flags! {
 abi_consts! {
     header = "rdma/ib_user_ioctl_verbs.h";
 
-    /// Lowest access flag that a kernel may ignore.
+    /// First optional access flag.
     const ACCESS_OPTIONAL_FIRST: u32 = 1 << 20, "IB_UVERBS_ACCESS_OPTIONAL_FIRST";
-    /// Highest access flag that a kernel may ignore.
+    /// Last optional access flag.
     const ACCESS_OPTIONAL_LAST: u32 = 1 << 29, "IB_UVERBS_ACCESS_OPTIONAL_LAST";
-    /// Every access flag that a kernel may ignore.
+    /// Mask of the optional access flags, which a kernel may ignore.
     const ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000, "IB_UVERBS_ACCESS_OPTIONAL_RANGE";
-    /// The cipher alone is offloaded.
+    /// Inline crypto.
     const FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_INLINE_CRYPTO";
     /// Tunnel mode.
     const FLOW_ACTION_ESP_FLAGS_TUNNEL: u32 = 0, "IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TUNNEL";

@@ -6,9 +6,9 @@ use crate::uverbs::object::{AsyncEvent, Cq, Pd};
 use crate::uverbs::types::{WqFlags, WqType};
 
 objects! {
-    /// A table that spreads received packets over work queues.
+    /// An RSS indirection table of work queues.
     object RwqIndTbl = ObjectClass::RWQ_IND_TBL.0, "UVERBS_OBJECT_RWQ_IND_TBL" {
-        /// Gives it back.
+        /// Destroys it.
         method RwqIndTblDestroy = 0, "UVERBS_METHOD_RWQ_IND_TBL_DESTROY" {
             /// The table.
             HANDLE: DestroyHandle<RwqIndTbl> = 0, "UVERBS_ATTR_DESTROY_RWQ_IND_TBL_HANDLE", mandatory;
@@ -17,7 +17,7 @@ objects! {
 
     /// A work queue.
     object Wq = ObjectClass::WQ.0, "UVERBS_OBJECT_WQ" {
-        /// Makes one.
+        /// Creates one.
         method WqCreate = 0, "UVERBS_METHOD_WQ_CREATE" with driver_payload {
             /// Its handle.
             HANDLE: NewHandle<Wq> = 0, "UVERBS_ATTR_CREATE_WQ_HANDLE", mandatory;
@@ -25,30 +25,30 @@ objects! {
             PD_HANDLE: Handle<Pd> = 1, "UVERBS_ATTR_CREATE_WQ_PD_HANDLE", mandatory;
             /// Completion queue.
             CQ_HANDLE: Handle<Cq> = 2, "UVERBS_ATTR_CREATE_WQ_CQ_HANDLE", optional;
-            /// Number by which events name it.
+            /// User handle, which its events carry.
             USER_HANDLE: In<u64> = 3, "UVERBS_ATTR_CREATE_WQ_USER_HANDLE", mandatory;
             /// Its type.
             TYPE: Constant<WqType> = 4, "UVERBS_ATTR_CREATE_WQ_TYPE", mandatory;
-            /// Channel of its asynchronous events, if not the file's own.
+            /// Asynchronous event channel, if not the default one of the file.
             EVENT_FD: Descriptor<AsyncEvent> = 5, "UVERBS_ATTR_CREATE_WQ_EVENT_FD", optional;
-            /// Requests outstanding, asked.
+            /// Requested maximum of outstanding requests.
             MAX_WR: In<u32> = 6, "UVERBS_ATTR_CREATE_WQ_MAX_WR", mandatory;
-            /// Scatter entries of a request, asked.
+            /// Requested maximum of SGEs per request.
             MAX_SGE: In<u32> = 7, "UVERBS_ATTR_CREATE_WQ_MAX_SGE", mandatory;
-            /// Options.
+            /// Flags.
             FLAGS: Flags<WqFlags> = 8, "UVERBS_ATTR_CREATE_WQ_FLAGS", mandatory;
-            /// Requests outstanding, granted.
+            /// Actual maximum of outstanding requests.
             RESP_MAX_WR: Out<u32> = 9, "UVERBS_ATTR_CREATE_WQ_RESP_MAX_WR", mandatory;
-            /// Scatter entries of a request, granted.
+            /// Actual maximum of SGEs per request.
             RESP_MAX_SGE: Out<u32> = 10, "UVERBS_ATTR_CREATE_WQ_RESP_MAX_SGE", mandatory;
             /// Its number.
             RESP_WQ_NUM: Out<u32> = 11, "UVERBS_ATTR_CREATE_WQ_RESP_WQ_NUM", optional;
         }
-        /// Gives it back.
+        /// Destroys it.
         method WqDestroy = 1, "UVERBS_METHOD_WQ_DESTROY" {
             /// The work queue.
             HANDLE: DestroyHandle<Wq> = 0, "UVERBS_ATTR_DESTROY_WQ_HANDLE", mandatory;
-            /// Asynchronous events that it had raised.
+            /// Number of asynchronous events that it had raised.
             RESP: Out<u32> = 1, "UVERBS_ATTR_DESTROY_WQ_RESP", mandatory;
         }
     }

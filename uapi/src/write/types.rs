@@ -3,7 +3,7 @@
 abi_enums! {
     header = "rdma/ib_user_verbs.h";
 
-    /// What a completed work request was.
+    /// Opcode of a completion.
     enum WcOpcode : u32 = "ib_uverbs_wc_opcode" {
         /// A send.
         SEND = 0, "IB_UVERBS_WC_SEND";
@@ -25,49 +25,49 @@ abi_enums! {
         FLUSH = 8, "IB_UVERBS_WC_FLUSH" since V6_12;
         /// An atomic write.
         ATOMIC_WRITE = 9, "IB_UVERBS_WC_ATOMIC_WRITE" since V6_12;
-        /// A receive; this bit is set in every opcode of the receiving side.
+        /// A receive; this bit is set in all receive opcodes.
         RECV = 128, "IB_WC_RECV" in "include/rdma/ib_verbs.h";
-        /// A receive taken by an RDMA write with immediate data.
+        /// A receive consumed by an RDMA WRITE with immediate data.
         RECV_RDMA_WITH_IMM = 129, "IB_WC_RECV_RDMA_WITH_IMM" in "include/rdma/ib_verbs.h";
     }
 
-    /// What a send request asks for.
+    /// Opcode of a send request.
     enum WrOpcode : u32 = "ib_uverbs_wr_opcode" {
-        /// Write to the peer's memory.
+        /// RDMA WRITE.
         RDMA_WRITE = 0, "IB_UVERBS_WR_RDMA_WRITE";
-        /// Write to the peer's memory and take one of its receives.
+        /// RDMA WRITE with immediate data; consumes a receive of the peer.
         RDMA_WRITE_WITH_IMM = 1, "IB_UVERBS_WR_RDMA_WRITE_WITH_IMM";
         /// Send a message.
         SEND = 2, "IB_UVERBS_WR_SEND";
         /// Send a message with immediate data.
         SEND_WITH_IMM = 3, "IB_UVERBS_WR_SEND_WITH_IMM";
-        /// Read the peer's memory.
+        /// RDMA READ.
         RDMA_READ = 4, "IB_UVERBS_WR_RDMA_READ";
-        /// Compare and swap 8 bytes of the peer's memory.
+        /// Atomic compare and swap of 8 bytes.
         ATOMIC_CMP_AND_SWP = 5, "IB_UVERBS_WR_ATOMIC_CMP_AND_SWP";
-        /// Add to 8 bytes of the peer's memory.
+        /// Atomic fetch and add of 8 bytes.
         ATOMIC_FETCH_AND_ADD = 6, "IB_UVERBS_WR_ATOMIC_FETCH_AND_ADD";
         /// Invalidate a local key.
         LOCAL_INV = 7, "IB_UVERBS_WR_LOCAL_INV";
         /// Bind a memory window.
         BIND_MW = 8, "IB_UVERBS_WR_BIND_MW";
-        /// Send a message and invalidate a key of the peer's.
+        /// Send a message and invalidate an rkey of the peer.
         SEND_WITH_INV = 9, "IB_UVERBS_WR_SEND_WITH_INV";
-        /// Send as TCP segments.
+        /// Send with TCP segmentation (TSO).
         TSO = 10, "IB_UVERBS_WR_TSO";
-        /// Read the peer's memory and invalidate the local key.
+        /// RDMA READ that invalidates the local key.
         RDMA_READ_WITH_INV = 11, "IB_UVERBS_WR_RDMA_READ_WITH_INV";
-        /// Compare and swap under a mask.
+        /// Masked atomic compare and swap.
         MASKED_ATOMIC_CMP_AND_SWP = 12, "IB_UVERBS_WR_MASKED_ATOMIC_CMP_AND_SWP";
-        /// Add under a mask of carries.
+        /// Masked atomic fetch and add.
         MASKED_ATOMIC_FETCH_AND_ADD = 13, "IB_UVERBS_WR_MASKED_ATOMIC_FETCH_AND_ADD";
-        /// Make earlier writes visible or persistent.
+        /// RDMA FLUSH: earlier writes become visible or persistent.
         FLUSH = 14, "IB_UVERBS_WR_FLUSH" since V6_12;
-        /// Write 8 bytes in one piece.
+        /// Atomic write of 8 bytes.
         ATOMIC_WRITE = 15, "IB_UVERBS_WR_ATOMIC_WRITE" since V6_12;
     }
 
-    /// How much a flush covers.
+    /// Selectivity level of a flush.
     enum SelectivityLevel : u8 = "ib_selectivity_level" {
         /// The given range.
         RANGE = 0, "IB_FLUSH_RANGE" since V6_12;
@@ -79,23 +79,23 @@ abi_enums! {
 abi_flags! {
     header = "rdma/ib_user_verbs.h";
 
-    /// What a flush guarantees.
+    /// Placement type of a flush.
     flags PlacementType : u8 = "ib_placement_type" {
-        /// Every observer sees the data.
+        /// Global visibility.
         GLOBAL = 1 << 0, "IB_FLUSH_GLOBAL" since V6_12;
-        /// The data survive a power cut.
+        /// Persistence.
         PERSISTENT = 1 << 1, "IB_FLUSH_PERSISTENT" since V6_12;
     }
 
-    /// On-demand paging as a whole.
+    /// General ODP capabilities.
     flags OdpGeneralCaps : u64 = "ib_uverbs_odp_general_cap_bits" {
         /// Supported.
         SUPPORT = 1 << 0, "IB_UVERBS_ODP_SUPPORT" since V7_2;
-        /// A whole address space may be registered.
+        /// Implicit ODP regions are supported.
         SUPPORT_IMPLICIT = 1 << 1, "IB_UVERBS_ODP_SUPPORT_IMPLICIT" since V7_2;
     }
 
-    /// On-demand paging by operation, for one transport.
+    /// ODP capabilities of one transport.
     flags OdpTransportCaps : u32 = "ib_uverbs_odp_transport_cap_bits" {
         /// Sends.
         SEND = 1 << 0, "IB_UVERBS_ODP_SUPPORT_SEND" since V7_2;
@@ -115,23 +115,23 @@ abi_flags! {
         ATOMIC_WRITE = 1 << 7, "IB_UVERBS_ODP_SUPPORT_ATOMIC_WRITE" since V7_2;
     }
 
-    /// Options of a completion queue.
+    /// Flags of a completion queue.
     flags CqCreateFlags : u32 = "ib_uverbs_ex_create_cq_flags" {
-        /// Completions carry the device's time.
+        /// Completions have device timestamps.
         TIMESTAMP_COMPLETION = 1 << 0, "IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION";
-        /// The device does not look for overruns.
+        /// The device ignores overruns.
         IGNORE_OVERRUN = 1 << 1, "IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN";
     }
 
-    /// Which optional fields of [`ExCreateQp`](super::structs::ExCreateQp) count.
+    /// Mask of the valid optional fields of [`ExCreateQp`](super::structs::ExCreateQp).
     flags CreateQpMask : u32 = "ib_uverbs_create_qp_mask" {
         /// The indirection table.
         IND_TABLE = 1 << 0, "IB_UVERBS_CREATE_QP_MASK_IND_TABLE";
     }
 
-    /// What a device can do.
+    /// Capability flags of a device.
     flags DeviceCapFlags : u64 = "ib_uverbs_device_cap_flags" {
-        /// A QP's depth can change after it is made.
+        /// QPs can be resized.
         RESIZE_MAX_WR = 1 << 0, "IB_UVERBS_DEVICE_RESIZE_MAX_WR";
         /// Counts packets with a wrong partition key.
         BAD_PKEY_CNTR = 1 << 1, "IB_UVERBS_DEVICE_BAD_PKEY_CNTR";
@@ -141,11 +141,11 @@ abi_flags! {
         RAW_MULTI = 1 << 3, "IB_UVERBS_DEVICE_RAW_MULTI";
         /// Automatic path migration.
         AUTO_PATH_MIG = 1 << 4, "IB_UVERBS_DEVICE_AUTO_PATH_MIG";
-        /// A QP's port can change.
+        /// The port of a QP can change.
         CHANGE_PHY_PORT = 1 << 5, "IB_UVERBS_DEVICE_CHANGE_PHY_PORT";
         /// Checks a datagram's port against its address handle.
         UD_AV_PORT_ENFORCE = 1 << 6, "IB_UVERBS_DEVICE_UD_AV_PORT_ENFORCE";
-        /// The current-state check of a modify call works.
+        /// MODIFY_QP checks the current state.
         CURR_QP_STATE_MOD = 1 << 7, "IB_UVERBS_DEVICE_CURR_QP_STATE_MOD";
         /// A port can be shut down.
         SHUTDOWN_PORT = 1 << 8, "IB_UVERBS_DEVICE_SHUTDOWN_PORT";
@@ -153,17 +153,17 @@ abi_flags! {
         PORT_ACTIVE_EVENT = 1 << 10, "IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT";
         /// Has a system image GUID.
         SYS_IMAGE_GUID = 1 << 11, "IB_UVERBS_DEVICE_SYS_IMAGE_GUID";
-        /// Reliable connections answer receiver-not-ready.
+        /// RC QPs generate RNR NAKs.
         RC_RNR_NAK_GEN = 1 << 12, "IB_UVERBS_DEVICE_RC_RNR_NAK_GEN";
-        /// An SRQ's size can change.
+        /// SRQs can be resized.
         SRQ_RESIZE = 1 << 13, "IB_UVERBS_DEVICE_SRQ_RESIZE";
-        /// An event can be asked for after several completions.
+        /// A CQ can be armed for an event after N completions.
         N_NOTIFY_CQ = 1 << 14, "IB_UVERBS_DEVICE_N_NOTIFY_CQ";
         /// Memory windows.
         MEM_WINDOW = 1 << 17, "IB_UVERBS_DEVICE_MEM_WINDOW";
-        /// Checksum offload for IP over datagrams.
+        /// Checksum offload for IPoIB over UD.
         UD_IP_CSUM = 1 << 18, "IB_UVERBS_DEVICE_UD_IP_CSUM";
-        /// Extended reliable connections.
+        /// XRC.
         XRC = 1 << 20, "IB_UVERBS_DEVICE_XRC";
         /// Memory management extensions: invalidation by a send or by a work request.
         MEM_MGT_EXTENSIONS = 1 << 21, "IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS";
@@ -171,13 +171,14 @@ abi_flags! {
         MEM_WINDOW_TYPE_2A = 1 << 23, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2A";
         /// Memory windows of type 2B.
         MEM_WINDOW_TYPE_2B = 1 << 24, "IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B";
-        /// Checksum offload for IP over reliable connections.
+        /// Checksum offload for IPoIB over RC.
         RC_IP_CSUM = 1 << 25, "IB_UVERBS_DEVICE_RC_IP_CSUM";
-        /// Checksum offload for raw packets; [`RawPacketCaps::IP_CSUM`] tells it since.
+        /// Checksum offload for raw packets; replaced by [`RawPacketCaps::IP_CSUM`].
         RAW_IP_CSUM = 1 << 26, "IB_UVERBS_DEVICE_RAW_IP_CSUM";
         /// Flow steering.
         MANAGED_FLOW_STEERING = 1 << 29, "IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING";
-        /// Frame check sequence delivered; [`RawPacketCaps::SCATTER_FCS`] tells it since.
+        /// The frame check sequence can be scattered to memory; replaced by
+        /// [`RawPacketCaps::SCATTER_FCS`].
         RAW_SCATTER_FCS = 1 << 34, "IB_UVERBS_DEVICE_RAW_SCATTER_FCS";
         /// Writes over the bus can be padded to whole cache lines.
         PCI_WRITE_END_PADDING = 1 << 36, "IB_UVERBS_DEVICE_PCI_WRITE_END_PADDING";
@@ -187,19 +188,19 @@ abi_flags! {
         FLUSH_PERSISTENT = 1 << 39, "IB_UVERBS_DEVICE_FLUSH_PERSISTENT" since V6_12;
         /// Atomic writes.
         ATOMIC_WRITE = 1 << 40, "IB_UVERBS_DEVICE_ATOMIC_WRITE" since V6_12;
-        /// A confidential guest whose transfers go through bounce buffers.
+        /// DMA of a confidential guest goes through bounce buffers.
         CC_DMA_BOUNCE = 1 << 41, "IB_UVERBS_DEVICE_CC_DMA_BOUNCE" since V7_2;
     }
 
-    /// What a device can do with raw packets.
+    /// Raw packet capabilities of a device.
     flags RawPacketCaps : u32 = "ib_uverbs_raw_packet_caps" {
-        /// Take the VLAN tag out.
+        /// Strip VLAN tags.
         CVLAN_STRIPPING = 1 << 0, "IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING";
-        /// Deliver the frame check sequence.
+        /// Scatter the frame check sequence to memory.
         SCATTER_FCS = 1 << 1, "IB_UVERBS_RAW_PACKET_CAP_SCATTER_FCS";
-        /// Check and fill checksums.
+        /// Check and compute checksums.
         IP_CSUM = 1 << 2, "IB_UVERBS_RAW_PACKET_CAP_IP_CSUM";
-        /// Let packets wait for a receive.
+        /// Delay drop: packets wait for a posted receive.
         DELAY_DROP = 1 << 3, "IB_UVERBS_RAW_PACKET_CAP_DELAY_DROP";
     }
 }
@@ -207,19 +208,19 @@ abi_flags! {
 abi_consts! {
     header = "rdma/ib_user_verbs.h";
 
-    /// Version of the uverbs ABI, as sysfs shows it.
+    /// Version of the uverbs ABI, as in sysfs.
     const ABI_VERSION: u32 = 6, "IB_USER_VERBS_ABI_VERSION";
-    /// First number of the commands that exist only in the extended kind.
+    /// First number of commands that exist only as extended commands.
     const CMD_THRESHOLD: u32 = 50, "IB_USER_VERBS_CMD_THRESHOLD";
-    /// Bits of a command word that hold the number.
+    /// Mask of the command number in a command word.
     const CMD_COMMAND_MASK: u32 = 0xff, "IB_USER_VERBS_CMD_COMMAND_MASK";
-    /// Bit of a command word that marks the extended kind.
+    /// Flag of extended commands in a command word.
     const CMD_FLAG_EXTENDED: u32 = super::EXTENDED, "IB_USER_VERBS_CMD_FLAG_EXTENDED";
-    /// Every optional field of the extended QP creation.
+    /// Mask of all optional fields of extended QP creation.
     const CREATE_QP_SUP_COMP_MASK: u32 = 1, "IB_UVERBS_CREATE_QP_SUP_COMP_MASK";
-    /// Greatest logarithm of an indirection table's size.
+    /// Maximum log2 of the size of an indirection table.
     const MAX_LOG_IND_TBL_SIZE: u32 = 0x0d, "IB_USER_VERBS_MAX_LOG_IND_TBL_SIZE";
-    /// Bytes of a device's name.
+    /// Maximum size of a device name in bytes.
     const DEVICE_NAME_MAX: u32 = 64, "IB_DEVICE_NAME_MAX";
     /// Number of a command without a handler.
     const CMD_MODIFY_AH: u32 = 6, "IB_USER_VERBS_CMD_MODIFY_AH";

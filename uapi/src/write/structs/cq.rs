@@ -6,37 +6,37 @@ use crate::write::types::{CqCreateFlags, WcOpcode};
 abi_structs! {
     header = "rdma/ib_user_verbs.h";
 
-    /// Request for a completion queue.
+    /// Request of CREATE_CQ.
     struct CreateCqReq = tag "ib_uverbs_create_cq" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
-        /// Fewest entries.
+        /// Minimum number of entries.
         cqe: u32;
-        /// Completion vector that raises its events.
+        /// Completion vector.
         comp_vector: u32;
         /// Descriptor of the completion channel; -1 for none.
         comp_channel: i32;
         /// Zero.
         reserved: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
     /// Extended request for a completion queue.
     struct ExCreateCq = tag "ib_uverbs_ex_create_cq" {
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
-        /// Fewest entries.
+        /// Minimum number of entries.
         cqe: u32;
-        /// Completion vector that raises its events.
+        /// Completion vector.
         comp_vector: u32;
         /// Descriptor of the completion channel; -1 for none.
         comp_channel: i32;
         /// Must be 0.
         comp_mask: u32;
-        /// Options.
+        /// Flags.
         flags: CqCreateFlags;
         /// Must be 0.
         reserved: u32;
@@ -46,19 +46,19 @@ abi_structs! {
     struct CreateCqResp = tag "ib_uverbs_create_cq_resp" {
         /// Its handle.
         cq_handle: u32;
-        /// Its entries.
+        /// Number of entries.
         cqe: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
     /// A new completion queue, extended.
     struct ExCreateCqResp = tag "ib_uverbs_ex_create_cq_resp" {
-        /// The older response.
+        /// The non-extended response.
         base: CreateCqResp;
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
     }
 
@@ -68,87 +68,86 @@ abi_structs! {
         response: u64;
         /// The completion queue.
         cq_handle: u32;
-        /// Fewest entries from now on.
+        /// New minimum number of entries.
         cqe: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
     /// A resized completion queue.
     struct ResizeCqResp = tag "ib_uverbs_resize_cq_resp" {
-        /// Its entries.
+        /// Number of entries.
         cqe: u32;
         /// Zero.
         reserved: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Request to take completions through the kernel; no driver in the kernel allows it to user
-    /// space.
+    /// Request to poll a CQ by the kernel. No kernel driver allows it for user CQs.
     struct PollCqReq = tag "ib_uverbs_poll_cq" {
         /// Ignored by the ioctl.
         response: u64;
         /// The completion queue.
         cq_handle: u32;
-        /// Most completions.
+        /// Maximum number of completions.
         ne: u32;
     }
 
     /// A completion. rxe's completion ring holds these too.
     struct Wc = tag "ib_uverbs_wc" {
-        /// The caller's number of the work request.
+        /// The `wr_id` of the work request.
         wr_id: u64;
-        /// How it ended.
+        /// Status.
         status: WcStatus;
-        /// What it was; not valid if it failed.
+        /// Opcode; not valid on errors.
         opcode: WcOpcode;
-        /// The driver's own error number.
+        /// Vendor error.
         vendor_err: u32;
-        /// Bytes received or read.
+        /// Number of bytes received or read.
         byte_len: u32;
-        /// Immediate data, the bytes as they came over the wire, or the key that was invalidated in
-        /// the machine's byte order; `wc_flags` says which.
+        /// Immediate data in network byte order, or the invalidated rkey in host byte order,
+        /// depending on `wc_flags`.
         ex: u32;
-        /// The local queue pair.
+        /// Local QPN.
         qp_num: u32;
-        /// The sender's queue pair, for datagrams.
+        /// QPN of the sender; UD only.
         src_qp: u32;
-        /// What else the completion carries.
+        /// Flags.
         wc_flags: WcFlags;
-        /// Index of the partition key.
+        /// P_Key index.
         pkey_index: u16;
-        /// The sender's local identifier.
+        /// LID of the sender.
         slid: u16;
         /// Service level.
         sl: u8;
-        /// Low bits of the local identifier that the message came to.
+        /// Destination path bits: low bits of the destination LID.
         dlid_path_bits: u8;
-        /// Port, for directed routes on switches.
+        /// Port, for directed-route packets on switches.
         port_num: u8;
         /// Zero.
         reserved: u8;
     }
 
-    /// Completions taken through the kernel.
+    /// Completions polled by the kernel.
     struct PollCqResp = tag "ib_uverbs_poll_cq_resp" {
-        /// How many.
+        /// Number of completions.
         count: u32;
         /// Zero.
         reserved: u32;
-        /// Where they start.
+        /// Start of the completions.
         wc: [Wc; 0];
     }
 
-    /// Request for an event at the next completion.
+    /// Request to arm a CQ.
     struct ReqNotifyCqReq = tag "ib_uverbs_req_notify_cq" {
         /// The completion queue.
         cq_handle: u32;
-        /// 1 for solicited completions and errors only.
+        /// 1 to arm for solicited completions and errors only.
         solicited_only: u32;
     }
 
-    /// Gives a completion queue back.
+    /// Destroys a completion queue.
     struct DestroyCqReq = tag "ib_uverbs_destroy_cq" {
         /// Ignored by the ioctl.
         response: u64;
@@ -158,29 +157,29 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// What the completion queue had raised.
+    /// Events that a destroyed CQ had raised.
     struct DestroyCqResp = tag "ib_uverbs_destroy_cq_resp" {
-        /// Completion events.
+        /// Number of completion events.
         comp_events_reported: u32;
-        /// Asynchronous events.
+        /// Number of asynchronous events.
         async_events_reported: u32;
     }
 
-    /// When a completion event is raised.
+    /// Event moderation of a CQ.
     struct CqModeration = tag "ib_uverbs_cq_moderation" {
-        /// After so many completions.
+        /// Number of completions per event.
         cq_count: u16;
-        /// Or after so many microseconds.
+        /// Maximum delay of an event in µs.
         cq_period: u16;
     }
 
-    /// Request to change a completion queue.
+    /// Request of MODIFY_CQ.
     struct ExModifyCq = tag "ib_uverbs_ex_modify_cq" {
         /// The completion queue.
         cq_handle: u32;
-        /// Which attributes.
+        /// Attribute mask.
         attr_mask: CqAttrMask;
-        /// Event moderation.
+        /// CQ event moderation.
         attr: CqModeration;
         /// Must be 0.
         reserved: u32;
@@ -188,7 +187,7 @@ abi_structs! {
 }
 
 impl Wc {
-    /// The immediate data in the machine's byte order.
+    /// The immediate data in host byte order.
     #[must_use]
     pub const fn imm_data(&self) -> u32 {
         u32::from_be(self.ex)

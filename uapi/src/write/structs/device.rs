@@ -10,33 +10,33 @@ use crate::write::types::{DeviceCapFlags, OdpGeneralCaps, OdpTransportCaps, RawP
 abi_structs! {
     header = "rdma/ib_user_verbs.h";
 
-    /// An event as it is read from an asynchronous event descriptor.
+    /// An event read from an asynchronous event descriptor.
     struct AsyncEventDesc = tag "ib_uverbs_async_event_desc" {
-        /// User handle of the object concerned, or the port's number.
+        /// User handle of the object, or the port number.
         element: u64;
-        /// What happened.
+        /// Type of the event.
         event_type: EventType;
         /// Zero.
         reserved: u32;
     }
 
-    /// An event as it is read from a completion channel.
+    /// An event read from a completion channel.
     struct CompEventDesc = tag "ib_uverbs_comp_event_desc" {
         /// User handle of the CQ.
         cq_handle: u64;
     }
 
-    /// How far completion events can be held back.
+    /// CQ moderation capabilities.
     struct CqModerationCaps = tag "ib_uverbs_cq_moderation_caps" {
-        /// Most completions.
+        /// Maximum number of completions.
         max_cq_moderation_count: u16;
-        /// Longest time in microseconds.
+        /// Maximum delay in µs.
         max_cq_moderation_period: u16;
         /// Zero.
         reserved: u32;
     }
 
-    /// Head of a command passed through `write()`, which this project never does.
+    /// Header of a command for `write()`. This project does not use it.
     struct CmdHdr = tag "ib_uverbs_cmd_hdr" {
         /// The command word.
         command: u32;
@@ -46,13 +46,13 @@ abi_structs! {
         out_words: u16;
     }
 
-    /// Second head of an extended command passed through `write()`.
+    /// Second header of an extended command for `write()`.
     struct ExCmdHdr = tag "ib_uverbs_ex_cmd_hdr" {
         /// Address of the response.
         response: u64;
-        /// Size of the driver's request in words of 8 bytes.
+        /// Size of the driver request in words of 8 bytes.
         provider_in_words: u16;
-        /// Size of the driver's response in words of 8 bytes.
+        /// Size of the driver response in words of 8 bytes.
         provider_out_words: u16;
         /// Must be 0.
         cmd_hdr_reserved: u32;
@@ -62,29 +62,29 @@ abi_structs! {
     struct GetContextReq = tag "ib_uverbs_get_context" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
     /// A new context.
     struct GetContextResp = tag "ib_uverbs_get_context_resp" {
-        /// Descriptor of asynchronous events.
+        /// Descriptor of the asynchronous event channel.
         async_fd: u32;
         /// Number of completion vectors.
         num_comp_vectors: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Request for a device's attributes.
+    /// Request of QUERY_DEVICE.
     struct QueryDeviceReq = tag "ib_uverbs_query_device" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// A device's attributes.
+    /// Attributes of a device.
     struct QueryDeviceResp = tag "ib_uverbs_query_device_resp" {
         /// Firmware version, in the driver's own format.
         fw_ver: u64;
@@ -96,73 +96,73 @@ abi_structs! {
         max_mr_size: u64;
         /// Page sizes supported, one bit each.
         page_size_cap: u64;
-        /// The vendor's IEEE number.
+        /// IEEE OUI of the vendor.
         vendor_id: u32;
-        /// The vendor's number of the part.
+        /// Part number of the vendor.
         vendor_part_id: u32;
         /// Hardware version.
         hw_ver: u32;
-        /// Most queue pairs.
+        /// Maximum number of QPs.
         max_qp: u32;
-        /// Most requests outstanding in a queue.
+        /// Maximum number of outstanding requests of a queue.
         max_qp_wr: u32;
-        /// The low half of what the device can do.
+        /// Capability flags, low 32 bits.
         device_cap_flags: u32 as DeviceCapFlags;
-        /// Most scatter/gather entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Most scatter/gather entries of an RDMA read.
+        /// Maximum number of SGEs of an RDMA READ.
         max_sge_rd: u32;
-        /// Most completion queues.
+        /// Maximum number of CQs.
         max_cq: u32;
-        /// Most entries of a completion queue.
+        /// Maximum number of entries of a CQ.
         max_cqe: u32;
-        /// Most memory regions.
+        /// Maximum number of MRs.
         max_mr: u32;
-        /// Most protection domains.
+        /// Maximum number of PDs.
         max_pd: u32;
-        /// Most reads and atomics outstanding as target, per QP.
+        /// Maximum number of outstanding RDMA READs and atomics per QP as responder.
         max_qp_rd_atom: u32;
-        /// The same per end-to-end context, which no device has.
+        /// The same per end-to-end (EE) context. No device has EE contexts.
         max_ee_rd_atom: u32;
-        /// Resources for reads and atomics as target, whole device.
+        /// Maximum number of outstanding RDMA READs and atomics of the device as responder.
         max_res_rd_atom: u32;
-        /// Most reads and atomics outstanding as initiator, per QP.
+        /// Maximum number of outstanding RDMA READs and atomics per QP as requester.
         max_qp_init_rd_atom: u32;
-        /// The same per end-to-end context.
+        /// The same per EE context.
         max_ee_init_rd_atom: u32;
-        /// What atomics are atomic against.
+        /// Scope of atomicity of atomic operations.
         atomic_cap: AtomicCap;
-        /// Most end-to-end contexts.
+        /// Maximum number of EE contexts.
         max_ee: u32;
-        /// Most reliable datagram domains.
+        /// Maximum number of reliable datagram domains.
         max_rdd: u32;
-        /// Most memory windows.
+        /// Maximum number of memory windows.
         max_mw: u32;
-        /// Most raw IPv6 queue pairs.
+        /// Maximum number of raw IPv6 QPs.
         max_raw_ipv6_qp: u32;
-        /// Most raw Ethertype queue pairs.
+        /// Maximum number of raw Ethertype QPs.
         max_raw_ethy_qp: u32;
-        /// Most multicast groups.
+        /// Maximum number of multicast groups.
         max_mcast_grp: u32;
-        /// Most queue pairs of a multicast group.
+        /// Maximum number of QPs attached to a multicast group.
         max_mcast_qp_attach: u32;
-        /// Most attachments to multicast groups.
+        /// Maximum number of attachments to multicast groups in total.
         max_total_mcast_qp_attach: u32;
-        /// Most address handles.
+        /// Maximum number of address handles.
         max_ah: u32;
-        /// Most fast memory regions, which no longer exist.
+        /// Maximum number of fast memory regions (FMR). FMRs no longer exist.
         max_fmr: u32;
-        /// Most maps of a fast memory region.
+        /// Maximum number of maps of an FMR.
         max_map_per_fmr: u32;
-        /// Most shared receive queues.
+        /// Maximum number of SRQs.
         max_srq: u32;
-        /// Most requests outstanding in a shared receive queue.
+        /// Maximum number of outstanding requests of an SRQ.
         max_srq_wr: u32;
-        /// Most scatter entries of a shared receive request.
+        /// Maximum number of SGEs of an SRQ request.
         max_srq_sge: u32;
-        /// Most partitions.
+        /// Maximum number of partitions.
         max_pkeys: u16;
-        /// Time the device takes to acknowledge: 4.096 µs times 2 to this power.
+        /// Local acknowledge delay: 4.096 µs × 2^n.
         local_ca_ack_delay: u8;
         /// Number of ports.
         phys_port_cnt: u8;
@@ -170,7 +170,7 @@ abi_structs! {
         reserved: [u8; 4];
     }
 
-    /// Extended request for a device's attributes.
+    /// Request of the extended QUERY_DEVICE.
     struct ExQueryDevice = tag "ib_uverbs_ex_query_device" {
         /// Must be 0.
         comp_mask: u32;
@@ -178,7 +178,7 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// On-demand paging by transport.
+    /// ODP capabilities by transport.
     struct OdpPerTransportCaps = expr "__typeof__(((struct ib_uverbs_odp_caps *)0)->per_transport_caps)" {
         /// Reliable connections.
         rc_odp_caps: OdpTransportCaps;
@@ -188,80 +188,80 @@ abi_structs! {
         ud_odp_caps: OdpTransportCaps;
     }
 
-    /// On-demand paging.
+    /// ODP capabilities.
     struct OdpCaps = tag "ib_uverbs_odp_caps" {
-        /// As a whole.
+        /// General.
         general_caps: OdpGeneralCaps;
-        /// By transport.
+        /// Per transport.
         per_transport_caps: OdpPerTransportCaps;
         /// Zero.
         reserved: u32;
     }
 
-    /// Receive side scaling.
+    /// RSS capabilities.
     struct RssCaps = tag "ib_uverbs_rss_caps" {
-        /// Transports supported, bit 2 to the power of the QP type's number.
+        /// Supported QP types, as a mask of `1 << type`.
         supported_qpts: u32;
-        /// Most indirection tables.
+        /// Maximum number of indirection tables.
         max_rwq_indirection_tables: u32;
-        /// Most entries of an indirection table.
+        /// Maximum number of entries of an indirection table.
         max_rwq_indirection_table_size: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Tag matching.
+    /// Tag matching capabilities.
     struct TmCaps = tag "ib_uverbs_tm_caps" {
-        /// Most bytes of a rendezvous request.
+        /// Maximum size of a rendezvous request in bytes.
         max_rndv_hdr_size: u32;
-        /// Most entries of the matching list.
+        /// Maximum number of tags in the list.
         max_num_tags: u32;
         /// What it can do.
         flags: TmCapFlags;
-        /// Most list operations outstanding.
+        /// Maximum number of outstanding list operations.
         max_ops: u32;
-        /// Most scatter entries of a tag.
+        /// Maximum number of SGEs of a tag.
         max_sge: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// A device's attributes, extended. A kernel fills what it knows and says how much in
-    /// `response_length`.
+    /// Extended attributes of a device. The kernel reports in `response_length` how much of it it
+    /// filled.
     struct ExQueryDeviceResp = tag "ib_uverbs_ex_query_device_resp" {
-        /// The older attributes.
+        /// The non-extended attributes.
         base: QueryDeviceResp;
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// On-demand paging.
+        /// ODP capabilities.
         odp_caps: OdpCaps;
-        /// Valid bits of a completion's time.
+        /// Valid bits of completion timestamps.
         timestamp_mask: u64;
-        /// The device's clock in kHz.
+        /// Frequency of the device clock in kHz.
         hca_core_clock: u64;
-        /// What the device can do, all of it.
+        /// Capability flags, all 64 bits.
         device_cap_flags_ex: DeviceCapFlags;
-        /// Receive side scaling.
+        /// RSS capabilities.
         rss_caps: RssCaps;
-        /// Most work queues for receives.
+        /// Maximum number of receive work queues.
         max_wq_type_rq: u32;
-        /// Raw packets.
+        /// Raw packet capabilities.
         raw_packet_caps: RawPacketCaps;
-        /// Tag matching.
+        /// Tag matching capabilities.
         tm_caps: TmCaps;
-        /// Event moderation.
+        /// CQ event moderation.
         cq_moderation_caps: CqModerationCaps;
-        /// Bytes of device memory.
+        /// Size of the device memory in bytes.
         max_dm_size: u64;
-        /// On-demand paging on extended reliable connections.
+        /// ODP capabilities of XRC.
         xrc_odp_caps: OdpTransportCaps;
         /// Zero.
         reserved: u32;
     }
 
-    /// Request for a port's attributes.
+    /// Request of QUERY_PORT.
     struct QueryPortReq = tag "ib_uverbs_query_port" {
         /// Ignored by the ioctl.
         response: u64;
@@ -269,53 +269,53 @@ abi_structs! {
         port_num: u8;
         /// Zero.
         reserved: [u8; 7];
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// A port's attributes.
+    /// Attributes of a port.
     struct QueryPortResp = tag "ib_uverbs_query_port_resp" {
-        /// What the port can do.
+        /// Capability flags.
         port_cap_flags: PortCapFlags;
-        /// Bytes of the largest message.
+        /// Maximum message size in bytes.
         max_msg_sz: u32;
-        /// Packets with a wrong partition key.
+        /// Number of packets with a wrong P_Key.
         bad_pkey_cntr: u32;
-        /// Packets with a wrong queue key.
+        /// Number of packets with a wrong Q_Key.
         qkey_viol_cntr: u32;
-        /// Entries of the GID table.
+        /// Number of entries of the GID table.
         gid_tbl_len: u32;
-        /// Entries of the partition table.
+        /// Number of entries of the P_Key table.
         pkey_tbl_len: u16;
-        /// Local identifier; 0 on Ethernet.
+        /// LID; 0 on Ethernet.
         lid: u16;
-        /// The subnet manager's local identifier.
+        /// LID of the subnet manager.
         sm_lid: u16;
         /// Logical state.
         state: PortState;
-        /// Largest MTU supported.
+        /// Maximum supported MTU.
         max_mtu: Mtu;
-        /// MTU in use.
+        /// Active MTU.
         active_mtu: Mtu;
-        /// Low bits of the local identifier that are masked.
+        /// LID mask control (LMC).
         lmc: u8;
-        /// Virtual lanes, in the agent's code.
+        /// Virtual lanes, as encoded in PortInfo (VLCap).
         max_vl_num: u8;
-        /// The subnet manager's service level.
+        /// Service level of the subnet manager.
         sm_sl: u8;
-        /// Longest delay through the subnet: 4.096 µs times 2 to this power.
+        /// Maximum delay through the subnet: 4.096 µs × 2^n.
         subnet_timeout: u8;
-        /// How the subnet manager initialised the port.
+        /// Type of initialisation by the subnet manager (InitTypeReply).
         init_type_reply: u8;
-        /// Lanes in use.
+        /// Active link width.
         active_width: PortWidth;
-        /// Speed of a lane, where one byte can say it.
+        /// Active speed of one lane, if it fits one byte.
         active_speed: u8 as PortSpeed;
         /// Physical state.
         phys_state: PortPhysState;
-        /// What carries the packets.
+        /// Link layer.
         link_layer: LinkLayer;
-        /// What the port asks of its users.
+        /// Port flags with requirements for users.
         flags: PortFlags;
         /// Zero.
         reserved: u8;

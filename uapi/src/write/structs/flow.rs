@@ -1,4 +1,4 @@
-//! Flows: which packets a queue pair of raw packets receives.
+//! Flows: steering rules for raw packet QPs.
 
 use crate::abi::{Be16, Be32};
 use crate::verbs_values::{FlowAttrType, FlowFlags, FlowSpecType};
@@ -6,15 +6,15 @@ use crate::verbs_values::{FlowAttrType, FlowFlags, FlowSpecType};
 abi_structs! {
     header = "rdma/ib_user_verbs.h";
 
-    /// Head of a specification.
+    /// Header of a specification.
     struct FlowSpecHdr = tag "ib_uverbs_flow_spec_hdr" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
-        /// Where the rest follows.
+        /// Start of the rest.
         flow_spec_data: [u64; 0];
     }
 
@@ -98,131 +98,131 @@ abi_structs! {
 
     /// An MPLS label.
     struct FlowMplsFilter = tag "ib_uverbs_flow_mpls_filter" {
-        /// All its 32 bits.
+        /// The 32 bits of the label stack entry.
         label: Be32;
     }
 
     /// Matches an Ethernet header.
     struct FlowSpecEth align(8) = tag "ib_uverbs_flow_spec_eth" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowEthFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowEthFilter;
     }
 
     /// Matches an IPv4 header.
     struct FlowSpecIpv4 align(8) = tag "ib_uverbs_flow_spec_ipv4" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowIpv4Filter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowIpv4Filter;
     }
 
     /// Matches a TCP or UDP header.
     struct FlowSpecTcpUdp align(8) = tag "ib_uverbs_flow_spec_tcp_udp" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowTcpUdpFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowTcpUdpFilter;
     }
 
     /// Matches an IPv6 header.
     struct FlowSpecIpv6 align(8) = tag "ib_uverbs_flow_spec_ipv6" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowIpv6Filter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowIpv6Filter;
     }
 
     /// Matches a tunnel's header.
     struct FlowSpecTunnel align(8) = tag "ib_uverbs_flow_spec_tunnel" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowTunnelFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowTunnelFilter;
     }
 
     /// Matches an ESP header.
     struct FlowSpecEsp align(8) = tag "ib_uverbs_flow_spec_esp" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowSpecEspFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowSpecEspFilter;
     }
 
     /// Matches a GRE header.
     struct FlowSpecGre align(8) = tag "ib_uverbs_flow_spec_gre" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowGreFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowGreFilter;
     }
 
     /// Matches an MPLS label.
     struct FlowSpecMpls align(8) = tag "ib_uverbs_flow_spec_mpls" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
         /// Values.
         val: FlowMplsFilter;
-        /// Bits that count.
+        /// Mask of the bits to compare.
         mask: FlowMplsFilter;
     }
 
-    /// Marks the completions.
+    /// Sets a tag in completions.
     struct FlowSpecActionTag align(8) = tag "ib_uverbs_flow_spec_action_tag" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
-        /// The mark.
+        /// The tag.
         tag_id: u32;
         /// Zero.
         reserved1: u32;
@@ -230,9 +230,9 @@ abi_structs! {
 
     /// Drops the packets.
     struct FlowSpecActionDrop align(8) = tag "ib_uverbs_flow_spec_action_drop" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
@@ -240,9 +240,9 @@ abi_structs! {
 
     /// Applies a flow action.
     struct FlowSpecActionHandle align(8) = tag "ib_uverbs_flow_spec_action_handle" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
@@ -254,9 +254,9 @@ abi_structs! {
 
     /// Counts the packets.
     struct FlowSpecActionCount align(8) = tag "ib_uverbs_flow_spec_action_count" {
-        /// What the specification is about.
+        /// Type of the specification.
         spec_type: FlowSpecType = "type";
-        /// Bytes of the specification, this head included.
+        /// Size of the specification in bytes, including this header.
         size: u16;
         /// Zero.
         reserved: u16;
@@ -268,11 +268,11 @@ abi_structs! {
 
     /// A flow; its specifications follow.
     struct FlowAttr = tag "ib_uverbs_flow_attr" {
-        /// What it steers.
+        /// Its type.
         attr_type: FlowAttrType = "type";
-        /// Bytes of the specifications.
+        /// Size of the specifications in bytes.
         size: u16;
-        /// Priority; 0 comes first.
+        /// Priority; 0 is the highest.
         priority: u16;
         /// Number of specifications.
         num_of_specs: u8;
@@ -280,9 +280,9 @@ abi_structs! {
         reserved: [u8; 2];
         /// The port.
         port: u8;
-        /// Options.
+        /// Flags.
         flags: FlowFlags;
-        /// Where the specifications start.
+        /// Start of the specifications.
         flow_specs: [FlowSpecHdr; 0];
     }
 
@@ -304,7 +304,7 @@ abi_structs! {
         flow_handle: u32;
     }
 
-    /// Gives a flow back.
+    /// Destroys a flow.
     struct DestroyFlowReq = tag "ib_uverbs_destroy_flow" {
         /// Must be 0.
         comp_mask: u32;

@@ -11,7 +11,7 @@ abi_structs! {
     struct AllocPdReq = tag "ib_uverbs_alloc_pd" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -19,11 +19,11 @@ abi_structs! {
     struct AllocPdResp = tag "ib_uverbs_alloc_pd_resp" {
         /// Its handle.
         pd_handle: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
-    /// Gives a protection domain back.
+    /// Deallocates a protection domain.
     struct DeallocPdReq = tag "ib_uverbs_dealloc_pd" {
         /// Its handle.
         pd_handle: u32;
@@ -33,11 +33,11 @@ abi_structs! {
     struct OpenXrcdReq = tag "ib_uverbs_open_xrcd" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Descriptor of the file that processes share the domain by; all ones for none.
+        /// Descriptor of the file that identifies a shared domain; all ones for none.
         fd: u32;
-        /// `O_CREAT` and `O_EXCL`, as `open` takes them.
+        /// `O_CREAT` and `O_EXCL`, as for `open`.
         oflags: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -45,7 +45,7 @@ abi_structs! {
     struct OpenXrcdResp = tag "ib_uverbs_open_xrcd_resp" {
         /// Its handle.
         xrcd_handle: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
@@ -61,16 +61,16 @@ abi_structs! {
         response: u64;
         /// Address of the memory.
         start: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u64;
-        /// Address by which work requests name the first byte; its offset in a page must be
-        /// `start`'s.
+        /// IOVA: address of the first byte in work requests. Its offset in the page must equal that
+        /// of `start`.
         hca_va: u64;
         /// The protection domain.
         pd_handle: u32;
-        /// What may be done with it.
+        /// Access flags.
         access_flags: AccessFlags;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -78,47 +78,47 @@ abi_structs! {
     struct RegMrResp = tag "ib_uverbs_reg_mr_resp" {
         /// Its handle.
         mr_handle: u32;
-        /// Key for local use.
+        /// Local key (lkey).
         lkey: u32;
-        /// Key for the peer's use.
+        /// Remote key (rkey).
         rkey: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
-    /// Request to change a registration.
+    /// Request of REREG_MR.
     struct ReregMrReq = tag "ib_uverbs_rereg_mr" {
         /// Ignored by the ioctl.
         response: u64;
         /// The memory region.
         mr_handle: u32;
-        /// Which of the following to change.
+        /// Mask of the attributes to change.
         flags: MrReregFlags;
         /// Address of the memory.
         start: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u64;
-        /// Address by which work requests name the first byte.
+        /// IOVA: address of the first byte in work requests.
         hca_va: u64;
         /// The protection domain.
         pd_handle: u32;
-        /// What may be done with it.
+        /// Access flags.
         access_flags: AccessFlags;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// The keys after a change.
+    /// The keys after re-registration.
     struct ReregMrResp = tag "ib_uverbs_rereg_mr_resp" {
-        /// Key for local use.
+        /// Local key (lkey).
         lkey: u32;
-        /// Key for the peer's use.
+        /// Remote key (rkey).
         rkey: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Gives a memory region back.
+    /// Deregisters a memory region.
     struct DeregMrReq = tag "ib_uverbs_dereg_mr" {
         /// Its handle.
         mr_handle: u32;
@@ -134,7 +134,7 @@ abi_structs! {
         mw_type: MwType;
         /// Zero.
         reserved: [u8; 3];
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -142,13 +142,13 @@ abi_structs! {
     struct AllocMwResp = tag "ib_uverbs_alloc_mw_resp" {
         /// Its handle.
         mw_handle: u32;
-        /// Key for the peer's use.
+        /// Remote key (rkey).
         rkey: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Gives a memory window back.
+    /// Deallocates a memory window.
     struct DeallocMwReq = tag "ib_uverbs_dealloc_mw" {
         /// Its handle.
         mw_handle: u32;
@@ -158,7 +158,7 @@ abi_structs! {
     struct CreateAhReq = tag "ib_uverbs_create_ah" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which the caller knows it.
+        /// User handle.
         user_handle: u64;
         /// The protection domain.
         pd_handle: u32;
@@ -166,7 +166,7 @@ abi_structs! {
         reserved: u32;
         /// The path.
         attr: AhAttr;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -174,41 +174,41 @@ abi_structs! {
     struct CreateAhResp = tag "ib_uverbs_create_ah_resp" {
         /// Its handle.
         ah_handle: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
-    /// Gives an address handle back.
+    /// Destroys an address handle.
     struct DestroyAhReq = tag "ib_uverbs_destroy_ah" {
         /// Its handle.
         ah_handle: u32;
     }
 
-    /// Lets a queue pair join a multicast group.
+    /// Attaches a queue pair to a multicast group.
     struct AttachMcastReq = tag "ib_uverbs_attach_mcast" {
         /// The group.
         gid: [u8; 16];
         /// The queue pair.
         qp_handle: u32;
-        /// The group's local identifier.
+        /// LID of the group.
         mlid: u16;
         /// Zero.
         reserved: u16;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Lets a queue pair leave a multicast group.
+    /// Detaches a queue pair from a multicast group.
     struct DetachMcastReq = tag "ib_uverbs_detach_mcast" {
         /// The group.
         gid: [u8; 16];
         /// The queue pair.
         qp_handle: u32;
-        /// The group's local identifier.
+        /// LID of the group.
         mlid: u16;
         /// Zero.
         reserved: u16;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 }

@@ -7,13 +7,13 @@ use crate::write::types::{CreateQpMask, WrOpcode};
 abi_structs! {
     header = "rdma/ib_user_verbs.h";
 
-    /// The global part of a path.
+    /// Global route of a path (GRH).
     struct GlobalRoute = tag "ib_uverbs_global_route" {
-        /// The destination's GID.
+        /// Destination GID.
         dgid: [u8; 16];
         /// Flow label, 20 bits.
         flow_label: u32;
-        /// Index of the source's GID.
+        /// Source GID index.
         sgid_index: u8;
         /// Hop limit.
         hop_limit: u8;
@@ -25,17 +25,17 @@ abi_structs! {
 
     /// A path.
     struct AhAttr = tag "ib_uverbs_ah_attr" {
-        /// The global part.
+        /// Global route (GRH).
         grh: GlobalRoute;
-        /// The destination's local identifier.
+        /// Destination LID.
         dlid: u16;
         /// Service level.
         sl: u8;
-        /// Low bits of the source's local identifier.
+        /// Source path bits: low bits of the source LID.
         src_path_bits: u8;
         /// Static rate.
         static_rate: Rate;
-        /// 1 if the global part counts.
+        /// 1 if the GRH is valid.
         is_global: u8;
         /// The port.
         port_num: u8;
@@ -43,67 +43,67 @@ abi_structs! {
         reserved: u8;
     }
 
-    /// A queue pair's attributes as the connection manager hands them out.
+    /// Attributes of a QP, as returned by the connection manager.
     struct QpAttr = tag "ib_uverbs_qp_attr" {
-        /// Which of the following count.
+        /// Mask of the valid fields.
         qp_attr_mask: QpAttrMask;
-        /// The state to go to.
+        /// New state.
         qp_state: u32 as QpState;
-        /// The state it is in.
+        /// Current state.
         cur_qp_state: u32 as QpState;
         /// Path MTU.
         path_mtu: u32 as Mtu;
-        /// Path migration.
+        /// Path migration state.
         path_mig_state: u32 as MigState;
-        /// Key of datagrams.
+        /// Q_Key.
         qkey: u32;
-        /// First packet number expected, 24 bits.
+        /// Initial receive PSN, 24 bits.
         rq_psn: u32;
-        /// First packet number sent, 24 bits.
+        /// Initial send PSN, 24 bits.
         sq_psn: u32;
-        /// The peer's QP number.
+        /// QPN of the peer.
         dest_qp_num: u32;
-        /// Remote access allowed.
+        /// Remote access flags.
         qp_access_flags: AccessFlags;
         /// Path.
         ah_attr: AhAttr;
         /// Alternate path.
         alt_ah_attr: AhAttr;
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data.
+        /// Maximum inline data in bytes.
         max_inline_data: u32;
-        /// Index of the partition key.
+        /// P_Key index.
         pkey_index: u16;
-        /// The same for the alternate path.
+        /// P_Key index of the alternate path.
         alt_pkey_index: u16;
-        /// 1 if the drained event is wanted.
+        /// 1 to request the event SQ_DRAINED.
         en_sqd_async_notify: u8;
         /// 1 while the send queue drains.
         sq_draining: u8;
-        /// Reads and atomics outstanding as initiator.
+        /// Maximum outstanding RDMA READs and atomics as requester.
         max_rd_atomic: u8;
-        /// Reads and atomics outstanding as target.
+        /// Maximum outstanding RDMA READs and atomics as responder.
         max_dest_rd_atomic: u8;
-        /// Wait asked of a peer when no receive is posted.
+        /// Minimum RNR NAK timer.
         min_rnr_timer: RnrTimeout;
         /// The port.
         port_num: u8;
-        /// Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits for ever.
+        /// Local ACK timeout: 4.096 µs × 2^n; 0 means no timeout.
         timeout: u8;
         /// Retries after a timeout, 0 to 7.
         retry_cnt: u8;
-        /// Retries when the peer has no receive, 0 to 6; 7 retries for ever.
+        /// RNR retries, 0 to 6; 7 retries without limit.
         rnr_retry: u8;
-        /// Port of the alternate path.
+        /// Port number of the alternate path.
         alt_port_num: u8;
-        /// Timeout of the alternate path.
+        /// Local ACK timeout of the alternate path.
         alt_timeout: u8;
         /// Zero.
         reserved: [u8; 5];
@@ -113,139 +113,139 @@ abi_structs! {
     struct CreateQpReq = tag "ib_uverbs_create_qp" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
-        /// The protection domain; for an XRC target the XRC domain.
+        /// The protection domain, or the XRC domain of an XRC target QP.
         pd_handle: u32;
-        /// The completion queue of sends.
+        /// The send CQ.
         send_cq_handle: u32;
-        /// The completion queue of receives.
+        /// The receive CQ.
         recv_cq_handle: u32;
         /// The shared receive queue, if `is_srq`.
         srq_handle: u32;
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data.
+        /// Maximum inline data in bytes.
         max_inline_data: u32;
-        /// 1 if every send request is signaled.
+        /// 1 if all send requests are signaled.
         sq_sig_all: u8;
         /// The transport.
         qp_type: u8 as QpType;
-        /// 1 if receives come from a shared queue.
+        /// 1 if the QP has an SRQ.
         is_srq: u8;
         /// Zero.
         reserved: u8;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
     /// Extended request for a queue pair.
     struct ExCreateQp = tag "ib_uverbs_ex_create_qp" {
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
-        /// The protection domain; for an XRC target the XRC domain.
+        /// The protection domain, or the XRC domain of an XRC target QP.
         pd_handle: u32;
-        /// The completion queue of sends.
+        /// The send CQ.
         send_cq_handle: u32;
-        /// The completion queue of receives.
+        /// The receive CQ.
         recv_cq_handle: u32;
         /// The shared receive queue, if `is_srq`.
         srq_handle: u32;
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data.
+        /// Maximum inline data in bytes.
         max_inline_data: u32;
-        /// 1 if every send request is signaled.
+        /// 1 if all send requests are signaled.
         sq_sig_all: u8;
         /// The transport.
         qp_type: u8 as QpType;
-        /// 1 if receives come from a shared queue.
+        /// 1 if the QP has an SRQ.
         is_srq: u8;
         /// Zero.
         reserved: u8;
-        /// Which of the following count.
+        /// Mask of the valid fields.
         comp_mask: CreateQpMask;
-        /// Options.
+        /// Flags.
         create_flags: QpCreateFlags;
-        /// Indirection table of receives.
+        /// Indirection table for RSS.
         rwq_ind_tbl_handle: u32;
-        /// QP number to send under.
+        /// Source QPN of sends.
         source_qpn: u32;
     }
 
-    /// Request to share an XRC target that exists.
+    /// Request to open an existing XRC target QP.
     struct OpenQpReq = tag "ib_uverbs_open_qp" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
         /// The XRC domain.
         pd_handle: u32;
-        /// Its QP number.
+        /// Its QPN.
         qpn: u32;
         /// The transport.
         qp_type: u8 as QpType;
         /// Zero.
         reserved: [u8; 7];
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// A new or shared queue pair.
+    /// A new or opened queue pair.
     struct CreateQpResp = tag "ib_uverbs_create_qp_resp" {
         /// Its handle.
         qp_handle: u32;
         /// Its number.
         qpn: u32;
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data.
+        /// Maximum inline data in bytes.
         max_inline_data: u32;
         /// Zero.
         reserved: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
     /// A new queue pair, extended.
     struct ExCreateQpResp = tag "ib_uverbs_ex_create_qp_resp" {
-        /// The older response.
+        /// The non-extended response.
         base: CreateQpResp;
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
     }
 
-    /// A path, in the form of modify and query.
+    /// A path, as in MODIFY_QP and QUERY_QP.
     struct QpDest = tag "ib_uverbs_qp_dest" {
-        /// The destination's GID.
+        /// Destination GID.
         dgid: [u8; 16];
         /// Flow label, 20 bits.
         flow_label: u32;
-        /// The destination's local identifier.
+        /// Destination LID.
         dlid: u16;
         /// Zero.
         reserved: u16;
-        /// Index of the source's GID.
+        /// Source GID index.
         sgid_index: u8;
         /// Hop limit.
         hop_limit: u8;
@@ -253,95 +253,95 @@ abi_structs! {
         traffic_class: u8;
         /// Service level.
         sl: u8;
-        /// Low bits of the source's local identifier.
+        /// Source path bits: low bits of the source LID.
         src_path_bits: u8;
         /// Static rate.
         static_rate: Rate;
-        /// 1 if the GIDs count.
+        /// 1 if the GRH is valid.
         is_global: u8;
         /// The port.
         port_num: u8;
     }
 
-    /// Request for a queue pair's attributes.
+    /// Request of QUERY_QP.
     struct QueryQpReq = tag "ib_uverbs_query_qp" {
         /// Ignored by the ioctl.
         response: u64;
         /// The queue pair.
         qp_handle: u32;
-        /// Which attributes.
+        /// Attribute mask.
         attr_mask: QpAttrMask;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// A queue pair's attributes.
+    /// Attributes of a QP.
     struct QueryQpResp = tag "ib_uverbs_query_qp_resp" {
         /// Path.
         dest: QpDest;
         /// Alternate path.
         alt_dest: QpDest;
-        /// Send requests outstanding.
+        /// Maximum number of outstanding send requests.
         max_send_wr: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_recv_wr: u32;
-        /// Scatter/gather entries of a send request.
+        /// Maximum number of SGEs of a send request.
         max_send_sge: u32;
-        /// Scatter/gather entries of a receive request.
+        /// Maximum number of SGEs of a receive request.
         max_recv_sge: u32;
-        /// Bytes of inline data.
+        /// Maximum inline data in bytes.
         max_inline_data: u32;
-        /// Key of datagrams.
+        /// Q_Key.
         qkey: u32;
-        /// Next packet number expected.
+        /// Next expected receive PSN.
         rq_psn: u32;
-        /// Next packet number sent.
+        /// Next send PSN.
         sq_psn: u32;
-        /// The peer's QP number.
+        /// QPN of the peer.
         dest_qp_num: u32;
-        /// Remote access allowed.
+        /// Remote access flags.
         qp_access_flags: AccessFlags;
-        /// Index of the partition key.
+        /// P_Key index.
         pkey_index: u16;
-        /// The same for the alternate path.
+        /// P_Key index of the alternate path.
         alt_pkey_index: u16;
         /// State.
         qp_state: QpState;
-        /// State as the last modify call knew it.
+        /// Current state, as of the last MODIFY_QP.
         cur_qp_state: QpState;
         /// Path MTU.
         path_mtu: Mtu;
-        /// Path migration.
+        /// Path migration state.
         path_mig_state: MigState;
         /// 1 while the send queue drains.
         sq_draining: u8;
-        /// Reads and atomics outstanding as initiator.
+        /// Maximum outstanding RDMA READs and atomics as requester.
         max_rd_atomic: u8;
-        /// Reads and atomics outstanding as target.
+        /// Maximum outstanding RDMA READs and atomics as responder.
         max_dest_rd_atomic: u8;
-        /// Wait asked of a peer when no receive is posted.
+        /// Minimum RNR NAK timer.
         min_rnr_timer: RnrTimeout;
         /// The port.
         port_num: u8;
-        /// Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits for ever.
+        /// Local ACK timeout: 4.096 µs × 2^n; 0 means no timeout.
         timeout: u8;
         /// Retries after a timeout.
         retry_cnt: u8;
-        /// Retries when the peer has no receive; 7 retries for ever.
+        /// RNR retries; 7 retries without limit.
         rnr_retry: u8;
-        /// Port of the alternate path.
+        /// Port number of the alternate path.
         alt_port_num: u8;
-        /// Timeout of the alternate path.
+        /// Local ACK timeout of the alternate path.
         alt_timeout: u8;
-        /// 1 if every send request is signaled.
+        /// 1 if all send requests are signaled.
         sq_sig_all: u8;
         /// Zero.
         reserved: [u8; 5];
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Request to change a queue pair.
+    /// Request of MODIFY_QP.
     struct ModifyQpReq = tag "ib_uverbs_modify_qp" {
         /// Path.
         dest: QpDest;
@@ -349,59 +349,59 @@ abi_structs! {
         alt_dest: QpDest;
         /// The queue pair.
         qp_handle: u32;
-        /// Which attributes.
+        /// Attribute mask.
         attr_mask: QpAttrMask;
-        /// Key of datagrams.
+        /// Q_Key.
         qkey: u32;
-        /// First packet number expected, 24 bits.
+        /// Initial receive PSN, 24 bits.
         rq_psn: u32;
-        /// First packet number sent, 24 bits.
+        /// Initial send PSN, 24 bits.
         sq_psn: u32;
-        /// The peer's QP number.
+        /// QPN of the peer.
         dest_qp_num: u32;
-        /// Remote access allowed.
+        /// Remote access flags.
         qp_access_flags: AccessFlags;
-        /// Index of the partition key.
+        /// P_Key index.
         pkey_index: u16;
-        /// The same for the alternate path.
+        /// P_Key index of the alternate path.
         alt_pkey_index: u16;
-        /// State to go to.
+        /// New state.
         qp_state: QpState;
-        /// State that the caller believes it to be in.
+        /// Current state, as the caller assumes it.
         cur_qp_state: QpState;
         /// Path MTU.
         path_mtu: Mtu;
-        /// Path migration.
+        /// Path migration state.
         path_mig_state: MigState;
-        /// 1 if the drained event is wanted.
+        /// 1 to request the event SQ_DRAINED.
         en_sqd_async_notify: u8;
-        /// Reads and atomics outstanding as initiator.
+        /// Maximum outstanding RDMA READs and atomics as requester.
         max_rd_atomic: u8;
-        /// Reads and atomics outstanding as target.
+        /// Maximum outstanding RDMA READs and atomics as responder.
         max_dest_rd_atomic: u8;
-        /// Wait asked of a peer when no receive is posted.
+        /// Minimum RNR NAK timer.
         min_rnr_timer: RnrTimeout;
         /// The port.
         port_num: u8;
-        /// Acknowledgement timeout: 4.096 µs times 2 to this power; 0 waits for ever.
+        /// Local ACK timeout: 4.096 µs × 2^n; 0 means no timeout.
         timeout: u8;
         /// Retries after a timeout, 0 to 7.
         retry_cnt: u8;
-        /// Retries when the peer has no receive, 0 to 6; 7 retries for ever.
+        /// RNR retries, 0 to 6; 7 retries without limit.
         rnr_retry: u8;
-        /// Port of the alternate path.
+        /// Port number of the alternate path.
         alt_port_num: u8;
-        /// Timeout of the alternate path.
+        /// Local ACK timeout of the alternate path.
         alt_timeout: u8;
         /// Zero.
         reserved: [u8; 2];
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Extended request to change a queue pair.
+    /// Request of the extended MODIFY_QP.
     struct ExModifyQp = tag "ib_uverbs_ex_modify_qp" {
-        /// The older request.
+        /// The non-extended request.
         base: ModifyQpReq;
         /// Packet pacing in kbit/s.
         rate_limit: u32;
@@ -409,15 +409,15 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// Answer to the extended request.
+    /// Response of the extended MODIFY_QP.
     struct ExModifyQpResp = tag "ib_uverbs_ex_modify_qp_resp" {
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
     }
 
-    /// Gives a queue pair back.
+    /// Destroys a queue pair.
     struct DestroyQpReq = tag "ib_uverbs_destroy_qp" {
         /// Ignored by the ioctl.
         response: u64;
@@ -427,27 +427,27 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// What the queue pair had raised.
+    /// Events that a destroyed QP had raised.
     struct DestroyQpResp = tag "ib_uverbs_destroy_qp_resp" {
-        /// Asynchronous events.
+        /// Number of asynchronous events.
         events_reported: u32;
     }
 
-    /// A piece of registered memory.
+    /// A scatter/gather element.
     struct Sge = tag "ib_uverbs_sge" {
         /// Address of the first byte.
         addr: u64;
-        /// Bytes.
+        /// Length in bytes.
         length: u32;
-        /// Key of the memory region.
+        /// Local key (lkey).
         lkey: u32;
     }
 
     /// The part of a send request for RDMA reads and writes.
     struct SendWrRdma = expr "__typeof__(((struct ib_uverbs_send_wr *)0)->wr.rdma)" {
-        /// The peer's address.
+        /// Remote address.
         remote_addr: u64;
-        /// The peer's key.
+        /// Remote key (rkey).
         rkey: u32;
         /// Zero.
         reserved: u32;
@@ -455,13 +455,13 @@ abi_structs! {
 
     /// The part of a send request for atomics.
     struct SendWrAtomic = expr "__typeof__(((struct ib_uverbs_send_wr *)0)->wr.atomic)" {
-        /// The peer's address, a multiple of 8.
+        /// Remote address, a multiple of 8.
         remote_addr: u64;
-        /// The value to add or to compare with.
+        /// Addend, or compare value.
         compare_add: u64;
-        /// The value to swap in.
+        /// Swap value.
         swap: u64;
-        /// The peer's key.
+        /// Remote key (rkey).
         rkey: u32;
         /// Zero.
         reserved: u32;
@@ -469,33 +469,33 @@ abi_structs! {
 
     /// The part of a send request for datagrams.
     struct SendWrUd = expr "__typeof__(((struct ib_uverbs_send_wr *)0)->wr.ud)" {
-        /// Handle of the address handle.
+        /// Kernel handle of the address handle.
         ah: u32;
-        /// The peer's QP number.
+        /// QPN of the peer.
         remote_qpn: u32;
-        /// The peer's queue key.
+        /// Q_Key of the peer.
         remote_qkey: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// A send request passed through the kernel.
+    /// A send request posted by the kernel.
     struct SendWr = tag "ib_uverbs_send_wr" {
-        /// The caller's number.
+        /// The `wr_id`.
         wr_id: u64;
-        /// Scatter/gather entries.
+        /// Number of SGEs.
         num_sge: u32;
-        /// What to do.
+        /// Opcode.
         opcode: WrOpcode;
-        /// Options.
+        /// Flags.
         send_flags: SendFlags;
-        /// Immediate data as they go over the wire, or the key to invalidate.
+        /// Immediate data in network byte order, or the rkey to invalidate.
         ex: u32;
         /// [`SendWrRdma`], [`SendWrAtomic`] or [`SendWrUd`].
         wr: [u64; 4];
     }
 
-    /// Request to post sends; without any it is the doorbell of drivers that keep their rings in
+    /// Request of POST_SEND. Without send requests it is the doorbell of drivers with rings in
     /// shared memory.
     struct PostSendReq = tag "ib_uverbs_post_send" {
         /// Ignored by the ioctl.
@@ -504,31 +504,31 @@ abi_structs! {
         qp_handle: u32;
         /// Number of send requests.
         wr_count: u32;
-        /// Number of scatter/gather entries of them all; they follow the requests.
+        /// Total number of SGEs; they follow the requests.
         sge_count: u32;
-        /// Bytes from one request to the next; at least those of [`SendWr`], even without requests.
+        /// Size of a request in bytes; at least that of [`SendWr`], even without requests.
         wqe_size: u32;
-        /// Where the requests start.
+        /// Start of the requests.
         send_wr: [SendWr; 0];
     }
 
-    /// How posting sends ended.
+    /// Response of POST_SEND.
     struct PostSendResp = tag "ib_uverbs_post_send_resp" {
-        /// Place of the request that was refused, from 1; 0 for none.
+        /// Index of the rejected request, from 1; 0 for none.
         bad_wr: u32;
     }
 
-    /// A receive request passed through the kernel.
+    /// A receive request posted by the kernel.
     struct RecvWr = tag "ib_uverbs_recv_wr" {
-        /// The caller's number.
+        /// The `wr_id`.
         wr_id: u64;
-        /// Scatter entries.
+        /// Number of SGEs.
         num_sge: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Request to post receives.
+    /// Request of POST_RECV.
     struct PostRecvReq = tag "ib_uverbs_post_recv" {
         /// Ignored by the ioctl.
         response: u64;
@@ -536,17 +536,17 @@ abi_structs! {
         qp_handle: u32;
         /// Number of receive requests.
         wr_count: u32;
-        /// Number of scatter entries of them all; they follow the requests.
+        /// Total number of SGEs; they follow the requests.
         sge_count: u32;
-        /// Bytes from one request to the next.
+        /// Size of a request in bytes.
         wqe_size: u32;
-        /// Where the requests start.
+        /// Start of the requests.
         recv_wr: [RecvWr; 0];
     }
 
-    /// How posting receives ended.
+    /// Response of posting receives.
     struct PostRecvResp = tag "ib_uverbs_post_recv_resp" {
-        /// Place of the request that was refused, from 1; 0 for none.
+        /// Index of the rejected request, from 1; 0 for none.
         bad_wr: u32;
     }
 }

@@ -7,7 +7,7 @@ use crate::verbs_values::SrqAttrMask;
 abi_structs! {
     header = "rdma/ib_user_verbs.h";
 
-    /// Request to post receives to a shared queue.
+    /// Request of POST_SRQ_RECV.
     struct PostSrqRecvReq = tag "ib_uverbs_post_srq_recv" {
         /// Ignored by the ioctl.
         response: u64;
@@ -15,17 +15,17 @@ abi_structs! {
         srq_handle: u32;
         /// Number of receive requests.
         wr_count: u32;
-        /// Number of scatter entries of them all; they follow the requests.
+        /// Total number of SGEs; they follow the requests.
         sge_count: u32;
-        /// Bytes from one request to the next.
+        /// Size of a request in bytes.
         wqe_size: u32;
-        /// Where the requests start.
+        /// Start of the requests.
         recv: [RecvWr; 0];
     }
 
-    /// How posting receives ended.
+    /// Response of posting receives.
     struct PostSrqRecvResp = tag "ib_uverbs_post_srq_recv_resp" {
-        /// Place of the request that was refused, from 1; 0 for none.
+        /// Index of the rejected request, from 1; 0 for none.
         bad_wr: u32;
     }
 
@@ -33,17 +33,17 @@ abi_structs! {
     struct CreateSrqReq = tag "ib_uverbs_create_srq" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
         /// The protection domain.
         pd_handle: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Requests left below which an event is raised.
+        /// SRQ limit: fewer posted receives raise an event.
         srq_limit: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -51,25 +51,25 @@ abi_structs! {
     struct CreateXsrqReq = tag "ib_uverbs_create_xsrq" {
         /// Ignored by the ioctl.
         response: u64;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
         /// Its type.
         srq_type: SrqType;
         /// The protection domain.
         pd_handle: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Requests left below which an event is raised.
+        /// SRQ limit: fewer posted receives raise an event.
         srq_limit: u32;
-        /// Entries of the tag matching list.
+        /// Maximum number of entries of the tag matching list.
         max_num_tags: u32;
         /// The XRC domain.
         xrcd_handle: u32;
         /// The completion queue.
         cq_handle: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
@@ -77,31 +77,31 @@ abi_structs! {
     struct CreateSrqResp = tag "ib_uverbs_create_srq_resp" {
         /// Its handle.
         srq_handle: u32;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Its number; set for all types but the basic one.
+        /// SRQ number; set for all types except basic.
         srqn: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u32; 0];
     }
 
-    /// Request to change a shared receive queue.
+    /// Request of MODIFY_SRQ.
     struct ModifySrqReq = tag "ib_uverbs_modify_srq" {
         /// The shared receive queue.
         srq_handle: u32;
-        /// Which attributes.
+        /// Attribute mask.
         attr_mask: SrqAttrMask;
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_wr: u32;
-        /// Requests left below which an event is raised, once.
+        /// SRQ limit: fewer posted receives raise an event, once.
         srq_limit: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// Request for a shared receive queue's attributes.
+    /// Request of QUERY_SRQ.
     struct QuerySrqReq = tag "ib_uverbs_query_srq" {
         /// Ignored by the ioctl.
         response: u64;
@@ -109,23 +109,23 @@ abi_structs! {
         srq_handle: u32;
         /// Zero.
         reserved: u32;
-        /// Where a driver's payload follows with `write()`.
+        /// Start of the driver payload with `write()`.
         driver_data: [u64; 0];
     }
 
-    /// A shared receive queue's attributes.
+    /// Attributes of an SRQ.
     struct QuerySrqResp = tag "ib_uverbs_query_srq_resp" {
-        /// Receive requests outstanding.
+        /// Maximum number of outstanding receive requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Requests left below which an event is raised.
+        /// SRQ limit: fewer posted receives raise an event.
         srq_limit: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Gives a shared receive queue back.
+    /// Destroys a shared receive queue.
     struct DestroySrqReq = tag "ib_uverbs_destroy_srq" {
         /// Ignored by the ioctl.
         response: u64;
@@ -135,9 +135,9 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// What the shared receive queue had raised.
+    /// Events that a destroyed SRQ had raised.
     struct DestroySrqResp = tag "ib_uverbs_destroy_srq_resp" {
-        /// Asynchronous events.
+        /// Number of asynchronous events.
         events_reported: u32;
     }
 }

@@ -12,17 +12,17 @@ abi_structs! {
         comp_mask: u32;
         /// Its type.
         wq_type: WqType;
-        /// Number by which events name it.
+        /// User handle, which its events carry.
         user_handle: u64;
         /// The protection domain.
         pd_handle: u32;
         /// The completion queue.
         cq_handle: u32;
-        /// Requests outstanding.
+        /// Maximum number of outstanding requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
-        /// Options.
+        /// Flags.
         create_flags: WqFlags;
         /// Zero.
         reserved: u32;
@@ -32,19 +32,19 @@ abi_structs! {
     struct ExCreateWqResp = tag "ib_uverbs_ex_create_wq_resp" {
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
         /// Its handle.
         wq_handle: u32;
-        /// Requests outstanding.
+        /// Maximum number of outstanding requests.
         max_wr: u32;
-        /// Scatter entries of a request.
+        /// Maximum number of SGEs of a request.
         max_sge: u32;
         /// Its number.
         wqn: u32;
     }
 
-    /// Gives a work queue back.
+    /// Destroys a work queue.
     struct ExDestroyWq = tag "ib_uverbs_ex_destroy_wq" {
         /// Must be 0.
         comp_mask: u32;
@@ -52,41 +52,41 @@ abi_structs! {
         wq_handle: u32;
     }
 
-    /// What the work queue had raised.
+    /// Events that a destroyed WQ had raised.
     struct ExDestroyWqResp = tag "ib_uverbs_ex_destroy_wq_resp" {
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// Asynchronous events.
+        /// Number of asynchronous events.
         events_reported: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Request to change a work queue.
+    /// Request of MODIFY_WQ.
     struct ExModifyWq = tag "ib_uverbs_ex_modify_wq" {
-        /// Which attributes.
+        /// Attribute mask.
         attr_mask: WqAttrMask;
         /// Its handle.
         wq_handle: u32;
-        /// State to go to.
+        /// New state.
         wq_state: WqState;
-        /// State that the caller believes it to be in.
+        /// Current state, as the caller assumes it.
         curr_wq_state: WqState;
-        /// Options.
+        /// Flags.
         flags: WqFlags;
-        /// Which options to change.
+        /// Mask of the flags to change.
         flags_mask: WqFlags;
     }
 
-    /// Request for a table that spreads packets over work queues.
+    /// Request for an RSS indirection table.
     struct ExCreateRwqIndTable = tag "ib_uverbs_ex_create_rwq_ind_table" {
         /// Must be 0.
         comp_mask: u32;
-        /// Logarithm to base 2 of the number of handles that follow.
+        /// Log2 of the number of handles that follow.
         log_ind_tbl_size: u32;
-        /// Where the work queues' handles start; their size is rounded up to 8 bytes.
+        /// Start of the handles of the work queues. Their size is rounded up to 8 bytes.
         wq_handles: [u32; 0];
     }
 
@@ -94,7 +94,7 @@ abi_structs! {
     struct ExCreateRwqIndTableResp = tag "ib_uverbs_ex_create_rwq_ind_table_resp" {
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
         /// Its handle.
         ind_tbl_handle: u32;
@@ -102,7 +102,7 @@ abi_structs! {
         ind_tbl_num: u32;
     }
 
-    /// Gives an indirection table back.
+    /// Destroys an indirection table.
     struct ExDestroyRwqIndTable = tag "ib_uverbs_ex_destroy_rwq_ind_table" {
         /// Must be 0.
         comp_mask: u32;
