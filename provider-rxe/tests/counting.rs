@@ -1,46 +1,17 @@
 //! What the data path costs: doorbells, and no allocation.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
 use bareverbs_provider::traits::{Completion, CompletionQueue, RecvQueue, SendQueue};
 use bareverbs_provider::work::{
     Operation, Payload, RecvRequest, Remote, SendFlags, SendRequest, Sge, WcStatus,
 };
 use bareverbs_rxe::testing::{CountingArm, CountingDoorbell, KernelProducer, PlainMemory};
 use bareverbs_rxe::{RxeCq, RxeRq, RxeSq, SendLimits};
+use bareverbs_test_support::allocations::{CountingAllocator, allocations};
 use bareverbs_uapi::uverbs::types::QpType;
 use bareverbs_uapi::write::structs::Wc;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of
-// the thread, which allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: by this function's own contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: by this function's own contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
 #[global_allocator]
-static COUNTING: Counting = Counting;
-
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+static COUNTING: CountingAllocator = CountingAllocator;
 
 const SGES: [Sge; 2] = [Sge { addr: 64, length: 64, lkey: 1 }, Sge { addr: 4096, length: 32, lkey: 2 }];
 

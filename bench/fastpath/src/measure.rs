@@ -8,6 +8,7 @@ use bareverbs::{
     Completion, Context, Cq, Operation, Payload, PostError, Provider, RecvRequest, SendFlags, SendRequest,
     SrqInit, WcFlags, WcOpcode, WcStatus, WorkCompletion,
 };
+use bareverbs_test_support::TIMEOUT;
 
 use crate::clock::Samples;
 use crate::pair::Pair;
@@ -18,8 +19,6 @@ const RUNS: usize = 400;
 const BATCH: usize = 32;
 /// Receives that are posted, one by one and in lists.
 const RECEIVES: usize = 128;
-/// Timeout of the completion of posted requests.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 const NO_COMPLETION: WorkCompletion = WorkCompletion {
     wr_id: 0,
@@ -96,7 +95,7 @@ fn drain<P: Provider>(cq: &mut Cq<P>, count: usize) -> Result<()> {
                 left -= 1;
             }
             None => {
-                ensure!(begin.elapsed() < PATIENCE, "{left} of {count} requests do not complete");
+                ensure!(begin.elapsed() < TIMEOUT, "{left} of {count} requests do not complete");
                 // This process may have a higher priority than the kernel's workers.
                 std::thread::sleep(Duration::from_micros(50));
             }

@@ -2,7 +2,7 @@
 
 mod frames;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use bareverbs::{
@@ -10,10 +10,9 @@ use bareverbs::{
     Mw, MwType, Operation, Payload, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr, SendFlags,
     SendRequest, Sge, Srq, SrqInit, Transport, Uc, UcOperation, UcRtrAttr, Ud, UdInitAttr, WcStatus,
 };
+use bareverbs_test_support::TIMEOUT;
 use bareverbs_wqe_diff::request::{DEPTH, INLINE, Kind, Piece, QKEY, REGION, Request, SGES, Sender};
 use frames::{Frames, in_front, split};
-
-const PATIENCE: Duration = Duration::from_secs(20);
 
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
@@ -279,7 +278,7 @@ fn take(cq: &mut Cq, count: usize) -> Result<()> {
         let completion = loop {
             match cq.poll_one() {
                 Some(completion) => break completion,
-                None => ensure!(begin.elapsed() < PATIENCE, "a request does not complete"),
+                None => ensure!(begin.elapsed() < TIMEOUT, "a request does not complete"),
             }
         };
         ensure!(completion.status == WcStatus::SUCCESS, "{completion:?}");

@@ -8,4 +8,3 @@ pub mod calls;
 pub mod lines;
 pub mod pingpong;
 pub mod program;
-pub mod resources;

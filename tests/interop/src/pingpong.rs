@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use bareverbs_kernel_tests::device;
+use bareverbs_test_support::device;
 
 use crate::lines::{Address, Printed, RECORD};
 use crate::program::{Finished, LIMIT, Program};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{HOST, Ours, Theirs, record_of_nobody, run_pingpong};
 use bareverbs_interop_tests::program::Program;
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{device, kernel_tests};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{device, kernel_tests};
 
 kernel_tests! {
     misbehaving_peers_are_reported,
@@ -171,7 +171,7 @@ fn misbehaving_peers_are_reported() {
         peer(listener.accept().unwrap().0);
         client.finish_within(BOUND).expect_failure(words);
     };
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         std::thread::scope(|scope| {
             let mut threads = Vec::new();
             // On InfiniBand, a LID without a GID is an address.
@@ -194,7 +194,7 @@ fn misbehaving_peers_are_reported() {
 }
 
 fn connection_refused_is_reported() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let client = Program::start(&mut Ours(&[]).command(Some(HOST)));
         client.finish().expect_failure("couldn't connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
         let client = Program::start(&mut Ours(&[]).command(Some("no.such.host.invalid")));
@@ -203,7 +203,7 @@ fn connection_refused_is_reported() {
 }
 
 fn tcp_port_in_use_is_an_error() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let _taken = TcpListener::bind(("::", 4712)).unwrap();
         let server = Program::start(&mut Ours(&["-p", "4712"]).command(None));
         server.finish().expect_failure("couldn't listen on TCP port 4712: Address already in use");
@@ -212,7 +212,7 @@ fn tcp_port_in_use_is_an_error() {
 
 fn peers_with_another_message_size() {
     let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let run = run_pingpong(Ours(small), Theirs(large));
         // Soft-RoCE reports this failure and others with the same status.
         let words = match device::is_soft_roce() {

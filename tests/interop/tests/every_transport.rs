@@ -15,8 +15,8 @@ use bareverbs_interop_tests::pingpong::{
     run_pingpong_on,
 };
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -40,7 +40,7 @@ kernel_tests! {
 const KINDS: [Kind; 3] = [Kind::Uc, Kind::Ud, Kind::Srq];
 
 fn default_runs_match_the_c_programs() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for kind in KINDS {
             run_all_pairings_of(kind, &[], if kind == Kind::Ud { 1024 } else { 4096 }, 1000);
         }
@@ -49,7 +49,7 @@ fn default_runs_match_the_c_programs() {
 
 fn either_side_of_any_transport_may_sleep_on_events() {
     let (awake, asleep) = (&["-n", "50", "-s", "512"][..], &["-e", "-n", "50", "-s", "512"][..]);
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for kind in KINDS {
             run_all_pairings_of(kind, asleep, 512, 50);
             for (server, client) in [
@@ -143,7 +143,7 @@ fn small_srq_is_refilled() {
 }
 
 fn any_number_of_queue_pairs() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         run_all_pairings_of(Kind::Srq, &["-q", "1", "-r", "1", "-n", "20", "-s", "64"], 64, 20);
         run_all_pairings_of(Kind::Srq, &["-q", "255", "-n", "300", "-s", "64"], 64, 300);
         // More queue pairs than exchanges.
@@ -153,7 +153,7 @@ fn any_number_of_queue_pairs() {
 
 fn different_qp_counts_are_rejected() {
     let (few, many) = (OursOf(Kind::Srq, &["-q", "3"]), OursOf(Kind::Srq, &["-q", "5"]));
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let server = few.serve(PORT);
         let client = Program::start(&mut many.command(Some(HOST)));
         let words = "the peer plays with 5 queue pairs and this side with 3: is its -q the same?";
@@ -194,7 +194,7 @@ fn records_of_several_queue_pairs_are_those_of_the_c_program() {
             assert!(is_blank || gid == &somebody[19..], "{who}: {}", record.escape_ascii());
         }
     };
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let options = &["-q", "2"][..];
         for server in [OursOf(Kind::Srq, options), TheirsOf(Kind::Srq, options)] {
             expect("server", &heard_from_server(server, &records(2)));
@@ -293,7 +293,7 @@ fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Fi
 fn killed_peers_are_reported_on_every_transport() {
     let unheard = "nothing completed for 10 s: the peer has ended, or a message was lost";
     let lost = "Failed status transport retry counter exceeded (12) for wr_id 2";
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| kill_client(Kind::Uc, "4721", true, unheard));
             scope.spawn(|| kill_client(Kind::Ud, "4722", false, unheard));
@@ -307,7 +307,7 @@ fn a_peer_with_another_message_size_on_any_transport() {
     for kind in KINDS {
         // Shorter messages are no error, unless the data is checked.
         let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);
-        leaving_nothing(|| {
+        nothing_leaks(|| {
             let server = OursOf(kind, long).serve(PORT);
             let client = Program::start(&mut OursOf(kind, short).command(Some(HOST)));
             server

@@ -8,8 +8,8 @@ use std::time::Duration;
 use bareverbs_interop_tests::lines::{Address, RECORD};
 use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs, record_of_nobody};
 use bareverbs_interop_tests::program::Program;
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{device, kernel_tests};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{device, kernel_tests};
 use nix::sys::signal::Signal;
 
 kernel_tests! {
@@ -65,7 +65,7 @@ fn record_address(record: &[u8]) -> Option<Address> {
 }
 
 fn server_record_matches_ibv_rc_pingpong() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for server in [Ours(&[]), Theirs(&[])] {
             let (record, rest, address) = heard_from_server(server);
             assert_eq!(record.len(), RECORD, "{server:?}: {}", record.escape_ascii());
@@ -78,7 +78,7 @@ fn server_record_matches_ibv_rc_pingpong() {
 }
 
 fn client_record_and_done_match_ibv_rc_pingpong() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for client in [Ours(&["-n", "1"]), Theirs(&["-n", "1"])] {
             let listener = TcpListener::bind((HOST, PORT)).unwrap();
             let program = Program::start(&mut client.command(Some(HOST)));

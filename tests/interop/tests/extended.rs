@@ -5,8 +5,8 @@ use std::process::Command;
 
 use bareverbs_interop_tests::pingpong::{HOST, wait_until_listening};
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{device, kernel_tests};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{device, kernel_tests};
 use serde_json::Value;
 
 kernel_tests! {
@@ -73,7 +73,7 @@ fn expect_regular(sides: &[Finished]) {
 }
 
 fn default_xsrq_runs_match_ibv_xsrq_pingpong() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for (server, client) in [(true, false), (false, true), (true, true)] {
             expect_regular(&run_pingpong(server, &[client], &[]));
         }
@@ -81,7 +81,7 @@ fn default_xsrq_runs_match_ibv_xsrq_pingpong() {
 }
 
 fn xsrq_server_serves_several_clients() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for (server, clients) in [
             (true, &[true, true, true][..]),
             (true, &[false, false]),
@@ -124,7 +124,7 @@ fn xsrq_json_output() {
 }
 
 fn xsrq_is_rejected_without_xrc() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let refused = Program::start(&mut program(true, &[])).finish();
         refused.expect_failure("no extended reliable connections (XRC), which xsrq needs");
     });

@@ -9,8 +9,8 @@ use std::time::Duration;
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs};
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_interop_tests::resources::{count, expect, leaving_nothing};
-use bareverbs_kernel_tests::kernel_tests;
+use bareverbs_test_support::kernel_tests;
+use bareverbs_test_support::resources::{held, nothing_leaks, settles_at};
 use nix::sys::signal::Signal;
 
 kernel_tests! {
@@ -31,7 +31,7 @@ const BOUND: Duration = Duration::from_secs(25);
 const A_WHILE: Duration = Duration::from_secs(1);
 
 fn a_peer_that_dies_before_the_first_message() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let server = Theirs(&["-p", "4714"]).serve(4714);
         let listener = TcpListener::bind((HOST, PORT)).unwrap();
         let client = Program::start(&mut Ours(&["-r", "100"]).command(Some(HOST)));
@@ -86,7 +86,7 @@ enum Side {
 fn killed_peers_are_reported() {
     let forever = |port| ["-n", "1000000000", "-p", port];
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         std::thread::scope(|scope| {
             scope.spawn(|| kill_one(4721, Theirs(&forever("4721")), Ours(&forever("4721")), Side::Server));
             scope.spawn(|| kill_one(4722, Ours(&on_events("4722")), Theirs(&forever("4722")), Side::Client));
@@ -97,7 +97,7 @@ fn killed_peers_are_reported() {
 }
 
 fn stopped_and_dead_peers_are_distinguished() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let server = Ours(FOREVER).serve(PORT);
         let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
         client.line("  remote address:");
@@ -115,7 +115,7 @@ fn kill(ours: Program) {
 }
 
 fn killed_bareverbs_server_is_reported() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let mut server = Ours(FOREVER).serve(PORT);
         let client = Program::start(&mut Theirs(FOREVER).command(Some(HOST)));
         server.line("  remote address:");
@@ -127,21 +127,21 @@ fn killed_bareverbs_server_is_reported() {
 }
 
 fn killed_bareverbs_client_is_reported() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let server = Theirs(FOREVER).serve(PORT);
-        let theirs = count();
+        let theirs = held();
         let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
         client.line("  remote address:");
         std::thread::sleep(A_WHILE);
-        assert_eq!((count().qp, count().mr), (theirs.qp + 1, theirs.mr + 1));
+        assert_eq!((held().qp, held().mr), (theirs.qp + 1, theirs.mr + 1));
         kill(client);
-        expect(&theirs);
+        settles_at(theirs);
         drop(server);
     });
 }
 
 fn sigterm_ends_the_server_cleanly() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let server = Ours(&[]).serve(PORT);
             server.signal(signal);

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use bareverbs::Mtu;
 use bareverbs_interop_tests::pingpong::{Ours, Theirs, run_all_pairings, run_pingpong, run_pingpong_on};
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{Outcome, device, kernel_tests, skip};
 
 kernel_tests! {
     default_rc_runs_match_ibv_rc_pingpong,
@@ -31,7 +31,7 @@ kernel_tests! {
 const SOME: &[&str] = &["-n", "50"];
 
 fn default_rc_runs_match_ibv_rc_pingpong() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for (server, client) in [(Ours(&[]), Theirs(&[])), (Theirs(&[]), Ours(&[])), (Ours(&[]), Ours(&[]))] {
             let run = run_pingpong(server, client).expect_regular(4096, 1000);
             for (player, side) in [(server, &run.server), (client, &run.client)] {
@@ -49,7 +49,7 @@ fn default_rc_runs_match_ibv_rc_pingpong() {
 
 fn either_side_may_sleep_on_events() {
     let sleeping = &["-e", "-n", "50"][..];
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         run_all_pairings(sleeping, 4096, 50);
         for (server, client) in [
             (Ours(sleeping), Theirs(SOME)),
@@ -192,7 +192,7 @@ fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
     if !report.contains("ODP_SUPPORT") {
         return skip("this kernel's Soft-RoCE has no on-demand paging");
     }
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         run_all_pairings(&["-o", "-n", "20"], 4096, 20);
         run_all_pairings(&["-o", "-P", "-n", "20", "-s", "100000"], 100_000, 20);
         // Soft-RoCE of Linux 7.2 ignores the offset in the page in ODP copies (rxe_odp.c,
@@ -206,13 +206,13 @@ fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
             run_all_pairings(&["-O", "-P", "-n", "20", "-s", "100000", "-c"], 100_000, 20);
         }
     });
-    Ok(bareverbs_kernel_tests::Completion::Completed)
+    Ok(bareverbs_test_support::Completion::Completed)
 }
 
 fn completion_timestamps() {
     const STARTS: [&str; 3] = ["Max", "Min", "Average"];
     let options = &["-t", "-n", "50"][..];
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
             let mut run = run_pingpong(server, client);
             for side in [&mut run.server, &mut run.client] {
@@ -237,7 +237,7 @@ fn completion_timestamps() {
 }
 
 fn device_memory() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for size in ["4096", "20000"] {
             run_all_pairings(&["-j", "-n", "20", "-s", size], size.parse().unwrap(), 20);
         }

@@ -5,7 +5,7 @@ use std::process::Command;
 use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::pingpong::{HOST, Ours};
-use bareverbs_kernel_tests::{Completion, Outcome, device, kernel_tests, skip};
+use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};
 
 kernel_tests! {
     the_tracer_sees_what_a_client_makes,

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, Program};
-use bareverbs_kernel_tests::{device, kernel_tests};
+use bareverbs_test_support::{device, kernel_tests};
 use serde_json::Value;
 
 kernel_tests! {

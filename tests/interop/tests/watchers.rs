@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use bareverbs_interop_tests::pingpong::{Kind, Ours, OursOf, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
-use bareverbs_interop_tests::resources::leaving_nothing;
-use bareverbs_kernel_tests::{device, kernel_tests};
+use bareverbs_test_support::resources::nothing_leaks;
+use bareverbs_test_support::{device, kernel_tests};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -49,7 +49,7 @@ fn cut_the_link() {
 }
 
 fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let mut watchers = [
             ours(&["asyncwatch"]),
             ours(&["asyncwatch", "-d", device::name()]),
@@ -75,7 +75,7 @@ fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
 }
 
 fn asyncwatch_ends_on_signals() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
             let mut watcher = ours(&["asyncwatch"]);
             watcher.line(device::name());
@@ -92,7 +92,7 @@ fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &
 }
 
 fn resources_match_rdma_resource_show() {
-    leaving_nothing(|| {
+    nothing_leaks(|| {
         let connected = Ours(&[]).serve(PORT);
         let shared = OursOf(Kind::Srq, &["-q", "3", "-p", "4711"]).serve(4711);
         let report = json("bareverbs", &["resources", "--json", "-d", device::name()]);

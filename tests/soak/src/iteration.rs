@@ -11,13 +11,12 @@ use bareverbs::{
     Ah, AhAttr, Buffer, Completion, Context, Cq, CqInit, InitAttr, Mr, Mtu, Mw, MwType, Pd, Qp, QpCap,
     QpInit, Rc, RtrAttr, RtsAttr, Srq, SrqInit, Uc, UcRtrAttr, Ud, UdInitAttr, WcStatus,
 };
+pub(crate) use bareverbs_test_support::TIMEOUT;
 
 use crate::model::{Model, Quirks, Region};
 use crate::op::{Connection, End, Id, Kind, Op, QpPlan, RECEIVE, Seen};
 use crate::{PORT, loopback_path};
 
-/// Timeout of all waits.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// A key of no object: its index is beyond those of all objects.
 pub(crate) const INVALID_KEY: u32 = 0xdead_be00;
 /// Time after which the RNR timer of these queue pairs (10 µs, in the kernel's ticks) has certainly
@@ -111,7 +110,7 @@ impl Iteration {
         self.tally.ops += 1;
         let begin = Instant::now();
         self.execute(op)?;
-        ensure!(begin.elapsed() < PATIENCE, "it took {:.1?}", begin.elapsed());
+        ensure!(begin.elapsed() < TIMEOUT, "it took {:.1?}", begin.elapsed());
         // CQs are polled often enough that none overruns.
         self.poll_all()
     }
@@ -361,7 +360,7 @@ impl Iteration {
         loop {
             let some = self.poll_once()? > 0;
             let Some(missing) = self.model.missing() else { break };
-            ensure!(begin.elapsed() < PATIENCE, "{missing}; {}", self.states()?);
+            ensure!(begin.elapsed() < TIMEOUT, "{missing}; {}", self.states()?);
             if !some {
                 thread::sleep(Duration::from_micros(100));
             }
@@ -370,7 +369,7 @@ impl Iteration {
             match self.compare() {
                 Ok(()) => break,
                 // UC writes are not acknowledged, so their arrival is only visible in memory.
-                Err(_) if begin.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(1)),
+                Err(_) if begin.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(1)),
                 Err(why) => return Err(why),
             }
         }

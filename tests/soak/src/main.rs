@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_soak::{objects, random, traffic};
+use bareverbs_test_support::resources::nothing_leaks;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]

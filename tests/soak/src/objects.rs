@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bareverbs::{Access, CqInit, QpCap, QpInit, Rc};
-use bareverbs_kernel_tests::loopback::domain;
+use bareverbs_test_support::loopback::domain;
 
 /// The number of steps.
 const STEPS: usize = 100;

@@ -9,15 +9,15 @@ use bareverbs::{
     Access, CqInit, InitAttr, MwBind, MwType, Operation, Payload, Pd, Qp, QpInit, QpState, RtrAttr,
     SendFlags, SendRequest, Sge, Uc, UcOperation, UcRtrAttr, WcStatus, inc_rkey,
 };
-use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{
+use bareverbs_test_support::device;
+use bareverbs_test_support::loopback::{
     Plan as PairPlan, Side, domain, open, pair, region, request, side, take,
 };
-use bareverbs_kernel_tests::resources::{held, settles_at};
+use bareverbs_test_support::resources::{held, settles_at};
 use fastrand::Rng;
 
 use crate::generate::{Capabilities, Generator};
-use crate::iteration::{INVALID_KEY, Iteration, PATIENCE, Tally};
+use crate::iteration::{INVALID_KEY, Iteration, TIMEOUT, Tally};
 use crate::model::Quirks;
 use crate::op::Op;
 use crate::{PORT, loopback_path};
@@ -109,7 +109,7 @@ fn iteration(seed: u64, number: u64, ops: usize, quirks: Quirks) -> Result<Tally
     iteration.destroy()?;
     let took = begin.elapsed();
     ensure!(
-        took < PATIENCE,
+        took < TIMEOUT,
         "the objects that were left of iteration {number} took {took:.1?} to be destroyed"
     );
     Ok(tally)
@@ -237,7 +237,7 @@ fn unreliable_fall(pd: &Pd) -> Result<bool> {
     let begin = Instant::now();
     loop {
         match qp.query()?.0.qp_state {
-            QpState::RTS => ensure!(begin.elapsed() < PATIENCE, "a send that failed changed nothing"),
+            QpState::RTS => ensure!(begin.elapsed() < TIMEOUT, "a send that failed changed nothing"),
             state => return Ok(state == QpState::ERR),
         }
     }

@@ -15,7 +15,8 @@ use bareverbs::{
     Access, Buffer, Cq, CqInit, Mr, Qp, QpCap, QpInit, Rc, RecvRequest, SendFlags, Sge, Srq, SrqInit,
     WcOpcode, WcStatus, WorkCompletion,
 };
-use bareverbs_kernel_tests::loopback::domain;
+use bareverbs_test_support::TIMEOUT;
+use bareverbs_test_support::loopback::domain;
 
 use crate::connect;
 
@@ -29,8 +30,6 @@ const RECEIVES: usize = 8192;
 const BATCH: u64 = 16;
 /// Receives per post.
 const REPOST: usize = 64;
-/// Timeout without any completion.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
@@ -215,9 +214,9 @@ fn exchange(
         if some {
             last = Instant::now();
             receives.post()?;
-        } else if last.elapsed() > PATIENCE {
+        } else if last.elapsed() > TIMEOUT {
             let arrived: u64 = flows.iter().map(|flow| flow.received).sum();
-            bail!("nothing has arrived for {PATIENCE:?}, after {arrived} messages");
+            bail!("nothing has arrived for {TIMEOUT:?}, after {arrived} messages");
         } else {
             // The remaining work is the kernel workers'.
             std::thread::yield_now();

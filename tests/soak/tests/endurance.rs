@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use bareverbs_kernel_tests::kernel_tests;
-use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_soak::objects::{self, Costs};
 use bareverbs_soak::{random, traffic};
+use bareverbs_test_support::kernel_tests;
+use bareverbs_test_support::resources::nothing_leaks;
 
 kernel_tests! {
     random_verbs_match_model_and_leak_nothing,

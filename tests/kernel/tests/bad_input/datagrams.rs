@@ -7,8 +7,9 @@ use bareverbs::{
     PushError, Qp, QpCap, QpInit, QpState, RecvRequest, SendFlags, SendRequest, Transport, Uc, UcOperation,
     UcRtrAttr, Ud, UdInitAttr, WcFlags, WcStatus, WorkCompletion,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, contents, domain, region};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use crate::refusals::invalid;
@@ -42,7 +43,7 @@ impl<T: Transport> End<T> {
             if let Some(completion) = self.cq.poll_one() {
                 return completion;
             }
-            assert!(begin.elapsed() < PATIENCE, "no completion");
+            assert!(begin.elapsed() < TIMEOUT, "no completion");
         }
     }
 

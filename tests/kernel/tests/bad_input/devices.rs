@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{AhAttr, CqInit, Device, Error, InitAttr, PortState, QpCap, QpInit, QpState, Rc, RtrAttr};
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, side};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 
@@ -41,7 +42,7 @@ impl Drop for Removed {
             )
         };
         while !is_back().unwrap_or(false) {
-            assert!(begin.elapsed() < PATIENCE, "the device did not come back");
+            assert!(begin.elapsed() < TIMEOUT, "the device did not come back");
             sleep(Duration::from_millis(20));
         }
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use bareverbs::owned::{Address, Endpoint};
 use bareverbs::{Access, Buffer, Error, Gid, Mr, Mtu, Pd, Remote, WcStatus};
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{PATIENCE, domain, region};
+use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use crate::refusals::invalid;
@@ -148,7 +149,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             alice.post_recv(buffer(&pd)).unwrap();
             let mut statuses = Vec::new();
             while alice.pending() > 0 {
-                match alice.wait_timeout(PATIENCE) {
+                match alice.wait_timeout(TIMEOUT) {
                     Err(failed) => {
                         assert_eq!(failed.buffer.expect("its buffer").len(), 64, "{what}");
                         let Error::Completion { status, .. } = failed.error else { panic!("{what}") };

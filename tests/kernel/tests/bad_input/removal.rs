@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use bareverbs::{
     Access, AsyncEvent, CompChannel, CqInit, EventType, Operation, Payload, RecvRequest, SrqInit, WcStatus,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, pair, region, request};
+use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use rustix::io::Errno;
 
 /// The driver of the device on its bus, and its place there.
@@ -46,7 +47,7 @@ impl Bus {
             || !is_back()
             || device::device().open().and_then(|context| context.default_gid(1)).is_err()
         {
-            assert!(begin.elapsed() < 2 * PATIENCE, "the device does not come back");
+            assert!(begin.elapsed() < 2 * TIMEOUT, "the device does not come back");
             let interfaces = fs::read_dir(format!("/sys/bus/pci/devices/{}/net", self.place));
             if let (false, Some(Ok(name))) = (addressed, interfaces.ok().and_then(|mut names| names.next())) {
                 let name = name.file_name();
@@ -58,7 +59,7 @@ impl Bus {
             thread::sleep(Duration::from_millis(20));
         }
         while self.netdev.is_some() && device::gid().ipv4().is_none() {
-            assert!(begin.elapsed() < 2 * PATIENCE, "the device's address does not come back");
+            assert!(begin.elapsed() < 2 * TIMEOUT, "the device's address does not come back");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -93,7 +94,7 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
             turn(&mut a, &mut b);
             match events.try_get().unwrap() {
                 Some(told @ AsyncEvent::Device { .. }) => break told,
-                _ => assert!(begin.elapsed() < PATIENCE, "nobody told that the device is gone"),
+                _ => assert!(begin.elapsed() < TIMEOUT, "nobody told that the device is gone"),
             }
         };
         unbinding.join().unwrap();

@@ -4,9 +4,8 @@ use bareverbs::{
     Arm, Completion, CqInit, InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, SrqInit,
     WcOpcode, WcStatus, WrId,
 };
-use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, PATIENCE, Plan, domain, pair, region, request, side, take,
-};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request, side, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep};
@@ -58,11 +57,11 @@ pub(crate) fn solicited_only_arm_ignores_other_completions() {
         a_while();
         assert_eq!(channel.try_get_event().unwrap(), None, "an ordinary message is no reason to wake");
         a.send(&[send(2, SendFlags::SOLICITED)]).unwrap();
-        let event = channel.get_event_timeout(PATIENCE).unwrap().expect("a solicited message wakes");
+        let event = channel.get_event_timeout(TIMEOUT).unwrap().expect("a solicited message wakes");
         assert_eq!(event.user_data, 99);
         b.cq.arm(Arm::Any).unwrap();
         a.send(&[send(3, SendFlags::empty())]).unwrap();
-        assert!(channel.get_event_timeout(PATIENCE).unwrap().is_some());
+        assert!(channel.get_event_timeout(TIMEOUT).unwrap().is_some());
         assert_eq!((a.completions(2).len(), b.completions(3).len()), (2, 3));
     });
 }
@@ -145,7 +144,7 @@ pub(crate) fn an_armed_queue_stays_armed_through_a_resize() {
         a.cq.arm(Arm::Any).unwrap();
         a.cq.resize(500).unwrap();
         a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
-        assert!(channel.get_event_timeout(PATIENCE).unwrap().is_some());
+        assert!(channel.get_event_timeout(TIMEOUT).unwrap().is_some());
         assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
     });
 }
@@ -224,7 +223,7 @@ pub(crate) fn wr_id_owner_is_returned_with_completions() {
             qp.set_error().unwrap();
             all.extend(take(&mut cq, 1));
         }
-        let event = channel.get_event_timeout(PATIENCE).unwrap().expect("a completion raises it");
+        let event = channel.get_event_timeout(TIMEOUT).unwrap().expect("a completion raises it");
         assert_eq!(event.user_data, cq.user_data());
         for qp in &qps {
             let of_it = all.iter().filter(|wc| wc.qp_num == qp.qp_num());

@@ -4,8 +4,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use bareverbs::{AsyncEvent, CqInit, EventType, Operation, Payload, PortState, QpInit, Rc};
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{self, netdev};
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, open, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, domain, open, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::event;
@@ -50,7 +51,7 @@ pub(crate) fn port_state_changes_raise_events() {
     // Tests after this one find the address where it was.
     let begin = Instant::now();
     while context.default_gid(1).map(|entry| entry.gid).ok() != Some(address) {
-        assert!(begin.elapsed() < PATIENCE, "the address did not come back");
+        assert!(begin.elapsed() < TIMEOUT, "the address did not come back");
     }
 }
 
@@ -63,10 +64,10 @@ pub(crate) fn new_ip_address_raises_gid_change() {
     assert_eq!(change, AsyncEvent::Port { event: EventType::GID_CHANGE, port: 1 });
     let begin = Instant::now();
     while context.gid_table().unwrap().len() <= before {
-        assert!(begin.elapsed() < PATIENCE, "the table did not grow");
+        assert!(begin.elapsed() < TIMEOUT, "the table did not grow");
     }
     ip(&["address", "del", "10.77.0.1/24", "dev", &device]);
     while context.gid_table().unwrap().len() > before {
-        assert!(begin.elapsed() < PATIENCE, "the table did not shrink");
+        assert!(begin.elapsed() < TIMEOUT, "the table did not shrink");
     }
 }

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use bareverbs::{
     AsyncEvent, Context, Operation, Payload, QpCap, RecvRequest, SendFlags, SendRequest, Sge, WcStatus,
 };
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{Plan, Side};
 use bareverbs_kernel_tests::{device, kernel_tests};
 use completions::*;
 use events::*;
@@ -85,7 +86,7 @@ fn end_of(side: &mut Side, request: SendRequest<'_>) -> WcStatus {
 #[track_caller]
 fn event(context: &Context, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent {
     let events = context.async_events();
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     let mut seen = Vec::new();
     loop {
         let left = end.saturating_duration_since(Instant::now());

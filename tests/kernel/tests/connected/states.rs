@@ -6,10 +6,9 @@ use bareverbs::{
     Access, AsyncEvent, CqInit, EventType, Operation, Payload, PostReason, PushError, Qp, QpCap, QpInit,
     QpState, Rc, SendFlags, SendRequest, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, PATIENCE, Plan, Side, domain, pair, region, request, side,
-};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use super::{a_while, deep, event, recv};
@@ -101,7 +100,7 @@ fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
     let begin = Instant::now();
     while let Err(error) = side.send(requests) {
         assert!(matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. })), "{error}");
-        assert!(begin.elapsed() < PATIENCE, "the slots of flushed requests are not given back: {error}");
+        assert!(begin.elapsed() < TIMEOUT, "the slots of flushed requests are not given back: {error}");
         requests = &requests[error.accepted..];
     }
 }
@@ -252,14 +251,14 @@ pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
                     if room {
                         break;
                     }
-                    assert!(begin.elapsed() < PATIENCE, "room was lost");
+                    assert!(begin.elapsed() < TIMEOUT, "room was lost");
                 }
                 written += 1;
             }
             written += 1;
             let mut batch = a.qp.start_send();
             while batch.write_inline(written, remote, &written.to_ne_bytes(), SendFlags::SIGNALED).is_err() {
-                assert!(begin.elapsed() < PATIENCE, "room was lost");
+                assert!(begin.elapsed() < TIMEOUT, "room was lost");
             }
             batch.ring().unwrap();
             assert_eq!(a.ends(1), [(written, WcStatus::SUCCESS)]);

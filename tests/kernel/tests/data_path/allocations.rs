@@ -1,42 +1,14 @@
 //! Allocations of the data path.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::time::Instant;
 
 use bareverbs::{Access, Completion, Operation, Payload, QpCap, RecvRequest, SendFlags, WcStatus};
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, domain, pair, region, request};
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: everything is handed to the system's allocator as it came; the counter is a plain cell of
-// the thread, which allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: by this function's own contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: by this function's own contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::allocations::{CountingAllocator, allocations};
+use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
-
-/// How often `work` allocated.
-fn allocations(work: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
-    work();
-    ALLOCATIONS.get() - before
-}
+static COUNTING: CountingAllocator = CountingAllocator;
 
 pub(crate) fn ten_thousand_messages_allocate_nothing() {
     const BURST: usize = 50;
@@ -65,7 +37,7 @@ pub(crate) fn ten_thousand_messages_allocate_nothing() {
             for side in [&mut a, &mut b] {
                 let mut left = BURST;
                 while left > 0 {
-                    assert!(begin.elapsed() < 4 * PATIENCE, "{left} of burst {burst} are missing");
+                    assert!(begin.elapsed() < 4 * TIMEOUT, "{left} of burst {burst} are missing");
                     let mut completions = side.cq.poll();
                     while let Some(completion) = completions.next() {
                         assert_eq!(completion.status(), WcStatus::SUCCESS);

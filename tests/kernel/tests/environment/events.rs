@@ -8,9 +8,8 @@ use bareverbs::{
     AsyncEvent, Completion as _, CqInit, Error, EventType, InitAttr, Operation, Payload, Pd, Qp, QpInit,
     QpState, Rc, Remote, SrqInit, WcStatus,
 };
-use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, PATIENCE, Plan, Side, domain, region, request, side, side_on,
-};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, Side, domain, region, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -96,7 +95,7 @@ pub(crate) fn a_stream_is_read_by_polling_its_descriptor() {
         assert!(!readable(Duration::ZERO));
         assert_eq!(events.try_get().unwrap(), None, "and reading does not block");
         drain(&mut b);
-        assert!(readable(PATIENCE));
+        assert!(readable(TIMEOUT));
         assert_eq!(events.try_get().unwrap(), Some(drained(7)));
         assert!(!readable(Duration::ZERO), "each event is read once");
     });
@@ -136,11 +135,11 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
             a.ends(1);
             b.ends(1);
             if number < 3 {
-                assert_eq!(channel.get_event_timeout(PATIENCE).unwrap().unwrap().user_data, 5);
+                assert_eq!(channel.get_event_timeout(TIMEOUT).unwrap().unwrap().user_data, 5);
             }
         }
         drain(&mut b);
-        assert_eq!(events.get_timeout(PATIENCE).unwrap(), Some(drained(6)));
+        assert_eq!(events.get_timeout(TIMEOUT).unwrap(), Some(drained(6)));
 
         let Side { qp, cq, .. } = b;
         assert_eq!(qp.destroy().unwrap(), 1);

@@ -7,7 +7,8 @@ use std::time::Duration;
 use bareverbs::{
     Arm, Cq, CqEventCounts, CqInit, Operation, Payload, QpCap, SendFlags, SendRequest, WcStatus,
 };
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side, domain, request, side, side_on};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side, side_on};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 const PAIRS: usize = 3;
@@ -109,7 +110,7 @@ pub(crate) fn arm_then_poll_misses_no_completion() {
                     continue;
                 }
                 sleeps += 1;
-                let Some(event) = channel.get_event_timeout(PATIENCE).unwrap() else {
+                let Some(event) = channel.get_event_timeout(TIMEOUT).unwrap() else {
                     panic!("slept through a completion after {total} messages and {sleeps} sleeps");
                 };
                 events[event.user_data as usize] += 1;

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use bareverbs::{AhAttr, Context, Error, EthernetAddress, Gid, GidEntry, GidType};
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device::{FAR, netdev};
-use bareverbs_kernel_tests::loopback::{PATIENCE, open};
+use bareverbs_kernel_tests::loopback::open;
 use rustix::io::Errno;
 
 fn ip(arguments: &str) -> String {
@@ -94,11 +95,11 @@ pub(crate) fn a_peer_that_does_not_answer_has_no_address() {
     assert!(error.to_string().contains("10.1.0.222"), "{error}");
 
     let elsewhere = AhAttr::global(1, Ipv4Addr::new(203, 0, 113, 1).into(), from.index as u8);
-    let error = context.resolve_ethernet(&elsewhere, PATIENCE).unwrap_err();
+    let error = context.resolve_ethernet(&elsewhere, TIMEOUT).unwrap_err();
     assert!(error.to_string().contains("203.0.113.1"), "{error}");
 
-    let no_route = context.resolve_ethernet(&AhAttr::local(1, 5), PATIENCE).unwrap_err();
+    let no_route = context.resolve_ethernet(&AhAttr::local(1, 5), TIMEOUT).unwrap_err();
     assert!(matches!(no_route, Error::Invalid { .. }), "{no_route}");
     let no_gid = AhAttr::global(1, Ipv4Addr::new(10, 1, 0, 2).into(), 200);
-    assert!(matches!(context.resolve_ethernet(&no_gid, PATIENCE), Err(Error::NoGid { .. })));
+    assert!(matches!(context.resolve_ethernet(&no_gid, TIMEOUT), Err(Error::NoGid { .. })));
 }

@@ -4,12 +4,11 @@ use bareverbs::{
     Access, Arm, CompChannel, CqInit, LocalAccess, Mr, Operation, Payload, RecvRequest, SendFlags,
     SendRequest, WcFlags, WcOpcode, WcStatus,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::exchange::{
     IMM, RcEndpoint, UdEndpoint, exchange_rounds, long_timeout_plan, rc_endpoints, ud_endpoints,
 };
-use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, PATIENCE, Side, contents, domain, pair, region, request, take,
-};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Side, contents, domain, pair, region, request, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 const ROUNDS: usize = 25;
@@ -154,7 +153,7 @@ pub(crate) fn two_regions_lie_in_one_buffer() {
 
 /// Sleeps until the queue with this user data has completions.
 fn woken(channel: &CompChannel, user_data: u64) {
-    let event = channel.get_event_timeout(PATIENCE).unwrap();
+    let event = channel.get_event_timeout(TIMEOUT).unwrap();
     assert_eq!(event.expect("the completion raises an event").user_data, user_data);
 }
 

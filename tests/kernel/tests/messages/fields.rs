@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use bareverbs::{Access, Completion, Cq, LinkLayer, Operation, Payload, WcOpcode, WcStatus};
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::exchange::{IMM, exchange_rounds, rc_endpoints, ud_endpoints};
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, domain, request};
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, domain, request};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 const ROUNDS: usize = 25;
@@ -56,7 +57,7 @@ fn next(cq: &mut Cq) -> Read {
             assert!(value.sl == 0 || port.link_layer == LinkLayer::ETHERNET, "{value:?}");
             return read;
         }
-        assert!(begin.elapsed() < PATIENCE, "no completion");
+        assert!(begin.elapsed() < TIMEOUT, "no completion");
     }
 }
 

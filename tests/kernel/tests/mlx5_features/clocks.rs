@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use bareverbs::{
     Access, Completion, Cq, CqInit, Error, Operation, Payload, Pd, RecvRequest, Remote, WcStatus,
 };
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side, domain, pair, region, request, side};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
 /// A side whose completions tell their times.
@@ -21,7 +22,7 @@ fn next(cq: &mut Cq) -> (u64, WcStatus, Option<u64>) {
         if let Some(done) = cq.poll().next() {
             return (done.wr_id(), done.status(), done.timestamp());
         }
-        assert!(begin.elapsed() < PATIENCE, "no completion");
+        assert!(begin.elapsed() < TIMEOUT, "no completion");
     }
 }
 

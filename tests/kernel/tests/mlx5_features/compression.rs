@@ -5,8 +5,9 @@ use std::time::Instant;
 use bareverbs::{
     Access, Completion, CqInit, Error, Operation, Payload, QpCap, QpInit, Rc, RecvRequest, Sge, WcStatus,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-use bareverbs_kernel_tests::loopback::{PATIENCE, Plan, Side, domain, region, request, side};
+use bareverbs_kernel_tests::loopback::{Plan, Side, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_mlx5::Mlx5;
 
@@ -44,7 +45,7 @@ pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
             let begin = Instant::now();
             let mut next = ids.start;
             while next < ids.end {
-                assert!(begin.elapsed() < PATIENCE, "no completion of receive {next}");
+                assert!(begin.elapsed() < TIMEOUT, "no completion of receive {next}");
                 let mut completions = b.cq.poll();
                 while let Some(done) = completions.next() {
                     assert_eq!((done.wr_id(), done.status()), (next, WcStatus::SUCCESS));
@@ -85,7 +86,7 @@ pub(crate) fn simultaneous_completions_are_compressed() {
             unsafe { a.post_send(&sends) }.unwrap();
             let mut left = RECEIVES;
             while left > 0 {
-                assert!(begin.elapsed() < PATIENCE, "{left} sends without a completion");
+                assert!(begin.elapsed() < TIMEOUT, "{left} sends without a completion");
                 left -= sent.poll_one().map_or(0, |_| 1);
             }
             // SAFETY: it is only looked at.
@@ -93,7 +94,7 @@ pub(crate) fn simultaneous_completions_are_compressed() {
             let (format, length) = (first.op_own() & FORMAT, first.byte_count());
             let mut next = 0;
             while next < u64::from(RECEIVES) {
-                assert!(begin.elapsed() < PATIENCE, "no completion of receive {next}");
+                assert!(begin.elapsed() < TIMEOUT, "no completion of receive {next}");
                 if let Some(done) = received.poll_one() {
                     assert_eq!((done.wr_id, done.status, done.byte_len), (next, WcStatus::SUCCESS, 0));
                     next += 1;
@@ -102,7 +103,7 @@ pub(crate) fn simultaneous_completions_are_compressed() {
             if format == FORMAT && length == RECEIVES {
                 break;
             }
-            assert!(begin.elapsed() < PATIENCE, "{RECEIVES} receives never became one run");
+            assert!(begin.elapsed() < TIMEOUT, "{RECEIVES} receives never became one run");
         }
     });
 }

@@ -9,8 +9,9 @@ use bareverbs::{
     Access, AsyncEvent, Context, CqInit, DmInit, Error, EventType, ObjectClass, Operation, Payload, QpInit,
     Rc, RecvRequest, Remote, SrqInit, WcStatus,
 };
+use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{
-    ALL_REMOTE, PATIENCE, Plan, contents, domain, open, pair, region, request, side,
+    ALL_REMOTE, Plan, contents, domain, open, pair, region, request, side,
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
@@ -60,7 +61,7 @@ fn say(mut socket: &UnixStream, number: u64) {
 fn two_processes(theirs: impl FnOnce(UnixStream), ours: impl FnOnce(&UnixStream)) {
     let (near, far) = UnixStream::pair().unwrap();
     for end in [&near, &far] {
-        end.set_read_timeout(Some(3 * PATIENCE)).unwrap();
+        end.set_read_timeout(Some(3 * TIMEOUT)).unwrap();
     }
     let child = child::start(|| theirs(far));
     ours(&near);
@@ -137,7 +138,7 @@ pub(crate) fn async_events_go_to_the_owning_process() {
         srq.set_limit(3).unwrap();
         a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
         assert_eq!((a.ends(1)[0].1, b.ends(1)[0].1), (WcStatus::SUCCESS, WcStatus::SUCCESS));
-        let event = pd.context().async_events().get_timeout(PATIENCE).unwrap();
+        let event = pd.context().async_events().get_timeout(TIMEOUT).unwrap();
         assert_eq!(event, Some(AsyncEvent::Srq { event: EventType::SRQ_LIMIT_REACHED, user_data: 77 }));
         drop((a, b));
         assert_eq!(srq.destroy().unwrap(), 1);

@@ -9,7 +9,8 @@ use bareverbs::{
     SendRequest, Srq, SrqInit, UcRtrAttr, WcFlags, WcOpcode, WcStatus, XrcOperation, XrcSend, XrcSrq,
     XrcSrqInit, XrcTarget, XrcTargetRtsAttr, Xrcd, XrcdShare,
 };
-use bareverbs_kernel_tests::loopback::{ALL_REMOTE, PATIENCE, contents, domain, region, take};
+use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents, domain, region, take};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use rustix::io::Errno;
 
@@ -228,7 +229,7 @@ pub(crate) fn xrc_srq_limit_event_is_raised_once() {
             assert_eq!(send(&mut sender, &mut cq, inbox.srq.srq_num(), b"one less"), WcStatus::SUCCESS);
             inbox.next();
         }
-        let event = context.async_events().get_timeout(PATIENCE).unwrap().expect("fewer than 3 are left");
+        let event = context.async_events().get_timeout(TIMEOUT).unwrap().expect("fewer than 3 are left");
         assert!(matches!(event, AsyncEvent::Srq { user_data: 0xfeed, .. }), "{event:?}");
         assert_eq!(inbox.srq.destroy().unwrap(), 1, "one event was read");
     });

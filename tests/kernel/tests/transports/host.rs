@@ -6,10 +6,8 @@ use bareverbs::{
     Access, AhAttr, Buffer, Context, Cq, CqInit, GidEntry, Mr, ObjectClass, Pd, Qp, QpCap, QpInit,
     RecvRequest, Ud, UdInitAttr, WcStatus, WorkCompletion,
 };
+pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
-
-/// How long anything may take on an emulated machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How long nothing must happen for nothing to have happened.
 pub(crate) const QUIET: Duration = Duration::from_millis(300);
@@ -101,7 +99,7 @@ pub(crate) fn next(cq: &mut Cq) -> WorkCompletion {
         if let Some(completion) = cq.poll_one() {
             return completion;
         }
-        assert!(begin.elapsed() < PATIENCE, "no completion");
+        assert!(begin.elapsed() < TIMEOUT, "no completion");
         std::thread::yield_now();
     }
 }

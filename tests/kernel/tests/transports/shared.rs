@@ -7,7 +7,7 @@ use bareverbs::{
     RecvRequest, RtrAttr, RtsAttr, SendFlags, Srq, SrqInit, Ud,
 };
 
-use crate::host::{CAP, Host, PATIENCE, QKEY, bytes, done, on_device, ready};
+use crate::host::{CAP, Host, QKEY, TIMEOUT, bytes, done, on_device, ready};
 
 /// A connection whose second end takes its receives from `srq`.
 fn connection(host: &Host, client_cq: &Cq, server_cq: &Cq, srq: &Srq) -> (Qp<Rc>, Qp<Rc>) {
@@ -108,7 +108,7 @@ pub(crate) fn srq_limit_event_is_raised_once() {
             send(&mut client, &mut client_cq, number);
             done(&mut server_cq);
         }
-        let event = events.get_timeout(PATIENCE).unwrap().expect("fewer than 8 are left");
+        let event = events.get_timeout(TIMEOUT).unwrap().expect("fewer than 8 are left");
         assert!(matches!(event, AsyncEvent::Srq { user_data: 0xfeed, .. }), "{event:?}");
         assert_eq!(events.get_timeout(Duration::from_millis(200)).unwrap(), None, "once");
         assert_eq!(srq.query().unwrap().limit, 0, "the limit is gone");

@@ -3,7 +3,7 @@ use std::time::Duration;
 use bareverbs::{Arm, AsyncEvent, CqInit, DeviceAttr, EventType, Payload, QpCap, SendFlags};
 use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
 
-use crate::pair::{End, PATIENCE, message, open, region};
+use crate::pair::{End, TIMEOUT, message, open, region};
 
 const INLINE: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
@@ -62,7 +62,7 @@ pub(crate) fn an_armed_queue_raises_one_event() {
 
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    assert_eq!(evented.channel.get_event_timeout(PATIENCE).unwrap().unwrap().user_data, 2);
+    assert_eq!(evented.channel.get_event_timeout(TIMEOUT).unwrap().unwrap().user_data, 2);
 }
 
 pub(crate) fn completion_events_identify_their_cq() {
@@ -87,7 +87,7 @@ pub(crate) fn pending_event_survives_modify_cq() -> Outcome {
         evented.b.cq.arm(Arm::Any).unwrap();
         evented.exchange(SendFlags::empty());
         evented.b.cq.moderate(count, period).unwrap();
-        let event = evented.channel.get_event_timeout(PATIENCE).unwrap();
+        let event = evented.channel.get_event_timeout(TIMEOUT).unwrap();
         assert_eq!(event.map(|event| event.user_data), Some(2), "{count} in {period} us");
     }
     Ok(Completion::Completed)
@@ -122,6 +122,6 @@ pub(crate) fn an_overrun_raises_an_asynchronous_event() {
         b.completions(8);
     }
     // Elsewhere the queue pair fails with its queue.
-    let event = events.get_timeout(PATIENCE).unwrap().expect("the queue of one completion overran");
+    let event = events.get_timeout(TIMEOUT).unwrap().expect("the queue of one completion overran");
     assert_eq!(event, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
 }

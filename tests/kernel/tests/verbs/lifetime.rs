@@ -3,14 +3,14 @@ use std::time::{Duration, Instant};
 use bareverbs::netlink::ResourceSummary;
 use bareverbs::{Access, CqInit, Payload, QpCap, QpInit, Rc};
 
-use crate::pair::{PATIENCE, counts, message, open, pair, pair_in, region};
+use crate::pair::{TIMEOUT, counts, message, open, pair, pair_in, region};
 
 /// Device objects in use go by themselves, but a kernel thread may need a moment to let go of the
 /// last of them.
 fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     while counts() != expected {
-        assert!(begin.elapsed() < PATIENCE, "{:?} in place of {expected:?}", counts());
+        assert!(begin.elapsed() < TIMEOUT, "{:?} in place of {expected:?}", counts());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bareverbs::owned::Endpoint;
 use bareverbs::{Access, Buffer, Error, MemoryOwner, Mr, Pd, WcStatus};
 
-use crate::pair::{ALL_REMOTE, PATIENCE, contents, counts, open, region};
+use crate::pair::{ALL_REMOTE, TIMEOUT, contents, counts, open, region};
 
 fn endpoints<M>(pd: &Pd, depth: u32) -> (Endpoint<M>, Endpoint<M>) {
     let (mut alice, mut bob) = (Endpoint::new(pd, 1, depth).unwrap(), Endpoint::new(pd, 1, depth).unwrap());
@@ -99,7 +99,7 @@ pub(crate) fn a_wait_with_a_timeout_ends() {
     assert!(bob.wait_timeout(Duration::from_millis(20)).unwrap().is_none());
     assert_eq!(bob.pending(), 1);
     alice.post_send(local(&pd, b"late"), ..).unwrap();
-    assert_eq!(bob.wait_timeout(PATIENCE).unwrap().unwrap().message(), Some(&b"late"[..]));
+    assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"late"[..]));
 }
 
 /// Memory that tells when it is freed.

@@ -1,20 +1,13 @@
 //! Two connected queue pairs of one device.
 
-use std::time::{Duration, Instant};
-
-use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 use bareverbs::{
-    Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr,
-    RtsAttr, SendFlags, SendRequest, WcStatus, WorkCompletion,
+    AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Pd, Qp, QpCap, QpInit, Rc, RecvRequest, RtrAttr, RtsAttr,
+    SendRequest, WcStatus, WorkCompletion,
 };
-use bareverbs_kernel_tests::device;
-
-/// How long anything in these tests may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-/// What the peer may do in these tests.
-pub(crate) const ALL_REMOTE: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+pub(crate) use bareverbs_kernel_tests::TIMEOUT;
+use bareverbs_kernel_tests::loopback::{self, take};
+pub(crate) use bareverbs_kernel_tests::loopback::{ALL_REMOTE, contents};
+pub(crate) use bareverbs_kernel_tests::resources::held as counts;
 
 pub(crate) use bareverbs_kernel_tests::device::open;
 
@@ -23,11 +16,6 @@ pub(crate) fn kernel() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = release.split(['.', '-']).map_while(|part| part.trim().parse().ok());
     (numbers.next().unwrap(), numbers.next().unwrap())
-}
-
-pub(crate) fn counts() -> ResourceSummary {
-    device::warm_up();
-    RdmaNetlink::open().unwrap().resources(device::name()).unwrap()
 }
 
 /// A queue pair with a completion queue of its own.
@@ -86,13 +74,7 @@ impl End {
 
     /// Polls until `count` completions are there.
     pub(crate) fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
-        let begin = Instant::now();
-        let mut taken = Vec::new();
-        while taken.len() < count {
-            taken.extend(self.cq.poll_one());
-            assert!(begin.elapsed() < PATIENCE, "{} of {count} completions: {taken:?}", taken.len());
-        }
-        taken
+        take(&mut self.cq, count)
     }
 
     /// Polls until one completion is there, which must be a good one.
@@ -121,18 +103,10 @@ pub(crate) fn pair() -> (Pd, End, End) {
 }
 
 pub(crate) fn region(pd: &Pd, bytes: &[u8]) -> Mr<Buffer> {
-    let mut buffer = Buffer::zeroed(bytes.len()).unwrap();
-    buffer.copy_from_slice(bytes);
-    pd.register(buffer, ALL_REMOTE).unwrap()
-}
-
-pub(crate) fn contents(region: &Mr<Buffer>) -> Vec<u8> {
-    let mut bytes = vec![0; region.len()];
-    region.read(0, &mut bytes).unwrap();
-    bytes
+    loopback::region(pd, bytes, ALL_REMOTE)
 }
 
 /// A signalled send of a message.
 pub(crate) fn message<'a>(wr_id: u64, payload: bareverbs::Payload<'a>) -> SendRequest<'a> {
-    SendRequest { wr_id, operation: bareverbs::Operation::Send, flags: SendFlags::SIGNALED, payload }
+    loopback::request(wr_id, bareverbs::Operation::Send, payload)
 }

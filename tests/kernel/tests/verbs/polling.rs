@@ -5,7 +5,7 @@ use bareverbs::{
     SendRequest, WcOpcode, WcStatus, WorkCompletion, WqInit,
 };
 
-use crate::pair::{End, PATIENCE, open, pair_in, region};
+use crate::pair::{End, TIMEOUT, open, pair_in, region};
 
 /// Sends that are outstanding at a time.
 const POSTED: usize = 12;
@@ -19,7 +19,7 @@ fn poll_all(end: &mut End, len: usize, count: usize) -> Vec<WorkCompletion> {
         assert!(polled <= len);
         assert!(into[polled..].iter().all(|rest| *rest == EMPTY), "the rest of the slice stays");
         taken.extend_from_slice(&into[..polled]);
-        assert!(begin.elapsed() < PATIENCE, "{} of {count} by slices of {len}", taken.len());
+        assert!(begin.elapsed() < TIMEOUT, "{} of {count} by slices of {len}", taken.len());
     }
     assert_eq!(end.cq.poll_into(&mut vec![EMPTY; len]), 0, "no more than was posted");
     taken

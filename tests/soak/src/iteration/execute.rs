@@ -9,7 +9,7 @@ use bareverbs::{
     RecvRequest, Remote, SelectivityLevel, SendFlags, SendRequest, Sge, UcOperation, inc_rkey,
 };
 
-use super::{AnyQp, INVALID_KEY, Iteration, PATIENCE, QKEYS, any};
+use super::{AnyQp, INVALID_KEY, Iteration, QKEYS, TIMEOUT, any};
 use crate::model::State;
 use crate::op::{Action, Id, Key, Op, Payload, Piece, Receive, Request, Target};
 
@@ -62,7 +62,7 @@ impl Iteration {
         let begin = Instant::now();
         while let Err(error) = self.post_sends(id, requests)? {
             let full = matches!(error.reason, PostReason::Queue(PushError::QueueFull { .. }));
-            ensure!(full && begin.elapsed() < PATIENCE, "no room where requests are over: {error}");
+            ensure!(full && begin.elapsed() < TIMEOUT, "no room where requests are over: {error}");
             requests = &requests[error.accepted..];
             thread::yield_now();
         }

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 
 use bareverbs::netlink::{RdmaNetlink, ResourceSummary};
 
-use crate::device;
-use crate::loopback::PATIENCE;
+use crate::{TIMEOUT, device};
 
 /// The number of objects by type, for all processes and the kernel together.
 pub fn held() -> ResourceSummary {
@@ -33,7 +32,7 @@ pub fn settles_at(expected: ResourceSummary) {
         if now == expected {
             return;
         }
-        assert!(begin.elapsed() < PATIENCE, "leaked: the device holds {now:?} in place of {expected:?}");
+        assert!(begin.elapsed() < TIMEOUT, "leaked: the device holds {now:?} in place of {expected:?}");
         sleep(Duration::from_millis(5));
     }
 }

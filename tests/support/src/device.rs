@@ -4,11 +4,11 @@
 //! [`kernel_tests!`](crate::kernel_tests), and is skipped with the reason on other devices:
 //!
 //! ```
-//! use bareverbs_kernel_tests::device;
+//! use bareverbs_test_support::device;
 //!
 //! fn a_peer_is_found_by_its_ip_address() {}
 //!
-//! bareverbs_kernel_tests::kernel_tests! { a_peer_is_found_by_its_ip_address if device::ethernet }
+//! bareverbs_test_support::kernel_tests! { a_peer_is_found_by_its_ip_address if device::ethernet }
 //! ```
 
 use std::fs;

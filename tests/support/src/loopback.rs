@@ -1,6 +1,6 @@
 //! Two queue pairs of the device, connected to each other.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bareverbs::{
     Access, AhAttr, Buffer, Cq, CqInit, InitAttr, Mr, Operation, Payload, Pd, PostError, Qp, QpAttr,
@@ -8,8 +8,7 @@ use bareverbs::{
     SendRequest, Sge, WcStatus, WorkCompletion,
 };
 
-/// Timeout of all waits in these tests.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+use crate::TIMEOUT;
 
 /// All remote access rights.
 pub const ALL_REMOTE: Access =
@@ -119,7 +118,7 @@ pub fn take(cq: &mut Cq, count: usize) -> Vec<WorkCompletion> {
     let mut taken = Vec::new();
     while taken.len() < count {
         taken.extend(cq.poll_one());
-        assert!(begin.elapsed() < PATIENCE, "{} of {count} completions: {taken:?}", taken.len());
+        assert!(begin.elapsed() < TIMEOUT, "{} of {count} completions: {taken:?}", taken.len());
     }
     taken
 }
