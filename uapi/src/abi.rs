@@ -1,20 +1,21 @@
-//! How an ABI item is declared, and what is known of it at run time.
+//! Declarations of ABI items, and their descriptions at run time.
 //!
-//! The macros of this module turn one declaration into a Rust type and into its description: C
-//! name, header, the kernel series that first had it, and for structs every field with its offset.
+//! The macros of this module generate a Rust type and its description from one declaration. A
+//! description has the C name, the header, the first kernel series and, for structs, every field
+//! with its offset.
 
 pub use crate::kernels::Since;
 
-/// How the bytes of a field are to be read.
+/// Interpretation of the bytes of a field.
 #[derive(Clone, Copy, Debug)]
 pub enum FieldKind {
-    /// An unsigned integer of that many bytes in the machine's byte order.
+    /// An unsigned integer of that many bytes in host byte order.
     Unsigned(usize),
-    /// A signed integer of that many bytes in the machine's byte order.
+    /// A signed integer of that many bytes in host byte order.
     Signed(usize),
     /// An unsigned integer of that many bytes in network byte order.
     BigEndian(usize),
-    /// A repeated element.
+    /// An array.
     Array(&'static FieldKind, usize),
     /// A nested struct.
     Struct(&'static StructInfo),
@@ -22,9 +23,9 @@ pub enum FieldKind {
     Named(&'static EnumInfo),
 }
 
-/// A type that may stand in an ABI struct.
+/// A type that ABI structs can have as a field.
 pub trait AbiField {
-    /// How its bytes are to be read.
+    /// Interpretation of its bytes.
     const KIND: FieldKind;
 }
 
@@ -53,13 +54,13 @@ macro_rules! big_endian {
         pub struct $name($ty);
 
         impl $name {
-            /// The number as it goes over the wire.
+            /// The number in network byte order.
             #[must_use]
             pub const fn new(value: $ty) -> Self {
                 Self(value.to_be())
             }
 
-            /// The number in the machine's byte order.
+            /// The number in host byte order.
             #[must_use]
             pub const fn get(self) -> $ty {
                 <$ty>::from_be(self.0)
@@ -93,26 +94,25 @@ impl<T: AbiField, const N: usize> AbiField for [T; N] {
 pub struct FieldInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// Its designator in C, as `offsetof` takes it (`wr.rdma.rkey` for a member of anonymous ones);
-    /// empty for padding, which has none.
+    /// Its C designator for `offsetof`, such as `wr.rdma.rkey`; empty for padding.
     pub c: &'static str,
-    /// Bytes from the start of the struct.
+    /// Offset in the struct in bytes.
     pub offset: usize,
-    /// Bytes; 0 for a flexible array at the end.
+    /// Size in bytes; 0 for a flexible array at the end.
     pub size: usize,
-    /// The kernel series whose header first names it.
+    /// First kernel series whose header has it.
     pub since: Since,
-    /// How its bytes are to be read. For [`FieldKind::Named`] the width is `size`, which may differ
-    /// from the enumeration's own.
+    /// Interpretation of its bytes. For [`FieldKind::Named`] the width is `size`, which may differ
+    /// from the width of the enumeration.
     pub kind: FieldKind,
 }
 
-/// What is known of an ABI struct.
+/// Description of an ABI struct.
 #[derive(Clone, Copy, Debug)]
 pub struct StructInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// The C type, as `sizeof` takes it.
+    /// Its C type, for `sizeof`.
     pub c: &'static str,
     /// The header under the kernel's `include/uapi`.
     pub header: &'static str,
@@ -126,7 +126,7 @@ pub struct StructInfo {
     pub fields: &'static [FieldInfo],
 }
 
-/// A `#[repr(C)]` struct that the kernel knows too.
+/// A `#[repr(C)]` struct with the layout of a kernel struct.
 pub trait AbiStruct {
     /// Its description.
     const INFO: StructInfo;
@@ -141,30 +141,30 @@ pub struct ConstInfo {
     pub c: &'static str,
     /// Its value, sign-extended to 64 bits.
     pub value: u64,
-    /// The header under the kernel's `include/uapi`; one that user space does not get starts with
+    /// The header under the kernel's `include/uapi`; the path of other headers starts with
     /// `include/`.
     pub header: &'static str,
     /// First kernel series that has it.
     pub since: Since,
 }
 
-/// What is known of an enumeration or a set of flags.
+/// Description of an enumeration or a flag set.
 #[derive(Clone, Copy, Debug)]
 pub struct EnumInfo {
     /// Its name in Rust.
     pub rust: &'static str,
-    /// The C tag; empty where the C enumeration has none or there is only a group of macros.
+    /// The C tag; empty for an enumeration without a tag and for a group of macros.
     pub c: &'static str,
-    /// Whether values are combined bit by bit.
+    /// Whether it is a flag set.
     pub flags: bool,
-    /// Bytes of the Rust integer.
+    /// Size of the Rust integer in bytes.
     pub size: usize,
     /// The named values.
     pub values: &'static [ConstInfo],
 }
 
 impl EnumInfo {
-    /// The name of a value: its Rust name, as the encoder's users write it.
+    /// The Rust name of a value.
     pub const fn name(&self, value: u64) -> Option<&'static str> {
         let mut i = 0;
         while i < self.values.len() {
@@ -177,7 +177,7 @@ impl EnumInfo {
     }
 }
 
-/// The items of several tables in one.
+/// Concatenates tables.
 pub(crate) const fn flatten<T: Copy, const N: usize>(tables: &[&[T]]) -> [T; N] {
     let mut all = [tables[0][0]; N];
     let (mut table, mut n) = (0, 0);
@@ -206,7 +206,7 @@ macro_rules! since {
     };
 }
 
-/// The second name where there is one, else the first, stringified.
+/// The second name if there is one, else the first, stringified.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! c_name {
@@ -230,7 +230,7 @@ macro_rules! c_type {
     };
 }
 
-/// How to read a field of the first type, with the names of the second where one is given.
+/// Interpretation of a field of the first type, with the names of the second, if given.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! field_kind {
@@ -242,7 +242,7 @@ macro_rules! field_kind {
     };
 }
 
-/// `` C: `enum tag`, `header`. `` or its form for an enumeration without a tag.
+/// `` C: `enum tag`, `header`. `` or the form for an enumeration without a tag.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! enum_source {
@@ -258,10 +258,9 @@ macro_rules! enum_source {
 /// optional `since V7_2`, then fields `name: Type;`, `name: Type = "c_name";` or
 /// `name: Type = "c_name" since V7_2;`.
 ///
-/// `name: u32 as Enum` is a plain number that prints with the names of an enumeration of another
-/// width. A field with the C name `""` is padding that the C compiler inserts.
-/// `struct Name align(8) = …` aligns a struct whose fields alone would not ask for it;
-/// `in "linux/in.h"` after the C type names a header other than its neighbours'.
+/// `name: u32 as Enum` is a number that prints with the names of an enumeration of another width. A
+/// field with the C name `""` is padding of the C compiler. `struct Name align(8) = …` sets an
+/// alignment above that of the fields. `in "linux/in.h"` after the C type overrides the header.
 macro_rules! abi_structs {
     (header = $header:literal; $(
         $(#[$meta:meta])*
@@ -307,7 +306,7 @@ macro_rules! abi_structs {
             }
 
             impl $name {
-                /// All bytes zero: the state from which requests are filled.
+                /// A value with all bytes zero.
                 #[must_use]
                 pub fn zeroed() -> Self {
                     zerocopy::FromZeros::new_zeroed()
@@ -320,7 +319,7 @@ macro_rules! abi_structs {
     };
 }
 
-/// The header of one item where it is not that of its neighbours.
+/// The header of one item, if it differs from that of the group.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! own_header {
@@ -332,10 +331,9 @@ macro_rules! own_header {
     };
 }
 
-/// Declares open enumerations: integers with names, of which the kernel may know more than this
-/// crate does.
-/// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`, with
-/// `in "include/rdma/ib_verbs.h"` after the C name of a value that another header defines.
+/// Declares open enumerations: integers with named values; other values are valid.
+/// `enum RustName: u32 = "c_tag" { NAME = 1, "C_NAME"; NAME = 2, "C_NAME" since V7_2; }`.
+/// `in "include/rdma/ib_verbs.h"` after the C name overrides the header of a value.
 macro_rules! abi_enums {
     (header = $header:literal; $(
         $(#[$meta:meta])*
@@ -381,7 +379,7 @@ macro_rules! abi_enums {
                     )*],
                 };
 
-                /// The name of the value, if it has one here.
+                /// The name of the value, if it is known.
                 #[must_use]
                 pub const fn name(self) -> Option<&'static str> {
                     Self::INFO.name(self.0 as u64)
@@ -413,8 +411,8 @@ macro_rules! abi_enums {
     };
 }
 
-/// Declares flag sets; unknown bits are kept. The same form as [`abi_enums`] with `flags` in place
-/// of `enum`.
+/// Declares flag sets. Unknown bits are kept. The form is that of [`abi_enums`] with `flags`
+/// instead of `enum`.
 macro_rules! abi_flags {
     (header = $header:literal; $(
         $(#[$meta:meta])*
@@ -491,8 +489,8 @@ macro_rules! abi_flags {
     };
 }
 
-/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`, with `in "linux/neighbour.h"` and
-/// `since V7_2` after the C name where needed.
+/// Declares single constants: `const NAME: u32 = 1, "C_NAME";`. `in "linux/neighbour.h"` and
+/// `since V7_2` may follow the C name.
 macro_rules! abi_consts {
     (header = $header:literal; $(
         $(#[$meta:meta])*

@@ -1,5 +1,4 @@
-//! The bytes of an ioctl call as names and values, from the declarations that the encoder is made
-//! of.
+//! Decodes the bytes of an ioctl call to names and values, by the declarations of the encoder.
 //!
 //! ```
 //! use bareverbs_uapi::decode::{NoMemory, decode};
@@ -13,8 +12,7 @@
 //! # Ok::<(), bareverbs_uapi::decode::DecodeError>(())
 //! ```
 //!
-//! Printed with `{}` a call is one line, with `{:#}` each attribute and field has a line of its
-//! own.
+//! `{}` prints a call in one line. `{:#}` prints one line for each attribute and field.
 
 mod payload;
 mod print;
@@ -35,13 +33,13 @@ use crate::write::WriteCommandInfo;
 use payload::Source;
 pub use payload::{Layout, Payload};
 
-/// The memory that a call points into: the tracer's view of the process that makes it.
+/// The memory of the calling process, as seen by a tracer.
 pub trait Memory {
-    /// Fills `buffer` from `address`; `false` where that cannot be read.
+    /// Reads `buffer` from `address`; `false` if the memory can't be read.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
 }
 
-/// No memory at all: payloads are shown by their addresses.
+/// No memory: payloads are printed as addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct NoMemory;
 
@@ -51,26 +49,26 @@ impl Memory for NoMemory {
     }
 }
 
-/// Why bytes are not a call.
+/// Errors of decoding a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
-    /// There are fewer bytes than a header's.
+    /// There are fewer bytes than a header has.
     Header {
-        /// Bytes given.
+        /// Number of bytes given.
         given: usize,
     },
-    /// The header's length is not that of itself and its attributes.
+    /// The length in the header does not match its number of attributes.
     Length {
-        /// Bytes of the call as the header says.
+        /// Length of the call in bytes, according to the header.
         length: u16,
-        /// Number of attributes as the header says.
+        /// Number of attributes, according to the header.
         attributes: u16,
     },
-    /// The call goes on beyond the bytes given.
+    /// The call is longer than the bytes given.
     Truncated {
-        /// Bytes of the call as the header says.
+        /// Length of the call in bytes, according to the header.
         length: u16,
-        /// Bytes given.
+        /// Number of bytes given.
         given: usize,
     },
 }
@@ -93,21 +91,21 @@ impl fmt::Display for DecodeError {
 
 impl core::error::Error for DecodeError {}
 
-/// Reads a call; a driver's own objects and attributes are known by the driver number in it.
+/// Decodes a call. The driver id of the call selects the driver-specific objects and attributes.
 ///
 /// # Errors
 ///
-/// Only where the header makes no sense. What this crate does not know is shown by its numbers.
+/// Only for an invalid header. Unknown ids are printed as numbers.
 pub fn decode<'a>(bytes: &'a [u8], memory: &'a dyn Memory) -> Result<DecodedCall<'a>, DecodeError> {
     let driver = header(bytes)?.driver_id;
     decode_for(bytes, memory, registry::driver(driver))
 }
 
-/// Reads a call to a driver that this crate does not know.
+/// Decodes a call with driver-specific additions that the caller supplies.
 ///
 /// # Errors
 ///
-/// As those of [`decode`].
+/// As for [`decode`].
 pub fn decode_for<'a>(
     bytes: &'a [u8],
     memory: &'a dyn Memory,
@@ -131,7 +129,7 @@ fn header(bytes: &[u8]) -> Result<Header, DecodeError> {
     Ok(header)
 }
 
-/// A call that was read; printing it never fails.
+/// A decoded call. Printing never fails.
 #[derive(Clone, Copy)]
 pub struct DecodedCall<'a> {
     header: Header,
@@ -163,7 +161,7 @@ impl<'a> DecodedCall<'a> {
             .copied()
     }
 
-    /// The write command that a call of [`InvokeWrite`] carries, if it is known.
+    /// The write command of a call of [`InvokeWrite`], if it is known.
     #[must_use]
     pub fn command(&self) -> Option<&'static WriteCommandInfo> {
         if !self.method().is_some_and(is_invoke_write) {
@@ -222,28 +220,28 @@ pub struct DecodedAttribute<'a> {
     memory: &'a dyn Memory,
 }
 
-/// What an attribute carries.
+/// Value of an attribute.
 #[derive(Clone, Copy)]
 pub enum DecodedValue<'a> {
     /// A handle.
     Handle {
-        /// Number of the object class.
+        /// Id of the object class.
         object: u16,
-        /// What the call does with the object.
+        /// The access of the call to the object.
         access: Access,
         /// The handle.
         handle: u64,
     },
-    /// A descriptor that stands for an object.
+    /// A descriptor of an object.
     Descriptor {
-        /// Number of the object class.
+        /// Id of the object class.
         object: u16,
-        /// What the call does with the object.
+        /// The access of the call to the object.
         access: Access,
         /// The descriptor.
         fd: i64,
     },
-    /// A descriptor of another kind.
+    /// A descriptor that is not a uverbs object.
     RawDescriptor(i64),
     /// A number, a named value or flags.
     Number {
@@ -259,27 +257,27 @@ pub enum DecodedValue<'a> {
         /// The command, if it is known.
         info: Option<&'static WriteCommandInfo>,
     },
-    /// An element of an enumeration, and what goes with it.
+    /// An enumeration element and its payload.
     Element {
         /// The element.
         element: u8,
         /// Its names.
         names: Option<&'static EnumInfo>,
-        /// What goes with it.
+        /// Its payload.
         payload: Payload<'a>,
     },
-    /// Bytes to the kernel.
+    /// Input bytes.
     Input(Payload<'a>),
-    /// Bytes from the kernel.
+    /// Output bytes.
     Output {
-        /// Where they are.
+        /// Their address.
         payload: Payload<'a>,
         /// Whether the kernel has written them.
         written: bool,
     },
-    /// An attribute that is not known.
+    /// An unknown attribute.
     Unknown {
-        /// Bytes of its payload.
+        /// Size of its payload in bytes.
         len: u16,
         /// Its data word.
         data: u64,
@@ -287,13 +285,13 @@ pub enum DecodedValue<'a> {
 }
 
 impl<'a> DecodedAttribute<'a> {
-    /// The attribute as it stands in the call.
+    /// The raw attribute.
     #[must_use]
     pub const fn raw(&self) -> &Attribute {
         &self.raw
     }
 
-    /// What is known of it; nothing of driver payloads, which have no declaration.
+    /// Its description; `None` for driver payloads, which are not declared.
     #[must_use]
     pub const fn info(&self) -> Option<&'static AttributeInfo> {
         self.info
@@ -310,7 +308,7 @@ impl<'a> DecodedAttribute<'a> {
         }
     }
 
-    /// What it carries.
+    /// Its value.
     #[must_use]
     pub fn value(&self) -> DecodedValue<'a> {
         let Attribute { len, data, .. } = self.raw;
@@ -388,7 +386,7 @@ impl<'a> DecodedAttribute<'a> {
     }
 }
 
-/// A constant or flag word: the low half where it has 4 bytes.
+/// A constant or flag word: the low half if it has 4 bytes.
 fn number(data: u64, len: u16) -> u64 {
     let [a, b, c, d, ..] = data.to_ne_bytes();
     if len == 4 { u32::from_ne_bytes([a, b, c, d]).into() } else { data }

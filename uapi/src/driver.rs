@@ -1,11 +1,11 @@
-//! What a driver adds to methods of the core.
+//! Driver-specific attributes of core methods.
 
 use crate::method::{AttributeInfo, MethodInfo};
 
-/// The attributes that a driver adds to one method of the core.
+/// The driver-specific attributes of one core method.
 #[derive(Clone, Copy, Debug)]
 pub struct DriverAttributes {
-    /// Name of the Rust type that holds them.
+    /// Name of the Rust type of the attributes.
     pub rust: &'static str,
     /// The method.
     pub method: &'static MethodInfo,
@@ -13,9 +13,9 @@ pub struct DriverAttributes {
     pub attributes: &'static [AttributeInfo],
 }
 
-/// Declares attributes that a driver adds to methods of the core:
-/// `on CqCreate = uverbs::CqCreate { … }` makes a type `CqCreate` whose constants go with calls of
-/// the core's method, each declared as in [`objects!`].
+/// Declares driver-specific attributes of core methods: `on CqCreate = uverbs::CqCreate { … }`
+/// generates a type `CqCreate`. Its constants are attributes for calls of the core method, each
+/// declared as in [`objects!`].
 macro_rules! driver_attributes {
     ($(
         $(#[$meta:meta])*
@@ -37,7 +37,7 @@ macro_rules! driver_attributes {
                     pub const $attr: $crate::method::Attr<$method, $kind> = $crate::method::Attr::new($aid);
                 )*
 
-                /// What is known of them.
+                /// Their descriptions.
                 pub const DESCRIPTION: $crate::driver::DriverAttributes = $crate::driver::DriverAttributes {
                     rust: stringify!($name),
                     method: &<$method as $crate::method::Method>::INFO,

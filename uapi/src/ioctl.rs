@@ -1,13 +1,13 @@
-//! The one ioctl of a uverbs device file: a header and an array of attributes.
+//! The ioctl of uverbs device files: a header and an array of attributes.
 
 abi_structs! {
     header = "rdma/rdma_user_ioctl_cmds.h";
 
-    /// The head of a call; the attributes follow it directly.
+    /// The header of a call. The attributes follow it directly.
     struct Header = tag "ib_uverbs_ioctl_hdr" {
-        /// Bytes of the whole call, header and attributes; at most one page.
+        /// Length of the header and the attributes in bytes; at most one page.
         length: u16;
-        /// The object the method belongs to.
+        /// The object class.
         object_id: u16;
         /// The method.
         method_id: u16;
@@ -15,7 +15,7 @@ abi_structs! {
         num_attrs: u16;
         /// Must be 0.
         reserved1: u64;
-        /// The driver whose namespace the call uses; checked against the device's.
+        /// The driver id. The kernel compares it with that of the device.
         driver_id: u32;
         /// Must be 0.
         reserved2: u32;
@@ -23,9 +23,9 @@ abi_structs! {
 
     /// One attribute of a call.
     struct Attribute = tag "ib_uverbs_attr" {
-        /// Its number within the method; bit 12 marks a driver's own.
+        /// Its id within the method; bit 12 is set for driver-specific attributes.
         attr_id: u16;
-        /// Bytes of the payload; 0 for object handles and descriptors.
+        /// Length of the payload in bytes; 0 for object handles and descriptors.
         len: u16;
         /// In: whether the kernel must know it. Out: whether the kernel wrote it.
         flags: AttributeFlags;
@@ -41,8 +41,8 @@ abi_flags! {
 
     /// [`Attribute::flags`].
     flags AttributeFlags: u16 = "" {
-        /// Fail with `EPROTONOSUPPORT` where the kernel does not know the attribute, rather than
-        /// ignore it.
+        /// Mandatory: the kernel fails with `EPROTONOSUPPORT` if it does not know the attribute,
+        /// instead of ignoring it.
         MANDATORY = 1 << 0, "UVERBS_ATTR_F_MANDATORY";
         /// Set by the kernel on an output attribute that it wrote.
         VALID_OUTPUT = 1 << 1, "UVERBS_ATTR_F_VALID_OUTPUT";

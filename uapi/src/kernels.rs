@@ -1,11 +1,11 @@
 //! The kernel series that the project checks: one line each.
 
-/// A kernel series, and where its image, modules and headers come from.
+/// A kernel series, and the source of its image, modules and headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelSeries {
-    /// The series as the `since` of an ABI item names it.
+    /// The series, as in the `since` of ABI items.
     pub since: Since,
-    /// The release that ships it, a codename of Debian.
+    /// The Debian release that ships it, by codename.
     pub debian: &'static str,
 }
 
@@ -13,15 +13,15 @@ macro_rules! kernels {
     ($($(#[doc = $doc:literal])* $since:ident = $name:literal, $debian:literal;)+) => {
         /// A kernel series whose headers and behaviour the project checks, oldest first.
         ///
-        /// As the `since` of an item it means "first present in this series, as far as the checked
-        /// ones go"; the oldest series therefore stands for itself and all earlier ones.
+        /// As the `since` of an item, it is the first of the checked series that has the item. The
+        /// oldest series includes all earlier kernels.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Since {
             $($(#[doc = $doc])* $since,)+
         }
 
         impl Since {
-            /// The series as people write it, such as `6.12`.
+            /// The version as text, such as `6.12`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$since => $name,)+

@@ -1,13 +1,12 @@
 //! The Linux kernel's RDMA user ABI as Rust types.
 //!
-//! This crate holds the words that user space and the kernel exchange, and nothing that acts: no
-//! file descriptor, no system call, no policy. Every struct, enumeration, flag set and constant is
-//! declared once, next to its C name and the kernel series that first had it; from that one
-//! declaration come the Rust type, its printable names, and the tables ([`registry`]) that the
-//! layout proof compares with the real kernel headers.
+//! This crate has types, encoders and decoders only: no file descriptor, no system call, no policy.
+//! Every struct, enumeration, flag set and constant is declared once, with its C name and the first
+//! kernel series that has it. The declaration generates the Rust type, its printable names, and the
+//! tables ([`registry`]) that the layout proof compares with the kernel headers.
 //!
-//! Every ioctl method is declared once too ([`method`]): the declaration gives the typed encoder
-//! ([`method::Call`]), the decoder and the tables that conformance cases are generated from.
+//! Every ioctl method is declared once too ([`method`]). The declaration generates the typed
+//! encoder ([`method::Call`]), the decoder and the tables for the conformance tests.
 #![no_std]
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! The ioctl methods: how one is declared, described and called.
+//! Declarations, descriptions and calls of ioctl methods.
 //!
-//! A method is a type (`QpCreate`), its attributes are typed constants of it
-//! (`QpCreate::PD_HANDLE`), and a [`Call`] accepts only those, each with a value of its own kind.
-//! The same declaration yields a [`MethodInfo`] for the decoder, for printing and for generated
-//! conformance cases.
+//! A method is a type (`QpCreate`). Its attributes are typed constants of it
+//! (`QpCreate::PD_HANDLE`). A [`Call`] accepts only the attributes of its method, each with a value
+//! of its type. The same declaration generates a [`MethodInfo`] for the decoder, for printing and
+//! for the conformance tests.
 
 mod call;
 mod kinds;
@@ -26,170 +26,170 @@ pub trait Object {
 
 /// A method of an object class.
 pub trait Method {
-    /// The class it belongs to.
+    /// Its object class.
     type Object: Object;
     /// Its description.
     const INFO: MethodInfo;
 }
 
-/// A method that carries a driver's own payload beside its attributes (`UHW_IN`, `UHW_OUT`).
+/// A method with driver payloads (`UHW_IN`, `UHW_OUT`).
 pub trait DriverPayload: Method {}
 
-/// What is known of an object class.
+/// Description of an object class.
 #[derive(Clone, Copy, Debug)]
 pub struct ObjectInfo {
     /// Its name in Rust.
     pub rust: &'static str,
     /// Its name in C.
     pub c: &'static str,
-    /// Its number; bit 12 marks a driver's own.
+    /// Its id; bit 12 is set for driver-specific classes.
     pub id: u16,
     /// First kernel series that has it.
     pub since: Since,
-    /// Its methods; for a driver's addition to a core class, the added ones.
+    /// Its methods; for a driver's addition to a core class, the added methods.
     pub methods: &'static [&'static MethodInfo],
 }
 
-/// What is known of a method.
+/// Description of a method.
 #[derive(Clone, Copy, Debug)]
 pub struct MethodInfo {
     /// Its name in Rust.
     pub rust: &'static str,
     /// Its name in C.
     pub c: &'static str,
-    /// Its number within the class; bit 12 marks a driver's own.
+    /// Its id within the class; bit 12 is set for driver-specific methods.
     pub id: u16,
-    /// The number of its class.
+    /// The id of its class.
     pub object: u16,
     /// First kernel series that has it.
     pub since: Since,
-    /// Whether it takes a driver's payload.
+    /// Whether it has driver payloads.
     pub driver_payload: bool,
     /// Its attributes.
     pub attributes: &'static [AttributeInfo],
 }
 
-/// What is known of an attribute.
+/// Description of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct AttributeInfo {
     /// Its name in Rust.
     pub rust: &'static str,
     /// Its name in C.
     pub c: &'static str,
-    /// Its number within the method.
+    /// Its id within the method.
     pub id: u16,
-    /// Whether the method fails with `EINVAL` without it.
+    /// Whether it is mandatory: the method fails with `EINVAL` without it.
     pub mandatory: bool,
     /// First kernel series that has it.
     pub since: Since,
-    /// What it carries.
+    /// Its type.
     pub kind: AttributeKind,
 }
 
-/// What a call may do with an object that an attribute names.
+/// Access of a call to an object of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The object is made, its handle is an output.
+    /// The object is created; its handle is an output.
     New,
     /// The object is used.
     Read,
-    /// The object is changed and locked meanwhile.
+    /// The object is modified, and locked during the call.
     Write,
     /// The object is destroyed.
     Destroy,
 }
 
-/// The size that the kernel accepts for a payload.
+/// Payload sizes that the kernel accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PayloadSize {
     /// Exactly that many bytes.
     Exact(usize),
     /// That many bytes or more.
     AtLeast(usize),
-    /// A struct or a leading part of it.
+    /// A struct or a prefix of it.
     Within {
-        /// Fewest bytes.
+        /// Minimum size in bytes.
         minimum: usize,
-        /// Most bytes: those of the whole struct.
+        /// Maximum size in bytes: the size of the struct.
         maximum: usize,
     },
-    /// A struct that grows: at least `minimum` bytes; beyond `known` bytes an input must be zero.
+    /// An extensible struct of at least `minimum` bytes. Input beyond `known` bytes must be zero.
     Extensible {
-        /// Bytes up to the end of the last mandatory field.
+        /// Size up to the end of the last mandatory field in bytes.
         minimum: usize,
-        /// Bytes of the struct as declared here.
+        /// Size of the struct as declared here in bytes.
         known: usize,
     },
 }
 
-/// What an attribute carries.
+/// Type of an attribute.
 #[derive(Clone, Copy, Debug)]
 pub enum AttributeKind {
-    /// A handle number of an object of class `object` in this open file.
+    /// A handle of an object of class `object` in this open file.
     Handle {
-        /// The class's number.
+        /// The id of the class.
         object: u16,
-        /// What is done with it.
+        /// The access to it.
         access: Access,
     },
-    /// A file descriptor that stands for an object of class `object`.
+    /// A file descriptor of an object of class `object`.
     Descriptor {
-        /// The class's number.
+        /// The id of the class.
         object: u16,
-        /// What is done with it.
+        /// The access to it.
         access: Access,
     },
     /// An array of 32-bit handles.
     Handles {
-        /// The class's number.
+        /// The id of the class.
         object: u16,
-        /// What is done with each.
+        /// The access to each object.
         access: Access,
-        /// Fewest elements.
+        /// Minimum number of elements.
         minimum: usize,
-        /// Most elements.
+        /// Maximum number of elements.
         maximum: usize,
     },
-    /// A file descriptor of another kind (a dma-buf, say), as a plain number.
+    /// A file descriptor that is not a uverbs object, such as a dma-buf.
     RawDescriptor,
-    /// Bytes to the kernel.
+    /// Input bytes.
     Input {
         /// Accepted sizes.
         size: PayloadSize,
-        /// How to read them, where that is known.
+        /// Interpretation of the bytes, if known.
         payload: Option<FieldKind>,
     },
-    /// Bytes from the kernel.
+    /// Output bytes.
     Output {
         /// Accepted sizes.
         size: PayloadSize,
-        /// How to read them, where that is known.
+        /// Interpretation of the bytes, if known.
         payload: Option<FieldKind>,
     },
-    /// A number of at most that many bytes, with names where it is an enumeration.
+    /// A constant; named if it is an enumeration.
     Constant {
-        /// Bytes of the number.
+        /// Maximum size of the number in bytes.
         size: usize,
         /// Its named values.
         names: Option<&'static EnumInfo>,
     },
     /// A flag word of 4 or 8 bytes.
     Flags {
-        /// Bytes of the widest word.
+        /// Maximum size of the word in bytes.
         size: usize,
         /// Its named bits.
         names: Option<&'static EnumInfo>,
     },
-    /// A number chosen by the attribute's element id, with a payload.
+    /// An enumeration element (the element id of the attribute) with a payload.
     Enumeration {
-        /// The element's names.
+        /// The names of the elements.
         names: Option<&'static EnumInfo>,
     },
 }
 
-/// Number of a driver's input payload.
+/// Attribute id of the driver's input payload.
 pub const UHW_IN: u16 = 0x1000;
-/// Number of a driver's output payload.
+/// Attribute id of the driver's output payload.
 pub const UHW_OUT: u16 = 0x1001;
 
 /// Declares object classes with their methods and attributes.

@@ -1,7 +1,8 @@
-//! Netlink: messages of a header, a fixed struct and attributes, in buffers of the caller.
+//! Netlink: encoder and decoder of messages with a header, a fixed struct and attributes, in
+//! buffers of the caller.
 //!
-//! [`MessageWriter`] lays messages into a buffer, [`messages`] walks those of a received datagram.
-//! Nothing here opens a socket. Everything is in the machine's byte order, as netlink has it.
+//! [`MessageWriter`] writes messages to a buffer. [`messages`] iterates over the messages of a
+//! received datagram. This module opens no socket. Numbers are in host byte order, as in netlink.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter, messages};
@@ -28,25 +29,25 @@ pub use write::{MessageWriter, WriteError};
 abi_structs! {
     header = "linux/netlink.h";
 
-    /// The head of a message.
+    /// The header of a message.
     struct MessageHeader = tag "nlmsghdr" {
-        /// Bytes of the message with this header, without the padding after it.
+        /// Length of the message in bytes, including this header, without padding.
         length: u32 = "nlmsg_len";
-        /// What the message is: a [`ControlType`] below 16, else the protocol's own.
+        /// Type: a [`ControlType`] below 16, else protocol-specific.
         kind: u16 = "nlmsg_type";
         /// Flags.
         flags: MessageFlags = "nlmsg_flags";
-        /// Number chosen by the asker and repeated in every answer.
+        /// Sequence number of the request, repeated in every response.
         seq: u32 = "nlmsg_seq";
-        /// Port of the sender; 0 is the kernel.
+        /// Port of the sender; 0 for the kernel.
         port: u32 = "nlmsg_pid";
     }
 
-    /// The head of an attribute.
+    /// The header of an attribute.
     struct AttributeHeader = tag "nlattr" {
-        /// Bytes of the attribute with this header, without the padding after it.
+        /// Length of the attribute in bytes, including this header, without padding.
         length: u16 = "nla_len";
-        /// Number of the attribute, with the bits [`NESTED`] and [`NET_BYTE_ORDER`].
+        /// Type of the attribute, with the flags [`NESTED`] and [`NET_BYTE_ORDER`].
         kind: u16 = "nla_type";
     }
 
@@ -54,7 +55,7 @@ abi_structs! {
     struct ErrorBody = tag "nlmsgerr" {
         /// 0 for an acknowledgement, else a negative errno.
         error: i32;
-        /// The head of the message that this one answers.
+        /// The header of the request.
         request: MessageHeader = "msg";
     }
 }
@@ -62,13 +63,13 @@ abi_structs! {
 abi_enums! {
     header = "linux/netlink.h";
 
-    /// Message types that every netlink protocol shares.
+    /// Message types of all netlink protocols.
     enum ControlType: u16 = "" {
-        /// To be ignored.
+        /// No operation.
         NOOP = 1, "NLMSG_NOOP";
         /// An error or, with error 0, an acknowledgement.
         ERROR = 2, "NLMSG_ERROR";
-        /// The end of a multipart answer.
+        /// The end of a multipart response.
         DONE = 3, "NLMSG_DONE";
         /// Data was lost.
         OVERRUN = 4, "NLMSG_OVERRUN";
@@ -76,17 +77,17 @@ abi_enums! {
 
     /// Attributes of an extended acknowledgement.
     enum ReportAttribute: u16 = "nlmsgerr_attrs" {
-        /// What is wrong, in words.
+        /// Error text.
         MESSAGE = 1, "NLMSGERR_ATTR_MSG";
-        /// Where in the request the refused attribute starts, counted from the head of the message.
+        /// Offset of the rejected attribute in the request, from the message header.
         OFFSET = 2, "NLMSGERR_ATTR_OFFS";
-        /// Data of the protocol's own.
+        /// Protocol-specific data.
         COOKIE = 3, "NLMSGERR_ATTR_COOKIE";
-        /// What the kernel accepts for the refused attribute.
+        /// Policy of the kernel for the rejected attribute.
         POLICY = 4, "NLMSGERR_ATTR_POLICY";
-        /// Number of an attribute that was required and missing.
+        /// Type of a missing mandatory attribute.
         MISSING_TYPE = 5, "NLMSGERR_ATTR_MISS_TYPE";
-        /// Where the nest starts in which it was missing.
+        /// Offset of the nested attribute that lacks it.
         MISSING_NEST = 6, "NLMSGERR_ATTR_MISS_NEST";
     }
 
@@ -96,11 +97,11 @@ abi_enums! {
         ADD_MEMBERSHIP = 1, "NETLINK_ADD_MEMBERSHIP";
         /// Leave a multicast group.
         DROP_MEMBERSHIP = 2, "NETLINK_DROP_MEMBERSHIP";
-        /// Leave the request out of an answer.
+        /// Omit the request in responses.
         CAP_ACK = 10, "NETLINK_CAP_ACK";
-        /// Say in words what is wrong with a request.
+        /// Extended acknowledgements with error text.
         EXT_ACK = 11, "NETLINK_EXT_ACK";
-        /// Refuse a dump request with unknown parts.
+        /// Strict checks of dump requests.
         GET_STRICT_CHECK = 12, "NETLINK_GET_STRICT_CHK";
     }
 }
@@ -108,44 +109,44 @@ abi_enums! {
 abi_flags! {
     header = "linux/netlink.h";
 
-    /// [`MessageHeader::flags`]. The bits from 8 on mean different things in requests to read,
-    /// requests to make, requests to delete, and answers.
+    /// [`MessageHeader::flags`]. The meaning of the bits from 8 on depends on the message: GET, NEW
+    /// or DELETE requests, and acknowledgements.
     flags MessageFlags: u16 = "" {
         /// A request.
         REQUEST = 0x01, "NLM_F_REQUEST";
-        /// Part of a multipart answer that [`ControlType::DONE`] ends.
+        /// Part of a multipart response, which [`ControlType::DONE`] ends.
         MULTI = 0x02, "NLM_F_MULTI";
-        /// Answer with an acknowledgement.
+        /// Request an acknowledgement.
         ACK = 0x04, "NLM_F_ACK";
-        /// Send the asker the notices too that the request causes.
+        /// Send the notifications of this request to the requester too.
         ECHO = 0x08, "NLM_F_ECHO";
-        /// What is dumped changed meanwhile.
+        /// The dump is inconsistent: the data changed during it.
         DUMP_INTERRUPTED = 0x10, "NLM_F_DUMP_INTR";
-        /// The dump was filtered as asked.
+        /// The dump was filtered as requested.
         DUMP_FILTERED = 0x20, "NLM_F_DUMP_FILTERED";
-        /// To read: give every entry.
+        /// GET: return all entries.
         DUMP = 0x300, "NLM_F_DUMP";
-        /// To make: only if it does not exist.
+        /// NEW: only if it does not exist.
         EXCLUSIVE = 0x200, "NLM_F_EXCL";
-        /// To make: if it does not exist.
+        /// NEW: create it if it does not exist.
         CREATE = 0x400, "NLM_F_CREATE";
-        /// To make: at the end of a list.
+        /// NEW: append to the list.
         APPEND = 0x800, "NLM_F_APPEND";
-        /// To make: in place of an existing one.
+        /// NEW: replace an existing one.
         REPLACE = 0x100, "NLM_F_REPLACE";
-        /// To read: the whole tree.
+        /// GET: the whole tree.
         ROOT = 0x100, "NLM_F_ROOT";
-        /// To read: all that match.
+        /// GET: all that match.
         MATCH = 0x200, "NLM_F_MATCH";
-        /// To read: in one go.
+        /// GET: atomically.
         ATOMIC = 0x400, "NLM_F_ATOMIC";
-        /// To delete: not what depends on it.
+        /// DELETE: not recursively.
         NOT_RECURSIVE = 0x100, "NLM_F_NONREC";
-        /// To delete: several.
+        /// DELETE: multiple objects.
         BULK = 0x200, "NLM_F_BULK";
-        /// In an acknowledgement: the request was left out.
+        /// Acknowledgement: the request is omitted.
         CAPPED = 0x100, "NLM_F_CAPPED";
-        /// In an acknowledgement: [`ReportAttribute`]s follow.
+        /// Acknowledgement: [`ReportAttribute`]s follow.
         ACK_ATTRIBUTES = 0x200, "NLM_F_ACK_TLVS";
     }
 }
@@ -155,21 +156,21 @@ abi_consts! {
 
     /// The netlink protocol of the RDMA subsystem.
     const PROTOCOL_RDMA: u32 = 20, "NETLINK_RDMA";
-    /// The netlink protocol of links, addresses and routes.
+    /// The netlink protocol of links, addresses, neighbours and routes.
     const PROTOCOL_ROUTE: u32 = 0, "NETLINK_ROUTE";
     /// Message types below this are [`ControlType`]s.
     const MIN_TYPE: u16 = 0x10, "NLMSG_MIN_TYPE";
-    /// Bit of [`AttributeHeader::kind`]: the payload is attributes.
+    /// Flag of [`AttributeHeader::kind`]: the payload is nested attributes.
     const NESTED: u16 = 1 << 15, "NLA_F_NESTED";
-    /// Bit of [`AttributeHeader::kind`]: the payload is in network byte order.
+    /// Flag of [`AttributeHeader::kind`]: the payload is in network byte order.
     const NET_BYTE_ORDER: u16 = 1 << 14, "NLA_F_NET_BYTEORDER";
-    /// Messages start at multiples of this.
+    /// Alignment of messages.
     const MESSAGE_ALIGNMENT: usize = 4, "NLMSG_ALIGNTO";
-    /// Attributes start at multiples of this.
+    /// Alignment of attributes.
     const ATTRIBUTE_ALIGNMENT: usize = 4, "NLA_ALIGNTO";
 }
 
-/// Up to the next multiple of 4, where messages and attributes start; saturating.
+/// Rounds up to the next multiple of 4, the alignment of messages and attributes; saturating.
 const fn aligned(length: usize) -> usize {
     length.saturating_add(3) & !3
 }

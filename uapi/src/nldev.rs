@@ -1,8 +1,8 @@
-//! RDMA netlink's device interface: devices, ports, links, resources in use, counters.
+//! The device interface of RDMA netlink: devices, ports, links, resources, counters.
 //!
 //! A request is a netlink message ([`crate::netlink`]) of type [`Command::message_type`] with
-//! [`Attribute`]s and no fixed struct. Asked with [`crate::netlink::MessageFlags::DUMP`], many
-//! commands answer for every device.
+//! [`Attribute`]s and no fixed struct. With [`crate::netlink::MessageFlags::DUMP`], many commands
+//! return all devices or objects.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter};
@@ -32,7 +32,7 @@ pub use decode::{Decoded, decode};
 abi_enums! {
     header = "rdma/rdma_netlink.h";
 
-    /// The users of RDMA netlink; bits 10 to 15 of a message's type.
+    /// The clients of RDMA netlink; bits 10 to 15 of a message type.
     enum Client: u16 = "" {
         /// The iWARP port mapper.
         IWCM = 2, "RDMA_NL_IWCM";
@@ -48,74 +48,74 @@ abi_enums! {
         IWPM = 2, "RDMA_NL_GROUP_IWPM";
         /// Requests to local services.
         LOCAL_SERVICE = 3, "RDMA_NL_GROUP_LS";
-        /// Notices of devices that come, go and change.
+        /// Notifications of registered, unregistered and changed devices.
         NOTIFY = 4, "RDMA_NL_GROUP_NOTIFY" since V6_12;
     }
 
-    /// What an nldev message asks or tells.
+    /// Command of an nldev message.
     enum Command: u16 = "rdma_nldev_command" {
-        /// Tell of a device or, dumped, of all.
+        /// Query a device; dump: all devices.
         GET = 1, "RDMA_NLDEV_CMD_GET";
-        /// Rename a device, move it to a network namespace or set its CQ moderation; for
-        /// administrators.
+        /// Rename a device, move it to a network namespace or set its CQ moderation; needs
+        /// `CAP_NET_ADMIN`.
         SET = 2, "RDMA_NLDEV_CMD_SET";
-        /// Make a software device over a network device; for administrators.
+        /// Create a software device over a network device; needs `CAP_NET_ADMIN`.
         NEWLINK = 3, "RDMA_NLDEV_CMD_NEWLINK";
-        /// Remove a software device; for administrators.
+        /// Remove a software device; needs `CAP_NET_ADMIN`.
         DELLINK = 4, "RDMA_NLDEV_CMD_DELLINK";
-        /// Tell of a port or, dumped, of all of a device.
+        /// Query a port; dump: all ports of a device.
         PORT_GET = 5, "RDMA_NLDEV_CMD_PORT_GET";
-        /// Tell of settings that hold for all devices.
+        /// Query system-wide settings.
         SYS_GET = 6, "RDMA_NLDEV_CMD_SYS_GET";
-        /// Change a setting that holds for all devices; for administrators.
+        /// Change a system-wide setting; needs `CAP_NET_ADMIN`.
         SYS_SET = 7, "RDMA_NLDEV_CMD_SYS_SET";
-        /// Count a device's resources in use; can be dumped.
+        /// Query the number of objects of a device; can be dumped.
         RES_GET = 9, "RDMA_NLDEV_CMD_RES_GET";
-        /// Tell of a QP or, dumped, of all of a device.
+        /// Query a QP; dump: all QPs of a device.
         RES_QP_GET = 10, "RDMA_NLDEV_CMD_RES_QP_GET";
-        /// Tell of a connection identifier or, dumped, of all.
+        /// Query a CM ID; dump: all CM IDs.
         RES_CM_ID_GET = 11, "RDMA_NLDEV_CMD_RES_CM_ID_GET";
-        /// Tell of a CQ or, dumped, of all of a device.
+        /// Query a CQ; dump: all CQs of a device.
         RES_CQ_GET = 12, "RDMA_NLDEV_CMD_RES_CQ_GET";
-        /// Tell of an MR or, dumped, of all of a device.
+        /// Query an MR; dump: all MRs of a device.
         RES_MR_GET = 13, "RDMA_NLDEV_CMD_RES_MR_GET";
-        /// Tell of a PD or, dumped, of all of a device.
+        /// Query a PD; dump: all PDs of a device.
         RES_PD_GET = 14, "RDMA_NLDEV_CMD_RES_PD_GET";
-        /// Tell the character device through which a device is used.
+        /// Query a character device of a device.
         GET_CHARDEV = 15, "RDMA_NLDEV_CMD_GET_CHARDEV";
-        /// Bind counters to QPs or choose optional ones; for administrators.
+        /// Bind counters to QPs or enable optional counters; needs `CAP_NET_ADMIN`.
         STAT_SET = 16, "RDMA_NLDEV_CMD_STAT_SET";
-        /// Tell values of counters; can be dumped.
+        /// Query counter values; can be dumped.
         STAT_GET = 17, "RDMA_NLDEV_CMD_STAT_GET";
-        /// Unbind a counter from a QP; for administrators.
+        /// Unbind a counter from a QP; needs `CAP_NET_ADMIN`.
         STAT_DEL = 18, "RDMA_NLDEV_CMD_STAT_DEL";
-        /// A QP in the device's own format; for administrators, can be dumped.
+        /// Query a QP in device-specific format; needs `CAP_NET_ADMIN`, can be dumped.
         RES_QP_GET_RAW = 19, "RDMA_NLDEV_CMD_RES_QP_GET_RAW";
-        /// A CQ in the device's own format; for administrators, can be dumped.
+        /// Query a CQ in device-specific format; needs `CAP_NET_ADMIN`, can be dumped.
         RES_CQ_GET_RAW = 20, "RDMA_NLDEV_CMD_RES_CQ_GET_RAW";
-        /// An MR in the device's own format; for administrators, can be dumped.
+        /// Query an MR in device-specific format; needs `CAP_NET_ADMIN`, can be dumped.
         RES_MR_GET_RAW = 21, "RDMA_NLDEV_CMD_RES_MR_GET_RAW";
-        /// Tell of an open device context or, dumped, of all of a device.
+        /// Query a context; dump: all contexts of a device.
         RES_CTX_GET = 22, "RDMA_NLDEV_CMD_RES_CTX_GET";
-        /// Tell of an SRQ or, dumped, of all of a device.
+        /// Query an SRQ; dump: all SRQs of a device.
         RES_SRQ_GET = 23, "RDMA_NLDEV_CMD_RES_SRQ_GET";
-        /// Tell which counters a port has and which optional ones are on.
+        /// Query the counters of a port and which optional ones are enabled.
         STAT_GET_STATUS = 24, "RDMA_NLDEV_CMD_STAT_GET_STATUS";
-        /// An SRQ in the device's own format; for administrators, can be dumped.
+        /// Query an SRQ in device-specific format; needs `CAP_NET_ADMIN`, can be dumped.
         RES_SRQ_GET_RAW = 25, "RDMA_NLDEV_CMD_RES_SRQ_GET_RAW" since V6_12;
-        /// Make a device under another; for administrators.
+        /// Create a sub-device of a device; needs `CAP_NET_ADMIN`.
         NEWDEV = 26, "RDMA_NLDEV_CMD_NEWDEV" since V6_12;
-        /// Remove a device made by [`Command::NEWDEV`]; for administrators.
+        /// Remove a device created by [`Command::NEWDEV`]; needs `CAP_NET_ADMIN`.
         DELDEV = 27, "RDMA_NLDEV_CMD_DELDEV" since V6_12;
-        /// Type of the notices to [`Group::NOTIFY`]; no request.
+        /// Notification to [`Group::NOTIFY`]; not a request.
         MONITOR = 28, "RDMA_NLDEV_CMD_MONITOR" since V6_12;
-        /// Dump a device's pools of fast-registration MRs.
+        /// Dump the FRMR (fast registration MR) pools of a device.
         FRMR_POOLS_GET = 29, "RDMA_NLDEV_CMD_FRMR_POOLS_GET" since V7_2;
-        /// Change a device's pools of fast-registration MRs; for administrators.
+        /// Change the FRMR pools of a device; needs `CAP_NET_ADMIN`.
         FRMR_POOLS_SET = 30, "RDMA_NLDEV_CMD_FRMR_POOLS_SET" since V7_2;
     }
 
-    /// What sort of node a device is: [`Attribute::DEV_NODE_TYPE`].
+    /// Node type of a device: [`Attribute::DEV_NODE_TYPE`].
     enum NodeType: u8 = "" {
         /// An InfiniBand or RoCE channel adapter.
         CHANNEL_ADAPTER = 1, "RDMA_NODE_IB_CA";
@@ -129,11 +129,11 @@ abi_enums! {
         USNIC = 5, "RDMA_NODE_USNIC";
         /// A usNIC adapter over UDP.
         USNIC_UDP = 6, "RDMA_NODE_USNIC_UDP";
-        /// None of these.
+        /// Unspecified.
         UNSPECIFIED = 7, "RDMA_NODE_UNSPECIFIED";
     }
 
-    /// How a driver wants a value printed: [`Attribute::DRIVER_PRINT_TYPE`].
+    /// Output format of a driver-specific value: [`Attribute::DRIVER_PRINT_TYPE`].
     enum PrintType: u8 = "rdma_nldev_print_type" {
         /// In decimal.
         UNSPECIFIED = 0, "RDMA_NLDEV_PRINT_TYPE_UNSPEC";
@@ -141,39 +141,39 @@ abi_enums! {
         HEX = 1, "RDMA_NLDEV_PRINT_TYPE_HEX";
     }
 
-    /// How QPs come to their counters: [`Attribute::STAT_MODE`].
+    /// Binding mode of QPs to counters: [`Attribute::STAT_MODE`].
     enum CounterMode: u32 = "rdma_nl_counter_mode" {
-        /// Not at all.
+        /// No binding.
         NONE = 0, "RDMA_COUNTER_MODE_NONE";
-        /// By themselves, as [`CounterMask`] says.
+        /// Automatic, by [`CounterMask`].
         AUTO = 1, "RDMA_COUNTER_MODE_AUTO";
-        /// One by one, as the administrator says.
+        /// Manual, per QP.
         MANUAL = 2, "RDMA_COUNTER_MODE_MANUAL";
     }
 
-    /// What sort of device to make under another: [`Attribute::DEV_TYPE`].
+    /// Type of a sub-device: [`Attribute::DEV_TYPE`].
     enum DeviceType: u8 = "rdma_nl_dev_type" {
         /// A device for subnet management packets.
         SMI = 1, "RDMA_DEVICE_TYPE_SMI" since V6_12;
     }
 
-    /// Where a device's name comes from: [`Attribute::NAME_ASSIGN_TYPE`].
+    /// Source of a device name: [`Attribute::NAME_ASSIGN_TYPE`].
     enum NameAssignType: u8 = "rdma_nl_name_assign_type" {
-        /// Not known.
+        /// Unknown.
         UNKNOWN = 0, "RDMA_NAME_ASSIGN_TYPE_UNKNOWN" since V6_12;
-        /// From user space.
+        /// Set by user space.
         USER = 1, "RDMA_NAME_ASSIGN_TYPE_USER" since V6_12;
     }
 
-    /// What a notice tells: [`Attribute::EVENT_TYPE`].
+    /// Type of a notification: [`Attribute::EVENT_TYPE`].
     enum EventType: u8 = "rdma_nl_notify_event_type" {
-        /// A device came.
+        /// A device was registered.
         REGISTER = 0, "RDMA_REGISTER_EVENT" since V6_12;
-        /// A device went.
+        /// A device was unregistered.
         UNREGISTER = 1, "RDMA_UNREGISTER_EVENT" since V6_12;
-        /// A port got a network device.
+        /// A network device was attached to a port.
         NETDEV_ATTACH = 2, "RDMA_NETDEV_ATTACH_EVENT" since V6_12;
-        /// A port lost its network device.
+        /// A network device was detached from a port.
         NETDEV_DETACH = 3, "RDMA_NETDEV_DETACH_EVENT" since V6_12;
         /// A device was renamed.
         RENAME = 4, "RDMA_RENAME_EVENT" since V7_2;
@@ -185,7 +185,8 @@ abi_enums! {
 abi_flags! {
     header = "rdma/rdma_netlink.h";
 
-    /// What QPs share that share an automatic counter: [`Attribute::STAT_AUTO_MODE_MASK`].
+    /// Properties that QPs of an automatic counter have in common:
+    /// [`Attribute::STAT_AUTO_MODE_MASK`].
     flags CounterMask: u32 = "rdma_nl_counter_mask" {
         /// Their type.
         QP_TYPE = 1 << 0, "RDMA_COUNTER_MASK_QP_TYPE";
@@ -195,7 +196,7 @@ abi_flags! {
 }
 
 impl Client {
-    /// The netlink message type of the client's operation `op`, of which 10 bits count.
+    /// The netlink message type of operation `op` (10 bits) of the client.
     #[doc(alias = "RDMA_NL_GET_TYPE")]
     #[must_use]
     pub const fn message_type(self, op: u16) -> u16 {
@@ -204,13 +205,13 @@ impl Client {
 }
 
 impl Command {
-    /// The netlink message type of the command's requests and answers.
+    /// The netlink message type of requests and responses of the command.
     #[must_use]
     pub const fn message_type(self) -> u16 {
         Client::NLDEV.message_type(self.0)
     }
 
-    /// The command of a netlink message type; `None` for one of another client.
+    /// The command of a netlink message type; `None` for other clients.
     #[doc(alias = "RDMA_NL_GET_OP")]
     #[must_use]
     pub const fn from_message_type(kind: u16) -> Option<Self> {

@@ -4,8 +4,7 @@ use core::fmt;
 
 use crate::abi::{EnumInfo, FieldInfo, FieldKind, StructInfo};
 
-/// The value of an enumeration or a flag set, printed by name; what has no name is printed as a
-/// number.
+/// An enumeration value or a flag set, printed by name. Unknown values are printed as numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct Named {
     /// The names.
@@ -49,11 +48,11 @@ impl fmt::Display for Hex<'_> {
     }
 }
 
-/// Bytes read as `kind` says; with names the bytes are the number, whatever its width. Too few are
-/// printed as far as they go.
+/// Bytes, interpreted by `kind`. With names the bytes are one number of any width. Truncated bytes
+/// are printed up to their end.
 #[derive(Clone, Copy, Debug)]
 pub struct Value<'a> {
-    /// How to read them.
+    /// Interpretation of the bytes.
     pub kind: &'a FieldKind,
     /// The bytes.
     pub bytes: &'a [u8],
@@ -85,10 +84,10 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// Values of one kind, one after the other; bytes that do not make a whole one are left out.
+/// An array of values. Trailing bytes that are not a whole value are omitted.
 #[derive(Clone, Copy, Debug)]
 pub struct List<'a> {
-    /// How to read each.
+    /// Interpretation of each.
     pub kind: &'a FieldKind,
     /// The bytes of all.
     pub bytes: &'a [u8],
@@ -104,13 +103,13 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// The bytes of a struct, field by field; padding and reserved fields are left out where they are
-/// zero. A flexible array at the end takes the bytes beyond the struct.
+/// The bytes of a struct, field by field. Padding and reserved fields are omitted if they are zero.
+/// A flexible array at the end has the bytes after the struct.
 #[derive(Clone, Copy, Debug)]
 pub struct Struct<'a> {
     /// The struct.
     pub info: &'a StructInfo,
-    /// Its bytes; the fields beyond them are left out.
+    /// Its bytes; fields beyond them are omitted.
     pub bytes: &'a [u8],
 }
 
@@ -156,7 +155,7 @@ pub(crate) fn number_of(field: &FieldInfo, bytes: &[u8]) -> Option<u64> {
     }
 }
 
-/// Lets a value stand in the standard library's builders as it is displayed.
+/// Wraps a value so that `Debug` builders print its `Display` form.
 pub(crate) struct DebugAsDisplay<T>(pub(crate) T);
 
 impl<T: fmt::Display> fmt::Debug for DebugAsDisplay<T> {
@@ -165,7 +164,7 @@ impl<T: fmt::Display> fmt::Debug for DebugAsDisplay<T> {
     }
 }
 
-/// Bytes that a value of that kind takes.
+/// Size of a value of that kind in bytes.
 #[must_use]
 pub const fn size_of_kind(kind: &FieldKind) -> usize {
     match *kind {
@@ -176,7 +175,7 @@ pub const fn size_of_kind(kind: &FieldKind) -> usize {
     }
 }
 
-/// Up to 8 bytes as a number in the machine's byte order.
+/// Up to 8 bytes as a number in host byte order.
 fn native(bytes: &[u8]) -> u64 {
     let shift = |value: u64, &byte: &u8| value << 8 | u64::from(byte);
     if cfg!(target_endian = "little") {

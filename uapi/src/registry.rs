@@ -1,4 +1,4 @@
-//! Every declared ABI item in one table, for checks and for tools that print.
+//! All declared ABI items in one table, for checks and for tools.
 
 use crate::abi::{ConstInfo, EnumInfo, StructInfo, flatten};
 use crate::driver::DriverAttributes;
@@ -209,7 +209,7 @@ pub const MODULES: &[Module] = &[
     },
 ];
 
-/// Every object class of the core, with its methods and their attributes.
+/// All object classes of the core, with their methods and attributes.
 pub const OBJECTS: [&ObjectInfo; 19] = {
     use crate::uverbs::{cq, device, dm, dmah, flow, mr, pd, qp, srq, wq};
     flatten(&[
@@ -226,25 +226,25 @@ pub const OBJECTS: [&ObjectInfo; 19] = {
     ])
 };
 
-/// Every write command that has a handler: the classic ones, then the extended ones.
+/// All write commands with a handler: non-extended, then extended.
 pub const COMMANDS: [&WriteCommandInfo; 47] = flatten(&[crate::write::COMMANDS, crate::write::ex::COMMANDS]);
 
-/// The write command of that number, [`EXTENDED`](crate::write::EXTENDED) included.
+/// The write command with that number, including [`EXTENDED`](crate::write::EXTENDED).
 #[must_use]
 pub fn command(number: u32) -> Option<&'static WriteCommandInfo> {
     COMMANDS.into_iter().find(|command| command.number == number)
 }
 
-/// What a driver adds to the core.
+/// Driver-specific additions to the core.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Driver {
-    /// Its own object classes, and those of the core with the methods that it adds.
+    /// Its object classes, and core classes with the methods that it adds.
     pub objects: &'static [&'static ObjectInfo],
-    /// The attributes that it adds to methods of the core.
+    /// The attributes that it adds to core methods.
     pub attributes: &'static [&'static DriverAttributes],
 }
 
-/// What the driver of that number adds; nothing for most.
+/// The additions of a driver by driver id; empty for most drivers.
 #[must_use]
 pub fn driver(id: u32) -> Driver {
     match DriverId(id) {

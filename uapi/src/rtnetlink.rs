@@ -1,4 +1,4 @@
-//! rtnetlink, as far as it tells the way to a neighbour: routes, neighbours and links.
+//! The part of rtnetlink that resolves neighbours: routes, neighbours and links.
 //!
 //! ```
 //! use bareverbs_uapi::netlink::{MessageFlags, MessageWriter};
@@ -16,29 +16,29 @@
 abi_structs! {
     header = "linux/rtnetlink.h";
 
-    /// The head of a message about a route.
+    /// The header of a route message.
     struct RouteMessage = tag "rtmsg" {
         /// Address family.
         family: u8 = "rtm_family";
-        /// Bits of the destination's prefix.
+        /// Length of the destination prefix in bits.
         destination_length: u8 = "rtm_dst_len";
-        /// Bits of the source's prefix.
+        /// Length of the source prefix in bits.
         source_length: u8 = "rtm_src_len";
         /// Type of service.
         tos: u8 = "rtm_tos";
-        /// The table that it stands in.
+        /// Routing table.
         table: u8 = "rtm_table";
-        /// Who made it.
+        /// Origin of the route.
         protocol: u8 = "rtm_protocol";
-        /// How far the destination is.
+        /// Scope of the destination.
         scope: u8 = "rtm_scope";
-        /// What it does.
+        /// Type of the route.
         kind: RouteKind = "rtm_type";
         /// Flags.
         flags: u32 = "rtm_flags";
     }
 
-    /// The head of a message about a neighbour.
+    /// The header of a neighbour message.
     struct NeighbourMessage = tag "ndmsg" in "linux/neighbour.h" {
         /// Address family.
         family: u8 = "ndm_family";
@@ -46,9 +46,9 @@ abi_structs! {
         pad1: u8 = "ndm_pad1";
         /// Padding.
         pad2: u16 = "ndm_pad2";
-        /// The network interface.
+        /// Index of the network interface.
         interface: i32 = "ndm_ifindex";
-        /// How well its address is known.
+        /// State of the neighbour.
         state: NeighbourState = "ndm_state";
         /// Flags.
         flags: u8 = "ndm_flags";
@@ -56,7 +56,7 @@ abi_structs! {
         kind: u8 = "ndm_type";
     }
 
-    /// The head of a message about a network interface.
+    /// The header of a link message.
     struct LinkMessage = tag "ifinfomsg" {
         /// Address family.
         family: u8 = "ifi_family";
@@ -64,11 +64,11 @@ abi_structs! {
         pad: u8 = "__ifi_pad";
         /// Hardware type.
         kind: u16 = "ifi_type";
-        /// The network interface.
+        /// Index of the network interface.
         interface: i32 = "ifi_index";
         /// Flags.
         flags: u32 = "ifi_flags";
-        /// Which flags are to change.
+        /// Mask of the flags to change.
         change: u32 = "ifi_change";
     }
 }
@@ -76,19 +76,19 @@ abi_structs! {
 abi_enums! {
     header = "linux/rtnetlink.h";
 
-    /// What a route does.
+    /// Type of a route.
     enum RouteKind: u8 = "" {
         /// Unknown.
         UNSPECIFIED = 0, "RTN_UNSPEC";
-        /// Leads to a gateway or a host.
+        /// A route to a gateway or a host.
         UNICAST = 1, "RTN_UNICAST";
-        /// Stays on this host.
+        /// A local address of this host.
         LOCAL = 2, "RTN_LOCAL";
-        /// Reaches all hosts of a link.
+        /// Broadcast on a link.
         BROADCAST = 3, "RTN_BROADCAST";
-        /// Reaches one of several hosts.
+        /// Anycast.
         ANYCAST = 4, "RTN_ANYCAST";
-        /// Reaches a group.
+        /// Multicast.
         MULTICAST = 5, "RTN_MULTICAST";
     }
 }
@@ -96,23 +96,23 @@ abi_enums! {
 abi_flags! {
     header = "linux/neighbour.h";
 
-    /// How well a neighbour's address is known.
+    /// State of a neighbour.
     flags NeighbourState: u16 = "" {
-        /// It is being asked for.
+        /// Resolution in progress.
         INCOMPLETE = 0x01, "NUD_INCOMPLETE";
-        /// Known and lately confirmed.
+        /// Valid and recently confirmed.
         REACHABLE = 0x02, "NUD_REACHABLE";
-        /// Known and not lately confirmed.
+        /// Valid, not recently confirmed.
         STALE = 0x04, "NUD_STALE";
-        /// Known; it will be asked soon.
+        /// Valid; a probe will be sent soon.
         DELAY = 0x08, "NUD_DELAY";
-        /// Known; it is being asked.
+        /// Valid; a probe is in progress.
         PROBE = 0x10, "NUD_PROBE";
-        /// It did not answer.
+        /// Resolution failed.
         FAILED = 0x20, "NUD_FAILED";
         /// It needs no resolution.
         NO_ARP = 0x40, "NUD_NOARP";
-        /// Known for good.
+        /// Permanent.
         PERMANENT = 0x80, "NUD_PERMANENT";
     }
 }
@@ -120,17 +120,17 @@ abi_flags! {
 abi_consts! {
     header = "linux/rtnetlink.h";
 
-    /// Message type: tell of a link.
+    /// Message type: query a link.
     const GET_LINK: u16 = 18, "RTM_GETLINK";
-    /// Message type: tell the way to a destination.
+    /// Message type: query the route to a destination.
     const GET_ROUTE: u16 = 26, "RTM_GETROUTE";
-    /// Message type: tell of a neighbour.
+    /// Message type: query a neighbour.
     const GET_NEIGHBOUR: u16 = 30, "RTM_GETNEIGH";
     /// Attribute of a route: the destination.
     const ROUTE_DESTINATION: u16 = 1, "RTA_DST";
     /// Attribute of a route: the source.
     const ROUTE_SOURCE: u16 = 2, "RTA_SRC";
-    /// Attribute of a route: the network interface that it leaves by.
+    /// Attribute of a route: the output network interface.
     const ROUTE_INTERFACE: u16 = 4, "RTA_OIF";
     /// Attribute of a route: the gateway.
     const ROUTE_GATEWAY: u16 = 5, "RTA_GATEWAY";
@@ -142,12 +142,12 @@ abi_consts! {
     const NEIGHBOUR_LINK_ADDRESS: u16 = 2, "NDA_LLADDR" in "linux/neighbour.h";
     /// Attribute of a link: its link-layer address.
     const LINK_ADDRESS: u16 = 1, "IFLA_ADDRESS" in "linux/if_link.h";
-    /// Attribute of a link: what is particular to its kind.
+    /// Attribute of a link: type-specific information.
     const LINK_INFO: u16 = 18, "IFLA_LINKINFO" in "linux/if_link.h";
-    /// In [`LINK_INFO`]: the kind, in words.
+    /// In [`LINK_INFO`]: the link type, as text.
     const LINK_INFO_KIND: u16 = 1, "IFLA_INFO_KIND" in "linux/if_link.h";
-    /// In [`LINK_INFO`]: the particulars.
+    /// In [`LINK_INFO`]: the type-specific data.
     const LINK_INFO_DATA: u16 = 2, "IFLA_INFO_DATA" in "linux/if_link.h";
-    /// Particulars of a VLAN: its number.
+    /// Type-specific data of a VLAN: the VLAN id.
     const VLAN_ID: u16 = 1, "IFLA_VLAN_ID" in "linux/if_link.h";
 }

@@ -2,14 +2,14 @@ use crate::abi::FieldKind;
 
 use super::Memory;
 
-/// How the bytes of a payload are to be read.
+/// Interpretation of the bytes of a payload.
 #[derive(Clone, Copy, Debug)]
 pub enum Layout {
-    /// One value; a struct may be shorter or go on.
+    /// One value; a struct may be shorter or longer.
     One(FieldKind),
-    /// As many values as there are bytes for.
+    /// An array of values.
     Elements(FieldKind),
-    /// Nothing is known of them.
+    /// Unknown.
     Bytes,
 }
 
@@ -19,7 +19,7 @@ pub(super) enum Source {
     Address(u64),
 }
 
-/// The bytes that an attribute carries or points at.
+/// The payload of an attribute, inline or by address.
 #[derive(Clone, Copy)]
 pub struct Payload<'a> {
     pub(super) len: usize,
@@ -29,25 +29,25 @@ pub struct Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// How many bytes.
+    /// Number of bytes.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How to read them.
+    /// Interpretation of the bytes.
     #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Where they are; nothing if they stand in the attribute itself.
+    /// Their address; `None` if they are stored in the attribute itself.
     #[must_use]
     pub const fn address(&self) -> Option<u64> {
         match self.source {
@@ -56,7 +56,7 @@ impl Payload<'_> {
         }
     }
 
-    /// As many of the first bytes as `buffer` holds; nothing where the memory cannot be read.
+    /// The first bytes, up to the size of `buffer`; `None` if the memory can't be read.
     #[must_use]
     pub fn read<'b>(&self, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let n = self.len.min(buffer.len());

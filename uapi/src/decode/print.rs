@@ -8,10 +8,10 @@ use crate::uverbs::types::DriverId;
 use crate::write::EXTENDED;
 use crate::write::structs::Sge;
 
-/// Bytes of a payload that are printed; of the rest only the number.
+/// Maximum number of bytes of a payload that are printed. Of the rest only the number is printed.
 const PRINTED_BYTES: usize = 1024;
 
-/// Number that stands for objects of every class in some drivers' attributes.
+/// Class id that means any class in some driver-specific attributes.
 const ANY_CLASS: u16 = u16::MAX;
 
 impl Display for DecodedCall<'_> {
@@ -139,8 +139,7 @@ impl fmt::Debug for Payload<'_> {
     }
 }
 
-/// A struct; behind one with work requests stand as many as it says, then their scatter/gather
-/// entries.
+/// A struct. After a struct with work requests follow its requests, then their SGEs.
 fn print_struct(f: &mut Formatter<'_>, info: &'static StructInfo, bytes: &[u8]) -> fmt::Result {
     let field =
         |name| info.fields.iter().find(|field| field.rust == name).and_then(|field| number_of(field, bytes));

@@ -10,7 +10,7 @@ use super::{
 use crate::abi::AbiField;
 use crate::ioctl::{Attribute, AttributeFlags, Header};
 
-/// An attribute of method `M` that carries a `K`.
+/// An attribute of method `M` of type `K`.
 pub struct Attr<M, K> {
     id: u16,
     _of: PhantomData<(M, K)>,
@@ -25,7 +25,7 @@ impl<M, K> Clone for Attr<M, K> {
 impl<M, K> Copy for Attr<M, K> {}
 
 impl<M, K> Attr<M, K> {
-    /// The attribute numbered `id`.
+    /// The attribute with that id.
     #[must_use]
     pub const fn new(id: u16) -> Self {
         Self { id, _of: PhantomData }
@@ -38,7 +38,8 @@ impl<M, K> Attr<M, K> {
     }
 }
 
-/// Most attributes of one [`Call`]: the widest method of the ABI with a driver's own.
+/// Maximum number of attributes of a [`Call`]. It fits the largest method of the ABI with
+/// driver-specific attributes.
 pub const MAX_ATTRIBUTES: usize = 24;
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable)]
@@ -50,11 +51,11 @@ struct Buffer {
 
 /// A call of method `M`, built on the stack.
 ///
-/// It borrows what it points the kernel at: inputs are read and outputs written while the call is
-/// carried out, and neither can be touched before the `Call` is gone.
+/// It borrows its inputs and outputs. The kernel reads the inputs and writes the outputs during the
+/// call. They are not accessible until the `Call` is dropped.
 ///
-/// Every attribute is marked mandatory, so that a kernel that does not know one refuses the call
-/// instead of ignoring it; [`Call::optional`] lifts that from the attribute added last.
+/// Every attribute is marked mandatory: a kernel that does not know it rejects the call.
+/// [`Call::optional`] clears the mark of the last added attribute.
 ///
 /// ```
 /// use bareverbs_uapi::method::Call;
@@ -70,21 +71,21 @@ struct Buffer {
 /// assert_eq!(call.as_bytes().len(), 24 + 4 * 16);
 /// ```
 ///
-/// Another method's attribute does not compile:
+/// An attribute of another method does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs_uapi::{method::Call, uverbs::{CqCreate, QpCreate}};
 /// Call::<QpCreate>::new(14).make(CqCreate::HANDLE);
 /// ```
 ///
-/// Nor does a value of another kind:
+/// A value of another type does not compile:
 ///
 /// ```compile_fail,E0308
 /// # use bareverbs_uapi::{method::Call, uverbs::{QpCreate, types::SrqType}};
 /// Call::<QpCreate>::new(14).constant(QpCreate::TYPE, SrqType::BASIC);
 /// ```
 ///
-/// Nor does reading after a call through a response that it still borrows:
+/// A read of a response that the call still borrows does not compile:
 ///
 /// ```compile_fail,E0502
 /// # use bareverbs_uapi::{method::Call, uverbs::QueryMr};
@@ -97,7 +98,7 @@ struct Buffer {
 ///
 /// # Panics
 ///
-/// Adding more than [`MAX_ATTRIBUTES`] attributes panics; no method has so many.
+/// Adding more than [`MAX_ATTRIBUTES`] attributes panics. No method has so many.
 pub struct Call<'a, M> {
     buffer: Buffer,
     _borrows: PhantomData<(&'a mut [u8], M)>,
@@ -131,7 +132,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.buffer.attributes[..n].iter().find(|attribute| attribute.attr_id == id)
     }
 
-    /// Lets the kernel ignore the attribute added last if it does not know it.
+    /// Allows the kernel to ignore the last added attribute if it does not know it.
     pub fn optional(&mut self) -> &mut Self {
         if let Some(last) = usize::from(self.buffer.header.num_attrs).checked_sub(1) {
             self.buffer.attributes[last].flags = AttributeFlags::empty();
@@ -139,43 +140,43 @@ impl<'a, M: Method> Call<'a, M> {
         self
     }
 
-    /// Asks for a new object; its number is [`Call::made`] afterwards.
+    /// Creates an object. Its handle is [`Call::made`] afterwards.
     pub fn make<O: Object>(&mut self, attr: Attr<M, NewHandle<O>>) -> &mut Self {
         self.push(attr.id, 0, 0)
     }
 
-    /// Asks for a new object behind a descriptor; it is [`Call::made_descriptor`] afterwards.
+    /// Creates an object with a file descriptor, which is [`Call::made_descriptor`] afterwards.
     pub fn make_descriptor<O: Object>(&mut self, attr: Attr<M, NewDescriptor<O>>) -> &mut Self {
-        // The kernel does not read the number, and -1 is no descriptor where it writes none.
+        // The kernel does not read the value. -1 remains if it writes no descriptor.
         self.push(attr.id, 0, -1_i64 as u64)
     }
 
-    /// Names an object to use.
+    /// Adds the handle of an object that is used.
     pub fn handle<O: Object>(&mut self, attr: Attr<M, Handle<O>>, handle: u32) -> &mut Self {
         self.push(attr.id, 0, u64::from(handle))
     }
 
-    /// Names an object to change.
+    /// Adds the handle of an object that is modified.
     pub fn handle_write<O: Object>(&mut self, attr: Attr<M, HandleWrite<O>>, handle: u32) -> &mut Self {
         self.push(attr.id, 0, u64::from(handle))
     }
 
-    /// Names the object to destroy.
+    /// Adds the handle of the object that is destroyed.
     pub fn destroy<O: Object>(&mut self, attr: Attr<M, DestroyHandle<O>>, handle: u32) -> &mut Self {
         self.push(attr.id, 0, u64::from(handle))
     }
 
-    /// Names an object by its descriptor.
+    /// Adds the descriptor of an object.
     pub fn descriptor<O: Object>(&mut self, attr: Attr<M, Descriptor<O>>, fd: i32) -> &mut Self {
         self.push(attr.id, 0, i64::from(fd) as u64)
     }
 
-    /// Passes a foreign descriptor.
+    /// Adds a descriptor that is not a uverbs object.
     pub fn raw_descriptor(&mut self, attr: Attr<M, RawDescriptor>, fd: i32) -> &mut Self {
         self.push(attr.id, 0, i64::from(fd) as u64)
     }
 
-    /// Passes one value; up to 8 bytes travel in the attribute itself.
+    /// Adds one value. Up to 8 bytes are stored in the attribute itself.
     pub fn input<T>(&mut self, attr: Attr<M, In<T>>, value: &'a T) -> &mut Self
     where
         T: AbiField + IntoBytes + Immutable,
@@ -183,7 +184,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, value.as_bytes())
     }
 
-    /// Passes a growing struct.
+    /// Adds an extensible struct as input.
     pub fn input_struct<T, const MIN: usize>(
         &mut self,
         attr: Attr<M, InStruct<T, MIN>>,
@@ -195,7 +196,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, value.as_bytes())
     }
 
-    /// Passes a struct that the kernel takes leading parts of too.
+    /// Adds a struct of which the kernel also accepts a prefix.
     pub fn input_part<T, const MIN: usize>(
         &mut self,
         attr: Attr<M, InPart<T, MIN>>,
@@ -207,7 +208,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, value.as_bytes())
     }
 
-    /// Passes an array; of more than 65,535 bytes the kernel is told of the elements that fit.
+    /// Adds an array as input. It is truncated to the elements that fit 65,535 bytes.
     pub fn input_slice<T, const MIN: usize>(
         &mut self,
         attr: Attr<M, InSlice<T, MIN>>,
@@ -220,7 +221,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, values[..values.len().min(fits)].as_bytes())
     }
 
-    /// Takes one value.
+    /// Adds one value as output.
     pub fn output<T>(&mut self, attr: Attr<M, Out<T>>, value: &'a mut T) -> &mut Self
     where
         T: AbiField + FromBytes + IntoBytes,
@@ -228,7 +229,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.output_bytes(attr.id, value.as_mut_bytes())
     }
 
-    /// Takes a growing struct; a kernel that knows less of it leaves the rest zero.
+    /// Adds an extensible struct as output. Fields that the kernel does not know are zero.
     pub fn output_struct<T, const MIN: usize>(
         &mut self,
         attr: Attr<M, OutStruct<T, MIN>>,
@@ -240,7 +241,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.output_bytes(attr.id, value.as_mut_bytes())
     }
 
-    /// Takes an array; of more than 65,535 bytes the kernel is told of the elements that fit.
+    /// Adds an array as output. It is truncated to the elements that fit 65,535 bytes.
     pub fn output_slice<T, const MIN: usize>(
         &mut self,
         attr: Attr<M, OutSlice<T, MIN>>,
@@ -253,17 +254,17 @@ impl<'a, M: Method> Call<'a, M> {
         self.output_bytes(attr.id, values[..fits].as_mut_bytes())
     }
 
-    /// Passes a number or the value of an enumeration.
+    /// Adds a number or an enumeration value.
     pub fn constant<T: Into<u64>>(&mut self, attr: Attr<M, Constant<T>>, value: T) -> &mut Self {
         self.push(attr.id, 8, value.into())
     }
 
-    /// Passes a flag word.
+    /// Adds a flag word.
     pub fn flags<T: Into<u64>>(&mut self, attr: Attr<M, Flags<T>>, value: T) -> &mut Self {
         self.push(attr.id, 8, value.into())
     }
 
-    /// Passes an array of handles.
+    /// Adds an array of handles.
     pub fn handles<O: Object, const MIN: usize, const MAX: usize>(
         &mut self,
         attr: Attr<M, Handles<O, MIN, MAX>>,
@@ -272,8 +273,7 @@ impl<'a, M: Method> Call<'a, M> {
         self.input_bytes(attr.id, handles.as_bytes())
     }
 
-    /// Passes an element of an enumeration with the payload that the element asks for, which may be
-    /// empty.
+    /// Adds an enumeration element with its payload, which may be empty.
     pub fn enumeration<T: Into<u64>>(
         &mut self,
         attr: Attr<M, Enumeration<T>>,
@@ -307,14 +307,13 @@ impl<'a, M: Method> Call<'a, M> {
         self.push(id, len, bytes.as_mut_ptr().expose_provenance() as u64)
     }
 
-    /// The handle of the object that the call made.
+    /// The handle of the object that the call created.
     #[must_use]
     pub fn made<O: Object>(&self, attr: Attr<M, NewHandle<O>>) -> u32 {
         self.find(attr.id).map_or(0, |attribute| attribute.data as u32)
     }
 
-    /// The number of the descriptor that the call made; the caller owns it from here. Negative
-    /// where the kernel wrote none.
+    /// The descriptor that the call created. The caller owns it. Negative if the kernel wrote none.
     #[must_use]
     pub fn made_descriptor<O: Object>(&self, attr: Attr<M, NewDescriptor<O>>) -> i32 {
         self.find(attr.id).map_or(-1, |attribute| i32::try_from(attribute.data as i64).unwrap_or(-1))
@@ -326,14 +325,14 @@ impl<'a, M: Method> Call<'a, M> {
         self.find(attr.id).is_some_and(|attribute| attribute.flags.contains(AttributeFlags::VALID_OUTPUT))
     }
 
-    /// The call as the kernel reads it.
+    /// The bytes of the call.
     #[inline]
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer.as_bytes()[..usize::from(self.buffer.header.length)]
     }
 
-    /// The call as the kernel reads and writes it.
+    /// The mutable bytes of the call, for the ioctl.
     #[inline]
     #[must_use]
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
@@ -343,12 +342,12 @@ impl<'a, M: Method> Call<'a, M> {
 }
 
 impl<'a, M: DriverPayload> Call<'a, M> {
-    /// Passes the driver's own request.
+    /// Adds the driver request.
     pub fn driver_input(&mut self, bytes: &'a [u8]) -> &mut Self {
         self.input_bytes(UHW_IN, bytes)
     }
 
-    /// Takes the driver's own response.
+    /// Adds the driver response.
     pub fn driver_output(&mut self, bytes: &'a mut [u8]) -> &mut Self {
         self.output_bytes(UHW_OUT, bytes)
     }

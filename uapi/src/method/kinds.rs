@@ -3,7 +3,7 @@ use core::marker::PhantomData;
 use super::{Access, AttributeKind, Object, PayloadSize};
 use crate::abi::{AbiField, EnumInfo, FieldKind};
 
-/// A kind of attribute as a type, so that a wrong value does not compile.
+/// An attribute type, as a Rust type. Values of a wrong type do not compile.
 pub trait Kind {
     /// Its description.
     const KIND: AttributeKind;
@@ -21,15 +21,15 @@ macro_rules! object_kinds {
 }
 
 object_kinds! {
-    /// The handle of an object that the call makes.
+    /// The handle of an object that the call creates.
     NewHandle: Handle, New;
     /// The handle of an object that the call uses.
     Handle: Handle, Read;
-    /// The handle of an object that the call changes.
+    /// The handle of an object that the call modifies.
     HandleWrite: Handle, Write;
     /// The handle of an object that the call destroys.
     DestroyHandle: Handle, Destroy;
-    /// The descriptor of an object that the call makes.
+    /// The descriptor of an object that the call creates.
     NewDescriptor: Descriptor, New;
     /// The descriptor of an object that the call uses.
     Descriptor: Descriptor, Read;
@@ -42,7 +42,7 @@ impl<O: Object, const MIN: usize, const MAX: usize> Kind for Handles<O, MIN, MAX
         AttributeKind::Handles { object: O::ID, access: Access::Read, minimum: MIN, maximum: MAX };
 }
 
-/// A descriptor of a kind that uverbs does not own.
+/// A descriptor that is not a uverbs object.
 pub struct RawDescriptor;
 impl Kind for RawDescriptor {
     const KIND: AttributeKind = AttributeKind::RawDescriptor;
@@ -62,7 +62,7 @@ macro_rules! payload_kinds {
         }
         $(#[$meta])*
         ///
-        /// `MIN` bytes or more: an array or a driver's blob.
+        /// `MIN` bytes or more: an array or a driver payload.
         pub struct $bytes<T, const MIN: usize>(PhantomData<T>);
         impl<T: AbiField, const MIN: usize> Kind for $bytes<T, MIN> {
             const KIND: AttributeKind = AttributeKind::$variant {
@@ -72,7 +72,7 @@ macro_rules! payload_kinds {
         }
         $(#[$meta])*
         ///
-        /// A struct that grows with the kernel; `MIN` bytes are mandatory.
+        /// An extensible struct. `MIN` bytes are mandatory.
         pub struct $extensible<T, const MIN: usize>(PhantomData<T>);
         impl<T: AbiField, const MIN: usize> Kind for $extensible<T, MIN> {
             const KIND: AttributeKind = AttributeKind::$variant {
@@ -84,13 +84,13 @@ macro_rules! payload_kinds {
 }
 
 payload_kinds! {
-    /// Bytes to the kernel.
+    /// Input bytes.
     Input: In, InSlice, InStruct;
-    /// Bytes from the kernel.
+    /// Output bytes.
     Output: Out, OutSlice, OutStruct;
 }
 
-/// Bytes to the kernel: a `T` or a leading part of it, `MIN` bytes or more.
+/// Input bytes: a `T` or a prefix of it, `MIN` bytes or more.
 pub struct InPart<T, const MIN: usize>(PhantomData<T>);
 impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
     const KIND: AttributeKind = AttributeKind::Input {
@@ -99,7 +99,7 @@ impl<T: AbiField, const MIN: usize> Kind for InPart<T, MIN> {
     };
 }
 
-/// A number or the value of an enumeration, passed in the attribute itself.
+/// A number or an enumeration value, stored in the attribute itself.
 pub struct Constant<T>(PhantomData<T>);
 impl<T: AbiField> Kind for Constant<T> {
     const KIND: AttributeKind = AttributeKind::Constant { size: size_of::<T>(), names: names::<T>() };
@@ -111,7 +111,7 @@ impl<T: AbiField> Kind for Flags<T> {
     const KIND: AttributeKind = AttributeKind::Flags { size: size_of::<T>(), names: names::<T>() };
 }
 
-/// An element of an enumeration with a payload of up to 8 bytes.
+/// An enumeration element with a payload of up to 8 bytes.
 pub struct Enumeration<T>(PhantomData<T>);
 impl<T: AbiField> Kind for Enumeration<T> {
     const KIND: AttributeKind = AttributeKind::Enumeration { names: names::<T>() };

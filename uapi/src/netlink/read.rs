@@ -7,41 +7,42 @@ use super::{
     ReportAttribute, aligned,
 };
 
-/// Walks the messages of a datagram. After a malformed one it yields that error and ends.
+/// Iterator over the messages of a datagram. A malformed message yields an error and ends the
+/// iteration.
 #[must_use]
 pub fn messages(datagram: &[u8]) -> Messages<'_> {
     Messages { rest: datagram }
 }
 
-/// What is wrong with received bytes.
+/// Errors of decoding received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// Fewer bytes than a head or a fixed struct needs.
+    /// There are fewer bytes than a header or a fixed struct needs.
     Truncated {
-        /// Bytes needed.
+        /// Number of bytes needed.
         needed: usize,
-        /// Bytes there.
+        /// Number of bytes available.
         available: usize,
     },
-    /// A head says a length shorter than itself or longer than what holds it.
+    /// The length in a header is shorter than the header or longer than its container.
     Length {
-        /// Bytes it says.
+        /// The length in the header.
         stated: usize,
-        /// Bytes there.
+        /// Number of bytes available.
         available: usize,
     },
-    /// An attribute's payload has not the size of the value asked for.
+    /// The payload of an attribute does not have the size of the requested type.
     Size {
-        /// Number of the attribute.
+        /// Type of the attribute.
         attribute: u16,
-        /// Bytes of the value.
+        /// Size of the requested type in bytes.
         expected: usize,
-        /// Bytes there.
+        /// Number of bytes available.
         found: usize,
     },
     /// An attribute's payload is not UTF-8.
     Text {
-        /// Number of the attribute.
+        /// Type of the attribute.
         attribute: u16,
     },
 }
@@ -86,7 +87,7 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Takes a head of type `H` and its payload off the front of `bytes`.
+/// Splits a header of type `H` and its payload from the front of `bytes`.
 fn split<H: FromBytes + KnownLayout + Immutable>(
     bytes: &[u8],
     stated: impl FnOnce(&H) -> usize,
@@ -102,52 +103,51 @@ fn split<H: FromBytes + KnownLayout + Immutable>(
 /// A received message.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Its head.
+    /// Its header.
     pub header: MessageHeader,
-    /// What follows the head.
+    /// The bytes after the header.
     pub payload: &'a [u8],
 }
 
-/// What a message says about the request it answers.
+/// The kind of a response.
 #[derive(Clone, Copy, Debug)]
 pub enum Content<'a> {
-    /// Nothing.
+    /// No operation.
     Noop,
     /// The kernel lost messages to this socket.
     Overrun,
-    /// The request was carried out.
+    /// The request succeeded.
     Acknowledged(Report<'a>),
-    /// The request was refused; the errno is [`Report::errno`].
+    /// The request failed with [`Report::errno`].
     Error(Report<'a>),
-    /// A multipart answer ends, well if [`Report::errno`] is 0.
+    /// End of a multipart response; success if [`Report::errno`] is 0.
     Done(Report<'a>),
-    /// A message of the protocol's own, to be read with [`Message::body`] or
-    /// [`Message::attributes`].
+    /// A protocol-specific message, for [`Message::body`] or [`Message::attributes`].
     Data,
 }
 
-/// What the kernel reports of a request.
+/// The kernel's report about a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report<'a> {
-    /// The errno as a positive number; 0 is success.
+    /// The errno as a positive number; 0 means success.
     pub errno: i32,
-    /// The head of the request; none at the end of a multipart answer.
+    /// The header of the request; `None` at the end of a multipart response.
     pub request: Option<MessageHeader>,
-    /// What is wrong in words, where the socket asked for it with [`super::SocketOption::EXT_ACK`].
+    /// Error text, if the socket has the option [`super::SocketOption::EXT_ACK`].
     pub message: Option<&'a str>,
-    /// Where in the request the refused attribute starts.
+    /// Offset of the rejected attribute in the request.
     pub offset: Option<u32>,
-    /// Number of an attribute that was missing.
+    /// Type of a missing attribute.
     pub missing: Option<u32>,
-    /// Where the nest starts in which it was missing.
+    /// Offset of the nested attribute that lacks it.
     pub missing_in: Option<u32>,
 }
 
 impl<'a> Message<'a> {
-    /// What the message says.
+    /// The content of the message.
     ///
     /// # Errors
-    /// The body of a control message is cut short or holds malformed attributes.
+    /// The body of a control message is truncated or has malformed attributes.
     pub fn content(&self) -> Result<Content<'a>, Malformed> {
         Ok(match ControlType(self.header.kind) {
             ControlType::NOOP => Content::Noop,
@@ -190,7 +190,7 @@ impl<'a> Message<'a> {
         Ok(report)
     }
 
-    /// The protocol's fixed struct and the attributes after it.
+    /// The fixed struct of the protocol and the attributes after it.
     ///
     /// # Errors
     /// The message is shorter than the struct.
@@ -199,7 +199,7 @@ impl<'a> Message<'a> {
         Ok((body, Attributes { rest }))
     }
 
-    /// The attributes of a message without a fixed struct, as those of RDMA netlink are.
+    /// The attributes of a message without a fixed struct, as in RDMA netlink.
     #[must_use]
     pub fn attributes(&self) -> Attributes<'a> {
         Attributes { rest: self.payload }
@@ -228,20 +228,21 @@ impl<'a> Report<'a> {
     }
 }
 
-/// The attributes of a message or of a nest. After a malformed one it yields that error and ends.
+/// Iterator over the attributes of a message or a nested attribute. A malformed attribute yields an
+/// error and ends the iteration.
 #[derive(Clone, Debug)]
 pub struct Attributes<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Attributes<'a> {
-    /// The attributes that these bytes hold.
+    /// The attributes in these bytes.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
-    /// The first attribute with that number; `None` too where a malformed one comes before it.
+    /// The first attribute of that type. Also `None` if a malformed attribute precedes it.
     #[must_use]
     pub fn find(&self, attribute: u16) -> Option<Attribute<'a>> {
         self.clone().map_while(Result::ok).find(|found| found.kind == attribute)
@@ -271,13 +272,13 @@ impl<'a> Iterator for Attributes<'a> {
 /// A received attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct Attribute<'a> {
-    /// Its number, without the two mark bits.
+    /// Its type, without the two flags.
     pub kind: u16,
-    /// Whether it is marked as holding attributes; older senders leave the mark out.
+    /// Whether it has the flag [`super::NESTED`]. Older senders do not set it.
     pub nested: bool,
-    /// Whether it is marked as being in network byte order.
+    /// Whether it has the flag [`super::NET_BYTE_ORDER`].
     pub net_byte_order: bool,
-    /// Its bytes.
+    /// Its payload.
     pub payload: &'a [u8],
 }
 
@@ -297,7 +298,7 @@ macro_rules! number_getters {
 impl<'a> Attribute<'a> {
     number_getters!(u8, u16, u32, u64, i32, i64);
 
-    /// The payload as text up to the first zero byte, or all of it where there is none.
+    /// The payload as text up to the first NUL byte, or all of it if there is none.
     ///
     /// # Errors
     /// It is not UTF-8.

@@ -4,40 +4,39 @@ use zerocopy::{Immutable, IntoBytes};
 
 use super::{AttributeHeader, MessageFlags, MessageHeader, NESTED, aligned};
 
-/// Lays messages into a buffer of the caller.
+/// Writes messages to a buffer of the caller.
 ///
-/// The calls chain and never fail on the spot: what goes wrong first is kept and
-/// [`MessageWriter::finish`] says it.
+/// The methods chain and do not fail. [`MessageWriter::finish`] returns the first error.
 #[derive(Debug)]
 pub struct MessageWriter<'a> {
     buffer: &'a mut [u8],
-    /// Bytes asked for so far, whether or not they fit.
+    /// Number of bytes written so far, including bytes that do not fit.
     length: usize,
-    /// Where the current message starts.
+    /// Start of the current message.
     message: usize,
     error: Option<WriteError>,
 }
 
-/// Why a message could not be laid out.
+/// Errors of writing a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteError {
     /// The buffer is too small.
     BufferTooSmall {
-        /// Bytes that everything written would need.
+        /// Number of bytes needed.
         needed: usize,
-        /// Bytes of the buffer.
+        /// Size of the buffer in bytes.
         available: usize,
     },
-    /// An attribute is longer than the 65,535 bytes that its head can say.
+    /// An attribute has more than 65,535 bytes, the maximum of its header.
     AttributeTooLong {
-        /// Number of the attribute.
+        /// Type of the attribute.
         attribute: u16,
-        /// Its bytes with its head.
+        /// Its size in bytes, including its header.
         length: usize,
     },
-    /// A string holds a zero byte, where the kernel would take it to end.
+    /// A string has a NUL byte. The kernel would truncate it there.
     InteriorNul {
-        /// Number of the attribute.
+        /// Type of the attribute.
         attribute: u16,
     },
 }
@@ -66,7 +65,7 @@ impl<'a> MessageWriter<'a> {
         Self { buffer, length: 0, message: 0, error: None }
     }
 
-    /// Begins a message; one before it ends here.
+    /// Begins a message. This ends the previous one.
     pub fn begin(&mut self, kind: u16, flags: MessageFlags, seq: u32) -> &mut Self {
         self.message = self.length;
         self.append(MessageHeader { length: 0, kind, flags, seq, port: 0 }.as_bytes());
@@ -74,7 +73,7 @@ impl<'a> MessageWriter<'a> {
         self
     }
 
-    /// Appends the protocol's fixed struct, which comes before any attribute.
+    /// Appends the fixed struct of the protocol. It precedes all attributes.
     pub fn put_struct<T: IntoBytes + Immutable>(&mut self, value: &T) -> &mut Self {
         self.append(value.as_bytes());
         self.close_message();
@@ -106,7 +105,7 @@ impl<'a> MessageWriter<'a> {
         self.put(attribute, &[&value.to_ne_bytes()])
     }
 
-    /// Appends a string with the zero byte that ends it.
+    /// Appends a string with a NUL byte.
     pub fn put_str(&mut self, attribute: u16, value: &str) -> &mut Self {
         if value.as_bytes().contains(&0) {
             self.set_error(WriteError::InteriorNul { attribute });
@@ -114,7 +113,7 @@ impl<'a> MessageWriter<'a> {
         self.put(attribute, &[value.as_bytes(), &[0]])
     }
 
-    /// Appends an attribute whose payload is the attributes that `fill` appends.
+    /// Appends a nested attribute with the attributes that `fill` appends.
     pub fn put_nested(&mut self, attribute: u16, fill: impl FnOnce(&mut Self)) -> &mut Self {
         let start = self.length;
         self.append(AttributeHeader { length: 0, kind: attribute | NESTED }.as_bytes());
@@ -123,10 +122,10 @@ impl<'a> MessageWriter<'a> {
         self
     }
 
-    /// The datagram: every message begun so far.
+    /// The datagram with all messages.
     ///
     /// # Errors
-    /// What went wrong first while it was laid out.
+    /// The first error of writing it.
     pub fn finish(&self) -> Result<&[u8], WriteError> {
         match self.error {
             Some(error) => Err(error),
@@ -158,8 +157,7 @@ impl<'a> MessageWriter<'a> {
     }
 
     fn close_message(&mut self) {
-        // A message beyond 4 GiB does not fit any buffer that the kernel takes; the length then
-        // stays what it was.
+        // The kernel accepts no message of 4 GiB or more. The length is not changed then.
         if let Ok(length) = u32::try_from(self.length - self.message) {
             self.patch(self.message, &length.to_ne_bytes());
         }

@@ -4,17 +4,17 @@ use super::{Attribute, Command, ValueKind};
 use crate::netlink::{self, Attributes, Content, Malformed, Message, Report, messages};
 use crate::print::{Hex, Named};
 
-/// Nests that are printed; deeper ones, which nldev has none of, are left out.
+/// Maximum nesting depth that is printed. nldev has no deeper nesting.
 const MAX_DEPTH: usize = 8;
 
-/// A datagram of RDMA netlink to be printed, request or answer: a line for each message, with names
-/// and values.
+/// Decodes a datagram of RDMA netlink, request or response. It prints one line per message, with
+/// names and values.
 #[must_use]
 pub const fn decode(datagram: &[u8]) -> Decoded<'_> {
     Decoded { datagram }
 }
 
-/// What [`decode`] gives; printing never fails, bytes that make no sense are said to be such.
+/// The result of [`decode`]. Printing never fails; malformed bytes are marked as such.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoded<'a> {
     datagram: &'a [u8],
