@@ -1,4 +1,4 @@
-//! What RDMA netlink lists and counts, against what a test has made.
+//! RDMA netlink's lists and counters, compared with the objects of a test.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ fn me() -> Owner {
     Owner::Process(std::process::id())
 }
 
-/// The only one of them, by the condition.
+/// The only element that matches.
 fn only<T: std::fmt::Debug>(list: Vec<T>, is_it: impl Fn(&T) -> bool) -> T {
     let mut found: Vec<T> = list.into_iter().filter(is_it).collect();
     assert_eq!(found.len(), 1, "{found:#?}");
@@ -103,7 +103,7 @@ fn the_kernels_own_objects_are_listed_by_name() {
     assert_eq!((services.qp_num, services.remote_qp_num, services.pd), (1, None, None));
     let queues = netlink.completion_queues(device::name()).unwrap();
     assert!(queues.iter().any(|queue| queue.poll_context.is_some() && queue.context.is_none()), "{queues:?}");
-    // No address is resolved and nobody listens.
+    // No address is resolved, and nothing listens.
     assert_eq!(netlink.connection_ids(device::name()).unwrap(), []);
 }
 
@@ -136,7 +136,7 @@ fn port_counters_grow_with_traffic() {
         a.send(&[request(wr_id, Operation::Send, Payload::Sges(&[]))]).unwrap();
     }
     a.completions(10);
-    // Ten messages, and an acknowledgement at least.
+    // Ten messages, and at least one acknowledgement.
     assert!(counter("sent_pkts") >= sent + 11 && counter("rcvd_pkts") >= received + 11);
 }
 
@@ -149,7 +149,7 @@ fn counters_have_the_names_of_their_status() {
         ["ack_deferred", "sent_pkts", "out_of_buffer"].iter().any(|name| names.contains(name)),
         "{names:?}"
     );
-    // Those that can be switched on are off until somebody does.
+    // Optional counters are off by default.
     let on = status.iter().filter(|counter| counter.enabled != Some(false));
     assert_eq!(names, on.map(|counter| counter.name.as_str()).collect::<Vec<_>>());
     for (place, counter) in status.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The guest is what the other tests take for granted.
+//! The guest has the properties on which the other tests rely.
 
 use std::path::Path;
 

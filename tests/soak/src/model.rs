@@ -67,7 +67,7 @@ pub struct Quirks {
     /// The status of a LOCAL_INV without a valid window: a memory management error in the
     /// specification, a local operation error on Soft-RoCE.
     pub no_window: WcStatus,
-    /// Whether the slot of an unsignaled request is free only after the completion of a later
+    /// Whether the slot of an unsignalled request is free only after the completion of a later
     /// request was polled, because the ring has no consumer index, as on a ConnectX.
     pub holds_unsignalled: bool,
     /// Whether a write may overtake an earlier read, which the specification allows without a
@@ -145,7 +145,7 @@ pub struct Qp {
     /// on a send.
     pub idle: Vec<u64>,
     sends_expected: VecDeque<Expect>,
-    /// Executed unsignaled sends of earlier rounds that no later completion covers.
+    /// Executed unsignalled sends of earlier rounds that no later completion covers.
     unasked: Vec<u64>,
     receives_expected: VecDeque<Expect>,
     aborted: Aborted,

@@ -199,7 +199,7 @@ fn timer_outlives_reset(pd: &Pd) -> Result<bool> {
     Ok(false)
 }
 
-/// Whether a queue stays full of executed unsignaled requests.
+/// Whether a queue stays full of executed unsignalled requests.
 fn holds_unsignalled(pd: &Pd) -> Result<bool> {
     let (mut a, _b) = pair(pd, PairPlan::default());
     let memory = region(pd, &[0; 8], Access::LOCAL_WRITE | Access::REMOTE_WRITE);

@@ -1,4 +1,4 @@
-//! Attributes of queue pairs, each wrong in turn.
+//! Queue pair attributes, each wrong in turn.
 
 use std::net::Ipv4Addr;
 
@@ -92,14 +92,14 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
             &format!("{RTR}: {group} is a multicast group, and a connection has one peer"),
         );
 
-        // What only the kernel can know.
+        // Values that only the kernel can check.
         let table = pd.context().gid_table().unwrap();
         let v6 = table.iter().find(|entry| entry.gid.ipv4().is_none()).unwrap().gid;
         let strangers = [
             ("another family", GlobalRoute { dgid: v6, ..grh }),
             ("no route", GlobalRoute { dgid: Gid::from(Ipv4Addr::new(203, 0, 113, 9)), ..grh }),
         ];
-        // InfiniBand's fabric is asked by packets.
+        // On InfiniBand only packets show whether a GID can be reached.
         for (what, grh) in strangers.into_iter().filter(|_| ethernet) {
             for (verb, refused) in [
                 (RTR, side.qp.ready_to_receive(&RtrAttr { address: way(grh), ..good })),
@@ -215,7 +215,7 @@ pub(crate) fn rtr_to_rts_attributes_are_validated() {
     });
 }
 
-/// Every attribute of the bare change, out of its range.
+/// Each attribute of `modify`, out of range.
 pub(crate) fn modify_rejects_out_of_range_values() {
     nothing_leaks(|| {
         let pd = domain();
@@ -246,7 +246,7 @@ pub(crate) fn modify_rejects_out_of_range_values() {
         ];
         for (attr, mask, words) in cases {
             invalid(side.qp.modify(&attr, mask), &format!("modify_qp: {words}"));
-            // Beside good ones too.
+            // Also together with valid attributes.
             let init = QpAttr { qp_state: QpState::INIT, port_num: 1, ..attr };
             let all = Mask::STATE | Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS_FLAGS;
             invalid(side.qp.modify(&init, all | mask), &format!("modify_qp: {words}"));
@@ -255,7 +255,7 @@ pub(crate) fn modify_rejects_out_of_range_values() {
     });
 }
 
-/// What a change lacks, or has too much of, is told with the kernel's refusal.
+/// The error names missing and disallowed attributes, together with the kernel's error.
 pub(crate) fn modify_names_missing_and_disallowed_attributes() {
     nothing_leaks(|| {
         let pd = domain();
@@ -279,7 +279,7 @@ pub(crate) fn modify_names_missing_and_disallowed_attributes() {
             let attr = QpAttr { port_num, ..to(QpState::INIT) };
             refused_by_kernel(side.qp.modify(&attr, all), "modify_qp", EINVAL, "which a query tells");
         }
-        // Bits that no kernel knows.
+        // Undefined bits.
         let unknown = Mask::from_bits_retain(1 << 30);
         let refused = side.qp.modify(&to(QpState::INIT), all | unknown).unwrap_err();
         assert!(matches!(refused, Error::Kernel(_)), "{refused:?}");
@@ -305,7 +305,7 @@ pub(crate) fn max_dest_rd_atomic_above_the_first_value_is_rejected_on_rxe() {
                         assert!(refused.to_string().starts_with(&format!("{RTR}: {start}")), "{refused}");
                         assert!(!possible, "{first} {next}: {refused}");
                     }
-                    // Only Soft-RoCE keeps the places that it first had.
+                    // Only Soft-RoCE keeps the first max_dest_rd_atomic as its limit.
                     Ok(()) => assert!(possible || !device::is_soft_roce(), "{first} {next}"),
                 }
                 side.qp.reset().unwrap();

@@ -1,6 +1,6 @@
-//! The kernel's commands with handles and descriptors that are not what they ask for.
+//! The kernel's commands with handles and descriptors of wrong objects.
 //!
-//! The typed layer cannot name such objects; who calls the commands by hand can.
+//! The typed layer can't name such objects; direct callers of the commands can.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -23,7 +23,7 @@ use bareverbs_uapi::write::structs::{AhAttr, GlobalRoute, ModifyQpReq, ModifySrq
 const PATH: &str = "/dev/infiniband/uverbs0";
 const PAGE: usize = 4096;
 
-/// Objects of every class, in one context.
+/// Objects of each class, in one context.
 struct Bench {
     file: Arc<DeviceFile>,
     provider: AnyProvider,
@@ -39,7 +39,7 @@ struct Bench {
     ah: u32,
 }
 
-/// A queue whose object the kernel has.
+/// A queue whose object exists in the kernel.
 #[expect(clippy::large_enum_variant, reason = "there are few of them")]
 enum Kept {
     Cq { _queue: <AnyProvider as Provider>::Cq },
@@ -57,7 +57,7 @@ const CLASSES: [ObjectClass; 7] = [
     ObjectClass::AH,
 ];
 
-/// The driver's number.
+/// The driver's id.
 fn driver() -> u32 {
     device::device().driver_id().expect("RDMA netlink tells it").0
 }
@@ -181,7 +181,7 @@ impl Bench {
         }
     }
 
-    /// What every command says that takes an object of the class, if `handle` is the object.
+    /// The results of all commands on an object of the class, with `handle` as the object.
     fn use_as(&self, class: ObjectClass, handle: u32) -> Vec<(&'static str, Result<(), IoctlError>)> {
         let file = &self.file;
         let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7];
@@ -223,7 +223,7 @@ impl Bench {
     }
 
     fn resize_cq(&self, cq: u32) -> Result<(), IoctlError> {
-        // SAFETY: there is no driver's payload.
+        // SAFETY: there is no driver payload.
         unsafe { command::resize_cq(&self.file, cq, 32, DriverPayload::default()) }.map(drop)
     }
 
@@ -235,7 +235,7 @@ impl Bench {
     fn modify_srq(&self, srq_handle: u32) -> Result<(), IoctlError> {
         let request = ModifySrqReq { srq_handle, attr_mask: SrqAttrMask::LIMIT, ..ModifySrqReq::zeroed() };
         let payload = DriverPayload { input: &[0; 8], output: &mut [] };
-        // SAFETY: the kernel writes to the address in the payload for a resize only.
+        // SAFETY: the kernel writes to the payload's address only for a resize.
         unsafe { command::modify_srq(&self.file, &request, payload) }
     }
 
@@ -250,7 +250,7 @@ impl Bench {
         }
     }
 
-    /// Gives all objects back, from the users to the used.
+    /// Destroys all objects, users first.
     fn clear(self) {
         for class in CLASSES.into_iter().rev() {
             self.destroy(class, self.handle(class)).unwrap_or_else(|refused| panic!("{class:?}: {refused}"));
@@ -258,7 +258,7 @@ impl Bench {
     }
 }
 
-/// The kernel's refusal; the provider has no reason of its own.
+/// The kernel's error; the provider returns none of its own.
 fn refused<T>(answer: Result<T, bareverbs_provider::error::CreateError>) -> Result<T, IoctlError> {
     answer.map_err(|error| match error {
         bareverbs_provider::error::CreateError::Ioctl(refused) => refused,
@@ -269,7 +269,7 @@ fn refused<T>(answer: Result<T, bareverbs_provider::error::CreateError>) -> Resu
 fn no_such_object(class: ObjectClass, handle: u32, answers: Vec<(&'static str, Result<(), IoctlError>)>) {
     for (verb, answer) in answers {
         let refused = answer.expect_err(verb);
-        // A kernel without a command says so before it looks at the handle.
+        // A kernel without a command rejects it before it checks the handle.
         let wrong = [Errno::NOENT, Errno::INVAL, Errno::BADF];
         let lacking = ["rereg_mr", "req_notify_cq"].contains(&verb) && refused.errno == Errno::OPNOTSUPP;
         assert!(wrong.contains(&refused.errno) || lacking, "{verb} of {class:?} {handle:#x}: {refused}");
@@ -305,11 +305,11 @@ pub(crate) fn unknown_handles_are_rejected() {
 pub(crate) fn freed_handles_are_rejected() {
     nothing_leaks(|| {
         let bench = Bench::new();
-        // Who uses an object goes before it.
+        // Objects are destroyed before the objects that they use.
         for class in CLASSES.into_iter().rev() {
             let handle = bench.handle(class);
             bench.destroy(class, handle).unwrap();
-            // What is made below would take the handle's place; nothing can be.
+            // A new object could get the freed handle, but all creations below fail.
             no_such_object(class, handle, bench.use_as(class, handle));
         }
     });
@@ -325,7 +325,7 @@ pub(crate) fn objects_in_use_are_not_destroyed() {
             assert!(refused.to_string().ends_with("(another object still uses it)"), "{refused}");
         }
         let group = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
-        // A group of InfiniBand has a LID.
+        // An InfiniBand multicast group has a LID.
         let lid = if device::is_infiniband() { 0xc000 } else { 0 };
         command::attach_mcast(&bench.file, bench.qp, group, lid).unwrap();
         let refused = bench.destroy(ObjectClass::QP, bench.qp).unwrap_err();
@@ -340,7 +340,7 @@ pub(crate) fn objects_in_use_are_not_destroyed() {
 pub(crate) fn objects_of_another_file_are_not_seen() {
     nothing_leaks(|| {
         let (one, other) = (Bench::new(), Bench::new());
-        // Give the first file handles that the second one does not have.
+        // Gives the first file handles that the second one does not have.
         let far: Vec<u32> =
             (0..20).map(|_| command::alloc_mw(&one.file, one.pd, MwType::TYPE_1).unwrap().handle).collect();
         let handle = *far.last().unwrap();
@@ -382,13 +382,13 @@ pub(crate) fn device_file_without_context_rejects_commands() {
             let refused = DeviceFile::open(path, driver()).map(drop).unwrap_err();
             assert_eq!(refused, OpenError::NotUverbs, "{path}");
         }
-        // The method, the file's own driver, and a context, in this order.
+        // The checks in order: the method, the file's own driver, a context.
         for (file, errnos) in [
             (with(PATH, DriverId::MLX4.0), [Errno::INVAL, Errno::INVAL]),
             (with(PATH, u32::MAX), [Errno::INVAL, Errno::INVAL]),
             (with(PATH, driver()), [Errno::INVAL, Errno::NOENT]),
         ] {
-            // SAFETY: there is no driver's payload.
+            // SAFETY: there is no driver payload.
             let made = unsafe { command::alloc_pd(&file, DriverPayload::default()) };
             for refused in [
                 made.map(drop),
@@ -405,7 +405,7 @@ pub(crate) fn device_file_without_context_rejects_commands() {
             }
         }
         let bench = Bench::new();
-        // SAFETY: there is no driver's payload.
+        // SAFETY: there is no driver payload.
         let again = unsafe { command::get_context(&bench.file, DriverPayload::default()) }.unwrap_err();
         assert_eq!(again, IoctlError { method: "GetContext", errno: Errno::INVAL });
         bench.clear();

@@ -1,4 +1,4 @@
-//! Objects of another context or domain than the one that they are used in.
+//! Objects that are used with another context or PD than their own.
 
 use bareverbs::{
     Access, Completion, CqInit, Datagram, Error, Mw, MwType, Operation, Payload, QpCap, QpInit, QpState, Rc,
@@ -13,7 +13,7 @@ use crate::refusals::invalid;
 pub(crate) fn create_qp_rejects_queues_of_another_context() {
     nothing_leaks(|| {
         let (here, elsewhere) = (domain(), domain());
-        // The handle that the queue has there is that of another queue here.
+        // The queue's handle in the other context is the handle of another queue in this one.
         let (own, _other) = (here.context(), elsewhere.context());
         let good = own.create_cq(&CqInit::new(16)).unwrap();
         let foreign = elsewhere.context().create_cq(&CqInit::new(16)).unwrap();
@@ -65,9 +65,9 @@ pub(crate) fn srq_of_another_pd_uses_its_own_mrs() {
         b.qp = pd.create_qp::<Rc>(&QpInit { srq: Some(&srq), ..QpInit::new(&b.cq, &b.cq) }).unwrap();
         a.connect(b.qp.qp_num());
         b.connect(a.qp.qp_num());
-        // Whose domain counts is the device's to say; nothing but a status may come of it.
+        // The device decides whose PD counts; the result must be a status.
         let memory = region(&other, &[0; 16], Access::LOCAL_WRITE);
-        // SAFETY: the region outlives the queue, and is looked at by copies.
+        // SAFETY: the region outlives the queue, and its bytes are only copied.
         unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &[memory.sge(..).unwrap()] }]) }.unwrap();
         a.send(&[request(2, Operation::Send, Payload::Inline(&[b"hello"]))]).unwrap();
         let (sent, received) = (a.ends(1)[0].1, b.ends(1)[0].1);
@@ -121,7 +121,7 @@ pub(crate) fn mw_bind_validates_pd_and_access() {
     });
 }
 
-/// A datagram over the handle of another domain.
+/// A datagram over an address handle of another PD.
 pub(crate) fn ah_of_another_pd_fails_the_send() {
     nothing_leaks(|| {
         let pd = domain();

@@ -1,4 +1,4 @@
-//! Unreliable transports: messages of no bytes, of too many, to nobody, into too little room.
+//! UC and UD: messages of 0 bytes, too long messages, missing targets, too short receives.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 use crate::refusals::invalid;
 
 const QKEY: u32 = 0x0707_0707;
-/// How long nothing must happen for nothing to have happened.
+/// Time without an event after which none is expected.
 const QUIET: Duration = Duration::from_millis(200);
 
 struct End<T: Transport> {
@@ -33,7 +33,7 @@ impl<T: Transport> End<T> {
 
     fn recv(&mut self, wr_id: u64, memory: &Mr<Buffer>, len: usize) {
         let sges = [memory.sge(..len).unwrap()];
-        // SAFETY: the memory outlives the queue pair, and is looked at by copies.
+        // SAFETY: the memory outlives the queue pair, and its bytes are only copied.
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
@@ -85,7 +85,7 @@ fn connection(pd: &Pd) -> [End<Uc>; 2] {
 
 fn send_to(end: &mut End<Ud>, to: Datagram<'_>, payload: Payload<'_>) -> Result<(), bareverbs::PostError> {
     let request = SendRequest { wr_id: 1, operation: to, flags: SendFlags::SIGNALED, payload };
-    // SAFETY: the memory outlives the queue pair, and is looked at by copies.
+    // SAFETY: the memory outlives the queue pair, and its bytes are only copied.
     unsafe { end.qp.post_send(&[request]) }
 }
 
@@ -146,7 +146,7 @@ pub(crate) fn a_datagram_is_refused_that_no_packet_can_carry() {
         let many = vec![memory.sge(..1).unwrap(); max + 1];
         refuses(&mut a, to, Payload::Sges(&many), PushError::TooManySges { given: max + 1, max });
         b.quiet();
-        // The longest one goes.
+        // The longest datagram is sent.
         send_to(&mut a, to, Payload::Sges(&[memory.sge(..bytes).unwrap()])).unwrap();
         assert_eq!(a.done().wr_id, 1);
         assert_eq!(b.done().byte_len as usize, bytes + GRH_BYTES);
@@ -177,7 +177,7 @@ pub(crate) fn undeliverable_datagrams_are_dropped() {
         send_to(&mut a, to, hello).unwrap();
         assert_eq!((a.done().wr_id, b.done().wr_id), (1, 2));
 
-        // Without a receive, and with one that has no room for the header or the bytes.
+        // Without a receive, and with one too short for the GRH or the data.
         send_to(&mut a, to, hello).unwrap();
         assert_eq!(a.done().wr_id, 1);
         b.quiet();
@@ -189,7 +189,7 @@ pub(crate) fn undeliverable_datagrams_are_dropped() {
             send_to(&mut a, to, hello).unwrap();
             assert_eq!(a.done().wr_id, 1);
             std::thread::sleep(QUIET);
-            // A device may end the receive with an error, or keep it for the next datagram.
+            // A device may complete the receive with an error, or keep it for the next datagram.
             let ended = b.cq.poll_one();
             if let Some(received) = ended {
                 assert!(received.wr_id == 3 && received.status != WcStatus::SUCCESS, "{received:?}");
@@ -228,7 +228,7 @@ pub(crate) fn ah_attr_from_wc_validates_the_grh() {
             let words = "RoCE reaches a peer by its GID only: give the address a global route";
             invalid(context.ah_attr_from_wc(1, &bare, &header), &format!("{verb}: {words}"));
         }
-        // To somebody else's address; the last four bytes are that of an IPv4 header, and of a
+        // To the address of another host. The last four bytes are those of an IPv4 header, and of a
         // longer one.
         let mut foreign = header;
         foreign[36..].copy_from_slice(&[203, 0, 113, 9]);

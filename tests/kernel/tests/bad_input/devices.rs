@@ -1,4 +1,4 @@
-//! No device, no permission, no such port or address, more than the device has.
+//! Missing devices, permissions, ports and addresses, and requests beyond the device's limits.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::{child, device};
 
 use crate::tool::complaint;
 
-/// Takes the device of Soft-RoCE away until it is dropped.
+/// Removes the Soft-RoCE device until it is dropped.
 struct Removed {
     netlink: RdmaNetlink,
     netdev: String,
@@ -65,7 +65,7 @@ pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     drop(open());
 }
 
-/// Only root may open the node until this is dropped.
+/// Makes the device node accessible to root only, until it is dropped.
 pub(crate) struct RootOnly {
     node: String,
     before: fs::Permissions,
@@ -79,7 +79,7 @@ impl RootOnly {
         Self { node, before }
     }
 
-    /// What the error must begin and end with.
+    /// The required start and end of the error message.
     pub(crate) fn words(&self) -> [String; 2] {
         [
             format!("cannot open {} of device {}: Permission denied", self.node, device::name()),
@@ -99,7 +99,7 @@ pub(crate) fn open_without_permission_names_the_device_node() {
     nothing_leaks(|| {
         child::run(|| {
             child::drop_privileges();
-            // Seeing a device needs no permission.
+            // Listing devices needs no permission.
             let device = device::device();
             let refused = device.open().map(drop).unwrap_err();
             assert!(matches!(refused, Error::Open { .. }), "{refused:?}");
@@ -128,7 +128,7 @@ pub(crate) fn every_verb_rejects_invalid_ports() {
                 assert_eq!(text, format!("device {device} has no port {port}: its ports are 1 only"));
             }
         }
-        // A number that wraps to 1 in eight bits is not port 1.
+        // A port number that truncates to 1 in 8 bits is not port 1.
         assert!(matches!(context.query_port(257), Err(Error::NoPort { port: 257, count: 1, .. })));
         assert_eq!((side.qp.state(), side.kernel_state()), (QpState::RESET, QpState::RESET));
 
@@ -211,7 +211,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
                 assert_eq!(refused.to_string(), text);
             }
         }
-        // The device tells no limit for this one; the kernel or the provider has one.
+        // The device reports no limit for it; the kernel or the provider has one.
         for max_inline_data in [1 << 20, 1 << 31, u32::MAX] {
             let refused = create(QpCap { max_inline_data, ..QpCap::default() }).unwrap_err();
             let text = refused.to_string();
@@ -226,7 +226,7 @@ pub(crate) fn queues_above_device_limits_name_the_limit() {
             assert!(text.starts_with("create_qp (") && text.ends_with(&hint), "{text}");
         }
         create(QpCap::default()).unwrap();
-        // Queues of nothing need not be possible, but they must not do harm.
+        // Queues of depth 0 may be rejected or created.
         for cap in [
             QpCap { max_send_wr: 0, ..QpCap::default() },
             QpCap { max_recv_wr: 0, ..QpCap::default() },

@@ -1,4 +1,4 @@
-//! The owning layer, asked wrongly: buffers come back, and nobody waits for ever.
+//! Wrong use of `owned`: buffers are returned, and no call blocks without limit.
 
 #![expect(clippy::result_large_err, reason = "errors give the buffer back")]
 
@@ -88,7 +88,7 @@ pub(crate) fn a_refused_operation_gives_its_buffer_back() {
             assert!(matches!(refused.error, Error::Invalid { verb: "Mr::sge", .. }), "{refused:?}");
             assert_eq!(refused.buffer.len(), 64);
         }
-        // More than there is room for.
+        // More receives than the queue's depth.
         let taken = (0..100).map(|_| bob.post_recv(buffer(&pd))).take_while(Result::is_ok).count();
         assert!((4..100).contains(&taken));
         let refused = bob.post_recv(buffer(&pd)).unwrap_err();
@@ -122,7 +122,7 @@ pub(crate) fn mr_of_another_pd_is_rejected_and_returned() {
             }
         }
         assert_eq!(alice.pending(), 0);
-        // The connection goes on.
+        // The connection still works.
         alice.post_send(buffer(&pd), ..).unwrap();
         assert_eq!(bob.wait().unwrap().message(), Some(&[7; 64][..]));
         alice.wait().unwrap();
@@ -144,7 +144,7 @@ pub(crate) fn failed_endpoint_returns_all_buffers_and_rejects_posts() {
             bob.post_recv(buffer(&pd)).unwrap();
             alice.post_recv(buffer(&pd)).unwrap();
             post(&mut alice, buffer(&pd), nobodys).unwrap();
-            // Long after the queue pair has failed, and before anybody has looked.
+            // Long after the queue pair failed, and before the program polls.
             std::thread::sleep(Duration::from_millis(100));
             alice.post_recv(buffer(&pd)).unwrap();
             let mut statuses = Vec::new();

@@ -1,4 +1,4 @@
-//! Requests that fail: what each side is told, what becomes of the rest, and the way back.
+//! Failing requests: the status on each side, the flushed requests, and recovery.
 
 use bareverbs::{
     Access, Mr, MwBind, MwType, Operation, Payload, PostReason, PushError, QpState, RecvRequest, Remote,
@@ -10,7 +10,7 @@ use bareverbs_kernel_tests::loopback::{
 };
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-/// Kernels put the queue pair into the error state first, and then flush what caused it.
+/// Kernels that put the queue pair into ERR first flush the failing request too.
 const LOCAL: &[WcStatus] = &[
     WcStatus::LOC_PROT_ERR,
     WcStatus::LOC_QP_OP_ERR,
@@ -31,7 +31,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
     SendRequest { flags: SendFlags::SIGNALED, ..quiet(wr_id) }
 }
 
-/// Two connected sides, and memory that only serves the message after the way back.
+/// Two connected sides, and memory of the message after recovery.
 struct Scene {
     a: Side,
     b: Side,
@@ -44,8 +44,8 @@ impl Scene {
         Self { a, b, good: region(pd, &[0; 64], ALL_REMOTE) }
     }
 
-    /// Posts `request`, which fails as one of `expected`; what was posted after it is flushed in
-    /// order, asked for or not, and so are the receives.
+    /// Posts `request`, which fails with one of `expected`. Later requests are flushed in order,
+    /// unsignalled ones included, and so are the receives.
     fn fails(&mut self, request: SendRequest<'_>, expected: &[WcStatus]) -> WcStatus {
         let sges = [self.good.sge(..).unwrap()];
         self.a.recv_into(100, 3, &sges);
@@ -62,8 +62,7 @@ impl Scene {
         };
         assert_eq!((rest, &of(true)[..]), (&flushed(2..5)[..], &flushed(100..103)[..]));
         assert_eq!(self.a.kernel_state(), QpState::ERR);
-        // What is posted from here on is flushed too, receives since the queue pair is told so once
-        // more.
+        // Later requests are flushed too; receives are flushed after another transition to ERR.
         self.a.send(&[hello(5)]).unwrap();
         assert_eq!(self.a.ends(1), flushed(5..6));
         self.a.qp.set_error().unwrap();
@@ -72,7 +71,7 @@ impl Scene {
         *status
     }
 
-    /// Reset and connected anew, both sides are as good as on the first day.
+    /// After reset and reconnection, both sides work.
     fn comes_back(mut self) {
         for side in [&mut self.a, &mut self.b] {
             side.qp.reset().unwrap();
@@ -92,7 +91,7 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
     nothing_leaks(|| {
         let pd = domain();
         let (from, to) = (region(&pd, &[7; 8192], ALL_REMOTE), region(&pd, &[0; 8192], ALL_REMOTE));
-        // In the first packet, in a later one, in the second element; and no room at all.
+        // Too short in the first packet, in a later one, in the second SGE; and without any SGE.
         let rooms: [&[Sge]; 4] = [
             &[to.sge(..63).unwrap()],
             &[to.sge(..4000).unwrap()],
@@ -107,8 +106,7 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
             let payload = [from.sge(..length).unwrap()];
             let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
             let ends = scene.b.ends(3);
-            // Where the receive ends within a packet, or has no elements, kernels differ in the
-            // names for it.
+            // If the receive ends within a packet or has no SGEs, the status depends on the kernel.
             let short = [WcStatus::LOC_LEN_ERR, WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_QP_OP_ERR];
             assert!(ends[0].0 == begin && short.contains(&ends[0].1), "{ends:?}");
             let told = [wc_status_str(status), wc_status_str(ends[0].1)];
@@ -131,7 +129,7 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
         let closed = region(&pd, &[0; 256], Access::empty());
         let foreign = region(&pd.context().alloc_pd().unwrap(), &[0; 256], Access::LOCAL_WRITE);
         let good = region(&pd, &[0; 256], Access::LOCAL_WRITE);
-        // Longer than what a device may bring within a completion, for which it needs no key.
+        // Longer than the maximum of scatter to CQE, which needs no key.
         let from = region(&pd, &[1; 200], Access::empty());
         let payload = [from.sge(..).unwrap()];
         for (what, sge) in [
@@ -141,7 +139,7 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
             ("beyond the region", Some(Sge { length: 200, ..good.sge(100..).unwrap() })),
         ] {
             let mut scene = Scene::new(&pd, Plan::default());
-            // Freed last: the next region might get its key and its memory, as with mlx5.
+            // Deregistered last: the next region might get its key and memory, as with mlx5.
             let sge = sge.unwrap_or_else(|| region(&pd, &[0; 256], Access::LOCAL_WRITE).sge(..).unwrap());
             scene.b.recv(&[RecvRequest { wr_id: 10, sges: &[sge] }]).unwrap();
             let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
@@ -160,7 +158,7 @@ pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
         scene.fails(hello(1), &[WcStatus::RNR_RETRY_EXC_ERR]);
         scene.comes_back();
 
-        // The number of a queue pair that is gone.
+        // The QPN of a destroyed queue pair.
         let gone = side(&pd, Plan::default()).qp.qp_num();
         let mut scene = Scene::new(&pd, Plan::default());
         scene.a.qp.reset().unwrap();
@@ -291,7 +289,7 @@ pub(crate) fn a_send_that_invalidates_no_key_fails_at_the_peer() {
             a.send(&[request(1, Operation::SendInv(rkey), Payload::Sges(&[]))]).unwrap();
             let (received, sent) = (b.ends(1)[0], a.ends(1)[0]);
             assert!(received.0 == 10 && received.1 != WcStatus::SUCCESS, "{rkey:#x}: {received:?}");
-            // The message itself had arrived: the sender may have been told so before.
+            // The message itself had arrived, so the sender may have its completion.
             assert_eq!(sent.0, 1);
             b.recv_into(11, 1, &[]);
             b.qp.set_error().unwrap();

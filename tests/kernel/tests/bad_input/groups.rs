@@ -1,4 +1,4 @@
-//! Multicast groups that cannot be joined, and more members than a group has.
+//! Multicast groups that can't be joined, and too many members.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -29,7 +29,8 @@ pub(crate) fn multicast_verbs_reject_other_gids() {
             let text = format!("detach_mcast: QP {:#x} is not in the group {gid}", qp.qp_num());
             invalid(qp.detach_mcast(gid), &text);
         }
-        // One that it is not in, one that it has left, and one that a dropped queue pair was in.
+        // A group that it has not joined, one that it has left, and one that a dropped queue pair
+        // had joined.
         let group = Gid::from(Ipv4Addr::new(239, 9, 9, 9));
         let text = format!("detach_mcast: QP {:#x} is not in the group {group}", qp.qp_num());
         invalid(qp.detach_mcast(group), &text);

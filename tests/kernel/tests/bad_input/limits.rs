@@ -1,4 +1,4 @@
-//! A process that has no descriptor left.
+//! A process without free descriptors.
 
 use std::fs::File;
 
@@ -9,7 +9,7 @@ use bareverbs_kernel_tests::{child, device};
 use nix::libc::EMFILE;
 use nix::sys::resource::{Resource, setrlimit};
 
-/// Takes every descriptor that the process may have; those below are left as they are.
+/// Opens all free descriptors of the process. Lower ones are unchanged.
 fn take_all_descriptors() -> Vec<File> {
     setrlimit(Resource::RLIMIT_NOFILE, 64, 64).unwrap();
     std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
@@ -35,7 +35,7 @@ pub(crate) fn open_without_free_descriptors_reports_emfile() {
                 let text = refused.to_string();
                 assert!(text.starts_with(start) && text.contains(remedy), "{text}");
             }
-            // One is not enough for a device and its events.
+            // One descriptor is not enough for a device and its events.
             taken.pop();
             let refused = device.open().map(drop).unwrap_err();
             assert!(matches!(refused, Error::Kernel(_)), "{refused:?}");

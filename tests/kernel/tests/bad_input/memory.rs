@@ -1,4 +1,4 @@
-//! Memory that cannot be registered, and keys that do not allow what is done with them.
+//! Memory that can't be registered, and keys without the required rights.
 
 use std::num::NonZeroUsize;
 use std::ptr::{self, NonNull};
@@ -12,10 +12,10 @@ use nix::sys::resource::{Resource, setrlimit};
 
 const PAGE: usize = 4096;
 
-/// Pages of their own.
+/// A private mapping of pages.
 struct Pages(NonNull<u8>);
 
-/// How Soft-RoCE's kernels end a request whose local key does not allow it.
+/// The statuses with which Soft-RoCE's kernels fail a request whose local key does not allow it.
 const LOCAL_CAUSES: [WcStatus; 3] = [WcStatus::LOC_PROT_ERR, WcStatus::LOC_QP_OP_ERR, WcStatus::WR_FLUSH_ERR];
 
 impl Pages {
@@ -30,13 +30,13 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own.
+        // SAFETY: this value owns the mapping.
         unsafe { munmap(self.0.cast(), Self::BYTES.get()) }.unwrap();
     }
 }
 
 fn register(pd: &Pd, start: *mut u8, len: usize, iova: Option<u64>, access: Access) -> bareverbs::Result<()> {
-    // SAFETY: the region is dropped at once, and nothing uses it.
+    // SAFETY: the region is dropped at once and never used.
     unsafe { pd.register_raw(start, len, iova, access) }.map(drop)
 }
 
@@ -62,10 +62,10 @@ pub(crate) fn memory_that_cannot_be_registered_is_refused_with_the_reason() {
         assert!(refused(start, PAGE, Some(u64::MAX - 10), local).ends_with(beyond));
         assert!(refused(ptr::without_provenance_mut(usize::MAX), 1, None, local).contains(beyond));
 
-        // A whole lot, none of it wrapped: no memory is that large.
+        // A huge length that does not wrap: no memory is that large.
         let huge = refused(start, 1 << 46, None, local);
         assert!(huge.starts_with("reg_mr (70368744177664 bytes at 0x"), "{huge}");
-        // The kernel's half of the addresses.
+        // The kernel's half of the address space.
         let kernels = refused(ptr::without_provenance_mut(0xffff_8880_0000_0000), PAGE, None, local);
         assert!(kernels.ends_with("is not mapped"), "{kernels}");
 
@@ -83,7 +83,7 @@ pub(crate) fn memory_that_cannot_be_registered_is_refused_with_the_reason() {
         }
         let gone = Pages::new(ProtFlags::PROT_READ).0.as_ptr();
         assert!(refused(gone, 2 * PAGE, None, Access::empty()).ends_with("of it is not mapped"));
-        // The range itself is good all along.
+        // The range itself is still valid.
         register(&pd, start, 2 * PAGE, None, local).unwrap();
     });
 }
@@ -95,8 +95,7 @@ pub(crate) fn memory_needs_no_alignment() {
         for (offset, len) in [(1, 1), (7, 13), (4095, 2), (3, 4097), (4097, 9000)] {
             let (from, to) = (Buffer::zeroed(16384).unwrap(), Buffer::zeroed(16384).unwrap());
             let at = |buffer: &Buffer| buffer.as_ptr().cast_mut().wrapping_add(offset);
-            // SAFETY: both buffers outlive their regions, and only the copying methods touch the
-            // bytes.
+            // SAFETY: both buffers outlive their regions, and their bytes are only copied.
             let made = unsafe {
                 [
                     pd.register_raw(at(&from), len, None, Access::empty()),
@@ -132,7 +131,7 @@ pub(crate) fn locked_memory_beyond_the_limit_is_refused_with_the_limit() {
                 ),
                 "{text}"
             );
-            // The memory is given back, and what the limit allows is still possible.
+            // The memory is released, and registrations within the limit still work.
             assert_eq!(refused.memory.len(), 1 << 20);
             drop(pd.register(Buffer::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap());
         });
@@ -164,8 +163,7 @@ pub(crate) fn lkey_violations_complete_with_protection_errors() {
             let [(1, status), (2, WcStatus::WR_FLUSH_ERR)] = a.ends(2)[..] else {
                 panic!("{what}: wrong ends")
             };
-            // Newer kernels put the queue pair into the error state first, and then flush what
-            // caused it.
+            // Newer kernels put the queue pair into ERR first and then flush the failing request.
             assert!(LOCAL_CAUSES.contains(&status), "{what}: {status:?}");
             assert!(wc_status_str(status).contains("another protection domain"), "{status:?}");
             assert_eq!(a.kernel_state(), bareverbs::QpState::ERR, "{what}");
@@ -197,8 +195,7 @@ pub(crate) fn rkey_violations_complete_with_access_errors() {
                 Operation::Read(remote),
                 Operation::FetchAdd { remote: Remote { addr: remote.addr & !7, ..remote }, add: 1 },
             ] {
-                // Rounded down to an address that an atomic may have, the bytes lie in the region
-                // after all.
+                // Rounded down to an atomic's alignment, the bytes are within the region.
                 if matches!(operation, Operation::FetchAdd { .. }) && what == "bytes beyond the region" {
                     continue;
                 }
@@ -207,7 +204,7 @@ pub(crate) fn rkey_violations_complete_with_access_errors() {
                 assert_eq!(a.ends(1), [(1, WcStatus::REM_ACCESS_ERR)], "{what}: {operation:?}");
             }
         }
-        // The peer's queue pair may allow less than its region.
+        // The peer's queue pair may have fewer rights than its region.
         let (mut a, _b) = pair(&pd, Plan { access: Access::LOCAL_WRITE, ..Plan::default() });
         a.send(&[request(1, Operation::Write(good), Payload::Inline(&[b"unwanted"]))]).unwrap();
         let status = a.ends(1)[0].1;

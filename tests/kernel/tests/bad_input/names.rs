@@ -1,4 +1,4 @@
-//! Names and numbers of devices that come from outside.
+//! Names and numbers of devices from outside of the program.
 
 use bareverbs::netlink::RdmaNetlink;
 use bareverbs::{Device, DriverId, Error};
@@ -8,7 +8,7 @@ use bareverbs_provider::device::{DeviceFile, OpenError};
 
 use crate::refusals::invalid;
 
-/// Names that no device has: empty, paths, with bytes that mean something elsewhere, and very long.
+/// Names that no device has: empty, paths, with special bytes, and very long.
 fn strange_names() -> Vec<String> {
     let name = device::name();
     let words = [
@@ -62,7 +62,7 @@ pub(crate) fn new_link_rejects_invalid_names() {
     nothing_leaks(|| {
         let mut netlink = RdmaNetlink::open().unwrap();
         let devices = netlink.devices().unwrap();
-        // Any interface would do, as none of these names gets as far as that.
+        // Any interface works, because none of these names is accepted.
         let netdev = netlink.ports(devices[0].index).unwrap()[0].netdev_name.clone().unwrap_or("lo".into());
         invalid(
             netlink.new_link("", "rxe", &netdev),
@@ -86,7 +86,7 @@ pub(crate) fn new_link_rejects_invalid_names() {
         let long = "r".repeat(64);
         let text = format!("RdmaNetlink::new_link: device name {long:?} has 64 bytes, and can have 63");
         invalid(netlink.new_link(&long, "rxe", &netdev), &text);
-        // The kernel would cut it, and find an interface that was not meant.
+        // The kernel would truncate it, and find another interface.
         let cut = format!("{netdev:a<16}");
         let text = format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes, and can have 15");
         invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
@@ -138,8 +138,8 @@ pub(crate) fn netlink_error_names_the_device_index() {
                 (netlink.ports(wrong).map(drop), "listing the ports of"),
                 (netlink.char_device(wrong, "uverbs").map(drop), "asking for the uverbs character device of"),
             ] {
-                // The kernel's answer for a device that is gone is also that for a sort that it
-                // does not have.
+                // The kernel returns the same error for a missing device and for an unsupported
+                // resource type.
                 let Err(refused) = refused else { continue };
                 assert!(matches!(refused, Error::System { .. }), "{refused:?}");
                 let text = refused.to_string();
@@ -160,7 +160,7 @@ pub(crate) fn netlink_error_names_the_device_index() {
             let text = format!("RdmaNetlink::char_device: type {kind:?} cannot be one: {reason}");
             invalid(netlink.char_device(index, kind), &text);
         }
-        // The socket is as good as new.
+        // The socket still works.
         assert!(netlink.char_device(index, "uverbs").unwrap().is_some());
     });
 }

@@ -1,4 +1,4 @@
-//! Queues that are full, and requests that make no sense.
+//! Full queues and invalid requests.
 
 use bareverbs::{
     Access, Operation, Payload, PlacementType, PostError, PostReason, PushError, QpCap, QpState, RecvRequest,
@@ -15,7 +15,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
     request(wr_id, Operation::Send, HELLO)
 }
 
-/// A message that waits for its receive, however long that takes.
+/// Messages wait for their receives without limit.
 fn long_timeouts() -> Plan {
     Plan { rnr_retry: 7, ..Plan::default() }
 }
@@ -35,7 +35,7 @@ pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
         assert!(capacity >= 8);
         let full = PostReason::Queue(PushError::QueueFull { capacity: capacity as u32 });
 
-        // Without receives at the peer nothing completes.
+        // Without receives at the peer no send completes.
         let requests: Vec<_> = (0..capacity as u64 + 3).map(hello).collect();
         let refused = a.send(&requests).unwrap_err();
         assert_eq!((refused.accepted, refused.reason), (capacity, full));
@@ -49,7 +49,7 @@ pub(crate) fn full_send_queue_frees_exactly_the_completed_slots() {
         let again = a.send(&requests[capacity..]).unwrap_err();
         assert_eq!((again.accepted, again.reason), (0, full));
 
-        // Five complete, and five fit again: no more, no fewer.
+        // Five complete, and exactly five more fit.
         b.recv_into(100, 5, &sges);
         assert_eq!(a.ends(5), good(0..5));
         let more: Vec<_> = (100..110).map(hello).collect();
@@ -156,7 +156,7 @@ pub(crate) fn invalid_requests_are_rejected_before_posting() {
             let text = refused.to_string();
             assert!(text.starts_with("no request was posted: ") && text.contains(words), "{text}");
         }
-        // The queue pair is as good as new.
+        // The queue pair is unchanged.
         assert_eq!(a.kernel_state(), QpState::RTS);
         b.recv_into(5, 1, &eight);
         a.send(&[hello(6)]).unwrap();
@@ -171,11 +171,11 @@ pub(crate) fn total_length_overflow_is_rejected() {
         let (mut a, mut b) = pair(&pd, Plan::default());
         let target = region(&pd, &[0; 64], ALL_REMOTE);
         let sge = |length| Sge { length, ..target.sge(..).unwrap() };
-        // Soft-RoCE carries more than its port says. Receives need not be for what one message
-        // brings.
+        // Soft-RoCE transfers longer messages than its port reports. Receives may be longer than
+        // any message.
         let of_port = pd.context().query_port(1).unwrap().max_msg_sz;
         let max = if device::is_soft_roce() { 1 << 31 } else { of_port.into() };
-        // Cut to 32 bits, these are 0, 4 and 2 bytes.
+        // Truncated to 32 bits, these sums are 0, 4 and 2 bytes.
         for lengths in [&[1 << 31, 1 << 31][..], &[u32::MAX, 5], &[0x7fff_ffff, 0x7fff_ffff, 4, u32::MAX - 1]]
         {
             let sges: Vec<_> = lengths.iter().map(|length| sge(*length)).collect();
@@ -194,11 +194,11 @@ pub(crate) fn total_length_overflow_is_rejected() {
             }
             assert_eq!(b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]), Err(beyond(1 << 31)));
             let mut srq = pd.create_srq(&SrqInit { max_sge: 4, ..SrqInit::new(4) }).unwrap();
-            // SAFETY: refused.
+            // SAFETY: the request is rejected.
             let refused = unsafe { srq.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) };
             assert_eq!(refused, Err(beyond(1 << 31)));
         }
-        // Each part of inline data fits, and all together do not.
+        // Each part of the inline data fits, but not their sum.
         let limit = a.qp.cap().max_inline_data as usize;
         let half = vec![0; limit / 2 + 1];
         let refused = a.send(&[request(1, Operation::Send, Payload::Inline(&[&half, &half]))]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Processes that end without giving anything back.
+//! Processes that end without destroying their objects.
 
 use std::io::{Read, Write, pipe};
 use std::mem::forget;
@@ -11,7 +11,7 @@ use bareverbs_kernel_tests::resources::{held, nothing_leaks};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 
-/// Holds something of every sort, with work under way, and does `then`.
+/// Creates an object of each type, with outstanding requests, and calls `then`.
 fn hold_everything(then: impl FnOnce()) {
     let pd = domain();
     let channel = pd.context().create_comp_channel().unwrap();

@@ -1,7 +1,7 @@
-//! Arguments at random, over all that their types can hold.
+//! Random arguments, over the whole range of their types.
 //!
-//! Whatever is asked, the answer is a result or a typed error, the queue pair's state is the one
-//! that the kernel has, and every request that was taken completes.
+//! Each call returns a result or a typed error. The queue pair's state equals the kernel's, and
+//! each accepted request completes.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 
-/// A runner that tries the same cases each time.
+/// A runner with the same cases in each run.
 fn runner(cases: u32) -> TestRunner {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let seed = proptest::test_runner::TestRng::deterministic_rng(config.rng_algorithm);
     TestRunner::new_with_rng(config, seed)
 }
 
-/// Numbers at and around the ends of every range that an attribute has.
+/// Numbers at and around the limits of all attribute ranges.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![3 => select(vec![0, 1, 2, 5, 6, 7, 8, 14, 31, 32, 255]), 1 => any::<u8>()]
 }
@@ -35,7 +35,7 @@ fn state() -> impl Strategy<Value = QpState> {
     prop_oneof![9 => (0..8_u8).prop_map(QpState), 1 => byte().prop_map(QpState)]
 }
 
-/// A mask that some step needs, with a bit more or less; or any mask.
+/// The mask of a transition, with a bit added or removed; or any mask.
 fn mask() -> impl Strategy<Value = QpAttrMask> {
     let steps = [0x1, 0x39, 0x71, 0x12_9181, 0x1_2e01 | 0x1_0000, 0x1_0001, 0x1f_ffff];
     let near = (select(steps.to_vec()), 0..24_u32).prop_map(|(step, bit)| step ^ (1 << bit));
@@ -117,7 +117,7 @@ fn changes_at_random<T: Transport>(cases: u32) {
                 }
                 prop_assert_eq!(qp.query().unwrap().0.qp_state, qp.state(), "{:?} {:?}", attr, mask);
             }
-            // It may be draining, which only an error ends at once.
+            // It may be draining, which only ERR ends at once.
             if qp.reset().is_err() {
                 qp.set_error().unwrap();
                 qp.reset().unwrap();
@@ -187,7 +187,7 @@ pub(crate) fn queues_are_made_as_asked_or_refused() {
     });
 }
 
-/// What a request names, before there is memory to name.
+/// The memory of a request, before regions exist.
 #[derive(Clone, Debug)]
 struct Draft {
     operation: u8,
@@ -270,7 +270,7 @@ pub(crate) fn random_requests_are_rejected_or_complete() {
                     let (wr_id, status) = a.ends(1)[0];
                     prop_assert_eq!(wr_id, 1);
                     if status != WcStatus::SUCCESS {
-                        // The completion may come before the state has changed.
+                        // The completion may arrive before the state changes.
                         let end = Instant::now() + Duration::from_secs(1);
                         while a.kernel_state() != QpState::ERR && Instant::now() < end {}
                         prop_assert_eq!(a.kernel_state(), QpState::ERR);

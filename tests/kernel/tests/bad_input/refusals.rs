@@ -1,9 +1,8 @@
-//! What a refusal must look like.
+//! The required form of errors.
 
 use bareverbs::{Error, Result};
 
-/// The error of a request that makes no sense, which the kernel was not asked for: exactly these
-/// words.
+/// An invalid request that is rejected in user space, with exactly these words.
 #[track_caller]
 pub(crate) fn invalid<T>(answer: Result<T>, text: &str) {
     let refused = answer.map(drop).expect_err(text);
@@ -11,8 +10,8 @@ pub(crate) fn invalid<T>(answer: Result<T>, text: &str) {
     assert_eq!(refused.to_string(), text);
 }
 
-/// The error of a request that the kernel refused: the verb first, the number, and these words at
-/// the end.
+/// A request that the kernel rejects: the message starts with the verb, and has the errno and these
+/// words at the end.
 #[track_caller]
 pub(crate) fn refused_by_kernel<T>(answer: Result<T>, verb: &str, errno: i32, hint: &str) {
     let refused = answer.map(drop).expect_err(verb);

@@ -1,5 +1,4 @@
-//! Memory regions: rights that cannot be given, ranges that are not theirs, advice that they do not
-//! take.
+//! Memory regions: invalid rights, ranges outside of the region, unsupported advice.
 
 use std::ops::Bound;
 
@@ -30,7 +29,7 @@ pub(crate) fn invalid_access_flags_name_the_remedy() {
             );
             assert_eq!(refused.memory.len(), 4096, "the memory is given back");
         }
-        // Bits that no kernel knows may be refused or passed over, but do not change what is known.
+        // Undefined bits may be rejected or ignored, but do not change the defined ones.
         for bit in [10, 15, 19, 30, 31] {
             let access = Access::LOCAL_WRITE | Access::from_bits_retain(1 << bit);
             match register(access) {
@@ -52,7 +51,7 @@ pub(crate) fn iova_must_match_the_page_offset() {
         let mut pages = Buffer::zeroed(3 * 4096).unwrap();
         let start = pages.as_mut_ptr().wrapping_add(100);
         let register = |iova, access| {
-            // SAFETY: the pages outlive the region, which nothing uses.
+            // SAFETY: the pages outlive the region, which is never used.
             unsafe { pd.register_raw(start, 4096, iova, access) }
         };
         for iova in [0, 99, 101, 0x7000_0000_0000, 0x7000_0000_0800] {
@@ -79,11 +78,10 @@ pub(crate) fn set_access_rejects_invalid_flags() {
                 }
                 other => panic!("{other:?}"),
             }
-            // Its present rights and its length have not changed.
+            // Its rights and its length are unchanged.
             assert_eq!((memory.access(), memory.query().unwrap().length), (Access::LOCAL_WRITE, 64));
         }
-        // A refusal does not say that the device changed nothing, so peers may ever have had
-        // rights.
+        // After an error the device may have changed the rights, so peers may have had access.
         assert_eq!((memory.bytes(), contents(&memory)), (None, vec![7; 64]));
         let empty = "reg_mr: a region must have at least 1 byte";
         for access in [LocalAccess::Read, LocalAccess::ReadWrite] {

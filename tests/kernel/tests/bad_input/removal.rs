@@ -1,4 +1,4 @@
-//! The device goes while a program uses it.
+//! Device removal while a program uses the device.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::device;
 use bareverbs_kernel_tests::loopback::{Plan, domain, pair, region, request};
 use rustix::io::Errno;
 
-/// The driver of the device on its bus, and its place there.
+/// The device's driver and its address on the bus.
 struct Bus {
     driver: String,
     place: String,
@@ -35,8 +35,7 @@ impl Bus {
         fs::write(format!("{}/{what}", self.driver), &self.place).unwrap();
     }
 
-    /// Binds the driver again and waits until the device is what it was; fails where it does not
-    /// become that.
+    /// Binds the driver again and waits until the device is as before; panics after the timeout.
     fn bind(&self) {
         self.tell("bind");
         let begin = Instant::now();
@@ -78,7 +77,7 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
     let sges = [memory.sge(..).unwrap()];
     let turn = |a: &mut bareverbs_kernel_tests::loopback::Side,
                 b: &mut bareverbs_kernel_tests::loopback::Side| {
-        // Refused or not, no call hangs and none is forgotten.
+        // Accepted or rejected, no call hangs and no request is lost.
         let _ = b.recv(&[RecvRequest { wr_id: 1, sges: &sges }]);
         let _ = a.send(&[request(2, Operation::Send, Payload::Sges(&sges))]);
         std::iter::from_fn(|| a.cq.poll_one().or_else(|| b.cq.poll_one())).take(64).count()
@@ -102,14 +101,14 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
     });
     assert_eq!(told, AsyncEvent::Device { event: EventType::DEVICE_FATAL });
 
-    // Every command is refused as by a device that is no more.
+    // Each command is rejected as on a removed device.
     let io = |refused: bareverbs::Error| assert_eq!(refused.errno(), Some(Errno::IO), "{refused}");
     io(context.query_port(1).unwrap_err());
     io(context.alloc_pd().map(drop).unwrap_err());
     io(context.create_cq(&CqInit::new(1)).map(drop).unwrap_err());
     io(a.qp.query().map(drop).unwrap_err());
     io(a.go_to(bareverbs::QpState::ERR).unwrap_err());
-    // The queues are memory, and go on being it.
+    // The queues are memory, and can still be polled.
     for _ in 0..200 {
         turn(&mut a, &mut b);
     }

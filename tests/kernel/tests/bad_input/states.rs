@@ -1,4 +1,4 @@
-//! States: steps that are not possible, errors, and the way back from them.
+//! Invalid state transitions, errors, and recovery.
 
 use bareverbs::{
     Access, Error, InitAttr, Operation, Payload, PostError, PostReason, QpState, RecvRequest, RtsAttr,
@@ -11,7 +11,7 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
     request(wr_id, Operation::Send, Payload::Inline(&[b"hello"]))
 }
 
-/// Sends wait for receives as long as it takes.
+/// Sends wait for receives without limit.
 fn long_timeouts() -> Plan {
     Plan { rnr_retry: 7, ..Plan::default() }
 }
@@ -20,8 +20,8 @@ fn is_in(side: &Side, state: QpState) {
     assert_eq!((side.qp.state(), side.kernel_state()), (state, state));
 }
 
-/// What every typed step says from a state that it doesn't begin in, and what the kernel says to
-/// the bare change.
+/// The error of each typed transition from a state in which it is invalid, and the kernel's error
+/// for the same `modify`.
 fn refuses(side: &mut Side, state: QpState, steps: [bool; 3], changes: &[QpState]) {
     let (rtr, rts) = (side.towards(1), side.sending());
     let [init, receive, send] = steps;
@@ -91,7 +91,7 @@ fn bring(side: &mut Side, state: QpState) {
 
 type Step = fn(&mut Side) -> bareverbs::Result<()>;
 
-/// The typed steps, and where each begins.
+/// The typed transitions, and the state from which each is valid.
 const STEPS: [(&str, QpState, Step); 5] = [
     ("RESET→INIT", QpState::RESET, |side| side.qp.init(&InitAttr::new(1))),
     ("INIT→RTR", QpState::INIT, |side| {
@@ -146,10 +146,10 @@ pub(crate) fn posting_is_checked_in_every_state() {
         };
         side.send(&[hello(1), hello(2)]).unwrap();
         side.recv(&receive).unwrap();
-        // What it did before changes nothing.
+        // The earlier operations have no effect.
         side.qp.reset().unwrap();
         refuses(side.send(&[hello(1)]), QpState::RESET);
-        // SAFETY: the request names no memory.
+        // SAFETY: the request has no SGEs.
         refuses(unsafe { side.qp.post_send_deferred(&[hello(1)]) }, QpState::RESET);
         refuses(side.recv(&receive), QpState::RESET);
         let rtr = side.towards(side.qp.qp_num());
@@ -159,7 +159,7 @@ pub(crate) fn posting_is_checked_in_every_state() {
                 _ => side.qp.ready_to_receive(&rtr).unwrap(),
             }
             refuses(side.send(&[hello(1)]), state);
-            // SAFETY: the request names no memory.
+            // SAFETY: the request has no SGEs.
             refuses(unsafe { side.qp.post_send_deferred(&[hello(1)]) }, state);
             side.recv(&receive).unwrap();
         }
@@ -180,8 +180,8 @@ pub(crate) fn err_state_flushes_in_order() {
         let (mut a, _b) = pair(&pd, long_timeouts());
         let target = region(&pd, &[0; 8], Access::LOCAL_WRITE);
         a.recv_into(100, 9, &[target.sge(..).unwrap()]);
-        // The peer has no receives, so none of these can complete. Unasked-for completions come too
-        // on failure.
+        // The peer has no receives, so none of these can complete. On failure unsignalled requests
+        // complete too.
         let quiet = |wr_id| SendRequest { flags: bareverbs::SendFlags::empty(), ..hello(wr_id) };
         let sends: Vec<_> =
             (0..9).map(|wr_id| if wr_id % 2 == 0 { hello(wr_id) } else { quiet(wr_id) }).collect();
@@ -201,7 +201,7 @@ pub(crate) fn a_queue_pair_in_error_answers_queries_and_flushes_new_sends() {
     nothing_leaks(|| {
         let pd = domain();
         let (mut a, mut b) = pair(&pd, Plan::default());
-        // Nobody receives, so this fails.
+        // The peer has no receives, so this fails.
         a.send(&[hello(1), hello(2)]).unwrap();
         assert_eq!(a.ends(2), [(1, WcStatus::RNR_RETRY_EXC_ERR), (2, WcStatus::WR_FLUSH_ERR)]);
         let (attr, init) = a.qp.query().unwrap();

@@ -1,4 +1,4 @@
-//! The program `bareverbs`, asked for what is not there.
+//! The program `bareverbs` with arguments that do not exist.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Output};
@@ -18,7 +18,7 @@ fn judge(args: &[&str], output: &Output) -> String {
     text.trim_end().strip_prefix("bareverbs: ").unwrap_or_else(|| panic!("{args:?}: {text}")).to_owned()
 }
 
-/// The one line that the program ends with.
+/// The program's error message, which is one line.
 pub(crate) fn complaint(args: &[&str]) -> String {
     judge(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
@@ -71,7 +71,7 @@ pub(crate) fn tool_names_the_inaccessible_device_node() {
         let line = judge(args, &output);
         assert!(line.starts_with(&start) && line.ends_with(&end), "{args:?}: {line}");
     }
-    // The list needs no permission.
+    // Listing devices needs no permission.
     let list = Command::new("bareverbs").arg("devices").uid(NOBODY).gid(NOBODY).output().unwrap();
     let listed = String::from_utf8_lossy(&list.stdout);
     assert!(list.status.success() && listed.contains(device::name()), "{list:?}");

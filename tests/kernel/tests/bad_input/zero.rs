@@ -1,4 +1,4 @@
-//! Messages of no bytes, and elements of none, over reliable connections.
+//! Messages of 0 bytes, and SGEs of 0 bytes, over RC.
 
 use bareverbs::{Operation, Payload, RecvRequest, Remote, Sge, WcOpcode, WcStatus};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, domain, pair, region, request};
@@ -8,7 +8,7 @@ pub(crate) fn every_message_may_have_no_bytes() {
     nothing_leaks(|| {
         let pd = domain();
         let memory = region(&pd, &[7; 64], ALL_REMOTE);
-        // No key is looked at where no byte is moved.
+        // Without data no key is checked.
         let nowhere = Remote { addr: 0, rkey: 0 };
         let nothing = [memory.sge(..0).unwrap()];
         let twice = [memory.sge(64..).unwrap(), memory.sge(..0).unwrap()];
@@ -73,7 +73,7 @@ pub(crate) fn zero_length_receives_accept_only_empty_messages() {
         let pd = domain();
         let to = region(&pd, &[0; 64], ALL_REMOTE);
         let (mut a, mut b) = pair(&pd, Plan::default());
-        // A write with immediate data takes a receive, whatever its room.
+        // A write with immediate data uses a receive of any length.
         b.recv_into(2, 1, &[]);
         let write = Operation::WriteImm(to.remote(0).unwrap(), 7);
         a.send(&[request(1, write, Payload::Inline(&[b"into memory"]))]).unwrap();

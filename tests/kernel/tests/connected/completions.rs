@@ -1,4 +1,4 @@
-//! Completion queues: resized, shared, apart, armed, overrun.
+//! Completion queues: resize, sharing, separate queues, arming, overrun.
 
 use bareverbs::{
     Arm, Completion, CqInit, InitAttr, Operation, Payload, Qp, QpInit, Rc, SendFlags, SendRequest, SrqInit,
@@ -82,7 +82,7 @@ pub(crate) fn cq_resize_under_traffic_preserves_completions_in_order() {
                 posted += 1;
             }
             batch.ring().unwrap();
-            // The kernel is adding completions now. Some are taken before, some after.
+            // The kernel adds completions during this loop. Some are polled before, some after.
             for _ in 0..3 {
                 let asked = *sizes.next().unwrap();
                 assert!(a.cq.resize(asked).unwrap() >= asked);
@@ -209,7 +209,7 @@ pub(crate) fn wr_id_owner_is_returned_with_completions() {
             qp.ready_to_send(&end.sending()).unwrap();
             end.connect(qp.qp_num());
             end.recv_into(0, 1, &[]);
-            // SAFETY: the receives have no memory.
+            // SAFETY: the receives have no SGEs.
             unsafe { qp.post_recv(&[super::recv(number(qp, 0), &[]), super::recv(number(qp, 1), &[])]) }
                 .unwrap();
             let sent = number(qp, u32::MAX);
@@ -219,7 +219,7 @@ pub(crate) fn wr_id_owner_is_returned_with_completions() {
             end.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
             end.completions(2);
             all.extend(take(&mut cq, 2));
-            // What is flushed has nothing but its number.
+            // Only the id and the status of a flushed completion are valid.
             qp.set_error().unwrap();
             all.extend(take(&mut cq, 1));
         }

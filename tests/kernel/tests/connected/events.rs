@@ -1,4 +1,4 @@
-//! Asynchronous events that a program has not asked for.
+//! Unsolicited asynchronous events.
 
 use std::process::Command;
 use std::time::Instant;
@@ -48,7 +48,7 @@ pub(crate) fn port_state_changes_raise_events() {
     let up = event(&context, of_port(EventType::PORT_ACTIVE));
     assert_eq!(up, AsyncEvent::Port { event: EventType::PORT_ACTIVE, port: 1 });
     assert_eq!(context.query_port(1).unwrap().state, PortState::ACTIVE);
-    // Tests after this one find the address where it was.
+    // Later tests need the address at the same index.
     let begin = Instant::now();
     while context.default_gid(1).map(|entry| entry.gid).ok() != Some(address) {
         assert!(begin.elapsed() < TIMEOUT, "the address did not come back");

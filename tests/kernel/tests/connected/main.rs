@@ -1,4 +1,4 @@
-//! Everything that reliable connections offer: states, queues, keys and events.
+//! RC features: states, queues, keys and events.
 
 mod completions;
 mod events;
@@ -64,7 +64,7 @@ fn deep(depth: u32) -> Plan {
     Plan { cap: QpCap { max_send_wr: depth, max_recv_wr: depth, ..plan.cap }, ..plan }
 }
 
-/// A request without elements.
+/// A request without SGEs.
 fn bare(wr_id: u64, operation: Operation) -> SendRequest<'static> {
     SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(&[]) }
 }
@@ -73,7 +73,7 @@ fn recv(wr_id: u64, sges: &[Sge]) -> RecvRequest<'_> {
     RecvRequest { wr_id, sges }
 }
 
-/// Posts one request and waits for its end.
+/// Posts one request and waits for its completion.
 #[track_caller]
 fn end_of(side: &mut Side, request: SendRequest<'_>) -> WcStatus {
     side.send(&[request]).expect("the send queue takes it");
@@ -82,7 +82,7 @@ fn end_of(side: &mut Side, request: SendRequest<'_>) -> WcStatus {
     status
 }
 
-/// The next event that `wanted` takes; others, as of addresses that come and go, are passed over.
+/// The next event that `wanted` accepts. Others, such as GID changes, are skipped.
 #[track_caller]
 fn event(context: &Context, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent {
     let events = context.async_events();
@@ -98,7 +98,7 @@ fn event(context: &Context, wanted: impl Fn(&AsyncEvent) -> bool) -> AsyncEvent 
     }
 }
 
-/// Long enough for anything that would happen by itself.
+/// Long enough for any asynchronous change.
 fn a_while() {
     sleep(Duration::from_millis(100));
 }

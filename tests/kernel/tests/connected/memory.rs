@@ -55,7 +55,7 @@ pub(crate) fn type_2_mw_is_limited_to_its_qp_and_mr() {
         bind(&mut b, &mut window, &memory);
         let inside = window.remote(memory.addr() + 16);
         assert_eq!(write_of(&mut c, inside, b"x"), WcStatus::REM_ACCESS_ERR);
-        // Soft-RoCE holds requests to the region's bounds.
+        // Soft-RoCE checks requests against the region's bounds.
         assert_eq!(
             write_of(&mut a, window.remote(memory.addr() + 60), b"too long"),
             WcStatus::REM_ACCESS_ERR
@@ -120,7 +120,7 @@ pub(crate) fn mw_bind_without_mw_bind_access_fails() {
         assert!(refused.to_string().contains("MW_BIND"), "{refused}");
         assert!(matches!(window.bind(&bindable, 60..70, REMOTE), Err(Error::Invalid { .. })));
 
-        // The kernel's own checks, where a request is made by hand.
+        // The kernel's own checks, with a raw request.
         let good = window.bind(&bindable, .., REMOTE).unwrap();
         for wrong in [
             bareverbs::MwBind { mr_lkey: plain.lkey(), addr: plain.addr(), ..good },
@@ -147,7 +147,7 @@ pub(crate) fn mr_with_bound_mw_is_not_deregistered() {
     let refused = memory.into_inner().expect_err("a window is bound to it");
     assert!(refused.to_string().contains("memory window"), "{refused}");
 
-    // The memory is still there, for the peer and for us.
+    // The memory is still valid, for the peer and for this process.
     assert_eq!(write_of(&mut a, window.remote(addr + 16), b"still here"), WcStatus::SUCCESS);
     // SAFETY: a region that the kernel keeps is never freed.
     let byte = |offset| unsafe { start.add(offset).read_volatile() };
@@ -159,7 +159,7 @@ pub(crate) fn mr_is_addressed_by_its_iova() {
         let pd = domain();
         let mut buffer = Buffer::zeroed(8192).unwrap();
         let iova = 0x7000_0000_0000 | buffer.as_ptr() as u64 & 0xfff;
-        // SAFETY: the buffer outlives the region, and is looked at by copies only.
+        // SAFETY: the buffer outlives the region, and its bytes are only copied.
         let memory = unsafe { pd.register_raw(buffer.as_mut_ptr(), 8192, Some(iova), ALL_REMOTE) }.unwrap();
         assert_eq!(memory.addr(), iova);
         let told = memory.query().unwrap();
@@ -198,8 +198,8 @@ pub(crate) fn rereg_mr_changes_access() -> Outcome {
 
         let mut read_only = region(&pd, &[0; 64], Access::empty());
         match read_only.set_access(Access::LOCAL_WRITE) {
-            // It depends on the kernel whether pages are pinned for writing when only reading was
-            // asked for.
+            // Whether the kernel pins pages for writing when only reading was requested depends on
+            // its version.
             Ok(()) => assert_eq!(read_only.access(), Access::LOCAL_WRITE),
             Err(refused) => assert!(refused.to_string().contains("register anew"), "{refused}"),
         }
@@ -212,11 +212,11 @@ pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
         let pd = domain();
         let mut buffer = Buffer::zeroed(4096).unwrap();
         let start = buffer.as_mut_ptr();
-        // SAFETY: the region goes before the buffer, and the buffer is looked at only while no peer
-        // may write it.
+        // SAFETY: the region is dropped before the buffer, and the buffer is only read while no
+        // peer may write it.
         let mut memory = unsafe { pd.register_raw(start, 4096, None, Access::LOCAL_WRITE) }.unwrap();
         let (mut a, _b) = pair(&pd, Plan::default());
-        // SAFETY: nobody looks at the buffer until the right is taken back.
+        // SAFETY: the buffer is not accessed until the right is revoked.
         match unsafe { memory.set_raw_access(ALL_REMOTE) } {
             Err(refused @ Error::Unsupported { verb: "rereg_mr", .. }) => {
                 assert_eq!(memory.access(), Access::LOCAL_WRITE);
@@ -226,7 +226,7 @@ pub(crate) fn rereg_mr_changes_access_of_raw_memory() -> Outcome {
         }
         assert_eq!(memory.access(), ALL_REMOTE);
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"now"), WcStatus::SUCCESS);
-        // SAFETY: the region's own right to write stays; nothing is posted that would.
+        // SAFETY: the local write right stays, but no request that writes is posted.
         unsafe { memory.set_raw_access(Access::LOCAL_WRITE) }.unwrap();
         assert_eq!(memory.access(), Access::LOCAL_WRITE);
         assert_eq!(write_of(&mut a, memory.remote(0).unwrap(), b"not"), WcStatus::REM_ACCESS_ERR);
@@ -260,7 +260,7 @@ pub(crate) fn rereg_mr_changes_pd() -> Outcome {
 
         let elsewhere = domain();
         assert!(matches!(memory.move_to(&elsewhere), Err(Error::Invalid { .. })));
-        // The first domain no longer has anything of the region's.
+        // The first PD has no references from the region any more.
         drop((a, b, pd));
         Ok(bareverbs_kernel_tests::Completion::Completed)
     })

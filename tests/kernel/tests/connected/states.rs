@@ -34,7 +34,7 @@ pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
         let told = a.qp.query().unwrap().0;
         assert_eq!((told.qp_state, told.sq_draining), (QpState::SQD, false));
 
-        // What was begun is complete; what was not waits with what is posted now.
+        // Started requests are complete. The others wait, together with the ones posted now.
         a.send(&[send(3), send(4)]).unwrap();
         a_while();
         let mut ended: Vec<_> = std::iter::from_fn(|| a.cq.poll_one()).map(|wc| wc.wr_id).collect();
@@ -52,7 +52,7 @@ pub(crate) fn err_state_flushes_earlier_and_later_posts() {
         let pd = domain();
         let (mut a, _b) = pair(&pd, Plan { rnr_retry: 7, ..Plan::default() });
         a.recv_into(100, 3, &[]);
-        // Nobody receives them, so that they are under way for ever.
+        // The peer has no receives, so they stay outstanding.
         let send = |wr_id| SendRequest {
             wr_id,
             operation: Operation::Send,
@@ -68,7 +68,7 @@ pub(crate) fn err_state_flushes_earlier_and_later_posts() {
 
         a.send(&[send(3)]).unwrap();
         assert_eq!(a.ends(1), [(3, WcStatus::WR_FLUSH_ERR)]);
-        // The kernel looks at receives when told to, not when one is posted.
+        // The kernel flushes receives on the transition to ERR, not when one is posted.
         a.recv(&[recv(103, &[])]).unwrap();
         a.qp.set_error().unwrap();
         assert_eq!(a.ends(1), [(103, WcStatus::WR_FLUSH_ERR)]);
@@ -94,7 +94,7 @@ pub(crate) fn err_state_flushes_lists_of_any_length() {
     });
 }
 
-/// Of a request that it flushes, Soft-RoCE from Linux 6.4 on tells before it gives the slot back
+/// From Linux 6.4 on, Soft-RoCE completes a flushed request before it releases the slot
 /// (`flush_send_queue` of `rxe_comp.c`).
 fn post_when_there_is_room(side: &mut Side, mut requests: &[SendRequest<'_>]) {
     let begin = Instant::now();
@@ -146,8 +146,8 @@ pub(crate) fn query_qp_reports_every_state() {
 pub(crate) fn reset_with_outstanding_sends_discards_them() {
     nothing_leaks(|| {
         let pd = domain();
-        // Sends wait for receives for ever, and a write of which nobody knows would bring the peer
-        // down.
+        // Sends wait for receives without limit. The peer grants no remote access, so a stray write
+        // would put it into ERR.
         let plan = Plan { rnr_retry: 7, access: Access::LOCAL_WRITE, ..deep(3) };
         let (mut a, mut b) = (side(&pd, plan), side(&pd, plan));
         let capacity = a.qp.split().0.capacity();
@@ -199,7 +199,7 @@ pub(crate) fn reset_restarts_rings_from_any_position() {
             target.read(0, &mut found).unwrap();
             assert_eq!(found, bytes);
 
-            // What is still posted vanishes without a completion, however much it was.
+            // All posted requests are discarded without a completion.
             let capacity = b.qp.cap().max_recv_wr.into();
             b.recv_into(1000, (round * 3 + 1) % capacity + 1, &[]);
             a.recv_into(2000, capacity, &[]);
@@ -220,8 +220,7 @@ pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
         let (mut written, mut rounds) = (0u64, 0);
         while written < 10_000 {
             rounds += 1;
-            // Everything before it is complete, so that there is room for exactly what the queue
-            // holds.
+            // All earlier requests are complete, so the capacity is exactly the queue's depth.
             let mut batch = a.qp.start_send();
             for i in 0..capacity {
                 written += 1;
@@ -238,8 +237,8 @@ pub(crate) fn unsignaled_sends_keep_the_free_slot_count() {
             target.read(0, &mut found).unwrap();
             assert_eq!(u64::from_ne_bytes(found), written);
 
-            // And one by one, as room comes back without any completion where the device says how
-            // far it is.
+            // Also one by one. On a device with a consumer index, slots are freed without a
+            // completion.
             let run = if device::is_soft_roce() { rounds % 7 * capacity } else { capacity - 1 };
             let begin = Instant::now();
             for _ in 0..run {

@@ -49,6 +49,6 @@ pub(crate) fn ten_thousand_messages_allocate_nothing() {
         }
     });
     assert_eq!((arrived, counted), (10_000, 0));
-    // The counter does see what is there to be seen.
+    // The counter does detect an allocation.
     assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1_u64)))), 1);
 }

@@ -1,4 +1,4 @@
-//! What the data path costs on a real kernel: system calls, seen by a tracer, and allocations,
+//! The cost of the data path on a real kernel: system calls, as traced, and allocations, as
 //! counted.
 
 mod allocations;

@@ -1,4 +1,4 @@
-//! System calls of the data path and of the set-up.
+//! System calls of the data path and of the setup.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -20,7 +20,7 @@ fn deep() -> Plan {
     Plan { cap, ..Plan::default() }
 }
 
-/// What a doorbell takes.
+/// The system calls of a doorbell.
 fn doorbell() -> &'static [i64] {
     if device::is_soft_roce() { &[libc::SYS_ioctl] } else { &[] }
 }
@@ -41,8 +41,7 @@ pub(crate) fn a_batch_of_64_sends_is_one_system_call() {
         mark();
         a.send(&list).unwrap();
         mark();
-        // No clock is looked at here: where the kernel has no fast one, that would be a system
-        // call.
+        // The clock is not read here: on a kernel without a fast clock that is a system call.
         let mut completed = 0;
         while completed < 64 {
             completed += usize::from(a.cq.poll_one().is_some());
@@ -99,7 +98,7 @@ pub(crate) fn posting_receives_and_polling_are_no_system_call() {
         let mut taken = vec![None::<WorkCompletion>; 64];
         mark();
         b.recv(&receives).unwrap();
-        // Nothing is there yet.
+        // There is no completion yet.
         for _ in 0..100 {
             assert!(b.cq.poll_one().is_none());
             assert!(b.cq.poll().next().is_none());
@@ -118,7 +117,7 @@ pub(crate) fn posting_receives_and_polling_are_no_system_call() {
     });
     let [receiving, sending, polling] = between_marks(&calls)[..] else { panic!("three parts") };
     assert_eq!((receiving, polling), (&[][..], &[][..]));
-    // The tracer does see what is there to be seen.
+    // The tracer does detect a system call.
     assert_eq!(numbers(sending), doorbell());
 }
 
@@ -142,11 +141,11 @@ pub(crate) fn req_notify_cq_is_one_system_call() {
     });
     let [arming, _, dropping] = between_marks(&calls)[..] else { panic!("three parts") };
     assert_eq!(numbers(arming), doorbell());
-    // The kernel is told to destroy it, and its ring is unmapped.
+    // The kernel destroys it, and its ring is unmapped.
     assert!(dropping.iter().all(|call| [libc::SYS_ioctl, libc::SYS_munmap].contains(&call.number)));
 }
 
-/// The interface of old kernels, which newer ones may be built without.
+/// System calls of the old write interface, which newer kernels may be built without.
 const BY_FILE: [i64; 8] = [
     libc::SYS_write,
     libc::SYS_writev,
@@ -208,12 +207,12 @@ pub(crate) fn tool_uses_the_device_file_by_ioctl_and_mmap_only() {
     }
 }
 
-/// What a ping-pong of one message may take from `exec` to exit: as a client, and as a server,
-/// which listens too. What the queues take that their users lay out themselves comes to a few more.
+/// Maximum system calls of a ping-pong of one message, from `exec` to exit: as a client, and as a
+/// server, which listens too. Providers that allocate their own rings need a few more.
 const PING_PONG: [usize; 2] = [90, 90];
 
-/// The calls of a program that `exec`s, without those before it, and without looks at the clock,
-/// which are calls only where the kernel keeps it in a device and not in the processor.
+/// The calls of a program after its `exec`, without clock reads, which are system calls only if the
+/// kernel's clock source is a device.
 fn of_the_program(calls: Vec<Call>) -> Vec<Call> {
     let start = calls.iter().rposition(|call| call.number == libc::SYS_execve).expect("a program starts");
     calls.into_iter().skip(start).filter(|call| call.number != libc::SYS_clock_gettime).collect()
@@ -233,7 +232,7 @@ pub(crate) fn a_ping_pong_of_one_message_takes_few_system_calls_as_client_and_as
     let client = calls_of(|| panic!("it does not start: {}", ping_pong(&["10.1.0.1"]).exec()));
     assert!(server.wait().unwrap().success());
 
-    // Its clients come until it has served one.
+    // Clients are started until the server has served one.
     let mut clients = Command::new("sh");
     clients.args(["-c", "until bareverbs pingpong rc -n 1 10.1.0.1; do sleep 0.1; done"]);
     let mut clients = clients.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! A process under `ptrace`: every system call it makes.
+//! A process under `ptrace`: records all its system calls.
 
 use std::fs;
 use std::os::fd::RawFd;
@@ -16,27 +16,27 @@ use nix::unistd::{Pid, close};
 pub(crate) struct Call {
     /// Its number.
     pub(crate) number: i64,
-    /// What its first argument is, where that is an open descriptor.
+    /// The file of its first argument, if that is an open descriptor.
     pub(crate) file: Option<PathBuf>,
     first_argument: u64,
 }
 
 impl Call {
-    /// Whether it is about the device file.
+    /// Whether it operates on the device file.
     pub(crate) fn is_on_the_device(&self) -> bool {
         self.file.as_ref().is_some_and(|file| file.starts_with("/dev/infiniband"))
     }
 }
 
-/// A descriptor that is never open, so that closing it does nothing but mark a place.
+/// A descriptor that is never open. Closing it only marks a position.
 const MARK: RawFd = 0x6d61_726b;
 
-/// Marks a place in the calls of a traced process.
+/// Marks a position in the calls of a traced process.
 pub(crate) fn mark() {
     assert!(close(MARK).is_err(), "nothing is open there");
 }
 
-/// The system calls of `work`, made in a process of its own, which must end well.
+/// The system calls of `work` in a child process, which must succeed.
 pub(crate) fn calls_of(work: impl FnOnce()) -> Vec<Call> {
     let process = child::start(|| {
         ptrace::traceme().expect("the parent traces");
@@ -73,7 +73,7 @@ fn call(process: Pid) -> Call {
     Call { number: registers.orig_rax as i64, file, first_argument: registers.rdi }
 }
 
-/// What was called between each mark and the next.
+/// The calls between each mark and the next.
 pub(crate) fn between_marks(calls: &[Call]) -> Vec<&[Call]> {
     let is_mark = |call: &Call| call.number == libc::SYS_close && call.first_argument as u32 == MARK as u32;
     let parts: Vec<_> = calls.split(is_mark).collect();

@@ -1,4 +1,4 @@
-//! Asynchronous events that name a queue pair, how they are read, and how many were.
+//! Asynchronous events of queue pairs: reading and counting them.
 
 use std::os::fd::AsFd;
 use std::thread;
@@ -14,7 +14,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-/// How long nothing must come for nothing to be on its way.
+/// Time without an event after which none is expected.
 const QUIET: Duration = Duration::from_millis(300);
 
 /// A connected pair whose second side has this user data.
@@ -127,7 +127,8 @@ pub(crate) fn destroy_returns_the_count_of_read_events() {
         a.connect(b.qp.qp_num());
         b.connect(a.qp.qp_num());
 
-        // Three completion events of which two are read, and one asynchronous event that is.
+        // Three completion events, two of which are read, and one asynchronous event, which is
+        // read.
         b.recv_into(0, 3, &[]);
         for number in 1..=3 {
             b.cq.arm(bareverbs::Arm::Any).unwrap();

@@ -1,4 +1,4 @@
-//! Forked children: what they inherit and what they cannot do.
+//! Forked children: inherited objects and failing calls.
 
 use std::fs;
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -116,14 +116,14 @@ pub(crate) fn queue_memory_is_not_inherited_over_fork() {
             let maps = fs::read_to_string("/proc/self/maps").unwrap();
             assert!(!maps.contains("uverbs"), "{maps}");
         });
-        // One that uses them nevertheless is stopped by the memory protection.
+        // A child that accesses them is killed by a memory fault.
         let process = child::start(|| assert!(a.cq.poll_one().is_none()));
         assert!(matches!(waitpid(process, None), Ok(WaitStatus::Signaled(_, Signal::SIGSEGV, _))));
         exchange(&mut a, &mut b);
     });
 }
 
-/// A child that overwrites its copy of what the regions hold and waits until it may go.
+/// A child that overwrites its copy of the regions' memory and waits for the parent.
 struct Scribbler {
     process: nix::unistd::Pid,
     leave: PipeWriter,
@@ -159,8 +159,7 @@ impl Scribbler {
     }
 }
 
-/// With memory `make` and a child that scribbles, messages go through the parent's memory as if
-/// there were no child.
+/// Messages between regions of memory from `make` are intact although a child overwrites its copy.
 fn messages_pass_beside_a_child<M: MemoryOwner>(pd: &Pd, access: Access, make: impl Fn() -> M) {
     let filled = || {
         let mut region = pd.register(make(), access).unwrap();
@@ -190,7 +189,7 @@ pub(crate) fn child_writes_to_mr_are_private() {
     nothing_leaks(|| {
         let pd = domain();
         messages_pass_beside_a_child(&pd, ALL_REMOTE, || Buffer::zeroed(3 * 4096).unwrap());
-        // Here the pages belong to other values too.
+        // These pages also hold other values.
         messages_pass_beside_a_child(&pd, ALL_REMOTE, || vec![0_u8; 3 * 4096]);
     });
 }
@@ -202,7 +201,7 @@ pub(crate) fn child_writes_to_odp_mr_are_private() -> Outcome {
             return skip("this device has no on-demand paging");
         }
         let access = ALL_REMOTE | Access::ON_DEMAND;
-        // One packet, because the Soft-RoCE of 7.2 forgets where in its page a later one belongs.
+        // One packet, because Soft-RoCE of Linux 7.2 ignores the offset in the page of later ones.
         messages_pass_beside_a_child(&pd, access, || Buffer::zeroed(1024).unwrap());
         Ok(Completion::Completed)
     })
@@ -217,7 +216,7 @@ pub(crate) fn a_child_may_open_the_device_for_itself() {
             let (mut c, mut d) = pair(&own, Plan::long_timeouts());
             exchange(&mut c, &mut d);
             refused_as_foreign(pd.context().query_port(1));
-            // Its own child in turn is no more at home in it than it is in its parent's.
+            // A child's context is not usable in its own child either.
             child::run(|| refused_as_foreign(own.context().query_port(1)));
             exchange(&mut c, &mut d);
         });

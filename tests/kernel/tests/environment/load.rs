@@ -13,12 +13,12 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 const PAIRS: usize = 3;
 const DEPTH: u32 = 64;
-/// To each pair.
+/// Messages to each pair.
 const MESSAGES: u64 = 6000;
 
 const NO_BYTES: Payload<'_> = Payload::Sges(&[]);
 
-/// A generator of numbers that look random, the same in each run.
+/// A pseudo-random generator with the same numbers in each run.
 struct Random(u64);
 
 impl Random {
@@ -39,8 +39,7 @@ fn send_all(mut senders: Vec<Side>, taken: &[AtomicU64]) -> Vec<Side> {
         let room = u64::from(DEPTH) - (sent[at] - taken[at].load(Ordering::Acquire));
         let burst = (1 + random.below(3)).min(room).min(MESSAGES - sent[at]);
         for _ in 0..burst {
-            // Its own completions are not what is waited for: one now and then keeps the send queue
-            // going.
+            // The receivers wait for other completions. Signalled sends only free the send queue.
             let signalled = sent[at] % 16 == 15;
             let flags = if signalled { SendFlags::SIGNALED } else { SendFlags::empty() };
             senders[at]
@@ -60,7 +59,7 @@ fn send_all(mut senders: Vec<Side>, taken: &[AtomicU64]) -> Vec<Side> {
     senders
 }
 
-/// Takes what is there, in order, and posts the receives anew.
+/// Polls the available completions, in order, and posts the receives again.
 fn take(side: &mut Side, taken: &AtomicU64) -> u64 {
     let mut number = taken.load(Ordering::Relaxed);
     let before = number;
@@ -123,7 +122,7 @@ pub(crate) fn arm_then_poll_misses_no_completion() {
         }
         println!("{sleeps} sleeps, events {events:?}");
 
-        // The kernel has counted as we have.
+        // The kernel's count equals ours.
         drop(senders);
         for (side, events) in receivers.into_iter().zip(events) {
             let Side { qp, cq, .. } = side;
@@ -140,7 +139,7 @@ pub(crate) fn unread_events_do_not_block_destroy() {
         let context = pd.context().clone();
         let (channel, events) = (context.create_comp_channel().unwrap(), context.async_events());
         for round in 0..20 {
-            // Room for one completion only, so that each exchange raises events of all sorts.
+            // A depth of one, so that each exchange raises completion and error events.
             let init = CqInit { channel: Some(&channel), user_data: round, ..CqInit::new(1) };
             let cq: Cq = context.create_cq(&init).unwrap();
             let (mut a, mut b) =
@@ -152,10 +151,11 @@ pub(crate) fn unread_events_do_not_block_destroy() {
             for number in 0..8 {
                 a.send(&[request(number, Operation::Send, NO_BYTES)]).unwrap();
             }
-            // On 7.2 the overrun brings the receiver down, and the other sends are never answered.
+            // On 7.2 the overrun puts the receiver into ERR, and the other sends are never
+            // acknowledged.
             a.completions(1);
         }
-        // All are destroyed, and their events with them.
+        // All objects are destroyed, and their events are discarded.
         assert_eq!((channel.try_get_event().unwrap(), events.try_get().unwrap()), (None, None));
     });
 }

@@ -1,5 +1,4 @@
-//! What a program has around it: events to wait for, in threads and in tasks; forked children;
-//! neighbours.
+//! The environment of a program: events in threads and tasks, forked children, the neighbour table.
 
 mod events;
 mod forks;

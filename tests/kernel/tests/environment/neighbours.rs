@@ -1,4 +1,4 @@
-//! Ethernet addresses of peers, beside the kernel's own tables.
+//! Ethernet addresses of peers, compared with the kernel's own tables.
 
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,4 +1,4 @@
-//! Tasks that wait, over each of the runtimes.
+//! Waiting tasks, with each runtime.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ macro_rules! completions_of_several_queues {
             for number in 0..MESSAGES {
                 b.recv_into(number, 1, &[]);
                 send(&mut a, number);
-                // Whichever completes first: the other's event must not be missed.
+                // The other queue's event must not be missed, whichever completes first.
                 let (first, second) = if number % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
                 is(channel.completion(&mut first.cq).await.unwrap(), number);
                 is(channel.completion(&mut second.cq).await.unwrap(), number);
@@ -124,7 +124,7 @@ pub(crate) fn streams_and_endpoints_come_back_from_a_runtime() {
             assert_eq!(wrapped.into_inner().address(), numbers[0]);
             bareverbs::tokio::AsyncEvents::new(pd.context().async_events()).unwrap().into_inner()
         });
-        // What came back can be given to another runtime.
+        // An unwrapped object can be used with another runtime.
         async_io::block_on(async {
             let wrapped = bareverbs::async_io::Endpoint::new(b).unwrap();
             assert_eq!(wrapped.into_inner().address(), numbers[1]);
@@ -149,7 +149,7 @@ pub(crate) fn invalid_waits_are_rejected() {
             assert!(twice.to_string().contains("exists"), "{twice}");
             wrapped.into_inner()
         });
-        // What was given back can be wrapped anew, by another runtime too.
+        // An unwrapped object can be wrapped again, also by another runtime.
         runtime().block_on(async {
             let _wrapped = bareverbs::tokio::CompChannel::new(again).unwrap();
         });

@@ -7,7 +7,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 const ROUNDS: usize = 10;
 
-/// The number in a player's memory.
+/// The number in an endpoint's memory.
 fn number(player: &RcEndpoint) -> u64 {
     u64::from_ne_bytes(player.bytes(8).try_into().unwrap())
 }
@@ -47,7 +47,7 @@ pub(crate) fn both_sides_fetch_and_add() {
     });
 }
 
-/// Each sort of atomic, on 8 bytes of a peer.
+/// Each kind of atomic, on 8 bytes of a peer.
 fn each(remote: Remote) -> [Operation; 2] {
     [Operation::FetchAdd { remote, add: 1 }, Operation::CmpSwp { remote, compare: 0, swap: 1 }]
 }

@@ -118,7 +118,7 @@ pub(crate) fn relaxed_ordering_mrs_work() {
     });
 }
 
-/// Posts a receive into all of `to`, and all of `from` as a message for it.
+/// Posts a receive into all of `to`, and sends all of `from` to it.
 fn carry<A, B>(sides: &mut [Side; 2], from: &Mr<A>, to: &Mr<B>) {
     let [a, b] = sides;
     b.recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]).unwrap();
@@ -151,7 +151,7 @@ pub(crate) fn two_regions_lie_in_one_buffer() {
     });
 }
 
-/// Sleeps until the queue with this user data has completions.
+/// Sleeps until the CQ with this user data has completions.
 fn woken(channel: &CompChannel, user_data: u64) {
     let event = channel.get_event_timeout(TIMEOUT).unwrap();
     assert_eq!(event.expect("the completion raises an event").user_data, user_data);

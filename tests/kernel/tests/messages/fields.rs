@@ -1,4 +1,4 @@
-//! Completions that are read in place, each field when it is asked for.
+//! Completions that are read in place, field by field.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 const ROUNDS: usize = 25;
 const LEN: usize = 64;
 
-/// What a completion told through its accessors.
+/// The values of a completion's accessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Read {
     wr_id: u64,
@@ -26,7 +26,7 @@ struct Read {
     vendor_err: u32,
 }
 
-/// The next completion, read field by field; as a value it tells the same.
+/// The next completion, read field by field. `to_value` gives the same values.
 fn next(cq: &mut Cq) -> Read {
     let begin = Instant::now();
     let port = device::open().query_port(1).expect("the port");
@@ -51,8 +51,8 @@ fn next(cq: &mut Cq) -> Read {
                 (value.byte_len, value.qp_num, value.src_qp)
             );
             assert_eq!(read.vendor_err, value.vendor_err);
-            // RoCE has no LIDs, and a completion of a send none either. Nor has RoCE service
-            // levels, but whatever the device puts there.
+            // RoCE has no LIDs, and neither has the completion of a send. RoCE has no service level
+            // either; the field is undefined.
             assert!([0, port.lid].contains(&value.slid) && value.dlid_path_bits == 0, "{value:?}");
             assert!(value.sl == 0 || port.link_layer == LinkLayer::ETHERNET, "{value:?}");
             return read;

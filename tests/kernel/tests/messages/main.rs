@@ -1,4 +1,4 @@
-//! Many rounds of everything that queue pairs exchange, each looked at on arrival.
+//! Many rounds of all operations, with a check of the data on arrival.
 
 mod atomics;
 mod exchanges;

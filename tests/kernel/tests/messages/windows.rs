@@ -1,4 +1,4 @@
-//! Windows that were given back, that are bound for less than everything, and flushes.
+//! Deallocated windows, windows with restricted ranges or rights, and flushes.
 
 use bareverbs::{
     Access, MwBind, MwType, Operation, Payload, PlacementType, Remote, SelectivityLevel, WcOpcode, WcStatus,
@@ -56,7 +56,7 @@ pub(crate) fn mw_grants_the_bound_access() {
             for write in [true, false] {
                 let (mut a, mut b) = pair(&pd, Plan::default());
                 let window = pd.alloc_mw(MwType::TYPE_2).unwrap();
-                // `bind` gives a peer something; a window for nothing of a peer's is made by hand.
+                // `bind` requires a remote right; a window without any is bound by a raw request.
                 let bind = MwBind { access, ..window.bind(&memory, .., Access::REMOTE_READ).unwrap() };
                 b.send(&[request(1, Operation::BindMw(bind), NOTHING)]).unwrap();
                 assert_eq!(b.ends(1), [(1, WcStatus::SUCCESS)]);
@@ -90,7 +90,7 @@ pub(crate) fn flush_of_a_whole_mr_checks_placement_type() -> Outcome {
         let flush = |length, placement, level| Operation::Flush { remote, length, placement, level };
         a.send(&[request(1, Operation::Write(remote), Payload::Inline(&[b"made visible"]))]).unwrap();
         assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
-        // The length of a flush of the whole region says nothing.
+        // The length is ignored in a flush of the whole region.
         for length in [0, 1, 64, 12_345_678] {
             let whole = flush(length, PlacementType::GLOBAL, SelectivityLevel::MR);
             a.send(&[request(2, whole, NOTHING)]).unwrap();

@@ -9,13 +9,13 @@ use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, pair, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-/// A side whose completions tell their times.
+/// A side with completion timestamps.
 fn timed_side(pd: &Pd) -> Side {
     let cq = pd.context().create_cq(&CqInit { timestamps: true, ..CqInit::new(64) }).unwrap();
     Side::on(pd, Plan::default(), cq)
 }
 
-/// Id, status and time of the next completion.
+/// Id, status and timestamp of the next completion.
 fn next(cq: &mut Cq) -> (u64, WcStatus, Option<u64>) {
     let begin = Instant::now();
     loop {
@@ -64,7 +64,7 @@ pub(crate) fn raw_clock_runs_at_hca_core_clock() {
         let ticks = context.raw_clock().unwrap() - first;
         let passed = begin.elapsed();
         let told = Duration::from_micros(ticks * 1000 / attr.hca_core_clock);
-        // The guest's clock and the device's are of the same host, but neither is exact.
+        // The guest's clock and the device's run on the same host, but neither is exact.
         assert!(told > passed / 2 && told < passed * 2, "{told:?} passed on the device, {passed:?} here");
     });
 }
@@ -98,7 +98,7 @@ pub(crate) fn timestamps_are_unsupported_without_the_capability() {
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
         assert_eq!(context.query_device().unwrap().completion_timestamp_mask, 0);
 
-        // Completions are as ever, and tell none.
+        // Without the option, completions have no timestamps.
         let (mut a, b) = pair(&pd, Plan::default());
         let memory = region(&pd, &[0; 64], Access::LOCAL_WRITE | Access::REMOTE_WRITE);
         let write = Operation::Write(memory.remote(32).unwrap());

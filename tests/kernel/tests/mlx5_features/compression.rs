@@ -1,4 +1,4 @@
-//! Completions that the device may compress.
+//! Compressed CQEs.
 
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ pub(crate) fn compressed_cqes_equal_uncompressed_ones() {
 
 pub(crate) fn simultaneous_completions_are_compressed() {
     const RECEIVES: u32 = 8;
-    // In an entry's last byte.
+    // The format in a CQE's last byte.
     const FORMAT: u8 = 3 << 2;
     nothing_leaks(|| {
         let context = device::device().open_as::<Mlx5>().unwrap();
@@ -73,23 +73,23 @@ pub(crate) fn simultaneous_completions_are_compressed() {
         raw_wqe::connect(&mut a, b.qp_num()).unwrap();
         raw_wqe::connect(&mut b, a.qp_num()).unwrap();
         let begin = Instant::now();
-        // Whether they arrive together is up to the device's and the machine's pace.
+        // Whether they arrive together depends on the speed of the device and the machine.
         loop {
             let receives: Vec<_> =
                 (0..RECEIVES).map(|id| RecvRequest { wr_id: id.into(), sges: &[] }).collect();
-            // SAFETY: messages without bytes need no memory.
+            // SAFETY: messages of 0 bytes need no memory.
             unsafe { b.post_recv(&receives) }.unwrap();
             let sends: Vec<_> = (0..RECEIVES)
                 .map(|id| request(id.into(), Operation::Send, Payload::Inline(&[b""])))
                 .collect();
-            // SAFETY: messages without bytes need no memory.
+            // SAFETY: messages of 0 bytes need no memory.
             unsafe { a.post_send(&sends) }.unwrap();
             let mut left = RECEIVES;
             while left > 0 {
                 assert!(begin.elapsed() < TIMEOUT, "{left} sends without a completion");
                 left -= sent.poll_one().map_or(0, |_| 1);
             }
-            // SAFETY: it is only looked at.
+            // SAFETY: the queue is only peeked at.
             let first = unsafe { received.provider_queue() }.peek();
             let (format, length) = (first.op_own() & FORMAT, first.byte_count());
             let mut next = 0;

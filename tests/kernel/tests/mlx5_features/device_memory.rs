@@ -1,4 +1,4 @@
-//! Memory on the device.
+//! Device memory.
 
 use bareverbs::{
     Access, Context, Dm, DmInit, DmMr, Error, ObjectClass, Operation, Payload, RecvRequest, WcStatus,
@@ -19,7 +19,7 @@ fn read(dm: &Dm, offset: usize, len: usize) -> Vec<u8> {
 pub(crate) fn device_memory_is_copied_to_and_from() {
     nothing_leaks(|| {
         let context = domain().context().clone();
-        // Two that lie side by side, not at the start of a page.
+        // Two adjacent allocations, not at the start of a page.
         let (mut one, mut other) = (take(&context, 200), take(&context, 100));
         let bytes: Vec<u8> = (0..200).collect();
         one.write(0, &bytes).unwrap();
@@ -63,7 +63,7 @@ pub(crate) fn peers_reach_device_memory_with_every_operation() {
         assert_eq!(b.ends(1), [(2, WcStatus::SUCCESS)]);
         assert_eq!(read(&dm, 192, 16), b"THE card's bytes");
 
-        // A region over part of it begins there, and ends there.
+        // A region over a part of it.
         let part: DmMr = pd.register_dm(&dm, 192..200, ALL_REMOTE).unwrap();
         assert_eq!((part.len(), part.addr(), part.remote(0).unwrap().addr), (8, 0, 0));
         assert_eq!(part.rkey(), part.remote(0).unwrap().rkey);
@@ -97,7 +97,7 @@ pub(crate) fn device_memory_is_checked_before_it_is_touched() {
         }
         let refused = domain().register_dm(&dm, .., Access::LOCAL_WRITE).map(drop).unwrap_err();
         assert!(refused.to_string().contains("belongs to another context"), "{refused}");
-        // A right that memory on the device has not.
+        // An access right that device memory does not support.
         let refused = pd.register_dm(&dm, .., Access::ON_DEMAND).map(drop).unwrap_err();
         assert!(refused.errno().is_some(), "{refused}");
         let refused = context.alloc_dm(&DmInit::new(0)).map(drop).unwrap_err();

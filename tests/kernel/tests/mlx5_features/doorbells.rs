@@ -1,4 +1,4 @@
-//! Doorbells of one queue pair's own, and requests that are built by hand.
+//! Dedicated doorbell registers, and raw WQEs.
 
 use bareverbs::{CqInit, DoorbellChoice, Error, Operation, Payload, QpInit, Rc, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, Side, domain, request, side};
@@ -17,13 +17,13 @@ pub(crate) fn qp_uses_the_requested_doorbell() {
         let make = |doorbell| pd.create_qp::<Rc>(&QpInit { doorbell, ..QpInit::new(&cq, &cq) }).unwrap();
         let shared: Vec<_> = (0..3).map(|_| make(DoorbellChoice::Shared)).collect();
         assert!(shared.iter().all(|qp| !qp.owns_doorbell()));
-        // Whoever comes first has one, where requests can be copied to it: as many as none who
-        // shares has used up.
+        // With BlueFlame, the first 16 queue pairs get a dedicated register each, and the next one
+        // shares.
         let first: Vec<_> = (0..16).map(|_| make(DoorbellChoice::Any)).collect();
         let owners = first.iter().filter(|qp| qp.owns_doorbell()).count();
         assert!([0, 16].contains(&owners), "{owners}");
         assert!(!make(DoorbellChoice::Any).owns_doorbell());
-        // Who asks for one has one all the same.
+        // `DoorbellChoice::Own` always gives a dedicated register.
         let own: Vec<_> = (0..20).map(|_| make(DoorbellChoice::Own)).collect();
         assert!(own.iter().all(bareverbs::Qp::owns_doorbell));
     });

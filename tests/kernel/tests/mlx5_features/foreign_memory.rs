@@ -1,4 +1,4 @@
-//! Regions over what is no memory of this process: dma-bufs, and nothing at all.
+//! Regions over memory of other devices (dma-buf), and the null MR.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::{Completion, Outcome, device, skip};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 
-/// A file in memory, and a dma-buf of its pages; none where the kernel makes no such thing.
+/// A memfd, and a dma-buf of its pages; an error if the kernel does not support udmabuf.
 fn dma_buf(len: u64) -> io::Result<(File, OwnedFd)> {
     /// `struct udmabuf_create` of `linux/udmabuf.h`.
     #[repr(C)]
@@ -28,7 +28,7 @@ fn dma_buf(len: u64) -> io::Result<(File, OwnedFd)> {
     rustix::fs::ftruncate(&memory, len)?;
     fcntl_add_seals(&memory, SealFlags::SHRINK)?;
     let create = Create { memfd: memory.as_raw_fd() as u32, flags: 1, offset: 0, size: len };
-    // SAFETY: the ioctl reads the struct, and makes a descriptor that nobody else has.
+    // SAFETY: the ioctl reads the struct and returns a new descriptor without another owner.
     let buffer = unsafe { OwnedFd::from_raw_fd(udmabuf_create(maker.as_raw_fd(), &create)?) };
     Ok((File::from(memory), buffer))
 }
@@ -66,7 +66,7 @@ pub(crate) fn dmabuf_mr_is_remotely_accessible() -> Outcome {
         && let Err(Error::Unsupported { .. }) =
             domain().register_dmabuf(buffer.as_fd(), 0, 4096, 0, Access::LOCAL_WRITE)
     {
-        // ConnectX's driver follows a dma-buf that moves by page faults of the device.
+        // ConnectX's driver needs page faults of the device for dma-bufs that move.
         return skip("this device has no memory on demand, without which its driver reaches no dma-bufs");
     }
     nothing_leaks(|| {
@@ -112,7 +112,7 @@ pub(crate) fn invalid_dmabuf_registrations_are_rejected() -> Outcome {
             let refused = register(offset, len, iova);
             assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         }
-        // Beyond the buffer, and at another place in the page.
+        // Beyond the buffer, and at another offset in the page.
         for (offset, len, iova) in [(1 << 16, 4096, 0), (4096, 1 << 16, 0), (0, 4096, 8)] {
             let refused = register(offset, len, iova);
             assert_eq!(refused.errno(), Some(Errno::INVAL), "{refused}");

@@ -15,10 +15,10 @@ use crate::rss::{Queues, spread};
 
 const SET_ASIDE: &str = "/proc/sys/vm/nr_hugepages";
 
-/// For tests that need huge pages.
+/// For tests with huge pages.
 ///
 /// # Errors
-/// The kernel sets none aside, for there are none or it has no room for them.
+/// If the kernel can't reserve any: it does not support them or has no free memory.
 pub(crate) fn huge_pages() -> device::Requirement {
     device::connectx()?;
     let given = SetAside::pages(16).free();
@@ -29,26 +29,26 @@ pub(crate) fn huge_pages() -> device::Requirement {
     }
 }
 
-/// For tests that need huge pages and work queues.
+/// For tests with huge pages and work queues.
 ///
 /// # Errors
-/// The kernel sets none aside, or the device has none.
+/// If the kernel can't reserve huge pages, or the device has no work queues.
 pub(crate) fn huge_work_queues() -> device::Requirement {
     device::work_queues()?;
     huge_pages()
 }
 
-/// Huge pages that the kernel keeps for those who ask for them, until this is dropped.
+/// Reserves huge pages in the kernel until it is dropped.
 struct SetAside;
 
 impl SetAside {
     fn pages(count: u32) -> Self {
-        // Where that is refused, there are none.
+        // If the write fails, there are no huge pages.
         let _ = fs::write(SET_ASIDE, count.to_string());
         Self
     }
 
-    /// How many nobody has.
+    /// The number of free huge pages.
     fn free(&self) -> u32 {
         let told = fs::read_to_string("/proc/meminfo").unwrap();
         let line = told.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
@@ -90,10 +90,10 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
         b.ready_to_receive(&a.towards(a.qp.qp_num())).unwrap();
         b.ready_to_send(&a.sending()).unwrap();
         let (from, to) = (region(&pd, &[7; 64], Access::empty()), region(&pd, &[0; 64], Access::LOCAL_WRITE));
-        // Often enough that the rings wrap, and on through a larger queue of completions.
+        // Often enough that the rings wrap, also after a resize of the CQ.
         for round in 0..300u64 {
             let sges = [to.sge(..).unwrap()];
-            // SAFETY: looked at by copying, after the completion.
+            // SAFETY: the memory is only copied from, after the completion.
             unsafe { srq.post_recv(&[RecvRequest { wr_id: round, sges: &sges }]) }.unwrap();
             a.send(&[request(round, Operation::Send, Payload::Sges(&[from.sge(..).unwrap()]))]).unwrap();
             assert_eq!(a.ends(1), [(round, WcStatus::SUCCESS)]);
@@ -101,7 +101,7 @@ pub(crate) fn queues_in_huge_pages_carry_messages() {
             assert_eq!((done.wr_id, done.status, done.byte_len), (round, WcStatus::SUCCESS, 64));
             if round == 150 {
                 cq.resize(60_000).unwrap();
-                // 65,536 entries of 64 bytes fill two.
+                // 65,536 entries of 64 bytes fill two pages.
                 assert_eq!(pages.free(), 10, "its new memory is as the old was");
             }
         }

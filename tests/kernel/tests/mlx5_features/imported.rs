@@ -1,4 +1,4 @@
-//! A context that two processes use.
+//! A context that two processes share.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -19,7 +19,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 use nix::sys::wait::{WaitStatus, waitpid};
 use rustix::io::Errno;
 
-/// Numbers for the other process, and its descriptor of the context.
+/// Sends numbers and the descriptor of the context to the other process.
 fn send(socket: &UnixStream, context: &Context, numbers: &[u64; 8]) {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
     let fds = [context.as_fd().as_raw_fd()];
@@ -41,12 +41,12 @@ fn receive(socket: &UnixStream) -> (OwnedFd, [u64; 8]) {
     let Some(ControlMessageOwned::ScmRights(fds)) = message.cmsgs().unwrap().next() else {
         panic!("no descriptor came");
     };
-    // SAFETY: the kernel made the descriptor for this message.
+    // SAFETY: the kernel created the descriptor for this message.
     let fd = unsafe { OwnedFd::from_raw_fd(fds[0]) };
     (fd, std::array::from_fn(|index| u64::from_ne_bytes(bytes[index * 8..][..8].try_into().unwrap())))
 }
 
-/// A word from the other process, or to it.
+/// Receives a number from the other process.
 fn hear(mut socket: &UnixStream) -> u64 {
     let mut bytes = [0; 8];
     socket.read_exact(&mut bytes).expect("the other process speaks");
@@ -57,7 +57,7 @@ fn say(mut socket: &UnixStream, number: u64) {
     socket.write_all(&number.to_ne_bytes()).expect("the other process hears");
 }
 
-/// Runs `theirs` in a process of its own, with one end of a socket whose other end `ours` has.
+/// Runs `theirs` in a child process and `ours` in this one, with a socket pair between them.
 fn two_processes(theirs: impl FnOnce(UnixStream), ours: impl FnOnce(&UnixStream)) {
     let (near, far) = UnixStream::pair().unwrap();
     for end in [&near, &far] {
@@ -79,13 +79,13 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
         side.connect(qp_num as u32);
         say(&socket, side.qp.qp_num().into());
         assert_eq!(hear(&socket), 1);
-        // The other's memory, part by part, and in between memory of this process.
+        // The other process's memory in parts, with memory of this process between them.
         let own = region(&pd, b" of mine, ", Access::LOCAL_WRITE);
         let sges = [mr.sge(..5).unwrap(), own.sge(..).unwrap(), mr.sge(5..).unwrap()];
         let write = Operation::Write(Remote { addr: target, rkey: rkey as u32 });
         side.send(&[request(1, write, Payload::Sges(&sges))]).unwrap();
         assert_eq!(side.ends(1), [(1, WcStatus::SUCCESS)]);
-        // And by the key that peers have.
+        // Also with the remote key.
         let into = region(&pd, &[0; 10], Access::LOCAL_WRITE);
         let elements = [into.sge(..).unwrap()];
         side.send(&[request(2, Operation::Read(mr.remote(0).unwrap()), Payload::Sges(&elements))]).unwrap();
@@ -110,7 +110,7 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
             say(socket, 1);
             assert_eq!(hear(socket), 2);
             assert_eq!(contents(&target), b"..bytes of mine, their..");
-            // The other process has given back what was its own, and nothing else.
+            // The other process has released only its own objects.
             assert_eq!(source.query().unwrap().lkey, source.lkey());
             let context = pd.context();
             assert_eq!(context.object_count(ObjectClass::QP).unwrap(), 1);
@@ -133,7 +133,7 @@ pub(crate) fn async_events_go_to_the_owning_process() {
         a.go_to(bareverbs::QpState::RESET).unwrap();
         a.connect(b.qp.qp_num());
         b.connect(a.qp.qp_num());
-        // SAFETY: no memory.
+        // SAFETY: the receives have no SGEs.
         unsafe { srq.post_recv(&[0, 1, 2].map(|wr_id| RecvRequest { wr_id, sges: &[] })) }.unwrap();
         srq.set_limit(3).unwrap();
         a.send(&[request(1, Operation::Send, Payload::Sges(&[]))]).unwrap();
@@ -163,7 +163,7 @@ pub(crate) fn imported_dm_works_in_another_process() {
         assert_eq!((&bytes, dm.len()), (b"on the card.", 100));
         dm.write(0, b"ON").unwrap_err();
         dm.write(0, b"ON T").unwrap();
-        // A region of its own over it.
+        // A region of its own over the device memory.
         let pd = context.alloc_pd().unwrap();
         let all = pd.register_dm(&dm, .., ALL_REMOTE).unwrap();
         assert_eq!((all.len(), pd.import_mr(mr as u32).unwrap().len()), (100, 8));
@@ -200,7 +200,7 @@ pub(crate) fn leaked_objects_are_freed_with_the_shared_context() {
             send(socket, pd.context(), &[pd.handle().into(), 0, 0, 0, 0, 0, 0, 0]);
             assert_eq!(hear(socket), 1);
             assert_eq!(pd.context().object_count(ObjectClass::QP).unwrap(), 2);
-            // Its own work goes on.
+            // Its own queue pairs still work.
             let (mut a, mut b) = pair(&pd, Plan::long_timeouts());
             b.recv_into(1, 1, &[]);
             a.send(&[request(2, Operation::Send, Payload::Sges(&[]))]).unwrap();
@@ -217,7 +217,7 @@ pub(crate) fn unknown_import_handles_are_rejected() {
     for error in nothing.map(Result::unwrap_err) {
         assert_eq!(error.errno(), Some(Errno::NOENT), "{error}");
     }
-    // A domain is no region, nor the other way round.
+    // The handle of a PD is not valid as a region, nor the reverse.
     let memory = region(&pd, &[0; 8], Access::empty());
     let others = [context.import_pd(memory.handle()).map(drop), pd.import_mr(pd.handle()).map(drop)];
     for error in others.map(Result::unwrap_err) {

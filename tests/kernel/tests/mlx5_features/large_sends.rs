@@ -1,4 +1,4 @@
-//! Requests that the device cuts into the frames of a TCP stream.
+//! TSO: sends that the device segments into frames of a TCP stream.
 
 use bareverbs::{
     Access, CqInit, Error, Frame, Payload, Pd, QpInit, RawPacket, Rc, SendFlags, SendRequest, Sge, WcOpcode,
@@ -12,8 +12,8 @@ use crate::raw_packets::{ALICE, BOB, IPV4, Side, to_bob};
 /// Bytes of the headers below.
 const HEADER: usize = 14 + 20 + 20;
 
-/// Ethernet, IPv4 and TCP: a segment at this place of the stream with FIN, PSH and ACK, its lengths
-/// and checksums left open.
+/// Ethernet, IPv4 and TCP headers: a segment with this sequence number and FIN, PSH and ACK,
+/// without lengths and checksums.
 fn headers(sequence: u32) -> Vec<u8> {
     let ip = [0x45, 0, 0, 0, 0x12, 0xff, 0x40, 0, 64, 6, 0, 0, 10, 9, 8, 1, 10, 9, 8, 7];
     let [a, b, c, d] = sequence.to_be_bytes();
@@ -35,7 +35,7 @@ fn large(header: &[u8], mss: u16) -> Frame<'_> {
 fn post(side: &mut Side, operation: Frame<'_>, sges: &[Sge]) -> Result<(), bareverbs::PostError> {
     let request =
         SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges) };
-    // SAFETY: the callers keep their regions as they are until the request is complete.
+    // SAFETY: the callers do not modify their regions until the request completes.
     unsafe { side.qp.post_send(&[request]) }
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn tso_send_arrives_as_tcp_segments() {
         b.qp.create_flow(&to_bob()).unwrap();
         let message: Vec<u8> = (0..400u32).map(|at| (at * 7) as u8).collect();
         let memory = region(&a_pd, &message, Access::empty());
-        // Often enough that the ring of sends wraps, across a sequence number that does.
+        // Often enough that the send ring wraps, and across a wrap of the sequence number.
         for round in 0..40u32 {
             let sequence = (round * 400).wrapping_sub(900);
             (0..3).for_each(|wr_id| b.receive(wr_id));
@@ -105,7 +105,7 @@ pub(crate) fn invalid_tso_sends_are_rejected() {
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = with_header::<RawPacket>(&pd, &cq, u16::MAX);
         assert!(matches!(refused, Error::Limit { what: "max_tso_header", asked: 65535, .. }), "{refused}");
-        // As much as there can be.
+        // The maximum length.
         let operation = large(&header, 8000);
         post(&mut a, operation, &[Sge { length: max, ..all }]).unwrap();
         sent(&mut a);

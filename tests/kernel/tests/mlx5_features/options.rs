@@ -1,23 +1,23 @@
-//! Options of a connection beyond the standard (ECE), and rates of sends.
+//! Enhanced connection establishment (ECE) options, and send rates.
 
 use bareverbs::{Access, Ece, Error, Operation, Payload, QpAttr, QpAttrMask, RecvRequest, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-/// For tests of connections with options.
+/// For tests of ECE.
 ///
 /// # Errors
-/// The device or its driver has none.
+/// If the device or its driver does not support it.
 pub(crate) fn options() -> Requirement {
     let has = device::open().capabilities().ece;
     if has { Ok(()) } else { Err("the device has no options beyond the standard".to_owned()) }
 }
 
-/// For tests of what is refused without them.
+/// For tests that ECE is rejected as unsupported.
 ///
 /// # Errors
-/// There are some.
+/// If the device supports it.
 pub(crate) fn no_options() -> Requirement {
     options().map_or(Ok(()), |()| Err("the device has options beyond the standard".to_owned()))
 }
@@ -28,7 +28,7 @@ pub(crate) fn ece_options_are_negotiated() {
         let (mut a, mut b) = (side(&pd, Plan::default()), side(&pd, Plan::default()));
         let offered = a.qp.query_ece().unwrap();
         assert_ne!(offered.options, 0, "what the device can do, as it told when the queue pair was made");
-        // More than the device can have: what it keeps is part of that.
+        // More options than the device supports; it keeps a subset of them.
         let wished = Ece { options: offered.options | 0xffff, ..offered };
         b.qp.set_ece(wished).unwrap();
         assert_eq!(b.qp.query_ece().unwrap(), Ece { options: 0, ..offered }, "not told yet");
@@ -43,7 +43,7 @@ pub(crate) fn ece_options_are_negotiated() {
         a.send(&[request(2, Operation::Send, Payload::Sges(&[from.sge(..).unwrap()]))]).unwrap();
         assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
         assert_eq!(contents(&to), [7; 8]);
-        // A version that there is not yet.
+        // An unknown version.
         a.go_to(bareverbs::QpState::RESET).unwrap();
         a.qp.set_ece(Ece { options: 0xf000_0000, ..offered }).unwrap();
         a.connect(b.qp.qp_num());
@@ -84,10 +84,10 @@ pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
     });
 }
 
-/// For tests of devices that hold sends to no rate.
+/// For tests that a rate limit is rejected as unsupported.
 ///
 /// # Errors
-/// It does.
+/// If the device supports rate limits.
 pub(crate) fn no_rates() -> Requirement {
     let told = device::open().query_device().map_err(|error| error.to_string())?;
     if told.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }

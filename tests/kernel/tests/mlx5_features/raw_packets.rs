@@ -1,4 +1,4 @@
-//! Whole frames, and the flows that lead them to queue pairs.
+//! Raw frames, and the flows that steer them to queue pairs.
 
 use std::net::Ipv4Addr;
 use std::thread::sleep;
@@ -15,10 +15,10 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 use rustix::io::Errno;
 
 pub(crate) const ALICE: MacAddress = MacAddress([2, 0, 0, 0, 0, 0xa]);
-/// Of a group: other addresses than the port's own lead out to the wire.
+/// A multicast address: unicast addresses other than the port's lead to the wire.
 pub(crate) const BOB: MacAddress = MacAddress([3, 0, 0, 0, 0, 0xb]);
 
-/// The type of frames of experiments (IEEE 802).
+/// The EtherType of local experiments (IEEE 802).
 pub(crate) const EXPERIMENT: u16 = 0x88b5;
 
 pub(crate) const IPV4: u16 = 0x0800;
@@ -43,7 +43,7 @@ impl Side {
         Self::cutting(pd, 0)
     }
 
-    /// One that has large sends, with headers of at most so many bytes.
+    /// A side with TSO, for headers of at most `max_tso_header` bytes.
     pub(crate) fn cutting(pd: &Pd, max_tso_header: u16) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let cap = QpCap { max_inline_data: 128, max_send_sge: 3, ..QpCap::default() };
@@ -59,7 +59,7 @@ impl Side {
     pub(crate) fn receive(&mut self, wr_id: u64) {
         let start = wr_id as usize % 4 * ROOM;
         let sges = [self.memory.sge(start..start + ROOM).unwrap()];
-        // SAFETY: looked at by copying, after the completion.
+        // SAFETY: the memory is only copied from, after the completion.
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
@@ -92,7 +92,7 @@ impl Side {
     }
 }
 
-/// Two sides of different contexts: what a context sends does not come back to it.
+/// Two sides in different contexts: a context does not receive its own frames.
 fn sides() -> (Side, Side) {
     (Side::new(&domain()), Side::new(&domain()))
 }
@@ -112,7 +112,7 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
         a.send(&hello);
         assert_eq!(b.next(), hello);
         a.send(&frame(ALICE, EXPERIMENT, b"to somebody else"));
-        // Of parts, of which some are in registered memory.
+        // From several SGEs, some of them in registered memory.
         let parts = region(a.qp.pd(), &frame(BOB, EXPERIMENT, b"gathered"), Access::empty());
         let sges = [parts.sge(18..20).unwrap(), parts.sge(20..).unwrap()];
         let whole = contents(&parts);
@@ -123,14 +123,14 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
         unsafe { a.qp.post_send(&[request]) }.unwrap();
         a.sent();
         assert_eq!(b.next(), contents(&parts));
-        // Of parts of any length that are copied.
+        // From several inline parts of any length.
         let bytes = frame(BOB, EXPERIMENT, &[7; 40]);
         for cuts in [[0, 5], [3, 18], [18, 19], [17, 60], [20, 40]] {
             let [one, two] = cuts;
             let parts = [&bytes[..one], &bytes[one..two], &bytes[two..]];
             let (operation, payload) = (Frame::default(), Payload::Inline(&parts));
             let request = SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload };
-            // SAFETY: no registered memory.
+            // SAFETY: the request has only inline data.
             unsafe { a.qp.post_send(&[request]) }.unwrap();
             a.sent();
             b.receive(0);
@@ -141,7 +141,7 @@ pub(crate) fn flow_steers_frames_to_its_qp() {
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         a.send(&hello);
         b.nothing_comes();
-        // Flows go with their queue pair.
+        // Flows are destroyed with their queue pair.
         b.qp.create_flow(&to_bob()).unwrap();
     });
 }
@@ -185,12 +185,12 @@ pub(crate) fn the_device_fills_in_checksums() {
         let (operation, payload) =
             (Frame { checksums: true, ..Frame::default() }, Payload::Inline(&[&bytes]));
         let request = SendRequest { wr_id: 9, operation, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: no registered memory.
+        // SAFETY: the request has only inline data.
         unsafe { a.qp.post_send(&[request]) }.unwrap();
         a.sent();
         let came = b.next();
         assert_ne!(came[40..42], [0, 0]);
-        // Over the addresses, the protocol, the length, and all of the datagram.
+        // The checksum covers the addresses, the protocol, the length, and the whole datagram.
         let summed = [&came[26..34], &[0, 17, 0, 12], &came[34..46]].concat();
         let words = summed.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])));
         let sum: u32 = words.sum();
@@ -237,7 +237,7 @@ pub(crate) fn invalid_flow_rules_are_rejected() {
         assert!(refused.to_string().contains("2000"), "{refused}");
         let operation = Frame { header: &[0; 19], ..Frame::default() };
         let (flags, payload) = (SendFlags::empty(), Payload::Sges(&[]));
-        // SAFETY: no elements.
+        // SAFETY: the request has no SGEs.
         let refused =
             unsafe { batch.push(&SendRequest { wr_id: 1, operation, flags, payload }) }.unwrap_err();
         assert!(refused.to_string().contains("a header of more than 18 bytes"), "{refused}");

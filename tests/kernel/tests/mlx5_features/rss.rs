@@ -41,7 +41,7 @@ const OF_IPV6: HashFields = HashFields::SRC_IPV6.union(HashFields::DST_IPV6);
 const OF_TCP: HashFields = HashFields::SRC_PORT_TCP.union(HashFields::DST_PORT_TCP);
 const OF_UDP: HashFields = HashFields::SRC_PORT_UDP.union(HashFields::DST_PORT_UDP);
 
-/// A frame of IPv4 with the beginning of a segment or datagram.
+/// An IPv4 frame with the start of a TCP segment or UDP datagram.
 fn v4(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), protocol: u8) -> Vec<u8> {
     let ip = [0x45, 0, 0, 40, 0, 0, 0, 0, 64, protocol, 0, 0];
     let addresses = [from.0.octets(), to.0.octets()].concat();
@@ -56,7 +56,7 @@ fn v6(from: (&str, u16), to: (&str, u16)) -> Vec<u8> {
     frame(BOB, IPV6, &[&ip[..], &octets(from.0), &octets(to.0), &ports, &[0; 16]].concat())
 }
 
-/// Work queues of one completion queue, and their receives.
+/// Work queues on one CQ, and their receives.
 pub(crate) struct Queues {
     wqs: Vec<Wq>,
     cq: Cq,
@@ -79,7 +79,7 @@ impl Queues {
         Self { wqs, cq, memory }
     }
 
-    /// All ready, each with its receives.
+    /// Work queues in RDY, each with its receives.
     fn ready(pd: &Pd, count: usize) -> Self {
         Self::ready_in(pd, count, QueueMemory::Ordinary)
     }
@@ -105,11 +105,12 @@ impl Queues {
     fn receive(&mut self, which: usize, nth: u64) {
         let wr_id = which as u64 * DEPTH + nth;
         let sges = [self.sge(wr_id)];
-        // SAFETY: looked at by copying, after the completion.
+        // SAFETY: the memory is only copied from, after the completion.
         unsafe { self.wqs[which].post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
-    /// Which queue the next frame comes to, and its bytes. The receive is posted anew.
+    /// The index of the queue that receives the next frame, and its bytes. The receive is posted
+    /// again.
     #[track_caller]
     pub(crate) fn next(&mut self) -> (usize, Vec<u8>) {
         let done: WorkCompletion = take(&mut self.cq, 1)[0];
@@ -132,7 +133,7 @@ pub(crate) fn spread(pd: &Pd, table: &IndirectionTable, fields: HashFields) -> R
     pd.create_rss_qp(&RssInit { table, hash: RssHash { fields, key: KEY }, user_data: 0 })
 }
 
-/// Queues that frames to Bob are spread over, and who sends them, who is of another context.
+/// RSS queues for frames to Bob, and their sender in another context.
 fn spread_to_bob(count: usize, fields: HashFields) -> (Side, Queues, RssQp) {
     let pd = domain();
     let queues = Queues::ready(&pd, count);
@@ -146,7 +147,7 @@ fn spread_to_bob(count: usize, fields: HashFields) -> (Side, Queues, RssQp) {
 pub(crate) fn rss_matches_the_published_toeplitz_vectors() {
     const QUEUES: usize = 8;
     type Flow = ([u8; 4], u16, [u8; 4], u16, u32, u32);
-    // From and to whom, the hash of the addresses, and that of the ports too.
+    // Source and destination, the hash of the addresses, and the hash with the ports.
     let published: [Flow; 5] = [
         ([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766, 0x323e_8fc2, 0x51cc_c178),
         ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739, 0xd718_262a, 0xc626_b0ea),
@@ -212,11 +213,11 @@ pub(crate) fn rss_delivers_each_flow_to_one_queue_exactly_once() {
         queues.nothing_comes();
         let used: HashSet<_> = homes.values().collect();
         assert_eq!(used.len(), QUEUES, "{homes:?}");
-        // What no field is hashed of comes all the same.
+        // Frames without a hashed field arrive too.
         let other = frame(BOB, EXPERIMENT, b"neither IP nor UDP");
         sender.send(&other);
         assert_eq!(queues.next().1, other);
-        // With the queue pair its flows go.
+        // Its flows are destroyed with the queue pair.
         assert_eq!(qp.destroy().unwrap(), 0);
         sender.send(&other);
         queues.nothing_comes();
@@ -256,7 +257,7 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
             let request = RecvRequest { wr_id: 0, sges: &sges };
             let wq = &mut queues.wqs[0];
             assert_eq!(wq.state(), WqState::RESET);
-            // SAFETY: looked at by copying.
+            // SAFETY: the bytes are only copied.
             let refused = unsafe { wq.post_recv(&[request]) }.unwrap_err();
             assert_eq!((refused.accepted, refused.reason), (0, PostReason::WqState(WqState::RESET)));
             let refused = wq.set_error().unwrap_err();
@@ -267,7 +268,7 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
             (0..DEPTH).for_each(|nth| queues.receive(0, nth));
             sender.send(&hello);
             assert_eq!(queues.next(), (0, hello.clone()));
-            // The one that was posted anew is the last.
+            // The receive that was posted again is the last.
             let wq = &mut queues.wqs[0];
             wq.set_error().unwrap();
             assert_eq!(wq.state(), WqState::ERR);
@@ -283,7 +284,7 @@ pub(crate) fn rss_work_queues_go_through_their_states() {
             assert!(wq.ready().is_err());
             wq.reset().unwrap();
         }
-        // From RDY, with receives posted, which are forgotten.
+        // From RDY with posted receives, which are discarded.
         let wq = &mut queues.wqs[0];
         wq.ready().unwrap();
         queues.receive(0, 0);
@@ -302,7 +303,7 @@ pub(crate) fn rss_failed_work_queues_recover_by_reset() {
         let good = queues.sge(0);
         for (wr_id, lkey) in [(0, good.lkey ^ 0xff00), (1, good.lkey)] {
             let sges = [Sge { lkey, ..good }];
-            // SAFETY: looked at by copying, after the completion.
+            // SAFETY: the memory is only copied from, after the completion.
             unsafe { queues.wqs[0].post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
         }
         let hello = frame(BOB, EXPERIMENT, b"hello");
@@ -330,7 +331,7 @@ pub(crate) fn rss_work_queues_strip_vlan_tags() {
             sender.send(&tagged);
             assert_eq!(queues.next().1, if strip { &bare } else { &tagged }[..], "{strip}");
         }
-        // From the beginning.
+        // With the flag set at creation.
         drop((qp, queues));
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let init = WqInit { flags: WqFlags::CVLAN_STRIPPING, ..WqInit::new(&cq, 4) };
@@ -355,7 +356,7 @@ pub(crate) fn rss_objects_drop_in_any_order() {
         };
         assert_eq!(held(), (2, 1));
         let hello = frame(BOB, EXPERIMENT, b"hello");
-        // The queues live on in their table: what was posted is good.
+        // The table keeps the queues alive, and their posted receives stay valid.
         for wq in queues.wqs.drain(..) {
             let refused = wq.destroy().unwrap_err();
             assert!(refused.to_string().contains("tables still hold it"), "{refused}");
@@ -368,7 +369,7 @@ pub(crate) fn rss_objects_drop_in_any_order() {
         }
         sender.send(&hello);
         queues.nothing_comes();
-        // The completion queue's owner goes before those that complete there.
+        // The CQ is dropped before the work queues that use it.
         drop(queues.cq);
         drop(qp);
         assert_eq!(held(), (0, 0));
@@ -446,7 +447,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
         assert!(matches!(refused, Error::Limit { .. }), "{refused}");
         let refused = table(&[one, &foreign.wqs[0]]);
         assert!(refused.to_string().contains("work queue belongs to another context"), "{refused}");
-        // The longest that there can be, with a queue in many entries.
+        // The longest table, with queues in several entries.
         let longest: Vec<_> = (0..most).map(|entry| if entry % 2 == 0 { one } else { two }).collect();
         assert_eq!(context.create_indirection_table(&longest).unwrap().entries(), most);
 
@@ -462,7 +463,7 @@ pub(crate) fn rss_invalid_arguments_are_rejected() {
                 assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
             }
         }
-        // The driver claims it, and the device has no such thing.
+        // The driver reports it, but the device does not support it.
         if let Err(refused) = spread(&pd, &table, OF_IPV4 | HashFields::INNER) {
             assert!(refused.to_string().contains("leave INNER out"), "{refused}");
         }

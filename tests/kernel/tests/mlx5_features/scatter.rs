@@ -1,4 +1,4 @@
-//! Messages that come in their completions.
+//! Scatter to CQE.
 
 use bareverbs::{Access, CqInit, Operation, Payload, QpInit, Rc, RecvRequest, Sge, WcStatus};
 use bareverbs_kernel_tests::loopback::{Plan, contents, domain, region, request, side};

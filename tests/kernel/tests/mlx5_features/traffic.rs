@@ -1,5 +1,4 @@
-//! What a port counts of all that goes through it (`counters` of sysfs, by its performance
-//! management agent).
+//! The traffic counters of a port (`counters` in sysfs, from its performance management agent).
 
 use std::fs;
 use std::ops::RangeInclusive;
@@ -8,7 +7,7 @@ use bareverbs::{Access, Operation, Payload, WcStatus};
 use bareverbs_kernel_tests::device::{self, Requirement};
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, domain, pair, region, request};
 
-/// The agent counts bytes by words.
+/// The agent counts data in 4-byte words.
 const WORD: u64 = 4;
 
 fn counter(name: &str) -> Result<u64, String> {
@@ -20,7 +19,7 @@ fn counter(name: &str) -> Result<u64, String> {
 /// For tests of these counters.
 ///
 /// # Errors
-/// The port counts nothing.
+/// If the port has no counters.
 pub(crate) fn counted() -> Requirement {
     counter("port_xmit_packets").map(drop)
 }
@@ -28,12 +27,12 @@ pub(crate) fn counted() -> Requirement {
 pub(crate) fn port_counters_count_packets_and_bytes() {
     const MESSAGES: u64 = 100;
     const LENGTH: u64 = 1000;
-    // Each message is a packet with up to 100 bytes of headers. Acknowledgements are packets too,
-    // and so is what the kernel sends meanwhile.
+    // Each message is a packet with up to 100 bytes of headers. Acknowledgements and the kernel's
+    // own packets are counted too.
     const PACKETS: RangeInclusive<u64> = MESSAGES + 1..=3 * MESSAGES;
     const WORDS: RangeInclusive<u64> = MESSAGES * LENGTH / WORD..=MESSAGES * (LENGTH + 300) / WORD;
-    // Soft-RoCE of Linux 7.2, the first that counts at all, does not tell packets to one from
-    // packets to many.
+    // Soft-RoCE of Linux 7.2, the first with counters, does not distinguish unicast and multicast
+    // packets.
     let unicast = if device::is_soft_roce() { 0..=0 } else { PACKETS };
     let counters = [
         ("port_xmit_packets", PACKETS),

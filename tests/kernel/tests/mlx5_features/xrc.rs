@@ -1,4 +1,4 @@
-//! Extended reliable connections.
+//! XRC.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,14 +17,14 @@ use rustix::io::Errno;
 const CAP: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 0, max_send_sge: 2, max_recv_sge: 0, max_inline_data: 64 };
 
-/// The way from the port to itself.
+/// The loopback path of the port.
 fn here(context: &Context) -> AhAttr {
     let gid = context.default_gid(1).unwrap();
     let dlid = context.query_port(1).unwrap().lid;
     AhAttr { dlid, ..AhAttr::global(1, gid.gid, gid.index as u8) }
 }
 
-/// A sender in `pd` that is connected to a new target of the domain.
+/// An XRC initiator in `pd`, connected to a new target in the XRC domain.
 fn connection(pd: &Pd, cq: &Cq, xrcd: &Xrcd) -> (Qp<XrcSend>, XrcTarget) {
     let mut sender = pd.create_qp::<XrcSend>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
     let mut target = xrcd.create_target(0).unwrap();
@@ -42,7 +42,7 @@ fn connection(pd: &Pd, cq: &Cq, xrcd: &Xrcd) -> (Qp<XrcSend>, XrcTarget) {
     (sender, target)
 }
 
-/// A queue of the domain, with receives of 64 bytes each into a region of its own.
+/// An XRC SRQ of the domain, with receives of 64 bytes each into a region of its own.
 struct Inbox {
     srq: XrcSrq,
     cq: Cq,
@@ -66,12 +66,12 @@ impl Inbox {
         for wr_id in ids {
             let start = wr_id as usize % 16 * SLOT;
             let sges = [self.memory.sge(start..start + SLOT).unwrap()];
-            // SAFETY: looked at by copying, after the completion.
+            // SAFETY: the memory is only copied from, after the completion.
             unsafe { self.srq.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
         }
     }
 
-    /// The bytes of the next message, with the receive that it took and the target that it came to.
+    /// The bytes of the next message, with its receive and its target.
     fn next(&mut self) -> (u64, u32, Vec<u8>) {
         let done = take(&mut self.cq, 1)[0];
         assert_eq!((done.status, done.opcode), (WcStatus::SUCCESS, WcOpcode::RECV), "{done:?}");
@@ -97,7 +97,7 @@ pub(crate) fn xrc_send_reaches_the_named_srq() {
         let mut cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
         let mut inboxes = [(); 3].map(|()| Inbox::new(&pd, &xrcd, 16));
         let mut connections = [(); 2].map(|()| connection(&pd, &cq, &xrcd));
-        // More than the rings have slots, so that each comes round.
+        // More than the depth of the rings, so that each wraps.
         for number in 0..120u64 {
             let inbox = &mut inboxes[number as usize % 3];
             let (sender, target) = &mut connections[number as usize % 2];
@@ -136,7 +136,7 @@ pub(crate) fn xrc_carries_every_rc_operation() {
                 flags: SendFlags::SIGNALED,
                 payload: Payload::Sges(&sges[..elements]),
             };
-            // SAFETY: the regions outlive the queue pair and are looked at by copies.
+            // SAFETY: the regions outlive the queue pair, and their bytes are only copied.
             unsafe { sender.post_send(&[request]) }.unwrap();
             let done = take(&mut cq, 1)[0];
             assert_eq!(
@@ -156,7 +156,7 @@ pub(crate) fn xrc_carries_every_rc_operation() {
     });
 }
 
-/// A file that nobody else has.
+/// A file that no other process uses.
 fn file(name: &str) -> File {
     let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
     let file = File::create(&path).unwrap();
@@ -171,13 +171,13 @@ pub(crate) fn xrc_domain_is_shared_by_file() {
         let shared = |pd: &Pd| pd.context().open_xrcd(XrcdShare::JoinOrCreate(file.as_fd())).unwrap();
         let (first, second) = (shared(&one), shared(&other));
         let mut cq = one.context().create_cq(&CqInit::new(64)).unwrap();
-        // What comes to the first's target may go to the second's queue.
+        // Messages to the first process's target may go to the second's SRQ.
         let (mut sender, target) = connection(&one, &cq, &first);
         let mut inbox = Inbox::new(&other, &second, 4);
         assert_eq!(send(&mut sender, &mut cq, inbox.srq.srq_num(), b"over there"), WcStatus::SUCCESS);
         assert_eq!(inbox.next(), (0, target.qp_num(), b"over there".to_vec()));
 
-        // Who has opened the target keeps it.
+        // An opened target stays while it is open.
         let opened = second.open_target(target.qp_num(), 5).unwrap();
         assert_eq!((opened.state(), opened.qp_num(), opened.user_data()), (QpState::RTS, target.qp_num(), 5));
         let number = target.qp_num();
@@ -244,7 +244,7 @@ pub(crate) fn xrc_send_to_unknown_srq_fails() {
         let gone = Inbox::new(&pd, &xrcd, 1);
         let number = gone.srq.srq_num();
         drop(gone);
-        // A queue of another domain, one that was, and none.
+        // An SRQ of another XRC domain, a destroyed one, and an invalid number.
         for srq in [foreign.srq.srq_num(), number, 0xff_fff0] {
             let mut cq = pd.context().create_cq(&CqInit::new(64)).unwrap();
             let (mut sender, _target) = connection(&pd, &cq, &xrcd);
@@ -268,7 +268,7 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
                 flags: SendFlags::SIGNALED,
                 payload: Payload::Sges(&[]),
             };
-            // SAFETY: no elements.
+            // SAFETY: the request has no SGEs.
             unsafe { sender.post_send(&[request]) }.unwrap_err().reason
         };
         assert_eq!(
@@ -287,7 +287,7 @@ pub(crate) fn xrc_rejects_unsupported_operations() {
         for operation in [Operation::BindMw(bind), Operation::LocalInv(5)] {
             assert!(matches!(refused(1, operation), PostReason::Queue(PushError::Unsupported { .. })));
         }
-        // SAFETY: no elements.
+        // SAFETY: the request has no SGEs.
         let reason = unsafe { sender.post_recv(&[RecvRequest { wr_id: 1, sges: &[] }]) }.unwrap_err().reason;
         assert_eq!(reason, PostReason::SendsOnly);
         let refused = target.init(&InitAttr::new(1)).unwrap_err();
@@ -352,7 +352,7 @@ pub(crate) fn xrc_is_unsupported_without_the_capability() {
         let cq = pd.context().create_cq(&CqInit::new(4)).unwrap();
         let refused = pd.create_qp::<XrcSend>(&QpInit::new(&cq, &cq)).map(drop).unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused}");
-        // Shared receive queues of the other sort are there.
+        // Normal SRQs are supported.
         let _srq: Srq = pd.create_srq(&SrqInit::new(4)).unwrap();
     });
 }

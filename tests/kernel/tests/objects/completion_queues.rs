@@ -5,7 +5,7 @@ use bareverbs_kernel_tests::loopback::open;
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{Completion, Outcome, skip};
 
-/// The least, some, and the most that a queue may hold.
+/// The minimum, a medium and the maximum depth.
 fn depths(context: &Context) -> [u32; 3] {
     let max = context.query_device().unwrap().max_cqe;
     [1, max / 2, max]
@@ -45,7 +45,7 @@ pub(crate) fn completion_queues_of_any_depth_share_a_channel() {
         });
         queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
         assert_eq!(channel.try_get_event().unwrap(), None);
-        // The channel may go before its queues.
+        // The channel may be dropped before its CQs.
         drop(channel);
         queues.iter_mut().for_each(|cq| cq.arm(Arm::Any).unwrap());
     });

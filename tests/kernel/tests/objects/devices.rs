@@ -1,4 +1,4 @@
-//! What a device and its ports tell.
+//! Attributes of a device and its ports.
 
 use bareverbs::{Error, Guid};
 use bareverbs_kernel_tests::device;

@@ -1,4 +1,4 @@
-//! Protection domains, and what is made in them.
+//! Protection domains and their objects.
 
 use bareverbs::{AhAttr, Error, MwType, ObjectClass, Pd};
 use bareverbs_kernel_tests::loopback::{domain, open};
@@ -11,7 +11,7 @@ pub(crate) fn pds_are_allocated_and_freed_repeatedly() {
         for _ in 0..200 {
             let pd = context.alloc_pd().unwrap();
             assert_eq!(count(), 1);
-            // A clone is the same domain.
+            // A clone is the same PD.
             let same = Pd::clone(&pd);
             drop(pd);
             assert_eq!(count(), 1);

@@ -1,4 +1,4 @@
-//! Devices and the objects made on them: what they tell, what can be asked for, what comes back.
+//! Devices and their objects: attributes, parameters and actual capacities.
 
 mod completion_queues;
 mod devices;

@@ -1,4 +1,4 @@
-//! Queue pairs of every transport: as they are made, and as they are brought up.
+//! Queue pairs of each transport: creation and bring-up.
 
 use bareverbs::{
     Cq, CqInit, Datagram, Error, InitAttr, Payload, Pd, PostReason, Qp, QpAttr, QpAttrMask, QpCap, QpInit,
@@ -29,7 +29,7 @@ fn state<T: Transport>(qp: &Qp<T>) -> QpState {
     told
 }
 
-/// Each field of what a queue pair can hold, by name.
+/// Each capacity of a queue pair, by name.
 fn fields(cap: &QpCap) -> [(&'static str, u32); 5] {
     [
         ("max_send_wr", cap.max_send_wr),
@@ -142,7 +142,7 @@ pub(crate) fn privileged_qkey_is_rejected_without_privilege() {
                     assert_eq!(state(&qp), QpState::RESET);
                     qp.init(&UdInitAttr::new(1, PRIVILEGED - 1)).unwrap();
                 }
-                // Older kernels ask nobody.
+                // Older kernels do not check the privilege.
                 Ok(()) => assert_eq!(qp.query().unwrap().0.qkey, PRIVILEGED),
             }
         });
@@ -176,7 +176,7 @@ pub(crate) fn reset_qp_rejects_posts() {
             let reset = QpAttr { qp_state: QpState::RESET, ..QpAttr::default() };
             correspondent.qp.modify(&reset, QpAttrMask::STATE).unwrap();
             let sges = [target.sge(..).unwrap()];
-            // SAFETY: nothing is posted.
+            // SAFETY: the request is rejected.
             let error = unsafe { correspondent.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) };
             assert_eq!(error.unwrap_err().reason, refused);
         }
@@ -184,7 +184,7 @@ pub(crate) fn reset_qp_rejects_posts() {
         let operation = Datagram::new(&ah, other.qp.qp_num(), 1);
         let payload = Payload::Inline(&[b"x"]);
         let request = SendRequest { wr_id: 1, operation, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: nothing is posted.
+        // SAFETY: the request is rejected.
         assert_eq!(unsafe { one.qp.post_send(&[request]) }.unwrap_err().reason, refused);
         assert!(one.cq.poll_one().is_none() && other.cq.poll_one().is_none());
     });

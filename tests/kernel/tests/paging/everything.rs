@@ -1,4 +1,4 @@
-//! Regions over all memory.
+//! Implicit ODP regions, over the whole address space.
 
 use bareverbs::{
     Access, Buffer, Error, ImplicitMr, LocalAccess, Operation, Payload, Pd, RecvRequest, WcStatus,
@@ -8,7 +8,7 @@ use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, pair, request
 
 use super::{PAGE, ROUNDS, on_demand, passed, skip, take_pages_away};
 
-/// Runs `test` where the device has such regions; elsewhere they are refused in so many words.
+/// Runs `test` if the device supports implicit ODP; else asserts `Error::Unsupported`.
 fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
     on_demand(|pd| {
         if !pd.context().capabilities().odp_implicit {
@@ -22,7 +22,7 @@ fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
 }
 
 fn reachable(pd: &Pd) -> ImplicitMr {
-    // SAFETY: the peers are this test's own, and reach what it gives them.
+    // SAFETY: the peers are in this test, and access only the memory that it gives them.
     unsafe { pd.register_implicit_remote(ALL_REMOTE) }.unwrap()
 }
 
@@ -31,8 +31,7 @@ pub(crate) fn implicit_odp_mr_covers_all_memory() -> Outcome {
         let everything = pd.register_implicit(LocalAccess::ReadWrite).unwrap();
         let (mut a, mut b) = pair(pd, Plan::long_timeouts());
         for round in 0..ROUNDS {
-            // Memory that wasn't there when the region was made, and pages that aren't there when
-            // they are needed.
+            // Memory that was mapped after the region was created, and pages that are not present.
             let len = PAGE * (1 + round % 3);
             let mut text = Buffer::zeroed(len).unwrap();
             text.fill(round as u8 + 1);
@@ -83,7 +82,7 @@ pub(crate) fn implicit_odp_parts_keep_access_and_bytes() -> Outcome {
         assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         let element = everything.sge(part.as_ptr(), 100);
         assert_eq!(element, part.sge(..).unwrap());
-        // The region stays as long as its last part.
+        // The region exists until its last part is dropped.
         drop(everything);
         part.prefetch(..).unwrap();
         assert_eq!(part.into_inner().unwrap(), [7; 100]);

@@ -1,4 +1,4 @@
-//! Regions on demand, whose pages are taken away again and again.
+//! ODP regions whose pages are discarded repeatedly.
 
 mod everything;
 mod operations;
@@ -35,14 +35,14 @@ kernel_tests! {
 
 const ROUNDS: usize = 20;
 const PAGE: usize = 4096;
-/// One packet from the start of a page: what Soft-RoCE carries right on every kernel that pages on
-/// demand.
+/// One packet from the start of a page, which Soft-RoCE transfers correctly on all kernels with
+/// ODP.
 const LEN: usize = 1024;
 
-/// Everything, on demand.
+/// All rights, with ODP.
 const ON_DEMAND: Access = ALL_REMOTE.union(Access::ON_DEMAND);
 
-/// Runs `test` where the device pages on demand.
+/// Runs `test` if the device supports ODP.
 fn on_demand(test: impl FnOnce(&Pd) -> Outcome) -> Outcome {
     nothing_leaks(|| {
         let pd = domain();
@@ -57,16 +57,15 @@ fn passed() -> Outcome {
     Ok(Completion::Completed)
 }
 
-/// Gives the pages of a region back to the kernel: its bytes are 0 afterwards, and the next who
-/// needs them faults.
+/// Discards the pages of a region: its bytes are 0 afterwards, and the next access faults.
 fn take_pages_away(region: &Mr<Buffer>) {
     let start = std::ptr::NonNull::new(region.as_ptr()).expect("an address").cast();
-    // SAFETY: the pages are the region's own, begin with it, and are looked at by copies only.
+    // SAFETY: the region owns the pages and starts at a page boundary. Its bytes are only copied.
     unsafe { madvise(start, region.len(), MmapAdvise::MADV_DONTNEED) }
         .expect("private memory can be dropped");
 }
 
-/// The same for both sides of a round.
+/// Discards the pages of both endpoints of a round.
 fn faults_await(from: &RcEndpoint, to: &RcEndpoint) {
     take_pages_away(&from.memory);
     take_pages_away(&to.memory);

@@ -1,4 +1,4 @@
-//! All operations, on regions whose pages have gone.
+//! All operations, on regions with discarded pages.
 
 use bareverbs::{
     Access, Operation, Payload, PlacementType, RecvRequest, SelectivityLevel, WcOpcode, WcStatus,
@@ -84,7 +84,7 @@ pub(crate) fn atomics_reach_a_region_on_demand() -> Outcome {
         exchange_rounds(&mut rc_endpoints(pd, LEN, ON_DEMAND), ROUNDS, 8, |from, to, text| {
             let number = u64::from_ne_bytes(text.try_into().unwrap());
             let remote = to.memory.remote(0).unwrap();
-            // Pages that have gone come back as zeros.
+            // Discarded pages are zero afterwards.
             for (operation, after) in [
                 (Operation::FetchAdd { remote, add: number }, number),
                 (Operation::CmpSwp { remote, compare: 0, swap: number }, number),
@@ -149,7 +149,7 @@ pub(crate) fn a_region_on_demand_is_written_wherever_in_its_pages() -> Outcome {
     on_demand(|pd| {
         let [mut from, mut to] = rc_endpoints(pd, 2 * PAGE, ON_DEMAND);
         let text: Vec<u8> = (1..=200).collect();
-        // Within a page, and over the border of two.
+        // Within a page, and across a page boundary.
         for offset in [100, PAGE - 100] {
             faults_await(&from, &to);
             from.memory.write(0, &text).unwrap();
@@ -157,8 +157,8 @@ pub(crate) fn a_region_on_demand_is_written_wherever_in_its_pages() -> Outcome {
             from.execute(write, Payload::Sges(&from.first(text.len())));
             let holds = to.bytes(2 * PAGE);
             if holds[offset..][..text.len()] != text {
-                // `__rxe_odp_mr_copy` of 7.2 forgets the offset in the page, and where it is in the
-                // bytes.
+                // `__rxe_odp_mr_copy` of 7.2 ignores the offset in the page and the offset in the
+                // data.
                 let first = if offset == 100 { &text[..] } else { &text[..100] };
                 assert!(
                     holds[..first.len()] == *first,

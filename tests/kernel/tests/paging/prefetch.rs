@@ -1,4 +1,4 @@
-//! Advice about pages.
+//! Prefetch.
 
 use bareverbs::{Access, Advice, Buffer, Error, Mr, Operation};
 use bareverbs_kernel_tests::Outcome;
@@ -13,7 +13,7 @@ type Advise = fn(&Mr<Buffer>, Advice) -> bareverbs::Result<()>;
 const WAITING: Advise = |region, advice| region.advise(.., advice);
 const LATER: Advise = |region, advice| region.advise_async(.., advice);
 
-/// Which of the pages at `start` are in memory.
+/// Whether each page of the region is present.
 fn resident(region: &Mr<Buffer>) -> Vec<bool> {
     let mut told = vec![0_u8; region.len() / PAGE];
     // SAFETY: the range is mapped, and there is a byte for each of its pages.

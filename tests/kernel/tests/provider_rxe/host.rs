@@ -13,7 +13,7 @@ use bareverbs_uapi::uverbs::types::{AccessFlags, DriverId, QpCap, QpCreateFlags,
 use bareverbs_uapi::verbs_values::{Mtu, QpAttrMask, QpState, RnrTimeout};
 use bareverbs_uapi::write::structs::{ModifyQpReq, QpDest};
 
-/// Registered memory, touched through raw pointers only.
+/// Registered memory that is only accessed through raw pointers.
 pub(crate) struct Memory {
     start: *mut u8,
     layout: Layout,
@@ -31,7 +31,7 @@ impl Memory {
             | AccessFlags::REMOTE_ATOMIC;
         let addr = start.expose_provenance() as u64;
         let request = MrRequest { pd: host.pd, addr, length: len as u64, iova: addr, access };
-        // SAFETY: the memory is given back only after the file is closed or the region is gone.
+        // SAFETY: the memory is freed only after the file is closed or the region is deregistered.
         let mr = unsafe { host.reg_mr.register(&host.file, &request) }.unwrap();
         Self { start, layout, mr }
     }
@@ -63,7 +63,7 @@ impl Memory {
     }
 
     pub(crate) fn give_back(self, host: &Host) {
-        // SAFETY: the object is the test's own, and nothing uses it any more.
+        // SAFETY: this test owns the object and no longer uses it.
         unsafe { command::dereg_mr(&host.file, self.mr.handle) }.unwrap();
         // SAFETY: allocated with this layout, and no longer registered.
         unsafe { dealloc(self.start, self.layout) };
@@ -121,7 +121,7 @@ impl Host {
 
     pub(crate) fn modify(&self, qp: &CreatedQp<Rxe>, mask: QpAttrMask, request: ModifyQpReq) {
         let request = ModifyQpReq { qp_handle: qp.handle, attr_mask: mask | QpAttrMask::STATE, ..request };
-        // SAFETY: the object is the test's own, and nothing uses it any more.
+        // SAFETY: this test owns the object and no longer uses it.
         unsafe { command::modify_qp(&self.file, &request) }.unwrap();
     }
 
@@ -208,11 +208,11 @@ impl Host {
         cqs: impl IntoIterator<Item = CreatedCq<Rxe>>,
     ) {
         for qp in qps {
-            // SAFETY: the object is the test's own, and nothing uses it any more.
+            // SAFETY: this test owns the object and no longer uses it.
             unsafe { command::destroy_qp(&self.file, qp.handle) }.unwrap();
         }
         for cq in cqs {
-            // SAFETY: the object is the test's own, and nothing uses it any more.
+            // SAFETY: this test owns the object and no longer uses it.
             unsafe { command::destroy_cq(&self.file, cq.handle) }.unwrap();
         }
     }

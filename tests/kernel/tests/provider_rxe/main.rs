@@ -1,5 +1,4 @@
-//! The Soft-RoCE provider on a real kernel: two reliable connections of one process, joined to each
-//! other.
+//! The rxe provider on a real kernel: two RC queue pairs of one process, connected to each other.
 
 mod host;
 mod objects;

@@ -1,4 +1,4 @@
-//! Objects of the kernel: what it tells of them, what a wrong key brings, and that they go.
+//! Kernel objects: attributes, wrong keys, destruction.
 
 use bareverbs_provider::command;
 use bareverbs_provider::request::{CqRequest, QueueMemory};

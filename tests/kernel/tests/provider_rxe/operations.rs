@@ -1,4 +1,4 @@
-//! What requests do.
+//! The operations.
 
 use bareverbs_provider::traits::CompletionQueue;
 use bareverbs_provider::work::{Operation, Payload, WcOpcode};
@@ -84,8 +84,8 @@ pub(crate) fn several_elements_of_several_regions_are_gathered_and_scattered_in_
 }
 
 pub(crate) fn inline_data_need_no_element_and_no_region() {
-    // Kernels that check the element in work refuse inline data on a queue of width 0; ours has one
-    // at least.
+    // Kernels that check a request's SGEs during execution reject inline data on a queue with
+    // max_send_sge 0. The provider's queues have at least one.
     let mut pair = Pair::new(QpCap { max_send_sge: 0, max_inline_data: 8, ..CAP });
     let memory = Memory::new(&pair.host, 4096);
     assert!(pair.client.cap.max_inline_data >= 8);

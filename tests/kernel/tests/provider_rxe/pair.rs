@@ -1,4 +1,4 @@
-//! Two queue pairs, what they send to each other, and what comes of it.
+//! Two connected queue pairs, and their messages.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::host::Host;
 pub(crate) const CAP: QpCap =
     QpCap { max_send_wr: 10, max_recv_wr: 10, max_send_sge: 2, max_recv_sge: 3, max_inline_data: 64 };
 
-/// Two connected queue pairs, each with a completion queue of its own.
+/// Two connected queue pairs, each with a CQ of its own.
 pub(crate) struct Pair {
     pub(crate) host: Host,
     pub(crate) client: CreatedQp<Rxe>,
@@ -42,7 +42,7 @@ impl Pair {
 
     pub(crate) fn receive(&mut self, wr_id: u64, sges: &[Sge]) {
         let queue = self.server.rq.as_mut().unwrap();
-        // SAFETY: the memory stays registered until the completion is seen.
+        // SAFETY: the memory stays registered until the completion is polled.
         unsafe { queue.push(&RecvRequest { wr_id, sges }) }.unwrap();
         queue.ring();
     }
@@ -59,7 +59,7 @@ pub(crate) fn push(
     operation: Operation,
     payload: Payload<'_>,
 ) -> Result<(), PushError> {
-    // SAFETY: the memory stays registered until the completion is seen.
+    // SAFETY: the memory stays registered until the completion is polled.
     unsafe { qp.sq.push(&SendRequest { wr_id, operation, flags: SendFlags::SIGNALED, payload }) }
 }
 

@@ -1,4 +1,4 @@
-//! What queues hold, and what they tell.
+//! Capacities and attributes of queues.
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -23,7 +23,7 @@ pub(crate) fn queue_accepts_exactly_its_capacity() {
         // SAFETY: the memory stays registered.
         unsafe { recv.push(&RecvRequest { wr_id, sges: &[memory.sge(0, 8)] }) }.unwrap();
     }
-    // SAFETY: the request names no memory.
+    // SAFETY: the request has no SGEs.
     let refusal = unsafe { recv.push(&RecvRequest { wr_id: 15, sges: &[] }) };
     assert_eq!(refusal, Err(PushError::QueueFull { capacity: 15 }));
     recv.ring();
@@ -80,8 +80,8 @@ pub(crate) fn an_armed_queue_raises_one_event() {
         compressed: false,
         memory: QueueMemory::Ordinary,
     };
-    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and nothing is
-    // posted to queues that are dropped here.
+    // SAFETY: rxe keeps a ring's pages as long as its object, mapped or not, and no request is
+    // posted to the queues dropped here.
     pair.server_cq = unsafe { pair.host.rxe.create_cq(&request) }.unwrap();
     pair.server = pair.host.qp(&pair.server_cq, None, CAP);
     pair.host.connect(&pair.client, &pair.server);
@@ -110,8 +110,8 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
         user_handle: 0,
         xrc: None,
     };
-    // SAFETY: rxe keeps a ring's pages as long as its object, whether mapped or not, and all that
-    // was posted is complete when the test drops the queue.
+    // SAFETY: rxe keeps a ring's pages as long as its object, mapped or not, and all posted
+    // requests are complete when the test drops the queue.
     let mut srq = unsafe { pair.host.rxe.create_srq(&request) }.unwrap();
     assert_eq!((srq.max_wr, srq.max_sge), (31, 2));
     pair.server = pair.host.qp(&pair.server_cq, Some(srq.handle), CAP);
@@ -122,7 +122,7 @@ pub(crate) fn a_shared_queue_feeds_a_connection() {
         // SAFETY: the memory stays registered.
         unsafe { srq.queue.push(&RecvRequest { wr_id, sges: &sges }) }.unwrap();
     }
-    // SAFETY: the request names no memory.
+    // SAFETY: the request has no SGEs.
     let refusal = unsafe { srq.queue.push(&RecvRequest { wr_id: 31, sges: &[] }) };
     assert_eq!(refusal, Err(PushError::QueueFull { capacity: 31 }));
     srq.queue.ring();

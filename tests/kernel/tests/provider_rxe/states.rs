@@ -1,4 +1,4 @@
-//! What becomes of requests in the states of a queue pair.
+//! Requests in each state of a queue pair.
 
 use bareverbs_provider::Errno;
 use bareverbs_provider::error::DoorbellError;

@@ -46,7 +46,7 @@ pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
     });
 }
 
-/// Sends from one end to the other and back; returns what the first header told.
+/// Sends from one end to the other and back. Returns the first GRH.
 fn there_and_back(host: &Host, gid: GidEntry) -> Grh {
     let (mut alice_cq, mut bob_cq) = (host.cq(), host.cq());
     let (mut alice, mut bob) = (host.datagrams(&alice_cq, QKEY), host.datagrams(&bob_cq, 0x0bad_cafe));
@@ -74,7 +74,7 @@ fn there_and_back(host: &Host, gid: GidEntry) -> Grh {
     Grh::parse(&header).unwrap()
 }
 
-/// By RoCE v1 too, where the device knows it.
+/// Also over RoCE v1, if the device supports it.
 fn every_gid_there_and_back(host: &Host, which: impl Fn(&GidEntry) -> bool) {
     for gid in host.context.gid_table().unwrap().iter().filter(|entry| which(entry)) {
         let header = there_and_back(host, *gid);
@@ -164,7 +164,7 @@ pub(crate) fn datagram_with_wrong_qkey_is_dropped() {
     });
 }
 
-/// The kernel finds no address: it fails the request by itself, or flushes it with the queue pair.
+/// The kernel does not find the address. It fails the request, or flushes it with the queue pair.
 fn failed(qp: &Qp<Ud>, completion: WorkCompletion) {
     let status = completion.status;
     assert!(matches!(status, WcStatus::LOC_QP_OP_ERR | WcStatus::WR_FLUSH_ERR), "{completion:?}");
@@ -223,7 +223,7 @@ pub(crate) fn create_ah_requires_a_route() {
         assert!(error.to_string().contains("::ffff:10.1.0.77"), "{error}");
         assert!(error.to_string().contains("no route to"), "{error}");
 
-        // The other end of the link, told by hand: the kernel asks its neighbour table.
+        // An entry for the other end of the link is added by hand to the kernel's neighbour table.
         let known = Ipv4Addr::new(10, 1, 0, 78);
         let status = std::process::Command::new("ip")
             .args(["neigh", "replace", "10.1.0.78", "lladdr", "02:00:00:00:00:4e", "dev", &device::netdev()])

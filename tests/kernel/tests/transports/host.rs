@@ -1,4 +1,4 @@
-//! An open device whose objects are counted, and what the tests do with it.
+//! An open device with counted objects, and helpers of the tests.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use bareverbs::{
 pub(crate) use bareverbs_kernel_tests::TIMEOUT;
 use bareverbs_kernel_tests::device;
 
-/// How long nothing must happen for nothing to have happened.
+/// Time without an event after which none is expected.
 pub(crate) const QUIET: Duration = Duration::from_millis(300);
 
 pub(crate) const CAP: QpCap =
@@ -22,7 +22,7 @@ pub(crate) struct Host {
     pub(crate) pd: Pd,
 }
 
-/// Runs a test, after which the context holds no object any more.
+/// Runs a test and asserts that the context has no object afterwards.
 pub(crate) fn on_device(test: impl FnOnce(&Host)) {
     let context = device::open();
     let host = Host { pd: context.alloc_pd().unwrap(), context: context.clone() };
@@ -60,13 +60,13 @@ impl Host {
         *table.iter().find(|entry| entry.gid.ipv4().is_none()).expect("a link-local address")
     }
 
-    /// The way to this host itself.
+    /// The loopback path.
     pub(crate) fn here(&self) -> AhAttr {
         let gid = self.gid();
         AhAttr::global(1, gid.gid, gid.index as u8)
     }
 
-    /// A datagram queue pair that can send and receive.
+    /// A UD queue pair in RTS.
     pub(crate) fn datagrams(&self, cq: &Cq, qkey: u32) -> Qp<Ud> {
         let mut qp = self.pd.create_qp::<Ud>(&QpInit { cap: CAP, ..QpInit::new(cq, cq) }).unwrap();
         ready(&mut qp, qkey);
@@ -92,7 +92,7 @@ pub(crate) fn bytes(memory: &Mr<Buffer>, offset: usize, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The next completion, whatever its status.
+/// The next completion, with any status.
 pub(crate) fn next(cq: &mut Cq) -> WorkCompletion {
     let begin = Instant::now();
     loop {
@@ -104,14 +104,14 @@ pub(crate) fn next(cq: &mut Cq) -> WorkCompletion {
     }
 }
 
-/// The next completion, which is a success.
+/// The next completion, which must be a success.
 pub(crate) fn done(cq: &mut Cq) -> WorkCompletion {
     let completion = next(cq);
     assert_eq!(completion.status, WcStatus::SUCCESS, "{completion:?}");
     completion
 }
 
-/// Nothing completes for a while.
+/// Asserts that no completion arrives for a while.
 pub(crate) fn quiet(cq: &mut Cq) {
     std::thread::sleep(QUIET);
     assert_eq!(cq.poll_one(), None);

@@ -1,4 +1,4 @@
-//! Unreliable connections, datagrams, shared receive queues and multicast through the public API.
+//! UC, UD, SRQs and multicast through the public API.
 
 mod datagram;
 mod host;

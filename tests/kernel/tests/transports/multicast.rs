@@ -10,8 +10,8 @@ use crate::host::{Host, QKEY, bytes, done, on_device, quiet, receive};
 const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 7, 7);
 
-/// Has the host's own network stack join the groups, so that it loops what Soft-RoCE sends to them
-/// back to itself.
+/// Joins the groups with sockets of the host, so that its network stack loops packets that
+/// Soft-RoCE sends to them back.
 fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
     device::soft_roce().ok()?;
     let v4 = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -21,8 +21,8 @@ fn membership(host: &Host) -> Option<(UdpSocket, UdpSocket)> {
     Some((v4, v6))
 }
 
-/// What the groups' LID is on InfiniBand. The device's switch carries a group's messages to all
-/// ports, and those go by the GID.
+/// The LID of the groups on InfiniBand. The device's switch forwards a group's messages to all
+/// ports, and ports filter by GID.
 const LID: u16 = 0xc007;
 
 fn join(member: &mut Qp<Ud>, group: Gid) -> Result<(), Error> {
@@ -40,7 +40,7 @@ fn send(qp: &mut Qp<Ud>, to: Datagram<'_>, text: &[u8]) {
     batch.ring().unwrap();
 }
 
-/// One sender and two members; each member gets the message, and can answer.
+/// One sender and two members. Each member receives the message and can answer.
 fn reaches_every_member(host: &Host, group: Gid, own: GidEntry) {
     let _member = membership(host);
     let mut from_cq = host.cq();

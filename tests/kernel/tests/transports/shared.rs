@@ -1,4 +1,4 @@
-//! Shared receive queues.
+//! SRQs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bareverbs::{
 
 use crate::host::{CAP, Host, QKEY, TIMEOUT, bytes, done, on_device, ready};
 
-/// A connection whose second end takes its receives from `srq`.
+/// A connection whose second end uses `srq`.
 fn connection(host: &Host, client_cq: &Cq, server_cq: &Cq, srq: &Srq) -> (Qp<Rc>, Qp<Rc>) {
     let mut client =
         host.pd.create_qp::<Rc>(&QpInit { cap: CAP, ..QpInit::new(client_cq, client_cq) }).unwrap();
@@ -24,12 +24,12 @@ fn connection(host: &Host, client_cq: &Cq, server_cq: &Cq, srq: &Srq) -> (Qp<Rc>
     (client, server)
 }
 
-/// Posts receives `ids`, each with 64 bytes of `memory` at its own place.
+/// Posts the receives `ids`, each with its own 64 bytes of `memory`.
 fn post(srq: &mut Srq, memory: &Mr<Buffer>, ids: std::ops::Range<u64>) {
     for wr_id in ids {
         let start = place(wr_id);
         let sges = [memory.sge(start..start + 64).unwrap()];
-        // SAFETY: looked at by copying, after the completion.
+        // SAFETY: the memory is only copied from, after the completion.
         unsafe { srq.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 }
@@ -122,7 +122,7 @@ pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
         let mut srq = host.pd.create_srq(&SrqInit::new(15)).unwrap();
         let memory = host.memory(512 * 64);
         let (mut client, server) = connection(host, &client_cq, &server_cq, &srq);
-        // The indices stand in the middle of the ring, and the receives go around its end.
+        // The indices are in the middle of the ring, and the receives wrap around its end.
         post(&mut srq, &memory, 0..10);
         for number in 0..10 {
             send(&mut client, &mut client_cq, number);
@@ -135,7 +135,7 @@ pub(crate) fn a_shared_queue_keeps_its_receives_when_it_is_resized() {
         assert_eq!(srq.query().unwrap().max_wr, srq.capacity());
         let more = full + u64::from(srq.capacity()) - (full - 10);
         post(&mut srq, &memory, full..more);
-        // SAFETY: refused.
+        // SAFETY: the request is rejected.
         let refused = unsafe { srq.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]) }.unwrap_err();
         assert!(matches!(refused.reason, PostReason::Queue(PushError::QueueFull { .. })));
         for number in 10..more {
@@ -223,7 +223,7 @@ pub(crate) fn qp_with_srq_rejects_post_recv() {
         let cq = host.cq();
         let srq = host.pd.create_srq(&SrqInit::new(4)).unwrap();
         let (client, mut server) = connection(host, &cq, &cq, &srq);
-        // SAFETY: refused.
+        // SAFETY: the request is rejected.
         let refused = unsafe { server.post_recv(&[RecvRequest { wr_id: 0, sges: &[] }]) }.unwrap_err();
         assert_eq!((refused.accepted, refused.reason), (0, PostReason::Shared));
         assert_eq!(server.cap().max_recv_wr, 0);

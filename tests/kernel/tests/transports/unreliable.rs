@@ -1,4 +1,4 @@
-//! Unreliable connections.
+//! UC.
 
 use bareverbs::{
     Access, Cq, InitAttr, Operation, Payload, Qp, QpAttr, QpAttrMask, QpInit, QpState, RecvRequest,
@@ -33,7 +33,7 @@ pub(crate) fn an_unreliable_connection_carries_messages_and_writes() {
         from.write(0, b"message, written").unwrap();
         let half = to.sge(..8).unwrap();
         for wr_id in 1..=4 {
-            // SAFETY: looked at by copying, after the completion.
+            // SAFETY: the memory is only copied from, after the completion.
             unsafe { server.post_recv(&[RecvRequest { wr_id, sges: &[half] }]) }.unwrap();
         }
 
@@ -76,7 +76,7 @@ pub(crate) fn an_unreliable_message_of_many_packets_arrives_whole() {
         let (mut from, to) = (host.memory(65_536), host.memory(65_536));
         let text: Vec<u8> = (0..LEN).map(|i| (i * 31 % 251) as u8).collect();
         from.write(0, &text).unwrap();
-        // SAFETY: looked at by copying, after the completion.
+        // SAFETY: the memory is only copied from, after the completion.
         unsafe { server.post_recv(&[RecvRequest { wr_id: 1, sges: &[to.sge(..).unwrap()] }]) }.unwrap();
         post(&mut client, 2, UcOperation::Send, Payload::Sges(&[from.sge(..LEN).unwrap()]));
         assert_eq!(done(&mut client_cq).wr_id, 2);
@@ -95,7 +95,7 @@ pub(crate) fn uc_message_without_receive_is_dropped_silently() {
         assert_eq!(done(&mut client_cq).wr_id, 1);
         quiet(&mut server_cq);
 
-        // SAFETY: looked at by copying, after the completion.
+        // SAFETY: the memory is only copied from, after the completion.
         unsafe { server.post_recv(&[RecvRequest { wr_id: 2, sges: &[to.sge(..).unwrap()] }]) }.unwrap();
         post(&mut client, 3, UcOperation::Send, Payload::Inline(&[b"found"]));
         assert_eq!(done(&mut client_cq).wr_id, 3);

@@ -1,4 +1,4 @@
-//! Sends whose doorbell is left for later.
+//! Deferred doorbells.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use bareverbs::{
 
 use crate::pair::{End, message, pair, region};
 
-/// Posts inline messages of these numbers without a doorbell.
+/// Posts inline messages with these ids without a doorbell.
 fn defer(end: &mut End, wr_ids: std::ops::Range<u64>) {
     for wr_id in wr_ids {
         // SAFETY: the requests are inline.
@@ -16,7 +16,7 @@ fn defer(end: &mut End, wr_ids: std::ops::Range<u64>) {
     }
 }
 
-/// Receives of these numbers.
+/// Posts receives with these ids.
 fn receive(end: &mut End, wr_ids: std::ops::Range<u64>) -> bareverbs::Mr<bareverbs::Buffer> {
     let target = region(end.qp.pd(), &[0; 8]);
     for wr_id in wr_ids {
@@ -37,12 +37,12 @@ pub(crate) fn deferred_sends_go_with_the_flush_in_their_order() {
     assert_eq!(a.qp.split().0.deferred(), 0);
     assert!(a.completions(4).iter().map(|completion| completion.wr_id).eq(0..4));
 
-    // A post without deferring takes them along, before its own.
+    // A post without deferring publishes the deferred requests before its own.
     defer(&mut a, 4..6);
     a.send(&message(6, Payload::Inline(&[b"now"])));
     assert!(a.completions(3).iter().map(|completion| completion.wr_id).eq(4..7));
 
-    // So does a poll that flushes.
+    // `flush_and_poll` does too.
     defer(&mut a, 7..9);
     let mut found = Vec::new();
     while found.len() < 2 {

@@ -54,7 +54,7 @@ pub(crate) fn capabilities_are_those_of_the_kernel() {
     if device::is_soft_roce() {
         let new = kernel() >= (7, 2);
         assert_eq!((capabilities.odp, capabilities.advise_mr), (new, new));
-        // What Soft-RoCE has on no kernel.
+        // Unsupported by Soft-RoCE on all kernels.
         assert!(!capabilities.port_speed && !capabilities.odp_implicit);
         assert!(!capabilities.completion_timestamps && !capabilities.device_memory);
         let processors = std::thread::available_parallelism().unwrap().get();
@@ -80,7 +80,7 @@ pub(crate) fn query_port_reports_state_and_mtu() {
         assert_ne!(port.lid, 0);
     } else {
         assert_eq!((port.link_layer, port.lid), (LinkLayer::ETHERNET, 0));
-        // 1500 bytes of Ethernet leave room for 1024.
+        // An Ethernet MTU of 1500 bytes allows a path MTU of 1024.
         assert_eq!(port.active_mtu, Mtu::Mtu1024);
     }
     assert_eq!(port.gid_tbl_len as usize, std::fs::read_dir(device::sysfs("ports/1/gids")).unwrap().count());

@@ -8,8 +8,7 @@ use crate::pair::{End, TIMEOUT, message, open, region};
 const INLINE: QpCap =
     QpCap { max_send_wr: 16, max_recv_wr: 16, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 16 };
 
-/// Two connected ends whose completion queues share a channel, with user data 1 and 2, and memory
-/// for receives.
+/// Two connected ends whose CQs share a channel, with user data 1 and 2, and memory for receives.
 struct Evented {
     a: End,
     b: End,
@@ -107,7 +106,7 @@ pub(crate) fn an_overrun_raises_an_asynchronous_event() {
     let events = pd.context().async_events();
     assert!(events.try_get().unwrap().is_none());
 
-    // The sender's queue has less room than there will be completions.
+    // The sender's CQ is smaller than the number of completions.
     let small = pd.context().create_cq(&CqInit { user_data: 0xc0ffee, ..CqInit::new(1) }).unwrap();
     let (mut a, mut b) = (End::on(&pd, INLINE, small), End::new(&pd, INLINE));
     let (a_num, b_num) = (a.qp.qp_num(), b.qp.qp_num());
@@ -121,7 +120,7 @@ pub(crate) fn an_overrun_raises_an_asynchronous_event() {
     if device::is_soft_roce() {
         b.completions(8);
     }
-    // Elsewhere the queue pair fails with its queue.
+    // On other devices the queue pair fails with its CQ.
     let event = events.get_timeout(TIMEOUT).unwrap().expect("the queue of one completion overran");
     assert_eq!(event, AsyncEvent::Cq { event: EventType::CQ_ERR, user_data: 0xc0ffee });
 }

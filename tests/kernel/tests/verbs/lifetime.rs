@@ -5,8 +5,8 @@ use bareverbs::{Access, CqInit, Payload, QpCap, QpInit, Rc};
 
 use crate::pair::{TIMEOUT, counts, message, open, pair, pair_in, region};
 
-/// Device objects in use go by themselves, but a kernel thread may need a moment to let go of the
-/// last of them.
+/// The kernel destroys referenced objects by itself, but may need a moment to release the last of
+/// them.
 fn settles_at(expected: ResourceSummary) {
     let begin = Instant::now();
     while counts() != expected {
@@ -85,7 +85,7 @@ pub(crate) fn a_queue_pair_with_posted_work_is_given_back() {
             b.recv(wr_id, &target);
             a.send(&message(wr_id, Payload::Inline(&[b"going"])));
         }
-        // Some of that is under way, some complete, nothing polled.
+        // Some requests are outstanding, some complete, none polled.
         drop((a, b));
     }
     settles_at(before);

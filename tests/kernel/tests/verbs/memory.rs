@@ -34,7 +34,7 @@ pub(crate) fn every_memory_owner_is_registered_and_returned() {
 
     // At an odd address and of an odd length.
     let mut bytes = vec![7; 100];
-    // SAFETY: the vector outlives the region and is not touched meanwhile.
+    // SAFETY: the vector outlives the region and is not accessed meanwhile.
     let raw =
         unsafe { pd.register_raw(bytes.as_mut_ptr().wrapping_add(3), 5, None, Access::LOCAL_WRITE) }.unwrap();
     let mut five = [0; 5];
@@ -52,13 +52,13 @@ pub(crate) fn a_received_message_lands_in_a_mapped_file() {
         std::fs::File::options().create(true).truncate(true).read(true).write(true).open(&path).unwrap();
     file.write_all(&[b'.'; 64]).unwrap();
     file.rewind().unwrap();
-    // SAFETY: nobody else knows the file.
+    // SAFETY: no other code uses the file.
     let map = unsafe { MmapMut::map_mut(&file) }.unwrap();
 
     let (pd, mut a, mut b) = pair();
     let target = pd.register(map, Access::LOCAL_WRITE).unwrap();
     let sges = [target.sge(8..32).unwrap()];
-    // SAFETY: the region stays until the message is there.
+    // SAFETY: the region exists until the message has arrived.
     unsafe { b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) }.unwrap();
     a.send(&message(2, Payload::Inline(&[b"into the file"])));
     a.completion();
@@ -81,7 +81,7 @@ pub(crate) fn memory_that_cannot_be_registered_is_refused_and_comes_back() {
     assert_eq!(refused.memory, b"mine");
 
     let register = |addr: usize, len| {
-        // SAFETY: nothing is there that could be used; the kernel is to refuse it.
+        // SAFETY: the range has no memory that could be used; the kernel must reject it.
         let refused =
             unsafe { pd.register_raw(ptr::without_provenance_mut(addr), len, None, Access::LOCAL_WRITE) };
         refused.map(drop).unwrap_err().to_string()
@@ -113,11 +113,11 @@ pub(crate) fn a_range_that_is_not_usable_is_named() {
 
     let pd = open().alloc_pd().unwrap();
     let register = |index, count, access| {
-        // SAFETY: the mapping stays, and nothing uses it.
+        // SAFETY: the mapping stays, and the region is never used.
         unsafe { pd.register_raw(page(index), count * PAGE, None, access) }.map(drop)
     };
     let part = |index: usize| format!("{:#x} to {:#x} of it is", page(index).addr(), page(index + 1).addr());
-    // Until 6.1, the kernel gives a private mapping pages of its own, whatever its protection.
+    // Up to Linux 6.1, the kernel gives a private mapping its own pages, whatever its protection.
     if kernel() > (6, 1) {
         let read_only = register(0, 2, Access::LOCAL_WRITE).unwrap_err().to_string();
         assert!(read_only.ends_with(&format!("{} not writable", part(1))), "{read_only}");

@@ -102,7 +102,7 @@ pub(crate) fn a_wait_with_a_timeout_ends() {
     assert_eq!(bob.wait_timeout(TIMEOUT).unwrap().unwrap().message(), Some(&b"late"[..]));
 }
 
-/// Memory that tells when it is freed.
+/// Memory that counts when it is freed.
 struct Watched(Buffer, Arc<AtomicUsize>);
 
 impl Drop for Watched {
@@ -111,7 +111,7 @@ impl Drop for Watched {
     }
 }
 
-// SAFETY: the buffer's bytes do not move with it.
+// SAFETY: the buffer's bytes stay in place when it moves.
 unsafe impl MemoryOwner for Watched {
     fn region(&mut self) -> (std::ptr::NonNull<u8>, usize) {
         self.0.region()

@@ -18,7 +18,7 @@ pub(crate) fn kernel() -> (u32, u32) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// A queue pair with a completion queue of its own.
+/// A queue pair with a CQ of its own.
 pub(crate) struct End {
     pub(crate) qp: Qp<Rc>,
     pub(crate) cq: Cq,
@@ -36,14 +36,13 @@ impl End {
         Self { qp, cq }
     }
 
-    /// Brings it up towards `peer`, with retries that end soon, but not so soon that a slow guest
-    /// needs them: Soft-RoCE loses count of reads and atomics that it sent twice, and a fence then
-    /// waits for ever.
+    /// Connects it to `peer`. The timeouts are finite, but long enough for a slow guest: Soft-RoCE
+    /// loses count of reads and atomics that are retried, and a fence then waits without limit.
     pub(crate) fn connect(&mut self, peer: u32) {
         self.connect_with(peer, 7);
     }
 
-    /// The same with that many retries where the peer has no receive; 7 are endless.
+    /// The same with this RNR retry count; 7 is unlimited.
     pub(crate) fn connect_with(&mut self, peer: u32, rnr_retry: u8) {
         let gid = self.qp.pd().context().default_gid(1).unwrap();
         let address = AhAttr::global(1, gid.gid, gid.index as u8);
@@ -61,23 +60,22 @@ impl End {
 
     pub(crate) fn recv(&mut self, wr_id: u64, buffer: &Mr<Buffer>) {
         let sges = [buffer.sge(..).unwrap()];
-        // SAFETY: these tests keep the region until the queue pair is gone and look at it by
-        // copies.
+        // SAFETY: these tests keep the region longer than the queue pair and only copy its bytes.
         unsafe { self.qp.post_recv(&[RecvRequest { wr_id, sges: &sges }]) }.unwrap();
     }
 
     pub(crate) fn send(&mut self, request: &SendRequest<'_>) {
-        // SAFETY: these tests keep their regions until the queue pair is gone and look at them by
-        // copies.
+        // SAFETY: these tests keep their regions longer than the queue pair and only copy their
+        // bytes.
         unsafe { self.qp.post_send(std::slice::from_ref(request)) }.unwrap();
     }
 
-    /// Polls until `count` completions are there.
+    /// Polls until there are `count` completions.
     pub(crate) fn completions(&mut self, count: usize) -> Vec<WorkCompletion> {
         take(&mut self.cq, count)
     }
 
-    /// Polls until one completion is there, which must be a good one.
+    /// Polls until there is one completion, which must be successful.
     pub(crate) fn completion(&mut self) -> WorkCompletion {
         let completion = self.completions(1)[0];
         assert_eq!(completion.status, WcStatus::SUCCESS, "{completion:?}");
@@ -94,7 +92,7 @@ pub(crate) fn pair_in(pd: &Pd, cap: QpCap) -> (End, End) {
     (a, b)
 }
 
-/// The same in a domain of their own, with room for several elements and inline bytes.
+/// The same in a PD of its own, with several SGEs and inline data.
 pub(crate) fn pair() -> (Pd, End, End) {
     let pd = open().alloc_pd().unwrap();
     let cap = QpCap { max_send_sge: 4, max_recv_sge: 4, max_inline_data: 64, ..QpCap::default() };

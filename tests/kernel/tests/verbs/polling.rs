@@ -25,7 +25,7 @@ fn poll_all(end: &mut End, len: usize, count: usize) -> Vec<WorkCompletion> {
     taken
 }
 
-/// What no completion is.
+/// A value that no completion has.
 const EMPTY: WorkCompletion = WorkCompletion {
     wr_id: u64::MAX,
     status: WcStatus::GENERAL_ERR,
@@ -59,12 +59,12 @@ pub(crate) fn slices_of_every_small_length_get_all_completions_in_order() {
             }
             for wr_id in ids.clone() {
                 let bytes = wr_id.to_ne_bytes();
-                // The length tells one message from the next.
+                // Each message is identified by its length.
                 let parts = [&bytes[..1 + wr_id as usize % 8]];
                 let (operation, flags) = (Operation::Send, SendFlags::SIGNALED);
                 a.send(&SendRequest { wr_id, operation, flags, payload: Payload::Inline(&parts) });
             }
-            // Without a poll in between they are all there before the first one.
+            // Without polling in between, all completions are in the CQ before the first poll.
             for (end, opcode) in [(&mut a, WcOpcode::SEND), (&mut b, WcOpcode::RECV)] {
                 let taken = poll_all(end, len, count);
                 let found: Vec<_> = taken.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
@@ -111,7 +111,7 @@ pub(crate) fn init_structs_with_borrows_have_defaults() {
     assert!(std::ptr::eq(of, &ah));
     assert_eq!((qp_num, qkey, imm), (5, 6, None));
 
-    // What the kernel made of the default depths.
+    // The capacities that the kernel chose for the default depths.
     let qp = pd.create_qp::<Rc>(&QpInit::new(&cq, &cq)).unwrap();
     let (_, init) = qp.query().unwrap();
     assert!(init.cap.max_send_wr >= 16 && init.cap.max_recv_wr >= 16 && !init.signal_all);

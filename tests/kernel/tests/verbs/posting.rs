@@ -32,7 +32,7 @@ pub(crate) fn full_queue_reports_accepted_count() {
     let room = b.qp.split().1.capacity() as usize;
     let sges = [target.sge(..).unwrap()];
     let receives: Vec<_> = (0..room as u64 + 3).map(|wr_id| RecvRequest { wr_id, sges: &sges }).collect();
-    // SAFETY: the region stays until the queue pair is gone.
+    // SAFETY: the region outlives the queue pair.
     let refused = unsafe { b.qp.post_recv(&receives) }.unwrap_err();
     let received = room;
     assert_eq!(refused.accepted, received);
@@ -45,7 +45,7 @@ pub(crate) fn full_queue_reports_accepted_count() {
     let refused = unsafe { a.qp.post_send(&sends) }.unwrap_err();
     assert_eq!(refused.accepted, room);
     assert_eq!(refused.reason, PostReason::Queue(PushError::QueueFull { capacity: room as u32 }));
-    // A send queue may hold more than was asked for.
+    // A send queue may be deeper than requested.
     let more = room.saturating_sub(received);
     b.completions(more);
     (0..more).for_each(|_| b.recv(0, &target));
@@ -74,10 +74,10 @@ pub(crate) fn posting_in_reset_is_refused() {
     let mut end = End::new(&pd, QpCap { max_inline_data: 8, ..QpCap::default() });
     let target = region(&pd, &[0; 8]);
     let sges = [target.sge(..).unwrap()];
-    // SAFETY: nothing is posted.
+    // SAFETY: the request is rejected.
     let refused = unsafe { end.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &sges }]) }.unwrap_err();
     assert_eq!((refused.accepted, refused.reason), (0, PostReason::State(QpState::RESET)));
-    // SAFETY: nothing is posted.
+    // SAFETY: the request is rejected.
     let refused = unsafe { end.qp.post_send(&[message(1, Payload::Sges(&sges))]) }.unwrap_err();
     assert_eq!((refused.accepted, refused.reason), (0, PostReason::State(QpState::RESET)));
     assert!(refused.to_string().contains("the queue pair is in RESET"), "{refused}");
@@ -91,7 +91,7 @@ pub(crate) fn requests_that_do_not_fit_the_queue_are_refused() {
     let mut refused = |payload| {
         let request =
             SendRequest { wr_id: 1, operation: Operation::Send, flags: SendFlags::SIGNALED, payload };
-        // SAFETY: nothing is posted.
+        // SAFETY: the request is rejected.
         unsafe { a.qp.post_send(&[request]) }.unwrap_err().reason
     };
     let elements = [element; 33];
@@ -109,8 +109,8 @@ pub(crate) fn a_key_of_another_domain_completes_with_its_reason() {
     a.send(&message(2, Payload::Sges(&[foreign.sge(..).unwrap()])));
     let completion = a.completions(1)[0];
     assert_eq!(completion.wr_id, 2);
-    // From 6.4 on, Soft-RoCE flushes the request at fault like any other, and the reason stands
-    // beside it.
+    // From 6.4 on, Soft-RoCE flushes the failing request like all others, and reports the status
+    // separately.
     let failure = a.qp.failure().filter(|failure| failure.wr_id == 2);
     assert_eq!(a.qp.split().0.failure(), a.qp.failure());
     let status = failure.map_or(completion.status, |failure| failure.status);
@@ -125,7 +125,7 @@ pub(crate) fn a_message_longer_than_its_receive_fails_on_both_sides() {
     b.recv(1, &target);
     a.send(&message(2, Payload::Inline(&[b"too long"])));
     let (sent, received) = (a.completions(1)[0].status, b.completions(1)[0].status);
-    // Kernels differ in whose mistake they call it.
+    // The status depends on the kernel.
     assert!(matches!(sent, WcStatus::REM_INV_REQ_ERR | WcStatus::REM_OP_ERR), "{sent:?}");
     assert!(matches!(received, WcStatus::LOC_LEN_ERR | WcStatus::LOC_QP_OP_ERR), "{received:?}");
 }

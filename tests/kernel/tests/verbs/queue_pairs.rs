@@ -93,7 +93,7 @@ pub(crate) fn bad_bring_up_attributes_are_refused_by_name() {
         refused(RtrAttr { max_dest_rd_atomic: (most + 1) as u8, ..good }),
         format!("modify_qp INIT→RTR: max_dest_rd_atomic {} is above the device's limit of {most}", most + 1)
     );
-    // None of that changed the queue pair.
+    // The queue pair is unchanged.
     assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::INIT, QpState::INIT));
     qp.ready_to_receive(&good).unwrap();
     let refused = qp.ready_to_send(&RtsAttr { retry_cnt: 8, ..RtsAttr::default() }).unwrap_err().to_string();
@@ -150,6 +150,6 @@ pub(crate) fn raw_modify_is_checked_by_the_kernel() {
     assert_eq!(qp.state(), QpState::ERR);
     qp.modify(&to(QpState::RESET), QpAttrMask::STATE).unwrap();
     assert_eq!((qp.state(), qp.query().unwrap().0.qp_state), (QpState::RESET, QpState::RESET));
-    // Pacing goes by the extended command.
+    // A rate limit needs the extended command.
     assert!(qp.modify(&QpAttr::default(), QpAttrMask::RATE_LIMIT).is_err());
 }

@@ -92,7 +92,7 @@ pub(crate) fn three_elements_over_two_regions_arrive_in_order_in_two() {
     let (one, two) = (region(&pd, b"-abc-def-"), region(&pd, b"123456"));
     let (head, tail) = (region(&pd, &[b'.'; 6]), region(&pd, &[b'.'; 8]));
     let targets = [head.sge(1..6).unwrap(), tail.sge(2..).unwrap()];
-    // SAFETY: the regions stay until the message is there.
+    // SAFETY: the regions exist until the message has arrived.
     unsafe { b.qp.post_recv(&[RecvRequest { wr_id: 1, sges: &targets }]) }.unwrap();
     let sources = [one.sge(1..4).unwrap(), two.sge(1..5).unwrap(), one.sge(5..8).unwrap()];
     a.send(&message(2, Payload::Sges(&sources)));
@@ -107,7 +107,7 @@ pub(crate) fn a_region_is_reached_by_the_address_it_was_given() {
     let source = region(&pd, b"renamed!");
     let mut target = Buffer::zeroed(4096).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    // SAFETY: the buffer outlives the region and is not looked at before the region is gone.
+    // SAFETY: the buffer outlives the region and is not read while the region exists.
     let named =
         unsafe { pd.register_raw(target.as_mut_ptr(), 4096, Some(0x7000_0000_0000), access) }.unwrap();
     assert_eq!((named.addr(), named.remote(16).unwrap().addr), (0x7000_0000_0000, 0x7000_0000_0010));

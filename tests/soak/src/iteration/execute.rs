@@ -50,7 +50,7 @@ impl Iteration {
         Ok(())
     }
 
-    /// Whether slots of executed requests may still be occupied. The release of an unsignaled
+    /// Whether slots of executed requests may still be occupied. The release of an unsignalled
     /// request's slot is not reported. From Linux 6.4 on, Soft-RoCE completes a flushed request
     /// before it releases the slot (`flush_send_queue` of `rxe_comp.c`).
     fn frees_slots_later(&self, id: Id) -> bool {

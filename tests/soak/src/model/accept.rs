@@ -28,7 +28,7 @@ pub struct Expect {
     pub sender: Option<Id>,
     /// The failure that the queue pair reports: `wr_id` and status.
     pub failure: Option<(u64, WcStatus)>,
-    /// Whether the request is unsignaled, so that no completion is generated.
+    /// Whether the request is unsignalled, so that no completion is generated.
     pub silent: bool,
     /// The data in the memory of an SRQ receive.
     pub bytes: Option<Vec<u8>>,
@@ -114,7 +114,7 @@ impl Qp {
         if receive { &mut self.receives_expected } else { &mut self.sends_expected }
     }
 
-    /// An executed unsignaled request, also of an earlier round, may not be acknowledged when its
+    /// An executed unsignalled request, also of an earlier round, may not be acknowledged when its
     /// queue pair fails. It is flushed then, with all later requests.
     fn flushes_unasked(&mut self, seen: &Seen) {
         let unasked = std::mem::take(&mut self.unasked);
@@ -148,7 +148,7 @@ impl Qp {
                 return true;
             }
         }
-        // Only unsignaled requests before it can have been executed without a completion, and none
+        // Only unsignalled requests before it can have been executed without a completion, and none
         // after the first flushed one.
         let unseen = if begun { 0 } else { expected.iter().take_while(|expect| expect.silent).count() };
         let place = expected.iter().take(unseen + 1).position(|expect| expect.wr_id == Some(seen.wr_id));
