@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use bareverbs_fuzz::TARGETS;
 
-/// Bounds of what the repository keeps of a target.
+/// Limits of a target's corpus in the repository.
 const FILES: usize = 50;
 const BYTES: u64 = 200 << 10;
 

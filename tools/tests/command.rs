@@ -1,4 +1,4 @@
-//! The program as a command, as far as that needs no device.
+//! Tests of the program's command line that need no device.
 
 use std::process::{Command, Output};
 

@@ -33,7 +33,7 @@ pub(crate) struct Measure {
     /// be given more than once. Without it: all three.
     #[arg(long = "device", value_name = "DEVICE", value_enum)]
     devices: Vec<Tested>,
-    /// What executes the guests: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
     /// Only the tests that need no guest. Functions that no test calls are listed then, but fail

@@ -21,7 +21,7 @@ const DEFAULT_LIMIT: u64 = 600;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Fill the cache with what a lab run needs.
+    /// Fill the cache with the files of a lab run.
     Fetch(Fetch),
     /// Run a command as root in a fresh guest with rxe0 up at 10.1.0.1.
     Run(Run),
@@ -31,7 +31,7 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Fetch {
-    /// A series such as 6.12, or rc; may be given more than once. Without it: 6.12.
+    /// A series such as 6.12, or rc; may be given more than once (default: 6.12).
     #[arg(long = "kernel", value_name = "KERNEL")]
     kernels: Vec<Series>,
     /// Also the Debian root with rdma-core and its tools.
@@ -40,7 +40,7 @@ pub(crate) struct Fetch {
     /// Also the headers of each series, both those for user space and the kernel's own.
     #[arg(long)]
     headers: bool,
-    /// Look for newer versions even of what is cached.
+    /// Also look for newer versions of cached files.
     #[arg(long)]
     refresh: bool,
 }
@@ -70,13 +70,13 @@ pub(crate) struct Machine {
     /// Run in a Debian root with rdma-core, perftest, pyverbs, strace and iproute2.
     #[arg(long, alias = "peers")]
     rdma_core: bool,
-    /// A host folder for the guest to see at /share, read-only.
+    /// A host folder to mount at /share in the guest, read-only.
     #[arg(long, value_name = "FOLDER")]
     share: Option<PathBuf>,
     /// Let guest time count instructions, one nanosecond each.
     #[arg(long)]
     icount: bool,
-    /// What executes the guest: auto, kvm or tcg.
+    /// The accelerator: auto, kvm or tcg.
     #[arg(long, default_value = "auto")]
     accel: Accelerator,
     /// Give each host an HCA, bound by the kernel's mlx5 driver, instead of rxe: ib or roce.

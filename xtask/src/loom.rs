@@ -18,7 +18,7 @@ pub(crate) struct Loom {
     /// Run only the models whose names contain this.
     #[arg(default_value = "loom")]
     filter: String,
-    /// How often a thread may be preempted. Without it: what each model is written for.
+    /// How often a thread may be preempted (default: as set by each model).
     #[arg(long, value_name = "N")]
     preemptions: Option<u32>,
 }

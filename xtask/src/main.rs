@@ -45,26 +45,25 @@ enum Command {
     Demo(demo::Demo),
     /// Formatting, lints, documentation and all tests, those on real kernels included.
     Test(test::Test),
-    /// rdma-core's test suite against ours, case by case.
+    /// Compare rdma-core's test suite with ours, case by case.
     Pyverbs(pyverbs::Pyverbs),
-    /// Scale and endurance, at length, in a guest.
+    /// Long scale and endurance tests, in a guest.
     Soak(soak::Soak),
-    /// What the data path costs in instructions, beside the C library; fails above the ceilings.
+    /// Count the data path's instructions, beside rdma-core's; fails above the ceilings.
     Fastpath(fastpath::Fastpath),
-    /// Count what the mlx5 data path costs in instructions, on the software HCA in the same
-    /// process.
+    /// Count the mlx5 data path's instructions, on the software HCA in the same process.
     Counts(counts::Counts),
-    /// Measure which lines of the product crates the tests reach; fails where a public function is
-    /// called by none.
+    /// Measure which lines of the product crates the tests reach; fails if no test calls a public
+    /// function.
     Coverage(coverage::Measure),
-    /// Fuzz the parsers of what devices, kernels and peers say; needs a nightly compiler.
+    /// Fuzz the parsers of untrusted input; needs a nightly compiler.
     Fuzz(fuzz::Fuzz),
-    /// Explore how threads that share queues interleave, with models of them.
+    /// Check models of shared queues in all interleavings of their threads.
     Loom(loom::Loom),
-    /// Compare what an HCA fetches of our requests and of the C library's, field by field.
+    /// Compare our WQEs with rdma-core's, as fetched by an HCA, field by field.
     #[command(alias = "wqes")]
     WqeDiff(wqe_diff::WqeDiff),
-    /// Change the product line by line and see whether a test notices.
+    /// Mutation testing of the product.
     Mutants(mutants::Mutants),
     /// Check the dependencies: licenses, sources, no C in the product.
     Deny(deny::Deny),

@@ -1,6 +1,6 @@
-//! What posting and polling take on this machine, without a device: the software HCA in the same
-//! process works between samples. `cargo bench -p bareverbs-counts`. The registers are ordinary
-//! memory here, which costs less than a device's.
+//! Times of posting and polling on this machine, without a device: the software HCA in the same
+//! process runs between samples. `cargo bench -p bareverbs-counts`. The doorbell registers are
+//! ordinary memory, which is faster than a device's.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -12,14 +12,14 @@ use divan::Bencher;
 
 const BYTES: [u8; 8] = [7; 8];
 
-/// Requests of a sample: all posted, and all polled, one after the other.
+/// Requests of a sample. All are posted, or all are polled, one after the other.
 const SIZE: u32 = 100;
 
 fn main() {
     divan::main();
 }
 
-/// A write of 8 bytes inline, with its doorbell.
+/// An inline write of 8 bytes, with its doorbell.
 #[divan::bench(types = [Mlx5, AnyProvider], sample_count = 500, sample_size = SIZE)]
 fn post_write<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
     let harness = RefCell::new(Harness::<P>::new());
@@ -27,7 +27,7 @@ fn post_write<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
     let made = RefCell::new(0);
     bencher
         .with_inputs(|| {
-            // The inputs of a sample are made before its first request.
+            // The inputs of a sample are created before its first request.
             *made.borrow_mut() += 1;
             if *made.borrow() % SIZE == 1 {
                 let mut harness = harness.borrow_mut();
@@ -40,7 +40,7 @@ fn post_write<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
         });
 }
 
-/// A completion of a send, read in place, its slot given back.
+/// A completion of a send: read in place, then its slot is released.
 #[divan::bench(types = [Mlx5, AnyProvider], sample_count = 500, sample_size = SIZE)]
 fn poll<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
     let harness = RefCell::new(Harness::<P>::new());
@@ -58,14 +58,14 @@ fn poll<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
         });
 }
 
-/// Looking in vain.
+/// A poll of an empty CQ.
 #[divan::bench(types = [Mlx5, AnyProvider], sample_count = 500, sample_size = SIZE)]
 fn poll_nothing<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
     let harness = RefCell::new(Harness::<P>::new());
     bencher.bench_local(|| assert!(harness.borrow_mut().poll().is_none()));
 }
 
-/// A receive of one element, with its doorbell record.
+/// A receive with one SGE, and its doorbell record.
 #[divan::bench(types = [Mlx5, AnyProvider], sample_count = 500, sample_size = SIZE)]
 fn post_recv<P: WrapMlx5>(bencher: Bencher<'_, '_>) {
     let harness = RefCell::new(Harness::<P>::new());

@@ -127,7 +127,7 @@ pub struct Request {
     pub b: u64,
     /// The data.
     pub pieces: Vec<Piece>,
-    /// The receive that the peer posts before the list, if it takes one.
+    /// The receive that the peer posts before the list, if the request uses one.
     pub receive: Option<Vec<Piece>>,
     /// The headers of a large send.
     pub header: Vec<u8>,

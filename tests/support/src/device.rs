@@ -323,7 +323,7 @@ pub fn no_device_memory() -> Requirement {
 /// For tests of the null MR.
 ///
 /// # Errors
-/// The device has none.
+/// If the device has none.
 pub fn null_mr() -> Requirement {
     need(open().capabilities().null_mr, || format!("{} has no null MR", name()))
 }

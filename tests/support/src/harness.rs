@@ -1,10 +1,10 @@
 //! The harness of tests that need a kernel with an RDMA device.
 //!
-//! A test binary lists its tests with [`kernel_tests!`](crate::kernel_tests). In a guest of the lab they run; anywhere
-//! else they are reported as ignored, because they need root, an RDMA device and a kernel that may
-//! be broken. `cargo xtask test` runs them on every kernel, each test in a process of its own, as
-//! root, with one device up ([`device`](crate::device); on Ethernet at 10.1.0.1) and the Debian root with the C
-//! stack.
+//! A test binary lists its tests with [`kernel_tests!`](crate::kernel_tests). In a guest of the lab
+//! they run; anywhere else they are reported as ignored, because they need root, an RDMA device and
+//! a kernel that may be broken. `cargo xtask test` runs them on every kernel, each test in a
+//! process of its own, as root, with one device up ([`device`](crate::device); on Ethernet at
+//! 10.1.0.1) and the Debian root with rdma-core.
 //!
 //! ```
 //! use bareverbs_test_support::{Outcome, skip};

@@ -1,9 +1,9 @@
-//! What goes wrong outside the program, or is asked wrongly, ends with an error that says so, and
-//! leaves nothing behind.
+//! Failures outside of the program, and invalid arguments: each is reported as an error, and no
+//! object is left.
 //!
-//! | verb | wrong in turn | where |
+//! | verb | wrong in turn | module |
 //! |---|---|---|
-//! | `devices`, `Device::find`, `open`, `RdmaNetlink` | names: empty, long, paths, bytes with a meaning; numbers; no node, no permission, no descriptor | `names`, `devices`, `limits` |
+//! | `devices`, `Device::find`, `open`, `RdmaNetlink` | names: empty, long, paths, special bytes; numbers; no node, no permission, no descriptor | `names`, `devices`, `limits` |
 //! | `query_port`, `gid`, `pkey`, `port_speed`, `object_count` | port, index, class | `devices`, `regions` |
 //! | `register`, `register_raw`, `register_borrowed` | null, empty, unmapped, not writable, wrapping; rights; address for peers; locked memory | `memory`, `regions` |
 //! | `Mr` | ranges; advice; rights and domains changed | `regions`, `contexts` |
@@ -12,10 +12,10 @@
 //! | `init`, `ready_to_receive`, `ready_to_send`, `modify` | state, mask, every attribute | `attributes`, `states`, `random` |
 //! | `drain`, `resume`, `set_error`, `reset` | state | `states` |
 //! | `create_ah`, `ah_attr_from_wc`, `attach_mcast`, `detach_mcast` | port, GID and its index, header; group; members | `attributes`, `datagrams`, `groups` |
-//! | `post_send`, `post_recv`, inline and datagrams | state; elements, lengths, sums; payload of the wrong kind; full queue; keys and ranges, local and remote; no receive, one too short | `posting`, `states`, `failures`, `datagrams`, `zero`, `random` |
+//! | `post_send`, `post_recv`, inline and datagrams | state; SGEs, lengths, sums; payload of the wrong type; full queue; keys and ranges, local and remote; no receive, too short receive | `posting`, `states`, `failures`, `datagrams`, `zero`, `random` |
 //! | `owned::Endpoint` | port, depth, peer, range, domain; after a failure | `endpoints` |
-//! | all of them | the device goes | `removal` |
-//! | `provider::command` | handles never made, given back, of another sort or file; descriptors; files | `commands` |
+//! | all of them | device removal | `removal` |
+//! | `provider::command` | handles that never existed, freed handles, of another type or file; descriptors; files | `commands` |
 
 mod attributes;
 mod commands;

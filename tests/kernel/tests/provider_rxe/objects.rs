@@ -32,8 +32,7 @@ pub(crate) fn lkey_of_another_pd_fails() {
     pair.send(1, Operation::Write(memory.remote(64)), Payload::Sges(&[wrong]));
     let completion = poll(&mut pair.client_cq);
     assert_eq!(completion.wr_id, 1);
-    // Newer kernels put the queue pair into the error state first, and then flush the request that
-    // caused it.
+    // Newer kernels put the queue pair into ERR first and then flush the failing request.
     let told = match completion.status {
         WcStatus::WR_FLUSH_ERR => pair.client.sq.failure(),
         status => Some((completion.wr_id, status)),
@@ -48,7 +47,7 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
     let classes = [ObjectClass::QP, ObjectClass::CQ, ObjectClass::MR, ObjectClass::PD];
     assert_eq!(classes.map(|class| count(&pair.host, class)), [2, 2, 1, 1]);
 
-    // Depths that the device does not have are refused, and leave nothing.
+    // Depths above the device's limit are rejected, and no object is left.
     let request = CqRequest {
         entries: 1 << 31,
         user_handle: 0,
@@ -64,7 +63,7 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
     let Pair { host, client, client_cq, server, server_cq } = pair;
     host.destroy([client, server], [client_cq, server_cq]);
     memory.give_back(&host);
-    // SAFETY: the domain is the test's own, and nothing uses it any more.
+    // SAFETY: this test owns the PD and no longer uses it.
     unsafe { command::dealloc_pd(&host.file, host.pd) }.unwrap();
     assert_eq!(classes.map(|class| count(&host, class)), [0; 4]);
 }
