@@ -2,8 +2,8 @@
 //!
 //! `deny.toml` lists the allowed licenses, sources and crates; cargo-deny checks it for the whole
 //! workspace. Its advisory database has a separate host, which some machines can't reach;
-//! `--advisories` adds that check. This module checks that the product contains no C, from `cargo
-//! metadata`.
+//! `--advisories` adds that check. This module checks, from `cargo metadata`, that the product
+//! contains no C.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

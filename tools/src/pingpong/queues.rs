@@ -11,10 +11,10 @@ use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};
 
 /// Retries before a message counts as lost. Not the maximum of 7: Soft-RoCE retries without limit
-/// then (rxe_comp.c, COMPST_ERROR_RETRY), and would never report that the peer is gone.
+/// then (rxe_comp.c, COMPST_ERROR_RETRY), and would never report a lost peer.
 pub(crate) const RETRY_CNT: u8 = 6;
 /// ACK timeout: 4.096 µs × 2^16, which is 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose
-/// machine pauses for half a second would count as gone.
+/// machine pauses for half a second would count as lost.
 pub(crate) const ACK_TIMEOUT: u8 = 16;
 /// The Q_Key of ibv_ud_pingpong.
 const QKEY: u32 = 0x1111_1111;
