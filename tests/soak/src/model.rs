@@ -289,8 +289,7 @@ impl Model {
         if send_cq == recv_cq { self.free(send_cq) / 2 } else { self.free(send_cq).min(self.free(recv_cq)) }
     }
 
-    /// Executes a verb. Returns how many requests a post accepts; for other verbs the value is
-    /// unused.
+    /// Executes a verb. For a post, returns the number of accepted requests.
     pub fn apply(&mut self, op: &Op) -> usize {
         match op {
             Op::AllocPd(pd) => {
