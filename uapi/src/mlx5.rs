@@ -1,9 +1,9 @@
-//! The mlx5 driver: its payloads of core calls, its own object classes and methods, and the
-//! attributes that it adds to the core's.
+//! The mlx5 driver: driver payloads of core calls, driver-specific object classes and methods, and
+//! driver-specific attributes of core methods.
 //!
-//! The method types stand here flat ([`DevxObjCreate`]); the attributes added to a core method are
-//! constants of a type of the method's name in [`attributes`], and go with calls of the core's
-//! method:
+//! Method types are in this module ([`DevxObjCreate`]). The driver-specific attributes of a core
+//! method are constants of a type with the method's name in [`attributes`]. They are used in calls
+//! of the core method:
 //!
 //! ```
 //! use bareverbs_uapi::method::Call;
@@ -43,5 +43,5 @@ pub use values::*;
 use crate::abi::flatten;
 use crate::method::ObjectInfo;
 
-/// The driver's own object classes, and those of the core with the methods that it adds.
+/// The driver-specific object classes, and core classes with the methods that the driver adds.
 pub const OBJECTS: [&ObjectInfo; 15] = flatten(&[devx::OBJECTS, steering::OBJECTS, resources::OBJECTS]);

@@ -1,9 +1,8 @@
-//! The connection manager of `/dev/infiniband/rdma_cm`: find a peer by its address, connect, hear
-//! of events.
+//! The connection manager, `/dev/infiniband/rdma_cm`: address resolution, connections, events.
 //!
-//! It has no ioctl: a command is written to the file as a [`Header`] and the command's request, and
-//! the kernel puts the answer where the request says before the write returns. A [`Call`] holds
-//! such a write; [`decode`] tells one in words.
+//! It has no ioctl. A command is a `write` of a [`Header`] and the request. The request has the
+//! address of the response, which the kernel writes before `write` returns. A [`Call`] has the
+//! bytes of such a write; [`decode`] prints them.
 //!
 //! ```
 //! use bareverbs_uapi::rdma_cm::{Call, CreateId, PortSpace, decode, structs::{CreateIdReq, CreateIdResp}};
@@ -32,13 +31,13 @@ pub use event::EventType;
 abi_structs! {
     header = "rdma/rdma_user_cm.h";
 
-    /// The head of a command.
+    /// The header of a command.
     struct Header = tag "rdma_ucm_cmd_hdr" {
         /// Number of the command.
         command: u32 = "cmd";
-        /// Bytes of the request after this head.
+        /// Size of the request after this header in bytes.
         input: u16 = "in";
-        /// Bytes that there is room for where the response goes.
+        /// Size of the response buffer in bytes.
         output: u16 = "out";
     }
 }
@@ -46,19 +45,19 @@ abi_structs! {
 abi_enums! {
     header = "rdma/rdma_user_cm.h";
 
-    /// Whose port numbers an identifier uses, and with it the kind of QP.
+    /// Port space of an identifier, which implies the QP type.
     enum PortSpace: u16 = "rdma_ucm_port_space" {
-        /// IP over InfiniBand: unreliable datagrams that share its Q_Key.
+        /// IPoIB: UD with the Q_Key of IPoIB.
         IPOIB = 0x0002, "RDMA_PS_IPOIB";
-        /// Native InfiniBand service identifiers.
+        /// Native InfiniBand service IDs.
         IB = 0x013f, "RDMA_PS_IB";
-        /// Connections.
+        /// Connected transports.
         TCP = 0x0106, "RDMA_PS_TCP";
-        /// Unreliable datagrams.
+        /// UD.
         UDP = 0x0111, "RDMA_PS_UDP";
     }
 
-    /// What [`Query`] asks for.
+    /// Option of [`Query`].
     enum QueryOption: u32 = "" {
         /// Both addresses: [`structs::QueryAddrResp`].
         ADDR = 0, "RDMA_USER_CM_QUERY_ADDR";
@@ -66,11 +65,11 @@ abi_enums! {
         PATH = 1, "RDMA_USER_CM_QUERY_PATH";
         /// Both GIDs, as [`address::SocketAddressIb`] in a [`structs::QueryAddrResp`].
         GID = 2, "RDMA_USER_CM_QUERY_GID";
-        /// The services found: [`structs::QueryIbServiceResp`] and records after it.
+        /// The resolved services: [`structs::QueryIbServiceResp`] and records after it.
         IB_SERVICE = 3, "RDMA_USER_CM_QUERY_IB_SERVICE" since V7_2;
     }
 
-    /// How to take part in a multicast group.
+    /// Join mode of a multicast group.
     enum JoinFlags: u16 = "" {
         /// Send and receive.
         FULL_MEMBER = 0, "RDMA_MC_JOIN_FLAG_FULLMEMBER";
@@ -78,7 +77,7 @@ abi_enums! {
         SEND_ONLY_FULL_MEMBER = 1, "RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER";
     }
 
-    /// Which set of options an option belongs to.
+    /// Level of an option.
     enum OptionLevel: u32 = "" {
         /// [`IdOption`].
         ID = 0, "RDMA_OPTION_ID";
@@ -90,17 +89,17 @@ abi_enums! {
     enum IdOption: u32 = "" {
         /// Type of service; one byte.
         TOS = 0, "RDMA_OPTION_ID_TOS";
-        /// Whether several may bind to the address; four bytes.
+        /// Whether the address can be reused (REUSEADDR); four bytes.
         REUSE_ADDR = 1, "RDMA_OPTION_ID_REUSEADDR";
-        /// Whether an IPv6 identifier keeps to IPv6; four bytes.
+        /// Whether an IPv6 identifier is IPv6-only; four bytes.
         AF_ONLY = 2, "RDMA_OPTION_ID_AFONLY";
-        /// The QP's timeout, 4.096 µs times 2 to this power; one byte.
+        /// Local ACK timeout of the QP, 4.096 µs × 2^n; one byte.
         ACK_TIMEOUT = 3, "RDMA_OPTION_ID_ACK_TIMEOUT";
     }
 
     /// Options of an identifier on an InfiniBand fabric.
     enum IbOption: u32 = "" {
-        /// The paths, an array of [`path::PathRecData`], in place of resolving a route.
+        /// The paths, an array of [`path::PathRecData`], instead of route resolution.
         PATH = 1, "RDMA_OPTION_IB_PATH";
     }
 }
@@ -108,7 +107,7 @@ abi_enums! {
 abi_flags! {
     header = "rdma/rdma_user_cm.h";
 
-    /// Which parts of [`structs::IbService`] say what to look for.
+    /// Search keys of [`structs::IbService`].
     flags IbServiceFlags: u32 = "" {
         /// The identifier.
         ID = 1 << 0, "RDMA_USER_CM_IB_SERVICE_FLAG_ID" since V7_2;
@@ -122,10 +121,10 @@ abi_consts! {
 
     /// Version of this ABI, in `/sys/class/misc/rdma_cm/abi_version`.
     const ABI_VERSION: u32 = 4, "RDMA_USER_CM_ABI_VERSION";
-    /// Most bytes of private data in a command or event.
+    /// Maximum private data of a command or event in bytes.
     const MAX_PRIVATE_DATA: usize = 256, "RDMA_MAX_PRIVATE_DATA";
-    /// Bytes of a service's name.
+    /// Size of a service name in bytes.
     const IB_SERVICE_NAME_SIZE: usize = 64, "RDMA_USER_CM_IB_SERVICE_NAME_SIZE" since V7_2;
-    /// The one command number that no kernel has a handler for; it fails with `ENOSYS`.
+    /// The only command without a handler in any kernel; it fails with `ENOSYS`.
     const GET_OPTION: u32 = 13, "RDMA_USER_CM_CMD_GET_OPTION";
 }

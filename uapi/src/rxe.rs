@@ -1,8 +1,9 @@
-//! Soft-RoCE's user ABI: driver payloads, and the queues shared with the kernel.
+//! User ABI of Soft-RoCE (rxe): driver payloads, and queues shared with the kernel.
 //!
-//! A queue is a [`QueueBuf`] and a power-of-two number of slots of a power-of-two size, both told
-//! by the header. Send slots hold a [`SendWqe`] and its data, receive slots a [`RecvWqe`] and its
-//! [`Sge`]s, completion slots a [`Wc`](crate::write::structs::Wc). One slot stays empty.
+//! A queue is a [`QueueBuf`] header and its slots. The number of slots and their size are powers of
+//! 2, both in the header. A send slot has a [`SendWqe`] and its data, a receive slot a [`RecvWqe`]
+//! and its [`Sge`]s, a completion slot a [`Wc`](crate::write::structs::Wc). One slot is always
+//! empty.
 
 use crate::abi::Be16;
 use crate::rdma_cm::address::AddressFamily;
@@ -48,15 +49,15 @@ abi_structs! {
     struct Av = tag "rxe_av" {
         /// The port.
         port_num: u8;
-        /// Which addresses follow.
+        /// Network type: the type of the addresses below.
         network_type: NetworkType;
-        /// The next hop's Ethernet address.
+        /// Ethernet address of the next hop.
         dmac: [u8; 6];
         /// Global route (GRH).
         grh: GlobalRoute;
-        /// The source's address.
+        /// Source address.
         sgid_addr: SocketAddress;
-        /// The destination's address.
+        /// Destination address.
         dgid_addr: SocketAddress;
     }
 
@@ -64,19 +65,19 @@ abi_structs! {
     struct FlushWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.flush)" since V6_12 {
         /// Remote address.
         remote_addr: u64;
-        /// Bytes to flush.
+        /// Length in bytes.
         length: u32;
         /// Remote key (rkey).
         rkey: u32;
-        /// What is guaranteed.
+        /// Placement type.
         placement: PlacementType = "type" since V6_12;
-        /// How much is covered.
+        /// Selectivity level.
         level: SelectivityLevel;
         /// Zero.
         padding: [u8; 6] = "";
     }
 
-    /// [`SendWr::wr`] of RDMA reads, RDMA writes and atomic writes.
+    /// [`SendWr::wr`] of RDMA READs, RDMA WRITEs and atomic writes.
     struct RdmaWr = expr "__typeof__(((struct rxe_send_wr *)0)->wr.rdma)" {
         /// Remote address.
         remote_addr: u64;
@@ -110,7 +111,7 @@ abi_structs! {
         pkey_index: u16;
         /// Zero.
         reserved: u16;
-        /// Number of the address handle; 0 has the kernel read `av`.
+        /// Number of the address handle; if 0, the kernel reads `av`.
         ah_num: u32;
         /// Zero.
         pad: [u32; 4];
@@ -124,17 +125,17 @@ abi_structs! {
         addr: u64;
         /// Length in bytes.
         length: u64;
-        /// Key of the memory region beneath.
+        /// Local key of the memory region.
         mr_lkey: u32;
-        /// Key of the window as it is.
+        /// Current rkey of the window.
         mw_rkey: u32;
-        /// Key of the window as it shall be.
+        /// New rkey of the window.
         rkey: u32;
-        /// What may be done through it.
+        /// Access flags.
         access: AccessFlags;
     }
 
-    /// A send request; [`SendWr::set`] and [`SendWr::get`] see `wr` as one of its forms.
+    /// A send request. [`SendWr::set`] and [`SendWr::get`] access `wr` as one of its forms.
     struct SendWr = tag "rxe_send_wr" {
         /// The `wr_id`.
         wr_id: u64;
@@ -160,35 +161,35 @@ abi_structs! {
         lkey: u32;
     }
 
-    /// What to map to share a queue with the kernel; good for one `mmap`.
+    /// Mapping of a queue shared with the kernel; valid for one `mmap`.
     struct MmapInfo = tag "mminfo" {
-        /// Offset to map the device file at.
+        /// Offset for `mmap` of the device file.
         offset: u64;
-        /// Bytes to map.
+        /// Length of the mapping in bytes.
         size: u32;
         /// Zero.
         pad: u32;
     }
 
-    /// Where a request's data are; they follow, in one of three forms.
+    /// DMA state of a request. The data follows in one of three forms.
     struct DmaInfo = tag "rxe_dma_info" {
-        /// Bytes of the whole.
+        /// Total length in bytes.
         length: u32;
-        /// Bytes not yet moved; starts as `length`.
+        /// Remaining length in bytes; initially `length`.
         resid: u32;
-        /// The entry in work; starts as 0.
+        /// Index of the current SGE; initially 0.
         cur_sge: u32;
-        /// Number of entries.
+        /// Number of SGEs.
         num_sge: u32;
-        /// Offset in the entry in work; starts as 0.
+        /// Offset in the current SGE; initially 0.
         sge_offset: u32;
         /// Zero.
         reserved: u32;
-        /// Where inline data start.
+        /// Start of inline data.
         inline_data: [u8; 0];
-        /// Where the value of an atomic write is, 8 bytes.
+        /// Value of an atomic write, 8 bytes.
         atomic_wr: [u8; 0] = "atomic_wr" since V6_12;
-        /// Where scatter/gather entries start.
+        /// Start of the SGEs.
         sge: [Sge; 0];
     }
 
@@ -196,23 +197,23 @@ abi_structs! {
     struct SendWqe = tag "rxe_send_wqe" {
         /// The request.
         wr: SendWr;
-        /// How it ended; the kernel's.
+        /// Status; written by the kernel.
         status: u32 as WcStatus;
-        /// How far it is; starts as 0, then the kernel's.
+        /// State; initially 0, then written by the kernel.
         state: u32;
-        /// The peer's address again, from where the kernel counts.
+        /// Copy of the remote address, which the kernel advances.
         iova: u64;
-        /// Kind of the opcode; the kernel's.
+        /// Opcode flags; written by the kernel.
         mask: u32;
-        /// First packet number; the kernel's.
+        /// First PSN; written by the kernel.
         first_psn: u32;
-        /// Last packet number; the kernel's.
+        /// Last PSN; written by the kernel.
         last_psn: u32;
-        /// Bytes acknowledged; the kernel's.
+        /// Acknowledged bytes; written by the kernel.
         ack_length: u32;
-        /// Number of the request; the kernel's.
+        /// Send sequence number (SSN); written by the kernel.
         ssn: u32;
-        /// Whether it counts as a read or atomic; the kernel's.
+        /// Whether it uses an RDMA READ and atomic resource; written by the kernel.
         has_rd_atomic: u32;
         /// Its data.
         dma: DmaInfo;
@@ -230,27 +231,27 @@ abi_structs! {
         dma: DmaInfo;
     }
 
-    /// The driver's response to creation of an address handle.
+    /// Driver response of CREATE_AH.
     struct CreateAhResp = tag "rxe_create_ah_resp" {
-        /// The number to put into [`UdWr::ah_num`].
+        /// The number for [`UdWr::ah_num`].
         ah_num: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// The driver's response to creation of a completion queue.
+    /// Driver response of CREATE_CQ.
     struct CreateCqResp = tag "rxe_create_cq_resp" {
         /// Its queue.
         mi: MmapInfo;
     }
 
-    /// The driver's response to a resize of a completion queue.
+    /// Driver response of RESIZE_CQ.
     struct ResizeCqResp = tag "rxe_resize_cq_resp" {
         /// Its new queue.
         mi: MmapInfo;
     }
 
-    /// The driver's response to creation of a queue pair.
+    /// Driver response of CREATE_QP.
     struct CreateQpResp = tag "rxe_create_qp_resp" {
         /// The receive queue; zero with an SRQ.
         rq_mi: MmapInfo;
@@ -258,7 +259,7 @@ abi_structs! {
         sq_mi: MmapInfo;
     }
 
-    /// The driver's response to creation of a shared receive queue.
+    /// Driver response of CREATE_SRQ.
     struct CreateSrqResp = tag "rxe_create_srq_resp" {
         /// Its queue.
         mi: MmapInfo;
@@ -268,29 +269,29 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// The driver's request to change a shared receive queue.
+    /// Driver request of MODIFY_SRQ.
     struct ModifySrqCmd = tag "rxe_modify_srq_cmd" {
-        /// Address where the kernel writes the [`MmapInfo`] of a resized queue.
+        /// Address to which the kernel writes the [`MmapInfo`] of a resized queue.
         mmap_info_addr: u64;
     }
 
-    /// Head of a queue shared with the kernel. Indexes are stored masked.
+    /// Header of a queue shared with the kernel. Indices are stored masked.
     struct QueueBuf = tag "rxe_queue_buf" {
-        /// Logarithm to base 2 of a slot's bytes.
+        /// Log2 of the slot size in bytes.
         log2_elem_size: u32;
-        /// Number of slots less 1.
+        /// Index mask: number of slots minus 1.
         index_mask: u32;
-        /// Keeps the producer's index in a cache line of its own.
+        /// Padding to the cache line of the producer index.
         pad_1: [u32; 30];
-        /// The slot that the producer fills next.
+        /// Producer index.
         producer_index: u32;
-        /// Keeps the consumer's index in a cache line of its own.
+        /// Padding to the cache line of the consumer index.
         pad_2: [u32; 31];
-        /// The slot that the consumer takes next.
+        /// Consumer index.
         consumer_index: u32;
-        /// Keeps the slots in cache lines of their own.
+        /// Padding to the cache line of the slots.
         pad_3: [u32; 31];
-        /// Where the slots start.
+        /// Start of the slots.
         data: [u8; 0];
     }
 }
@@ -325,12 +326,12 @@ macro_rules! wr_forms {
 wr_forms!(FlushWr, RdmaWr, AtomicWr, UdWr, MwWr);
 
 impl SendWr {
-    /// Writes a form into `wr`; what lies beyond it stays.
+    /// Writes a form to `wr`. The bytes beyond it are not changed.
     pub fn set<F: WrForm>(&mut self, form: &F) {
         self.wr.as_mut_bytes()[..size_of::<F>()].copy_from_slice(form.as_bytes());
     }
 
-    /// Reads `wr` as a form; whether it is that one depends on the opcode.
+    /// Reads `wr` as a form. The opcode determines which form is valid.
     #[must_use]
     pub fn get<F: WrForm>(&self) -> F {
         let mut form = F::new_zeroed();

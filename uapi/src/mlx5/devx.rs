@@ -1,7 +1,7 @@
-//! Commands to the firmware and what comes of them: DEVX.
+//! DEVX: firmware commands, and the objects and events of the firmware.
 //!
-//! Commands and answers are in the firmware's own format, whose first 16 bytes are the same for
-//! all.
+//! Commands and responses are in PRM format. The first 16 bytes have the same layout for all
+//! commands.
 
 use super::verbs::DevxEventChannelFlags;
 use crate::method::{
@@ -10,10 +10,10 @@ use crate::method::{
 };
 use crate::uverbs::types::AccessFlags;
 
-/// Bytes of the head of a command and of an answer.
+/// Size of the header of a command and of a response in bytes.
 const COMMAND_HEAD: usize = 16;
 
-/// An object of any class: a QP, say, as well as one of the firmware's own.
+/// An object of any class, such as a QP or a DEVX object.
 #[doc(alias = "UVERBS_IDR_ANY_OBJECT")]
 #[derive(Clone, Copy, Debug)]
 pub struct AnyObject;
@@ -32,94 +32,94 @@ impl Object for AnyObject {
 objects! {
     /// The firmware.
     object Devx = 0x1000, "MLX5_IB_OBJECT_DEVX" {
-        /// Passes a command that makes no object.
+        /// Executes a command that creates no object.
         method DevxOther = 0x1000, "MLX5_IB_METHOD_DEVX_OTHER" {
             /// The command.
             CMD_IN: InSlice<u8, COMMAND_HEAD> = 0x1000, "MLX5_IB_ATTR_DEVX_OTHER_CMD_IN", mandatory;
-            /// The answer.
+            /// The response.
             CMD_OUT: OutSlice<u8, COMMAND_HEAD> = 0x1001, "MLX5_IB_ATTR_DEVX_OTHER_CMD_OUT", mandatory;
         }
-        /// Asks for the firmware's number of a doorbell page.
+        /// Queries the firmware's UAR number of a doorbell register.
         method DevxQueryUar = 0x1001, "MLX5_IB_METHOD_DEVX_QUERY_UAR" {
-            /// The context's number for the doorbell register.
+            /// Index of the doorbell register in the context.
             USER_IDX: In<u32> = 0x1000, "MLX5_IB_ATTR_DEVX_QUERY_UAR_USER_IDX", mandatory;
-            /// The firmware's number for the page.
+            /// The firmware's UAR number.
             DEV_IDX: Out<u32> = 0x1001, "MLX5_IB_ATTR_DEVX_QUERY_UAR_DEV_IDX", mandatory;
         }
-        /// Asks for the firmware's number of an event queue.
+        /// Queries the firmware's EQ number of a completion vector.
         method DevxQueryEqn = 0x1002, "MLX5_IB_METHOD_DEVX_QUERY_EQN" {
             /// The completion vector.
             USER_VEC: In<u32> = 0x1000, "MLX5_IB_ATTR_DEVX_QUERY_EQN_USER_VEC", mandatory;
-            /// The firmware's number for its event queue.
+            /// The firmware's EQ number.
             DEV_EQN: Out<u32> = 0x1001, "MLX5_IB_ATTR_DEVX_QUERY_EQN_DEV_EQN", mandatory;
         }
-        /// Asks for events of an object or of the device.
+        /// Subscribes to events of an object or of the device.
         method DevxSubscribeEvent = 0x1003, "MLX5_IB_METHOD_DEVX_SUBSCRIBE_EVENT" {
-            /// Channel that the events come by.
+            /// Event channel.
             FD_HANDLE: Descriptor<DevxAsyncEventFd> = 0x1000,
                 "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_HANDLE", mandatory;
-            /// The object; absent for events of the device.
+            /// The object; absent for device events.
             OBJ_HANDLE: Handle<DevxObj> = 0x1001, "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_OBJ_HANDLE", optional;
-            /// The firmware's numbers of the events.
+            /// Event types of the firmware.
             TYPE_NUM_LIST: InSlice<u16, 2> = 0x1002,
                 "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_TYPE_NUM_LIST", mandatory;
-            /// An eventfd to signal in place of giving the events by the channel.
+            /// An eventfd that is signalled instead of the event channel.
             FD_NUM: In<u32> = 0x1003, "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_FD_NUM", optional;
-            /// Number that the events are to carry.
+            /// Cookie of the events.
             COOKIE: In<u64> = 0x1004, "MLX5_IB_ATTR_DEVX_SUBSCRIBE_EVENT_COOKIE", optional;
         }
     }
 
-    /// An object of the firmware's own.
+    /// A DEVX object of the firmware.
     object DevxObj = 0x1001, "MLX5_IB_OBJECT_DEVX_OBJ" {
-        /// Makes one.
+        /// Creates one.
         method DevxObjCreate = 0x1000, "MLX5_IB_METHOD_DEVX_OBJ_CREATE" {
             /// Its handle.
             HANDLE: NewHandle<DevxObj> = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_HANDLE", mandatory;
             /// The command.
             CMD_IN: InSlice<u8, COMMAND_HEAD> = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_IN", mandatory;
-            /// The answer.
+            /// The response.
             CMD_OUT: OutSlice<u8, COMMAND_HEAD> = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_CREATE_CMD_OUT", mandatory;
         }
-        /// Gives it back.
+        /// Destroys it.
         method DevxObjDestroy = 0x1001, "MLX5_IB_METHOD_DEVX_OBJ_DESTROY" {
             /// The object.
             HANDLE: DestroyHandle<DevxObj> = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_DESTROY_HANDLE", mandatory;
         }
-        /// Changes it.
+        /// Modifies it.
         method DevxObjModify = 0x1002, "MLX5_IB_METHOD_DEVX_OBJ_MODIFY" {
             /// The object.
             HANDLE: Handle<AnyObject> = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_HANDLE", mandatory;
             /// The command.
             CMD_IN: InSlice<u8, COMMAND_HEAD> = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_IN", mandatory;
-            /// The answer.
+            /// The response.
             CMD_OUT: OutSlice<u8, COMMAND_HEAD> = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_MODIFY_CMD_OUT", mandatory;
         }
-        /// Asks of it.
+        /// Queries it.
         method DevxObjQuery = 0x1003, "MLX5_IB_METHOD_DEVX_OBJ_QUERY" {
             /// The object.
             HANDLE: Handle<AnyObject> = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_HANDLE", mandatory;
             /// The command.
             CMD_IN: InSlice<u8, COMMAND_HEAD> = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_IN", mandatory;
-            /// The answer.
+            /// The response.
             CMD_OUT: OutSlice<u8, COMMAND_HEAD> = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_CMD_OUT", mandatory;
         }
-        /// Asks of it without waiting.
+        /// Queries it asynchronously.
         method DevxObjAsyncQuery = 0x1004, "MLX5_IB_METHOD_DEVX_OBJ_ASYNC_QUERY" {
             /// The object.
             HANDLE: Handle<AnyObject> = 0x1000, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_HANDLE", mandatory;
             /// The command.
             CMD_IN: InSlice<u8, COMMAND_HEAD> = 0x1001, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_CMD_IN", mandatory;
-            /// Channel that the answer comes by.
+            /// Channel of the response.
             FD: Descriptor<DevxAsyncCmdFd> = 0x1002, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_FD", mandatory;
-            /// Number that the answer is to carry.
+            /// Id of the response.
             WR_ID: In<u64> = 0x1003, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_WR_ID", mandatory;
-            /// Bytes of the answer.
+            /// Size of the response in bytes.
             OUT_LEN: Constant<u16> = 0x1004, "MLX5_IB_ATTR_DEVX_OBJ_QUERY_ASYNC_OUT_LEN", mandatory;
         }
     }
 
-    /// Memory that firmware objects use.
+    /// User memory (UMEM) for firmware objects.
     object DevxUmem = 0x1002, "MLX5_IB_OBJECT_DEVX_UMEM" {
         /// Registers it.
         method DevxUmemReg = 0x1000, "MLX5_IB_METHOD_DEVX_UMEM_REG" {
@@ -127,27 +127,27 @@ objects! {
             HANDLE: NewHandle<DevxUmem> = 0x1000, "MLX5_IB_ATTR_DEVX_UMEM_REG_HANDLE", mandatory;
             /// Address, or offset in the dma-buf.
             ADDR: In<u64> = 0x1001, "MLX5_IB_ATTR_DEVX_UMEM_REG_ADDR", mandatory;
-            /// Bytes.
+            /// Length in bytes.
             LEN: In<u64> = 0x1002, "MLX5_IB_ATTR_DEVX_UMEM_REG_LEN", mandatory;
-            /// What the device may do with it.
+            /// Access flags.
             ACCESS: Flags<AccessFlags> = 0x1003, "MLX5_IB_ATTR_DEVX_UMEM_REG_ACCESS", optional;
-            /// The firmware's number for it.
+            /// Its firmware index.
             OUT_ID: Out<u32> = 0x1004, "MLX5_IB_ATTR_DEVX_UMEM_REG_OUT_ID", mandatory;
-            /// Page sizes that will do, bit by bit.
+            /// Bitmap of allowed page sizes.
             PGSZ_BITMAP: Constant<u64> = 0x1005, "MLX5_IB_ATTR_DEVX_UMEM_REG_PGSZ_BITMAP", optional;
-            /// A dma-buf in place of the caller's memory.
+            /// A dma-buf instead of user memory.
             DMABUF_FD: RawDescriptor = 0x1006, "MLX5_IB_ATTR_DEVX_UMEM_REG_DMABUF_FD", optional;
         }
-        /// Gives it back.
+        /// Destroys it.
         method DevxUmemDereg = 0x1001, "MLX5_IB_METHOD_DEVX_UMEM_DEREG" {
             /// The memory.
             HANDLE: DestroyHandle<DevxUmem> = 0x1000, "MLX5_IB_ATTR_DEVX_UMEM_DEREG_HANDLE", mandatory;
         }
     }
 
-    /// A channel that answers to [`DevxObjAsyncQuery`] come by.
+    /// A channel for responses of [`DevxObjAsyncQuery`].
     object DevxAsyncCmdFd = 0x1004, "MLX5_IB_OBJECT_DEVX_ASYNC_CMD_FD" {
-        /// Makes one.
+        /// Creates one.
         method DevxAsyncCmdFdAlloc = 0x1000, "MLX5_IB_METHOD_DEVX_ASYNC_CMD_FD_ALLOC" {
             /// Its descriptor.
             HANDLE: NewDescriptor<DevxAsyncCmdFd> = 0x1000,
@@ -155,14 +155,14 @@ objects! {
         }
     }
 
-    /// A channel that events come by.
+    /// An event channel.
     object DevxAsyncEventFd = 0x1005, "MLX5_IB_OBJECT_DEVX_ASYNC_EVENT_FD" {
-        /// Makes one.
+        /// Creates one.
         method DevxAsyncEventFdAlloc = 0x1000, "MLX5_IB_METHOD_DEVX_ASYNC_EVENT_FD_ALLOC" {
             /// Its descriptor.
             HANDLE: NewDescriptor<DevxAsyncEventFd> = 0x1000,
                 "MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_HANDLE", mandatory;
-            /// How it is made.
+            /// Flags.
             FLAGS: Flags<DevxEventChannelFlags> = 0x1001,
                 "MLX5_IB_ATTR_DEVX_ASYNC_EVENT_FD_ALLOC_FLAGS", mandatory;
         }

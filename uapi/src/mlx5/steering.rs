@@ -1,4 +1,4 @@
-//! Flows in the firmware's own format.
+//! Flow steering in PRM format.
 
 use super::devx::DevxObj;
 use super::verbs::{FlowTableType, PacketReformatType};
@@ -11,9 +11,9 @@ use crate::verbs_values::FlowFlags;
 abi_structs! {
     header = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// What of a packet to compare and with what, in the firmware's own format.
+    /// Match parameters of packets, in PRM format.
     struct MatchParams = tag "mlx5_ib_match_params" {
-        /// The format's words.
+        /// The words of the parameters.
         match_params: [u32; DW_MATCH_PARAM];
     }
 }
@@ -21,15 +21,16 @@ abi_structs! {
 abi_enums! {
     header = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// Which flows a matcher is for; the first takes a priority of two bytes, the others nothing.
+    /// Flow type of a matcher. The payload of the first is a priority of two bytes; the others have
+    /// none.
     enum FlowType: u8 = "mlx5_ib_flow_type" {
-        /// Those that match.
+        /// Packets that match.
         NORMAL = 0, "MLX5_IB_FLOW_TYPE_NORMAL";
-        /// A copy of everything.
+        /// A copy of all packets.
         SNIFFER = 1, "MLX5_IB_FLOW_TYPE_SNIFFER";
-        /// Whatever matches nothing else.
+        /// Packets that match no other flow.
         ALL_DEFAULT = 2, "MLX5_IB_FLOW_TYPE_ALL_DEFAULT";
-        /// Multicast packets that match nothing else.
+        /// Multicast packets that match no other flow.
         MC_DEFAULT = 3, "MLX5_IB_FLOW_TYPE_MC_DEFAULT";
     }
 }
@@ -37,11 +38,11 @@ abi_enums! {
 abi_flags! {
     header = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// Where a flow's packets go, in place of a destination.
+    /// Action of a flow without a destination.
     flags CreateFlowFlags: u32 = "mlx5_ib_create_flow_flags" {
-        /// Where packets go that match nothing.
+        /// The default miss action.
         DEFAULT_MISS = 1 << 0, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DEFAULT_MISS";
-        /// Nowhere.
+        /// Drop.
         DROP = 1 << 1, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS_DROP";
     }
 }
@@ -49,54 +50,54 @@ abi_flags! {
 abi_consts! {
     header = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// Words of [`MatchParams`].
+    /// Number of words of [`MatchParams`].
     const DW_MATCH_PARAM: usize = 0xa0, "MLX5_IB_DW_MATCH_PARAM";
-    /// Attribute of a method without a handler: how an IPsec action is made.
+    /// Attribute of a method without a handler: flags of an IPsec action.
     const ATTR_CREATE_FLOW_ACTION_FLAGS: u16 = 0x1000, "MLX5_IB_ATTR_CREATE_FLOW_ACTION_FLAGS";
 }
 
 objects! {
-    /// Which packets a table's flows compare, and by what.
+    /// A matcher: the packet fields that the flows of a table compare.
     object FlowMatcher = 0x1003, "MLX5_IB_OBJECT_FLOW_MATCHER" {
-        /// Makes one.
+        /// Creates one.
         method FlowMatcherCreate = 0x1000, "MLX5_IB_METHOD_FLOW_MATCHER_CREATE" {
             /// Its handle.
             HANDLE: NewHandle<FlowMatcher> = 0x1000, "MLX5_IB_ATTR_FLOW_MATCHER_CREATE_HANDLE", mandatory;
-            /// Which bits count.
+            /// Match mask.
             MATCH_MASK: InPart<MatchParams, 1> = 0x1001, "MLX5_IB_ATTR_FLOW_MATCHER_MATCH_MASK", mandatory;
-            /// Which flows it is for.
+            /// Flow type.
             FLOW_TYPE: Enumeration<FlowType> = 0x1002, "MLX5_IB_ATTR_FLOW_MATCHER_FLOW_TYPE", mandatory;
-            /// Which parts of the mask count, bit by bit.
+            /// Match criteria: bitmap of the valid parts of the mask.
             MATCH_CRITERIA: In<u8> = 0x1003, "MLX5_IB_ATTR_FLOW_MATCHER_MATCH_CRITERIA", mandatory;
-            /// How flows behave.
+            /// Flow flags.
             FLOW_FLAGS: Flags<FlowFlags> = 0x1004, "MLX5_IB_ATTR_FLOW_MATCHER_FLOW_FLAGS", optional;
-            /// The table.
+            /// Flow table type.
             FT_TYPE: Constant<FlowTableType> = 0x1005, "MLX5_IB_ATTR_FLOW_MATCHER_FT_TYPE", optional;
-            /// The port, for the tables of the RDMA transport.
+            /// The port, for RDMA transport tables.
             IB_PORT: In<u32> = 0x1006, "MLX5_IB_ATTR_FLOW_MATCHER_IB_PORT" since V7_2, optional;
         }
-        /// Gives it back.
+        /// Destroys it.
         method FlowMatcherDestroy = 0x1001, "MLX5_IB_METHOD_FLOW_MATCHER_DESTROY" {
             /// The matcher.
             HANDLE: DestroyHandle<FlowMatcher> = 0x1000, "MLX5_IB_ATTR_FLOW_MATCHER_DESTROY_HANDLE", mandatory;
         }
     }
 
-    /// A table that software's own tables can send packets back to.
+    /// A steering anchor: a table to which tables of software steering can return packets.
     object SteeringAnchor = 0x1009, "MLX5_IB_OBJECT_STEERING_ANCHOR" {
-        /// Makes one.
+        /// Creates one.
         method SteeringAnchorCreate = 0x1000, "MLX5_IB_METHOD_STEERING_ANCHOR_CREATE" {
             /// Its handle.
             HANDLE: NewHandle<SteeringAnchor> = 0x1000, "MLX5_IB_ATTR_STEERING_ANCHOR_CREATE_HANDLE", mandatory;
-            /// The table.
+            /// Flow table type.
             FT_TYPE: Constant<FlowTableType> = 0x1001, "MLX5_IB_ATTR_STEERING_ANCHOR_FT_TYPE", mandatory;
             /// Its priority.
             PRIORITY: In<u16> = 0x1002, "MLX5_IB_ATTR_STEERING_ANCHOR_PRIORITY", mandatory;
-            /// The firmware's number for the table. The driver declares it an input and yet writes
+            /// The firmware's number for the table. The driver declares it as an input but writes
             /// to it (`fs.c`).
             FT_ID: Out<u32> = 0x1003, "MLX5_IB_ATTR_STEERING_ANCHOR_FT_ID", mandatory;
         }
-        /// Gives it back.
+        /// Destroys it.
         method SteeringAnchorDestroy = 0x1001, "MLX5_IB_METHOD_STEERING_ANCHOR_DESTROY" {
             /// The anchor.
             HANDLE: DestroyHandle<SteeringAnchor> = 0x1000,
@@ -104,63 +105,63 @@ objects! {
         }
     }
 
-    /// What the driver adds to flows.
+    /// Driver-specific methods of flows.
     object Flow = object::Flow::ID, "UVERBS_OBJECT_FLOW" {
-        /// Makes one in the firmware's own format.
+        /// Creates one in PRM format.
         method CreateFlow = 0x1000, "MLX5_IB_METHOD_CREATE_FLOW" {
             /// Its handle.
             HANDLE: NewHandle<object::Flow> = 0x1000, "MLX5_IB_ATTR_CREATE_FLOW_HANDLE", mandatory;
-            /// What the compared bits must be.
+            /// Match value.
             MATCH_VALUE: InPart<MatchParams, 1> = 0x1001, "MLX5_IB_ATTR_CREATE_FLOW_MATCH_VALUE", mandatory;
-            /// QP that gets the packets.
+            /// Destination QP.
             DEST_QP: Handle<object::Qp> = 0x1002, "MLX5_IB_ATTR_CREATE_FLOW_DEST_QP", optional;
-            /// Firmware object that gets the packets.
+            /// Destination DEVX object.
             DEST_DEVX: Handle<DevxObj> = 0x1003, "MLX5_IB_ATTR_CREATE_FLOW_DEST_DEVX", optional;
             /// The matcher.
             MATCHER: Handle<FlowMatcher> = 0x1004, "MLX5_IB_ATTR_CREATE_FLOW_MATCHER", mandatory;
-            /// What to do to the packets.
+            /// Flow actions.
             ARR_FLOW_ACTIONS: Handles<object::FlowAction, 1, 2> = 0x1005,
                 "MLX5_IB_ATTR_CREATE_FLOW_ARR_FLOW_ACTIONS", optional;
-            /// Number that completions are to carry.
+            /// Flow tag in completions.
             TAG: In<u32> = 0x1006, "MLX5_IB_ATTR_CREATE_FLOW_TAG", optional;
-            /// Counter of the packets.
+            /// Counter object.
             ARR_COUNTERS_DEVX: Handles<DevxObj, 1, 1> = 0x1007,
                 "MLX5_IB_ATTR_CREATE_FLOW_ARR_COUNTERS_DEVX", optional;
-            /// Which of a bulk of counters it is.
+            /// Offset in bulk counters.
             ARR_COUNTERS_DEVX_OFFSET: InSlice<u32, 4> = 0x1008,
                 "MLX5_IB_ATTR_CREATE_FLOW_ARR_COUNTERS_DEVX_OFFSET", optional;
-            /// Where the packets go without a destination.
+            /// Action without a destination.
             FLAGS: Flags<CreateFlowFlags> = 0x1009, "MLX5_IB_ATTR_CREATE_FLOW_FLAGS", optional;
         }
-        /// Gives it back.
+        /// Destroys it.
         method DestroyFlow = 0x1001, "MLX5_IB_METHOD_DESTROY_FLOW" {
             /// The flow.
             HANDLE: DestroyHandle<object::Flow> = 0x1000, "MLX5_IB_ATTR_DESTROY_FLOW_HANDLE", mandatory;
         }
     }
 
-    /// What the driver adds to flow actions.
+    /// Driver-specific methods of flow actions.
     object FlowAction = object::FlowAction::ID, "UVERBS_OBJECT_FLOW_ACTION" {
-        /// Makes one that changes headers.
+        /// Creates a modify-header action.
         method FlowActionCreateModifyHeader = 0x1000, "MLX5_IB_METHOD_FLOW_ACTION_CREATE_MODIFY_HEADER" {
             /// Its handle.
             HANDLE: NewHandle<object::FlowAction> = 0x1000, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_HANDLE", mandatory;
-            /// The changes, each of eight bytes in the firmware's own format.
+            /// The modifications, each of 8 bytes in PRM format.
             ACTIONS_PRM: InSlice<u64, 8> = 0x1001, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_ACTIONS_PRM", mandatory;
-            /// The table.
+            /// Flow table type.
             FT_TYPE: Constant<FlowTableType> = 0x1002, "MLX5_IB_ATTR_CREATE_MODIFY_HEADER_FT_TYPE", mandatory;
         }
-        /// Makes one that puts headers on or takes them off.
+        /// Creates a packet reformat action.
         method FlowActionCreatePacketReformat = 0x1001, "MLX5_IB_METHOD_FLOW_ACTION_CREATE_PACKET_REFORMAT" {
             /// Its handle.
             HANDLE: NewHandle<object::FlowAction> = 0x1000,
                 "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_HANDLE", mandatory;
-            /// What to do.
+            /// Reformat type.
             TYPE: Constant<PacketReformatType> = 0x1001, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_TYPE", mandatory;
-            /// The table.
+            /// Flow table type.
             FT_TYPE: Constant<FlowTableType> = 0x1002,
                 "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_FT_TYPE", mandatory;
-            /// The headers to put on.
+            /// The headers to add.
             DATA_BUF: InSlice<u8, 1> = 0x1003, "MLX5_IB_ATTR_CREATE_PACKET_REFORMAT_DATA_BUF", optional;
         }
     }

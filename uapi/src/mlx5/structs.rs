@@ -1,4 +1,4 @@
-//! The driver's payloads of core calls, `rdma/mlx5-abi.h`.
+//! Driver payloads of core calls, `rdma/mlx5-abi.h`.
 
 use super::values::*;
 use super::verbs::Reg;
@@ -7,25 +7,25 @@ use crate::verbs_values::CounterDescription;
 abi_structs! {
     header = "rdma/mlx5-abi.h";
 
-    /// Driver request of opening a context, first form.
+    /// Driver request of context creation, version 1.
     struct AllocUcontextReq = tag "mlx5_ib_alloc_ucontext_req" {
-        /// Doorbell registers wanted.
+        /// Total number of doorbell registers (BFREGs) requested.
         total_num_bfregs: u32;
-        /// Of them, those for low latency.
+        /// Number of low-latency doorbell registers among them.
         num_low_latency_bfregs: u32;
     }
 
-    /// Driver request of opening a context.
+    /// Driver request of context creation.
     struct AllocUcontextReqV2 = tag "mlx5_ib_alloc_ucontext_req_v2" {
-        /// Doorbell registers wanted.
+        /// Total number of doorbell registers (BFREGs) requested.
         total_num_bfregs: u32;
-        /// Of them, those for low latency.
+        /// Number of low-latency doorbell registers among them.
         num_low_latency_bfregs: u32;
-        /// What the context is to be able to do.
+        /// Flags.
         flags: AllocUcontextFlags;
         /// Must be 0.
         comp_mask: u32;
-        /// Newest format of completions that the caller reads.
+        /// Maximum CQE version that the caller supports.
         max_cqe_version: u8;
         /// Must be 0.
         reserved0: u8;
@@ -33,183 +33,183 @@ abi_structs! {
         reserved1: u16;
         /// Must be 0.
         reserved2: u32;
-        /// What the caller can do.
+        /// Capabilities of the caller.
         lib_caps: LibCaps;
     }
 
-    /// Driver response of opening a context. The kernel fills as much as `response_length` says.
+    /// Driver response of context creation. The kernel fills `response_length` bytes.
     struct AllocUcontextResp = tag "mlx5_ib_alloc_ucontext_resp" {
-        /// Most QPs.
+        /// Size of the QP table: maximum number of QPs.
         qp_tab_size: u32;
-        /// Bytes of a doorbell register.
+        /// Size of a doorbell register in bytes.
         bf_reg_size: u32;
-        /// Doorbell registers given.
+        /// Total number of doorbell registers granted.
         tot_bfregs: u32;
-        /// Bytes of a cache line.
+        /// Size of a cache line in bytes.
         cache_line_size: u32;
-        /// Most bytes of a send request.
+        /// Maximum size of a send WQE in bytes.
         max_sq_desc_sz: u16;
-        /// Most bytes of a receive request.
+        /// Maximum size of a receive WQE in bytes.
         max_rq_desc_sz: u16;
-        /// Most 64-byte blocks of a send queue.
+        /// Maximum number of WQE basic blocks (64 bytes) of a send queue.
         max_send_wqebb: u32;
-        /// Most requests of a receive queue.
+        /// Maximum number of WQEs of a receive queue.
         max_recv_wr: u32;
-        /// Most requests of an SRQ.
+        /// Maximum number of WQEs of an SRQ.
         max_srq_recv_wr: u32;
-        /// Ports of the device.
+        /// Number of ports of the device.
         num_ports: u16;
-        /// What IPsec the device can do.
+        /// IPsec capabilities of the device.
         flow_action_flags: FlowActionCaps;
-        /// Which of the fields count.
+        /// Mask of the valid fields.
         comp_mask: AllocUcontextRespMask;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// Format of completions.
+        /// CQE version.
         cqe_version: u8;
-        /// Which commands take a driver's payload.
+        /// Commands with driver payloads.
         cmds_supp_uhw: CommandsWithPayload;
-        /// Headers that a send must carry inline.
+        /// Minimum inline header mode of sends.
         eth_min_inline: InlineMode;
-        /// Formats of the clock page, bit by bit.
+        /// Bitmap of clock page versions.
         clock_info_versions: u8;
-        /// Where in its page the clock is.
+        /// Offset of the clock in its page.
         hca_core_clock_offset: u64;
-        /// Log2 of the bytes of a doorbell page.
+        /// Log2 of the UAR size in bytes.
         log_uar_size: u32;
-        /// Doorbell pages in a page of the system.
+        /// Number of UARs per system page.
         num_uars_per_page: u32;
-        /// Doorbell registers that can be made when needed.
+        /// Number of dynamic doorbell registers.
         num_dyn_bfregs: u32;
-        /// Memory key for sends that dump data.
+        /// Memory key for dump and fill WQEs.
         dump_fill_mkey: u32;
     }
 
-    /// Driver response of making a PD.
+    /// Driver response of ALLOC_PD.
     struct AllocPdResp = tag "mlx5_ib_alloc_pd_resp" {
-        /// The device's number for it.
+        /// Its number in the device.
         pdn: u32;
     }
 
-    /// TCP segmentation that the device can do.
+    /// TSO capabilities of the device.
     struct TsoCaps = tag "mlx5_ib_tso_caps" {
-        /// Most bytes of payload.
+        /// Maximum payload in bytes.
         max_tso: u32;
-        /// QP types, bit by bit.
+        /// QP types, as a mask of `1 << type`.
         supported_qpts: u32;
     }
 
-    /// Spreading of received packets that the device can do.
+    /// RSS capabilities of the device.
     struct RssCaps = tag "mlx5_ib_rss_caps" {
-        /// What of a packet can count.
+        /// Supported packet fields.
         rx_hash_fields_mask: RxHashFields;
-        /// Functions.
+        /// Supported hash functions.
         rx_hash_function: RxHashFunctions;
         /// Zero.
         reserved: [u8; 7];
     }
 
-    /// Compression of completions that the device can do.
+    /// CQE compression capabilities of the device.
     struct CqeCompressionCaps = tag "mlx5_ib_cqe_comp_caps" {
-        /// Most completions in one.
+        /// Maximum number of CQEs per compressed CQE.
         max_num: u32;
-        /// Formats.
+        /// Supported mini CQE formats.
         supported_format: CqeCompressionFormats;
     }
 
-    /// Bounds of a sending rate that the device can keep.
+    /// Packet pacing capabilities of the device.
     struct PacketPacingCaps = tag "mlx5_packet_pacing_caps" {
-        /// Lowest rate in kbit/s.
+        /// Minimum rate in kbit/s.
         qp_rate_limit_min: u32;
-        /// Highest rate in kbit/s.
+        /// Maximum rate in kbit/s.
         qp_rate_limit_max: u32;
-        /// QP types, bit by bit.
+        /// QP types, as a mask of `1 << type`.
         supported_qpts: u32;
-        /// More.
+        /// Capability flags.
         cap_flags: PacketPacingFlags;
         /// Zero.
         reserved: [u8; 3];
     }
 
-    /// What sends may do that describe their headers themselves.
+    /// Software parsing capabilities of sends.
     struct SwParsingCaps = tag "mlx5_ib_sw_parsing_caps" {
-        /// What they may do.
+        /// Supported offloads.
         sw_parsing_offloads: SwParsing;
-        /// QP types, bit by bit.
+        /// QP types, as a mask of `1 << type`.
         supported_qpts: u32;
     }
 
-    /// Receive queues whose requests are cut into strides.
+    /// Capabilities of striding receive queues.
     struct StridingRqCaps = tag "mlx5_ib_striding_rq_caps" {
-        /// Log2 of the fewest bytes of a stride.
+        /// Minimum log2 of the stride size in bytes.
         min_single_stride_log_num_of_bytes: u32;
-        /// Log2 of the most bytes of a stride.
+        /// Maximum log2 of the stride size in bytes.
         max_single_stride_log_num_of_bytes: u32;
-        /// Log2 of the fewest strides of a request.
+        /// Minimum log2 of the number of strides of a WQE.
         min_single_wqe_log_num_of_strides: u32;
-        /// Log2 of the most strides of a request.
+        /// Maximum log2 of the number of strides of a WQE.
         max_single_wqe_log_num_of_strides: u32;
-        /// QP types, bit by bit.
+        /// QP types, as a mask of `1 << type`.
         supported_qpts: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Streams of a dynamically connected initiator that the device can do.
+    /// DCI stream capabilities of the device.
     struct DciStreamsCaps = tag "mlx5_ib_dci_streams_caps" {
-        /// Log2 of the most at once.
+        /// Maximum log2 of the number of concurrent streams.
         max_log_num_concurrent: u8 = "max_log_num_concurent";
-        /// Log2 of the most in error.
+        /// Maximum log2 of the number of errored streams.
         max_log_num_errored: u8;
     }
 
-    /// Driver response of querying the device. The kernel fills as much as `response_length` says.
+    /// Driver response of QUERY_DEVICE_EX. The kernel fills `response_length` bytes.
     struct QueryDeviceResp = tag "mlx5_ib_query_device_resp" {
         /// Zero.
         comp_mask: u32;
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// TCP segmentation.
+        /// TSO capabilities.
         tso_caps: TsoCaps;
-        /// Spreading of received packets.
+        /// RSS capabilities.
         rss_caps: RssCaps;
-        /// Compression of completions.
+        /// CQE compression capabilities.
         cqe_comp_caps: CqeCompressionCaps;
-        /// Bounds of a sending rate.
+        /// Packet pacing capabilities.
         packet_pacing_caps: PacketPacingCaps;
-        /// Several packets in one request.
+        /// Multi-packet send WQEs.
         multi_pkt_send_wqes: MultiPacketSends = "mlx5_ib_support_multi_pkt_send_wqes";
-        /// More.
+        /// Capability flags.
         flags: QueryDeviceFlags;
-        /// Sends that describe their headers themselves.
+        /// Software parsing capabilities.
         sw_parsing_caps: SwParsingCaps;
-        /// Strides.
+        /// Striding receive queue capabilities.
         striding_rq_caps: StridingRqCaps;
-        /// Tunnels.
+        /// Tunnel offload capabilities.
         tunnel_offloads_caps: TunnelOffloads;
-        /// Streams.
+        /// DCI streams.
         dci_streams_caps: DciStreamsCaps;
         /// Zero.
         reserved: u16;
-        /// Metadata register that marks the port's packets.
+        /// Metadata register that identifies packets of the port.
         reg_c0: Reg = "reg_c0" since V6_12;
     }
 
-    /// Driver request of making a CQ.
+    /// Driver request of CREATE_CQ.
     struct CreateCqReq = tag "mlx5_ib_create_cq" {
-        /// Address of the ring.
+        /// Address of the ring buffer.
         buf_addr: u64;
         /// Address of the doorbell record.
         db_addr: u64;
-        /// Bytes of a completion: 64 or 128.
+        /// CQE size in bytes: 64 or 128.
         cqe_size: u32;
-        /// Whether to compress.
+        /// Whether CQE compression is enabled.
         cqe_comp_en: u8;
-        /// Format of compressed ones.
+        /// Mini CQE format.
         cqe_comp_res_format: u8 as CqeCompressionFormats;
-        /// How it is made.
+        /// Flags.
         flags: CqFlags;
-        /// Number of the doorbell page.
+        /// UAR page index.
         uar_page_index: u16;
         /// Must be 0.
         reserved0: u16;
@@ -217,19 +217,19 @@ abi_structs! {
         reserved1: u32;
     }
 
-    /// Driver response of making a CQ.
+    /// Driver response of CREATE_CQ.
     struct CreateCqResp = tag "mlx5_ib_create_cq_resp" {
-        /// The device's number for it.
+        /// Its number in the device.
         cqn: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Driver request of resizing a CQ.
+    /// Driver request of RESIZE_CQ.
     struct ResizeCqReq = tag "mlx5_ib_resize_cq" {
-        /// Address of the new ring.
+        /// Address of the new ring buffer.
         buf_addr: u64;
-        /// Bytes of a completion.
+        /// CQE size in bytes.
         cqe_size: u16;
         /// Must be 0.
         reserved0: u16;
@@ -237,112 +237,112 @@ abi_structs! {
         reserved1: u32;
     }
 
-    /// Driver request of making an SRQ.
+    /// Driver request of CREATE_SRQ.
     struct CreateSrqReq = tag "mlx5_ib_create_srq" {
-        /// Address of the ring.
+        /// Address of the ring buffer.
         buf_addr: u64;
         /// Address of the doorbell record.
         db_addr: u64;
-        /// How it is made.
+        /// Flags.
         flags: SrqFlags;
         /// Must be 0.
         reserved0: u32;
-        /// Number that completions are to carry.
+        /// User index (UIDX) in CQEs.
         uidx: u32;
         /// Must be 0.
         reserved1: u32;
     }
 
-    /// Driver response of making an SRQ.
+    /// Driver response of CREATE_SRQ.
     struct CreateSrqResp = tag "mlx5_ib_create_srq_resp" {
-        /// The device's number for it.
+        /// Its number in the device.
         srqn: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Streams of a dynamically connected initiator.
+    /// Streams of a DCI (dynamically connected initiator).
     struct CreateQpDciStreams = tag "mlx5_ib_create_qp_dci_streams" {
-        /// Log2 of those at once.
+        /// Log2 of the number of concurrent streams.
         log_num_concurrent: u8 = "log_num_concurent";
-        /// Log2 of those in error.
+        /// Log2 of the number of errored streams.
         log_num_errored: u8;
     }
 
-    /// Driver request of making a QP.
+    /// Driver request of CREATE_QP.
     struct CreateQpReq = tag "mlx5_ib_create_qp" {
-        /// Address of the rings.
+        /// Address of the ring buffer.
         buf_addr: u64;
         /// Address of the doorbell records.
         db_addr: u64;
-        /// 64-byte blocks of the send ring.
+        /// Size of the send ring in WQE basic blocks (64 bytes).
         sq_wqe_count: u32;
-        /// Requests of the receive ring.
+        /// Number of WQEs of the receive ring.
         rq_wqe_count: u32;
-        /// Log2 of the bytes of a receive request.
+        /// Log2 of the receive WQE size in bytes.
         rq_wqe_shift: u32;
-        /// How it is made.
+        /// Flags.
         flags: QpFlags;
-        /// Number that completions are to carry.
+        /// User index (UIDX) in CQEs.
         uidx: u32;
-        /// Number of the doorbell register, or of its page with [`QpFlags::UAR_PAGE_INDEX`].
+        /// Index of the doorbell register, or of the UAR page with [`QpFlags::UAR_PAGE_INDEX`].
         bfreg_index: u32;
-        /// Address of the send ring of a raw packet QP; for a dynamically connected target its
-        /// access key.
+        /// Address of the send ring of a raw packet QP; access key of a DCT (dynamically connected
+        /// target).
         sq_buf_addr: u64;
-        /// The vendor's options for the connection.
+        /// ECE options.
         ece_options: u32;
-        /// Streams.
+        /// DCI streams.
         dci_streams: CreateQpDciStreams;
         /// Must be 0.
         reserved: u16;
     }
 
-    /// Driver request of making a QP that spreads received packets.
+    /// Driver request of CREATE_QP for an RSS QP.
     struct CreateQpRssReq = tag "mlx5_ib_create_qp_rss" {
-        /// What of a packet counts.
+        /// Hash fields.
         rx_hash_fields_mask: RxHashFields;
-        /// Function.
+        /// Hash function.
         rx_hash_function: RxHashFunctions;
-        /// Bytes of `rx_hash_key` that count.
+        /// Length of `rx_hash_key` in bytes.
         rx_key_len: u8;
         /// Must be 0.
         reserved: [u8; 6];
-        /// Key of the function.
+        /// Hash key.
         rx_hash_key: [u8; 128];
         /// Must be 0.
         comp_mask: u32;
-        /// How it is made.
+        /// Flags.
         flags: QpFlags;
     }
 
-    /// Driver response of making a QP.
+    /// Driver response of CREATE_QP.
     struct CreateQpResp = tag "mlx5_ib_create_qp_resp" {
-        /// Number of the doorbell register.
+        /// Index of the doorbell register.
         bfreg_index: u32;
-        /// The vendor's options for the connection that the device has.
+        /// ECE options that the device supports.
         ece_options: u32;
-        /// Which of the fields count.
+        /// Mask of the valid fields.
         comp_mask: CreateQpRespMask;
-        /// The device's number for the receive side's transport.
+        /// TIR number.
         tirn: u32;
-        /// The device's number for the send side's transport.
+        /// TIS number.
         tisn: u32;
-        /// The device's number for the receive queue.
+        /// RQ number.
         rqn: u32;
-        /// The device's number for the send queue.
+        /// SQ number.
         sqn: u32;
         /// Zero.
         reserved1: u32;
-        /// Address of the receive side's transport in the device.
+        /// ICM address of the TIR.
         tir_icm_addr: u64;
     }
 
-    /// Driver request of making an MW.
+    /// Driver request of ALLOC_MW.
     struct AllocMwReq = tag "mlx5_ib_alloc_mw" {
         /// Must be 0.
         comp_mask: u32;
-        /// Most entries.
+        /// Maximum number of KLM entries.
         num_klms: u8;
         /// Must be 0.
         reserved1: u8;
@@ -350,89 +350,89 @@ abi_structs! {
         reserved2: u16;
     }
 
-    /// Driver request of making a WQ.
+    /// Driver request of CREATE_WQ.
     struct CreateWqReq = tag "mlx5_ib_create_wq" {
-        /// Address of the ring.
+        /// Address of the ring buffer.
         buf_addr: u64;
         /// Address of the doorbell record.
         db_addr: u64;
-        /// Requests of the ring.
+        /// Number of WQEs of the ring.
         rq_wqe_count: u32;
-        /// Log2 of the bytes of a request.
+        /// Log2 of the WQE size in bytes.
         rq_wqe_shift: u32;
-        /// Number that completions are to carry.
+        /// User index (UIDX) in CQEs.
         user_index: u32;
-        /// How it is made.
+        /// Flags.
         flags: WqFlags;
-        /// Which of the fields after it count.
+        /// Mask of the valid fields after it.
         comp_mask: CreateWqMask;
-        /// Log2 of the bytes of a stride.
+        /// Log2 of the stride size in bytes.
         single_stride_log_num_of_bytes: u32;
-        /// Log2 of the strides of a request.
+        /// Log2 of the number of strides of a WQE.
         single_wqe_log_num_of_strides: u32;
-        /// Whether packets start two bytes in.
+        /// Whether packets start at an offset of 2 bytes.
         two_byte_shift_en: u32;
     }
 
-    /// Driver response of making an AH.
+    /// Driver response of CREATE_AH.
     struct CreateAhResp = tag "mlx5_ib_create_ah_resp" {
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// Link-layer address of the destination.
+        /// Ethernet address of the destination.
         dmac: [u8; 6];
         /// Zero.
         reserved: [u8; 6];
     }
 
-    /// Shape of the bursts of a bounded sending rate.
+    /// Burst parameters of packet pacing.
     struct BurstInfo = tag "mlx5_ib_burst_info" {
-        /// Most bytes of a burst.
+        /// Maximum burst in bytes.
         max_burst_sz: u32;
-        /// Bytes of a usual packet.
+        /// Typical packet size in bytes.
         typical_pkt_sz: u16;
         /// Must be 0.
         reserved: u16;
     }
 
-    /// Driver request of modifying a QP.
+    /// Driver request of MODIFY_QP.
     struct ModifyQpReq = tag "mlx5_ib_modify_qp" {
-        /// What is asked for.
+        /// Mask of the valid fields.
         comp_mask: ModifyQpMask;
-        /// Shape of bursts.
+        /// Burst parameters.
         burst_info: BurstInfo;
-        /// The vendor's options for the connection.
+        /// ECE options.
         ece_options: u32;
     }
 
-    /// Driver response of modifying a QP.
+    /// Driver response of MODIFY_QP.
     struct ModifyQpResp = tag "mlx5_ib_modify_qp_resp" {
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
-        /// The device's number for a dynamically connected target.
+        /// DCT number.
         dctn: u32;
-        /// The vendor's options for the connection that the device has.
+        /// ECE options that the device supports.
         ece_options: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Driver response of making a WQ.
+    /// Driver response of CREATE_WQ.
     struct CreateWqResp = tag "mlx5_ib_create_wq_resp" {
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Driver response of making an indirection table.
+    /// Driver response of CREATE_RWQ_IND_TBL.
     struct CreateRwqIndTblResp = tag "mlx5_ib_create_rwq_ind_tbl_resp" {
-        /// Bytes that the kernel filled.
+        /// Number of bytes that the kernel filled.
         response_length: u32;
         /// Zero.
         reserved: u32;
     }
 
-    /// Driver request of modifying a WQ.
+    /// Driver request of MODIFY_WQ.
     struct ModifyWqReq = tag "mlx5_ib_modify_wq" {
         /// Must be 0.
         comp_mask: u32;
@@ -440,10 +440,11 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// The page that turns the device's cycles into nanoseconds. The kernel writes it at any time;
-    /// `sign` changes before and after.
+    /// The clock page, which converts device cycles to nanoseconds. The kernel may update it at any
+    /// time. `sign` changes before and after an update.
     struct ClockInfo = tag "mlx5_ib_clock_info" {
-        /// Counts the kernel's writes; [`CLOCK_INFO_KERNEL_UPDATING`] is set during one.
+        /// Sequence count of the kernel's updates; [`CLOCK_INFO_KERNEL_UPDATING`] is set during an
+        /// update.
         sign: u32;
         /// Zero.
         reserved: u32 = "resv";
@@ -457,17 +458,17 @@ abi_structs! {
         mult: u32;
         /// Shift.
         shift: u32;
-        /// Bits of the cycle counter.
+        /// Mask of the cycle counter.
         mask: u64;
-        /// Nanoseconds after which the page is out of date.
+        /// Overflow period in nanoseconds: the page is stale after it.
         overflow_period: u64;
     }
 
-    /// What one counter of a flow counts.
+    /// Description of one flow counter.
     struct FlowCountersDesc = tag "mlx5_ib_flow_counters_desc" {
-        /// What.
+        /// Quantity that it counts.
         description: CounterDescription;
-        /// Where its value is to be when the counters are read.
+        /// Index of its value when the counters are read.
         index: u32;
     }
 
@@ -475,19 +476,19 @@ abi_structs! {
     struct FlowCountersData = tag "mlx5_ib_flow_counters_data" {
         /// Address of an array of [`FlowCountersDesc`].
         counters_data: u64;
-        /// Elements of it.
+        /// Number of elements.
         ncounters: u32;
         /// Must be 0.
         reserved: u32;
     }
 
-    /// Driver request of making a flow.
+    /// Driver request of CREATE_FLOW.
     struct CreateFlowReq = tag "mlx5_ib_create_flow" {
-        /// How many [`FlowCountersData`] follow; the kernel takes one.
+        /// Number of [`FlowCountersData`] that follow; the kernel accepts one.
         ncounters_data: u32;
         /// Must be 0.
         reserved: u32;
-        /// They follow.
+        /// Start of the data.
         data: [FlowCountersData; 0];
     }
 }

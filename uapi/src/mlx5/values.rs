@@ -3,34 +3,33 @@
 abi_enums! {
     header = "rdma/mlx5-abi.h";
 
-    /// How many bytes of headers a send must carry inline:
-    /// [`super::AllocUcontextResp::eth_min_inline`].
+    /// Minimum inline header mode of sends: [`super::AllocUcontextResp::eth_min_inline`].
     enum InlineMode: u8 = "mlx5_user_inline_mode" {
-        /// The kernel does not say.
+        /// Unknown.
         NA = 0, "MLX5_USER_INLINE_MODE_NA";
         /// None.
         NONE = 1, "MLX5_USER_INLINE_MODE_NONE";
-        /// The link layer's.
+        /// L2 headers.
         L2 = 2, "MLX5_USER_INLINE_MODE_L2";
-        /// Up to the network layer's.
+        /// Headers up to L3 (IP).
         IP = 3, "MLX5_USER_INLINE_MODE_IP";
-        /// Up to the transport layer's.
+        /// Headers up to L4 (TCP/UDP).
         TCP_UDP = 4, "MLX5_USER_INLINE_MODE_TCP_UDP";
     }
 
-    /// What a mapping of the device file gives: bits 8 to 15 of the offset in pages.
+    /// Command of `mmap` of the device file: bits 8 to 15 of the offset in pages.
     enum MmapCommand: u8 = "mlx5_ib_mmap_cmd" {
-        /// A page of the doorbell area, as it was asked for when the context was made.
+        /// A UAR page that was allocated at context creation.
         REGULAR_PAGE = 0, "MLX5_IB_MMAP_REGULAR_PAGE";
-        /// Contiguous memory; no longer given.
+        /// Contiguous memory; no longer supported.
         GET_CONTIGUOUS_PAGES = 1, "MLX5_IB_MMAP_GET_CONTIGUOUS_PAGES";
-        /// A page of the doorbell area, write-combining.
+        /// A UAR page, write-combining.
         WC_PAGE = 2, "MLX5_IB_MMAP_WC_PAGE";
-        /// A page of the doorbell area, not cached.
+        /// A UAR page, non-cached.
         NC_PAGE = 3, "MLX5_IB_MMAP_NC_PAGE";
-        /// The page with the device's clock.
+        /// The page with the device clock.
         CORE_CLOCK = 5, "MLX5_IB_MMAP_CORE_CLOCK";
-        /// A page of the doorbell area made by the mapping itself, write-combining.
+        /// A UAR page that the mapping allocates, write-combining.
         ALLOC_WC = 6, "MLX5_IB_MMAP_ALLOC_WC";
         /// The page with [`super::ClockInfo`].
         CLOCK_INFO = 7, "MLX5_IB_MMAP_CLOCK_INFO";
@@ -42,78 +41,77 @@ abi_enums! {
 abi_flags! {
     header = "rdma/mlx5-abi.h";
 
-    /// How a QP is made: [`super::CreateQpReq::flags`].
+    /// Flags of QP creation: [`super::CreateQpReq::flags`].
     flags QpFlags: u32 = "" {
-        /// Requests carry a signature.
+        /// WQEs have signatures.
         SIGNATURE = 1 << 0, "MLX5_QP_FLAG_SIGNATURE";
-        /// Short data comes in the completion.
+        /// Scatter to CQE.
         SCATTER_CQE = 1 << 1, "MLX5_QP_FLAG_SCATTER_CQE";
-        /// Stateless offloads reach into tunnels.
+        /// Stateless offloads for tunnels.
         TUNNEL_OFFLOADS = 1 << 2, "MLX5_QP_FLAG_TUNNEL_OFFLOADS";
-        /// `bfreg_index` says which doorbell register to use.
+        /// `bfreg_index` is valid.
         BFREG_INDEX = 1 << 3, "MLX5_QP_FLAG_BFREG_INDEX";
-        /// A dynamically connected target.
+        /// The QP is a DCT (dynamically connected target).
         TYPE_DCT = 1 << 4, "MLX5_QP_FLAG_TYPE_DCT";
-        /// A dynamically connected initiator.
+        /// The QP is a DCI (dynamically connected initiator).
         TYPE_DCI = 1 << 5, "MLX5_QP_FLAG_TYPE_DCI";
-        /// Unicast packets loop back to the sender.
+        /// Unicast loopback is enabled.
         TIR_ALLOW_SELF_LB_UC = 1 << 6, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC";
-        /// Multicast packets loop back to the sender.
+        /// Multicast loopback is enabled.
         TIR_ALLOW_SELF_LB_MC = 1 << 7, "MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC";
-        /// Short data may come in the completion.
+        /// Scatter to CQE is allowed.
         ALLOW_SCATTER_CQE = 1 << 8, "MLX5_QP_FLAG_ALLOW_SCATTER_CQE";
-        /// Credits count packets.
+        /// Packet-based credit mode.
         PACKET_BASED_CREDIT_MODE = 1 << 9, "MLX5_QP_FLAG_PACKET_BASED_CREDIT_MODE";
-        /// `bfreg_index` is the number of a page of the doorbell area.
+        /// `bfreg_index` is a UAR page index.
         UAR_PAGE_INDEX = 1 << 10, "MLX5_QP_FLAG_UAR_PAGE_INDEX";
-        /// `dci_streams` counts.
+        /// `dci_streams` is valid.
         DCI_STREAM = 1 << 11, "MLX5_QP_FLAG_DCI_STREAM";
     }
 
-    /// How an SRQ is made: [`super::CreateSrqReq::flags`].
+    /// Flags of SRQ creation: [`super::CreateSrqReq::flags`].
     flags SrqFlags: u32 = "" {
-        /// Requests carry a signature.
+        /// WQEs have signatures.
         SIGNATURE = 1 << 0, "MLX5_SRQ_FLAG_SIGNATURE";
     }
 
-    /// How a WQ is made: [`super::CreateWqReq::flags`].
+    /// Flags of WQ creation: [`super::CreateWqReq::flags`].
     flags WqFlags: u32 = "" {
-        /// Requests carry a signature.
+        /// WQEs have signatures.
         SIGNATURE = 1 << 0, "MLX5_WQ_FLAG_SIGNATURE";
     }
 
-    /// What the user-space driver can do: [`super::AllocUcontextReqV2::lib_caps`].
+    /// Capabilities of the user-space driver: [`super::AllocUcontextReqV2::lib_caps`].
     flags LibCaps: u64 = "mlx5_lib_caps" {
-        /// Doorbell pages of 4 KiB, whatever the system's pages are.
+        /// UARs of 4 KiB, independent of the system page size.
         FOUR_K_UAR = 1 << 0, "MLX5_LIB_CAP_4K_UAR";
-        /// Doorbell pages made when needed.
+        /// Dynamic UARs.
         DYN_UAR = 1 << 1, "MLX5_LIB_CAP_DYN_UAR";
     }
 
-    /// What a context is to be able to do: [`super::AllocUcontextReqV2::flags`].
+    /// Flags of context creation: [`super::AllocUcontextReqV2::flags`].
     flags AllocUcontextFlags: u32 = "mlx5_ib_alloc_uctx_v2_flags" {
-        /// Pass commands to the firmware.
+        /// DEVX.
         DEVX = 1 << 0, "MLX5_IB_ALLOC_UCTX_DEVX";
     }
 
-    /// Which fields of [`super::AllocUcontextResp`] count or what the kernel can do: its
-    /// `comp_mask`.
+    /// Valid fields of [`super::AllocUcontextResp`] and features of the kernel: its `comp_mask`.
     flags AllocUcontextRespMask: u32 = "mlx5_ib_alloc_ucontext_resp_mask" {
-        /// `hca_core_clock_offset` counts.
+        /// `hca_core_clock_offset` is valid.
         CORE_CLOCK_OFFSET = 1 << 0, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET";
-        /// `dump_fill_mkey` counts.
+        /// `dump_fill_mkey` is valid.
         DUMP_FILL_MKEY = 1 << 1, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY";
-        /// QPs take vendor options when they connect.
+        /// ECE is supported.
         ECE = 1 << 2, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE";
-        /// A QP can go from drained to ready.
+        /// The transition from SQD to RTS is supported.
         SQD2RTS = 1 << 3, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS";
-        /// Completions can carry real time.
+        /// Real-time timestamps in CQEs are supported.
         REAL_TIME_TS = 1 << 4, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_REAL_TIME_TS";
-        /// The tag of a memory key can be changed.
+        /// The tag of a memory key can be updated.
         MKEY_UPDATE_TAG = 1 << 5, "MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_MKEY_UPDATE_TAG";
     }
 
-    /// Which commands take a driver's payload: [`super::AllocUcontextResp::cmds_supp_uhw`].
+    /// Commands with driver payloads: [`super::AllocUcontextResp::cmds_supp_uhw`].
     flags CommandsWithPayload: u8 = "mlx5_user_cmds_supp_uhw" {
         /// Query device.
         QUERY_DEVICE = 1 << 0, "MLX5_USER_CMDS_SUPP_UHW_QUERY_DEVICE";
@@ -121,7 +119,7 @@ abi_flags! {
         CREATE_AH = 1 << 1, "MLX5_USER_CMDS_SUPP_UHW_CREATE_AH";
     }
 
-    /// What IPsec the device can do: [`super::AllocUcontextResp::flow_action_flags`].
+    /// IPsec capabilities of the device: [`super::AllocUcontextResp::flow_action_flags`].
     flags FlowActionCaps: u16 = "" {
         /// AES-GCM.
         ESP_AES_GCM = 1 << 0, "MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM";
@@ -131,16 +129,16 @@ abi_flags! {
         /// Steering by security parameter index.
         ESP_AES_GCM_SPI_STEERING = 1 << 2,
             "MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_SPI_STEERING";
-        /// The device does all of it.
+        /// Full offload.
         ESP_AES_GCM_FULL_OFFLOAD = 1 << 3,
             "MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_FULL_OFFLOAD";
-        /// The sent initialization vector is the extended sequence number.
+        /// The transmitted initialisation vector is the extended sequence number.
         ESP_AES_GCM_TX_IV_IS_ESN = 1 << 4,
             "MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_TX_IV_IS_ESN";
     }
 
-    /// Formats of compressed completions: [`super::CqeCompressionCaps::supported_format`], one of
-    /// them as [`super::CreateCqReq::cqe_comp_res_format`].
+    /// Mini CQE formats: [`super::CqeCompressionCaps::supported_format`], and one of them in
+    /// [`super::CreateCqReq::cqe_comp_res_format`].
     flags CqeCompressionFormats: u32 = "mlx5_ib_cqe_comp_res_format" {
         /// With the hash.
         HASH = 1 << 0, "MLX5_IB_CQE_RES_FORMAT_HASH";
@@ -150,24 +148,23 @@ abi_flags! {
         CSUM_STRIDX = 1 << 2, "MLX5_IB_CQE_RES_FORMAT_CSUM_STRIDX";
     }
 
-    /// How a sending rate can be bounded: [`super::PacketPacingCaps::cap_flags`].
+    /// Packet pacing capabilities: [`super::PacketPacingCaps::cap_flags`].
     flags PacketPacingFlags: u8 = "mlx5_ib_packet_pacing_cap_flags" {
-        /// With bursts.
+        /// Burst control.
         BURST = 1 << 0, "MLX5_IB_PP_SUPPORT_BURST";
     }
 
-    /// Sends of several packets in one request: [`super::QueryDeviceResp::multi_pkt_send_wqes`].
+    /// Multi-packet send WQEs: [`super::QueryDeviceResp::multi_pkt_send_wqes`].
     flags MultiPacketSends: u32 = "mlx5_ib_mpw_caps" {
-        /// Without meaning.
+        /// Reserved.
         RESERVED = 1 << 0, "MPW_RESERVED";
-        /// Of the same size.
+        /// Packets of the same size.
         ALLOW_MPW = 1 << 1, "MLX5_IB_ALLOW_MPW";
-        /// Of any size.
+        /// Packets of any size.
         SUPPORT_EMPW = 1 << 2, "MLX5_IB_SUPPORT_EMPW";
     }
 
-    /// What a send's own description of its headers allows:
-    /// [`super::SwParsingCaps::sw_parsing_offloads`].
+    /// Software parsing offloads: [`super::SwParsingCaps::sw_parsing_offloads`].
     flags SwParsing: u32 = "mlx5_ib_sw_parsing_offloads" {
         /// Parsing.
         PARSING = 1 << 0, "MLX5_IB_SW_PARSING";
@@ -177,22 +174,21 @@ abi_flags! {
         LSO = 1 << 2, "MLX5_IB_SW_PARSING_LSO";
     }
 
-    /// What a device can do: [`super::QueryDeviceResp::flags`].
+    /// Capabilities of a device: [`super::QueryDeviceResp::flags`].
     flags QueryDeviceFlags: u32 = "mlx5_ib_query_dev_resp_flags" {
-        /// Compressed completions of 128 bytes.
+        /// Compression of 128-byte CQEs.
         CQE_128B_COMP = 1 << 0, "MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_COMP";
-        /// Padded completions of 128 bytes.
+        /// Padding of 128-byte CQEs.
         CQE_128B_PAD = 1 << 1, "MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD";
-        /// Credits that count packets.
+        /// Packet-based credit mode.
         PACKET_BASED_CREDIT_MODE = 1 << 2, "MLX5_IB_QUERY_DEV_RESP_PACKET_BASED_CREDIT_MODE";
-        /// Short data in the completion of a dynamically connected target.
+        /// Scatter to CQE for DCTs.
         SCAT2CQE_DCT = 1 << 3, "MLX5_IB_QUERY_DEV_RESP_FLAGS_SCAT2CQE_DCT";
-        /// Data placed out of order.
+        /// Out-of-order data placement.
         OOO_DP = 1 << 4, "MLX5_IB_QUERY_DEV_RESP_FLAGS_OOO_DP" since V7_2;
     }
 
-    /// Tunnels that stateless offloads reach into:
-    /// [`super::QueryDeviceResp::tunnel_offloads_caps`].
+    /// Tunnels with stateless offloads: [`super::QueryDeviceResp::tunnel_offloads_caps`].
     flags TunnelOffloads: u32 = "mlx5_ib_tunnel_offloads" {
         /// VXLAN.
         VXLAN = 1 << 0, "MLX5_IB_TUNNELED_OFFLOADS_VXLAN";
@@ -206,25 +202,24 @@ abi_flags! {
         MPLS_UDP = 1 << 4, "MLX5_IB_TUNNELED_OFFLOADS_MPLS_UDP";
     }
 
-    /// How a CQ is made: [`super::CreateCqReq::flags`].
+    /// Flags of CQ creation: [`super::CreateCqReq::flags`].
     flags CqFlags: u16 = "mlx5_ib_create_cq_flags" {
-        /// Completions of 128 bytes are padded.
+        /// 128-byte CQEs are padded.
         CQE_128B_PAD = 1 << 0, "MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD";
-        /// `uar_page_index` counts.
+        /// `uar_page_index` is valid.
         UAR_PAGE_INDEX = 1 << 1, "MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX";
-        /// Completions carry real time.
+        /// CQEs have real-time timestamps.
         REAL_TIME_TS = 1 << 2, "MLX5_IB_CREATE_CQ_FLAGS_REAL_TIME_TS";
     }
 
-    /// Functions that spread received packets: [`super::CreateQpRssReq::rx_hash_function`].
+    /// RSS hash functions: [`super::CreateQpRssReq::rx_hash_function`].
     flags RxHashFunctions: u8 = "mlx5_rx_hash_function_flags" {
         /// Toeplitz.
         TOEPLITZ = 1 << 0, "MLX5_RX_HASH_FUNC_TOEPLITZ";
     }
 
-    /// What of a packet counts when received packets are spread:
-    /// [`super::CreateQpRssReq::rx_hash_fields_mask`]. IPv4 and IPv6 exclude each other, and so do
-    /// TCP and UDP.
+    /// RSS hash fields: [`super::CreateQpRssReq::rx_hash_fields_mask`]. IPv4 and IPv6 are mutually
+    /// exclusive. TCP and UDP are mutually exclusive.
     flags RxHashFields: u64 = "mlx5_rx_hash_fields" {
         /// IPv4 source.
         SRC_IPV4 = 1 << 0, "MLX5_RX_HASH_SRC_IPV4";
@@ -248,7 +243,7 @@ abi_flags! {
         INNER = 1 << 31, "MLX5_RX_HASH_INNER";
     }
 
-    /// Which fields of [`super::CreateQpResp`] count: its `comp_mask`.
+    /// Valid fields of [`super::CreateQpResp`]: its `comp_mask`.
     flags CreateQpRespMask: u32 = "mlx5_ib_create_qp_resp_mask" {
         /// `tirn`.
         TIRN = 1 << 0, "MLX5_IB_CREATE_QP_RESP_MASK_TIRN";
@@ -262,15 +257,15 @@ abi_flags! {
         TIR_ICM_ADDR = 1 << 4, "MLX5_IB_CREATE_QP_RESP_MASK_TIR_ICM_ADDR";
     }
 
-    /// Which fields of [`super::CreateWqReq`] count: its `comp_mask`.
+    /// Valid fields of [`super::CreateWqReq`]: its `comp_mask`.
     flags CreateWqMask: u32 = "mlx5_ib_create_wq_mask" {
-        /// Those of striding.
+        /// The fields of striding receive queues.
         STRIDING_RQ = 1 << 0, "MLX5_IB_CREATE_WQ_STRIDING_RQ";
     }
 
-    /// What [`super::ModifyQpReq`] asks for: its `comp_mask`.
+    /// Requested changes of [`super::ModifyQpReq`]: its `comp_mask`.
     flags ModifyQpMask: u32 = "mlx5_ib_modify_qp_mask" {
-        /// Data placed out of order.
+        /// Out-of-order data placement.
         OOO_DP = 1 << 0, "MLX5_IB_MODIFY_QP_OOO_DP" since V7_2;
     }
 }
@@ -278,10 +273,10 @@ abi_flags! {
 abi_consts! {
     header = "rdma/mlx5-abi.h";
 
-    /// Version of the driver's ABI, as query of the device's ABI tells it.
+    /// Version of the driver ABI.
     const ABI_VERSION: u32 = 1, "MLX5_IB_UVERBS_ABI_VERSION";
-    /// Bit of [`super::ClockInfo::sign`]: the kernel is writing.
+    /// Flag of [`super::ClockInfo::sign`]: the kernel is updating the page.
     const CLOCK_INFO_KERNEL_UPDATING: u32 = 1, "MLX5_IB_CLOCK_INFO_KERNEL_UPDATING";
-    /// Number of the bit of [`super::AllocUcontextResp::clock_info_versions`] for the first format.
+    /// Bit number of version 1 in [`super::AllocUcontextResp::clock_info_versions`].
     const CLOCK_INFO_V1: u32 = 0, "MLX5_IB_CLOCK_INFO_V1";
 }

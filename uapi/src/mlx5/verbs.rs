@@ -1,22 +1,22 @@
-//! What the driver's own methods take and give, `rdma/mlx5_user_ioctl_verbs.h`.
+//! Types of driver-specific methods, `rdma/mlx5_user_ioctl_verbs.h`.
 
 abi_structs! {
     header = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// Head of what is read from a [`super::DevxAsyncCmdFd`]: the answer to a query follows.
+    /// Header of data read from a [`super::DevxAsyncCmdFd`]. The response of a query follows.
     struct DevxAsyncCmdHeader = tag "mlx5_ib_uapi_devx_async_cmd_hdr" {
-        /// The query's own number.
+        /// The `wr_id` of the query.
         wr_id: u64;
-        /// The firmware's answer follows.
+        /// Start of the response of the firmware.
         out_data: [u8; 0];
     }
 
-    /// Head of what is read from a [`super::DevxAsyncEventFd`]: the event follows unless it was
-    /// left out.
+    /// Header of data read from a [`super::DevxAsyncEventFd`]. The event follows, unless it is
+    /// omitted.
     struct DevxAsyncEventHeader = tag "mlx5_ib_uapi_devx_async_event_hdr" {
-        /// The subscription's own number.
+        /// The cookie of the subscription.
         cookie: u64;
-        /// The firmware's event follows.
+        /// Start of the event of the firmware.
         out_data: [u8; 0];
     }
 
@@ -24,27 +24,27 @@ abi_structs! {
     struct Reg = tag "mlx5_ib_uapi_reg" {
         /// Value.
         value: u32;
-        /// Bits of the value that count.
+        /// Mask of the value.
         mask: u32;
     }
 
-    /// What is known of a port of a switch in the adapter.
+    /// Information about a port of the e-switch.
     struct PortInfo = tag "mlx5_ib_uapi_query_port" {
-        /// Which of the fields count.
+        /// Mask of the valid fields.
         flags: QueryPortFlags;
-        /// Its virtual port.
+        /// Its vport number.
         vport: u16;
-        /// Number of the virtual port's function.
+        /// VHCA id of the function of the vport.
         vport_vhca_id: u16;
-        /// Number of the function that owns the switch.
+        /// VHCA id of the function that owns the e-switch.
         esw_owner_vhca_id: u16;
         /// Zero.
         reserved: u16 = "rsvd0";
-        /// Where in the device its received packets are steered.
+        /// ICM address of receive steering.
         vport_steering_icm_rx: u64;
-        /// Where in the device its sent packets are steered.
+        /// ICM address of transmit steering.
         vport_steering_icm_tx: u64;
-        /// Metadata register that marks its packets.
+        /// Metadata register that identifies its packets.
         reg_c0: Reg;
     }
 }
@@ -52,51 +52,51 @@ abi_structs! {
 abi_enums! {
     header = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// A table of flows.
+    /// Type of a flow table.
     enum FlowTableType: u32 = "mlx5_ib_uapi_flow_table_type" {
-        /// Received by the network device.
+        /// NIC receive.
         NIC_RX = 0, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_RX";
-        /// Sent by the network device.
+        /// NIC transmit.
         NIC_TX = 1, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_NIC_TX";
-        /// Through the switch in the adapter.
+        /// E-switch (FDB).
         FDB = 2, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_FDB";
-        /// Received by the RDMA device.
+        /// RDMA receive.
         RDMA_RX = 3, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_RX";
-        /// Sent by the RDMA device.
+        /// RDMA transmit.
         RDMA_TX = 4, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TX";
-        /// Received by the RDMA transport.
+        /// RDMA transport receive.
         RDMA_TRANSPORT_RX = 5, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_RX" since V7_2;
-        /// Sent by the RDMA transport.
+        /// RDMA transport transmit.
         RDMA_TRANSPORT_TX = 6, "MLX5_IB_UAPI_FLOW_TABLE_TYPE_RDMA_TRANSPORT_TX" since V7_2;
     }
 
-    /// What to do to a packet's headers.
+    /// Type of a packet reformat action.
     enum PacketReformatType: u32 = "mlx5_ib_uapi_flow_action_packet_reformat_type" {
-        /// Take a packet with its link layer out of a tunnel.
+        /// Decapsulate an L2 tunnel.
         L2_TUNNEL_TO_L2 = 0, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TUNNEL_TO_L2";
-        /// Put a packet with its link layer into a tunnel.
+        /// Encapsulate in an L2 tunnel.
         L2_TO_L2_TUNNEL = 1, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L2_TUNNEL";
-        /// Take a packet without a link layer out of a tunnel and give it one.
+        /// Decapsulate an L3 tunnel and add an L2 header.
         L3_TUNNEL_TO_L2 = 2, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L3_TUNNEL_TO_L2";
-        /// Put a packet without its link layer into a tunnel.
+        /// Encapsulate in an L3 tunnel, without the L2 header.
         L2_TO_L3_TUNNEL = 3, "MLX5_IB_UAPI_FLOW_ACTION_PACKET_REFORMAT_TYPE_L2_TO_L3_TUNNEL";
     }
 
-    /// What device memory is for.
+    /// Type of device memory.
     enum DmType: u32 = "mlx5_ib_uapi_dm_type" {
-        /// The application.
+        /// Memory for applications.
         MEMIC = 0, "MLX5_IB_UAPI_DM_TYPE_MEMIC";
-        /// Steering by software.
+        /// ICM for software steering.
         STEERING_SW_ICM = 1, "MLX5_IB_UAPI_DM_TYPE_STEERING_SW_ICM";
-        /// Actions that change headers.
+        /// ICM for modify-header actions.
         HEADER_MODIFY_SW_ICM = 2, "MLX5_IB_UAPI_DM_TYPE_HEADER_MODIFY_SW_ICM";
-        /// Patterns of such actions.
+        /// ICM for modify-header patterns.
         HEADER_MODIFY_PATTERN_SW_ICM = 3, "MLX5_IB_UAPI_DM_TYPE_HEADER_MODIFY_PATTERN_SW_ICM";
-        /// Headers of tunnels.
+        /// ICM for encapsulation headers.
         ENCAP_SW_ICM = 4, "MLX5_IB_UAPI_DM_TYPE_ENCAP_SW_ICM" since V6_12;
     }
 
-    /// How a doorbell page is mapped.
+    /// Allocation type of a UAR.
     enum UarType: u32 = "mlx5_ib_uapi_uar_alloc_type" {
         /// Write-combining.
         BF = 0, "MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF";
@@ -108,31 +108,31 @@ abi_enums! {
 abi_flags! {
     header = "rdma/mlx5_user_ioctl_verbs.h";
 
-    /// How an IPsec action is made.
+    /// Flags of an IPsec action.
     flags FlowActionFlags: u32 = "mlx5_ib_uapi_flow_action_flags" {
-        /// Packets carry metadata.
+        /// Packets have metadata.
         REQUIRE_METADATA = 1 << 0, "MLX5_IB_UAPI_FLOW_ACTION_FLAGS_REQUIRE_METADATA";
     }
 
-    /// How a dma-buf is registered.
+    /// Flags of dma-buf registration.
     flags RegDmabufFlags: u32 = "mlx5_ib_uapi_reg_dmabuf_flags" {
-        /// Through the function for direct data.
+        /// Use the data direct function.
         DATA_DIRECT = 1 << 0, "MLX5_IB_UAPI_REG_DMABUF_ACCESS_DATA_DIRECT" since V6_12;
     }
 
-    /// How a channel of firmware events is made.
+    /// Flags of a firmware event channel.
     flags DevxEventChannelFlags: u32 = "mlx5_ib_uapi_devx_create_event_channel_flags" {
-        /// Only subscriptions' numbers are read from it.
+        /// Event data is omitted: reads return cookies only.
         OMIT_DATA = 1 << 0, "MLX5_IB_UAPI_DEVX_CR_EV_CH_FLAGS_OMIT_DATA";
     }
 
-    /// How a packet pacing entry is made.
+    /// Flags of a packet pacing entry.
     flags PpFlags: u32 = "mlx5_ib_uapi_pp_alloc_flags" {
         /// Not shared.
         DEDICATED_INDEX = 1 << 0, "MLX5_IB_UAPI_PP_ALLOC_FLAGS_DEDICATED_INDEX";
     }
 
-    /// Which fields of [`PortInfo`] count.
+    /// Mask of the valid fields of [`PortInfo`].
     flags QueryPortFlags: u64 = "mlx5_ib_uapi_query_port_flags" {
         /// `vport`.
         VPORT = 1 << 0, "MLX5_IB_UAPI_QUERY_PORT_VPORT";
@@ -148,9 +148,9 @@ abi_flags! {
         ESW_OWNER_VHCA_ID = 1 << 5, "MLX5_IB_UAPI_QUERY_PORT_ESW_OWNER_VHCA_ID";
     }
 
-    /// How a virtio emulation doorbell is made.
+    /// Flags of a virtio emulation doorbell.
     flags VarFlags: u32 = "mlx5_ib_uapi_var_alloc_flags" {
-        /// For transport-layer packets of the bus.
+        /// PCIe transaction layer packets (TLP).
         TLP = 1 << 0, "MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP" since V7_2;
     }
 }

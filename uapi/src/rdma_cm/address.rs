@@ -1,11 +1,11 @@
-//! Socket addresses as the connection manager passes them.
+//! Socket addresses of the connection manager.
 
 use crate::abi::{Be16, Be32, Be64};
 
 abi_structs! {
     header = "rdma/rdma_user_cm.h";
 
-    /// An IPv4 address and port; fills the first 16 bytes of a field for an IPv6 one.
+    /// An IPv4 address and port; the first 16 bytes of a field for an IPv6 address.
     struct SocketAddressIn align(4) = tag "sockaddr_in" in "linux/in.h" {
         /// [`AddressFamily::INET`].
         family: AddressFamily = "sin_family";
@@ -27,7 +27,7 @@ abi_structs! {
         flow_info: Be32 = "sin6_flowinfo";
         /// Address.
         address: [u8; 16] = "sin6_addr";
-        /// Number of the network device of a link-local address.
+        /// Scope id: index of the network device of a link-local address.
         scope_id: u32 = "sin6_scope_id";
     }
 
@@ -43,13 +43,13 @@ abi_structs! {
         gid: [u8; 16] = "sib_addr";
         /// Service identifier, with the port space in bytes 4 and 5 and the port in the last two.
         service_id: Be64 = "sib_sid";
-        /// Which bits of the service identifier count.
+        /// Mask of the service identifier.
         service_id_mask: Be64 = "sib_sid_mask";
         /// Number of the device.
         scope_id: u64 = "sib_scope_id";
     }
 
-    /// Room for any address.
+    /// Storage for any address.
     struct SocketAddressStorage align(8) = tag "__kernel_sockaddr_storage" in "linux/socket.h" {
         /// Which address it holds: [`AddressFamily::INET`], [`AddressFamily::INET6`] or
         /// [`AddressFamily::IB`].
@@ -62,7 +62,7 @@ abi_structs! {
 abi_enums! {
     header = "include/linux/socket.h";
 
-    /// What kind of address it is.
+    /// Family of an address.
     enum AddressFamily : u16 = "" {
         /// [`SocketAddressIn`].
         INET = 2, "AF_INET";

@@ -4,13 +4,12 @@ use zerocopy::IntoBytes;
 
 use super::{Command, Header};
 
-/// Room for the longest request, that of [`super::WriteCmEvent`], and its head.
+/// Size of the largest request, that of [`super::WriteCmEvent`], and its header.
 const MAX_BYTES: usize = size_of::<Header>() + size_of::<super::structs::WriteCmEventReq>();
 
-/// A command as it is written to the file, built on the stack.
+/// A command for a `write` to the file, built on the stack.
 ///
-/// It borrows the response, so that the kernel has somewhere to put it for as long as the call can
-/// be written.
+/// It borrows the response buffer, to which the kernel writes during the `write`.
 #[derive(Debug)]
 pub struct Call<'a, C> {
     bytes: [u8; MAX_BYTES],
@@ -19,13 +18,13 @@ pub struct Call<'a, C> {
 }
 
 impl<'a, C: Command> Call<'a, C> {
-    /// The command with this request, answered into `response`.
+    /// The command with this request and response buffer.
     pub fn new(request: C::Request, response: &'a mut C::Response) -> Self {
         Self::with_room(request, response.as_mut_bytes())
     }
 
-    /// The command with this request, answered into `response`, for answers that vary in length or
-    /// grew with the kernel. Of more than 65,535 bytes the kernel is told of that many.
+    /// The command with this request and response buffer, for responses of variable or
+    /// kernel-dependent length. At most 65,535 bytes of the buffer are used.
     pub fn with_room(mut request: C::Request, response: &'a mut [u8]) -> Self {
         const { assert!(size_of::<Header>() + size_of::<C::Request>() <= MAX_BYTES) };
         let output = response.len().min(usize::from(u16::MAX)) as u16;

@@ -1,4 +1,4 @@
-//! The commands and what each takes and gives.
+//! The commands with their requests and responses.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -14,11 +14,11 @@ pub trait Command {
     type Response: FromBytes + IntoBytes + KnownLayout;
     /// Its description.
     const INFO: CommandInfo;
-    /// Tells the request where the response goes; does nothing where there is none.
+    /// Sets the response address of the request. Does nothing if there is no response.
     fn set_response(request: &mut Self::Request, address: u64);
 }
 
-/// What is known of a command.
+/// Description of a command.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandInfo {
     /// Its name in Rust.
@@ -36,9 +36,9 @@ pub struct CommandInfo {
     pub response: Option<&'static StructInfo>,
 }
 
-/// Declares commands: `CreateId = 0, "RDMA_USER_CM_CMD_CREATE_ID": CreateIdReq => CreateIdResp;`,
-/// without `=>` where there is no response, with `since V7_2` after the C name where a later kernel
-/// first had it.
+/// Declares commands: `CreateId = 0, "RDMA_USER_CM_CMD_CREATE_ID": CreateIdReq => CreateIdResp;`. A
+/// command without `=>` has no response. `since V7_2` after the C name is the first kernel series
+/// that has it.
 macro_rules! commands {
     ($(
         $(#[$meta:meta])*
@@ -66,7 +66,7 @@ macro_rules! commands {
             }
         )*
 
-        /// Every command, in the order of the numbers.
+        /// All commands, in numerical order.
         pub const COMMANDS: &[&CommandInfo] = &[$(&<$name as Command>::INFO),*];
 
         /// The numbers of the commands.
@@ -97,54 +97,54 @@ macro_rules! commands {
 }
 
 commands! {
-    /// Makes an identifier.
+    /// Creates an identifier.
     CreateId = 0, "RDMA_USER_CM_CMD_CREATE_ID": CreateIdReq => CreateIdResp;
     /// Destroys an identifier.
     DestroyId = 1, "RDMA_USER_CM_CMD_DESTROY_ID": DestroyIdReq => DestroyIdResp;
     /// Binds an identifier to an IP address.
     BindIp = 2, "RDMA_USER_CM_CMD_BIND_IP": BindIpReq;
-    /// Finds the device and the address behind the peer's IP address; an event tells the end.
+    /// Resolves the peer's IP address to a device and an address; an event reports completion.
     ResolveIp = 3, "RDMA_USER_CM_CMD_RESOLVE_IP": ResolveIpReq;
-    /// Finds a route to the peer; an event tells the end.
+    /// Resolves a route to the peer; an event reports completion.
     ResolveRoute = 4, "RDMA_USER_CM_CMD_RESOLVE_ROUTE": ResolveRouteReq;
-    /// Asks for the route and both IP addresses.
+    /// Queries the route and both IP addresses.
     QueryRoute = 5, "RDMA_USER_CM_CMD_QUERY_ROUTE": QueryReq => QueryRouteResp;
-    /// Asks the peer to connect; an event tells the end.
+    /// Connects to the peer; an event reports completion.
     Connect = 6, "RDMA_USER_CM_CMD_CONNECT": ConnectReq;
-    /// Waits for peers that want to connect; events tell of them.
+    /// Listens for connection requests, which events report.
     Listen = 7, "RDMA_USER_CM_CMD_LISTEN": ListenReq;
-    /// Accepts a peer that wants to connect.
+    /// Accepts a connection request.
     Accept = 8, "RDMA_USER_CM_CMD_ACCEPT": AcceptReq;
-    /// Refuses a peer that wants to connect.
+    /// Rejects a connection request.
     Reject = 9, "RDMA_USER_CM_CMD_REJECT": RejectReq;
-    /// Ends a connection.
+    /// Disconnects.
     Disconnect = 10, "RDMA_USER_CM_CMD_DISCONNECT": DisconnectReq;
-    /// Asks with which attributes the QP reaches a state.
+    /// Queries the QP attributes for the transition to a state.
     InitQpAttr = 11, "RDMA_USER_CM_CMD_INIT_QP_ATTR": InitQpAttrReq => QpAttr;
-    /// Takes the next event, waiting for one unless the file is non-blocking.
+    /// Returns the next event. Blocks unless the file is non-blocking.
     GetEvent = 12, "RDMA_USER_CM_CMD_GET_EVENT": GetEventReq => EventResp;
     /// Sets an option of an identifier.
     SetOption = 14, "RDMA_USER_CM_CMD_SET_OPTION": SetOptionReq;
-    /// Passes on an asynchronous event of the QP.
+    /// Notifies the kernel of an asynchronous event of the QP.
     Notify = 15, "RDMA_USER_CM_CMD_NOTIFY": NotifyReq;
-    /// Joins a multicast group by its IP address; an event tells the end.
+    /// Joins a multicast group by its IP address; an event reports completion.
     JoinIpMcast = 16, "RDMA_USER_CM_CMD_JOIN_IP_MCAST": JoinIpMcastReq => CreateIdResp;
     /// Leaves a multicast group.
     LeaveMcast = 17, "RDMA_USER_CM_CMD_LEAVE_MCAST": DestroyIdReq => DestroyIdResp;
-    /// Moves an identifier here from another open file.
+    /// Migrates an identifier from another open file.
     MigrateId = 18, "RDMA_USER_CM_CMD_MIGRATE_ID": MigrateIdReq => MigrateIdResp;
-    /// Asks for addresses, GIDs, paths or services; the last two with [`super::Call::with_room`].
+    /// Queries addresses, GIDs, paths or services; the last two with [`super::Call::with_room`].
     Query = 19, "RDMA_USER_CM_CMD_QUERY": QueryReq => QueryAddrResp;
     /// Binds an identifier to an address of any family.
     Bind = 20, "RDMA_USER_CM_CMD_BIND": BindReq;
-    /// Finds the device and the address behind the peer's address of any family; an event tells the
-    /// end.
+    /// Resolves the peer's address of any family to a device and an address; an event reports
+    /// completion.
     ResolveAddr = 21, "RDMA_USER_CM_CMD_RESOLVE_ADDR": ResolveAddrReq;
-    /// Joins a multicast group by its address of any family; an event tells the end.
+    /// Joins a multicast group by its address of any family; an event reports completion.
     JoinMcast = 22, "RDMA_USER_CM_CMD_JOIN_MCAST": JoinMcastReq => CreateIdResp;
-    /// Looks for services on the fabric; an event tells the end.
+    /// Resolves services on the fabric; an event reports completion.
     ResolveIbService = 23, "RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE" since V7_2: ResolveIbServiceReq;
-    /// Puts an event of the application's own among the identifier's.
+    /// Queues an application event for the identifier.
     WriteCmEvent = 24, "RDMA_USER_CM_CMD_WRITE_CM_EVENT" since V7_2: WriteCmEventReq;
 }
 

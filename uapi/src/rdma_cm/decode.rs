@@ -7,20 +7,20 @@ use super::{Command, CommandInfo, GET_OPTION, Header, Query, QueryOption, comman
 use crate::abi::{AbiStruct, StructInfo};
 use crate::print::{Hex, Struct};
 
-/// A write to the connection manager to be printed, with names and values.
+/// Decodes a write to the connection manager, for printing with names and values.
 #[must_use]
 pub const fn decode(bytes: &[u8]) -> Decoded<'_> {
     Decoded { bytes }
 }
 
-/// What [`decode`] gives; printing never fails, bytes that make no sense are said to be such.
+/// The result of [`decode`]. Printing never fails; malformed bytes are marked as such.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoded<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Decoded<'a> {
-    /// The head, if there are bytes enough.
+    /// The header, if there are enough bytes.
     #[must_use]
     pub fn header(&self) -> Option<Header> {
         Header::read_from_prefix(self.bytes).ok().map(|(header, _)| header)
@@ -32,7 +32,7 @@ impl<'a> Decoded<'a> {
         commands::find(self.header()?.command)
     }
 
-    /// The response to this command to be printed.
+    /// The response to this command, for printing.
     #[must_use]
     pub fn response<'b>(&self, bytes: &'b [u8]) -> DecodedResponse<'b> {
         DecodedResponse { info: self.response_info(), bytes }
@@ -86,7 +86,7 @@ impl fmt::Display for Decoded<'_> {
     }
 }
 
-/// What [`Decoded::response`] gives.
+/// The result of [`Decoded::response`].
 #[derive(Clone, Copy, Debug)]
 pub struct DecodedResponse<'a> {
     info: Option<&'static StructInfo>,

@@ -1,4 +1,4 @@
-//! Paths and services of an InfiniBand fabric, as its subnet administrator records them.
+//! Path and service records of the subnet administrator (SA).
 
 use crate::abi::{Be16, Be32, Be64};
 
@@ -7,31 +7,31 @@ abi_structs! {
 
     /// A path record in its wire format.
     struct PathRecData = tag "ib_path_rec_data" {
-        /// What the path is for.
+        /// Use of the path.
         flags: PathFlags;
         /// Must be 0.
         reserved: u32;
-        /// The record's 64 bytes as they travel.
+        /// The 64 bytes of the record in wire format.
         path_rec: [u32; 16];
     }
 
-    /// A path record taken apart.
+    /// A decoded path record.
     struct PathRec = tag "ib_user_path_rec" {
-        /// GID of the destination.
+        /// Destination GID.
         dgid: [u8; 16];
-        /// GID of the source.
+        /// Source GID.
         sgid: [u8; 16];
-        /// Local identifier of the destination.
+        /// Destination LID.
         dlid: Be16;
-        /// Local identifier of the source.
+        /// Source LID.
         slid: Be16;
         /// Whether the path carries raw packets.
         raw_traffic: u32;
         /// Flow label.
         flow_label: Be32;
-        /// Whether the same path leads back.
+        /// Whether the path is reversible.
         reversible: u32;
-        /// MTU, as the fabric numbers it: 1 is 256 bytes, 5 is 4096.
+        /// MTU, in InfiniBand encoding: 1 is 256 bytes, 5 is 4096.
         mtu: u32;
         /// P_Key.
         pkey: Be16;
@@ -39,21 +39,21 @@ abi_structs! {
         hop_limit: u8;
         /// Traffic class.
         traffic_class: u8;
-        /// Number of paths wanted.
+        /// Number of requested paths.
         numb_path: u8;
         /// Service level.
         sl: u8;
-        /// How `mtu` bounds: 0 greater, 1 less, 2 exactly, 3 largest.
+        /// Selector of `mtu`: 0 greater, 1 less, 2 exactly, 3 largest.
         mtu_selector: u8;
-        /// How `rate` bounds, in the same way.
+        /// Selector of `rate`, with the same values.
         rate_selector: u8;
-        /// Rate, as the fabric numbers it.
+        /// Rate, in InfiniBand encoding.
         rate: u8;
-        /// How `packet_life_time` bounds, in the same way.
+        /// Selector of `packet_life_time`, with the same values.
         packet_life_time_selector: u8;
-        /// Packet life time: 4.096 µs times 2 to this power.
+        /// Packet lifetime: 4.096 µs × 2^n.
         packet_life_time: u8;
-        /// Rank among equal paths, the lowest first.
+        /// Preference among equal paths; the lowest value is preferred.
         preference: u8;
     }
 
@@ -61,25 +61,25 @@ abi_structs! {
     struct ServiceRec = tag "ib_user_service_rec" since V7_2 {
         /// Service identifier.
         id: Be64 = "id" since V7_2;
-        /// GID of the port that serves.
+        /// GID of the service port.
         gid: [u8; 16] = "gid" since V7_2;
         /// P_Key.
         pkey: Be16 = "pkey" since V7_2;
         /// Zero.
         reserved: [u8; 2] = "reserved" since V7_2;
-        /// Seconds for which the record holds.
+        /// Lease of the record in seconds.
         lease: Be32 = "lease" since V7_2;
-        /// Key that guards the record.
+        /// Service key.
         key: [u8; 16] = "key" since V7_2;
         /// Name of the service.
         name: [u8; 64] = "name" since V7_2;
-        /// Data of the service's own.
+        /// Service-specific data.
         data_8: [u8; 16] = "data_8" since V7_2;
-        /// Data of the service's own.
+        /// Service-specific data.
         data_16: [Be16; 8] = "data_16" since V7_2;
-        /// Data of the service's own.
+        /// Service-specific data.
         data_32: [Be32; 4] = "data_32" since V7_2;
-        /// Data of the service's own.
+        /// Service-specific data.
         data_64: [Be64; 2] = "data_64" since V7_2;
     }
 }
@@ -87,21 +87,21 @@ abi_structs! {
 abi_flags! {
     header = "rdma/ib_user_sa.h";
 
-    /// What a path is for.
+    /// Use of a path.
     flags PathFlags: u32 = "" {
-        /// Management datagrams.
+        /// General management datagrams (GMP).
         GMP = 1 << 0, "IB_PATH_GMP";
-        /// The connection, at first.
+        /// Primary path of the connection.
         PRIMARY = 1 << 1, "IB_PATH_PRIMARY";
-        /// The connection, after a migration.
+        /// Alternate path of the connection.
         ALTERNATE = 1 << 2, "IB_PATH_ALTERNATE";
         /// Both directions.
         BIDIRECTIONAL = 1 << 3 | 1 << 5, "IB_PATH_BIDIRECTIONAL";
-        /// From here to there.
+        /// Outbound.
         OUTBOUND = 1 << 3, "IB_PATH_OUTBOUND";
-        /// From there to here.
+        /// Inbound.
         INBOUND = 1 << 4, "IB_PATH_INBOUND";
-        /// From there to here, as the outbound path reversed.
+        /// Inbound, as the reversed outbound path.
         INBOUND_REVERSE = 1 << 5, "IB_PATH_INBOUND_REVERSE";
     }
 }

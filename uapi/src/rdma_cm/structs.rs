@@ -1,7 +1,7 @@
 //! Requests and responses of the connection manager.
 //!
-//! In a request, `response` is the address that the kernel writes the response to; [`super::Call`]
-//! fills it.
+//! The field `response` of a request is the address of the response buffer. [`super::Call`] sets
+//! it.
 
 use super::address::{SocketAddressIn6, SocketAddressStorage};
 use super::path::{PathRec, PathRecData, ServiceRec};
@@ -15,13 +15,13 @@ abi_structs! {
 
     /// Request of [`super::CreateId`].
     struct CreateIdReq = tag "rdma_ucm_create_id" {
-        /// The caller's own number for the identifier; events carry it.
+        /// User id of the identifier, which its events carry.
         uid: u64;
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
         /// Port space.
         ps: PortSpace;
-        /// Type of the QP, as in making one.
+        /// QP type, as in CREATE_QP.
         qp_type: u8 as QpType;
         /// Must be 0.
         reserved: [u8; 5];
@@ -29,13 +29,13 @@ abi_structs! {
 
     /// Response of [`super::CreateId`] and of joining a multicast group.
     struct CreateIdResp = tag "rdma_ucm_create_id_resp" {
-        /// The kernel's number for the identifier or membership.
+        /// Kernel id of the identifier or membership.
         id: u32;
     }
 
     /// Request of [`super::DestroyId`] and [`super::LeaveMcast`].
     struct DestroyIdReq = tag "rdma_ucm_destroy_id" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
         /// The identifier or membership.
         id: u32;
@@ -45,7 +45,8 @@ abi_structs! {
 
     /// Response of [`super::DestroyId`] and [`super::LeaveMcast`].
     struct DestroyIdResp = tag "rdma_ucm_destroy_id_resp" {
-        /// Events of it that were read so far; the caller waits until it has dealt with as many.
+        /// Number of its events that were read so far. The caller must wait until all of them are
+        /// acknowledged.
         events_reported: u32;
     }
 
@@ -63,7 +64,7 @@ abi_structs! {
     struct BindReq = tag "rdma_ucm_bind" {
         /// The identifier.
         id: u32;
-        /// Bytes of `addr` that count.
+        /// Length of `addr` in bytes.
         addr_size: u16;
         /// Must be 0.
         reserved: u16;
@@ -73,13 +74,13 @@ abi_structs! {
 
     /// Request of [`super::ResolveIp`].
     struct ResolveIpReq = tag "rdma_ucm_resolve_ip" {
-        /// Own address, or zero for any.
+        /// Local address, or zero for any.
         src_addr: SocketAddressIn6;
-        /// The peer's.
+        /// Remote address.
         dst_addr: SocketAddressIn6;
         /// The identifier.
         id: u32;
-        /// How long to try, in milliseconds.
+        /// Timeout in milliseconds.
         timeout_ms: u32;
     }
 
@@ -87,17 +88,17 @@ abi_structs! {
     struct ResolveAddrReq = tag "rdma_ucm_resolve_addr" {
         /// The identifier.
         id: u32;
-        /// How long to try, in milliseconds.
+        /// Timeout in milliseconds.
         timeout_ms: u32;
-        /// Bytes of `src_addr` that count; 0 for any address.
+        /// Length of `src_addr` in bytes; 0 for any address.
         src_size: u16;
-        /// Bytes of `dst_addr` that count.
+        /// Length of `dst_addr` in bytes.
         dst_size: u16;
         /// Must be 0.
         reserved: u32;
-        /// Own address.
+        /// Local address.
         src_addr: SocketAddressStorage;
-        /// The peer's.
+        /// Remote address.
         dst_addr: SocketAddressStorage;
     }
 
@@ -105,29 +106,30 @@ abi_structs! {
     struct ResolveRouteReq = tag "rdma_ucm_resolve_route" {
         /// The identifier.
         id: u32;
-        /// How long to try, in milliseconds.
+        /// Timeout in milliseconds.
         timeout_ms: u32;
     }
 
     /// Request of [`super::QueryRoute`] and [`super::Query`].
     struct QueryReq = tag "rdma_ucm_query" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
         /// The identifier.
         id: u32;
-        /// What to ask for; not used by [`super::QueryRoute`].
+        /// Query option; not used by [`super::QueryRoute`].
         option: QueryOption;
     }
 
-    /// Response of [`super::QueryRoute`]. A kernel is content with room up to `ibdev_index`.
+    /// Response of [`super::QueryRoute`]. The kernel requires a buffer up to `ibdev_index`,
+    /// exclusive.
     struct QueryRouteResp = tag "rdma_ucm_query_route_resp" {
-        /// GUID of the device, in network byte order; 0 before there is one.
+        /// GUID of the device, in network byte order; 0 if no device is bound yet.
         node_guid: u64;
-        /// The paths; as many count as `num_paths` says.
+        /// The paths; the first `num_paths` are valid.
         ib_route: [PathRec; 2];
-        /// Own address.
+        /// Local address.
         src_addr: SocketAddressIn6;
-        /// The peer's.
+        /// Remote address.
         dst_addr: SocketAddressIn6;
         /// Number of paths.
         num_paths: u32;
@@ -135,16 +137,16 @@ abi_structs! {
         port_num: u8;
         /// Zero.
         reserved: [u8; 3];
-        /// Number of the device, as RDMA netlink has it.
+        /// Index of the device, as in RDMA netlink.
         ibdev_index: u32;
         /// Zero.
         reserved1: u32;
     }
 
-    /// Response of [`super::Query`] for addresses and GIDs. A kernel is content with room up to
-    /// `ibdev_index`.
+    /// Response of [`super::Query`] for addresses and GIDs. The kernel requires a buffer up to
+    /// `ibdev_index`, exclusive.
     struct QueryAddrResp = tag "rdma_ucm_query_addr_resp" {
-        /// GUID of the device, in network byte order; 0 before there is one.
+        /// GUID of the device, in network byte order; 0 if no device is bound yet.
         node_guid: u64;
         /// Port of the device.
         port_num: u8;
@@ -152,99 +154,99 @@ abi_structs! {
         reserved: u8;
         /// P_Key, in network byte order.
         pkey: u16;
-        /// Bytes of `src_addr` that count.
+        /// Length of `src_addr` in bytes.
         src_size: u16;
-        /// Bytes of `dst_addr` that count.
+        /// Length of `dst_addr` in bytes.
         dst_size: u16;
-        /// Own address.
+        /// Local address.
         src_addr: SocketAddressStorage;
-        /// The peer's.
+        /// Remote address.
         dst_addr: SocketAddressStorage;
-        /// Number of the device, as RDMA netlink has it.
+        /// Index of the device, as in RDMA netlink.
         ibdev_index: u32;
         /// Zero.
         reserved1: u32;
     }
 
-    /// Head of the response of [`super::Query`] for paths.
+    /// Header of the response of [`super::Query`] for paths.
     struct QueryPathResp = tag "rdma_ucm_query_path_resp" {
-        /// Number of paths, of which as many follow as there is room for.
+        /// Number of paths. The paths that fit the buffer follow.
         num_paths: u32;
         /// Zero.
         reserved: u32;
-        /// The paths follow.
+        /// Start of the paths.
         path_data: [PathRecData; 0];
     }
 
-    /// Head of the response of [`super::Query`] for services.
+    /// Header of the response of [`super::Query`] for services.
     struct QueryIbServiceResp = tag "rdma_ucm_query_ib_service_resp" since V7_2 {
-        /// Number of records, of which as many follow as there is room for.
+        /// Number of records. The records that fit the buffer follow.
         num_service_recs: u32 = "num_service_recs" since V7_2;
         /// Zero.
         reserved: u32 = "reserved" since V7_2;
-        /// The records follow.
+        /// Start of the records.
         recs: [ServiceRec; 0] = "recs" since V7_2;
     }
 
-    /// How one side wants a connection.
+    /// Connection parameters of one side.
     struct ConnParam = tag "rdma_ucm_conn_param" {
-        /// Number of its QP.
+        /// QPN.
         qp_num: u32;
         /// Not used.
         qkey: u32;
-        /// Bytes for the other side's application.
+        /// Private data for the application of the peer.
         private_data: [u8; 256];
-        /// How many of them count.
+        /// Length of the private data in bytes.
         private_data_len: u8;
         /// Whether the QP has an SRQ.
         srq: u8;
-        /// Reads and atomics that it answers at once.
+        /// Maximum outstanding RDMA READs and atomics as responder.
         responder_resources: u8;
-        /// Reads and atomics that it has under way at once.
+        /// Maximum outstanding RDMA READs and atomics as requester.
         initiator_depth: u8;
-        /// Whether the hardware does end-to-end flow control.
+        /// Whether the hardware has end-to-end flow control.
         flow_control: u8;
-        /// Times that a send is tried again.
+        /// Retry count.
         retry_count: u8;
-        /// Times that a send is tried again where the receiver is not ready; 7 is without end.
+        /// RNR retry count; 7 means without limit.
         rnr_retry_count: u8;
-        /// Whether the rest counts.
+        /// Whether the parameters are valid.
         valid: u8;
     }
 
-    /// How to reach a datagram QP.
+    /// Address parameters of a datagram QP.
     struct UdParam = tag "rdma_ucm_ud_param" {
-        /// Number of the QP.
+        /// QPN.
         qp_num: u32;
         /// Its Q_Key.
         qkey: u32;
-        /// The way to it.
+        /// Path to the QP.
         ah_attr: AhAttr;
-        /// Bytes from the other side's application.
+        /// Private data from the application of the peer.
         private_data: [u8; 256];
-        /// How many of them count.
+        /// Length of the private data in bytes.
         private_data_len: u8;
         /// Zero.
         reserved: [u8; 7];
     }
 
-    /// What a vendor adds to a connection: enhanced connection establishment.
+    /// ECE (enhanced connection establishment) options.
     struct Ece = tag "rdma_ucm_ece" {
-        /// The vendor.
+        /// Vendor id.
         vendor_id: u32;
-        /// Its options.
+        /// Vendor options.
         attr_mod: u32;
     }
 
-    /// Request of [`super::Connect`]. A kernel is content without `ece`.
+    /// Request of [`super::Connect`]. The kernel accepts it without `ece`.
     struct ConnectReq = tag "rdma_ucm_connect" {
-        /// How to connect.
+        /// Connection parameters.
         conn_param: ConnParam;
         /// The identifier.
         id: u32;
         /// Must be 0.
         reserved: u32;
-        /// The vendor's options.
+        /// ECE options.
         ece: Ece;
     }
 
@@ -252,35 +254,35 @@ abi_structs! {
     struct ListenReq = tag "rdma_ucm_listen" {
         /// The identifier.
         id: u32;
-        /// Requests that may wait; 0 is the kernel's own bound.
+        /// Backlog of pending requests; 0 means the kernel's default.
         backlog: u32;
     }
 
-    /// Request of [`super::Accept`]. A kernel is content without `ece`.
+    /// Request of [`super::Accept`]. The kernel accepts it without `ece`.
     struct AcceptReq = tag "rdma_ucm_accept" {
-        /// The caller's own number for the new identifier.
+        /// User id of the new identifier.
         uid: u64;
-        /// How to connect.
+        /// Connection parameters.
         conn_param: ConnParam;
-        /// The identifier that the event named.
+        /// The identifier from the event.
         id: u32;
         /// Must be 0.
         reserved: u32;
-        /// The vendor's options.
+        /// ECE options.
         ece: Ece;
     }
 
     /// Request of [`super::Reject`].
     struct RejectReq = tag "rdma_ucm_reject" {
-        /// The identifier that the event named.
+        /// The identifier from the event.
         id: u32;
-        /// How many bytes of `private_data` count.
+        /// Length of `private_data` in bytes.
         private_data_len: u8;
-        /// Reason, as InfiniBand numbers it; 0 is 28, the application's own.
+        /// Rejection reason in InfiniBand encoding; 0 means 28 (consumer-defined).
         reason: u8;
         /// Must be 0.
         reserved: [u8; 2];
-        /// Bytes for the other side's application.
+        /// Private data for the application of the peer.
         private_data: [u8; 256];
     }
 
@@ -292,11 +294,11 @@ abi_structs! {
 
     /// Request of [`super::InitQpAttr`].
     struct InitQpAttrReq = tag "rdma_ucm_init_qp_attr" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
         /// The identifier.
         id: u32;
-        /// State that the QP is to reach.
+        /// Target state of the QP.
         qp_state: u32 as QpState;
     }
 
@@ -310,9 +312,9 @@ abi_structs! {
 
     /// Request of [`super::JoinIpMcast`].
     struct JoinIpMcastReq = tag "rdma_ucm_join_ip_mcast" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
-        /// The caller's own number for the membership.
+        /// User id of the membership.
         uid: u64;
         /// Address of the group.
         addr: SocketAddressIn6;
@@ -322,15 +324,15 @@ abi_structs! {
 
     /// Request of [`super::JoinMcast`].
     struct JoinMcastReq = tag "rdma_ucm_join_mcast" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
-        /// The caller's own number for the membership.
+        /// User id of the membership.
         uid: u64;
         /// The identifier.
         id: u32;
-        /// Bytes of `addr` that count.
+        /// Length of `addr` in bytes.
         addr_size: u16;
-        /// How to take part.
+        /// Join mode.
         join_flags: JoinFlags;
         /// Address of the group.
         addr: SocketAddressStorage;
@@ -338,26 +340,26 @@ abi_structs! {
 
     /// Request of [`super::GetEvent`].
     struct GetEventReq = tag "rdma_ucm_get_event" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
     }
 
     /// Response of [`super::GetEvent`].
     struct EventResp = tag "rdma_ucm_event_resp" {
-        /// The caller's own number for the identifier or membership.
+        /// User id of the identifier or membership.
         uid: u64;
-        /// The kernel's number for it, or for the new identifier of a connection request.
+        /// Kernel id of it, or of the new identifier of a connection request.
         id: u32;
         /// Type of the event.
         event: EventType;
-        /// 0, a negative errno, or a reason of refusal.
+        /// 0, a negative errno, or a rejection reason.
         status: u32;
-        /// What belongs to it: the widest member of a union, whose other members are
-        /// [`EventResp::conn`] and [`EventResp::arg`].
+        /// Parameters of the event: the largest member of a union. [`EventResp::conn`] and
+        /// [`EventResp::arg`] return the other members.
         ud: UdParam = "param.ud";
         /// Zero.
         reserved: u32;
-        /// The vendor's options of the other side.
+        /// ECE options of the peer.
         ece: Ece;
     }
 
@@ -367,7 +369,7 @@ abi_structs! {
         optval: u64;
         /// The identifier.
         id: u32;
-        /// The set of options.
+        /// Level of the option.
         level: OptionLevel;
         /// The option, [`super::IdOption`] or [`super::IbOption`].
         optname: u32;
@@ -377,27 +379,27 @@ abi_structs! {
 
     /// Request of [`super::MigrateId`].
     struct MigrateIdReq = tag "rdma_ucm_migrate_id" {
-        /// Where the response goes.
+        /// Address of the response buffer.
         response: u64;
         /// The identifier.
         id: u32;
-        /// Descriptor of the file that it belongs to so far.
+        /// Descriptor of its current file.
         fd: u32;
     }
 
     /// Response of [`super::MigrateId`].
     struct MigrateIdResp = tag "rdma_ucm_migrate_resp" {
-        /// Events of it that were read so far.
+        /// Number of its events that were read so far.
         events_reported: u32;
     }
 
-    /// A service to look for.
+    /// A service to resolve.
     struct IbService = tag "rdma_ucm_ib_service" since V7_2 {
         /// Its identifier.
         service_id: u64 = "service_id" since V7_2;
         /// Its name.
         service_name: [u8; 64] = "service_name" since V7_2;
-        /// Which of the two counts.
+        /// Mask of the valid fields.
         flags: IbServiceFlags = "flags" since V7_2;
         /// Must be 0.
         reserved: u32 = "reserved" since V7_2;
@@ -421,15 +423,15 @@ abi_structs! {
         reserved: u32 = "reserved" since V7_2;
         /// [`EventType::USER`] or [`EventType::INTERNAL`].
         event: EventType = "event" since V7_2;
-        /// Status that the event is to carry.
+        /// Status of the event.
         status: u32 = "status" since V7_2;
-        /// The widest member of a union; [`WriteCmEventReq::set_arg`] fills the one in use.
+        /// The largest member of a union; [`WriteCmEventReq::set_arg`] sets the member in use.
         ud: UdParam = "param.ud" since V7_2;
     }
 }
 
 impl EventResp {
-    /// What belongs to an event of a connection.
+    /// Parameters of a connection event.
     #[doc(alias = "param.conn")]
     #[must_use]
     pub fn conn(&self) -> ConnParam {
@@ -437,7 +439,7 @@ impl EventResp {
         zerocopy::FromBytes::read_from_prefix(bytes).map_or_else(|_| ConnParam::zeroed(), |(conn, _)| conn)
     }
 
-    /// What belongs to an event that the application wrote.
+    /// Parameter of an application event.
     #[doc(alias = "param.arg32")]
     #[must_use]
     pub fn arg(&self) -> u64 {
@@ -446,7 +448,7 @@ impl EventResp {
 }
 
 impl WriteCmEventReq {
-    /// Sets what belongs to the event; [`EventResp::arg`] gives it back.
+    /// Sets the parameter of the event, which [`EventResp::arg`] returns.
     #[doc(alias = "param.arg")]
     pub fn set_arg(&mut self, arg: u64) {
         let bytes = arg.to_ne_bytes();
