@@ -178,8 +178,7 @@ impl RdmaNetlink {
     /// The ports of the device with that index.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`]
-    /// if the response is malformed.
+    /// [`Error::System`] if there is no such device; [`Error::Netlink`] if the response is malformed.
     pub fn ports(&mut self, device_index: u32) -> Result<Vec<PortInfo>> {
         let mut found = Vec::new();
         self.request(
@@ -231,8 +230,8 @@ impl RdmaNetlink {
     /// Number of objects of each type on the device named `device`.
     ///
     /// # Errors
-    /// [`Error::System`] or [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`]
-    /// if the response is malformed.
+    /// [`Error::UnknownDevice`] if there is no such device; [`Error::Netlink`] if the response is
+    /// malformed.
     pub fn resources(&mut self, device: &str) -> Result<ResourceSummary> {
         let index = self.index_of(device)?;
         let mut summary = ResourceSummary::default();

@@ -124,8 +124,8 @@ impl<P: Provider> Pd<P> {
         Mr::register(&self.domain, memory, access)
     }
 
-    /// Registers borrowed memory. The rights are local only: a peer or a window could access the
-    /// memory after the borrow has ended.
+    /// Registers borrowed memory with local rights only. With remote rights, a peer or a window
+    /// could access the memory after the borrow has ended.
     ///
     /// The memory is borrowed until the region is dropped. A forgotten region stays registered
     /// after the borrow has ended. This is harmless: only operations of this process can access the

@@ -106,9 +106,9 @@ impl<M> Mr<M> {
 impl<M: MemoryOwner> Mr<M> {
     /// Changes its access rights. Its keys may change.
     ///
-    /// If the region ever requests a right by which peers can write, [`Mr::bytes`] is `None` until
-    /// the region is deregistered, whatever its later rights. This holds even if the kernel refuses
-    /// the change: a driver may fail after the device has changed the region.
+    /// After the first request for a right by which peers can write, [`Mr::bytes`] is `None` until
+    /// the region is deregistered. Later changes of the rights, or a failure of this one, do not
+    /// matter: a driver may fail after the device has changed the region.
     ///
     /// ```no_run
     /// # fn open_to_peers(mut mr: bareverbs::Mr<bareverbs::Buffer>) -> bareverbs::Result<()> {

@@ -216,7 +216,7 @@ abi_structs! {
         max_rndv_hdr_size: u32;
         /// Maximum number of tags in the list.
         max_num_tags: u32;
-        /// What it can do.
+        /// Capability flags.
         flags: TmCapFlags;
         /// Maximum number of outstanding list operations.
         max_ops: u32;
@@ -226,8 +226,7 @@ abi_structs! {
         reserved: u32;
     }
 
-    /// Extended attributes of a device. The kernel reports in `response_length` how much of it it
-    /// filled.
+    /// Extended attributes of a device. The kernel fills `response_length` bytes.
     struct ExQueryDeviceResp = tag "ib_uverbs_ex_query_device_resp" {
         /// The non-extended attributes.
         base: QueryDeviceResp;
