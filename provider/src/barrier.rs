@@ -1,11 +1,13 @@
-//! Memory ordering between the processor and the kernel or device that shares a queue with it.
+//! Memory ordering between the CPU and the kernel or device that shares a queue with it.
 //!
-//! Two kinds of peer take part in a queue. The kernel's side of a software device is another
-//! processor, so ordinary atomics on the index words are enough. A hardware device reads and writes
-//! memory over a bus: there the processor's normal ordering between its own cores does not suffice
-//! everywhere, and registers mapped as write-combining need more still. Every place where order
-//! matters calls one of these functions, named for the reason, and no other module of the providers
-//! issues a fence.
+//! The other side of a queue is of one of two kinds:
+//!
+//! - The kernel's side of a software device runs on another CPU. Acquire and release accesses to
+//!   the index words are enough.
+//! - A hardware device accesses memory over a bus. On some architectures the ordering between CPUs
+//!   does not extend to devices. Registers mapped as write-combining need stronger barriers still.
+//!
+//! Each function here is named for its purpose. No other module of the providers issues a fence.
 //!
 //! | | x86-64 | aarch64 | riscv64 |
 //! |---|---|---|---|
@@ -15,12 +17,12 @@
 //! | [`before_write_combining`] | `sfence` | `dsb st` | `fence ow, ow` |
 //! | [`flush_write_combining`] | `sfence` | `dsb st` | `fence ow, ow` |
 //!
-//! Other processors get a sequentially consistent fence for each.
+//! Other architectures use a sequentially consistent fence for each.
 //!
 //! [`before_slots_are_reused`] orders accesses between threads of this process only.
 //!
-//! With `--cfg loom` the index words are loom's atomics, which are reached by the same pointers:
-//! `cargo xtask loom` explores the rings of [`crate::ring`] with them.
+//! With `--cfg loom` the index words are loom's atomics at the same addresses. `cargo xtask loom`
+//! explores the rings of [`crate::ring`] with them.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
@@ -38,16 +40,14 @@ unsafe fn word<'a>(index: *mut u32) -> &'a AtomicU32 {
     // accesses to the word are atomic and in this module.
     #[cfg(not(loom))]
     return unsafe { AtomicU32::from_ptr(index) };
-    // SAFETY: in a model the word is an atomic of loom, to which the model's author made the
-    // pointer.
+    // SAFETY: in a model the pointer was created from an atomic of loom.
     #[cfg(loom)]
     return unsafe { &*index.cast::<AtomicU32>() };
 }
 
 /// Reads the index that the other side of a shared queue advances.
 ///
-/// Everything the other side wrote before it advanced the index to the value returned is visible
-/// afterwards.
+/// Writes of the other side before it stored the returned index are visible afterwards.
 ///
 /// # Safety
 ///
@@ -63,8 +63,8 @@ pub unsafe fn read_peer_index(index: *mut u32) -> u32 {
 
 /// Advances the index that this side of a shared queue owns.
 ///
-/// The other side sees everything that was written to the queue before, and everything it may
-/// overwrite now has been read before.
+/// The other side sees all earlier writes to the queue. All earlier reads are complete before the
+/// other side can overwrite the slots.
 ///
 /// # Safety
 ///
@@ -76,7 +76,7 @@ pub unsafe fn publish_own_index(index: *mut u32, value: u32) {
     unsafe { word(index) }.store(value, Ordering::Release);
 }
 
-/// Reads the index that this side of a shared queue owns, as it stands in memory.
+/// Reads the index that this side of a shared queue owns, from shared memory.
 ///
 /// # Safety
 ///
@@ -89,42 +89,41 @@ pub unsafe fn read_own_index(index: *mut u32) -> u32 {
     unsafe { word(index) }.load(Ordering::Relaxed)
 }
 
-/// Orders all accesses to normal memory before a later store that lets a device read what was
-/// stored.
+/// Orders all accesses to normal memory before a later store that makes a device read memory.
 ///
-/// Stands between a work request and the doorbell record that announces it, and between the
-/// doorbell record and a doorbell register. Loads have to come first too: a request is often posted
-/// because of a CQE or an index that was read before. If the doorbell overtook that load, the
-/// device could answer the request before the load, which would find the answer.
+/// Used between a WQE and its doorbell record, and between the doorbell record and a doorbell
+/// register. Earlier loads are ordered too: a request is often posted because of a CQE or an index
+/// that was loaded before. If the doorbell overtook that load, the device could execute the request
+/// first, and the load would return the result of the request.
 #[inline]
 pub fn before_device_reads() {
     imp::before_device_reads();
 }
 
-/// Orders later loads from normal memory after the load that showed that a device wrote there.
+/// Orders later loads from normal memory after the load that detected a device's write.
 ///
-/// Stands between the check of a completion's owner bit and the reading of its other fields.
+/// Used between the check of a CQE's owner bit and the loads of its other fields.
 #[inline]
 pub fn after_device_wrote() {
     imp::after_device_wrote();
 }
 
-/// Orders all accesses to normal memory before a later store that lets a device write over them.
+/// Orders all accesses to normal memory before a later store that lets a device overwrite the
+/// memory.
 ///
-/// Stands between the reading of completions and the consumer index that gives their slots back.
-/// Loads have to come first, or they would find what the device writes next. Stores have to come
-/// first too: a run of compressed completions is written out in its slots.
+/// Used between the loads of CQEs and the store of the consumer index that releases their slots.
+/// Earlier loads are ordered, or they could return later writes of the device. Earlier stores are
+/// ordered too: the poller expands runs of compressed CQEs in their slots.
 #[inline]
 pub fn before_device_overwrites() {
     imp::before_device_overwrites();
 }
 
-/// Orders stores that took something away from other threads before later stores that put something
-/// else in its place.
+/// Orders the stores that hide a queue from other threads before later stores to its slots.
 ///
-/// Stands between a queue's reset, which hides the queue from pollers, and the requests that fill
-/// its slots anew. A thread that loads from such a slot with acquire ordering, and finds the new
-/// request there, finds the queue hidden too. No device takes part.
+/// Used between a QP's reset, which hides the QP from pollers, and the requests that reuse its
+/// slots. A thread that loads a new request from such a slot with acquire ordering also sees that
+/// the QP is hidden. No device is involved.
 #[inline]
 pub fn before_slots_are_reused() {
     fence(Ordering::Release);
@@ -132,16 +131,16 @@ pub fn before_slots_are_reused() {
 
 /// Orders stores to normal memory before the first store to write-combining device memory.
 ///
-/// Stands before a doorbell or a request is written to a register that the processor may buffer.
+/// Used before a doorbell or a WQE is written to a register that the CPU may buffer.
 #[inline]
 pub fn before_write_combining() {
     imp::before_write_combining();
 }
 
-/// Sends stores to write-combining device memory on their way, ahead of any later store.
+/// Flushes stores to write-combining device memory ahead of any later store.
 ///
-/// Stands after the last store of a doorbell, so that it does not linger in the buffer and no later
-/// doorbell merges with it or overtakes it.
+/// Used after the last store of a doorbell. The doorbell then does not stay in the write-combining
+/// buffer, and no later doorbell merges with it or overtakes it.
 #[inline]
 pub fn flush_write_combining() {
     imp::flush_write_combining();
@@ -152,20 +151,20 @@ mod imp {
     use std::arch::x86_64::_mm_sfence;
     use std::sync::atomic::{Ordering, compiler_fence};
 
-    /// The processor makes no store visible before an earlier load or store to normal memory, for
-    /// devices as for cores.
+    /// x86-64 makes no store visible before an earlier load or store to normal memory, to devices
+    /// as well as to CPUs.
     #[inline]
     pub(super) fn before_device_reads() {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The processor keeps loads from normal memory in order.
+    /// x86-64 keeps loads from normal memory in order.
     #[inline]
     pub(super) fn after_device_wrote() {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The processor makes no store visible before an earlier load or store to normal memory.
+    /// x86-64 makes no store visible before an earlier load or store to normal memory.
     #[inline]
     pub(super) fn before_device_overwrites() {
         compiler_fence(Ordering::SeqCst);
@@ -173,20 +172,20 @@ mod imp {
 
     #[inline]
     pub(super) fn before_write_combining() {
-        // SAFETY: every x86-64 processor has the instruction.
+        // SAFETY: every x86-64 CPU has the instruction.
         unsafe { _mm_sfence() };
         compiler_fence(Ordering::SeqCst);
     }
 
     #[inline]
     pub(super) fn flush_write_combining() {
-        // SAFETY: every x86-64 processor has the instruction.
+        // SAFETY: every x86-64 CPU has the instruction.
         unsafe { _mm_sfence() };
         compiler_fence(Ordering::SeqCst);
     }
 }
 
-/// Declares barriers that are one instruction each on these architectures.
+/// Declares barriers that are a single instruction on these architectures.
 macro_rules! instructions {
     ($($name:ident: aarch64 $aarch64:literal, riscv64 $riscv64:literal;)*) => {
         #[cfg(any(target_arch = "aarch64", target_arch = "riscv64"))]
@@ -196,9 +195,8 @@ macro_rules! instructions {
             $(
                 #[inline]
                 pub(super) fn $name() {
-                    // SAFETY: a barrier has no operands and changes nothing but the order of
-                    // accesses. Without `nomem` the compiler keeps its own accesses on their side
-                    // of it.
+                    // SAFETY: a barrier has no operands and affects only the order of accesses.
+                    // Without `nomem` the compiler does not move its own accesses across it.
                     unsafe {
                         #[cfg(target_arch = "aarch64")]
                         asm!($aarch64, options(nostack, preserves_flags));
@@ -209,7 +207,7 @@ macro_rules! instructions {
             )*
         }
 
-        /// What each barrier is on aarch64 and on riscv64, for a test on any architecture.
+        /// Instruction of each barrier on aarch64 and riscv64, for a test on any architecture.
         #[cfg(test)]
         const INSTRUCTIONS: &[(&str, &str, &str)] = &[$((stringify!($name), $aarch64, $riscv64)),*];
     };
@@ -261,7 +259,7 @@ mod tests {
     const STORES: u8 = 2;
     const BOTH: u8 = LOADS | STORES;
 
-    /// Which earlier accesses an instruction orders before which later ones.
+    /// Earlier and later accesses between which an instruction keeps the order.
     fn orders(instruction: &str) -> (u8, u8) {
         match instruction {
             "dmb osh" => (BOTH, BOTH),
@@ -270,7 +268,7 @@ mod tests {
             riscv => {
                 let sets = riscv.strip_prefix("fence ").and_then(|sets| sets.split_once(", "));
                 let (before, after) = sets.expect("a fence of riscv64");
-                // Both normal memory and that of devices.
+                // Normal memory and device memory.
                 let of = |set: &str| match set {
                     "ir" => LOADS,
                     "ow" => STORES,
@@ -288,7 +286,7 @@ mod tests {
             // The doorbell is stored after the request, and after the loads that led to it.
             ("before_device_reads", BOTH, STORES),
             ("after_device_wrote", LOADS, LOADS),
-            // The consumer index is stored after the entries were read, and written out.
+            // The consumer index is stored after the CQEs were read and expanded.
             ("before_device_overwrites", BOTH, STORES),
             ("before_write_combining", STORES, STORES),
             ("flush_write_combining", STORES, STORES),

@@ -1,20 +1,20 @@
 //! The kernel's commands, one function each.
 //!
-//! Commands that have an ioctl method of their own use it; the others go through the method
-//! `InvokeWrite`. The functions are what verbs and providers share; each returns the kernel's
-//! answer. Only how memory is registered has to be remembered ([`RegMrMethod`]).
+//! A command uses its own ioctl method if it has one, and otherwise the method `InvokeWrite`. Each
+//! function returns the kernel's response. The functions keep no state; [`RegMrMethod`] remembers
+//! which method registers memory.
 //!
 //! # Which commands are `unsafe`
 //!
 //! | the command | is |
 //! |---|---|
-//! | destroys the object behind a handle, or changes its state, keys, memory or membership | `unsafe`: the caller owns the object |
+//! | destroys the object of a handle, or changes its state, keys, memory or multicast membership | `unsafe`: the caller owns the object |
 //! | takes addresses: memory to register, a driver's payload | `unsafe`: the caller vouches for the memory |
-//! | only reads, makes an object that names others, arms or moderates | safe |
+//! | queries, creates an object that refers to others, arms or moderates | safe |
 //!
-//! Handles are numbers, which any code can guess. A safe type that owns an object relies on it, for
-//! instance on the kernel reading and writing the memory of a region until the owner deregisters
-//! it. So no safe function ends what a number names:
+//! Handles are small numbers that any code can guess. A safe type that owns an object relies on the
+//! object's existence: the kernel accesses the memory of an MR until its owner deregisters it. So
+//! no safe function destroys or changes an object by its handle:
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::command;
@@ -54,12 +54,12 @@ use rustix::io::Errno;
 use crate::device::{DeviceFile, IoctlError};
 use crate::request::{CqRequest, QpRequest};
 
-/// A driver's own request and response beside a command's.
+/// A driver-specific request and response that accompany a command.
 #[derive(Debug, Default)]
 pub struct DriverPayload<'a> {
-    /// What the driver reads; empty for none.
+    /// Request read by the driver; empty for none.
     pub input: &'a [u8],
-    /// Where the driver writes; empty for nowhere.
+    /// Response written by the driver; empty for none.
     pub output: &'a mut [u8],
 }
 
@@ -108,16 +108,16 @@ pub use wq::{
 };
 pub use xrc::{close_xrcd, create_xrc_target, open_xrc_target, open_xrcd};
 
-/// What a new context can do.
+/// Capabilities of a new context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextInfo {
     /// Completion vectors: the interrupt sources that completion events can be spread over.
     pub num_comp_vectors: u32,
-    /// What the kernel's core supports.
+    /// Optional features of the kernel's core.
     pub core_support: CoreSupport,
 }
 
-/// Makes the file's context. A file has at most one; a second call gives `EINVAL`.
+/// Creates the file's context. A file has at most one; a second call gives `EINVAL`.
 ///
 /// # Errors
 ///
@@ -139,8 +139,8 @@ pub unsafe fn get_context(file: &DeviceFile, payload: DriverPayload<'_>) -> Resu
     Ok(ContextInfo { num_comp_vectors, core_support })
 }
 
-/// Creates a stream of asynchronous events. The first one of a context gets the events of every
-/// object.
+/// Creates a stream of asynchronous events. The first stream of a context receives the events of
+/// all objects that were created without a stream of their own.
 ///
 /// # Errors
 ///
@@ -151,17 +151,17 @@ pub fn async_event_alloc(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
     // SAFETY: the call names no memory.
     unsafe { file.execute(&mut call) }?;
     let fd = call.made_descriptor(AsyncEventAlloc::FD_HANDLE);
-    // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
-    // every `DeviceFile` is of, has installed the descriptor for this call.
+    // SAFETY: the number is -1 if the kernel wrote none. Otherwise the kernel's uverbs driver,
+    // which serves every `DeviceFile`, has installed the descriptor for this call.
     unsafe { own_descriptor("AsyncEventAlloc", fd) }
 }
 
-/// Takes ownership of a descriptor that the kernel has made for a call. Refuses a negative number
-/// with `EBADF`: the file wrote none.
+/// Takes ownership of a descriptor that the kernel created for a call. A negative number gives
+/// `EBADF`: the kernel wrote none.
 ///
 /// # Safety
 ///
-/// A number that is not negative must be that of a descriptor that nothing else owns.
+/// A number that is not negative must be a descriptor that nothing else owns.
 unsafe fn own_descriptor(method: &'static str, number: RawFd) -> Result<OwnedFd, IoctlError> {
     if number < 0 {
         return Err(IoctlError { method, errno: Errno::BADF });
@@ -183,7 +183,8 @@ pub fn query_device(file: &DeviceFile) -> Result<QueryDeviceResp, IoctlError> {
     Ok(response)
 }
 
-/// Reads the device's attributes, the newer ones too. What the kernel does not know stays zero.
+/// Reads the device's attributes, including the extended ones. Attributes unknown to the kernel are
+/// zero.
 ///
 /// # Errors
 ///
@@ -196,11 +197,11 @@ pub fn query_device_ex(file: &DeviceFile) -> Result<ExQueryDeviceResp, IoctlErro
     Ok(response)
 }
 
-/// Reads the device's attributes for what the driver adds to them.
+/// Reads the device's attributes for the driver's part of the response.
 ///
 /// # Errors
 ///
-/// The kernel's error, such as the driver's of a payload.
+/// The kernel's error; the driver's error for an invalid payload.
 ///
 /// # Safety
 ///
@@ -230,11 +231,11 @@ pub fn query_port(file: &DeviceFile, port: u8) -> Result<QueryPortRespEx, IoctlE
     Ok(response)
 }
 
-/// Reads the filled entries of the GID tables of all ports; returns how many there were.
+/// Reads the valid entries of the GID tables of all ports; returns their number.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` where `into` is too short.
+/// The kernel's error, `EINVAL` if `into` is too short.
 #[doc(alias = "ibv_query_gid_table")]
 pub fn query_gid_table(file: &DeviceFile, into: &mut [GidEntry]) -> Result<usize, IoctlError> {
     let mut count = 0;
@@ -266,7 +267,7 @@ pub fn query_gid_entry(file: &DeviceFile, port: u32, index: u32) -> Result<GidEn
     Ok(entry)
 }
 
-/// Lists the handles of the context's objects of one class; returns how many were written.
+/// Lists the handles of the context's objects of one class; returns the number written.
 ///
 /// # Errors
 ///
@@ -328,21 +329,21 @@ pub unsafe fn dealloc_pd(file: &DeviceFile, handle: u32) -> Result<(), IoctlErro
 /// The kernel's error.
 #[doc(alias = "ibv_create_comp_channel")]
 pub fn create_comp_channel(file: &DeviceFile) -> Result<OwnedFd, IoctlError> {
-    // No descriptor, where the file writes none.
+    // No descriptor, if the kernel writes none.
     let mut response = CreateCompChannelResp { fd: u32::MAX };
     // SAFETY: the command reads and writes nothing but its structs.
     unsafe { file.invoke::<write::CreateCompChannel>(&CreateCompChannelReq::zeroed(), &mut response) }?;
-    // SAFETY: it is -1 where the kernel wrote no number. Otherwise the kernel's uverbs file, which
-    // every `DeviceFile` is of, has installed the descriptor for this call.
+    // SAFETY: the number is -1 if the kernel wrote none. Otherwise the kernel's uverbs driver,
+    // which serves every `DeviceFile`, has installed the descriptor for this call.
     unsafe { own_descriptor("CreateCompChannel", response.fd as RawFd) }
 }
 
-/// A completion queue as the kernel made it.
+/// A created completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CqHandle {
     /// The handle.
     pub handle: u32,
-    /// Completions it holds, as the kernel reports it.
+    /// Its depth in CQEs, as the kernel reports it.
     pub entries: u32,
 }
 
@@ -350,7 +351,7 @@ pub struct CqHandle {
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a depth that the device does not have.
+/// The kernel's error, `EINVAL` for a depth that the device does not support.
 ///
 /// # Safety
 ///
@@ -379,7 +380,7 @@ pub unsafe fn create_cq(
     Ok(CqHandle { handle, entries })
 }
 
-/// Destroys a completion queue; returns how many of its events were put into their streams.
+/// Destroys a completion queue; returns the number of its events that were delivered.
 ///
 /// # Errors
 ///
@@ -400,8 +401,8 @@ pub unsafe fn destroy_cq(file: &DeviceFile, handle: u32) -> Result<DestroyCqResp
     Ok(response)
 }
 
-/// Asks for one event when the next completion arrives, or the next solicited one; for drivers
-/// whose queues are armed by the kernel.
+/// Requests one event for the next completion, or for the next solicited one. For drivers whose CQs
+/// are armed by the kernel.
 ///
 /// # Errors
 ///
@@ -413,14 +414,14 @@ pub fn req_notify_cq(file: &DeviceFile, handle: u32, solicited_only: bool) -> Re
     unsafe { file.invoke::<write::ReqNotifyCq>(&request, &mut ()) }
 }
 
-/// A queue pair as the kernel made it.
+/// A created queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpHandle {
     /// The handle.
     pub handle: u32,
-    /// Its number on the wire.
+    /// QP number.
     pub qp_num: u32,
-    /// Depths and widths it has, as the kernel reports it.
+    /// Its depths and widths, as the kernel reports them.
     pub cap: QpCap,
 }
 
@@ -428,7 +429,7 @@ pub struct QpHandle {
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for depths or widths that the device does not have.
+/// The kernel's error, `EINVAL` for depths or widths that the device does not support.
 ///
 /// # Safety
 ///
@@ -467,7 +468,7 @@ pub unsafe fn create_qp(
     Ok(QpHandle { handle, qp_num, cap })
 }
 
-/// Destroys a queue pair; returns how many of its events were put into their stream.
+/// Destroys a queue pair; returns the number of its events that were delivered.
 ///
 /// # Errors
 ///
@@ -488,27 +489,27 @@ pub unsafe fn destroy_qp(file: &DeviceFile, handle: u32) -> Result<DestroyQpResp
     Ok(response)
 }
 
-/// Changes a queue pair's attributes, its state among them.
+/// Modifies a queue pair's attributes, including its state.
 ///
 /// # Errors
 ///
-/// The kernel's error, `EINVAL` for a transition that is not one or attributes that do not belong
-/// to it.
+/// The kernel's error, `EINVAL` for an invalid transition or for attributes that the transition
+/// does not take.
 ///
 /// # Safety
 ///
-/// 1. `request.qp_handle` must be the handle of a queue pair of the caller's own: nothing else of
+/// 1. `request.qp_handle` must be the handle of a queue pair that the caller owns: nothing else in
 ///    this process relies on its state or attributes.
 /// 2. After a change to RESET, no request may be pushed before the queue pair's queues were
-///    [reset](crate::traits::SendQueue::reset): a device that starts anew would carry out old
-///    slots.
+///    [reset](crate::traits::SendQueue::reset). A device that restarts at slot 0 would otherwise
+///    execute stale WQEs.
 #[doc(alias = "ibv_modify_qp")]
 pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
     // SAFETY: the command reads nothing but its struct.
     unsafe { file.invoke::<write::ModifyQp>(request, &mut ()) }
 }
 
-/// The same with a payload of the driver's.
+/// [`modify_qp`] with a driver payload.
 ///
 /// # Errors
 ///
@@ -516,7 +517,7 @@ pub unsafe fn modify_qp(file: &DeviceFile, request: &ModifyQpReq) -> Result<(), 
 ///
 /// # Safety
 ///
-/// As for [`modify_qp`]; and addresses in the driver's payload must be as the driver requires.
+/// As for [`modify_qp`]. Addresses in the driver's payload must be as the driver requires.
 pub unsafe fn modify_qp_with(
     file: &DeviceFile,
     request: &ModifyQpReq,
@@ -529,7 +530,7 @@ pub unsafe fn modify_qp_with(
         .map_err(|refused| IoctlError { method: write::ModifyQp::INFO.rust, ..refused })
 }
 
-/// Reads a queue pair's attributes; all of them, whatever `mask` says, on most drivers.
+/// Queries a queue pair's attributes. Most drivers return all of them, regardless of `mask`.
 ///
 /// # Errors
 ///

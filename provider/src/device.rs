@@ -1,4 +1,4 @@
-//! The device file, and how the kernel is asked for something.
+//! The device file: ioctls and mappings.
 
 mod identity;
 
@@ -18,7 +18,7 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, ioctl};
 use crate::mapping::{Mapping, Protection};
 use crate::process::ForkGuard;
 
-/// A failed request to the kernel.
+/// A failed ioctl or system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct IoctlError {
     /// The ioctl method, write command or system call.
@@ -45,34 +45,34 @@ impl fmt::Display for IoctlError {
     }
 }
 
-/// Why there is no [`DeviceFile`] of a path or descriptor.
+/// Reason why a path or descriptor can't be opened as a [`DeviceFile`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The kernel refused a system call.
+    /// A system call failed.
     #[error(transparent)]
     Ioctl(#[from] IoctlError),
-    /// It is another sort of file.
+    /// The file is not a uverbs character device.
     #[error("it is not a uverbs character device, such as /dev/infiniband/uverbs0")]
     NotUverbs,
-    /// It is a character device, and nothing says whether it is one of uverbs: the kernel gave it a
-    /// dynamic number, and sysfs is not mounted.
+    /// A character device with a dynamic device number, which can't be identified because sysfs is
+    /// not mounted at `/sys`.
     #[error(
         "character device {major}:{minor} may be any: mount sysfs at /sys, which tells whether it is a uverbs device"
     )]
     Unidentified {
-        /// Its major number.
+        /// Major device number.
         major: u32,
-        /// Its minor number.
+        /// Minor device number.
         minor: u32,
     },
 }
 
-/// What a call from a forked child of the process that opened the device is answered with; the
-/// kernel's verbs never answer so.
+/// Error of every call in a child that was forked from the process that opened the device. The
+/// kernel's verbs never return it.
 const FORKED: Errno = Errno::STALE;
 
-/// What an error number means when it comes from the verbs ABI.
+/// Explanation of an error number of the verbs ABI.
 fn hint(errno: Errno) -> Option<&'static str> {
     Some(match errno {
         Errno::PROTONOSUPPORT => "this kernel does not know the method or one of its attributes",
@@ -92,12 +92,12 @@ fn hint(errno: Errno) -> Option<&'static str> {
 
 /// An open device file.
 ///
-/// Everything a program does with a device goes through its file: objects live in the context
-/// behind it and are gone, all of them, when its last descriptor is closed.
+/// All objects belong to the context behind the file. The kernel destroys them when the last
+/// descriptor of the file is closed.
 ///
-/// It is of use in the process that opened it only. A child that was forked from that has the
-/// descriptor too, and could destroy what its parent uses; there, every call is answered with
-/// `ESTALE` and never reaches the kernel.
+/// The file is usable only in the process that opened it. A forked child inherits the descriptor
+/// and could destroy its parent's objects, so every call in the child fails with `ESTALE` before it
+/// reaches the kernel.
 ///
 /// ```no_run
 /// use bareverbs_provider::command::{self, DriverPayload};
@@ -121,16 +121,16 @@ pub struct DeviceFile {
 }
 
 impl DeviceFile {
-    /// Opens the file at `path`, say `/dev/infiniband/uverbs0`, of a device of kernel driver
+    /// Opens the file at `path`, such as `/dev/infiniband/uverbs0`, of a device with kernel driver
     /// `driver_id`.
     ///
-    /// The driver's number comes with the device's description, from RDMA netlink or `sysfs`; the
-    /// kernel refuses every call with a wrong one.
+    /// RDMA netlink and `sysfs` report the driver id of a device. The kernel rejects every call
+    /// with a wrong id.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Ioctl`] with what `open` reports: `EACCES` where the file's permissions forbid
-    /// it, `ENXIO` where the device is gone. Otherwise as for [`DeviceFile::from_fd`].
+    /// [`OpenError::Ioctl`] with the error of `open`: `EACCES` if the file's permissions forbid it,
+    /// `ENXIO` if the device was removed. Otherwise as for [`DeviceFile::from_fd`].
     pub fn open(path: impl AsRef<Path>, driver_id: u32) -> Result<Self, OpenError> {
         let fd = loop {
             match rustix::fs::open(path.as_ref(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
@@ -141,102 +141,100 @@ impl DeviceFile {
         Self::from_fd(fd, driver_id)
     }
 
-    /// Takes a device file that was opened elsewhere, by a privileged helper, say. It is of use in
-    /// this process only.
+    /// Takes a device file that was opened elsewhere, for instance by a privileged helper. It is
+    /// usable in this process only.
     ///
-    /// Other files are refused. The kernel reserves the character devices 231:192 to 231:223 for
-    /// uverbs. It gives dynamic numbers to further devices, and these are looked up in sysfs at
-    /// `/sys`.
+    /// Other files are rejected. The kernel reserves the character devices 231:192 to 231:223 for
+    /// uverbs. Further devices have dynamic numbers, which are looked up in sysfs at `/sys`.
     ///
     /// # Errors
     ///
     /// [`OpenError::NotUverbs`]; [`OpenError::Unidentified`] for a dynamic number without sysfs;
-    /// [`OpenError::Ioctl`] with what `fstat`, `mmap` and `madvise` report, as where there is no
-    /// memory.
+    /// [`OpenError::Ioctl`] with the error of `fstat`, `mmap` or `madvise`, for instance `ENOMEM`.
     pub fn from_fd(fd: OwnedFd, driver_id: u32) -> Result<Self, OpenError> {
         identity::check_uverbs(&fd)?;
         // SAFETY: the kernel says that the descriptor is of a uverbs character device.
         Ok(unsafe { Self::from_fd_unchecked(fd, driver_id) }?)
     }
 
-    /// Takes a device file that was opened elsewhere, without a look at what it is.
+    /// Takes a device file that was opened elsewhere, without checking the type of the file.
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report.
+    /// The error of `mmap` or `madvise`.
     ///
     /// # Safety
     ///
-    /// The descriptor must be that of a uverbs character device of the kernel, or of a file that
-    /// fails every `ioctl` and every `mmap`, as `/dev/null` does.
+    /// The descriptor must refer to a uverbs character device of the kernel, or to a file that
+    /// fails every `ioctl` and every `mmap`, such as `/dev/null`.
     ///
-    /// The safe functions of this crate rely on what a uverbs device does: a call writes to the
-    /// memory of its own attributes only, a descriptor number in an answer is a new descriptor,
-    /// handles are fresh, and mapped pages are the object's.
+    /// The safe functions of this crate rely on the behaviour of a uverbs device. A call writes
+    /// only to the memory of its own attributes. A descriptor number in a response is a new
+    /// descriptor. Handles are fresh, and mapped pages belong to the object.
     pub unsafe fn from_fd_unchecked(fd: OwnedFd, driver_id: u32) -> Result<Self, IoctlError> {
         let fork_guard = ForkGuard::new().map_err(|errno| IoctlError { method: "madvise", errno })?;
         Ok(Self { fd, driver_id, fork_guard, events: OnceLock::new() })
     }
 
-    /// Has the asynchronous events of objects that are made from here on sent to `stream`, not to
-    /// the context's first stream, which in a context that another process made is that one's. Only
-    /// the first call has an effect.
+    /// Sends the asynchronous events of objects created from now on to `stream`. The default is the
+    /// context's first stream, which belongs to the creator if another process created the context.
+    /// Only the first call has an effect.
     pub fn send_events_to(&self, stream: OwnedFd) {
         let _ = self.events.set(stream);
     }
 
-    /// The stream that [`DeviceFile::send_events_to`] was given.
+    /// The stream passed to [`DeviceFile::send_events_to`].
     #[must_use]
     pub fn events(&self) -> Option<BorrowedFd<'_>> {
         self.events.get().map(AsFd::as_fd)
     }
 
-    /// Gives the descriptor back.
+    /// Returns the descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }
 
-    /// Fails with `ESTALE` in a process that was forked from the one that opened the file.
+    /// Checks that this process is the one that opened the file.
     ///
     /// # Errors
     ///
-    /// As said.
+    /// `ESTALE` in a process that was forked from the one that opened the file.
     #[inline]
     pub fn check_same_process(&self) -> Result<(), Errno> {
         if self.fork_guard.is_same_process() { Ok(()) } else { Err(FORKED) }
     }
 
-    /// Number of the kernel driver whose namespace the calls use.
+    /// Id of the kernel driver whose ioctl namespace the calls use.
     #[must_use]
     pub fn driver_id(&self) -> u32 {
         self.driver_id
     }
 
-    /// Carries out a call.
+    /// Executes a call.
     ///
     /// # Errors
     ///
-    /// The kernel's refusal. A call that a signal interrupted is made again: the kernel undoes what
-    /// an interrupted call began.
+    /// The kernel's error. A call that a signal interrupted is repeated: the kernel rolls back an
+    /// interrupted call.
     ///
     /// # Safety
     ///
-    /// The call's own buffers are borrowed by it and need no care. But where the method makes the
-    /// kernel or the device use other memory, by an address passed as a number or in a driver's
-    /// payload, that memory must be as the method requires.
+    /// The buffers of the call are borrowed and need no care. If the method makes the kernel or the
+    /// device access other memory, by an address passed as a number or in a driver's payload, that
+    /// memory must meet the method's requirements.
     pub unsafe fn execute<M: Method>(&self, call: &mut Call<'_, M>) -> Result<(), IoctlError> {
-        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is
-        // borrowed; the rest is this function's contract.
+        // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they
+        // point to is borrowed; the rest is this function's contract.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
             .map_err(|errno| IoctlError { method: M::INFO.rust, errno })
     }
 
-    /// Carries out a write command through the ioctl method `InvokeWrite`.
+    /// Executes a write command through the ioctl method `InvokeWrite`.
     ///
     /// # Errors
     ///
-    /// The kernel's error, under the command's own name.
+    /// The kernel's error, with the name of the command.
     ///
     /// # Safety
     ///
@@ -247,8 +245,9 @@ impl DeviceFile {
         response: &mut C::Response,
     ) -> Result<(), IoctlError> {
         let mut call = invoke::<C>(self.driver_id, request, response);
-        // SAFETY: a `Call`'s bytes are a header with the true length, and all they point at is
-        // borrowed; for memory that the request names by an address the caller answers.
+        // SAFETY: a `Call`'s bytes are a header with the correct length, and all memory that they
+        // point to is borrowed; the caller vouches for memory that the request refers to by
+        // address.
         unsafe { self.execute_raw(call.as_mut_bytes()) }
             .map_err(|errno| IoctlError { method: C::INFO.rust, errno })
     }
@@ -257,14 +256,14 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// The kernel's error number, except `EINTR`, after which the call is made again; `ESTALE` in a
+    /// The kernel's error number, except `EINTR`, after which the call is repeated. `ESTALE` in a
     /// forked child.
     ///
     /// # Safety
     ///
     /// The kernel reads a header from `call` and then reads and writes as many bytes as the header
-    /// says; they must lie in `call`. Every attribute that holds an address must hold one that the
-    /// kernel may read or write as the attribute is meant.
+    /// says; they must lie in `call`. Every attribute that holds an address must hold the address
+    /// of memory that the kernel may read or write as the attribute requires.
     #[inline]
     pub unsafe fn execute_raw(&self, call: &mut [u8]) -> Result<(), Errno> {
         self.check_same_process()?;
@@ -281,7 +280,7 @@ impl DeviceFile {
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report.
+    /// The error of `mmap` or `madvise`.
     pub fn map(&self, offset: u64, len: usize, protection: Protection) -> Result<Mapping, IoctlError> {
         let refused = |errno| IoctlError { method: "mmap", errno };
         self.check_same_process().map_err(refused)?;
@@ -295,11 +294,11 @@ impl AsFd for DeviceFile {
     }
 }
 
-/// The one ioctl of device files.
+/// The only ioctl of uverbs device files.
 struct VerbsIoctl(*mut c_void);
 
-// SAFETY: the opcode is the one whose argument is a uverbs call, and the pointer is to such a call,
-// which the kernel reads and writes. There is no output beside it.
+// SAFETY: the argument of this opcode is a uverbs call, and the pointer points to one, which the
+// kernel reads and writes. There is no other output.
 unsafe impl Ioctl for VerbsIoctl {
     type Output = ();
 
@@ -340,7 +339,7 @@ mod tests {
             let refused = DeviceFile::from_fd(fd, 14).map(drop).unwrap_err();
             assert_eq!(refused, OpenError::NotUverbs);
         }
-        // Without sysfs nothing says what a character device is.
+        // Without sysfs a character device can't be identified.
         for path in ["/dev/null", "/dev/zero", "/dev/urandom"] {
             for refused in [DeviceFile::from_fd(file(Path::new(path)), 14), DeviceFile::open(path, 14)] {
                 let refused = refused.map(drop).unwrap_err();

@@ -1,4 +1,4 @@
-//! Memory on a device, as a program reaches it.
+//! Device memory, mapped into the program.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::barrier;
 use crate::mapping::{Mapping, Protection};
 
-/// Bytes that are read and written at once. Devices take no smaller writes.
+/// Access unit in bytes. Devices accept no smaller writes.
 pub const WORD: usize = 4;
 
-/// Memory on a device, mapped. It is copied to and from word by word, since processors reach it
-/// over a bus.
+/// Mapped device memory. It is copied word by word, since the CPU accesses it over a bus.
 ///
-/// Several values may reach the same memory, where it was imported more than once. Each word is
-/// read and written as a whole; a copy of several words is no unit.
+/// Several values may refer to the same memory if it was imported more than once. Each word is read
+/// and written atomically; a copy of several words is not atomic.
 ///
 /// ```
 /// use bareverbs_provider::dm::DeviceMemory;
@@ -30,8 +29,8 @@ pub const WORD: usize = 4;
 /// # Ok::<(), bareverbs_provider::Errno>(())
 /// ```
 ///
-/// Pages of a device file may be something else than such memory, like a queue or a doorbell
-/// register, so safe code can't make one:
+/// Pages of a device file may hold a queue or a doorbell register instead of device memory. So safe
+/// code can't create a `DeviceMemory`:
 ///
 /// ```compile_fail,E0133
 /// # use bareverbs_provider::device::{DeviceFile, IoctlError};
@@ -51,14 +50,14 @@ pub struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// The `len` bytes from `offset` on; none where they do not lie in the mapping, `offset` is no
-    /// multiple of [`WORD`], or the mapping can't be both read and written.
+    /// The `len` bytes from `offset` on. `None` if they exceed the mapping, if `offset` is not a
+    /// multiple of [`WORD`], or if the mapping is not both readable and writable.
     ///
     /// # Safety
     ///
-    /// The words that hold the bytes must be memory which the program may read and write at any
-    /// time and with any content, and which this process accesses by atomic words of [`WORD`] bytes
-    /// only: no queue, no register.
+    /// The program may read and write the words that hold the bytes at any time and with any
+    /// content: they are not part of a queue or a register. This process must access them only by
+    /// atomic words of [`WORD`] bytes.
     #[must_use]
     pub unsafe fn new(mapping: Mapping, offset: usize, len: usize) -> Option<Self> {
         let end = offset.checked_add(len)?.checked_next_multiple_of(WORD)?;
@@ -68,14 +67,14 @@ impl DeviceMemory {
         is_usable.then_some(Self { mapping, offset, len })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "it is asked for with a length")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The words that hold these bytes, and where each starts.
+    /// The words that hold these bytes, with the offset of each.
     fn words(&self, bytes: Range<usize>) -> impl Iterator<Item = (usize, &AtomicU32)> {
         assert!(bytes.end <= self.len, "within the memory");
         // SAFETY: `new` checked that the bytes and so their start lie in the mapping.
@@ -83,16 +82,16 @@ impl DeviceMemory {
         (bytes.start / WORD..bytes.end.div_ceil(WORD)).map(move |word| {
             // SAFETY: the word holds one of the bytes, and `new` checked that the words of all of
             // them lie in the mapping, which is readable, writable, page aligned and kept by this
-            // value. Who called `new` promised that this process accesses them by such atomics
-            // only; what the device writes, it writes as another process would.
+            // value. The caller of `new` promised that this process accesses them by such atomics
+            // only. The device's writes are like those of another process.
             (word * WORD, unsafe { AtomicU32::from_ptr(start.add(word * WORD).cast().as_ptr()) })
         })
     }
 
-    /// Copies bytes out, from `offset` on.
+    /// Copies bytes out, starting at `offset`.
     ///
     /// # Panics
-    /// If they are not all in the memory.
+    /// If the range exceeds the memory.
     pub fn read(&self, offset: usize, into: &mut [u8]) {
         if into.is_empty() {
             return;
@@ -105,10 +104,11 @@ impl DeviceMemory {
         }
     }
 
-    /// Copies bytes in, from `offset` on; both are multiples of [`WORD`].
+    /// Copies bytes in, starting at `offset`. `offset` and the length must be multiples of
+    /// [`WORD`].
     ///
     /// # Panics
-    /// If they are no such multiples, or not all in the memory.
+    /// If either is not, or if the range exceeds the memory.
     pub fn write(&mut self, offset: usize, from: &[u8]) {
         let (words, rest) = from.as_chunks::<WORD>();
         assert!(rest.is_empty() && offset.is_multiple_of(WORD), "whole words");
@@ -119,7 +119,7 @@ impl DeviceMemory {
         for ((_, word), bytes) in self.words(offset..end).zip(words) {
             word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
-        // A request may follow that makes the device read it.
+        // The caller may post a request next that makes the device read the bytes.
         barrier::flush_write_combining();
     }
 }
@@ -128,7 +128,7 @@ impl DeviceMemory {
 mod tests {
     use super::*;
 
-    /// Memory of this process in place of a device's.
+    /// Memory of this process in place of device memory.
     fn memory(offset: usize, len: usize) -> Option<DeviceMemory> {
         // SAFETY: nothing else uses the pages.
         unsafe { DeviceMemory::new(Mapping::anonymous(4096).unwrap(), offset, len) }
@@ -171,7 +171,7 @@ mod tests {
         rustix::fs::ftruncate(&file, 4096).unwrap();
         let over = || {
             let mapping = Mapping::new(&file, 0, 4096, Protection::ReadWrite).unwrap();
-            // SAFETY: the file is accessed through such values only.
+            // SAFETY: the file is accessed through `DeviceMemory` values only.
             unsafe { DeviceMemory::new(mapping, 0, 4096) }.unwrap()
         };
         let (mut one, other) = (over(), over());

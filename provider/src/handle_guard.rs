@@ -48,8 +48,8 @@ impl<'a> HandleGuard<'a> {
 
 impl Drop for HandleGuard<'_> {
     fn drop(&mut self) {
-        // SAFETY: who called `new` promised that it may be called once before `disarm`, which
-        // forgets this value.
+        // SAFETY: the caller of `new` promised that `destroy` may be called once before `disarm`,
+        // which forgets this value.
         unsafe { (self.destroy)(self.file, self.handle) };
     }
 }

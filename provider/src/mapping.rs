@@ -9,7 +9,7 @@ use rustix::mm::ProtFlags;
 use crate::pages;
 use crate::process::ForkGuard;
 
-/// What the program may do with a mapping.
+/// Access of the program to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protection {
     /// Read and write: queues.
@@ -30,16 +30,16 @@ impl Protection {
     }
 }
 
-/// Bytes of a huge page.
+/// Size of a huge page in bytes.
 pub const HUGE_PAGE: usize = 2 << 20;
 
 /// Shared memory, unmapped when dropped.
 ///
-/// A forked child does not have it: what it did there would be done to its parent's queues. It is
-/// stopped by `SIGSEGV` where it tries.
+/// A forked child does not inherit the mapping, since its accesses would reach the parent's queues.
+/// An access in the child raises `SIGSEGV`.
 ///
-/// The other side may change it at any time, so it gives out raw pointers only: no Rust reference
-/// may be made to what lies in it.
+/// The kernel or device may change the memory at any time. So the mapping provides raw pointers
+/// only, and no Rust reference to its content may be created.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -49,41 +49,40 @@ pub struct Mapping {
     is_huge: bool,
 }
 
-// SAFETY: a mapping belongs to the process, not to the thread that made it, and `Mapping` itself
+// SAFETY: a mapping belongs to the process, not to the thread that created it, and `Mapping` itself
 // accesses nothing.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` gives out nothing but its address, size and protection, which never
-// change.
+// SAFETY: a shared `Mapping` provides only its address, size and protection, which never change.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset` on, shared.
+    /// Maps `len` bytes of `file` from `offset` on (`MAP_SHARED`).
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
+    /// The error of `mmap` or `madvise`; `EINVAL` for a length of 0.
     pub fn new(file: impl AsFd, offset: u64, len: usize, protection: Protection) -> Result<Self, Errno> {
         let fork_guard = ForkGuard::new()?;
         let start = pages::map_file(file, offset, len, protection.flags())?;
         Self { start, len, protection, fork_guard, is_huge: false }.with_dont_fork()
     }
 
-    /// `len` bytes of zeros that a device may be given: memory of this process, in whole pages.
+    /// Maps `len` zeroed bytes of this process's memory, in whole pages, for use by a device.
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report; `EINVAL` too for a length of 0.
+    /// The error of `mmap` or `madvise`; `EINVAL` for a length of 0.
     pub fn anonymous(len: usize) -> Result<Self, Errno> {
         Self::without_file(len, false)
     }
 
-    /// The same in huge pages of [`HUGE_PAGE`] bytes each: as many as `len` bytes need, which are
-    /// set aside at once.
+    /// Like [`Mapping::anonymous`], in huge pages of [`HUGE_PAGE`] bytes. `len` is rounded up to
+    /// whole huge pages, which the kernel reserves at once.
     ///
     /// # Errors
     ///
-    /// What `mmap` and `madvise` report: `ENOMEM` where not so many huge pages are free, `EINVAL`
-    /// too for a length of 0 and on kernels without huge pages of this size.
+    /// The error of `mmap` or `madvise`: `ENOMEM` if too few huge pages are free, `EINVAL` for a
+    /// length of 0 and on kernels without huge pages of this size.
     pub fn huge(len: usize) -> Result<Self, Errno> {
         let len = len.checked_next_multiple_of(HUGE_PAGE).ok_or(Errno::NOMEM)?;
         Self::without_file(len, true)
@@ -102,25 +101,25 @@ impl Mapping {
         Ok(self)
     }
 
-    /// What the program may do with it.
+    /// Access of the program to the mapping.
     #[must_use]
     pub fn protection(&self) -> Protection {
         self.protection
     }
 
-    /// The first byte; page aligned.
+    /// Address of the first byte; page aligned.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Whether it lies in huge pages.
+    /// Whether the mapping consists of huge pages.
     #[must_use]
     pub fn is_huge(&self) -> bool {
         self.is_huge
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[must_use]
     #[allow(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
@@ -131,7 +130,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if !self.fork_guard.is_same_process() {
-            // A forked child has not inherited the range, and may have mapped something else there.
+            // A forked child has not inherited the range, and may have mapped other memory there.
             return;
         }
         // SAFETY: the kernel gave this value the range, which is unmapped only here. Accesses go

@@ -1,5 +1,5 @@
-//! Pages from the kernel, or from the heap where Miri interprets the program: it has no `mmap` and
-//! no `madvise` as they are used here.
+//! Pages from the kernel. Under Miri they come from the heap, because Miri does not support `mmap`
+//! and `madvise` as used here.
 
 pub(crate) use self::imp::{map_file, map_private, map_wiped_on_fork, set_dont_fork, unmap};
 
@@ -12,7 +12,7 @@ mod imp {
     use rustix::io::Errno;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-    /// Maps `len` bytes of `file` from `offset` on, shared.
+    /// Maps `len` bytes of `file` from `offset` on (`MAP_SHARED`).
     pub(crate) fn map_file(
         file: impl AsFd,
         offset: u64,
@@ -26,7 +26,7 @@ mod imp {
         NonNull::new(start.cast()).ok_or(Errno::NOMEM)
     }
 
-    /// Maps `len` bytes of zeros of this process, in huge pages of 2 MiB if asked.
+    /// Maps `len` zeroed bytes of this process, in huge pages of 2 MiB if requested.
     pub(crate) fn map_private(len: usize, is_huge: bool) -> Result<NonNull<u8>, Errno> {
         let pages = if is_huge { MapFlags::HUGETLB | MapFlags::HUGE_2MB } else { MapFlags::empty() };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -40,9 +40,9 @@ mod imp {
     ///
     /// # Safety
     ///
-    /// The range must be one that a function of this module has mapped and the caller owns.
+    /// The caller must own the range, and a function of this module must have mapped it.
     pub(crate) unsafe fn set_dont_fork(start: NonNull<u8>, len: usize) -> Result<(), Errno> {
-        // SAFETY: the range is the caller's, and the advice changes nothing in this process.
+        // SAFETY: the caller owns the range, and the advice changes nothing in this process.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontFork) }
     }
 
@@ -50,20 +50,20 @@ mod imp {
     ///
     /// # Safety
     ///
-    /// The range must be one that a function of this module has mapped, as a whole, and nothing may
+    /// The range must be a whole range that a function of this module has mapped, and nothing may
     /// access it any more.
     pub(crate) unsafe fn unmap(start: NonNull<u8>, len: usize) {
         // SAFETY: this function's contract.
         let _ = unsafe { munmap(start.as_ptr().cast(), len) };
     }
 
-    /// A word that is 0 and that the kernel zeroes in forked children (`MADV_WIPEONFORK`). It
-    /// stays for ever.
+    /// A word that is 0 and that the kernel zeroes in forked children (`MADV_WIPEONFORK`). It is
+    /// never unmapped.
     pub(crate) fn map_wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
-        /// At most a page of the machine's.
+        /// Not larger than a page on any architecture.
         const BYTES: usize = 4096;
         let page = map_private(BYTES, false)?;
-        // SAFETY: the page was mapped here, and children may have it empty.
+        // SAFETY: the page was mapped here, and a child may find it zeroed.
         if let Err(errno) = unsafe { madvise(page.as_ptr().cast(), BYTES, Advice::LinuxWipeOnFork) } {
             // SAFETY: the page was mapped here, and nothing refers to it.
             unsafe { unmap(page, BYTES) };
@@ -94,12 +94,12 @@ mod imp {
         Layout::from_size_align(len, PAGE).map_err(|_| Errno::NOMEM)
     }
 
-    /// There is no device under Miri.
+    /// Miri has no device.
     pub(crate) fn map_file(_: impl AsFd, _: u64, _: usize, _: ProtFlags) -> Result<NonNull<u8>, Errno> {
         Err(Errno::NODEV)
     }
 
-    /// Zeros at a multiple of 4096.
+    /// Zeroed bytes, aligned to 4096.
     pub(crate) fn map_private(len: usize, is_huge: bool) -> Result<NonNull<u8>, Errno> {
         let layout = layout(len)?;
         if is_huge {
@@ -109,26 +109,26 @@ mod imp {
         NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(Errno::NOMEM)
     }
 
-    /// Miri has no children.
+    /// Miri does not fork.
     ///
     /// # Safety
     ///
-    /// None is needed.
+    /// No requirement.
     pub(crate) unsafe fn set_dont_fork(_: NonNull<u8>, _: usize) -> Result<(), Errno> {
         Ok(())
     }
 
     /// # Safety
     ///
-    /// The range must be one that [`map_private`] has made, as a whole, and nothing may access it
-    /// any more.
+    /// The range must be a whole range that [`map_private`] has allocated, and nothing may access
+    /// it any more.
     pub(crate) unsafe fn unmap(start: NonNull<u8>, len: usize) {
         let layout = layout(len).expect("the layout that the range was made with");
-        // SAFETY: the range was made with this layout, by this function's contract.
+        // SAFETY: the range was allocated with this layout, by this function's contract.
         unsafe { dealloc(start.as_ptr(), layout) };
     }
 
-    /// A word that is 0. It stays for ever.
+    /// A word that is 0. It is never freed.
     pub(crate) fn map_wiped_on_fork() -> Result<&'static AtomicU32, Errno> {
         Ok(Box::leak(Box::new(AtomicU32::new(0))))
     }

@@ -1,20 +1,18 @@
 //! A ring of slots in memory shared with the kernel.
 //!
-//! The number of slots is a power of two and one slot always stays empty, so that equal indices
-//! mean "empty" and nothing else. Each side owns one index and reads the other's. This side works
-//! on private copies: slots are filled or read at leisure, and the shared index is stored once per
-//! batch.
+//! The number of slots is a power of two. One slot always stays empty, so equal indices mean that
+//! the ring is empty. Each side owns one index and reads the other's. This side works on private
+//! copies: it fills or reads slots and then stores the shared index once per batch.
 //!
-//! The other side is not trusted with more than the bytes in the slots. Its index is masked when
-//! read, so whatever it holds, every pointer given out lies inside the ring. [`Producer::new`],
-//! [`Consumer::new`] and [`Producer::resync`] take this side's own index from the shared memory
-//! too, masked as well.
+//! The other side is trusted only with the bytes in the slots. Its index is masked when read, so
+//! every returned pointer lies inside the ring. [`Producer::new`], [`Consumer::new`] and
+//! [`Producer::resync`] also read this side's own index from shared memory and mask it.
 //!
-//! The other side carries out the requests in published slots: it reads and writes the memory that
-//! they name. Functions that decide which slots are published are `unsafe`: [`Producer::advance`],
-//! [`FreeSlot::fill`], [`Producer::take_back`] and [`Producer::close`]. The rest of [`Producer`]
-//! publishes only slots that were filled through these, or forgets such slots. A [`Consumer`] makes
-//! no side touch any memory but the ring, so its methods are safe.
+//! The other side executes the requests in published slots: it reads and writes the memory that
+//! they refer to. Functions that decide which slots are published are `unsafe`:
+//! [`Producer::advance`], [`FreeSlot::fill`], [`Producer::take_back`] and [`Producer::close`]. The
+//! other methods of [`Producer`] publish only slots that were filled through these, or discard such
+//! slots. A [`Consumer`] causes no access to memory outside the ring, so its methods are safe.
 //!
 //! ```compile_fail,E0133
 //! # use bareverbs_provider::ring::Producer;
@@ -82,12 +80,12 @@ use std::ptr::NonNull;
 
 use crate::barrier::{publish_own_index, read_own_index, read_peer_index};
 
-/// Where a ring lies.
+/// Location of a ring in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct RingMemory {
-    /// The index of the slot that is filled next.
+    /// The producer index: the slot that is filled next.
     pub producer: NonNull<u32>,
-    /// The index of the slot that is taken next.
+    /// The consumer index: the slot that is taken next.
     pub consumer: NonNull<u32>,
     /// The first slot.
     pub slots: NonNull<u8>,
@@ -113,17 +111,17 @@ impl RingMemory {
     }
 }
 
-/// The side that fills slots.
+/// The producer side of a ring.
 #[derive(Debug)]
 pub struct Producer {
     ring: RingMemory,
-    /// The slot to fill next.
+    /// Private producer index: the next slot to fill.
     next: u32,
-    /// The index that was published last.
+    /// The last published producer index.
     published: u32,
-    /// The other side's index as last read; it may have taken more since.
+    /// The consumer index as last read. The consumer may have advanced since.
     taken: u32,
-    /// Whether [`Producer::close`] made the ring full, whatever the other side's index says.
+    /// Whether [`Producer::close`] made the ring full, regardless of the consumer index.
     closed: bool,
 }
 
@@ -131,7 +129,7 @@ pub struct Producer {
 // nothing else uses the producer's side of it.
 unsafe impl Send for Producer {}
 
-/// A batch that was published, as [`Producer::take_back`] wants it.
+/// A published batch, for [`Producer::take_back`].
 #[derive(Clone, Copy, Debug)]
 pub struct Published {
     from: u32,
@@ -139,7 +137,7 @@ pub struct Published {
 }
 
 impl Published {
-    /// How many slots it has.
+    /// Number of slots in the batch.
     #[inline]
     #[must_use]
     pub fn count(&self) -> u32 {
@@ -162,7 +160,7 @@ impl FreeSlot<'_> {
         self.producer.ring.slot(self.producer.next)
     }
 
-    /// Counts it as filled.
+    /// Marks the slot as filled.
     ///
     /// # Safety
     ///
@@ -173,18 +171,18 @@ impl FreeSlot<'_> {
     }
 }
 
-/// A place in the ring.
+/// A position in the ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Position(u32);
 
 impl Producer {
-    /// Takes up the producer's side where the shared index stands.
+    /// Creates the producer at the shared producer index.
     ///
     /// # Safety
     ///
-    /// `ring.mask + 1` must be a power of two. The index words must be aligned, and they and the
-    /// slots valid for reads and writes as long as the `Producer` and any pointer from it is used.
-    /// Nothing else in this process may act as this ring's producer or access the words except
+    /// `ring.mask + 1` must be a power of two. The index words must be aligned. They and the slots
+    /// must be valid for reads and writes as long as the `Producer` or any pointer from it is used.
+    /// Nothing else in this process may act as this ring's producer, or access the words except
     /// through [`crate::barrier`].
     #[must_use]
     pub unsafe fn new(ring: RingMemory) -> Self {
@@ -195,7 +193,7 @@ impl Producer {
         Self { ring, next: own, published: own, taken, closed: false }
     }
 
-    /// Slots that can be filled at the same time.
+    /// Capacity: the largest number of slots that can be filled at the same time.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> u32 {
@@ -226,7 +224,7 @@ impl Producer {
         Some(self.ring.slot(self.next))
     }
 
-    /// The next slot to fill, unless the ring is full by the cached index of the other side.
+    /// The next slot to fill, unless the ring is full according to the cached consumer index.
     ///
     /// This is the fast path of [`Producer::next_slot`]: it does not read the other side's index.
     #[inline(always)]
@@ -238,29 +236,29 @@ impl Producer {
         Some(FreeSlot { after, producer: self })
     }
 
-    /// Counts the slot that [`Producer::next_slot`] gave as filled.
+    /// Marks the slot that [`Producer::next_slot`] returned as filled.
     ///
     /// # Safety
     ///
-    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`FreeSlot::fill`]
-    ///    or [`Producer::resync`]: it is free.
-    /// 2. The slot holds a whole element. If the other side carries out elements, as the kernel
-    ///    does with requests, then the memory that this one names may be read and written so from
-    ///    the next [`Producer::publish`] or [`Producer::publish_next`] on, unless
-    ///    [`Producer::abort`] or [`Producer::abort_to`] comes first.
+    /// 1. [`Producer::next_slot`] returned the slot since the last `advance`, [`FreeSlot::fill`] or
+    ///    [`Producer::resync`]: it is free.
+    /// 2. The slot holds a complete element. If the other side executes elements, as the kernel
+    ///    does with requests, then it may access the memory that this element refers to from the
+    ///    next [`Producer::publish`] or [`Producer::publish_next`] on, unless [`Producer::abort`]
+    ///    or [`Producer::abort_to`] comes first.
     #[inline]
     pub unsafe fn advance(&mut self) {
         self.next = (self.next + 1) & self.ring.mask;
     }
 
-    /// Filled slots that are not published.
+    /// Number of filled slots that are not published.
     #[inline]
     #[must_use]
     pub fn pending(&self) -> u32 {
         self.next.wrapping_sub(self.published) & self.ring.mask
     }
 
-    /// Slots that were published and that the other side has not yet given back; it may give back
+    /// Number of published slots that the consumer has not released yet. The consumer may release
     /// more meanwhile.
     #[must_use]
     pub fn outstanding(&self) -> u32 {
@@ -290,23 +288,24 @@ impl Producer {
         batch
     }
 
-    /// The slot that was published last; in a new ring, one that never was. The other side may be
-    /// writing it, as in [`Producer::slots`].
+    /// The slot that was published last; in a new ring, a slot that never was published. The other
+    /// side may be writing it, as in [`Producer::slots`].
     #[inline]
     #[must_use]
     pub fn last_published(&self) -> NonNull<u8> {
         self.ring.slot(self.published.wrapping_sub(1) & self.ring.mask)
     }
 
-    /// Withdraws the batch that was published last, and forgets what was filled since.
+    /// Withdraws the batch that was published last, and discards slots that were filled since.
     ///
     /// # Safety
     ///
-    /// 1. `batch` must be what the last [`Producer::publish`] or [`Producer::publish_next`] of this
-    ///    producer returned.
-    /// 2. The other side must not have taken a slot of the batch, and not take one while this runs.
-    ///    A peer that is past the start of the batch takes the rest of the ring for filled slots;
-    ///    where it may be, it must be known that it accesses no memory that those name.
+    /// 1. `batch` must be the return value of the last [`Producer::publish`] or
+    ///    [`Producer::publish_next`] of this producer.
+    /// 2. The consumer must not have taken a slot of the batch, and must not take one during the
+    ///    call. A consumer that is past the start of the batch takes the rest of the ring for
+    ///    filled slots. If this is possible, the caller must know that the consumer accesses no
+    ///    memory that those slots refer to.
     pub unsafe fn take_back(&mut self, batch: Published) {
         // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.producer.as_ptr(), batch.from) };
@@ -314,11 +313,11 @@ impl Producer {
         self.next = batch.from;
     }
 
-    /// Makes the ring full until [`Producer::resync`], where the other side has left it.
+    /// Makes the ring full until [`Producer::resync`], with the consumer index as it is.
     ///
     /// # Safety
     ///
-    /// The other side must not read the slots or the producer's index any more: a later
+    /// The consumer must no longer read the slots or the producer index: a later
     /// [`Producer::publish`] stores an index that makes every slot look filled.
     pub unsafe fn close(&mut self) {
         // SAFETY: the words are valid: promised by the caller of `new`.
@@ -328,28 +327,28 @@ impl Producer {
         self.closed = true;
     }
 
-    /// Forgets the filled slots that were not published.
+    /// Discards the filled slots that were not published.
     #[inline]
     pub fn abort(&mut self) {
         self.next = self.published;
     }
 
-    /// Where the next slot is, as [`Producer::abort_to`] and [`Producer::pending_before`] want it.
+    /// The current position, for [`Producer::abort_to`] and [`Producer::pending_before`].
     #[inline]
     #[must_use]
     pub fn position(&self) -> Position {
         Position(self.next)
     }
 
-    /// Filled slots before `position` that are not published.
+    /// Number of filled slots before `position` that are not published.
     #[inline]
     #[must_use]
     pub fn pending_before(&self, position: Position) -> u32 {
         position.0.wrapping_sub(self.published) & self.ring.mask
     }
 
-    /// Forgets the slots that were filled since `position`, unless some before it were published or
-    /// forgotten since: then those that were not published.
+    /// Discards the slots that were filled since `position`. If slots before it were published or
+    /// discarded since, discards all slots that were not published.
     #[inline]
     pub fn abort_to(&mut self, position: Position) {
         let keep = self.pending_before(position);
@@ -357,22 +356,22 @@ impl Producer {
         self.next = (self.published + keep) & self.ring.mask;
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has emptied
-    /// it. Slots that were filled and not published are forgotten.
+    /// Restarts at the shared indices, for use after the consumer has emptied the ring. Slots that
+    /// were filled and not published are discarded.
     pub fn resync(&mut self) {
-        // SAFETY: who called `Producer::new` promised that the ring stays valid as long as the
+        // SAFETY: the caller of `Producer::new` promised that the ring stays valid as long as the
         // `Producer` is used, and that it is the only producer.
         *self = unsafe { Self::new(self.ring) };
     }
 }
 
-/// The side that takes slots.
+/// The consumer side of a ring.
 #[derive(Debug)]
 pub struct Consumer {
     ring: RingMemory,
-    /// The slot to take next.
+    /// Private consumer index: the next slot to take.
     next: u32,
-    /// The other side's index as last read; it may have filled more since.
+    /// The producer index as last read. The producer may have advanced since.
     filled: u32,
 }
 
@@ -381,11 +380,11 @@ pub struct Consumer {
 unsafe impl Send for Consumer {}
 
 impl Consumer {
-    /// Takes up the consumer's side where the shared index stands.
+    /// Creates the consumer at the shared consumer index.
     ///
     /// # Safety
     ///
-    /// As for [`Producer::new`], with the consumer in the producer's place.
+    /// As for [`Producer::new`], with the roles of producer and consumer exchanged.
     #[must_use]
     pub unsafe fn new(ring: RingMemory) -> Self {
         // SAFETY: valid by this function's contract.
@@ -393,7 +392,7 @@ impl Consumer {
         Self { ring, next: own, filled: own }
     }
 
-    /// Slots that can be filled at the same time.
+    /// Capacity: the largest number of slots that can be filled at the same time.
     #[inline]
     #[must_use]
     pub fn capacity(&self) -> u32 {
@@ -402,13 +401,12 @@ impl Consumer {
 
     /// Takes the next filled slot, if there is one.
     ///
-    /// Its bytes stay in place until [`Consumer::release`]. A peer that breaks the rules may change
-    /// them all the same, so they must be read as volatile.
+    /// Its bytes stay unchanged until [`Consumer::release`]. A misbehaving producer may change them
+    /// all the same, so they must be read as volatile.
     #[inline]
     #[must_use]
     pub fn take(&mut self) -> Option<NonNull<u8>> {
-        // The compiler must take it that the other side's index is anything's index, this one's
-        // too.
+        // The compiler must assume that the producer index may alias any index, also this one.
         let next = self.next;
         if next == self.filled {
             // SAFETY: the words are valid: promised by the caller of `new`.
@@ -422,8 +420,8 @@ impl Consumer {
         Some(self.ring.slot(next))
     }
 
-    /// Takes as many filled slots as there are and as `into` has room for, puts what `value` makes
-    /// of each into it, and gives all taken slots back; tells how many.
+    /// Takes filled slots, up to the length of `into`, stores `value` of each in `into`, and
+    /// releases all taken slots. Returns the number of slots.
     #[inline(always)]
     pub fn take_into<T>(&mut self, into: &mut [T], value: impl Fn(NonNull<u8>) -> T) -> usize {
         let RingMemory { producer, mask, .. } = self.ring;
@@ -434,7 +432,7 @@ impl Consumer {
             return 0;
         }
         self.filled = filled;
-        // The first is mostly the only one, so it comes before what a loop costs.
+        // Usually there is only one slot, so it is handled before the cost of a loop.
         let [first, rest @ ..] = into else { return 0 };
         *first = value(self.ring.slot(next));
         next = (next + 1) & mask;
@@ -454,17 +452,17 @@ impl Consumer {
         taken
     }
 
-    /// Gives all taken slots back.
+    /// Releases all taken slots.
     #[inline]
     pub fn release(&mut self) {
         // SAFETY: the words are valid: promised by the caller of `new`.
         unsafe { publish_own_index(self.ring.consumer.as_ptr(), self.next) };
     }
 
-    /// Takes the ring up anew where the shared indices stand, as after the other side has moved
-    /// this side's index. Slots that were taken and not released are taken again.
+    /// Restarts at the shared indices, for use after the producer's side has moved the consumer
+    /// index. Slots that were taken and not released are taken again.
     pub fn resync(&mut self) {
-        // SAFETY: who called `Consumer::new` promised that the ring stays valid as long as the
+        // SAFETY: the caller of `Consumer::new` promised that the ring stays valid as long as the
         // `Consumer` is used, and that it is the only consumer.
         *self = unsafe { Self::new(self.ring) };
     }

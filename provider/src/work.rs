@@ -5,13 +5,13 @@ pub use bareverbs_uapi::verbs_values::{MwType, WcFlags, WcStatus};
 pub use bareverbs_uapi::write::types::{PlacementType, SelectivityLevel, WcOpcode};
 
 bitflags::bitflags! {
-    /// How a send request is to be carried out.
+    /// Flags of a send request.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct SendFlags: u32 {
-        /// Wait until earlier reads and atomics of the queue are complete.
+        /// Wait until earlier reads and atomics of the QP are complete.
         #[doc(alias = "IBV_SEND_FENCE")]
         const FENCE = 1 << 0;
-        /// Make a completion; without it, only a failure makes one.
+        /// Generate a CQE on success. Without it, only a failure generates one.
         #[doc(alias = "IBV_SEND_SIGNALED")]
         const SIGNALED = 1 << 1;
         /// Raise a solicited event at the receiver.
@@ -20,90 +20,89 @@ bitflags::bitflags! {
     }
 }
 
-/// A run of registered memory.
+/// Scatter/gather element: a range of registered memory.
 #[doc(alias = "ibv_sge")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Sge {
-    /// Address of the first byte, in the region's address space.
+    /// Address of the first byte, in the MR's address space.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u32,
-    /// Local key of the region.
+    /// Local key of the MR.
     pub lkey: u32,
 }
 
-/// Memory of the peer.
+/// Memory of the remote side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Address of the first byte, in the region's address space.
+    /// Address of the first byte, in the MR's address space.
     pub addr: u64,
-    /// Remote key of the region.
+    /// Remote key of the MR.
     pub rkey: u32,
 }
 
-/// What a send request does.
+/// Operation of a send request.
 #[doc(alias = "ibv_wr_opcode")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// A message into a receive of the peer.
+    /// Sends a message to a receive of the peer.
     Send,
-    /// A message with four bytes of immediate data, which go over the wire as they lie in memory:
+    /// Sends a message with four bytes of immediate data. The wire carries them in memory order:
     /// pass `number.to_be()`.
     SendImm(u32),
-    /// A message that invalidates a remote key of the peer.
+    /// Sends a message that invalidates a remote key of the peer.
     SendInv(u32),
-    /// Bytes into memory of the peer.
+    /// RDMA write to memory of the peer.
     Write(Remote),
-    /// Bytes into memory of the peer, and a receive with immediate data as in
+    /// RDMA write that also completes a receive of the peer, with immediate data as in
     /// [`Operation::SendImm`].
     WriteImm(Remote, u32),
-    /// Bytes from memory of the peer.
+    /// RDMA read from memory of the peer.
     Read(Remote),
-    /// If the peer's 8 bytes equal `compare`, replaces them by `swap`; the old value comes back.
+    /// Replaces the peer's 8 bytes by `swap` if they equal `compare`; returns the old value.
     CmpSwp {
-        /// The 8 bytes, 8-byte aligned.
+        /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
-        /// What they are compared with.
+        /// Compared value.
         compare: u64,
-        /// What they become.
+        /// New value.
         swap: u64,
     },
-    /// Adds to the peer's 8 bytes; the old value comes back.
+    /// Adds to the peer's 8 bytes; returns the old value.
     FetchAdd {
-        /// The 8 bytes, 8-byte aligned.
+        /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
-        /// What is added.
+        /// Addend.
         add: u64,
     },
-    /// Takes the rights of a key of this process: of a memory window of type 2, say. Has no
-    /// payload.
+    /// Invalidates a key of this process, such as that of a type 2 memory window. Has no payload.
     LocalInv(u32),
-    /// Binds a memory window to part of a region, or a window of type 1 to nothing. Has no payload.
+    /// Binds a memory window to part of an MR, or unbinds a type 1 window. Has no payload.
     BindMw(MwBind),
-    /// Makes what was written to the peer's memory visible there, or persistent. Has no payload.
+    /// Makes earlier writes to the peer's memory visible or persistent there. Has no payload.
     Flush {
-        /// First of the bytes.
+        /// Start of the range.
         remote: Remote,
-        /// How many.
+        /// Length of the range in bytes.
         length: u32,
-        /// What is guaranteed.
+        /// Guarantee: visibility, persistence or both.
         placement: PlacementType,
-        /// Whether just the bytes are meant, or all of the region.
+        /// Flushes the range only, or the whole MR.
         level: SelectivityLevel,
     },
-    /// Writes the peer's 8 bytes at once: no reader sees part of them. Has no payload.
+    /// Writes the peer's 8 bytes atomically: no reader sees part of them. Has no payload.
     AtomicWrite {
-        /// The 8 bytes, 8-byte aligned.
+        /// Address of the 8 bytes, a multiple of 8.
         remote: Remote,
-        /// What they become, as they lie in memory.
+        /// New value, in memory order.
         value: [u8; 8],
     },
 }
 
 impl Operation {
-    /// What it is called in messages to people.
+    /// Name for error messages.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -123,78 +122,77 @@ impl Operation {
     }
 }
 
-/// What a request does, and with which of the shared receive queues of the peer's XRC domain.
+/// An operation and the SRQ of the peer's XRC domain that it uses.
 #[doc(alias = "ibv_wr_set_xrc_srqn")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XrcOperation {
-    /// Number of the shared receive queue, 24 bits: receives are taken from it. Operations that
-    /// take none ignore it.
+    /// SRQ number, 24 bits. Receives are taken from this SRQ. Operations that take no receive
+    /// ignore it.
     pub remote_srq: u32,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
 }
 
-/// A whole Ethernet frame, from the address of its receiver to the end of its payload, as the bytes
-/// of a request: the device puts the check sequence behind it.
+/// A whole Ethernet frame, from the destination address to the end of the payload. The device
+/// appends the frame check sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The first bytes of the frame, before those of the payload: at most 18, the length of an
-    /// Ethernet header with a VLAN tag. They are copied when posted. Some devices want to have all
-    /// 18 there, unless the payload is inline.
+    /// First bytes of the frame, placed before the payload: at most 18, the length of an Ethernet
+    /// header with a VLAN tag. They are copied when posted. Some devices require all 18 bytes here,
+    /// unless the payload is inline.
     ///
-    /// With [`mss`](Self::mss): the whole headers, from that of Ethernet to the end of that of TCP.
+    /// With [`mss`](Self::mss): all headers, from the Ethernet header to the end of the TCP header.
     pub header: &'a [u8],
-    /// The device fills in the checksums of the frame's IP header and of the TCP or UDP header
-    /// behind it.
+    /// The device computes the checksums of the IP header and of the TCP or UDP header.
     #[doc(alias = "IBV_SEND_IP_CSUM")]
     pub checksums: bool,
-    /// Makes it a large send (TCP segmentation offload): the device cuts the payload into frames
-    /// with at most so many bytes of it, 1 to 16383, and puts the header before each, with lengths,
-    /// sequence number, identification and flags as TCP over IPv4 or IPv6 has them there. The
-    /// frames have no more than the port's MTU only if this is chosen so.
+    /// Maximum segment size of TCP segmentation offload (TSO), 1 to 16383 bytes. The device splits
+    /// the payload into frames with at most this many payload bytes. It puts the header before each,
+    /// with lengths, sequence number, identification and flags as TCP over IPv4 or IPv6 requires. The
+    /// caller must choose it so that frames fit the port's MTU.
     ///
-    /// For queue pairs made with room for such headers (`max_tso_header`); the payload may have as
-    /// many bytes as the device's `max_tso` says.
+    /// The QP must have been created with `max_tso_header`. The payload has at most `max_tso`
+    /// bytes, a device attribute.
     #[doc(alias = "IBV_WR_TSO")]
     pub mss: Option<u16>,
 }
 
-/// How a memory window is to be bound.
+/// Parameters of a memory window bind.
 #[doc(alias = "ibv_mw_bind_info")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MwBind {
     /// The window's type.
     pub mw_type: MwType,
-    /// The window's key as it is.
+    /// Current key of the window.
     pub mw_rkey: u32,
-    /// The window's key as it shall be; only its low byte can differ.
+    /// New key of the window; only its low byte can differ.
     pub rkey: u32,
-    /// Local key of the region beneath.
+    /// Local key of the underlying MR.
     pub mr_lkey: u32,
-    /// First address, in the region's address space.
+    /// First address, in the MR's address space.
     pub addr: u64,
-    /// Bytes; 0 binds a window of type 1 to nothing.
+    /// Length in bytes; 0 unbinds a type 1 window.
     pub length: u64,
-    /// What may be done through it.
+    /// Access rights through the window.
     pub access: AccessFlags,
 }
 
-/// Where a send request's bytes are.
+/// Payload of a send request.
 #[derive(Clone, Copy, Debug)]
 pub enum Payload<'a> {
-    /// In registered memory, gathered in order.
+    /// Registered memory, gathered in order.
     Sges(&'a [Sge]),
-    /// In any memory, copied into the queue when posted; for messages and writes only.
+    /// Bytes copied into the queue when posted; for sends and writes only.
     Inline(&'a [&'a [u8]]),
 }
 
-/// A message to any queue pair, over an address handle `A` of the provider's.
+/// A datagram, with an address handle `A` of the provider.
 pub struct Datagram<'a, A> {
     /// The path to the peer's port.
     pub ah: &'a A,
-    /// The peer's queue pair, 24 bits.
+    /// QP number of the peer, 24 bits.
     pub qp_num: u32,
-    /// The peer's queue key.
+    /// Q_Key of the peer.
     pub qkey: u32,
     /// Immediate data as in [`Operation::SendImm`].
     pub imm: Option<u32>,
@@ -209,7 +207,7 @@ impl<A> Clone for Datagram<'_, A> {
 impl<A> Copy for Datagram<'_, A> {}
 
 impl<'a, A> Datagram<'a, A> {
-    /// The same message over another handle.
+    /// The same datagram with another address handle.
     #[must_use]
     #[inline]
     pub fn over<B>(&self, ah: &'a B) -> Datagram<'a, B> {
@@ -217,17 +215,17 @@ impl<'a, A> Datagram<'a, A> {
     }
 }
 
-/// A send request; `O` is what it can do.
+/// A send request with an operation of type `O`.
 #[doc(alias = "ibv_send_wr")]
 #[derive(Clone, Copy, Debug)]
 pub struct SendRequest<'a, O = Operation> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: O,
-    /// How to do it.
+    /// Send flags.
     pub flags: SendFlags,
-    /// The bytes; the target of a read or an atomic.
+    /// The payload; for a read or an atomic, the memory of the result.
     pub payload: Payload<'a>,
 }
 
@@ -244,163 +242,163 @@ impl<'a, O> SendRequest<'a, O> {
 #[doc(alias = "ibv_recv_wr")]
 #[derive(Clone, Copy, Debug)]
 pub struct RecvRequest<'a> {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub wr_id: u64,
-    /// Where a message is scattered to, in order.
+    /// Memory that the message is scattered to, in order.
     pub sges: &'a [Sge],
 }
 
 /// A completion by value.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-// In the order of the kernel's own, so that it is copied as a whole.
+// Fields in the kernel's order, so that a completion is copied as a whole.
 #[repr(C)]
 pub struct WorkCompletion {
-    /// Of the request; 0, with the status [`WcStatus::GENERAL_ERR`], where the device reported what
-    /// matches no request.
+    /// `wr_id` of the request. 0, with the status [`WcStatus::GENERAL_ERR`], if the CQE matches no
+    /// outstanding request.
     pub wr_id: u64,
-    /// How it ended.
+    /// Completion status.
     pub status: WcStatus,
-    /// What it was; meaningful on success only.
+    /// Opcode; valid on success only.
     pub opcode: WcOpcode,
-    /// The device's own word on a failure.
+    /// Vendor-specific error code.
     pub vendor_err: u32,
-    /// Bytes received, read or fetched.
+    /// Number of bytes received, read or fetched.
     pub byte_len: u32,
-    /// Immediate data as on the wire, or the invalidated key, as [`WorkCompletion::wc_flags`] says.
+    /// Immediate data in wire order, or the invalidated key; `wc_flags` says which.
     pub imm_data: u32,
-    /// The local queue pair.
+    /// Local QP number.
     pub qp_num: u32,
-    /// The sender's queue pair; datagrams only.
+    /// QP number of the sender; datagrams only.
     pub src_qp: u32,
-    /// Which of the optional fields are set.
+    /// Flags for the optional fields.
     pub wc_flags: WcFlags,
-    /// Index of the partition key; of management datagrams (queue pair 1) only.
+    /// P_Key index; only for management datagrams (QP 1).
     pub pkey_index: u16,
     /// The sender's LID.
     pub slid: u16,
-    /// Service level, of InfiniBand. What a device of Ethernet leaves here is its own (mlx5: the
-    /// kind of the sender's header).
+    /// Service level on InfiniBand. On Ethernet the value is device-specific (mlx5: the type of the
+    /// sender's header).
     pub sl: u8,
     /// Low bits of the destination LID.
     pub dlid_path_bits: u8,
 }
 
-/// Why a request was not written into the queue.
+/// Reason why a request was not written into the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
-    /// Every slot holds a request that is not complete yet.
+    /// The queue is full: every slot holds an outstanding request.
     #[error("the queue is full ({capacity} requests): poll completions first, or create the queue deeper")]
     QueueFull {
-        /// Requests that the queue holds.
+        /// Capacity in requests.
         capacity: u32,
     },
-    /// More SGEs than a request of this queue can carry.
+    /// The request has more SGEs than a request of this queue can hold.
     #[error("{given} scatter/gather elements, but a request of this queue carries at most {max}")]
     TooManySges {
-        /// SGEs asked for.
+        /// Number of SGEs in the request.
         given: usize,
-        /// SGEs that fit.
+        /// Maximum number of SGEs.
         max: usize,
     },
-    /// More bytes than a request of this queue can carry inline.
+    /// The inline payload is longer than a request of this queue can hold.
     #[error("{given} bytes inline, but a request of this queue carries at most {max}")]
     InlineTooLong {
-        /// Bytes asked for.
+        /// Inline bytes in the request.
         given: usize,
-        /// Bytes that fit.
+        /// Maximum number of inline bytes.
         max: usize,
     },
-    /// A large send whose header is no Ethernet header, or is longer than the queue pair was made
-    /// for.
+    /// The header of a TSO send is shorter than an Ethernet header, or longer than the QP's
+    /// `max_tso_header`.
     #[error(
         "a header of {given} bytes, but that of a large send has 14 to {max}, as the queue pair's `max_tso_header` says"
     )]
     TsoHeader {
-        /// Bytes given.
+        /// Header bytes in the request.
         given: usize,
-        /// Bytes that fit.
+        /// Maximum number of header bytes.
         max: usize,
     },
-    /// A large send in segments of a length that there is not.
+    /// The segment size of a TSO send is out of range.
     #[error("segments of {given} bytes, but a large send is cut into segments of 1 to {max}")]
     SegmentSize {
-        /// Bytes asked for.
+        /// Segment size in the request, in bytes.
         given: u16,
-        /// Most bytes of a segment.
+        /// Maximum segment size in bytes.
         max: u16,
     },
-    /// A read or an atomic with inline data.
+    /// A read or an atomic with an inline payload.
     #[error("a read or an atomic needs registered memory for its result, not inline data")]
     InlineResult,
-    /// More bytes than a message can have.
+    /// The message is longer than the maximum message size.
     #[error("{given} bytes, but a message has at most {max}")]
     MessageTooLong {
-        /// Bytes asked for.
+        /// Bytes in the request.
         given: u64,
-        /// Bytes that a message can have.
+        /// Maximum message size in bytes.
         max: u64,
     },
-    /// An atomic whose result is not 8 bytes long.
+    /// The result of an atomic is not 8 bytes long.
     #[error("the result of an atomic needs exactly 8 bytes of registered memory, not {given}")]
     AtomicResult {
-        /// Bytes given.
+        /// Bytes in the request.
         given: u64,
     },
-    /// An atomic on an address that is not a multiple of 8.
+    /// The address of an atomic is not a multiple of 8.
     #[error("an atomic works on an address that is a multiple of 8, not on {addr:#x}")]
     AtomicAddress {
         /// The address.
         addr: u64,
     },
-    /// A payload where the operation has none.
+    /// A payload for an operation without one.
     #[error("{operation} has no payload: pass no elements and nothing inline")]
     UnexpectedPayload {
         /// The operation's name.
         operation: &'static str,
     },
-    /// The device or the kernel does not know the operation.
+    /// The device or the kernel does not support the operation.
     #[error("{operation} is not supported by this queue pair's transport or device")]
     Unsupported {
         /// The operation's name.
         operation: &'static str,
     },
-    /// More bytes than a datagram can have. A device would drop them and report success.
+    /// The payload is longer than a datagram can be. A device would drop it and report success.
     #[error("{given} bytes, but a datagram is one packet and has at most the port's MTU of {max}")]
     DatagramTooLong {
-        /// Bytes asked for.
+        /// Bytes in the request.
         given: u64,
-        /// The MTU.
+        /// The port's MTU in bytes.
         max: u32,
     },
-    /// An address handle of another device.
+    /// The address handle belongs to another device.
     #[error("the address handle is of another device: make one in the queue pair's own protection domain")]
     ForeignAddress,
-    /// A read or an atomic where none may be outstanding. A device would wait for ever.
+    /// A read or an atomic on a QP whose `max_rd_atomic` is 0. A device would never complete it.
     #[error("{operation} counts as outstanding, and the queue pair was connected with max_rd_atomic 0")]
     NoReadsOutstanding {
         /// The operation's name.
         operation: &'static str,
     },
-    /// A datagram to a queue pair whose number is none.
+    /// The QP number of a datagram exceeds 24 bits.
     #[error("queue pair numbers have 24 bits, which {qp_num:#x} exceeds")]
     QpNumber {
         /// The number.
         qp_num: u32,
     },
-    /// A request to a shared receive queue whose number is none.
+    /// The SRQ number of an XRC request exceeds 24 bits.
     #[error("shared receive queue numbers have 24 bits, which {srq_num:#x} exceeds")]
     SrqNumber {
         /// The number.
         srq_num: u32,
     },
-    /// A flush of what is neither a range nor a region, or with no guarantee that there is.
+    /// A flush with an invalid selectivity level, or with an invalid placement type.
     #[error("there is no flush of selectivity {level} and placement {placement:#x}")]
     Flush {
-        /// What is meant.
+        /// Selectivity level in the request.
         level: u8,
-        /// What is asked for.
+        /// Placement type in the request.
         placement: u8,
     },
     /// The queue was resized, and its new memory could not be mapped.
