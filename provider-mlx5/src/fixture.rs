@@ -6,10 +6,10 @@ use bareverbs_provider::work::{
 };
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::completion::Mlx5Cq;
+use crate::cq::Mlx5Cq;
 use crate::cqe::{CQE, CqeOpcode};
-use crate::recv::Mlx5Rq;
-use crate::send::Mlx5Sq;
+use crate::rq::Mlx5Rq;
+use crate::sq::Mlx5Sq;
 use crate::testing::{Place, Plain};
 
 /// Two sends of a block and a receive, each of the queues being full then.

@@ -49,31 +49,26 @@ pub mod doorbell;
 pub mod wqe;
 
 mod address;
-mod clock;
-mod completion;
-mod dm;
+mod cq;
 mod fast_path;
 #[cfg(test)]
 mod fixture;
-mod import;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_models;
 mod provider;
 mod qp_memory;
-mod recv;
+mod rq;
 mod scatter_to_cqe;
-mod send;
+mod sq;
 mod srq;
 mod sync;
 #[cfg(feature = "test-utils")]
 pub mod testing;
 mod uidx_table;
-mod wq;
-mod xrc;
 
-pub use completion::{Mlx5Completion, Mlx5Cq};
+pub use cq::{Mlx5Completion, Mlx5Cq};
 pub use provider::Mlx5;
-pub use recv::Mlx5Rq;
-pub use send::{Mlx5Ah, Mlx5Sq, RawWqe};
+pub use rq::Mlx5Rq;
+pub use sq::{Mlx5Ah, Mlx5Sq, RawWqe};
 pub use srq::Mlx5Srq;

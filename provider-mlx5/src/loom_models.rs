@@ -12,7 +12,7 @@ use loom::thread;
 
 use crate::cqe::CqeOpcode;
 use crate::fixture::{Fixture, LOG, poll, recv, send};
-use crate::recv::Mlx5Rq;
+use crate::rq::Mlx5Rq;
 use crate::testing::{Plain, resize};
 
 /// Runs a model with at most so many preemptions.

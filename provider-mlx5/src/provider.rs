@@ -1,9 +1,14 @@
 //! The provider.
 
 mod ah;
+mod clock;
 mod cq;
+mod dm;
+mod import;
 mod qp;
 mod srq;
+pub(crate) mod wq;
+mod xrc;
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU32;
@@ -31,15 +36,16 @@ use bareverbs_uapi::mlx5::{
 use bareverbs_uapi::uverbs::types::DriverId;
 use zerocopy::IntoBytes;
 
-use crate::clock::Clock;
-use crate::completion::{CqShared, MiniCqeFormat, Mlx5Cq};
+use self::clock::Clock;
+use crate::cq::{MiniCqeFormat, Mlx5Cq};
 use crate::doorbell::{DoorbellRecords, Uar};
 use crate::qp_memory::Limits;
-use crate::recv::Mlx5Rq;
-use crate::send::{Mlx5Ah, Mlx5Sq};
-use crate::srq::{Mlx5Srq, SrqShared};
+use crate::rq::Mlx5Rq;
+use crate::sq::{Mlx5Ah, Mlx5Sq};
+use crate::srq::Mlx5Srq;
 use crate::uidx_table::UidxTable;
-use crate::{dm, import, wq, xrc};
+use crate::uidx_table::clean::CqShared;
+use crate::uidx_table::srq_slots::SrqShared;
 
 /// Queue pairs of a context that get a register of their own, which is a page each; the others
 /// share one.

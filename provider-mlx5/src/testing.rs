@@ -15,15 +15,16 @@ use bareverbs_provider::mapping::Mapping;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
-use crate::completion::{CqShared, MiniCqeFormat, Mlx5Cq, Ring};
+use crate::cq::{MiniCqeFormat, Mlx5Cq, Ring};
 use crate::cqe::CQE;
 use crate::doorbell::{BlueFlame, DoorbellRecord, DoorbellRecords, PAGE, SendRegister, Uar};
+use crate::provider::wq::WqMemory;
 use crate::qp_memory::{Layout, Limits, QpMemory, ReceiveLayout};
-use crate::recv::Mlx5Rq;
-use crate::send::{Mlx5Ah, Mlx5Sq, SendLimits};
+use crate::rq::Mlx5Rq;
+use crate::sq::{Mlx5Ah, Mlx5Sq, SendLimits};
 use crate::srq::Mlx5Srq;
+use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Source, SqTracker, UidxTable};
-use crate::wq::WqMemory;
 use crate::wqe::{AddressVector, SEGMENT};
 
 /// Bytes of a register for BlueFlame.

@@ -10,13 +10,13 @@
 //! | [`Entry::owners`], [`Uidx`] | the owner, to show the record first and to hide it; the poller, to show it again after a reset |
 //! | ids and marks of requests | the owner |
 //! | [`SqTracker::done`], [`RqTracker::done`] | the poller of the side's completion queue |
-//! | [`RqTracker::base`] | the owner, under the lock of the completion queue's [`Retired`](crate::completion::CqShared) |
+//! | [`RqTracker::base`] | the owner, under the lock of the completion queue's [`Retired`](crate::cq::CqShared) |
 //!
 //! # Why a poller's record is not freed under it
 //!
 //! An entry says which completion queues may use it ([`Entry::owners`]). A poller reads that first
 //! and the record's address second. The owner of a queue hides its record and leaves it with both
-//! completion queues ([`CqShared::retire`](crate::completion::CqShared::retire)) before it lets go
+//! completion queues ([`CqShared::retire`](crate::cq::CqShared::retire)) before it lets go
 //! of it. Each completion queue drops it only where its poller has found the queue empty, or has
 //! passed all that the ring held when it was left there, between two completions. The entry is
 //! given to another queue when the record was freed. So an entry that named a poller's completion
@@ -58,18 +58,20 @@
 //!   It shows the record before the first completion after the reset, because it finds the record
 //!   in no other way.
 
+pub(crate) mod clean;
 mod qpn_map;
+pub(crate) mod srq_slots;
 
 use std::ptr::NonNull;
 use std::sync::{Arc, PoisonError};
 
 use bareverbs_provider::Errno;
 
+use self::clean::CqShared;
 use self::qpn_map::{QpnMap, WireNumbers};
-use crate::completion::CqShared;
+use self::srq_slots::SrqShared;
 use crate::cqe::Cqe;
 use crate::scatter_to_cqe::{Claim, ScatterToCqe};
-use crate::srq::SrqShared;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Lifetime, Mutex, Ordering, Zeroed, ZeroedArray};
 
 /// Which half of a queue pair.

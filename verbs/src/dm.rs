@@ -11,7 +11,7 @@ use bareverbs_provider::traits::Provider;
 use crate::context::ContextInner;
 use crate::import;
 use crate::mr::check_range;
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Context, Error, MrKeys, Result};
 
 /// Attributes of device memory.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bareverbs_provider::command::{self, DmabufMrRequest};
 use rustix::io::Errno;
 
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Error, MrKeys, Result, Sge};
 
 /// The null MR; see [`Pd::alloc_null_mr`](crate::Pd::alloc_null_mr).

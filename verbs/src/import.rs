@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use bareverbs_provider::error::CreateError;
 
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Error, MrKeys, Result};
 
 /// The error of a failed import.

@@ -16,7 +16,7 @@ use bareverbs_uapi::uverbs::types::DriverId;
 use rustix::io::Errno;
 
 use crate::memory::{copy_in, copy_out};
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Borrowed, Error, MemoryOwner, RawMemory, Remote, Result, Sge, mr_hints};
 
 pub use bareverbs_provider::command::MrInfo;

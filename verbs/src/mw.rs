@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bareverbs_provider::command;
 use rustix::io::Errno;
 
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Error, Mr, MwBind, MwType, Remote, Result};
 
 const BIND_VERB: &str = "bind_mw";

@@ -1,13 +1,14 @@
 //! Protection domains.
 
+pub(crate) mod shared;
+
 use std::ops::RangeBounds;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use bareverbs_provider::command;
 use bareverbs_provider::traits::Provider;
 
-use crate::context::ContextInner;
+use self::shared::PdShared;
 use crate::import;
 use crate::{
     Access, Ah, AhAttr, AnyProvider, Borrowed, Context, Dm, DmMr, DmabufMr, Error, ImplicitMr, ImportedMr,
@@ -23,26 +24,6 @@ use crate::{
 pub struct Pd<P: Provider = AnyProvider> {
     context: Context<P>,
     domain: Arc<PdShared>,
-}
-
-/// The kernel object.
-pub(crate) struct PdShared {
-    pub(crate) context: Arc<ContextInner>,
-    pub(crate) handle: u32,
-    /// It is imported: the process that created it deallocates it.
-    imported: bool,
-}
-
-impl Drop for PdShared {
-    fn drop(&mut self) {
-        if self.imported {
-            return;
-        }
-        // It fails only if the domain has an object that could not be destroyed or that another
-        // process created. Closing the file frees both.
-        // SAFETY: all objects that use the domain hold an `Arc` of it, so none is left.
-        let _ = unsafe { command::dealloc_pd(&self.context.file, self.handle) };
-    }
 }
 
 impl<P: Provider> Clone for Pd<P> {

@@ -36,7 +36,7 @@ pub use transport::{Connected, Rc, Transport, Uc, UcOperation, Ud};
 pub use xrc::{XrcSend, XrcTarget, XrcTargetRtsAttr};
 
 use crate::cq::CqShared;
-use crate::srq::SrqShared;
+use crate::srq::shared::SrqShared;
 use crate::{
     AnyProvider, Completions, Cq, Error, Gid, Pd, QpAttrMask, QpState, QueueMemory, RecvRequest, Result,
     SendRequest, Srq,

@@ -1,5 +1,7 @@
 //! Shared receive queues.
 
+pub(crate) mod shared;
+
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -9,9 +11,9 @@ use bareverbs_provider::request::{SrqChange, SrqRequest, XrcSrqRequest};
 use bareverbs_provider::traits::{CreatedSrq, Provider, RecvQueue};
 use rustix::io::Errno;
 
-use crate::cq::CqShared;
+use self::shared::SrqShared;
 use crate::qp::post_receives;
-use crate::{AnyProvider, Context, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
+use crate::{AnyProvider, Cq, Error, Pd, PostError, QueueMemory, RecvRequest, Result, Xrcd};
 
 /// Attributes for the creation of an SRQ.
 #[doc(alias = "ibv_srq_init_attr")]
@@ -78,18 +80,6 @@ pub struct Srq<P: Provider = AnyProvider> {
     max_sge: u32,
     user_data: u64,
     shared: Arc<SrqShared<P>>,
-}
-
-/// The part of an SRQ that its QPs share.
-pub(crate) struct SrqShared<P: Provider> {
-    pd: Pd<P>,
-    pub(crate) handle: u32,
-    /// The queue, moved here when the owner drops the SRQ before the last QP. Posted receives stay
-    /// valid.
-    orphan: Mutex<Option<P::Srq>>,
-    destroyed: bool,
-    /// For XRC: the domain, and the CQ of the SRQ. Both are destroyed after the SRQ.
-    _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
 
 impl<P: Provider> Srq<P> {
@@ -322,39 +312,5 @@ impl<P: Provider> Drop for Srq<P> {
         // used afterwards.
         let queue = unsafe { ManuallyDrop::take(&mut self.queue) };
         *self.shared.orphan.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
-    }
-}
-
-impl<P: Provider> SrqShared<P> {
-    pub(crate) fn context(&self) -> &Context<P> {
-        self.pd.context()
-    }
-
-    /// Destroys the SRQ. Returns the number of its events that have been read.
-    ///
-    /// # Safety
-    ///
-    /// It must not have been destroyed before, and nothing may use the object afterwards.
-    unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
-        self.destroyed = true;
-        // SAFETY: every user of the SRQ holds an `Arc` of this, so there is none left.
-        let resp =
-            unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
-                // The device may still use the ring, so it is leaked.
-                let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-                if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
-                    queue.abandon();
-                }
-            })?;
-        Ok(resp.events_reported)
-    }
-}
-
-impl<P: Provider> Drop for SrqShared<P> {
-    fn drop(&mut self) {
-        if !self.destroyed {
-            // SAFETY: it was not destroyed, and is being dropped.
-            let _ = unsafe { self.destroy() };
-        }
     }
 }

@@ -114,7 +114,7 @@ fn print_table(sources: &Sources, coverage: &Coverage, functions: &[(Function, b
     };
     let mut sums = [(0, 0); 2];
     for name in PRODUCT_CRATES {
-        let lines = coverage.lines(name, sources);
+        let lines = coverage.lines(name, |file, line| sources.is_test(file, line));
         let of_crate = functions.iter().filter(|(function, _)| function.is_in(name));
         let called = of_crate.clone().filter(|(_, called)| *called).count();
         let figures = [lines, (called, of_crate.count())];

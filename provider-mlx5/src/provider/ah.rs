@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::Mlx5;
 use crate::address::{self, Link};
-use crate::send::Mlx5Ah;
+use crate::sq::Mlx5Ah;
 
 impl Mlx5 {
     pub(super) fn do_create_ah(&self, request: &AhRequest) -> Result<CreatedAh<Self>, CreateError> {

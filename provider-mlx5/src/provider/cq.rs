@@ -8,7 +8,7 @@ use bareverbs_uapi::mlx5::{CqFlags, CreateCqReq, CreateCqResp, ResizeCqReq};
 use zerocopy::IntoBytes;
 
 use super::{Mlx5, ioctl_error, queue_memory, track};
-use crate::completion::{Mlx5Cq, Ring};
+use crate::cq::{Mlx5Cq, Ring};
 use crate::cqe::CQE;
 
 /// Completions of a queue are counted by 24 bits, of which one tells a full queue from an empty

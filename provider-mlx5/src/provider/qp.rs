@@ -18,8 +18,8 @@ use zerocopy::IntoBytes;
 use super::{Mlx5, ioctl_error, lookup, queue_memory};
 use crate::doorbell::{BlueFlame, SendRegister, Uar};
 use crate::qp_memory::{Layout, QpMemory};
-use crate::recv::Mlx5Rq;
-use crate::send::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
+use crate::rq::Mlx5Rq;
+use crate::sq::{ECE_VERSION_1, EceState, FRAME_HEADER, Mlx5Sq, SendLimits};
 use crate::uidx_table::{QueueRecord, RqTracker, Source, SqTracker};
 use crate::wqe::SEGMENT;
 

@@ -15,8 +15,8 @@ use bareverbs_uapi::write::structs::ModifySrqReq;
 use zerocopy::IntoBytes;
 
 use super::{Mlx5, ioctl_error, lookup, queue_memory, track};
-use crate::completion::CqShared;
 use crate::srq::Mlx5Srq;
+use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{DEFAULT_UIDX, QueueRecord, QueueRecordRef, Source, SqTracker};
 use crate::wqe::SEGMENT;
 

@@ -13,10 +13,10 @@ use bareverbs_uapi::mlx5::CqeCompressionFormats;
 use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use super::{Place, Plain, resize};
-use crate::completion::Mlx5Cq;
+use crate::cq::Mlx5Cq;
 use crate::cqe::CQE;
-use crate::recv::Mlx5Rq;
-use crate::send::Mlx5Sq;
+use crate::rq::Mlx5Rq;
+use crate::sq::Mlx5Sq;
 use crate::srq::Mlx5Srq;
 
 /// Log2 of the entries of a completion queue, at first.

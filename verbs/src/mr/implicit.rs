@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::{LocalAccess, Mr, Object, RegisterError, Registration, VERB};
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Error, MemoryOwner, Remote, Result, Sge};
 
 /// An implicit ODP region. One pair of keys covers the whole address space of the process, also

@@ -7,7 +7,7 @@ use bareverbs_provider::traits::Provider;
 use rustix::io::Errno;
 
 use super::{Mr, Object, REMOTE_ACCESSIBLE, check_odp_page_offset, is_soft_roce};
-use crate::pd::PdShared;
+use crate::pd::shared::PdShared;
 use crate::{Access, Error, MemoryOwner, Pd, RawMemory, Result, mr_hints};
 
 const VERB: &str = "rereg_mr";

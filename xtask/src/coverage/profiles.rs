@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use bareverbs_lab::Llvm;
 
 use super::PRODUCT_CRATES;
-use super::functions::Sources;
 use super::instrument::{Built, profile_folder, target_folder};
 use crate::build;
 
@@ -111,13 +110,13 @@ impl Coverage {
         counts.map(|(_, count)| *count).reduce(u64::saturating_add)
     }
 
-    /// The number of lines of a crate that were reached, and of all its lines, without its own
-    /// tests.
-    pub(super) fn lines(&self, name: &str, sources: &Sources) -> (usize, usize) {
+    /// The number of lines of a crate that were reached, and of all its lines, without those of which
+    /// `is_test` is true.
+    pub(super) fn lines(&self, name: &str, is_test: impl Fn(&Path, usize) -> bool) -> (usize, usize) {
         let folder = build::workspace().join(name);
         let files = self.files.iter().filter(|(path, _)| path.starts_with(&folder));
         let counts = files.flat_map(|(path, file)| {
-            file.lines.iter().filter(|(line, _)| !sources.is_test(path, **line)).map(|(_, count)| *count)
+            file.lines.iter().filter(|(line, _)| !is_test(path, **line)).map(|(_, count)| *count)
         });
         counts.fold((0, 0), |(reached, all), count| (reached + usize::from(count > 0), all + 1))
     }

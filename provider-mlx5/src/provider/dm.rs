@@ -12,7 +12,7 @@ use bareverbs_uapi::method::Call;
 use bareverbs_uapi::mlx5::{DmQuery, MmapCommand, attributes};
 use bareverbs_uapi::uverbs::DmAlloc;
 
-use crate::clock::offset_of;
+use super::clock::offset_of;
 use crate::doorbell::PAGE;
 
 /// Takes memory that queues and regions can use (`MEMIC`), and maps it.

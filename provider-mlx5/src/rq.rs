@@ -10,7 +10,7 @@ use bareverbs_provider::work::{PushError, RecvRequest, Sge};
 use crate::doorbell::{RecordWord, Word};
 use crate::fast_path::data_segment;
 use crate::qp_memory::QpMemory;
-use crate::send::{MAX_MESSAGE, too_long};
+use crate::sq::{MAX_MESSAGE, too_long};
 use crate::sync::{AtomicU64, Ordering};
 use crate::uidx_table::{QueueRecordRef, RqTracker, Side, Source};
 use crate::wqe::{self, SEGMENT, Segment};
@@ -338,25 +338,4 @@ impl Drop for Mlx5Rq {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use bareverbs_provider::traits::RecvQueue;
-    use bareverbs_provider::work::Sge;
-
-    use crate::fixture::{Fixture, recv};
-    use crate::wqe;
-
-    #[test]
-    fn new_and_reset_receive_slots_are_terminated_after_one_sge() {
-        let Fixture { mut rq, .. } = Fixture::new(false);
-        // SAFETY: the slot has room for four segments, and no device has the queue.
-        assert_eq!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
-        let element = Sge { addr: 64, length: 8, lkey: 1 };
-        recv(&mut rq, 1, &[element; 3]).expect("room");
-        // SAFETY: the slot has room for four segments, and no device has the queue.
-        assert_ne!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
-        // SAFETY: no kernel and no device has the queue.
-        unsafe { rq.reset() };
-        // SAFETY: the slot has room for four segments, and no device has the queue.
-        assert_eq!(unsafe { rq.slot(0).add(1).read() }, wqe::end_of_list());
-    }
-}
+mod tests;

@@ -16,11 +16,11 @@ use bareverbs_uapi::mlx5::{
 };
 use zerocopy::IntoBytes;
 
-use crate::completion::CqShared;
+use super::{Mlx5, queue_memory};
 use crate::doorbell::DoorbellRecord;
-use crate::provider::{Mlx5, queue_memory};
 use crate::qp_memory::{Limits, QpMemory, ReceiveLayout};
-use crate::recv::Mlx5Rq;
+use crate::rq::Mlx5Rq;
+use crate::uidx_table::clean::CqShared;
 use crate::uidx_table::{QueueRecord, QueueRecordRef, RqTracker, Side, Source, SqTracker, UidxTable};
 
 /// A work queue's memory, allocated before the create command.

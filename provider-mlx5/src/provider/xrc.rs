@@ -11,7 +11,7 @@ use crate::uidx_table::DEFAULT_UIDX;
 
 /// Creates a queue pair that receives for an XRC domain. The driver wants its payload all the same,
 /// and a user index that no completion ever names.
-pub(crate) fn create_target(
+pub(super) fn create_target(
     file: &DeviceFile,
     cqe_version: u8,
     request: &XrcTargetRequest,

@@ -1,10 +1,12 @@
 //! The ring that the device writes CQEs to.
 
+pub(crate) mod mini_cqe;
+
 use std::sync::Arc;
 
 use bareverbs_provider::mapping::Mapping;
 
-use super::mini_cqe::MiniCqeFormat;
+use self::mini_cqe::MiniCqeFormat;
 use crate::cqe::{CQE, Cqe, CqeOpcode};
 
 /// A CQE that the device never wrote, and that is not its as long as it has not gone round the ring
@@ -12,23 +14,23 @@ use crate::cqe::{CQE, Cqe, CqeOpcode};
 const NEVER_WRITTEN: u8 = CqeOpcode::INVALID.0 << 4 | OWNER;
 
 /// In a CQE's last byte: whose it is.
-pub(super) const OWNER: u8 = 1;
+pub(crate) const OWNER: u8 = 1;
 
 /// CQEs are counted in so many bits.
-pub(super) const COUNT: u32 = 0xff_ffff;
+pub(crate) const COUNT: u32 = 0xff_ffff;
 
 /// The ring that the device writes CQEs to.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     memory: Arc<Mapping>,
     /// The first CQE's 64 bytes that count.
-    pub(super) start: *const u8,
+    pub(crate) start: *const u8,
     /// Log2 of the CQEs.
-    pub(super) log: u32,
+    pub(crate) log: u32,
     /// Log2 of the bytes of a CQE.
-    pub(super) shift: u32,
+    pub(crate) shift: u32,
     /// How runs are compressed, where the device may do so.
-    pub(super) mini_cqe_format: Option<MiniCqeFormat>,
+    pub(crate) mini_cqe_format: Option<MiniCqeFormat>,
 }
 
 // SAFETY: the memory is kept by `memory` and belongs to no thread.
@@ -79,14 +81,14 @@ impl Ring {
     }
 
     #[inline(always)]
-    pub(super) fn at(&self, index: u32) -> *const u8 {
+    pub(crate) fn at(&self, index: u32) -> *const u8 {
         let index = index & (self.entries() - 1);
         // SAFETY: the CQE lies in the ring, which `new` checked.
         unsafe { self.start.add((index as usize) << self.shift) }
     }
 
     #[inline(always)]
-    pub(super) fn entry(&self, index: u32) -> Cqe<'_> {
+    pub(crate) fn entry(&self, index: u32) -> Cqe<'_> {
         // SAFETY: the CQE lies in the ring, which is kept; CQEs are multiples of 64 from a page's
         // start.
         unsafe { Cqe::new(self.at(index)) }
@@ -94,23 +96,23 @@ impl Ring {
 
     /// Whether the device has written CQE `index`, counted on, given its last byte.
     #[inline(always)]
-    pub(super) fn written(&self, index: u32, op_own: u8) -> bool {
+    pub(crate) fn written(&self, index: u32, op_own: u8) -> bool {
         (op_own & OWNER != 0) == (index >> self.log & 1 != 0) && op_own >> 4 != CqeOpcode::INVALID.0
     }
 
     /// The lowest bit of the last byte of CQE `index`, counted on, once it is written.
-    pub(super) fn owner(&self, index: u32) -> u8 {
+    pub(crate) fn owner(&self, index: u32) -> u8 {
         (index >> self.log & 1) as u8
     }
 }
 
 /// A number of CQEs in the bits that they are counted in.
-pub(super) fn counted(entries: u32) -> u32 {
+pub(crate) fn counted(entries: u32) -> u32 {
     entries & COUNT
 }
 
 /// Whether CQE `index` was written before CQE `until`; both are known by their low 24 bits.
-pub(super) fn is_before(index: u32, until: u32) -> bool {
+pub(crate) fn is_before(index: u32, until: u32) -> bool {
     until.wrapping_sub(index) << 8 != 0 && until.wrapping_sub(index) << 8 >> 31 == 0
 }
 

@@ -1,11 +1,9 @@
 //! Completion queues.
 
-mod clean;
 mod decode;
-mod mini_cqe;
 mod notify;
 mod resize;
-mod ring;
+pub(crate) mod ring;
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
@@ -16,18 +14,17 @@ use bareverbs_provider::device::IoctlError;
 use bareverbs_provider::traits::{Completion, CompletionQueue};
 use bareverbs_provider::work::{WcStatus, WorkCompletion};
 
-pub(crate) use self::clean::CqShared;
-use self::clean::Retired;
 pub use self::decode::Mlx5Completion;
 use self::decode::{DecodedCqe, scattered_payload, status_and_byte_len};
-pub(crate) use self::mini_cqe::MiniCqeFormat;
-use self::mini_cqe::is_title;
 use self::notify::Armed;
 pub(crate) use self::ring::Ring;
+pub(crate) use self::ring::mini_cqe::MiniCqeFormat;
+use self::ring::mini_cqe::is_title;
 use self::ring::{COUNT, OWNER, is_before};
 use crate::cqe::{Cqe, CqeOpcode};
 use crate::doorbell::{DoorbellRecord, RecordWord, Uar, Word};
 use crate::sync::Ordering;
+use crate::uidx_table::clean::{CqShared, Retired};
 use crate::uidx_table::{
     CompletedWr, Entry, QueueRecord, RqTracker, Side, Source, SqTracker, UidxTable, tag,
 };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use bareverbs_provider::barrier;
 use bareverbs_uapi::mlx5::CqeCompressionFormats;
 
-use super::ring::{COUNT, OWNER, Ring, counted, is_before};
+use super::{COUNT, OWNER, Ring, counted, is_before};
 use crate::cqe::{CQE, CqeOpcode};
 
 /// In a CQE's last byte: its format, and that of a title.
@@ -51,7 +51,7 @@ pub(crate) enum MiniCqeFormat {
 
 /// Whether a CQE with this last byte is the title of a run.
 #[inline]
-pub(super) fn is_title(op_own: u8) -> bool {
+pub(crate) fn is_title(op_own: u8) -> bool {
     op_own & FORMAT == COMPRESSED
 }
 
@@ -119,7 +119,7 @@ impl Ring {
     /// The first CQE that the device has not written, runs counted whole; `consumed` tells how far
     /// the poller has given CQEs back. Any thread may look. The poller may be writing runs out
     /// meanwhile, and taking and giving back CQEs, but at most [`PASSED`].
-    pub(super) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
+    pub(crate) fn first_unwritten(&self, consumed: impl Fn() -> u32) -> u32 {
         self.first_unwritten_by(|index| Look::at(self, index), consumed)
     }
 
@@ -170,7 +170,7 @@ impl Ring {
     /// Writes out the run whose title is CQE `index`; whether it is one.
     ///
     /// Only the poller may call it, or the only holder of the ring.
-    pub(super) fn expand(&self, index: u32) -> bool {
+    pub(crate) fn expand(&self, index: u32) -> bool {
         self.expand_in(self, index)
     }
 

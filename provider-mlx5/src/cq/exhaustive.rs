@@ -8,8 +8,8 @@ use bareverbs_uapi::uverbs::types::{QpCap, QpType};
 
 use super::*;
 use crate::cqe::CQE;
-use crate::recv::Mlx5Rq;
-use crate::send::Mlx5Sq;
+use crate::rq::Mlx5Rq;
+use crate::sq::Mlx5Sq;
 use crate::testing::{Place, Plain};
 
 const QPN: u32 = 0x123;

@@ -1,0 +1,57 @@
+//! The part of an SRQ that its QPs share.
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bareverbs_provider::command;
+use bareverbs_provider::device::IoctlError;
+use bareverbs_provider::traits::{Provider, RecvQueue};
+
+use crate::cq::CqShared;
+use crate::{Context, Pd, Xrcd};
+
+/// The part of an SRQ that its QPs share.
+pub(crate) struct SrqShared<P: Provider> {
+    pub(super) pd: Pd<P>,
+    pub(crate) handle: u32,
+    /// The queue, moved here when the owner drops the SRQ before the last QP. Posted receives stay
+    /// valid.
+    pub(super) orphan: Mutex<Option<P::Srq>>,
+    pub(super) destroyed: bool,
+    /// For XRC: the domain, and the CQ of the SRQ. Both are destroyed after the SRQ.
+    pub(super) _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
+}
+
+impl<P: Provider> SrqShared<P> {
+    pub(crate) fn context(&self) -> &Context<P> {
+        self.pd.context()
+    }
+
+    /// Destroys the SRQ. Returns the number of its events that have been read.
+    ///
+    /// # Safety
+    ///
+    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    pub(super) unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
+        self.destroyed = true;
+        // SAFETY: every user of the SRQ holds an `Arc` of this, so there is none left.
+        let resp =
+            unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
+                // The device may still use the ring, so it is leaked.
+                let orphan = self.orphan.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+                if let Some(mut queue) = orphan.map(ManuallyDrop::new) {
+                    queue.abandon();
+                }
+            })?;
+        Ok(resp.events_reported)
+    }
+}
+
+impl<P: Provider> Drop for SrqShared<P> {
+    fn drop(&mut self) {
+        if !self.destroyed {
+            // SAFETY: it was not destroyed, and is being dropped.
+            let _ = unsafe { self.destroy() };
+        }
+    }
+}
