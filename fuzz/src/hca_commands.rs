@@ -17,7 +17,7 @@ fn address(input: &mut Input<'_>) -> u64 {
 }
 
 /// An example command with some bytes changed.
-fn lie(input: &mut Input<'_>) -> Vec<u8> {
+fn corrupt(input: &mut Input<'_>) -> Vec<u8> {
     let examples = FirmwareHarness::examples();
     // The last choice answers a page fault, which may not exist.
     let which = usize::from(input.byte()) % (examples.len() + 1);
@@ -84,13 +84,13 @@ pub(crate) fn run(data: &[u8]) {
         }
         match input.byte() % 12 {
             0..4 => {
-                let command = lie(&mut input);
+                let command = corrupt(&mut input);
                 let mut output = vec![0; usize::from(input.half()) % 0x400];
                 let status = hca.command(&command, &mut output);
                 assert_eq!(output.first().copied().unwrap_or(status), status);
             }
             4 | 5 => {
-                let command = lie(&mut input);
+                let command = corrupt(&mut input);
                 slot(&mut hca, &mut input, &command);
             }
             6 => {

@@ -92,13 +92,13 @@ fn in_ring(index: *mut u32, capacity: u32) -> bool {
 }
 
 /// The kernel writes an invalid value.
-fn lie(memory: &PlainMemory, input: &mut Input<'_>) {
+fn corrupt(memory: &PlainMemory, input: &mut Input<'_>) {
     match input.byte() % 4 {
         0 => memory.set_indices(input.word(), input.word()),
         1 => memory.set_indices(input.byte().into(), input.byte().into()),
         2 => {
             let (at, length) = (usize::from(input.half()) % 0x4000, input.byte() % 32);
-            memory.poke(at, &input.bytes(length.into()));
+            memory.overwrite(at, &input.bytes(length.into()));
         }
         _ => memory.fill(input.byte()),
     }
@@ -116,7 +116,7 @@ fn completion_queue(input: &mut Input<'_>) {
         }
         let capacity = cq.capacity();
         match input.byte() % 8 {
-            0..3 => lie(&ring, input),
+            0..3 => corrupt(&ring, input),
             3 => {
                 // The kernel does not write during this loop.
                 let mut taken = 0;
@@ -243,14 +243,14 @@ fn send_queue(input: &mut Input<'_>) {
             6 | 7 => {
                 let errno = [None, None, Some(Errno::INVAL), Some(Errno::NOMEM)][input.below(4)];
                 doorbell.answer(errno.map_or(Ok(()), Err));
-                let before = doorbell.rung();
+                let before = doorbell.doorbells();
                 match sq.ring() {
                     Err(DoorbellError::TakenBack(_)) => (accepted.deferred, accepted.batch) = (0, 0),
                     _ => accepted.publish(),
                 }
-                assert!(doorbell.rung() - before <= capacity + 1, "ringing ends");
+                assert!(doorbell.doorbells() - before <= capacity + 1, "ringing ends");
                 doorbell.answer(Ok(()));
-                if doorbell.rung() > before {
+                if doorbell.doorbells() > before {
                     assert!(in_ring(ring.producer(), capacity));
                 }
             }
@@ -279,7 +279,7 @@ fn send_queue(input: &mut Input<'_>) {
             }
             12 => drop(sq.failure()),
             _ => {
-                lie(&ring, input);
+                corrupt(&ring, input);
                 accepted = Accepted { lied: true, ..Accepted::default() };
             }
         }
@@ -360,7 +360,7 @@ fn receive_queue(input: &mut Input<'_>) {
                 lost = true;
             }
             _ => {
-                lie(&ring, input);
+                corrupt(&ring, input);
                 accepted = Accepted { lied: true, ..Accepted::default() };
             }
         }

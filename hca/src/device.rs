@@ -152,7 +152,7 @@ impl Device {
     }
 
     /// Discards all state.
-    pub(crate) fn forget(&self) {
+    pub(crate) fn discard_state(&self) {
         self.reset();
         self.shared.lock().engine.memory().clear();
     }

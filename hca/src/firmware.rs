@@ -184,11 +184,11 @@ pub(crate) struct Firmware {
 impl Firmware {
     /// The user index of a context. In CQE version 0 the field is reserved, and the result is
     /// [`NO_USER_INDEX`].
-    fn user_index(&self, told: u32) -> Result<u32> {
-        match (self.cqe_version, told) {
+    fn user_index(&self, user_index: u32) -> Result<u32> {
+        match (self.cqe_version, user_index) {
             (0, 0) => Ok(NO_USER_INDEX),
             (0, _) => Err(Status::BadParameter),
-            _ => Ok(told),
+            _ => Ok(user_index),
         }
     }
 

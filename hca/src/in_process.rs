@@ -181,18 +181,18 @@ impl InProcessHca {
     ///
     /// The memory must be readable and writable until the device is dropped. While the device runs,
     /// all other accesses to it must be volatile or atomic.
-    pub unsafe fn lend(&mut self, start: NonNull<u8>, length: usize) -> io::Result<()> {
+    pub unsafe fn map_memory(&mut self, start: NonNull<u8>, length: usize) -> io::Result<()> {
         // SAFETY: the caller upholds the same contract.
-        let memory = Arc::new(unsafe { ProcessMemory::lent(start, length) });
+        let memory = Arc::new(unsafe { ProcessMemory::borrowed(start, length) });
         self.engine.memory().map_shared(memory).map_err(io::Error::other)
     }
 
-    /// Unmaps [lent](Self::lend) memory, even under running work.
+    /// Unmaps [mapped](Self::map_memory) memory, even under running work.
     pub fn take_back(&mut self, start: u64, length: usize) {
         self.engine.memory().unmap(start, length as u64);
     }
 
-    /// A range of [lent](Self::lend) memory as a queue buffer.
+    /// A range of [mapped](Self::map_memory) memory as a queue buffer.
     pub fn ring_at(start: u64, length: usize) -> Ring {
         ring(start, length)
     }

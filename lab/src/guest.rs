@@ -173,7 +173,7 @@ impl Guests {
             Err(error) if setup.accelerator == Accelerator::Auto && accelerator == Accelerator::Kvm => {
                 let why = error.downcast_ref().map_or_else(|| format!("{error:#}"), Failure::headline);
                 eprintln!("lab: the guests don't come up with KVM, so from now on without ({why})");
-                qemu::remember_that_kvm_fails(setup.cache);
+                qemu::record_kvm_failure(setup.cache);
                 Self::boot_with(setup, Accelerator::Tcg)
             }
             result => result,

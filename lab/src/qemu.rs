@@ -54,7 +54,7 @@ impl Accelerator {
 const KVM_NOTE: &str = "kvm-fails";
 
 /// Records that KVM exists but can't run guests, as with some nested KVMs.
-pub(crate) fn remember_that_kvm_fails(cache: &Cache) {
+pub(crate) fn record_kvm_failure(cache: &Cache) {
     // If the write fails, the next run detects the failure again.
     let _ = fs::write(cache.root().join(KVM_NOTE), this_boot());
 }

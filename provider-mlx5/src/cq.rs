@@ -141,13 +141,13 @@ impl Mlx5Cq {
         self.received ^= OWNER;
         if self.shared.has_retired.load(Ordering::Relaxed) {
             // The next CQE takes the slow path, on which calls cost the fast path nothing.
-            self.forget_recent();
+            self.clear_cached_records();
             self.has_wrapped = true;
         }
     }
 
     /// Forgets which queues' completions were taken last.
-    fn forget_recent(&mut self) {
+    fn clear_cached_records(&mut self) {
         self.recent_sends = NonNull::from(&self.sentinel.0);
         self.recent_receives = NonNull::from(&self.sentinel.1);
     }
@@ -201,7 +201,7 @@ impl Mlx5Cq {
     /// Releases the retired QPs if the ring is empty: no CQE of theirs is left.
     #[cold]
     fn release_retired(&mut self) {
-        self.forget_recent();
+        self.clear_cached_records();
         let mut retired = self.shared.retired();
         // CQEs that the owners of retired QPs saw are visible here too, and would come first.
         if self.ring.written(self.consumer, self.peek().op_own()) {
@@ -222,7 +222,7 @@ impl Mlx5Cq {
     #[cold]
     fn release_passed(&mut self) {
         // Before the dead are dropped.
-        self.forget_recent();
+        self.clear_cached_records();
         let mut retired = self.shared.retired();
         retired.show_passed(self.consumer);
         let passed = retired.take_passed(self.consumer, self.ring.entries());

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_syndrome_is_a_general_error() {
+    fn unknown_syndrome_is_a_general_error() {
         assert_eq!(Syndrome(0x7f).status(), WcStatus::GENERAL_ERR);
     }
 }

@@ -201,7 +201,7 @@ mod tests {
     /// Miri starts no processes.
     #[cfg(not(any(loom, miri)))]
     #[test]
-    fn a_forked_child_does_not_wait_for_the_poller_of_its_parent() {
+    fn forked_child_does_not_wait_for_the_poll_lock() {
         use std::os::unix::process::CommandExt;
         use std::process::Command;
         use std::sync::Arc;

@@ -294,14 +294,14 @@ impl Ring {
 }
 
 /// Moves a completion queue to a new ring of `1 << log` entries of 64 bytes, as the kernel does:
-/// `tell` tells the device of it.
+/// `announce` tells the device of it.
 ///
 /// # Errors
 /// There is no memory.
-pub fn resize(cq: &mut Mlx5Cq, log: u32, tell: impl FnOnce(Place)) -> Result<(), Errno> {
+pub fn resize(cq: &mut Mlx5Cq, log: u32, announce: impl FnOnce(Place)) -> Result<(), Errno> {
     let ring = Ring::new(Mapping::anonymous(CQE << log)?, log, CQE);
     cq.resize_by(ring, |ring| {
-        tell(ring.place());
+        announce(ring.place());
         Ok(())
     })
 }

@@ -474,7 +474,7 @@ pub(crate) struct QueueRecord {
 }
 
 impl QueueRecord {
-    /// A record with a number, which no poller finds before [`QueueRecord::show`].
+    /// A record with a number, which no poller finds before [`QueueRecord::publish`].
     pub(crate) fn new(
         table: &Arc<UidxTable>,
         cqs: [Arc<CqShared>; 2],
@@ -505,7 +505,7 @@ impl QueueRecord {
     }
 
     /// Lets the poller of its completion queue find it.
-    pub(crate) fn show(&self, side: Side) {
+    pub(crate) fn publish(&self, side: Side) {
         let entry = self.entry();
         entry.record.store(NonNull::from(self).as_ptr(), Ordering::Relaxed);
         entry.owners[side as usize].store(self.cqs[side as usize].tag(), Ordering::Release);
@@ -513,7 +513,7 @@ impl QueueRecord {
     }
 
     /// Lets it no longer be found by a poller that looks from here on.
-    pub(crate) fn hide(&self, side: Side) {
+    pub(crate) fn unpublish(&self, side: Side) {
         self.set_uidx(side, None);
         self.entry().owners[side as usize].store(0, Ordering::Release);
     }
@@ -607,14 +607,14 @@ impl QueueRecord {
         if let (Side::Recv, Source::Own(receives)) = (side, &self.source) {
             receives.done.store(receives.base.load(Ordering::Relaxed), Ordering::Release);
         }
-        self.show(side);
+        self.publish(side);
     }
 }
 
 impl Drop for QueueRecord {
     fn drop(&mut self) {
-        self.hide(Side::Send);
-        self.hide(Side::Recv);
+        self.unpublish(Side::Send);
+        self.unpublish(Side::Recv);
         self.clear();
         self.table.ids.lock().unwrap_or_else(PoisonError::into_inner).free.push(self.id);
     }

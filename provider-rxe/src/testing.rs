@@ -147,7 +147,7 @@ impl PlainMemory {
 
     /// Puts bytes anywhere, the header included, as a kernel that breaks the rules might; returns
     /// `false` where they do not lie in the memory.
-    pub fn poke(&self, offset: usize, bytes: &[u8]) -> bool {
+    pub fn overwrite(&self, offset: usize, bytes: &[u8]) -> bool {
         if offset.checked_add(bytes.len()).is_none_or(|end| end > self.size()) {
             return false;
         }
@@ -294,7 +294,7 @@ pub struct CountingDoorbell {
 impl CountingDoorbell {
     /// How often it was rung.
     #[must_use]
-    pub fn rung(&self) -> u32 {
+    pub fn doorbells(&self) -> u32 {
         self.state.0.load(Ordering::Relaxed)
     }
 

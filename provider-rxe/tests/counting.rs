@@ -47,14 +47,14 @@ fn a_batch_of_64_sends_is_one_doorbell() {
         // SAFETY: no kernel carries the requests out.
         unsafe { queue.push(&requests()[0]) }.expect("room");
     }
-    assert_eq!(doorbell.rung(), 0, "pushing rings nothing");
+    assert_eq!(doorbell.doorbells(), 0, "pushing rings nothing");
     queue.ring().expect("answered");
-    assert_eq!(doorbell.rung(), 1);
+    assert_eq!(doorbell.doorbells(), 1);
     queue.ring().expect("nothing to do");
-    assert_eq!(doorbell.rung(), 1, "an empty batch rings nothing");
+    assert_eq!(doorbell.doorbells(), 1, "an empty batch rings nothing");
     queue.abort();
     queue.ring().expect("nothing to do");
-    assert_eq!(doorbell.rung(), 1);
+    assert_eq!(doorbell.doorbells(), 1);
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn raising_max_dest_rd_atomic_is_rejected() {
 }
 
 #[test]
-fn a_slot_holds_the_largest_request_to_the_byte() {
+fn slot_holds_the_largest_request_exactly() {
     let made = |log2_slot, max_sge, max_inline| {
         let limits = SendLimits::new(QpType::RC, max_sge, max_inline).expect("a type that rxe has");
         let memory = PlainMemory::with_header(1 << 16, log2_slot, 7);

@@ -149,7 +149,7 @@ proptest! {
                     prop_assert_eq!(taken, posted.pop_front());
                 },
             }
-            prop_assert_eq!(doorbell.rung(), rings);
+            prop_assert_eq!(doorbell.doorbells(), rings);
             prop_assert_eq!(queue.deferred() as usize, deferred.len());
         }
     }
@@ -293,7 +293,7 @@ proptest! {
     /// Whatever the header and the kernel's indices hold, a queue is either refused or stays inside
     /// its memory.
     #[test]
-    fn hostile_kernel_never_leads_out_of_the_memory(
+    fn malicious_kernel_never_causes_out_of_bounds_access(
         size in 384..8192usize,
         log2_slot in prop_oneof![0..70u32, any::<u32>()],
         mask in prop_oneof![(0..33u32).prop_map(|n| (1u64 << n).wrapping_sub(1) as u32), any::<u32>()],

@@ -143,7 +143,7 @@ fn resume_rings_the_doorbell_without_new_requests() {
     // SAFETY: the memory is plain, and this is the only queue in it.
     let mut queue = unsafe { RxeSq::new(memory, 4, limits, doorbell.clone()) }.expect("a sound header");
     queue.ring().expect("nothing to ring for");
-    assert_eq!(doorbell.rung(), 0);
+    assert_eq!(doorbell.doorbells(), 0);
     queue.resume().expect("the doorbell answers well");
-    assert_eq!(doorbell.rung(), 1);
+    assert_eq!(doorbell.doorbells(), 1);
 }

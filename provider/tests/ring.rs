@@ -193,7 +193,7 @@ proptest! {
     }
 
     #[test]
-    fn hostile_peer_index_never_leads_out_of_the_ring(
+    fn malicious_index_never_causes_out_of_bounds_access(
         log2 in 0..7u32,
         start: u32,
         hostile: [u32; 20],

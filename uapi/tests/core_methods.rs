@@ -267,7 +267,7 @@ fn struct_prefixes_are_encoded_with_their_length() {
 }
 
 #[test]
-fn an_output_counts_as_written_once_the_kernel_marks_it() {
+fn output_is_valid_after_the_kernel_marked_it() {
     /// The flags of the first attribute of a call.
     const FLAGS: std::ops::Range<usize> = 24 + 4..24 + 6;
     let mut cqe = 0;

@@ -46,7 +46,7 @@ impl Memory for Filled {
     }
 }
 
-fn shown(call: &[u8], memory: &dyn Memory) -> String {
+fn printed(call: &[u8], memory: &dyn Memory) -> String {
     decode(call, memory).expect("the header is good").to_string()
 }
 
@@ -73,7 +73,7 @@ fn objects_values_flags_and_structs_are_named() {
         .descriptor(QpCreate::EVENT_FD, 5)
         .output(QpCreate::RESP_QP_NUM, &mut number);
     assert_eq!(
-        shown(call.as_bytes(), &Buffers::of(&[cap.as_bytes()])),
+        printed(call.as_bytes(), &Buffers::of(&[cap.as_bytes()])),
         format!(
             "QpCreate on RXE {{HANDLE: new Qp 0, PD_HANDLE: Pd 1, CAP: QpCap {{ max_send_wr: 10, max_recv_wr: 20, \
              max_send_sge: 1, max_recv_sge: 2, max_inline_data: 64 }}, TYPE: RC, FLAGS: SCATTER_FCS | SQ_SIG_ALL, \
@@ -123,12 +123,12 @@ InvokeWrite on RXE {
 }
 
 #[test]
-fn a_response_is_shown_once_the_kernel_has_written_it() {
+fn response_is_printed_after_the_kernel_wrote_it() {
     let (request, mut response) = (AllocPdReq::zeroed(), AllocPdResp::zeroed());
     let call = write::invoke::<write::AllocPd>(DriverId::RXE.0, &request, &mut response);
     let (before, after) = (call.as_bytes().to_vec(), written(call.as_bytes(), 2));
-    assert!(shown(&before, &Filled(0)).contains("CORE_OUT: 4 bytes at 0x"));
-    assert!(shown(&after, &Filled(0)).contains("CORE_OUT: AllocPdResp { pd_handle: 0 }"));
+    assert!(printed(&before, &Filled(0)).contains("CORE_OUT: 4 bytes at 0x"));
+    assert!(printed(&after, &Filled(0)).contains("CORE_OUT: AllocPdResp { pd_handle: 0 }"));
 }
 
 #[test]
@@ -138,12 +138,12 @@ fn extended_commands_and_driver_payloads_are_printed() {
     let payload = [0x12, 0xab];
     let mut call = write::invoke::<write::ex::QueryDevice>(DriverId::MLX5.0, &request, &mut response);
     call.driver_input(&payload);
-    let shown = shown(call.as_bytes(), &NoMemory);
+    let printed = printed(call.as_bytes(), &NoMemory);
     assert!(
-        shown.starts_with("InvokeWrite on MLX5 {WRITE_CMD: ex::QueryDevice, CORE_IN: ExQueryDevice"),
-        "{shown}"
+        printed.starts_with("InvokeWrite on MLX5 {WRITE_CMD: ex::QueryDevice, CORE_IN: ExQueryDevice"),
+        "{printed}"
     );
-    assert!(shown.ends_with("UHW_IN: 0x12ab}"), "{shown}");
+    assert!(printed.ends_with("UHW_IN: 0x12ab}"), "{printed}");
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn posted_requests_and_their_entries_follow_the_command() {
     let request = [head.as_bytes(), wr.as_bytes(), sge.as_bytes()].concat();
     let call = write::invoke_bytes::<write::PostSend>(DriverId::RXE.0, &request, &mut []);
     assert_eq!(
-        shown(call.as_bytes(), &Buffers::of(&[&request])),
+        printed(call.as_bytes(), &Buffers::of(&[&request])),
         "InvokeWrite on RXE {WRITE_CMD: PostSend, CORE_IN: PostSendReq { response: 0, qp_handle: 1, wr_count: 1, \
          sge_count: 1, wqe_size: 56, wr: [SendWr { wr_id: 9, num_sge: 1, opcode: SEND, send_flags: SIGNALED, ex: 0, \
          wr: [0, 0, 0, 0] }], sge: [Sge { addr: 8, length: 16, lkey: 32 }] }}"
@@ -173,7 +173,7 @@ fn wrong_wr_counts_do_not_panic_the_decoder() {
         PostSendReq { wr_count: u32::MAX, sge_count: u32::MAX, wqe_size: u32::MAX, ..PostSendReq::zeroed() };
     let request = [head.as_bytes(), &[1; 40]].concat();
     let call = write::invoke_bytes::<write::PostSend>(DriverId::RXE.0, &request, &mut []);
-    assert!(shown(call.as_bytes(), &Buffers::of(&[&request])).contains("wr: ["));
+    assert!(printed(call.as_bytes(), &Buffers::of(&[&request])).contains("wr: ["));
 }
 
 #[test]
@@ -181,18 +181,18 @@ fn truncated_requests_print_the_fields_present() {
     let request = QueryPortReq { response: 0, port_num: 1, reserved: [0; 7], driver_data: [] };
     let cut = &request.as_bytes()[..9];
     let call = write::invoke_bytes::<write::QueryPort>(DriverId::RXE.0, cut, &mut []);
-    let shown = shown(call.as_bytes(), &Buffers::of(&[cut]));
-    assert!(shown.ends_with("CORE_IN: QueryPortReq { response: 0, port_num: 1 }}"), "{shown}");
+    let printed = printed(call.as_bytes(), &Buffers::of(&[cut]));
+    assert!(printed.ends_with("CORE_IN: QueryPortReq { response: 0, port_num: 1 }}"), "{printed}");
 }
 
 #[test]
 fn a_class_is_named_and_a_constant_without_names_is_a_number() {
     let mut call = Call::<InfoHandles>::new(DriverId::RXE.0);
     call.constant(InfoHandles::OBJECT_ID, ObjectClass::MR);
-    assert_eq!(shown(call.as_bytes(), &NoMemory), "InfoHandles on RXE {OBJECT_ID: MR}");
+    assert_eq!(printed(call.as_bytes(), &NoMemory), "InfoHandles on RXE {OBJECT_ID: MR}");
     let mut call = Call::<QueryGidEntry>::new(DriverId::RXE.0);
     call.constant(QueryGidEntry::PORT, 1).flags(QueryGidEntry::FLAGS, 0);
-    assert_eq!(shown(call.as_bytes(), &NoMemory), "QueryGidEntry on RXE {PORT: 1, FLAGS: 0}");
+    assert_eq!(printed(call.as_bytes(), &NoMemory), "QueryGidEntry on RXE {PORT: 1, FLAGS: 0}");
 }
 
 #[test]
@@ -200,11 +200,11 @@ fn a_drivers_attribute_on_a_core_method_is_known_by_the_driver_number() {
     let index = 3;
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.input(mlx5::attributes::CqCreate::UAR_INDEX, &index);
-    assert_eq!(shown(call.as_bytes(), &NoMemory), "CqCreate on MLX5 {UAR_INDEX: 3}");
+    assert_eq!(printed(call.as_bytes(), &NoMemory), "CqCreate on MLX5 {UAR_INDEX: 3}");
     let mut call = Call::<CqCreate>::new(DriverId::RXE.0);
     call.input(mlx5::attributes::CqCreate::UAR_INDEX, &index);
     assert_eq!(
-        shown(call.as_bytes(), &NoMemory),
+        printed(call.as_bytes(), &NoMemory),
         format!("CqCreate on RXE {{0x1002: 4 bytes, data {:#x}}}", word(3))
     );
 }
@@ -222,11 +222,17 @@ fn unknown_ids_are_printed_as_numbers() {
     assert_eq!(call.made_descriptor(AsyncEventAlloc::FD_HANDLE), -1, "the kernel wrote none");
     let mut bytes = call.as_bytes().to_vec();
     bytes[32..40].copy_from_slice(&0_u64.to_ne_bytes());
-    assert_eq!(shown(&bytes, &NoMemory), "AsyncEventAlloc on DriverId(77) {FD_HANDLE: new AsyncEvent fd 0}");
+    assert_eq!(
+        printed(&bytes, &NoMemory),
+        "AsyncEventAlloc on DriverId(77) {FD_HANDLE: new AsyncEvent fd 0}"
+    );
     bytes[4..6].copy_from_slice(&9_u16.to_ne_bytes());
-    assert_eq!(shown(&bytes, &NoMemory), "AsyncEvent method 0x9 on DriverId(77) {0x0: 0 bytes, data 0x0}");
+    assert_eq!(printed(&bytes, &NoMemory), "AsyncEvent method 0x9 on DriverId(77) {0x0: 0 bytes, data 0x0}");
     bytes[2..4].copy_from_slice(&0x1005_u16.to_ne_bytes());
-    assert_eq!(shown(&bytes, &NoMemory), "object 0x1005 method 0x9 on DriverId(77) {0x0: 0 bytes, data 0x0}");
+    assert_eq!(
+        printed(&bytes, &NoMemory),
+        "object 0x1005 method 0x9 on DriverId(77) {0x0: 0 bytes, data 0x0}"
+    );
 }
 
 #[test]
@@ -353,9 +359,9 @@ proptest! {
         assert!(matches!(values.next(), Some((Some("EVENT_FD"),
             DecodedValue::Descriptor { object: 16, fd: f, .. })) if f == i64::from(fd)));
         let memory = Buffers::of(&[cap.as_bytes()]);
-        let shown = shown(call.as_bytes(), &memory);
+        let printed = printed(call.as_bytes(), &memory);
         for value in caps {
-            prop_assert!(shown.contains(&format!(": {value}")), "{shown}");
+            prop_assert!(printed.contains(&format!(": {value}")), "{printed}");
         }
     }
 
@@ -370,13 +376,13 @@ proptest! {
         let memory = Buffers::of(&[&request]);
         let decoded = decode(call.as_bytes(), &memory).expect("the header is good");
         prop_assert_eq!(decoded.command().map(|found| found.c), Some(command.c));
-        let shown = decoded.to_string();
+        let printed = decoded.to_string();
         for field in command.request.expect("every command has a request").fields {
             prop_assert!(
                 field.size == 0
                     || field.rust.starts_with("reserved")
-                    || shown.contains(&format!("{}: ", field.rust)),
-                "{shown}"
+                    || printed.contains(&format!("{}: ", field.rust)),
+                "{printed}"
             );
         }
     }
@@ -390,9 +396,9 @@ proptest! {
             ..ModifyQpReq::zeroed()
         };
         let call = write::invoke_without_response::<write::ModifyQp>(DriverId::RXE.0, &request);
-        let shown = shown(call.as_bytes(), &Buffers::of(&[request.as_bytes()]));
+        let printed = printed(call.as_bytes(), &Buffers::of(&[request.as_bytes()]));
         let name = state.name().expect("it is in range");
-        prop_assert!(shown.contains(&format!(" qp_state: {name},")), "{shown}");
+        prop_assert!(printed.contains(&format!(" qp_state: {name},")), "{printed}");
     }
 
     #[test]

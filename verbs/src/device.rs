@@ -164,7 +164,7 @@ impl Device {
     }
 
     /// Whether `file` is the uverbs character device that RDMA netlink named for this device.
-    pub(crate) fn kernel_vouches_for(&self, file: BorrowedFd<'_>) -> bool {
+    pub(crate) fn is_named_by_netlink(&self, file: BorrowedFd<'_>) -> bool {
         self.found_by == FoundBy::Netlink
             && matches!(char_device_number(file), Ok(Some(number)) if self.has_number(number))
     }
@@ -296,16 +296,16 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_vouches_for_the_number_that_it_named_and_for_no_other_file() {
+    fn only_device_numbers_from_netlink_are_trusted() {
         let uverbs = Uverbs { path: PathBuf::new(), number: (1, 3), driver_id: None };
         let by_netlink = Device { uverbs: Some(uverbs), found_by: FoundBy::Netlink, ..Device::for_test() };
         let file = |path: &str| fs::File::open(path).unwrap();
-        assert!(by_netlink.kernel_vouches_for(file("/dev/null").as_fd()));
+        assert!(by_netlink.is_named_by_netlink(file("/dev/null").as_fd()));
         for other in ["/dev/zero", "/proc/self/exe", "/"] {
-            assert!(!by_netlink.kernel_vouches_for(file(other).as_fd()), "{other}");
+            assert!(!by_netlink.is_named_by_netlink(file(other).as_fd()), "{other}");
         }
         let by_sysfs = Device { found_by: FoundBy::Sysfs, ..by_netlink };
-        assert!(!by_sysfs.kernel_vouches_for(file("/dev/null").as_fd()));
+        assert!(!by_sysfs.is_named_by_netlink(file("/dev/null").as_fd()));
     }
 
     #[test]

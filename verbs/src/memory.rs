@@ -279,16 +279,16 @@ mod tests {
 
     #[test]
     fn memory_owners_keep_their_address_when_moved() {
-        fn stays<M: MemoryOwner>(mut owner: M, len: usize) {
+        fn check_address<M: MemoryOwner>(mut owner: M, len: usize) {
             let before = owner.region();
             let mut moved = Box::new(owner);
             assert_eq!((moved.region(), before.1), (before, len));
         }
-        stays(vec![0; 10], 10);
-        stays(vec![0; 11].into_boxed_slice(), 11);
-        stays(Buffer::zeroed(12).unwrap(), 12);
+        check_address(vec![0; 10], 10);
+        check_address(vec![0; 11].into_boxed_slice(), 11);
+        check_address(Buffer::zeroed(12).unwrap(), 12);
         #[cfg(feature = "memmap2")]
-        stays(memmap2::MmapMut::map_anon(13).unwrap(), 13);
+        check_address(memmap2::MmapMut::map_anon(13).unwrap(), 13);
     }
 
     #[test]

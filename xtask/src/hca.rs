@@ -155,7 +155,7 @@ impl<'a> Testbed<'a> {
 
     /// Runs a script on one host and, once it is ready, another on the other host. Both must
     /// succeed.
-    fn play(&mut self, server: usize, serving: &str, playing: &str) -> Result<()> {
+    fn run_pair(&mut self, server: usize, serving: &str, playing: &str) -> Result<()> {
         let client = 1 - server;
         let mut waiting = Some(self.exec(playing, server));
         let serving = self.exec(serving, server);

@@ -15,7 +15,7 @@ use clap::Args;
 
 use crate::print::heading;
 use crate::{build, guest_tests, lab};
-use table::{KERNELS, Ours, Row, Table};
+use table::{KERNELS, OwnTests, Row, Table};
 
 #[derive(Args)]
 pub(crate) struct Pyverbs {
@@ -68,14 +68,15 @@ fn read() -> Result<Table> {
 pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
     heading("rdma-core's suite, case by case");
     let table = read()?;
-    let trouble = trouble(&table, &suite::shipped(&rdma_core.root)?, &ours.iter().cloned().collect());
-    for line in &trouble {
+    let disagreements =
+        disagreements(&table, &suite::shipped(&rdma_core.root)?, &ours.iter().cloned().collect());
+    for line in &disagreements {
         println!("{line}");
     }
-    if !trouble.is_empty() {
+    if !disagreements.is_empty() {
         bail!("{} is not true of rdma-core {}", path().display(), rdma_core.version);
     }
-    let mapped = table.passing.iter().filter(|row| matches!(row.ours, Ours::Tests(_))).count();
+    let mapped = table.passing.iter().filter(|row| matches!(row.ours, OwnTests::Tests(_))).count();
     println!(
         "rdma-core {}: {} tests, {} pass on some kernel, {mapped} of these have tests of ours, {} a reason for none",
         rdma_core.version,
@@ -87,25 +88,25 @@ pub(crate) fn check(rdma_core: &RdmaCore, ours: &[String]) -> Result<()> {
 }
 
 /// The violations of the table, one per line.
-fn trouble(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<String> {
-    let mut trouble = Vec::new();
+fn disagreements(table: &Table, shipped: &BTreeSet<String>, ours: &BTreeSet<String>) -> Vec<String> {
+    let mut disagreements = Vec::new();
     let mut seen = BTreeSet::new();
     for id in table.ids() {
         if !seen.insert(id.to_owned()) {
-            trouble.push(format!("{id} has two rows"));
+            disagreements.push(format!("{id} has two rows"));
         }
     }
-    trouble.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
-    trouble.extend(seen.difference(shipped).map(|id| format!("{id} is not in the suite any more")));
+    disagreements.extend(shipped.difference(&seen).map(|id| format!("{id} has no row")));
+    disagreements.extend(seen.difference(shipped).map(|id| format!("{id} is not in the suite any more")));
     for row in table.passing.iter().chain(&table.others) {
-        if let Ours::Tests(names) = &row.ours {
+        if let OwnTests::Tests(names) = &row.ours {
             let missing = names.iter().filter(|name| !ours.contains(*name));
-            trouble.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
+            disagreements.extend(missing.map(|name| format!("{}: there is no test {name}", row.id)));
         }
     }
-    let unknown = table.passing.iter().filter(|row| row.ours == Ours::Unknown);
-    trouble.extend(unknown.map(|row| format!("{} passes, and no test of ours is named", row.id)));
-    trouble
+    let unknown = table.passing.iter().filter(|row| row.ours == OwnTests::Unknown);
+    disagreements.extend(unknown.map(|row| format!("{} passes, and no test of ours is named", row.id)));
+    disagreements
 }
 
 /// Runs a part of the suite in `root` on a device of this type. Each selected test must pass or be
@@ -236,7 +237,7 @@ mod tests {
         names.iter().map(|&name| name.to_owned()).collect()
     }
 
-    fn row(id: &str, ours: Ours) -> Row {
+    fn row(id: &str, ours: OwnTests) -> Row {
         Row { ours, ..Row::new(id) }
     }
 
@@ -244,29 +245,32 @@ mod tests {
     fn complete_table_is_accepted() {
         let table = Table {
             passing: vec![
-                row("test_a.A.test_1", Ours::Tests(vec!["verbs::one".into()])),
-                row("test_a.A.test_2", Ours::None("about Python".into())),
+                row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::one".into()])),
+                row("test_a.A.test_2", OwnTests::None("about Python".into())),
             ],
             others: vec![Row::new("test_b.B.test_3")],
             ..Table::default()
         };
         let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_b.B.test_3"]);
-        assert_eq!(trouble(&table, &shipped, &ids(&["verbs::one", "verbs::two"])), Vec::<String>::new());
+        assert_eq!(
+            disagreements(&table, &shipped, &ids(&["verbs::one", "verbs::two"])),
+            Vec::<String>::new()
+        );
     }
 
     #[test]
     fn every_table_error_is_reported() {
         let table = Table {
             passing: vec![
-                row("test_a.A.test_1", Ours::Tests(vec!["verbs::gone".into()])),
-                row("test_a.A.test_2", Ours::Unknown),
+                row("test_a.A.test_1", OwnTests::Tests(vec!["verbs::gone".into()])),
+                row("test_a.A.test_2", OwnTests::Unknown),
             ],
             others: vec![Row::new("test_a.A.test_1"), Row::new("test_a.A.test_old")],
             ..Table::default()
         };
         let shipped = ids(&["test_a.A.test_1", "test_a.A.test_2", "test_a.A.test_new"]);
         assert_eq!(
-            trouble(&table, &shipped, &ids(&["verbs::one"])),
+            disagreements(&table, &shipped, &ids(&["verbs::one"])),
             [
                 "test_a.A.test_1 has two rows",
                 "test_a.A.test_new has no row",
@@ -282,7 +286,7 @@ mod tests {
         let mut table = Table::default();
         let first = BTreeMap::from([("t.A.a".to_owned(), End::Passed), ("t.A.b".to_owned(), End::Failed)]);
         table.enter(0, "6.1.1-1", &first);
-        table.passing[0].ours = Ours::Tests(vec!["verbs::one".into()]);
+        table.passing[0].ours = OwnTests::Tests(vec!["verbs::one".into()]);
         let second = BTreeMap::from([
             ("t.A.a".to_owned(), End::Skipped("not here".to_owned())),
             ("t.A.b".to_owned(), End::Passed),
@@ -290,13 +294,13 @@ mod tests {
         let last = KERNELS.len() - 1;
         table.enter(last, "7.2.1-1", &second);
         let [a, b] = &table.passing[..] else { panic!("both pass somewhere") };
-        assert_eq!(a.ours, Ours::Tests(vec!["verbs::one".into()]));
+        assert_eq!(a.ours, OwnTests::Tests(vec!["verbs::one".into()]));
         assert_eq!(
             (&a.ends[0], &a.ends[last]),
             (&Some(End::Passed), &Some(End::Skipped("not here".to_owned())))
         );
         assert!(a.ends[1..last].iter().all(Option::is_none));
-        assert_eq!(b.ours, Ours::Unknown);
+        assert_eq!(b.ours, OwnTests::Unknown);
         assert_eq!((table.versions[0].as_str(), table.versions[last].as_str()), ("6.1.1-1", "7.2.1-1"));
     }
 }

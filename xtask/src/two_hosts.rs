@@ -60,15 +60,15 @@ fn bareverbs_alone(setup: &Setup<'_>) -> Result<()> {
         let text = String::from_utf8_lossy(&finished.stdout);
         ensure!(finished.status == 0 && text.contains(sign), "{words:?} printed no `{sign}`: {finished:?}");
     }
-    let run = wire.run_pingpong(ours(None), ours(Some("10.1.0.1")))?;
+    let run = wire.run_pingpong(bareverbs_rc(None), bareverbs_rc(Some("10.1.0.1")))?;
     wire.expect_packets(&[run])
 }
 
 fn with_the_c_program(setup: &Setup<'_>) -> Result<()> {
     let mut wire = Wire::boot(setup, "rdma-core")?;
     let runs = [
-        wire.run_pingpong(ours(None), theirs(Some("10.1.0.1")))?,
-        wire.run_pingpong(theirs(None), ours(Some("10.1.0.1")))?,
+        wire.run_pingpong(bareverbs_rc(None), rdma_core_rc(Some("10.1.0.1")))?,
+        wire.run_pingpong(rdma_core_rc(None), bareverbs_rc(Some("10.1.0.1")))?,
     ];
     wire.expect_packets(&runs)
 }
@@ -77,11 +77,12 @@ fn on_every_transport(setup: &Setup<'_>) -> Result<()> {
     let mut wire = Wire::boot(setup, "transports")?;
     let mut runs = Vec::new();
     for transport in [UC, UD, SRQ] {
-        let (ours, theirs) = (|host| ours_of(transport, host), |host| theirs_of(transport, host));
+        let (bareverbs_rc, rdma_core_rc) =
+            (|host| bareverbs(transport, host), |host| rdma_core(transport, host));
         for (server, client) in [
-            (ours(None), theirs(Some("10.1.0.1"))),
-            (theirs(None), ours(Some("10.1.0.1"))),
-            (ours(None), ours(Some("10.1.0.1"))),
+            (bareverbs_rc(None), rdma_core_rc(Some("10.1.0.1"))),
+            (rdma_core_rc(None), bareverbs_rc(Some("10.1.0.1"))),
+            (bareverbs_rc(None), bareverbs_rc(Some("10.1.0.1"))),
         ] {
             runs.push(PingpongRun { transport, ..wire.run_pingpong(server, client)? });
         }
@@ -108,21 +109,21 @@ const UD: Transport =
 /// With one queue pair, which then carries all messages.
 const SRQ: Transport = Transport { name: "srq", options: &["-q", "1"], ..RC };
 
-fn ours(host: Option<&str>) -> Vec<String> {
-    ours_of(RC, host)
+fn bareverbs_rc(host: Option<&str>) -> Vec<String> {
+    bareverbs(RC, host)
 }
 
-fn theirs(host: Option<&str>) -> Vec<String> {
-    theirs_of(RC, host)
+fn rdma_core_rc(host: Option<&str>) -> Vec<String> {
+    rdma_core(RC, host)
 }
 
-fn ours_of(transport: Transport, host: Option<&str>) -> Vec<String> {
+fn bareverbs(transport: Transport, host: Option<&str>) -> Vec<String> {
     let words = ["bareverbs", "pingpong", transport.name, "-n", ITERATIONS, "-s", SIZE];
     words.iter().chain(transport.options).copied().chain(host).map(str::to_owned).collect()
 }
 
 /// A server prints a line when it listens.
-fn theirs_of(transport: Transport, host: Option<&str>) -> Vec<String> {
+fn rdma_core(transport: Transport, host: Option<&str>) -> Vec<String> {
     let program = format!("ibv_{}_pingpong", transport.name);
     let words = [&program, "-g", "1", "-n", ITERATIONS, "-s", SIZE];
     let command: Vec<_> =

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use bareverbs_lab::{Accelerator, Cache, Exec, Guests, Hca, HcaPort, Kernel, RdmaCore, Setup, Since, Tools};
 use bareverbs_wqe_diff::compare::{Report, compare};
 use bareverbs_wqe_diff::generate::generate;
-use bareverbs_wqe_diff::record::{Facts, entries};
+use bareverbs_wqe_diff::record::{ProgramValues, entries};
 use bareverbs_wqe_diff::request::Request;
 use clap::Args;
 
@@ -123,14 +123,14 @@ fn recorded(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
 
-fn run(guests: &mut Guests, command: &[&str]) -> Result<Facts> {
+fn run(guests: &mut Guests, command: &[&str]) -> Result<ProgramValues> {
     let mut argv: Vec<_> = command.iter().map(|word| (*word).to_owned()).collect();
     argv[0] = format!("{GUEST_FOLDER}/{}", command[0]);
     argv.insert(2, format!("{GUEST_FOLDER}/list"));
     let finished = guests.run(0, Exec { argv, ..Exec::default() }, LIMIT)?;
-    let (told, wrong) =
+    let (stdout, stderr) =
         (String::from_utf8_lossy(&finished.stdout), String::from_utf8_lossy(&finished.stderr));
     let well = !finished.timed_out && finished.status == 0;
-    ensure!(well, "{} failed with status {}:\n{told}{wrong}", command[0], finished.status);
-    Facts::parse(&told)
+    ensure!(well, "{} failed with status {}:\n{stdout}{stderr}", command[0], finished.status);
+    ProgramValues::parse(&stdout)
 }

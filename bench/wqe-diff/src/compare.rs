@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::fields::fields;
-use crate::record::{Entries, Facts, Queue};
+use crate::record::{Entries, ProgramValues, Queue};
 
 /// Fields, or prefixes of their names, that may differ, and why. A device reads none of them.
 pub const ALLOWED_DIFFS: [(&str, &str); 5] = [
@@ -49,7 +49,7 @@ pub struct Report {
 
 /// Compares both, entry by entry.
 #[must_use]
-pub fn compare(ours: (&Entries, &Facts), theirs: (&Entries, &Facts)) -> Report {
+pub fn compare(ours: (&Entries, &ProgramValues), theirs: (&Entries, &ProgramValues)) -> Report {
     let mut report = Report::default();
     let none = Vec::new();
     let queues: std::collections::BTreeSet<&Queue> = ours.0.keys().chain(theirs.0.keys()).collect();
@@ -113,11 +113,12 @@ impl Report {
 mod tests {
     use super::*;
 
-    fn side(lkey: u32, entry: Vec<u8>) -> (Entries, Facts) {
-        let facts =
-            Facts::parse(&format!("qp rc 0x4c\nregion 0x1000 {lkey:#x} {lkey:#x}\nwindows 0x1300 0x1400\n"))
-                .unwrap();
-        (Entries::from([(Queue::Receive("rc".into()), vec![entry])]), facts)
+    fn side(lkey: u32, entry: Vec<u8>) -> (Entries, ProgramValues) {
+        let program = ProgramValues::parse(&format!(
+            "qp rc 0x4c\nregion 0x1000 {lkey:#x} {lkey:#x}\nwindows 0x1300 0x1400\n"
+        ))
+        .unwrap();
+        (Entries::from([(Queue::Receive("rc".into()), vec![entry])]), program)
     }
 
     fn entry(length: u8, lkey: u8) -> Vec<u8> {
@@ -126,15 +127,15 @@ mod tests {
 
     #[test]
     fn keys_may_differ_but_lengths_must_match() {
-        let (mine, facts) = side(0x11, entry(64, 0x11));
+        let (mine, program) = side(0x11, entry(64, 0x11));
         let (other, others) = side(0x22, entry(64, 0x22));
-        let report = compare((&mine, &facts), (&other, &others));
+        let report = compare((&mine, &program), (&other, &others));
         assert_eq!((report.entries, report.fields, report.differences.len()), (1, 4, 0), "{}", report.text());
 
         let (other, others) = side(0x22, entry(65, 0x22));
-        let report = compare((&mine, &facts), (&other, &others));
+        let report = compare((&mine, &program), (&other, &others));
         assert_eq!(report.differences, ["Receive(\"rc\") 0: data.byte_count is 64, theirs 65"]);
-        let report = compare((&mine, &facts), (&Entries::new(), &others));
+        let report = compare((&mine, &program), (&Entries::new(), &others));
         assert_eq!(report.differences.len(), 1);
     }
 }

@@ -1,7 +1,7 @@
 //! Queue entries as fields. Values that always differ between two programs are replaced by names:
 //! addresses by the region's name and an offset, QP numbers and window keys likewise.
 
-use crate::record::{Facts, Queue};
+use crate::record::{ProgramValues, Queue};
 
 /// The name of a field, and its value.
 pub type Field = (String, String);
@@ -23,7 +23,7 @@ fn hex(bytes: &[u8]) -> String {
 /// The fields of an entry, in order.
 struct Fields<'a> {
     bytes: &'a [u8],
-    facts: &'a Facts,
+    program: &'a ProgramValues,
     at: usize,
     fields: Vec<Field>,
     /// SGEs with 0 bytes.
@@ -31,7 +31,7 @@ struct Fields<'a> {
 }
 
 impl Fields<'_> {
-    fn tell(&mut self, name: &str, value: impl Into<String>) {
+    fn push(&mut self, name: &str, value: impl Into<String>) {
         self.fields.push((name.to_owned(), value.into()));
     }
 
@@ -40,7 +40,7 @@ impl Fields<'_> {
         for (name, width) in fields {
             let end = (self.at + width).min(self.bytes.len());
             let value = hex(&self.bytes[self.at.min(end)..end]);
-            self.tell(&format!("{segment}.{name}"), value);
+            self.push(&format!("{segment}.{name}"), value);
             self.at += width;
         }
     }
@@ -57,35 +57,38 @@ impl Fields<'_> {
 
     fn address(&mut self, name: &str) {
         let address = self.long();
-        let told = match address.wrapping_sub(self.facts.base) {
+        let value = match address.wrapping_sub(self.program.base) {
             // A bind may have the address of the end.
             offset if offset <= u64::from(crate::request::REGION) => format!("region+{offset:#x}"),
             _ => format!("{address:#x}"),
         };
-        self.tell(name, told);
+        self.push(name, value);
     }
 
     fn key(&mut self, name: &str) {
         let key = self.word();
-        let told = self.named_key(key);
-        self.tell(name, told);
+        let value = self.named_key(key);
+        self.push(name, value);
     }
 
     fn named_key(&self, key: u32) -> String {
-        let facts = self.facts;
-        if let Some(which) = facts.windows.iter().position(|window| window >> 8 == key >> 8) {
-            return format!("window {which}, {} later", (key as u8).wrapping_sub(facts.windows[which] as u8));
+        let program = self.program;
+        if let Some(which) = program.windows.iter().position(|window| window >> 8 == key >> 8) {
+            return format!(
+                "window {which}, {} later",
+                (key as u8).wrapping_sub(program.windows[which] as u8)
+            );
         }
         match key {
-            _ if key == facts.lkey && key == facts.rkey => "the region's".into(),
-            _ if key == facts.lkey => "the region's lkey".into(),
-            _ if key == facts.rkey => "the region's rkey".into(),
+            _ if key == program.lkey && key == program.rkey => "the region's".into(),
+            _ if key == program.lkey => "the region's lkey".into(),
+            _ if key == program.rkey => "the region's rkey".into(),
             key => format!("{key:#x}"),
         }
     }
 
     fn named_qp(&self, number: u32) -> String {
-        self.facts.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
+        self.program.queue_pairs.get(&number).cloned().unwrap_or_else(|| format!("{number:#x}"))
     }
 
     /// On InfiniBand the LID. On RoCE the UDP source port, which is computed from the flow label.
@@ -95,11 +98,11 @@ impl Fields<'_> {
         let is_roce = word(self.bytes, at + 6) | word(self.bytes, at + 8) != 0;
         let label = word(self.bytes, at + 14) & 0xf_ffff;
         self.at += 2;
-        let told = match (is_roce && label == 0, lid) {
+        let value = match (is_roce && label == 0, lid) {
             (true, 0xc000..) => "a port of RoCE's".into(),
             _ => format!("{lid:#x}"),
         };
-        self.tell("av.rlid", told);
+        self.push("av.rlid", value);
     }
 
     /// A data segment: a memory pointer or inline data.
@@ -111,22 +114,22 @@ impl Fields<'_> {
             return;
         }
         if length >> 31 == 0 {
-            self.tell("data.byte_count", format!("{length}"));
+            self.push("data.byte_count", format!("{length}"));
             self.key("data.lkey");
             self.address("data.addr");
             return;
         }
         let length = (length & 0x7fff_ffff) as usize;
-        self.tell("inline.byte_count", format!("{length}"));
+        self.push("inline.byte_count", format!("{length}"));
         self.copied("inline.data", "inline.padding", length);
     }
 
     /// `length` bytes that were copied into the entry, and the padding of their last segment.
     fn copied(&mut self, data: &str, padding: &str, length: usize) {
         let end = (self.at + length).min(self.bytes.len());
-        self.tell(data, hex(&self.bytes[self.at.min(end)..end]));
+        self.push(data, hex(&self.bytes[self.at.min(end)..end]));
         let padded = end.next_multiple_of(SEGMENT).min(self.bytes.len());
-        self.tell(padding, hex(&self.bytes[end..padded]));
+        self.push(padding, hex(&self.bytes[end..padded]));
         self.at = padded;
     }
 
@@ -143,12 +146,12 @@ impl Fields<'_> {
 
     fn send(&mut self, to: &str) {
         let (place, owner) = (self.word(), self.word());
-        self.tell("ctrl.opmod", format!("{:#x}", place >> 24));
-        self.tell("ctrl.wqe_index", format!("{}", place >> 8 & 0xffff));
-        self.tell("ctrl.opcode", format!("{:#x}", place as u8));
+        self.push("ctrl.opmod", format!("{:#x}", place >> 24));
+        self.push("ctrl.wqe_index", format!("{}", place >> 8 & 0xffff));
+        self.push("ctrl.opcode", format!("{:#x}", place as u8));
         let qp = self.named_qp(owner >> 8);
-        self.tell("ctrl.qpn", qp);
-        self.tell("ctrl.ds", format!("{}", owner as u8));
+        self.push("ctrl.qpn", qp);
+        self.push("ctrl.ds", format!("{}", owner as u8));
         self.numbers("ctrl", &[("signature", 1), ("reserved", 2), ("fm_ce_se", 1)]);
         let opcode = place as u8;
         match opcode {
@@ -163,7 +166,7 @@ impl Fields<'_> {
             self.numbers("av", &[("qkey", 4), ("reserved0", 4)]);
             let to = self.word();
             let qp = self.named_qp(to & 0xff_ffff);
-            self.tell("av.dqp", format!("{:#x}, {qp}", to >> 24));
+            self.push("av.dqp", format!("{:#x}, {qp}", to >> 24));
             self.numbers("av", &[("stat_rate_sl", 1), ("fl_mlid", 1)]);
             self.lid();
             self.numbers(
@@ -215,15 +218,15 @@ impl Fields<'_> {
             0xff_ffff => "any".into(),
             number => self.named_qp(number),
         };
-        self.tell("mkey.qpn", qp);
+        self.push("mkey.qpn", qp);
         if bound {
             // The low byte is the variable part of the key.
             let window =
-                self.facts.windows.into_iter().find(|window| window >> 8 == word(self.bytes, 12) >> 8);
+                self.program.windows.into_iter().find(|window| window >> 8 == word(self.bytes, 12) >> 8);
             let later = (user as u8).wrapping_sub(window.unwrap_or_default() as u8);
-            self.tell("mkey.key", format!("{later} later"));
+            self.push("mkey.key", format!("{later} later"));
         } else {
-            self.tell("mkey.key", format!("{:#x}", user as u8));
+            self.push("mkey.key", format!("{:#x}", user as u8));
         }
         self.numbers("unchanged", &[("reserved1", 4), ("flags_pd", 4)]);
         self.address(&format!("{ranged}.start_addr"));
@@ -255,8 +258,8 @@ impl Fields<'_> {
 
 /// The fields of an entry, in order.
 #[must_use]
-pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
-    let mut fields = Fields { bytes, facts, at: 0, fields: Vec::new(), empty: 0 };
+pub fn fields(queue: &Queue, bytes: &[u8], program: &ProgramValues) -> Vec<Field> {
+    let mut fields = Fields { bytes, program, at: 0, fields: Vec::new(), empty: 0 };
     match queue {
         Queue::Send(name) => fields.send(name),
         Queue::Receive(_) => fields.receive(),
@@ -269,7 +272,7 @@ pub fn fields(queue: &Queue, bytes: &[u8], facts: &Facts) -> Vec<Field> {
         }
     }
     let empty = fields.empty.to_string();
-    fields.tell("elements of no bytes", empty);
+    fields.push("elements of no bytes", empty);
     fields.fields
 }
 
@@ -280,8 +283,9 @@ mod tests {
 
     use super::*;
 
-    fn facts() -> Facts {
-        Facts::parse("qp rc 0x4c\nqp ud 0x4e\nregion 0x700000 0x11 0x11\nwindows 0x1300 0x1401\n").unwrap()
+    fn program() -> ProgramValues {
+        ProgramValues::parse("qp rc 0x4c\nqp ud 0x4e\nregion 0x700000 0x11 0x11\nwindows 0x1300 0x1401\n")
+            .unwrap()
     }
 
     fn value(fields: &[Field], name: &str) -> String {
@@ -293,7 +297,7 @@ mod tests {
         let mut bytes = vec![0, 0, 7, 8, 0, 0, 0x4c, 3, 0, 0, 0, 8, 0, 0, 0, 0];
         bytes.extend([0, 0, 0, 0, 0, 0x70, 0x80, 0, 0, 0, 0, 0x11, 0, 0, 0, 0]);
         bytes.extend([0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 16]);
-        let fields = fields(&Queue::Send("rc".into()), &bytes, &facts());
+        let fields = fields(&Queue::Send("rc".into()), &bytes, &program());
         for (name, expected) in [
             ("ctrl.wqe_index", "7"),
             ("ctrl.qpn", "rc"),
@@ -311,7 +315,7 @@ mod tests {
     fn inline_padding_is_reported_apart() {
         let mut bytes = vec![0, 0, 0, 10, 0, 0, 0x4c, 2, 0, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0x80, 0, 0, 2, b'h', b'i', 9, 9, 9, 9, 9, 9, 9, 9, 9, 9]);
-        let fields = fields(&Queue::Send("rc".into()), &bytes, &facts());
+        let fields = fields(&Queue::Send("rc".into()), &bytes, &program());
         assert_eq!(
             (value(&fields, "inline.data"), value(&fields, "inline.padding")),
             ("6869".into(), "09".repeat(10))
@@ -325,7 +329,7 @@ mod tests {
             bytes[3] = 10;
             bytes[30..32].copy_from_slice(&port.to_be_bytes());
             (bytes[36], bytes[47]) = (mac, label);
-            value(&fields(&Queue::Send("ud".into()), &bytes, &facts()), "av.rlid")
+            value(&fields(&Queue::Send("ud".into()), &bytes, &program()), "av.rlid")
         };
         assert_eq!(rlid(0xc000, 2, 0), rlid(0xffff, 2, 0));
         assert_ne!(rlid(0xc000, 2, 1), rlid(0xffff, 2, 1), "the label says which");
@@ -338,7 +342,7 @@ mod tests {
         bytes.extend([0, 0, 0, 0, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 18]);
         bytes.extend(1..=18);
         bytes.extend([0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 16]);
-        let fields = fields(&Queue::Send("frames".into()), &bytes, &facts());
+        let fields = fields(&Queue::Send("frames".into()), &bytes, &program());
         for (name, expected) in [
             ("eth.cs_flags", "c0"),
             ("eth.mss", "0000"),
@@ -357,7 +361,7 @@ mod tests {
         let mut bytes = vec![0, 0, 0, 64, 0, 0, 0, 0x11, 0, 0, 0, 0, 0, 0x70, 0, 0];
         bytes.extend([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         bytes.extend([0xff; 32]);
-        let fields = fields(&Queue::Receive("rc".into()), &bytes, &facts());
+        let fields = fields(&Queue::Receive("rc".into()), &bytes, &program());
         assert_eq!(fields.len(), 5, "{fields:?}");
         assert_eq!(fields[3], ("end.addr".into(), "0000000000000000".into()));
     }
@@ -367,8 +371,8 @@ mod tests {
         fn arbitrary_wqe_bytes_do_not_panic_in_fields(bytes in vec(any::<u8>(), 0..300)) {
             let sends = ["rc", "ud", "frames"].map(|name| Queue::Send(name.into()));
             for queue in sends.into_iter().chain([Queue::Receive("rc".into()), Queue::Shared]) {
-                let told = fields(&queue, &bytes, &facts());
-                prop_assert!(told.len() < 1000);
+                let value = fields(&queue, &bytes, &program());
+                prop_assert!(value.len() < 1000);
             }
         }
     }

@@ -15,7 +15,7 @@ fn main() -> Result<()> {
     let text = std::fs::read_to_string(&list).with_context(|| format!("reading {list}"))?;
     let requests: Vec<_> = text.lines().map(Request::parse).collect::<Result<_>>()?;
     let mut testbed = Testbed::new(&Device::find(&device)?.open()?)?;
-    testbed.tell();
+    testbed.print_values();
     for list in requests.split_inclusive(|request| request.rings) {
         testbed.post(list)?;
     }

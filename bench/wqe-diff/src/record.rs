@@ -17,7 +17,7 @@ pub enum Queue {
 
 /// The meaning of a program's numbers. It makes two programs comparable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct ProgramValues {
     /// Queue pairs by number.
     pub queue_pairs: BTreeMap<u32, String>,
     /// The index of the used GID in the GID table.
@@ -38,27 +38,27 @@ fn number(word: &str) -> Result<u64> {
         .with_context(|| format!("`{word}` is no number"))
 }
 
-impl Facts {
+impl ProgramValues {
     /// Parses the output of a program: `qp NAME N`, `gid N`, `region BASE LKEY RKEY`, `windows KEY
     /// KEY`.
     ///
     /// # Errors
     /// If the text has another format.
     pub fn parse(text: &str) -> Result<Self> {
-        let mut facts = Self::default();
+        let mut program = Self::default();
         for line in text.lines() {
             let small = |word: &str| Ok::<_, anyhow::Error>(u32::try_from(number(word)?)?);
             match line.split_whitespace().collect::<Vec<_>>()[..] {
-                ["qp", name, word] => drop(facts.queue_pairs.insert(small(word)?, name.to_owned())),
-                ["gid", word] => facts.gid_index = small(word)?,
+                ["qp", name, word] => drop(program.queue_pairs.insert(small(word)?, name.to_owned())),
+                ["gid", word] => program.gid_index = small(word)?,
                 ["region", base, lkey, rkey] => {
-                    (facts.base, facts.lkey, facts.rkey) = (number(base)?, small(lkey)?, small(rkey)?);
+                    (program.base, program.lkey, program.rkey) = (number(base)?, small(lkey)?, small(rkey)?);
                 }
-                ["windows", first, second] => facts.windows = [small(first)?, small(second)?],
+                ["windows", first, second] => program.windows = [small(first)?, small(second)?],
                 _ => bail!("a program said `{line}`"),
             }
         }
-        Ok(facts)
+        Ok(program)
     }
 }
 
@@ -70,14 +70,14 @@ pub type Entries = BTreeMap<Queue, Vec<Vec<u8>>>;
 ///
 /// # Errors
 /// If the text is not a recording.
-pub fn entries(recording: &str, facts: &Facts) -> Result<Entries> {
+pub fn entries(recording: &str, program: &ProgramValues) -> Result<Entries> {
     let mut all = Entries::new();
     for line in recording.lines() {
         let [kind, queue, _place, bytes] = line.split_whitespace().collect::<Vec<_>>()[..] else {
             bail!("the device recorded `{line}`");
         };
         let queue = u32::try_from(number(queue)?)?;
-        let name = facts.queue_pairs.get(&queue).cloned();
+        let name = program.queue_pairs.get(&queue).cloned();
         let queue = match (kind, name) {
             ("send", Some(name)) => Queue::Send(name),
             ("receive", Some(name)) => Queue::Receive(name),
@@ -102,16 +102,16 @@ mod tests {
 
     #[test]
     fn entries_of_other_queues_are_ignored() {
-        let facts = Facts::parse(FACTS).unwrap();
+        let program = ProgramValues::parse(FACTS).unwrap();
         let recording = "send 0x4c 0x0 0a0b\nsend 0x7 0x0 ff\nshared 0x2 0x1 01\nreceive 0x4e 0x0 02\n";
-        let all = entries(recording, &facts).unwrap();
+        let all = entries(recording, &program).unwrap();
         let expected = Entries::from([
             (Queue::Send("rc".into()), vec![vec![10, 11]]),
             (Queue::Receive("ud".into()), vec![vec![2]]),
             (Queue::Shared, vec![vec![1]]),
         ]);
         assert_eq!(all, expected);
-        assert!(entries("send 0x4c 0x0 0g\n", &facts).is_err());
-        assert!(Facts::parse("anything else\n").is_err());
+        assert!(entries("send 0x4c 0x0 0g\n", &program).is_err());
+        assert!(ProgramValues::parse("anything else\n").is_err());
     }
 }

@@ -111,7 +111,7 @@ impl Testbed {
     }
 
     /// Prints the numbers of the queues, keys and the region.
-    pub(crate) fn tell(&self) {
+    pub(crate) fn print_values(&self) {
         for (name, numbers) in [
             ("rc", [self.rc[0].qp_num(), self.rc[1].qp_num()]),
             ("uc", [self.uc[0].qp_num(), self.uc[1].qp_num()]),
@@ -121,7 +121,7 @@ impl Testbed {
             println!("qp {name} {:#x}\nqp {name}-peer {:#x}", numbers[0], numbers[1]);
         }
         if let Some(frames) = &self.frames {
-            frames.tell();
+            frames.print_values();
         }
         println!("gid {:#x}", self.gid_index);
         println!("region {:#x} {:#x} {:#x}", self.memory.addr(), self.memory.lkey(), self.memory.rkey());

@@ -250,7 +250,7 @@ fn sender_can_be_reset_or_destroyed_under_traffic() {
         match round % 4 {
             0 => drop(sender.number(DESTROY_QP, object(sender.qp))),
             1 => sender.device.reset(),
-            2 => sender.device.forget(),
+            2 => sender.device.discard_state(),
             _ => {
                 sender.device.remap(|memory| Ok(memory.unmap(0, u64::MAX))).unwrap();
                 eventually("the queue pair fails", || sender.state() == Some(State::Error));

@@ -110,8 +110,8 @@ mod tests {
     fn arbitrary_doorbell_writes_do_not_panic() {
         for offset in 0..=u16::MAX {
             for length in [0, 1, 4, 8, 63, 64, 256, 257] {
-                let heard = Doorbell::decode(offset, &vec![0xff; length]).is_some();
-                assert!(!heard || offset < 0x1000);
+                let decoded = Doorbell::decode(offset, &vec![0xff; length]).is_some();
+                assert!(!decoded || offset < 0x1000);
             }
         }
     }

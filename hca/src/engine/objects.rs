@@ -219,7 +219,7 @@ impl Engine {
             return Err(EngineError::Busy);
         }
         self.core.srqs.remove(number).ok_or(EngineError::Missing)?;
-        self.forget_faults_of_srq(number);
+        self.remove_faults_of_srq(number);
         Ok(())
     }
 

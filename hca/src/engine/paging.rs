@@ -93,7 +93,7 @@ impl Core {
     }
 
     /// Discards the faults for which `gone` returns `true`.
-    fn forget_faults(&mut self, gone: impl Fn(&Fault) -> bool) {
+    fn remove_faults(&mut self, gone: impl Fn(&Fault) -> bool) {
         let tokens: Vec<u32> =
             self.faults.iter().filter(|fault| gone(fault)).map(|fault| fault.token).collect();
         for token in tokens {
@@ -130,18 +130,18 @@ impl Engine {
 
     /// Discards the faults of a destroyed QP's own WQEs. The driver doesn't answer those that it
     /// had not read yet.
-    pub(super) fn forget_faults_of_qp(&mut self, qp: u32) {
-        self.core.forget_faults(|fault| {
+    pub(super) fn remove_faults_of_qp(&mut self, qp: u32) {
+        self.core.remove_faults(|fault| {
             let own = matches!(fault.kind, kind::SEND_OR_WRITE | kind::RECEIVE | kind::READ_OR_ATOMIC);
             own && fault.qp == qp
         });
     }
 
     /// Discards the faults of a destroyed SRQ's WQEs and resumes the QPs that waited for them.
-    pub(super) fn forget_faults_of_srq(&mut self, srq: u32) {
+    pub(super) fn remove_faults_of_srq(&mut self, srq: u32) {
         let of_srq = |fault: &Fault| fault.kind == kind::SHARED_RECEIVE && fault.queue == srq;
         let faults: Vec<Fault> = self.core.faults.iter().filter(|fault| of_srq(fault)).copied().collect();
-        self.core.forget_faults(of_srq);
+        self.core.remove_faults(of_srq);
         for fault in faults {
             self.release(fault, false);
         }

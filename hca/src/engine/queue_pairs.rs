@@ -40,7 +40,7 @@ impl Engine {
     /// Destroys a QP and discards its work.
     pub fn destroy_qp(&mut self, number: u32) -> Result<(), EngineError> {
         self.qps.remove(number).ok_or(EngineError::Missing)?;
-        self.forget_faults_of_qp(number);
+        self.remove_faults_of_qp(number);
         for members in self.groups.values_mut() {
             members.retain(|member| *member != number);
         }

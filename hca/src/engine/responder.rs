@@ -240,16 +240,16 @@ pub(crate) fn wait_for_receive(qp: &mut Qp, core: &mut Core, receive: &Receive, 
         None => (kind::RECEIVE, qp.number),
     };
     let info = PageFaultInfo::List { kind, queue, index: receive.wqe_counter };
-    let heard = wait_for_page(qp, core, FaultedAccess::Receive, info, (receive.placed, packet));
-    if heard {
-        let kept = Some(receive.clone());
+    let raised = wait_for_page(qp, core, FaultedAccess::Receive, info, (receive.placed, packet));
+    if raised {
+        let receive_copy = Some(receive.clone());
         if receive.placed == 0 {
-            qp.responder.reusable_receive = kept;
+            qp.responder.reusable_receive = receive_copy;
         } else {
-            qp.responder.message = kept.map(Message::Send);
+            qp.responder.message = receive_copy.map(Message::Send);
         }
     }
-    heard
+    raised
 }
 
 /// Continues after the answer to a page fault, or fails the faulting access.

@@ -345,8 +345,8 @@ fn known_opcode() -> impl Strategy<Value = u16> {
 fn cqe_version_0_is_reported_and_rejects_uidx() {
     for (version, taken) in [(0, Err(Status::BadParameter)), (1, Ok(5))] {
         let block = caps::block(Link::InfiniBand, version, 0).unwrap();
-        let told = View::<HcaCap>::new(&block).unwrap().get8(HcaCap::CQE_VERSION);
-        assert_eq!(told, version);
+        let reported = View::<HcaCap>::new(&block).unwrap().get8(HcaCap::CQE_VERSION);
+        assert_eq!(reported, version);
         let firmware = Firmware::of_version(Link::InfiniBand, version);
         assert_eq!(firmware.user_index(5), taken);
     }

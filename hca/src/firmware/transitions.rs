@@ -132,7 +132,7 @@ impl Firmware {
             reply.view::<CreateQpOut>()?.set(CreateQpOut::ECE, ece);
         }
         engine.move_qp(number, transition.to, attributes)?;
-        self.remember(number, &given, changes, transition.sequence);
+        self.store_attrs(number, &given, changes, transition.sequence);
         Ok(())
     }
 
@@ -232,7 +232,7 @@ impl Firmware {
     }
 
     /// Updates the context for QUERY_QP.
-    fn remember(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
+    fn store_attrs(&mut self, number: u32, given: &View<'_, Qpc>, changes: u32, sequence: Sequence) {
         let Some(entry) = self.qps.get_mut(&number) else { return };
         let Some(mut context) = ViewMut::<Qpc>::new(&mut entry.context) else { return };
         let mut take = |bit: u32, fields: &[Field<Qpc>]| {

@@ -15,7 +15,7 @@ pub(crate) struct ProcessMemory {
     base: NonNull<u8>,
     length: usize,
     /// Whether the caller unmaps the memory.
-    lent: bool,
+    borrowed: bool,
 }
 
 // SAFETY: others may write the memory at any time. All accesses of this module are volatile copies
@@ -31,7 +31,7 @@ impl ProcessMemory {
             mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
         };
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, length, lent: false })
+        Ok(Self { base, length, borrowed: false })
     }
 
     /// Memory that the caller allocates and unmaps.
@@ -40,8 +40,8 @@ impl ProcessMemory {
     ///
     /// The memory must be readable and writable until the value is dropped. All accesses to it must
     /// be volatile or atomic.
-    pub(crate) unsafe fn lent(base: NonNull<u8>, length: usize) -> Self {
-        Self { base, length, lent: true }
+    pub(crate) unsafe fn borrowed(base: NonNull<u8>, length: usize) -> Self {
+        Self { base, length, borrowed: true }
     }
 
     pub(crate) fn pointer(&self) -> NonNull<u8> {
@@ -89,7 +89,7 @@ impl ProcessMemory {
 
 impl Drop for ProcessMemory {
     fn drop(&mut self) {
-        if self.lent {
+        if self.borrowed {
             return;
         }
         // SAFETY: base and length are those of this type's mmap call. Holders of a pointer know

@@ -60,7 +60,7 @@ impl Server {
             }
             // The next virtual machine finds the device as after power-on.
             self.vectors.clear();
-            self.device.forget();
+            self.device.discard_state();
         }
     }
 

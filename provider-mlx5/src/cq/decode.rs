@@ -288,22 +288,22 @@ mod tests {
         [CqeOpcode::RESP_WR_IMM, CqeOpcode::RESP_SEND, CqeOpcode::RESP_SEND_IMM, CqeOpcode::RESP_SEND_INV];
 
     #[test]
-    fn receives_have_a_global_header_where_they_succeeded() {
+    fn successful_datagrams_have_a_grh() {
         for opcode in RECEIVES {
-            assert!(with(opcode, |told| told.wc_flags().contains(WcFlags::GRH)), "{opcode:?}");
+            assert!(with(opcode, |cqe| cqe.wc_flags().contains(WcFlags::GRH)), "{opcode:?}");
         }
         for opcode in ERRORS.into_iter().chain([CqeOpcode::REQ]) {
-            assert_eq!(with(opcode, |told| told.wc_flags()), WcFlags::empty(), "{opcode:?}");
+            assert_eq!(with(opcode, |cqe| cqe.wc_flags()), WcFlags::empty(), "{opcode:?}");
         }
     }
 
     #[test]
-    fn the_time_of_a_success_is_that_of_its_entry_and_a_failure_has_none() {
+    fn only_successful_cqes_have_a_timestamp() {
         for opcode in RECEIVES.into_iter().chain([CqeOpcode::REQ]) {
-            assert_eq!(with(opcode, |told| told.timestamp()), Some(0x0102_0304_0506_0708), "{opcode:?}");
+            assert_eq!(with(opcode, |cqe| cqe.timestamp()), Some(0x0102_0304_0506_0708), "{opcode:?}");
         }
         for opcode in ERRORS {
-            assert_eq!(with(opcode, |told| told.timestamp()), None, "{opcode:?}");
+            assert_eq!(with(opcode, |cqe| cqe.timestamp()), None, "{opcode:?}");
         }
     }
 }

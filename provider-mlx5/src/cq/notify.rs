@@ -75,7 +75,7 @@ impl Mlx5Cq {
         let command = (self.events & 3) << 28 | what | self.consumer;
         self.armed = if solicited_only { Armed::Solicited(self.consumer) } else { Armed::Any(self.consumer) };
         // Where only some CQEs raise the event, each must be looked at.
-        self.forget_recent();
+        self.clear_cached_records();
         self.shared.doorbell.set(Word::Second, command);
         self.uar.arm(u64::from(command) << 32 | u64::from(self.shared.cqn));
     }

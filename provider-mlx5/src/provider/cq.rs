@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_index_of_a_doorbell_page_is_never_cut() {
+    fn uar_page_index_is_not_truncated() {
         assert_eq!((uar_page_index(0), uar_page_index(0xffff)), (Ok(0), Ok(0xffff)));
         for page_id in [0x1_0000, u32::MAX] {
             let refused = uar_page_index(page_id);

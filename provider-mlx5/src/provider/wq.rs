@@ -55,7 +55,7 @@ impl WqMemory {
     pub(crate) fn finish(self) -> Mlx5Rq {
         let Self { layout, record, memory } = self;
         let queue = Mlx5Rq::new(record.clone(), memory, layout.slots, layout.log_segments(), layout.sge);
-        record.show(Side::Recv);
+        record.publish(Side::Recv);
         queue
     }
 }

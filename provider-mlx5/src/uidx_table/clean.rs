@@ -57,7 +57,7 @@ impl CqShared {
         let mut retired = self.retired();
         // A poller that doesn't find the record any more finds it among the destroyed ones, under
         // the lock.
-        record.hide(side);
+        record.unpublish(side);
         retired.reset.retain(|(reset, ..)| !Arc::ptr_eq(reset, record));
         if !retired.closed && !retired.destroyed.iter().any(|(dead, _)| Arc::ptr_eq(dead, record)) {
             retired.destroyed.push((Arc::clone(record), None));
@@ -79,7 +79,7 @@ impl CqShared {
         self.has_retired.store(!retired.closed, Ordering::Release);
         let until = ring.first_unwritten(|| self.doorbell.get(Word::First));
         // Under the lock: the poller may be about to show the record again after an earlier reset.
-        record.hide(side);
+        record.unpublish(side);
         record.rebase(side, base);
         retired.reset.retain(|(reset, which, _)| !(Arc::ptr_eq(reset, record) && *which == side));
         if retired.closed {

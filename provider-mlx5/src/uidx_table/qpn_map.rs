@@ -96,7 +96,7 @@ impl QueueRecord {
             // The entries that are there already are of the queue that had the number before.
             record.cq(side).clean(record, side, 0);
         } else {
-            record.show(side);
+            record.publish(side);
         }
     }
 

@@ -35,10 +35,10 @@ impl<'a> WqeDisplay<'a> {
     /// Blocks that the request says it takes, at least 1.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        (self.said() * SEGMENT).div_ceil(BLOCK).max(1)
+        (self.ds_count() * SEGMENT).div_ceil(BLOCK).max(1)
     }
 
-    fn said(&self) -> usize {
+    fn ds_count(&self) -> usize {
         word(self.0, 4) as usize & 0x3f
     }
 
@@ -63,9 +63,9 @@ fn data(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> Result<usize, fmt::Error> {
 
 impl fmt::Display for WqeDisplay<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (opcode, said) = (self.opcode(), self.said());
+        let (opcode, ds_count) = (self.opcode(), self.ds_count());
         let (index, qp) = (word(self.0, 0) >> 8 & 0xffff, word(self.0, 4) >> 8);
-        write!(f, "{index}: {opcode} of QP {qp:#x}, {said} segments")?;
+        write!(f, "{index}: {opcode} of QP {qp:#x}, {ds_count} segments")?;
         let flags = ControlFlags::from_bits_retain(word(self.0, 8) as u8);
         if !flags.is_empty() {
             write!(f, ", ")?;
@@ -75,7 +75,7 @@ impl fmt::Display for WqeDisplay<'_> {
             0 => writeln!(f)?,
             imm => writeln!(f, ", imm {imm:#x}")?,
         }
-        let end = self.0.len().min(said * SEGMENT);
+        let end = self.0.len().min(ds_count * SEGMENT);
         let mut at = SEGMENT;
         let rest = |at: usize| &self.0[at.min(end)..end];
         if matches!(opcode.0, 0x08 | 0x09 | 0x10 | 0x11 | 0x12) && at < end {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::wqe::{self, AddressVector, Control, Segment};
 
-    fn shown(segments: &[Segment]) -> String {
+    fn display(segments: &[Segment]) -> String {
         let bytes: Vec<u8> = segments.iter().flat_map(|segment| wqe::bytes(*segment)).collect();
         WqeDisplay::new(&bytes).to_string()
     }
@@ -159,7 +159,7 @@ mod tests {
             flags: ControlFlags::CQ_UPDATE | ControlFlags::FENCE,
             imm: 0,
         };
-        let text = shown(&[
+        let text = display(&[
             control.segment(),
             wqe::remote_address(Remote { addr: 0x1000, rkey: 0x99 }),
             wqe::atomic(5, 0),
@@ -186,7 +186,7 @@ mod tests {
         };
         let [a, b, c] = vector.segments(0x77, 0x1111);
         let inline = [u64::from_ne_bytes([0x80, 0, 0, 2, b'h', b'i', 0, 0]), 0];
-        let text = shown(&[control.segment(), a, b, c, inline]);
+        let text = display(&[control.segment(), a, b, c, inline]);
         assert!(text.contains("datagram  to QP 0x77, qkey 0x1111, path 0x05001234\n"), "{text}");
         assert!(text.ends_with("    inline    2 bytes: hi\n"), "{text}");
     }
@@ -197,7 +197,7 @@ mod tests {
         let control = Control { opcode: Opcode::TSO, index: 0, qp_num: 1, segments: 7, flags, imm: 0 };
         let header = [wqe::ethernet(true, 1400, 54), [0; 2], [0; 2], [0; 2], [0; 2]];
         let memory = wqe::data(Sge { addr: 0x7f00, length: 9000, lkey: 0x88 });
-        let text = shown(&[&[control.segment()][..], &header, &[memory]].concat());
+        let text = display(&[&[control.segment()][..], &header, &[memory]].concat());
         let lines = "0: TSO of QP 0x1, 7 segments\n    \
                      ethernet  header of 54 bytes, segments of 1400, checksums\n    \
                      data      9000 bytes at 0x7f00, lkey 0x88\n";
@@ -207,9 +207,9 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_can_be_displayed(bytes in vec(any::<u8>(), 0..200)) {
-            let shown = WqeDisplay::new(&bytes);
-            prop_assert!(shown.to_string().contains(" of QP "));
-            prop_assert!((1..=16).contains(&shown.blocks()));
+            let display = WqeDisplay::new(&bytes);
+            prop_assert!(display.to_string().contains(" of QP "));
+            prop_assert!((1..=16).contains(&display.blocks()));
         }
     }
 }

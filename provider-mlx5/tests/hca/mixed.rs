@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Mode {
     /// Posted one by one.
     Single,
     /// Posted with one doorbell.
@@ -56,7 +56,7 @@ proptest! {
         batches in proptest::collection::vec(
             (
                 proptest::collection::vec((step(), any::<bool>()), 1..6),
-                prop_oneof![2 => Just(Fate::Single), 2 => Just(Fate::Batch), 1 => Just(Fate::Aborted)],
+                prop_oneof![2 => Just(Mode::Single), 2 => Just(Mode::Batch), 1 => Just(Mode::Aborted)],
             ),
             1..40,
         ),
@@ -98,7 +98,7 @@ proptest! {
                         // Posted right here, where its element lives.
                         let request = request(wr_id, Operation::Read(testbed.remote(from)), result);
                         prop_assert_eq!(push(&mut left.sq, &request), Ok(()));
-                        if fate == Fate::Single {
+                        if fate == Mode::Single {
                             left.sq.ring().expect("never refused");
                         }
                         sent.push((wr_id, length));
@@ -106,7 +106,7 @@ proptest! {
                         continue;
                     }
                     Step::Message(elements) => {
-                        if fate != Fate::Aborted {
+                        if fate != Mode::Aborted {
                             let room: Vec<_> =
                                 (0..elements).map(|at| testbed.sge(to + at * 3, if at + 1 < elements { 3 } else { 8 })).collect();
                             recv(right.rq.as_mut().expect("receives"), wr_id, &room);
@@ -118,7 +118,7 @@ proptest! {
                 };
                 let flags = if signaled || index == last { SIGNALED } else { SendFlags::empty() };
                 let request = SendRequest { flags, ..request };
-                if fate == Fate::Single {
+                if fate == Mode::Single {
                     send(&mut left.sq, &request);
                 } else {
                     prop_assert_eq!(push(&mut left.sq, &request), Ok(()));
@@ -135,9 +135,9 @@ proptest! {
                 whole.push((to, bytes[..length].to_vec()));
             }
             match fate {
-                Fate::Single => {}
-                Fate::Batch => left.sq.ring().expect("never refused"),
-                Fate::Aborted => {
+                Mode::Single => {}
+                Mode::Batch => left.sq.ring().expect("never refused"),
+                Mode::Aborted => {
                     left.sq.abort();
                     left.sq.ring().expect("never refused");
                     testbed.run();

@@ -27,7 +27,7 @@ pub(crate) const REGION: usize = 0x10000;
 /// The device goes first, because it was lent what the others own.
 pub(crate) struct Testbed {
     pub(crate) hca: InProcessHca,
-    lent: HashSet<u64>,
+    mapped: HashSet<u64>,
     /// Doorbell pages that queues ring.
     uars: Vec<NonNull<u8>>,
     pub(crate) context: Plain,
@@ -66,18 +66,18 @@ impl Testbed {
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
         let uars = vec![context.uar()];
-        let mut testbed = Self { hca, lent: HashSet::new(), uars, context, region, key: 0 };
+        let mut testbed = Self { hca, mapped: HashSet::new(), uars, context, region, key: 0 };
         let place = Place { start: testbed.region.as_ptr(), len: REGION };
-        testbed.lend(place);
+        testbed.map_memory(place);
         testbed.key = testbed.hca.engine().register(PD, place.address(), REGION as u64).expect("a key");
         testbed
     }
 
-    fn lend(&mut self, place: Place) {
-        if self.lent.insert(place.address()) {
+    fn map_memory(&mut self, place: Place) {
+        if self.mapped.insert(place.address()) {
             // SAFETY: queues outlive the device, or are taken back before they go (`forget`); while
             // the device runs, nobody else does anything.
-            unsafe { self.hca.lend(place.start, place.len) }.expect("room in the device's map");
+            unsafe { self.hca.map_memory(place.start, place.len) }.expect("room in the device's map");
         }
     }
 
@@ -142,8 +142,8 @@ impl Testbed {
         };
         let number = self.hca.engine().create_cq(setup).expect("a completion queue");
         let queue = parts.finish(number);
-        self.lend(ring);
-        self.lend(page_of(doorbell));
+        self.map_memory(ring);
+        self.map_memory(page_of(doorbell));
         Cq { queue, number, ring }
     }
 
@@ -162,8 +162,8 @@ impl Testbed {
         };
         let number = self.hca.engine().create_srq(setup, 0).expect("a shared receive queue");
         parts.number(number);
-        self.lend(parts.ring);
-        self.lend(page_of(parts.doorbell));
+        self.map_memory(parts.ring);
+        self.map_memory(page_of(parts.doorbell));
         (parts.queue, number)
     }
 
@@ -186,8 +186,8 @@ impl Testbed {
         };
         let number = self.hca.engine().create_rq(setup).expect("a work queue");
         let ring = parts.ring;
-        self.lend(ring);
-        self.lend(page_of(parts.doorbell));
+        self.map_memory(ring);
+        self.map_memory(page_of(parts.doorbell));
         (parts.finish(), number, ring)
     }
 
@@ -195,7 +195,7 @@ impl Testbed {
     pub(crate) fn destroy_wq(&mut self, (queue, number, ring): (Mlx5Rq, u32, Place)) {
         self.hca.engine().destroy_rq(number).expect("a work queue");
         self.hca.take_back(ring.address(), ring.len);
-        self.lent.remove(&ring.address());
+        self.mapped.remove(&ring.address());
         drop(queue);
     }
 
@@ -267,8 +267,8 @@ impl Testbed {
             ..QpSetup::default()
         };
         let number = self.hca.engine().create_qp(setup, Default::default()).expect("a queue pair");
-        self.lend(rings);
-        self.lend(page_of(doorbell));
+        self.map_memory(rings);
+        self.map_memory(page_of(doorbell));
         let (sq, rq, uar) = parts.finish(number, blue_flame).expect("memory");
         if blue_flame {
             self.uars.push(uar);
@@ -289,7 +289,7 @@ impl Testbed {
     pub(crate) fn destroy(&mut self, pair: Pair) {
         self.hca.engine().destroy_qp(pair.number).expect("a queue pair");
         self.hca.take_back(pair.rings.address(), pair.rings.len);
-        self.lent.remove(&pair.rings.address());
+        self.mapped.remove(&pair.rings.address());
         // The shared page stays.
         let shared = self.context.uar();
         self.uars.retain(|page| *page != pair.uar || *page == shared);
@@ -300,16 +300,16 @@ impl Testbed {
         let number = cq.number;
         let old = cq.ring;
         resize(&mut cq.queue, log, |ring| {
-            // SAFETY: as in `lend`; the old ring's memory goes below.
-            unsafe { self.hca.lend(ring.start, ring.len) }.expect("room in the device's map");
+            // SAFETY: as in `map_memory`; the old ring's memory goes below.
+            unsafe { self.hca.map_memory(ring.start, ring.len) }.expect("room in the device's map");
             cq.ring = ring;
             let ring = InProcessHca::ring_at(ring.address(), 64 << log);
             self.hca.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
             self.hca.take_back(old.address(), old.len);
         })
         .expect("memory");
-        self.lent.remove(&old.address());
-        self.lent.insert(cq.ring.address());
+        self.mapped.remove(&old.address());
+        self.mapped.insert(cq.ring.address());
     }
 
     /// What the doorbells that were rung make the device do.

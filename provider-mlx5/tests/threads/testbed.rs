@@ -78,7 +78,7 @@ impl<T> Drop for Guard<'_, T> {
 /// The device, and what its driver in the kernel would know.
 struct Hca {
     device: InProcessHca,
-    lent: HashSet<u64>,
+    mapped: HashSet<u64>,
     /// Doorbell pages that queues ring.
     pages: Vec<NonNull<u8>>,
     qps: Vec<u32>,
@@ -89,18 +89,18 @@ struct Hca {
 unsafe impl Send for Hca {}
 
 impl Hca {
-    fn lend(&mut self, place: Place) {
-        if self.lent.insert(place.address()) {
+    fn map_memory(&mut self, place: Place) {
+        if self.mapped.insert(place.address()) {
             // SAFETY: queues take their memory back before it goes (`take_back`), and what is not a
             // queue's outlives the device. Queues access it by volatile or atomic accesses as far
             // as the device touches it.
-            unsafe { self.device.lend(place.start, place.len) }.expect("room in the device's map");
+            unsafe { self.device.map_memory(place.start, place.len) }.expect("room in the device's map");
         }
     }
 
     fn take_back(&mut self, place: Place) {
         self.device.take_back(place.address(), place.len);
-        self.lent.remove(&place.address());
+        self.mapped.remove(&place.address());
     }
 
     /// What the device does when it is awake.
@@ -219,7 +219,7 @@ impl Cq {
         let mut moved = old;
         resize(&mut self.queue, log, |ring| {
             let mut hca = hca.lock();
-            hca.lend(ring);
+            hca.map_memory(ring);
             moved = ring;
             let ring = InProcessHca::ring_at(ring.address(), 64 << log);
             hca.device.engine().resize_cq(number, ring, log as u8).expect("room for what is there");
@@ -295,9 +295,14 @@ impl Testbed {
         let context = Plain::with_version(1 << 10, cqe_version).expect("memory");
         let region = Mapping::anonymous(REGION).expect("memory");
         let place = Place { start: region.as_ptr(), len: REGION };
-        let mut hca =
-            Hca { device, lent: HashSet::new(), pages: vec![context.uar()], qps: Vec::new(), events_read: 0 };
-        hca.lend(place);
+        let mut hca = Hca {
+            device,
+            mapped: HashSet::new(),
+            pages: vec![context.uar()],
+            qps: Vec::new(),
+            events_read: 0,
+        };
+        hca.map_memory(place);
         let key = hca.device.engine().register(PD, place.address(), REGION as u64).expect("a key");
         let hca = Arc::new(SpinLock::new(hca));
         let (stop, events) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
@@ -321,8 +326,8 @@ impl Testbed {
         let parts = self.context.cq(log, 64).expect("memory");
         let (ring, doorbell) = (parts.ring(), parts.doorbell());
         let mut hca = self.hca.lock();
-        hca.lend(ring);
-        hca.lend(page_of(doorbell));
+        hca.map_memory(ring);
+        hca.map_memory(page_of(doorbell));
         let setup = CqSetup {
             ring: InProcessHca::ring_at(ring.address(), 64 << log),
             log_size: log as u8,
@@ -338,8 +343,8 @@ impl Testbed {
     pub(crate) fn srq(&self, max_wr: u32) -> Srq {
         let parts = self.context.srq(max_wr, 1).expect("memory");
         let mut hca = self.hca.lock();
-        hca.lend(parts.ring);
-        hca.lend(page_of(parts.doorbell));
+        hca.map_memory(parts.ring);
+        hca.map_memory(page_of(parts.doorbell));
         let setup = SrqSetup {
             ring: InProcessHca::ring_at(parts.ring.address(), (parts.slots as usize) << parts.shift),
             log_size: parts.slots.trailing_zeros() as u8,
@@ -378,8 +383,8 @@ impl Testbed {
         };
         let (rings, doorbell) = (parts.rings(), parts.doorbell());
         let mut hca = self.hca.lock();
-        hca.lend(rings);
-        hca.lend(page_of(doorbell));
+        hca.map_memory(rings);
+        hca.map_memory(page_of(doorbell));
         let setup = QpSetup {
             service: Service::Connected(Transport::Rc),
             pd: PD,

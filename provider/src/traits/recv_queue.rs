@@ -38,8 +38,8 @@ use crate::work::{PushError, RecvRequest};
 /// ```compile_fail,E0200
 /// # use bareverbs_provider::traits::RecvQueue;
 /// # use bareverbs_provider::work::{PushError, RecvRequest};
-/// struct Forgetful;
-/// impl RecvQueue for Forgetful {
+/// struct Noop;
+/// impl RecvQueue for Noop {
 ///     fn capacity(&self) -> u32 { 1 }
 ///     unsafe fn push(&mut self, _: &RecvRequest<'_>) -> Result<(), PushError> { Ok(()) }
 ///     fn ring(&mut self) {}

@@ -56,8 +56,8 @@ use crate::work::{Datagram, Frame, PushError, SendRequest, WcStatus, XrcOperatio
 /// # use bareverbs_provider::error::DoorbellError;
 /// # use bareverbs_provider::traits::SendQueue;
 /// # use bareverbs_provider::work::{Datagram, PushError, SendRequest};
-/// struct Forgetful;
-/// impl SendQueue for Forgetful {
+/// struct Noop;
+/// impl SendQueue for Noop {
 ///     type Ah = ();
 ///     fn capacity(&self) -> u32 { 1 }
 ///     unsafe fn push(&mut self, _: &SendRequest<'_>) -> Result<(), PushError> { Ok(()) }

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_c_programs_lines_are_read_as_they_have_them() {
+    fn lines_of_the_other_c_programs_are_parsed() {
         assert!(Printed::read(Kind::Ud, STDOUT).is_none());
         let datagrams = STDOUT.replacen(", GID", ": GID", 1);
         assert_eq!(Printed::read(Kind::Ud, &datagrams).unwrap().local[0].qpn, 0x12);

@@ -32,16 +32,16 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub enum Pingpong<'a> {
     /// `bareverbs pingpong rc`.
-    Ours(&'a [&'a str]),
+    Bareverbs(&'a [&'a str]),
     /// `ibv_rc_pingpong` with the GID index that ours finds by itself.
-    Theirs(&'a [&'a str]),
+    RdmaCore(&'a [&'a str]),
     /// `bareverbs pingpong` of that transport.
-    OursOf(Kind, &'a [&'a str]),
+    BareverbsOf(Kind, &'a [&'a str]),
     /// The C program of that transport.
-    TheirsOf(Kind, &'a [&'a str]),
+    RdmaCoreOf(Kind, &'a [&'a str]),
 }
 
-pub use Pingpong::{Ours, OursOf, Theirs, TheirsOf};
+pub use Pingpong::{Bareverbs, BareverbsOf, RdmaCore, RdmaCoreOf};
 
 impl Kind {
     /// The name of the subcommand of `bareverbs pingpong`.
@@ -64,24 +64,24 @@ impl Pingpong<'_> {
     /// Its transport.
     pub fn kind(self) -> Kind {
         match self {
-            Ours(_) | Theirs(_) => Kind::Rc,
-            OursOf(kind, _) | TheirsOf(kind, _) => kind,
+            Bareverbs(_) | RdmaCore(_) => Kind::Rc,
+            BareverbsOf(kind, _) | RdmaCoreOf(kind, _) => kind,
         }
     }
 
     /// Whether it is `bareverbs`.
-    pub fn is_ours(self) -> bool {
-        matches!(self, Ours(_) | OursOf(..))
+    pub fn is_bareverbs(self) -> bool {
+        matches!(self, Bareverbs(_) | BareverbsOf(..))
     }
 
     /// The command of a server, or of a client with the server's host.
     pub fn command(self, host: Option<&str>) -> Command {
         let kind = self.kind();
         let (mut command, options) = match self {
-            Ours(options) | OursOf(_, options) => (Command::new("bareverbs"), options),
-            Theirs(options) | TheirsOf(_, options) => (Command::new(kind.c_program()), options),
+            Bareverbs(options) | BareverbsOf(_, options) => (Command::new("bareverbs"), options),
+            RdmaCore(options) | RdmaCoreOf(_, options) => (Command::new(kind.c_program()), options),
         };
-        match self.is_ours() {
+        match self.is_bareverbs() {
             true => command.args(["pingpong", kind.name()]),
             false if device::is_infiniband() => &mut command,
             false => command.args(["-g", &device::gid_index().to_string()]),
@@ -111,7 +111,7 @@ pub fn wait_until_listening(server: &mut Program, port: u16) {
 }
 
 /// The address record of no existing queue pair.
-pub fn record_of_nobody() -> [u8; RECORD] {
+pub fn record_of_absent_qp() -> [u8; RECORD] {
     let (lid, gid) = match device::is_infiniband() {
         true => (1, Ipv6Addr::UNSPECIFIED),
         false => (0, device::gid().0.into()),
@@ -163,7 +163,7 @@ pub fn run_all_pairings(options: &[&str], size: u64, iters: u64) {
 
 /// The same for another transport than RC.
 pub fn run_all_pairings_of(kind: Kind, options: &[&str], size: u64, iters: u64) {
-    let (ours, theirs) = (OursOf(kind, options), TheirsOf(kind, options));
+    let (ours, theirs) = (BareverbsOf(kind, options), RdmaCoreOf(kind, options));
     for (server, client) in [(ours, theirs), (theirs, ours), (ours, ours)] {
         run_pingpong(server, client).expect_regular(size, iters);
     }

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
 use bareverbs_interop_tests::lines::RECORD;
-use bareverbs_interop_tests::pingpong::{HOST, Ours, Theirs, record_of_nobody, run_pingpong};
+use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, RdmaCore, record_of_absent_qp, run_pingpong};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{device, kernel_tests};
@@ -24,83 +24,83 @@ const BOUND: Duration = Duration::from_secs(25);
 /// A case: its name, the behaviour of the bad peer on its connection, and the text of the error.
 type Case = (&'static str, fn(TcpStream), &'static str);
 
-fn say(mut stream: &TcpStream, bytes: &[u8]) {
+fn send(mut stream: &TcpStream, bytes: &[u8]) {
     // The other side may have ended already; its error message is checked.
     let _ = stream.write_all(bytes);
 }
 
 /// Reads until the other side has closed the connection, so that it is not closed here first.
-fn linger(mut stream: TcpStream) {
+fn read_to_end(mut stream: TcpStream) {
     let _ = stream.read_to_end(&mut Vec::new());
 }
 
-fn hear_record(mut stream: &TcpStream) {
+fn read_record(mut stream: &TcpStream) {
     stream.read_exact(&mut [0; RECORD]).unwrap();
 }
 
 const CLIENTS: [Case; 10] = [
     ("closes at once", drop, "closed the connection after 0 of the 52 bytes of its address record"),
-    ("sends nothing", linger, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    ("sends nothing", read_to_end, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
     (
         "sends too little and closes",
-        |stream| say(&stream, b"0000:00fffe:12345"),
+        |stream| send(&stream, b"0000:00fffe:12345"),
         "closed the connection after 17 of the 52 bytes of its address record",
     ),
     (
         "sends too little and stalls",
         |stream| {
-            say(&stream, &record_of_nobody()[..51]);
-            linger(stream);
+            send(&stream, &record_of_absent_qp()[..51]);
+            read_to_end(stream);
         },
         "sent 51 of the 52 bytes of its address record and no more for 10 s",
     ),
     (
         "sends too much",
         |stream| {
-            say(&stream, &[&record_of_nobody()[..], b"more"].concat());
-            linger(stream);
+            send(&stream, &[&record_of_absent_qp()[..], b"more"].concat());
+            read_to_end(stream);
         },
         "sent more than the 52 bytes of its address record",
     ),
     (
         "sends garbage",
         |stream| {
-            say(&stream, b"GET / HTTP/1.1\r\nHost: 10.1.0.1\r\nAccept: text/html\r\n\r\n");
-            linger(stream);
+            send(&stream, b"GET / HTTP/1.1\r\nHost: 10.1.0.1\r\nAccept: text/html\r\n\r\n");
+            read_to_end(stream);
         },
         "sent",
     ),
     (
         "sends a record with a bad digit",
         |stream| {
-            say(&stream, &record_of_nobody().map(|byte| if byte == b'f' { b'x' } else { byte }));
-            linger(stream);
+            send(&stream, &record_of_absent_qp().map(|byte| if byte == b'f' { b'x' } else { byte }));
+            read_to_end(stream);
         },
         "is not an address record: byte",
     ),
     (
         "sends no GID",
         |stream| {
-            say(&stream, WITHOUT_GID);
-            linger(stream);
+            send(&stream, WITHOUT_GID);
+            read_to_end(stream);
         },
         "the peer sent no GID",
     ),
     (
         "closes instead of done",
         |stream| {
-            say(&stream, &record_of_nobody());
-            hear_record(&stream);
+            send(&stream, &record_of_absent_qp());
+            read_record(&stream);
         },
         "closed the connection after 0 of the 5 bytes of its closing message",
     ),
     (
         "sends another word instead of done",
         |stream| {
-            say(&stream, &record_of_nobody());
-            hear_record(&stream);
-            say(&stream, b"gone\0");
-            linger(stream);
+            send(&stream, &record_of_absent_qp());
+            read_record(&stream);
+            send(&stream, b"gone\0");
+            read_to_end(stream);
         },
         "instead of \"done\\0\"",
     ),
@@ -109,50 +109,50 @@ const CLIENTS: [Case; 10] = [
 const SERVERS: [Case; 7] = [
     (
         "closes without an answer",
-        |stream| hear_record(&stream),
+        |stream| read_record(&stream),
         "closed the connection after 0 of the 52 bytes of its address record",
     ),
-    ("answers nothing", linger, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
+    ("answers nothing", read_to_end, "sent 0 of the 52 bytes of its address record and no more for 10 s"),
     (
         "answers too little and closes",
         |stream| {
-            hear_record(&stream);
-            say(&stream, &record_of_nobody()[..30]);
+            read_record(&stream);
+            send(&stream, &record_of_absent_qp()[..30]);
         },
         "closed the connection after 30 of the 52 bytes of its address record",
     ),
     (
         "answers too little and stalls",
         |stream| {
-            say(&stream, &record_of_nobody()[..30]);
-            linger(stream);
+            send(&stream, &record_of_absent_qp()[..30]);
+            read_to_end(stream);
         },
         "sent 30 of the 52 bytes of its address record and no more for 10 s",
     ),
     (
         "answers too much",
         |stream| {
-            hear_record(&stream);
-            say(&stream, &[&record_of_nobody()[..], &record_of_nobody()[..]].concat());
-            linger(stream);
+            read_record(&stream);
+            send(&stream, &[&record_of_absent_qp()[..], &record_of_absent_qp()[..]].concat());
+            read_to_end(stream);
         },
         "sent more than the 52 bytes of its address record",
     ),
     (
         "answers garbage",
         |stream| {
-            hear_record(&stream);
-            say(&stream, &[0xff; RECORD]);
-            linger(stream);
+            read_record(&stream);
+            send(&stream, &[0xff; RECORD]);
+            read_to_end(stream);
         },
         "is not an address record: byte",
     ),
     (
         "answers without a GID",
         |stream| {
-            hear_record(&stream);
-            say(&stream, WITHOUT_GID);
-            linger(stream);
+            read_record(&stream);
+            send(&stream, WITHOUT_GID);
+            read_to_end(stream);
         },
         "the peer sent no GID",
     ),
@@ -161,13 +161,13 @@ const SERVERS: [Case; 7] = [
 /// Runs all cases in parallel, because some take 10 s. Each has its own TCP port.
 fn misbehaving_peers_are_reported() {
     let serve = |port: u16, peer: fn(TcpStream), words: &str| {
-        let server = Ours(&["-p", &port.to_string()]).serve(port);
+        let server = Bareverbs(&["-p", &port.to_string()]).serve(port);
         peer(TcpStream::connect((HOST, port)).unwrap());
         server.finish_within(BOUND).expect_failure(words);
     };
     let call = |port: u16, peer: fn(TcpStream), words: &str| {
         let listener = TcpListener::bind((HOST, port)).unwrap();
-        let client = Program::start(&mut Ours(&["-p", &port.to_string()]).command(Some(HOST)));
+        let client = Program::start(&mut Bareverbs(&["-p", &port.to_string()]).command(Some(HOST)));
         peer(listener.accept().unwrap().0);
         client.finish_within(BOUND).expect_failure(words);
     };
@@ -195,9 +195,9 @@ fn misbehaving_peers_are_reported() {
 
 fn connection_refused_is_reported() {
     nothing_leaks(|| {
-        let client = Program::start(&mut Ours(&[]).command(Some(HOST)));
+        let client = Program::start(&mut Bareverbs(&[]).command(Some(HOST)));
         client.finish().expect_failure("couldn't connect to 10.1.0.1:18515: 10.1.0.1: Connection refused");
-        let client = Program::start(&mut Ours(&[]).command(Some("no.such.host.invalid")));
+        let client = Program::start(&mut Bareverbs(&[]).command(Some("no.such.host.invalid")));
         client.finish_within(BOUND).expect_failure("no address for host no.such.host.invalid");
     });
 }
@@ -205,7 +205,7 @@ fn connection_refused_is_reported() {
 fn tcp_port_in_use_is_an_error() {
     nothing_leaks(|| {
         let _taken = TcpListener::bind(("::", 4712)).unwrap();
-        let server = Program::start(&mut Ours(&["-p", "4712"]).command(None));
+        let server = Program::start(&mut Bareverbs(&["-p", "4712"]).command(None));
         server.finish().expect_failure("couldn't listen on TCP port 4712: Address already in use");
     });
 }
@@ -213,14 +213,14 @@ fn tcp_port_in_use_is_an_error() {
 fn peers_with_another_message_size() {
     let (small, large) = (&["-n", "5", "-s", "64"][..], &["-n", "5", "-s", "2000"][..]);
     nothing_leaks(|| {
-        let run = run_pingpong(Ours(small), Theirs(large));
+        let run = run_pingpong(Bareverbs(small), RdmaCore(large));
         // Soft-RoCE reports this failure and others with the same status.
         let words = match device::is_soft_roce() {
             true => "for wr_id 1: perhaps the peer's message is longer than the receive",
             false => "for wr_id 1: the peer's message is longer than the receive",
         };
         run.server.expect_failure(words);
-        let run = run_pingpong(Theirs(small), Ours(large));
+        let run = run_pingpong(RdmaCore(small), Bareverbs(large));
         let words = match device::is_soft_roce() {
             true => "for wr_id 2: perhaps the peer's receive is shorter than the message",
             false => "for wr_id 2: the peer's receive is shorter than the message",

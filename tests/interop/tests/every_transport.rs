@@ -11,8 +11,8 @@ use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
 use bareverbs_interop_tests::lines::RECORD;
 use bareverbs_interop_tests::pingpong::{
-    HOST, Kind, Ours, OursOf, PORT, Pingpong, TheirsOf, record_of_nobody, run_all_pairings_of, run_pingpong,
-    run_pingpong_on,
+    Bareverbs, BareverbsOf, HOST, Kind, PORT, Pingpong, RdmaCoreOf, record_of_absent_qp, run_all_pairings_of,
+    run_pingpong, run_pingpong_on,
 };
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::resources::nothing_leaks;
@@ -31,7 +31,7 @@ kernel_tests! {
     different_qp_counts_are_rejected,
     records_of_several_queue_pairs_are_those_of_the_c_program,
     shared_receives_on_demand_where_the_kernel_has_it,
-    what_a_transport_cannot_do_is_refused_before_anything_is_made,
+    unsupported_options_of_a_transport_are_refused_first,
     killed_peers_are_reported_on_every_transport,
     a_peer_with_another_message_size_on_any_transport,
     json_output_of_every_transport,
@@ -53,10 +53,10 @@ fn either_side_of_any_transport_may_sleep_on_events() {
         for kind in KINDS {
             run_all_pairings_of(kind, asleep, 512, 50);
             for (server, client) in [
-                (OursOf(kind, asleep), TheirsOf(kind, awake)),
-                (OursOf(kind, awake), TheirsOf(kind, asleep)),
-                (TheirsOf(kind, asleep), OursOf(kind, awake)),
-                (TheirsOf(kind, awake), OursOf(kind, asleep)),
+                (BareverbsOf(kind, asleep), RdmaCoreOf(kind, awake)),
+                (BareverbsOf(kind, awake), RdmaCoreOf(kind, asleep)),
+                (RdmaCoreOf(kind, asleep), BareverbsOf(kind, awake)),
+                (RdmaCoreOf(kind, awake), BareverbsOf(kind, asleep)),
             ] {
                 run_pingpong(server, client).expect_regular(512, 50);
             }
@@ -87,18 +87,18 @@ fn checked_data_on_every_transport() {
             let options = &["-c", "-n", "30", "-s", size][..];
             let plain = &options[1..];
             for (server, client) in [
-                (OursOf(kind, options), TheirsOf(kind, options)),
-                (TheirsOf(kind, options), OursOf(kind, options)),
-                (OursOf(kind, options), TheirsOf(kind, plain)),
-                (TheirsOf(kind, plain), OursOf(kind, options)),
-                (OursOf(kind, options), OursOf(kind, options)),
-                (OursOf(kind, plain), OursOf(kind, options)),
+                (BareverbsOf(kind, options), RdmaCoreOf(kind, options)),
+                (RdmaCoreOf(kind, options), BareverbsOf(kind, options)),
+                (BareverbsOf(kind, options), RdmaCoreOf(kind, plain)),
+                (RdmaCoreOf(kind, plain), BareverbsOf(kind, options)),
+                (BareverbsOf(kind, options), BareverbsOf(kind, options)),
+                (BareverbsOf(kind, plain), BareverbsOf(kind, options)),
             ] {
                 let run = run_pingpong(server, client).expect_regular(size.parse().unwrap(), 30);
                 for (program_under_test, side) in [(server, &run.server), (client, &run.client)] {
                     let said = side.stderr.lines().find_map(|line| line.strip_prefix("every byte of "));
                     let checked = said.and_then(|said| said.split(' ').next()?.parse::<u32>().ok());
-                    match matches!(program_under_test, OursOf(_, ["-c", ..])) {
+                    match matches!(program_under_test, BareverbsOf(_, ["-c", ..])) {
                         // Some queue pairs may have received more than required.
                         true => assert!(checked.is_some_and(|count| count >= 30), "{run:#?}"),
                         false => assert_eq!(checked, None, "{run:#?}"),
@@ -122,13 +122,14 @@ fn service_levels_gid_indices_and_long_names() {
     let link_local = &["-n", "20", "-g", "0", "-s", "64"][..];
     for kind in KINDS {
         for (server, client) in [
-            (OursOf(kind, options), TheirsOf(kind, options)),
-            (TheirsOf(kind, options), OursOf(kind, options)),
+            (BareverbsOf(kind, options), RdmaCoreOf(kind, options)),
+            (RdmaCoreOf(kind, options), BareverbsOf(kind, options)),
         ] {
             run_pingpong_on(4711, server, client).expect_regular(256, 20);
         }
         // The C program uses the last option, so both sides use the link-local address.
-        let run = run_pingpong(TheirsOf(kind, link_local), OursOf(kind, link_local)).expect_regular(64, 20);
+        let run =
+            run_pingpong(RdmaCoreOf(kind, link_local), BareverbsOf(kind, link_local)).expect_regular(64, 20);
         assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
     }
 }
@@ -152,7 +153,7 @@ fn any_number_of_queue_pairs() {
 }
 
 fn different_qp_counts_are_rejected() {
-    let (few, many) = (OursOf(Kind::Srq, &["-q", "3"]), OursOf(Kind::Srq, &["-q", "5"]));
+    let (few, many) = (BareverbsOf(Kind::Srq, &["-q", "3"]), BareverbsOf(Kind::Srq, &["-q", "5"]));
     nothing_leaks(|| {
         let server = few.serve(PORT);
         let client = Program::start(&mut many.command(Some(HOST)));
@@ -161,33 +162,33 @@ fn different_qp_counts_are_rejected() {
         client.finish().expect_failure("the peer closed the connection");
         // A client of the C program prints its number too.
         let server = few.serve(PORT);
-        let client = Program::start(&mut TheirsOf(Kind::Srq, &["-q", "5"]).command(Some(HOST)));
+        let client = Program::start(&mut RdmaCoreOf(Kind::Srq, &["-q", "5"]).command(Some(HOST)));
         server.finish().expect_failure(words);
         drop(client);
     });
 }
 
 /// A server's response to the records, and the bytes after its end.
-fn heard_from_server(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
+fn server_output(server: Pingpong<'_>, records: &[u8]) -> Vec<u8> {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
     stream.write_all(records).unwrap();
-    let mut heard = vec![0; records.len()];
-    stream.read_exact(&mut heard).unwrap();
+    let mut received = vec![0; records.len()];
+    stream.read_exact(&mut received).unwrap();
     stream.write_all(b"done\0").unwrap();
-    stream.read_to_end(&mut heard).unwrap();
+    stream.read_to_end(&mut received).unwrap();
     server.signal(Signal::SIGTERM);
     server.finish();
-    heard
+    received
 }
 
 fn records_of_several_queue_pairs_are_those_of_the_c_program() {
-    let somebody = record_of_nobody();
+    let somebody = record_of_absent_qp();
     let blank = b"0000:000000:000000:00000000000000000000000000000000\0";
     let records = |numbers: usize| [somebody.repeat(numbers), blank.repeat(256 - numbers)].concat();
-    let expect = |who: &str, heard: &[u8]| {
-        assert_eq!(heard.len(), 256 * RECORD, "{who}");
-        for (place, record) in heard.chunks(RECORD).enumerate() {
+    let expect = |who: &str, received: &[u8]| {
+        assert_eq!(received.len(), 256 * RECORD, "{who}");
+        for (place, record) in received.chunks(RECORD).enumerate() {
             let is_blank = record == blank;
             assert_eq!(is_blank, place >= 2, "{who}: record {place} is {}", record.escape_ascii());
             let gid = &record[19..];
@@ -196,16 +197,16 @@ fn records_of_several_queue_pairs_are_those_of_the_c_program() {
     };
     nothing_leaks(|| {
         let options = &["-q", "2"][..];
-        for server in [OursOf(Kind::Srq, options), TheirsOf(Kind::Srq, options)] {
-            expect("server", &heard_from_server(server, &records(2)));
+        for server in [BareverbsOf(Kind::Srq, options), RdmaCoreOf(Kind::Srq, options)] {
+            expect("server", &server_output(server, &records(2)));
         }
-        for client in [OursOf(Kind::Srq, options), TheirsOf(Kind::Srq, options)] {
+        for client in [BareverbsOf(Kind::Srq, options), RdmaCoreOf(Kind::Srq, options)] {
             let listener = TcpListener::bind((HOST, PORT)).unwrap();
             let program = Program::start(&mut client.command(Some(HOST)));
             let (mut stream, _) = listener.accept().unwrap();
-            let mut heard = vec![0; 256 * RECORD];
-            stream.read_exact(&mut heard).unwrap();
-            expect("client", &heard);
+            let mut received = vec![0; 256 * RECORD];
+            stream.read_exact(&mut received).unwrap();
+            expect("client", &received);
             stream.write_all(&records(2)).unwrap();
             let mut rest = Vec::new();
             stream.read_to_end(&mut rest).unwrap();
@@ -230,7 +231,7 @@ fn shared_receives_on_demand_where_the_kernel_has_it() -> Outcome {
 
 fn refused(kind: Kind, options: &[&str], words: &str) {
     for host in [None, Some(HOST)] {
-        let calls = trace(&mut OursOf(kind, options).command(host));
+        let calls = trace(&mut BareverbsOf(kind, options).command(host));
         assert_eq!(calls.status, Some(1), "{options:?}: {calls:#?}");
         assert!(calls.stderr.contains(words), "{options:?} should say `{words}`: {calls:#?}");
         let made = calls.making();
@@ -238,7 +239,7 @@ fn refused(kind: Kind, options: &[&str], words: &str) {
     }
 }
 
-fn what_a_transport_cannot_do_is_refused_before_anything_is_made() {
+fn unsupported_options_of_a_transport_are_refused_first() {
     let mtu = device::open().query_port(1).expect("the port").active_mtu;
     let too_long = (mtu.bytes() + 1).to_string();
     let words = format!("longer than a packet of port 1 (active_mtu {mtu})");
@@ -279,8 +280,8 @@ fn kill_client(kind: Kind, port: &str, theirs: bool, words: &str) {
 
 fn kill_client_after(time: Duration, kind: Kind, port: &str, theirs: bool) -> Finished {
     let options = &["-n", "1000000000", "-s", "64", "-p", port][..];
-    let client = if theirs { TheirsOf(kind, options) } else { OursOf(kind, options) };
-    let mut server = OursOf(kind, options).serve(port.parse().unwrap());
+    let client = if theirs { RdmaCoreOf(kind, options) } else { BareverbsOf(kind, options) };
+    let mut server = BareverbsOf(kind, options).serve(port.parse().unwrap());
     let client = Program::start(&mut client.command(Some(HOST)));
     server.line("  remote address:");
     std::thread::sleep(time);
@@ -308,8 +309,8 @@ fn a_peer_with_another_message_size_on_any_transport() {
         // Shorter messages are no error, unless the data is checked.
         let (short, long) = (&["-s", "100", "-n", "10"][..], &["-s", "200", "-n", "10", "-c"][..]);
         nothing_leaks(|| {
-            let server = OursOf(kind, long).serve(PORT);
-            let client = Program::start(&mut OursOf(kind, short).command(Some(HOST)));
+            let server = BareverbsOf(kind, long).serve(PORT);
+            let client = Program::start(&mut BareverbsOf(kind, short).command(Some(HOST)));
             server
                 .finish()
                 .expect_failure("a message of 100 bytes came instead of 200: is the peer's -s the same?");
@@ -323,7 +324,7 @@ fn json_output_of_every_transport() {
     let active = device::open().query_port(1).expect("the port").active_mtu;
     for kind in KINDS {
         let options = &["--json", "-n", "40", "-s", "16", "-e", "-c"][..];
-        let run = run_pingpong(OursOf(kind, options), OursOf(kind, options));
+        let run = run_pingpong(BareverbsOf(kind, options), BareverbsOf(kind, options));
         let sides = [run.server, run.client].map(|side| {
             let side = side.expect_success();
             serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
@@ -337,7 +338,8 @@ fn json_output_of_every_transport() {
         assert_eq!(sides[0]["local"], sides[1]["remote"]);
         assert_eq!(sides[1]["local"], sides[0]["remote"]);
     }
-    let plain =
-        run_pingpong(Ours(&["--json", "-n", "5"]), Ours(&["--json", "-n", "5"])).server.expect_success();
+    let plain = run_pingpong(Bareverbs(&["--json", "-n", "5"]), Bareverbs(&["--json", "-n", "5"]))
+        .server
+        .expect_success();
     assert!(plain.stdout.contains(r#""transport": "rc""#), "{plain:#?}");
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use bareverbs_interop_tests::lines::{Address, RECORD};
-use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs, record_of_nobody};
+use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, Pingpong, RdmaCore, record_of_absent_qp};
 use bareverbs_interop_tests::program::Program;
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{device, kernel_tests};
@@ -37,10 +37,10 @@ fn rest(mut stream: TcpStream) -> Vec<u8> {
 
 /// The records of a server, and its address. The server would then wait for messages, and is
 /// killed.
-fn heard_from_server(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
+fn server_output(server: Pingpong<'_>) -> (Vec<u8>, Vec<u8>, Option<Address>) {
     let server = server.serve(PORT);
     let mut stream = TcpStream::connect((HOST, PORT)).unwrap();
-    stream.write_all(&record_of_nobody()).unwrap();
+    stream.write_all(&record_of_absent_qp()).unwrap();
     let record = read_once(&mut stream);
     stream.write_all(b"done\0").unwrap();
     let rest = rest(stream);
@@ -66,8 +66,8 @@ fn record_address(record: &[u8]) -> Option<Address> {
 
 fn server_record_matches_ibv_rc_pingpong() {
     nothing_leaks(|| {
-        for server in [Ours(&[]), Theirs(&[])] {
-            let (record, rest, address) = heard_from_server(server);
+        for server in [Bareverbs(&[]), RdmaCore(&[])] {
+            let (record, rest, address) = server_output(server);
             assert_eq!(record.len(), RECORD, "{server:?}: {}", record.escape_ascii());
             let address = address.unwrap_or_else(|| panic!("{server:?}: {}", record.escape_ascii()));
             let gid = if device::is_infiniband() { "::" } else { "::ffff:10.1.0.1" };
@@ -79,17 +79,17 @@ fn server_record_matches_ibv_rc_pingpong() {
 
 fn client_record_and_done_match_ibv_rc_pingpong() {
     nothing_leaks(|| {
-        for client in [Ours(&["-n", "1"]), Theirs(&["-n", "1"])] {
+        for client in [Bareverbs(&["-n", "1"]), RdmaCore(&["-n", "1"])] {
             let listener = TcpListener::bind((HOST, PORT)).unwrap();
             let program = Program::start(&mut client.command(Some(HOST)));
             let (mut stream, _) = listener.accept().unwrap();
             let record = read_once(&mut stream);
             let address =
                 record_address(&record).unwrap_or_else(|| panic!("{client:?}: {}", record.escape_ascii()));
-            stream.write_all(&record_of_nobody()).unwrap();
+            stream.write_all(&record_of_absent_qp()).unwrap();
             assert_eq!(rest(stream), b"done\0", "{client:?}");
             // The first message is never answered. The C program retries it without limit.
-            if client.is_ours() {
+            if client.is_bareverbs() {
                 let finished =
                     program.finish().expect_failure("Failed status transport retry counter exceeded");
                 let line = finished.stdout.lines().next().unwrap_or_default();

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
 
 use bareverbs_interop_tests::lines::RECORD;
-use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, Pingpong, Theirs};
+use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, Pingpong, RdmaCore};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::kernel_tests;
 use bareverbs_test_support::resources::{held, nothing_leaks, settles_at};
@@ -32,9 +32,9 @@ const A_WHILE: Duration = Duration::from_secs(1);
 
 fn a_peer_that_dies_before_the_first_message() {
     nothing_leaks(|| {
-        let server = Theirs(&["-p", "4714"]).serve(4714);
+        let server = RdmaCore(&["-p", "4714"]).serve(4714);
         let listener = TcpListener::bind((HOST, PORT)).unwrap();
-        let client = Program::start(&mut Ours(&["-r", "100"]).command(Some(HOST)));
+        let client = Program::start(&mut Bareverbs(&["-r", "100"]).command(Some(HOST)));
         let mut near = listener.accept().unwrap().0;
         let mut far = TcpStream::connect((HOST, 4714)).unwrap();
         let mut record = [0; RECORD];
@@ -88,18 +88,26 @@ fn killed_peers_are_reported() {
     let on_events = |port| ["-n", "1000000000", "-e", "-p", port];
     nothing_leaks(|| {
         std::thread::scope(|scope| {
-            scope.spawn(|| kill_one(4721, Theirs(&forever("4721")), Ours(&forever("4721")), Side::Server));
-            scope.spawn(|| kill_one(4722, Ours(&on_events("4722")), Theirs(&forever("4722")), Side::Client));
-            scope.spawn(|| kill_one(4723, Ours(&forever("4723")), Ours(&on_events("4723")), Side::Client));
-            scope.spawn(|| kill_one(4724, Ours(&forever("4724")), Ours(&on_events("4724")), Side::Server));
+            scope.spawn(|| {
+                kill_one(4721, RdmaCore(&forever("4721")), Bareverbs(&forever("4721")), Side::Server)
+            });
+            scope.spawn(|| {
+                kill_one(4722, Bareverbs(&on_events("4722")), RdmaCore(&forever("4722")), Side::Client)
+            });
+            scope.spawn(|| {
+                kill_one(4723, Bareverbs(&forever("4723")), Bareverbs(&on_events("4723")), Side::Client)
+            });
+            scope.spawn(|| {
+                kill_one(4724, Bareverbs(&forever("4724")), Bareverbs(&on_events("4724")), Side::Server)
+            });
         });
     });
 }
 
 fn stopped_and_dead_peers_are_distinguished() {
     nothing_leaks(|| {
-        let server = Ours(FOREVER).serve(PORT);
-        let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
+        let server = Bareverbs(FOREVER).serve(PORT);
+        let mut client = Program::start(&mut Bareverbs(FOREVER_ON_EVENTS).command(Some(HOST)));
         client.line("  remote address:");
         std::thread::sleep(A_WHILE);
         client.signal(Signal::SIGSTOP);
@@ -116,8 +124,8 @@ fn kill(ours: Program) {
 
 fn killed_bareverbs_server_is_reported() {
     nothing_leaks(|| {
-        let mut server = Ours(FOREVER).serve(PORT);
-        let client = Program::start(&mut Theirs(FOREVER).command(Some(HOST)));
+        let mut server = Bareverbs(FOREVER).serve(PORT);
+        let client = Program::start(&mut RdmaCore(FOREVER).command(Some(HOST)));
         server.line("  remote address:");
         std::thread::sleep(A_WHILE);
         kill(server);
@@ -128,9 +136,9 @@ fn killed_bareverbs_server_is_reported() {
 
 fn killed_bareverbs_client_is_reported() {
     nothing_leaks(|| {
-        let server = Theirs(FOREVER).serve(PORT);
+        let server = RdmaCore(FOREVER).serve(PORT);
         let theirs = held();
-        let mut client = Program::start(&mut Ours(FOREVER_ON_EVENTS).command(Some(HOST)));
+        let mut client = Program::start(&mut Bareverbs(FOREVER_ON_EVENTS).command(Some(HOST)));
         client.line("  remote address:");
         std::thread::sleep(A_WHILE);
         assert_eq!((held().qp, held().mr), (theirs.qp + 1, theirs.mr + 1));
@@ -143,7 +151,7 @@ fn killed_bareverbs_client_is_reported() {
 fn sigterm_ends_the_server_cleanly() {
     nothing_leaks(|| {
         for signal in [Signal::SIGTERM, Signal::SIGINT] {
-            let server = Ours(&[]).serve(PORT);
+            let server = Bareverbs(&[]).serve(PORT);
             server.signal(signal);
             let finished = server.finish();
             assert_eq!(finished.status.code(), Some(128 + signal as i32), "{finished:#?}");

@@ -5,7 +5,9 @@ use std::fs;
 use std::process::Command;
 
 use bareverbs::Mtu;
-use bareverbs_interop_tests::pingpong::{Ours, Theirs, run_all_pairings, run_pingpong, run_pingpong_on};
+use bareverbs_interop_tests::pingpong::{
+    Bareverbs, RdmaCore, run_all_pairings, run_pingpong, run_pingpong_on,
+};
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{Outcome, device, kernel_tests, skip};
 
@@ -32,12 +34,16 @@ const SOME: &[&str] = &["-n", "50"];
 
 fn default_rc_runs_match_ibv_rc_pingpong() {
     nothing_leaks(|| {
-        for (server, client) in [(Ours(&[]), Theirs(&[])), (Theirs(&[]), Ours(&[])), (Ours(&[]), Ours(&[]))] {
+        for (server, client) in [
+            (Bareverbs(&[]), RdmaCore(&[])),
+            (RdmaCore(&[]), Bareverbs(&[])),
+            (Bareverbs(&[]), Bareverbs(&[])),
+        ] {
             let run = run_pingpong(server, client).expect_regular(4096, 1000);
             for (player, side) in [(server, &run.server), (client, &run.client)] {
                 let said = side.stderr.trim_end();
                 // On InfiniBand the LID suffices.
-                let remark = match player.is_ours() && !device::is_infiniband() {
+                let remark = match player.is_bareverbs() && !device::is_infiniband() {
                     true => format!("using GID index {} (::ffff:10.1.0.1, RoCE v2)", device::gid_index()),
                     false => String::new(),
                 };
@@ -52,10 +58,10 @@ fn either_side_may_sleep_on_events() {
     nothing_leaks(|| {
         run_all_pairings(sleeping, 4096, 50);
         for (server, client) in [
-            (Ours(sleeping), Theirs(SOME)),
-            (Ours(SOME), Theirs(sleeping)),
-            (Theirs(sleeping), Ours(SOME)),
-            (Theirs(SOME), Ours(sleeping)),
+            (Bareverbs(sleeping), RdmaCore(SOME)),
+            (Bareverbs(SOME), RdmaCore(sleeping)),
+            (RdmaCore(sleeping), Bareverbs(SOME)),
+            (RdmaCore(SOME), Bareverbs(sleeping)),
         ] {
             run_pingpong(server, client).expect_regular(4096, 50);
         }
@@ -86,7 +92,7 @@ impl LinkMtu {
     fn raise(mtu: &str) -> Self {
         let path = |link: &str| format!("/sys/class/net/{link}/mtu");
         let mut links = vec![device::netdev()];
-        if device::wired().is_ok() {
+        if device::has_peer_veth().is_ok() {
             links.push(device::FAR.to_owned());
         }
         let read = |link: &str| fs::read_to_string(path(link)).expect("the interface has an MTU");
@@ -109,7 +115,7 @@ fn every_path_mtu() {
     let _link = match device::open().query_port(1).expect("the port").active_mtu {
         Mtu::Mtu4096 => None,
         _ => {
-            let refused = Ours(&["-m", "2048"]).serve(18515).finish();
+            let refused = Bareverbs(&["-m", "2048"]).serve(18515).finish();
             refused.expect_failure("a path MTU of 2048 (-m) is above that of port 1 (active_mtu 1024)");
             Some(LinkMtu::raise("4200"))
         }
@@ -125,16 +131,16 @@ fn checked_data_in_both_directions() {
         let plain = &options[1..];
         let bytes = size.parse().unwrap();
         for (server, client) in [
-            (Ours(options), Theirs(options)),
-            (Theirs(options), Ours(options)),
-            (Ours(options), Theirs(plain)),
-            (Theirs(plain), Ours(options)),
-            (Ours(options), Ours(options)),
-            (Ours(plain), Ours(options)),
+            (Bareverbs(options), RdmaCore(options)),
+            (RdmaCore(options), Bareverbs(options)),
+            (Bareverbs(options), RdmaCore(plain)),
+            (RdmaCore(plain), Bareverbs(options)),
+            (Bareverbs(options), Bareverbs(options)),
+            (Bareverbs(plain), Bareverbs(options)),
         ] {
             let run = run_pingpong(server, client).expect_regular(bytes, 10);
             for (player, side) in [(server, &run.server), (client, &run.client)] {
-                let checks = matches!(player, Ours(["-c", ..]));
+                let checks = matches!(player, Bareverbs(["-c", ..]));
                 assert_eq!(side.stderr.contains("every byte of 10 messages"), checks, "{run:#?}");
             }
         }
@@ -147,24 +153,24 @@ fn sends_through_a_batch() {
     run_all_pairings(&["-N", "-n", "50", "-s", "64", "-c", "-e"], 64, 50);
     // Not with the C program: rdma-core 65 on Soft-RoCE marks the SGE of a batch as inline data and
     // copies no data, so the message holds the SGE's address and key.
-    let inline = Ours(&["-N", "-n", "50", "-s", "16", "-c"]);
+    let inline = Bareverbs(&["-N", "-n", "50", "-s", "16", "-c"]);
     run_pingpong(inline, inline).expect_regular(16, 50);
 }
 
 fn a_given_gid_index_is_used() {
     let index = device::gid_index().to_string();
     let options = ["-n", "20", "-g", &index];
-    let ours = Ours(&options);
+    let ours = Bareverbs(&options);
     // On InfiniBand, the C program uses no GID unless it is given one, and can't reach a peer with
     // a GID.
-    let theirs = Theirs(if device::is_infiniband() { &options } else { &options[..2] });
+    let theirs = RdmaCore(if device::is_infiniband() { &options } else { &options[..2] });
     let run = run_pingpong(ours, theirs).expect_regular(4096, 20);
     assert_eq!(run.server.stderr, "", "a given index needs no remark");
     run_pingpong(theirs, ours).expect_regular(4096, 20);
     run_pingpong(ours, ours).expect_regular(4096, 20);
     // The C program uses the last option, so both sides use the link-local address.
     let link_local = &["-n", "20", "-g", "0"][..];
-    let run = run_pingpong(Theirs(link_local), Ours(link_local)).expect_regular(4096, 20);
+    let run = run_pingpong(RdmaCore(link_local), Bareverbs(link_local)).expect_regular(4096, 20);
     assert!(run.client.stdout.contains("GID fe80::"), "{run:#?}");
 }
 
@@ -175,15 +181,16 @@ fn a_service_level() {
 fn another_tcp_port_and_long_names() {
     let options =
         &["--port=4711", "--ib-dev", device::name(), "--ib-port=1", "--iters=20", "--size=0x100"][..];
-    for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+    for (server, client) in [(Bareverbs(options), RdmaCore(options)), (RdmaCore(options), Bareverbs(options))]
+    {
         run_pingpong_on(4711, server, client).expect_regular(256, 20);
     }
 }
 
 fn a_deep_and_a_shallow_receive_queue() {
     let (deep, shallow) = (&["-n", "50", "-r", "4000"][..], &["-n", "50", "-r", "2"][..]);
-    run_pingpong(Ours(deep), Theirs(shallow)).expect_regular(4096, 50);
-    run_pingpong(Theirs(deep), Ours(shallow)).expect_regular(4096, 50);
+    run_pingpong(Bareverbs(deep), RdmaCore(shallow)).expect_regular(4096, 50);
+    run_pingpong(RdmaCore(deep), Bareverbs(shallow)).expect_regular(4096, 50);
 }
 
 fn on_demand_paging_where_the_kernel_has_it() -> Outcome {
@@ -213,7 +220,9 @@ fn completion_timestamps() {
     const STARTS: [&str; 3] = ["Max", "Min", "Average"];
     let options = &["-t", "-n", "50"][..];
     nothing_leaks(|| {
-        for (server, client) in [(Ours(options), Theirs(options)), (Theirs(options), Ours(options))] {
+        for (server, client) in
+            [(Bareverbs(options), RdmaCore(options)), (RdmaCore(options), Bareverbs(options))]
+        {
             let mut run = run_pingpong(server, client);
             for side in [&mut run.server, &mut run.client] {
                 let all: Vec<_> = side.stdout.lines().map(str::to_owned).collect();
@@ -232,7 +241,7 @@ fn completion_timestamps() {
         }
         // One message, and so no interval.
         let single = &["-t", "-n", "1", "-e"][..];
-        run_pingpong(Ours(single), Ours(single)).expect_regular(4096, 1);
+        run_pingpong(Bareverbs(single), Bareverbs(single)).expect_regular(4096, 1);
     });
 }
 
@@ -243,13 +252,13 @@ fn device_memory() {
         }
         // Not with the C program: rdma-core 65 copies messages that fit inline from address 0, and
         // crashes.
-        let short = Ours(&["-j", "-n", "20", "-s", "4"]);
+        let short = Bareverbs(&["-j", "-n", "20", "-s", "4"]);
         run_pingpong(short, short).expect_regular(4, 20);
         let checked = &["-j", "-n", "10", "-s", "777", "-c"][..];
-        run_pingpong(Ours(checked), Ours(checked)).expect_regular(777, 10);
+        run_pingpong(Bareverbs(checked), Bareverbs(checked)).expect_regular(777, 10);
         // Each side chooses its memory by itself.
-        run_pingpong(Ours(checked), Theirs(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
-        run_pingpong(Theirs(&["-n", "10", "-s", "777"]), Ours(&["-j", "-n", "10", "-s", "777"]))
+        run_pingpong(Bareverbs(checked), RdmaCore(&["-n", "10", "-s", "777"])).expect_regular(777, 10);
+        run_pingpong(RdmaCore(&["-n", "10", "-s", "777"]), Bareverbs(&["-j", "-n", "10", "-s", "777"]))
             .expect_regular(777, 10);
     });
 }

@@ -4,24 +4,24 @@ use std::process::Command;
 
 use bareverbs::Mtu;
 use bareverbs_interop_tests::calls::trace;
-use bareverbs_interop_tests::pingpong::{HOST, Ours};
+use bareverbs_interop_tests::pingpong::{Bareverbs, HOST};
 use bareverbs_test_support::{Completion, Outcome, device, kernel_tests, skip};
 
 kernel_tests! {
-    the_tracer_sees_what_a_client_makes,
+    strace_lists_the_objects_of_a_client,
     implicit_on_demand_paging_is_refused_where_the_device_has_none,
     completion_timestamps_are_refused_where_the_device_has_none,
     device_memory_is_refused_where_the_device_has_none,
     on_demand_paging_is_refused_where_the_kernel_has_none,
     limits_of_the_device_are_refused_with_the_limit,
-    a_port_or_gid_that_is_not_there_is_refused,
+    absent_port_or_gid_is_refused,
 }
 
 /// Asserts that our program ends with an error that contains these words, as server and as client,
 /// and creates no object on the device.
 fn refused(options: &[&str], words: &str) {
     for host in [None, Some(HOST)] {
-        let calls = trace(&mut Ours(options).command(host));
+        let calls = trace(&mut Bareverbs(options).command(host));
         assert_eq!(calls.status, Some(1), "{options:?}: {calls:#?}");
         assert!(calls.stderr.contains(words), "{options:?} should say `{words}`: {calls:#?}");
         let made = calls.making();
@@ -35,12 +35,12 @@ fn devinfo() -> String {
     String::from_utf8_lossy(&report.stdout).into_owned()
 }
 
-fn on_demand_paging_is_there() -> bool {
+fn odp_is_supported() -> bool {
     devinfo().contains("ODP_SUPPORT")
 }
 
-fn the_tracer_sees_what_a_client_makes() {
-    let calls = trace(&mut Ours(&["-p", "4713"]).command(Some(HOST)));
+fn strace_lists_the_objects_of_a_client() {
+    let calls = trace(&mut Bareverbs(&["-p", "4713"]).command(Some(HOST)));
     assert!(calls.network() && calls.stderr.contains("Connection refused"), "{calls:#?}");
     let made = calls.making();
     for sign in ["CQ", "QP", "MODIFYQP"] {
@@ -58,7 +58,7 @@ fn implicit_on_demand_paging_is_refused_where_the_device_has_none() -> Outcome {
     if devinfo().contains("ODP_SUPPORT_IMPLICIT") {
         return skip("the device has implicit on-demand paging");
     }
-    let words = if on_demand_paging_is_there() {
+    let words = if odp_is_supported() {
         "no implicit on-demand paging (ODP_SUPPORT_IMPLICIT), which -O needs"
     } else {
         "no on-demand paging (ODP_SUPPORT), which -o and -O need"
@@ -91,7 +91,7 @@ fn device_memory_is_refused_where_the_device_has_none() -> Outcome {
 }
 
 fn on_demand_paging_is_refused_where_the_kernel_has_none() -> Outcome {
-    if on_demand_paging_is_there() {
+    if odp_is_supported() {
         return skip("the device has on-demand paging");
     }
     for options in [&["-o"][..], &["--odp", "--prefetch"], &["-o", "-P"]] {
@@ -115,7 +115,7 @@ fn limits_of_the_device_are_refused_with_the_limit() {
     }
 }
 
-fn a_port_or_gid_that_is_not_there_is_refused() {
+fn absent_port_or_gid_is_refused() {
     refused(&["-i", "3"], "port 3");
     refused(&["-g", "200"], "GID");
     refused(&["-g", "100000"], "GID");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use bareverbs_interop_tests::pingpong::{HOST, Ours, PORT, run_pingpong};
+use bareverbs_interop_tests::pingpong::{Bareverbs, HOST, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, Program};
 use bareverbs_test_support::{device, kernel_tests};
 use serde_json::Value;
@@ -126,7 +126,7 @@ fn devices_as_json() {
 fn small_messages_go_inline() {
     for (size, inline) in [("1", true), ("16", true), ("17", false), ("64", false)] {
         let options = &["--json", "-n", "5", "-s", size][..];
-        let run = run_pingpong(Ours(options), Ours(options));
+        let run = run_pingpong(Bareverbs(options), Bareverbs(options));
         for side in [run.server, run.client].map(Finished::expect_success) {
             let report: Value = serde_json::from_str(&side.stdout).unwrap();
             assert_eq!(report["inline"], inline, "{size} bytes: {side:#?}");
@@ -137,7 +137,7 @@ fn small_messages_go_inline() {
 fn rc_json_output() {
     let options = &["--json", "-n", "100", "-s", "16", "-e", "-c"][..];
     // The server prints its lines at its end, so the test does not wait for them.
-    let run = run_pingpong(Ours(options), Ours(options));
+    let run = run_pingpong(Bareverbs(options), Bareverbs(options));
     let sides = [run.server, run.client].map(|side| {
         let side = side.expect_success();
         serde_json::from_str::<Value>(&side.stdout).unwrap_or_else(|error| panic!("{error} in {side:#?}"))
@@ -165,6 +165,6 @@ fn rc_json_output() {
     assert_eq!(sides[0]["local"], sides[1]["remote"]);
     assert_eq!(sides[1]["local"], sides[0]["remote"]);
     // An error is not JSON: standard output is empty, and standard error has the message.
-    let failed = Program::start(&mut Ours(&["--json", "-p", "1"]).command(Some(HOST))).finish();
+    let failed = Program::start(&mut Bareverbs(&["--json", "-p", "1"]).command(Some(HOST))).finish();
     assert_eq!(failed.expect_failure("couldn't connect").stdout, "", "port {PORT} was not meant");
 }

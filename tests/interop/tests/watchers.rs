@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Instant;
 
-use bareverbs_interop_tests::pingpong::{Kind, Ours, OursOf, PORT, run_pingpong};
+use bareverbs_interop_tests::pingpong::{Bareverbs, BareverbsOf, Kind, PORT, run_pingpong};
 use bareverbs_interop_tests::program::{Finished, LIMIT, Program};
 use bareverbs_test_support::resources::nothing_leaks;
 use bareverbs_test_support::{device, kernel_tests};
@@ -18,10 +18,10 @@ kernel_tests! {
     counters_match_rdma_statistic,
     watch_appends_json_lines if device::soft_roce,
     watch_redraws_on_terminals_only,
-    a_device_that_is_not_there_is_refused,
+    absent_device_is_refused,
 }
 
-fn ours(arguments: &[&str]) -> Program {
+fn bareverbs(arguments: &[&str]) -> Program {
     Program::start(Command::new("bareverbs").args(arguments))
 }
 
@@ -51,11 +51,11 @@ fn cut_the_link() {
 fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
     nothing_leaks(|| {
         let mut watchers = [
-            ours(&["asyncwatch"]),
-            ours(&["asyncwatch", "-d", device::name()]),
+            bareverbs(&["asyncwatch"]),
+            bareverbs(&["asyncwatch", "-d", device::name()]),
             Program::start(Command::new("ibv_asyncwatch").args(["-d", device::name()])),
         ];
-        let mut lines = ours(&["asyncwatch", "--json"]);
+        let mut lines = bareverbs(&["asyncwatch", "--json"]);
         for watcher in &mut watchers {
             watcher.line(&format!("{}: async event FD ", device::name()));
         }
@@ -77,7 +77,7 @@ fn asyncwatch_prints_what_ibv_asyncwatch_prints() {
 fn asyncwatch_ends_on_signals() {
     nothing_leaks(|| {
         for signal in [Signal::SIGINT, Signal::SIGTERM] {
-            let mut watcher = ours(&["asyncwatch"]);
+            let mut watcher = bareverbs(&["asyncwatch"]);
             watcher.line(device::name());
             watcher.signal(signal);
             let finished = watcher.finish();
@@ -93,8 +93,8 @@ fn rows<'a>(list: impl Iterator<Item = &'a Value>, key: &str) -> BTreeMap<u64, &
 
 fn resources_match_rdma_resource_show() {
     nothing_leaks(|| {
-        let connected = Ours(&[]).serve(PORT);
-        let shared = OursOf(Kind::Srq, &["-q", "3", "-p", "4711"]).serve(4711);
+        let connected = Bareverbs(&[]).serve(PORT);
+        let shared = BareverbsOf(Kind::Srq, &["-q", "3", "-p", "4711"]).serve(4711);
         let report = json("bareverbs", &["resources", "--json", "-d", device::name()]);
         let device = &report[0];
         assert_eq!(device["device"], device::name());
@@ -161,12 +161,12 @@ fn counters_match_rdma_statistic() {
 }
 
 fn watch_appends_json_lines() {
-    let mut watcher = ours(&["resources", "--json", "--watch", "0.2"]);
+    let mut watcher = bareverbs(&["resources", "--json", "--watch", "0.2"]);
     let mut moment =
         || -> Value { serde_json::from_str(&watcher.line("{")).expect("each line is an object") };
     let sent = |moment: &Value| moment["devices"][0]["ports"][0]["counters"]["sent_pkts"].as_u64().unwrap();
     let first = moment();
-    run_pingpong(Ours(&["-n", "20"]), Ours(&["-n", "20"])).expect_regular(4096, 20);
+    run_pingpong(Bareverbs(&["-n", "20"]), Bareverbs(&["-n", "20"])).expect_regular(4096, 20);
     let mut last = moment();
     let begin = Instant::now();
     while sent(&last) < sent(&first) + 40 {
@@ -196,9 +196,9 @@ fn watch_redraws_on_terminals_only() {
     draws_twice("python3", &["-c", terminal], CLEAR);
 }
 
-fn a_device_that_is_not_there_is_refused() {
+fn absent_device_is_refused() {
     for command in ["asyncwatch", "resources"] {
-        let finished = ours(&[command, "-d", "rxe7"]).finish();
+        let finished = bareverbs(&[command, "-d", "rxe7"]).finish();
         let known = finished.expect_failure("rxe7");
         assert!(known.stderr.contains(device::name()), "{known:#?}");
     }

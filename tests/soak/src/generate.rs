@@ -97,7 +97,7 @@ impl Generator {
     }
 
     /// True once in `times` calls, on average.
-    fn once_in(&mut self, times: u32) -> bool {
+    fn one_in(&mut self, times: u32) -> bool {
         self.rng.u32(..times) == 0
     }
 

@@ -124,7 +124,7 @@ impl Iteration {
                 self.end(*b, *end)?;
                 self.poll_all()?;
                 self.model.aborted([*a, *b], *end);
-                self.forget_destroyed();
+                self.remove_destroyed();
             }
             Op::Settle => self.settle()?,
             Op::End(_, End::Reset | End::Destroy) => {
@@ -132,13 +132,13 @@ impl Iteration {
                 // The flushed completions are in the CQ, and no more will follow.
                 self.poll_all()?;
                 self.model.apply(op);
-                self.forget_destroyed();
+                self.remove_destroyed();
             }
             _ => {
                 self.change(op)?;
                 self.model.apply(op);
                 self.update_capacity(op);
-                self.forget_destroyed();
+                self.remove_destroyed();
             }
         }
         Ok(())
@@ -308,7 +308,7 @@ impl Iteration {
 
     /// Forgets destroyed queue pairs after their completions are polled. The kernel may reuse a QPN
     /// earlier.
-    fn forget_destroyed(&mut self) {
+    fn remove_destroyed(&mut self) {
         let qps = &self.model.qps;
         self.ids_by_qpn.retain(|_, id| qps.contains_key(id));
     }

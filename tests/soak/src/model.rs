@@ -139,7 +139,7 @@ pub struct Qp {
     /// Receives that no message has used.
     pub receives: VecDeque<Receive>,
     /// Whether it was modified to ERR; later receives are flushed then.
-    told: bool,
+    modified_to_err: bool,
     /// Receives that were posted to a queue pair in ERR after a failure. The kernel flushes them
     /// when it is modified to ERR, and may flush them earlier: on a packet or, from Linux 6.4 on,
     /// on a send.
@@ -361,7 +361,7 @@ impl Model {
         match end {
             End::Error => {
                 self.enter_error(id);
-                self.qp_mut(id).told = true;
+                self.qp_mut(id).modified_to_err = true;
             }
             End::Reset => self.reset(id),
             End::Destroy => {
@@ -390,7 +390,7 @@ impl Model {
                 qp.receives_expected.push_back(Expect::flushed(receive.wr_id));
             }
             qp.aborted = if end == End::Error { Aborted::Flushing } else { Aborted::Gone };
-            qp.told = end == End::Error;
+            qp.modified_to_err = end == End::Error;
             qp.state = State::Error;
         }
     }
@@ -447,7 +447,7 @@ impl Qp {
             room: (plan.sends as usize, plan.receives as usize),
             waiting: VecDeque::new(),
             receives: VecDeque::new(),
-            told: false,
+            modified_to_err: false,
             idle: Vec::new(),
             sends_expected: VecDeque::new(),
             unasked: Vec::new(),

@@ -271,9 +271,9 @@ struct Failure {
 fn fails_by_itself(pd: &Pd, operation: Operation, from: &[Sge], ways: [WcStatus; 2]) -> Result<Failure> {
     let (mut a, _b) = pair(pd, PairPlan::default());
     a.send(&[request(1, operation, Payload::Sges(from))])?;
-    let told = a.completions(1)[0].status;
-    let flushed = told == WcStatus::WR_FLUSH_ERR;
-    let status = if flushed { a.qp.failure().context("it knows why")?.status } else { told };
+    let status = a.completions(1)[0].status;
+    let flushed = status == WcStatus::WR_FLUSH_ERR;
+    let status = if flushed { a.qp.failure().context("it knows why")?.status } else { status };
     ensure!(ways.contains(&status), "{operation:?} from {from:?} ended with {status:?}");
     Ok(Failure { status, flushed })
 }

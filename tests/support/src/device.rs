@@ -384,7 +384,7 @@ pub const FAR: &str = "veth1";
 ///
 /// # Errors
 /// If the interface of the device is not the lab's.
-pub fn wired() -> Requirement {
+pub fn has_peer_veth() -> Requirement {
     ethernet()?;
     let there = PathBuf::from(format!("/sys/class/net/{FAR}")).exists();
     need(there, || format!("there is nobody at the other end of the wire, as {FAR} is with Soft-RoCE"))

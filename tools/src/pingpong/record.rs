@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_encoded_decodes_to_the_same(lid: u16, qpn in 0..1u32 << 24, psn in 0..1u32 << 24, gid: u128) {
+        fn encoded_commands_decode_to_equal_values(lid: u16, qpn in 0..1u32 << 24, psn in 0..1u32 << 24, gid: u128) {
             let record = Record { lid, qpn, psn, gid: Ipv6Addr::from_bits(gid) };
             prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
         }

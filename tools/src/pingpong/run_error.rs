@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_peer_is_named_with_the_time_limit() {
+    fn silent_peer_is_reported_with_the_timeout() {
         let text = RunError::PeerStalled { waited: COMPLETION_TIMEOUT, progress: PROGRESS }.to_string();
         assert!(
             text.starts_with("nothing completed for 10 s, though the peer's queue pair is still there; 7 "),

@@ -195,7 +195,7 @@ impl<P: Provider> AsFd for Context<P> {
 
 /// The device file of `device` for a descriptor.
 fn device_file(verb: &'static str, device: &Device, fd: OwnedFd, driver: DriverId) -> Result<DeviceFile> {
-    let file = if device.kernel_vouches_for(fd.as_fd()) {
+    let file = if device.is_named_by_netlink(fd.as_fd()) {
         // SAFETY: the descriptor is of the character device that the kernel has just named, by RDMA
         // netlink, as a uverbs device. This needs no sysfs, also for devices with dynamic numbers.
         unsafe { DeviceFile::from_fd_unchecked(fd, driver.0) }.map_err(OpenError::from)

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_reset_is_completed_before_the_queue_pair_leaves_reset() {
+    fn incomplete_reset_is_reissued_before_qp_leaves_reset() {
         let plain = Plain::default();
         let mut qp = plain.queue_pair(&plain.domain());
         let refused = || Err(IoctlError { method: "ModifyQp", errno: Errno::IO });

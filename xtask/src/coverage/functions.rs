@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_and_what_only_tests_use_are_left_out() {
+    fn test_code_is_left_out() {
         let text =
             "pub fn a() {}\n#[cfg(test)]\nmod tests {\n    pub fn b() {}\n}\n#[cfg(feature = \"test-utils\")]
             impl S { pub fn c() {} }\n#[cfg(test)]\nmod more;\n";

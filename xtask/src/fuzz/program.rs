@@ -81,7 +81,7 @@ impl Program {
             let line = line?;
             log.write_all(&line)?;
             log.write_all(b"\n")?;
-            run.hear(&String::from_utf8_lossy(&line));
+            run.parse_line(&String::from_utf8_lossy(&line));
             bar.set_message(run.to_string());
         }
         let status = child.wait()?;
@@ -112,7 +112,7 @@ impl Run {
     pub(super) const HEADING: &str = "        runs   runs/s  features  new entries  findings";
 
     /// Parses a line of libFuzzer's output.
-    fn hear(&mut self, line: &str) {
+    fn parse_line(&mut self, line: &str) {
         let number = |text: &str| text.trim().parse::<u64>().ok();
         if let Some(rest) = line.strip_prefix('#') {
             let words: Vec<_> = rest.split_whitespace().collect();
@@ -168,14 +168,14 @@ mod tests {
     #[test]
     fn libfuzzer_output_is_parsed() {
         let mut run = Run { failed: true, log: "log".into(), ..Run::default() };
-        run.hear("#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 40Mb");
-        run.hear("#4096\tpulse  cov: 50 ft: 61 corp: 7/120b lim: 43 exec/s: 2048 rss: 41Mb");
+        run.parse_line("#2\tINITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 40Mb");
+        run.parse_line("#4096\tpulse  cov: 50 ft: 61 corp: 7/120b lim: 43 exec/s: 2048 rss: 41Mb");
         assert_eq!((run.runs, run.features, run.per_second), (4096, 61, 2048));
-        run.hear("thread '<unnamed>' panicked at fuzz/src/grh_header.rs:40:5:");
-        run.hear("==7== ERROR: libFuzzer: deadly signal");
-        run.hear("artifact_prefix='a/'; Test unit written to a/crash-0123");
-        run.hear("stat::number_of_executed_units: 5000");
-        run.hear("stat::average_exec_per_sec:     2500");
+        run.parse_line("thread '<unnamed>' panicked at fuzz/src/grh_header.rs:40:5:");
+        run.parse_line("==7== ERROR: libFuzzer: deadly signal");
+        run.parse_line("artifact_prefix='a/'; Test unit written to a/crash-0123");
+        run.parse_line("stat::number_of_executed_units: 5000");
+        run.parse_line("stat::average_exec_per_sec:     2500");
         assert_eq!((run.runs, run.per_second), (5000, 2500));
         let report = run.report("grh_header").unwrap();
         assert!(

@@ -32,7 +32,7 @@ programs() {
     $1 'bareverbs pingpong rc -e -c' 'bareverbs pingpong rc -e -c'
 }
 serve_one() { serve $1 $gid -n 20; }
-play_other() { play $2 $gid -n 20; }";
+play_other() { run_pair $2 $gid -n 20; }";
 
 /// The modules of pyverbs that take seconds, not minutes: queues, keys, messages, and their
 /// failures.
@@ -74,7 +74,7 @@ programs serve
 await rping -s -C 10 -v
 listening $(seq $first $((at - 2))) || exit 1
 at=$first
-programs play && try rping -c -a $net.$PEER -C 10 -v && served";
+programs run_pair && try rping -c -a $net.$PEER -C 10 -v && served";
     testbed.script(0, &format!("count=20\n{EACH_PROGRAM}\n{programs}")).map(drop)
 }
 
@@ -84,7 +84,7 @@ pub(super) fn bareverbs_within(testbed: &mut Testbed<'_>, host: usize) -> Result
 }
 
 pub(super) fn bareverbs_between(testbed: &mut Testbed<'_>) -> Result<()> {
-    testbed.play(
+    testbed.run_pair(
         0,
         &format!("{OURS}\ngames serve_one\nlistening || exit 1\necho {READY}\nserved"),
         &format!("{OURS}\ngames play_other"),
@@ -93,20 +93,20 @@ pub(super) fn bareverbs_between(testbed: &mut Testbed<'_>) -> Result<()> {
 
 pub(super) fn between(testbed: &mut Testbed<'_>) -> Result<()> {
     let programs = format!("count=200\n{EACH_PROGRAM}\ngames");
-    testbed.play(0, &serving(&programs), &playing(&programs))
+    testbed.run_pair(0, &serving(&programs), &client_script(&programs))
 }
 
 /// Both directions, and by addresses. This suffices if the programs have run before.
 pub(super) fn smoke(testbed: &mut Testbed<'_>) -> Result<()> {
     let program = "once() { $1 ibv_rc_pingpong $gid -n 50; }\nonce";
-    testbed.play(0, &serving(program), &playing(program))?;
+    testbed.run_pair(0, &serving(program), &client_script(program))?;
     one(testbed, 1)
 }
 
 /// One program, served by a host.
 pub(super) fn one(testbed: &mut Testbed<'_>, server: usize) -> Result<()> {
     let program = "ibv_rc_pingpong $gid -n 50";
-    testbed.play(
+    testbed.run_pair(
         server,
         &format!("serve {program}\nlistening || exit 1\necho {READY}\nserved"),
         &format!("play {program}"),
@@ -119,7 +119,7 @@ fn serving(programs: &str) -> String {
 }
 
 /// The script of the clients.
-fn playing(programs: &str) -> String {
+fn client_script(programs: &str) -> String {
     format!("{programs} play || exit 1\n{ADDRESSED_CLIENTS}")
 }
 

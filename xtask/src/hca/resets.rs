@@ -26,7 +26,7 @@ at=$first waiting=()
 serve ibv_rc_pingpong $gid -n 50
 listening || exit 1
 at=$first
-play ibv_rc_pingpong $gid -n 50 && served || exit 1";
+run_pair ibv_rc_pingpong $gid -n 50 && served || exit 1";
 
 /// Traffic from the second host to the first that only ends with one of them.
 const SERVES_LONG: &str = "serve ib_write_bw -F $cm -D 60; listening && echo ready to play; wait";
@@ -41,11 +41,11 @@ pub(super) fn cable(testbed: &mut Testbed<'_>) -> Result<()> {
     for command in ["1 link down", "1 link up"] {
         testbed.control(command)?;
         let wanted = if command.ends_with("up") { "PORT_ACTIVE" } else { "PORT_ERR" };
-        testbed.hear(0, wanted)?;
+        testbed.wait_for_event(0, wanted)?;
     }
     if testbed.port == HcaPort::Ib {
         testbed.control("1 lid 77")?;
-        testbed.hear(0, "LID_CHANGE")?;
+        testbed.wait_for_event(0, "LID_CHANGE")?;
     }
     testbed.stop(0)?;
     let mut seen =
@@ -122,7 +122,7 @@ pub(super) fn replaced_hcas(testbed: &mut Testbed<'_>) -> Result<()> {
 
 impl Testbed<'_> {
     /// Waits until a running script prints `sign`.
-    fn hear(&mut self, host: usize, sign: &str) -> Result<()> {
+    fn wait_for_event(&mut self, host: usize, sign: &str) -> Result<()> {
         let deadline = Some(Instant::now() + super::LIMIT);
         let guests = self.guests()?;
         let mut output = String::new();

@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const TESTS: &str = "bareverbs-kernel-tests";
 
 /// The tests that judge the mutants of a file: on rxe, or on the software ConnectX with this port.
-struct Judges {
+struct TestSet {
     file: &'static str,
     port: Option<HcaPort>,
     /// Parts of the names of the tests.
@@ -34,8 +34,8 @@ struct Judges {
 }
 
 /// If a file has several functions, the tests of all of them are run until one fails.
-const JUDGES: [Judges; 12] = [
-    Judges {
+const TEST_SETS: [TestSet; 12] = [
+    TestSet {
         file: "provider/src/command.rs",
         port: None,
         tests: &[
@@ -54,7 +54,7 @@ const JUDGES: [Judges; 12] = [
             "without_a_descriptor_nothing_is_opened",
         ],
     },
-    Judges {
+    TestSet {
         file: "provider/src/command/ah.rs",
         port: None,
         tests: &[
@@ -64,32 +64,32 @@ const JUDGES: [Judges; 12] = [
             "who_left_a_group",
         ],
     },
-    Judges { file: "provider/src/command/dm.rs", port: Some(HcaPort::Roce), tests: &["device_memory"] },
-    Judges { file: "provider/src/command/dmabuf.rs", port: Some(HcaPort::Roce), tests: &["dma_buf"] },
-    Judges { file: "provider/src/command/flow.rs", port: Some(HcaPort::Roce), tests: &["flow"] },
-    Judges {
+    TestSet { file: "provider/src/command/dm.rs", port: Some(HcaPort::Roce), tests: &["device_memory"] },
+    TestSet { file: "provider/src/command/dmabuf.rs", port: Some(HcaPort::Roce), tests: &["dma_buf"] },
+    TestSet { file: "provider/src/command/flow.rs", port: Some(HcaPort::Roce), tests: &["flow"] },
+    TestSet {
         file: "provider/src/command/memory.rs",
         port: None,
         tests: &["window", "changes_its_rights", "moves_to_another_domain"],
     },
-    Judges {
+    TestSet {
         file: "provider/src/command/qp_without_rings.rs",
         port: Some(HcaPort::Roce),
         tests: &["rss", "extended"],
     },
-    Judges {
+    TestSet {
         file: "provider/src/command/mr.rs",
         port: None,
         tests: &["memory_of_every_kind", "a_region", "many_regions", "locked_memory"],
     },
-    Judges {
+    TestSet {
         file: "provider/src/command/resize.rs",
         port: None,
         tests: &["resize", "cq_moderation_delays_events", "moderation"],
     },
-    Judges { file: "provider/src/command/srq.rs", port: None, tests: &["a_shared_queue"] },
-    Judges { file: "provider/src/command/wq.rs", port: Some(HcaPort::Roce), tests: &["rss"] },
-    Judges { file: "provider/src/command/xrc.rs", port: Some(HcaPort::Roce), tests: &["extended"] },
+    TestSet { file: "provider/src/command/srq.rs", port: None, tests: &["a_shared_queue"] },
+    TestSet { file: "provider/src/command/wq.rs", port: Some(HcaPort::Roce), tests: &["rss"] },
+    TestSet { file: "provider/src/command/xrc.rs", port: Some(HcaPort::Roce), tests: &["extended"] },
 ];
 
 /// Mutates one function at a time, builds the kernel tests and runs those of its file.
@@ -112,9 +112,9 @@ pub(super) fn run(
     // A test that fails without the mutation, or is skipped on this kernel, can't judge.
     let mut useful = BTreeMap::new();
     for file in mutants.iter().map(|mutant| &mutant.file).collect::<BTreeSet<_>>() {
-        let judges = judges_of(file)?;
+        let test_set = test_set_of(file)?;
         let mut passed = Vec::new();
-        lab.run(judges, &folder, &tests, |test, outcome| {
+        lab.run(test_set, &folder, &tests, |test, outcome| {
             if outcome == outcome::Outcome::Passed {
                 passed.push(test.title());
             }
@@ -127,10 +127,10 @@ pub(super) fn run(
     let mut outcomes = Vec::new();
     for (at, mutant) in mutants.iter().enumerate() {
         let begin = Instant::now();
-        let (verdict, noticed) = lab.try_mutant(tree, mutant, &useful[&mutant.file])?;
+        let (verdict, failed) = lab.try_mutant(tree, mutant, &useful[&mutant.file])?;
         let seconds = begin.elapsed().as_secs();
         let (count, all) = (at + 1, mutants.len());
-        println!("{count}/{all} {verdict:?} in {seconds} s: {}{noticed}", mutant.name);
+        println!("{count}/{all} {verdict:?} in {seconds} s: {}{failed}", mutant.name);
         outcomes.push(Outcome { name: mutant.name.clone(), verdict });
     }
     println!("\non {}: {}", lab.kernel.version, Tally::of(&outcomes));
@@ -138,9 +138,9 @@ pub(super) fn run(
     Ok(if unexplained == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn judges_of(file: &str) -> Result<&'static Judges> {
-    let judges = JUDGES.iter().find(|judges| judges.file == file);
-    judges.with_context(|| format!("no tests are named for {file}"))
+fn test_set_of(file: &str) -> Result<&'static TestSet> {
+    let test_set = TEST_SETS.iter().find(|test_set| test_set.file == file);
+    test_set.with_context(|| format!("no tests are named for {file}"))
 }
 
 /// Mutants of the command functions, evenly spread over them.
@@ -182,14 +182,14 @@ impl Lab {
         let built = build(tree);
         tree.restore(Path::new(&mutant.file))?;
         let Ok((folder, tests)) = built else { return Ok((Verdict::Unviable, String::new())) };
-        let mut noticed = None;
-        self.run(judges_of(&mutant.file)?, &folder, &tests, |test, outcome| {
+        let mut failed = None;
+        self.run(test_set_of(&mutant.file)?, &folder, &tests, |test, outcome| {
             if outcome == outcome::Outcome::Failed && useful.contains(&test.title()) {
-                noticed = Some(test.title());
+                failed = Some(test.title());
             }
-            noticed.is_none()
+            failed.is_none()
         })?;
-        Ok(match noticed {
+        Ok(match failed {
             Some(title) => (Verdict::Caught, format!("\n    noticed by {title}")),
             None => (Verdict::Survived, format!("\n    {} tests passed", useful.len())),
         })
@@ -198,12 +198,12 @@ impl Lab {
     /// Runs the tests in a fresh guest until `go_on` returns false.
     fn run(
         &self,
-        judges: &Judges,
+        test_set: &TestSet,
         folder: &Path,
         tests: &[GuestTest],
         mut go_on: impl FnMut(&GuestTest, outcome::Outcome) -> bool,
     ) -> Result<()> {
-        let hca = judges.port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
+        let hca = test_set.port.map(|port| Hca::start(&build::hca()?, port, 1, &[])).transpose()?;
         let setup = Setup {
             cache: &self.cache,
             tools: &self.tools,
@@ -219,7 +219,7 @@ impl Lab {
         };
         let mut guests = Guests::boot(&setup)?;
         let named = |part: &'static str| tests.iter().filter(move |test| test.title().contains(part));
-        for test in judges.tests.iter().flat_map(|part| named(part)) {
+        for test in test_set.tests.iter().flat_map(|part| named(part)) {
             let program = format!("{GUEST_FOLDER}/{}", test.binary);
             let argv = [&program, "--exact", &test.name, "--test-threads=1", "--color=never"];
             let exec = Exec { argv: argv.map(str::to_owned).into(), ..Exec::default() };

@@ -49,9 +49,9 @@ pub(super) fn run(
     ensure!(!record || kernels == [LISTED], "the list is of {LISTED}");
     let lab = Lab::open(rdma_core, accelerator)?;
     let soft = super::read()?;
-    let mut trouble = Vec::new();
+    let mut disagreements = Vec::new();
     for kernel in kernels {
-        let mut ends = play(&lab, port, *kernel)?;
+        let mut ends = run_suite(&lab, port, *kernel)?;
         ends.retain(|id, end| {
             let excused = *end == End::Failed && soft.fails(id, *kernel);
             if excused {
@@ -66,12 +66,17 @@ pub(super) fn run(
             fs::write(path(), print(&known)).context("writing the list")?;
         }
         let listed = (*kernel == LISTED).then(|| known.remove(name).unwrap_or_default());
-        for line in self::trouble(&ends, listed.as_ref()) {
+        for line in self::disagreements(&ends, listed.as_ref()) {
             println!("{line}");
-            trouble.push(line);
+            disagreements.push(line);
         }
     }
-    ensure!(trouble.is_empty(), "{} tests ended otherwise than {} says", trouble.len(), path().display());
+    ensure!(
+        disagreements.is_empty(),
+        "{} tests ended otherwise than {} says",
+        disagreements.len(),
+        path().display()
+    );
     Ok(())
 }
 
@@ -80,7 +85,7 @@ fn name(port: HcaPort) -> &'static str {
 }
 
 /// The outcomes on an HCA under this kernel.
-fn play(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
+fn run_suite(lab: &Lab<'_>, port: HcaPort, kernel: Series) -> Result<BTreeMap<String, End>> {
     let kernel = lab.kernel(kernel)?;
     let hca = Hca::start(&build::hca()?, port, 1, &[])?;
     heading(&format!("pyverbs on the HCA, {}, kernel {}", name(port), kernel.version));
@@ -104,20 +109,20 @@ fn skips(ends: &BTreeMap<String, End>) -> BTreeMap<String, String> {
 }
 
 /// The violations, one per line.
-fn trouble(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
-    let mut trouble: Vec<_> =
+fn disagreements(ends: &BTreeMap<String, End>, listed: Option<&BTreeMap<String, String>>) -> Vec<String> {
+    let mut disagreements: Vec<_> =
         ends.iter().filter(|(_, end)| **end == End::Failed).map(|(id, _)| format!("{id} failed")).collect();
-    let Some(listed) = listed else { return trouble };
+    let Some(listed) = listed else { return disagreements };
     let skipped = skips(ends);
     for (id, reason) in &skipped {
         if !listed.contains_key(id) {
-            trouble.push(format!("{id} is skipped now: {reason}"));
+            disagreements.push(format!("{id} is skipped now: {reason}"));
         }
     }
     for id in listed.keys().filter(|id| !skipped.contains_key(*id)) {
-        trouble.push(format!("{id} is not skipped any more: take it off the list"));
+        disagreements.push(format!("{id} is not skipped any more: take it off the list"));
     }
-    trouble
+    disagreements
 }
 
 fn print(skips: &Skips) -> String {
@@ -176,11 +181,11 @@ mod tests {
     fn failures_and_changed_skips_are_reported() {
         let mut ends = ends();
         let listed = skips(&ends);
-        assert!(trouble(&ends, Some(&listed)).is_empty());
+        assert!(disagreements(&ends, Some(&listed)).is_empty());
         ends.insert("test_a.A.test_1".to_owned(), End::Failed);
         ends.insert("test_a.A.test_2".to_owned(), End::Passed);
         ends.insert("test_c.C.test_4".to_owned(), End::Skipped("no DEVX".to_owned()));
-        assert_eq!(trouble(&ends, Some(&listed)).len(), 3);
-        assert_eq!(trouble(&ends, None), ["test_a.A.test_1 failed"]);
+        assert_eq!(disagreements(&ends, Some(&listed)).len(), 3);
+        assert_eq!(disagreements(&ends, None), ["test_a.A.test_1 failed"]);
     }
 }

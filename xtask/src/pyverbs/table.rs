@@ -55,12 +55,12 @@ pub(super) struct Row {
     /// Module, class and method.
     pub(super) id: String,
     pub(super) ends: [Option<End>; KERNELS.len()],
-    pub(super) ours: Ours,
+    pub(super) ours: OwnTests,
 }
 
 /// Our tests of the same behaviour.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ours {
+pub(super) enum OwnTests {
     /// By crate and name.
     Tests(Vec<String>),
     /// Why there is none.
@@ -71,7 +71,7 @@ pub(super) enum Ours {
 
 impl Row {
     pub(super) fn new(id: &str) -> Self {
-        Self { id: id.to_owned(), ends: [const { None }; KERNELS.len()], ours: Ours::Unknown }
+        Self { id: id.to_owned(), ends: [const { None }; KERNELS.len()], ours: OwnTests::Unknown }
     }
 
     /// Why it passes on no kernel, as reported by the newest kernel's run.
@@ -120,7 +120,7 @@ impl fmt::Display for Table {
     }
 }
 
-impl fmt::Display for Ours {
+impl fmt::Display for OwnTests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tests(names) => write!(f, "{} ", names.join(", ")),
@@ -130,7 +130,7 @@ impl fmt::Display for Ours {
     }
 }
 
-impl FromStr for Ours {
+impl FromStr for OwnTests {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -241,20 +241,20 @@ mod tests {
             passing: vec![
                 Row {
                     ends: columns(passed.clone(), passed.clone()),
-                    ours: Ours::Tests(vec!["verbs::one".to_owned(), "connected::two".to_owned()]),
+                    ours: OwnTests::Tests(vec!["verbs::one".to_owned(), "connected::two".to_owned()]),
                     ..Row::new("test_a.A.test_1")
                 },
                 Row { ends: columns(Some(End::Failed), passed.clone()), ..Row::new("test_a.A.test_2") },
                 Row {
                     ends: columns(Some(End::Skipped(String::new())), passed),
-                    ours: Ours::None("about Python".to_owned()),
+                    ours: OwnTests::None("about Python".to_owned()),
                     ..Row::new("test_b.B.test_1")
                 },
             ],
             others: vec![
                 Row {
                     ends: columns(None, Some(End::Skipped("no HCA".to_owned()))),
-                    ours: Ours::Tests(vec!["verbs::three".to_owned()]),
+                    ours: OwnTests::Tests(vec!["verbs::three".to_owned()]),
                     ..Row::new("test_mlx5_x.X.test_1")
                 },
                 Row { ends: columns(None, Some(End::Failed)), ..Row::new("test_mlx5_x.X.test_2") },

@@ -20,7 +20,7 @@ impl Frames {
         Ok(Self { plain: up(0)?, large: up(TSO_HEADER)? })
     }
 
-    pub(super) fn tell(&self) {
+    pub(super) fn print_values(&self) {
         println!("qp frames {:#x}\nqp large {:#x}", self.plain.qp_num(), self.large.qp_num());
     }
 

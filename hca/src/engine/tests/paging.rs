@@ -413,14 +413,14 @@ proptest! {
         for which in &which {
             post(&mut pair, OPERATIONS[*which], key);
         }
-        let (mut told, mut lost) = (0, lost.into_iter());
+        let (mut seen, mut lost) = (0, lost.into_iter());
         for (pages, time) in moves {
             let entries = [0u64, 1, 2, 3].map(|page| if pages >> page & 1 == 1 { (PAGE + page * SIZE) | 3 } else { 0 });
             fill(&mut pair, key, &entries);
-            for fault in faults(&mut pair).split_off(told) {
-                told += 1;
+            for fault in faults(&mut pair).split_off(seen) {
+                seen += 1;
                 // Limits the number of events to the size of the EQ.
-                prop_assume!(told < 50);
+                prop_assume!(seen < 50);
                 answer(&mut pair, fault, false).unwrap();
             }
             let end = pair.now + time;
@@ -430,7 +430,7 @@ proptest! {
             });
         }
         bring_in(&mut pair, key, READ | WRITE);
-        for fault in faults(&mut pair).split_off(told) {
+        for fault in faults(&mut pair).split_off(seen) {
             answer(&mut pair, fault, false).unwrap();
         }
         pair.settle(|packets| packets);

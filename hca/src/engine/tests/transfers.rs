@@ -216,15 +216,15 @@ fn armed_eq_interrupts_once() {
 /// fewer packets than there are retries.
 fn bad(fates: Vec<u8>) -> impl FnMut(Vec<Packet>) -> Vec<Packet> {
     let mut fates = fates.into_iter();
-    let mut harm = 6;
+    let mut faults_left = 6;
     move |packets| {
         let mut arrived: Vec<Packet> = Vec::new();
         for packet in packets {
             match fates.next().unwrap_or(255) {
-                0..40 if harm > 0 => harm -= 1,
+                0..40 if faults_left > 0 => faults_left -= 1,
                 40..70 => arrived.extend([packet.clone(), packet]),
-                70..100 if harm > 0 => {
-                    harm -= 1;
+                70..100 if faults_left > 0 => {
+                    faults_left -= 1;
                     arrived.insert(0, packet);
                 }
                 _ => arrived.push(packet),

@@ -19,7 +19,7 @@ fn move_to(cq: &mut Mlx5Cq, device: &mut Device, log: u32) {
 }
 
 #[test]
-fn a_resize_counts_as_no_event() {
+fn resize_does_not_count_as_event() {
     for solicited_only in [false, true] {
         let Fixture { mut device, mut cq, sq: _sq, rq: _rq, .. } = Fixture::new(false);
         for log in [LOG + 1, LOG, LOG, LOG + 2] {
@@ -31,7 +31,7 @@ fn a_resize_counts_as_no_event() {
 }
 
 #[test]
-fn an_event_counts_whether_it_was_raised_before_a_resize_or_after() {
+fn events_before_and_after_resize_are_counted() {
     for (solicited_only, before) in [(false, false), (false, true), (true, false), (true, true)] {
         let Fixture { mut device, mut cq, sq: _sq, rq: _rq, user_index, .. } = Fixture::new(false);
         arm(&mut cq, solicited_only);
@@ -81,7 +81,7 @@ fn no_queue_pair_is_reset_while_the_kernel_resizes_its_completion_queue() {
 }
 
 #[test]
-fn the_device_knows_of_all_room_before_it_marks_the_end_of_a_ring() {
+fn consumer_index_is_published_before_resize_cqe_is_awaited() {
     let Fixture { mut device, mut cq, mut sq, rq: _rq, user_index, .. } = Fixture::new(false);
     send(&mut sq, 1).expect("room");
     device.completes(CqeOpcode::REQ, user_index, 0);

@@ -35,7 +35,7 @@ fn reset_after_resize_discards_moved_cqes() {
 }
 
 #[test]
-fn a_reset_counts_entries_under_the_lock_that_the_poller_waits_for() {
+fn reset_counts_cqes_under_the_poll_lock() {
     let Fixture { mut device, mut cq, mut sq, rq, user_index, .. } = Fixture::with_cached_records();
     send(&mut sq, 1).expect("room");
     let lock = cq.shared().retired();
@@ -106,7 +106,7 @@ fn uidx_of_destroyed_qp_is_reused_after_empty_poll() {
 }
 
 #[test]
-fn a_queue_that_is_never_empty_lets_go_of_destroyed_queue_pairs_within_two_rounds() {
+fn never_empty_cq_releases_destroyed_qps_within_two_rounds() {
     // The scene's table has indices for two queue pairs, one of which is the scene's own.
     let Fixture { mut device, mut cq, sq, mut rq, user_index, _context: context, .. } = Fixture::new(false);
     let mut id = 0;
@@ -136,7 +136,7 @@ fn a_queue_that_is_never_empty_lets_go_of_destroyed_queue_pairs_within_two_round
 }
 
 #[test]
-fn a_resize_moves_completions_of_a_destroyed_queue_pair_and_they_stay_discarded() {
+fn resized_cq_still_discards_cqes_of_destroyed_qp() {
     let Fixture { mut device, mut cq, mut sq, mut rq, user_index, _context: context, .. } =
         Fixture::with_cached_records();
     let parts = context.qp(QpType::RC, &CAP, &cq, &cq, None).expect("an index");

@@ -109,12 +109,12 @@ pub(crate) fn ah_attr_is_validated_in_init_to_rtr() {
                 let text = refused.to_string();
                 assert!(matches!(refused, Error::Kernel(_)), "{what}: {refused:?}");
                 assert!(text.starts_with(verb), "{what}: {text}");
-                let told = if what == "no route" {
+                let reported = if what == "no route" {
                     "check the address, the link and the route"
                 } else {
                     "of different families"
                 };
-                assert!(text.contains(told), "{what}: {text}");
+                assert!(text.contains(reported), "{what}: {text}");
             }
         }
         for port in [0, 2, 255] {

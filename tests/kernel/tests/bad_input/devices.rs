@@ -12,7 +12,7 @@ use bareverbs_kernel_tests::loopback::{Plan, domain, open, side};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 use bareverbs_kernel_tests::{child, device};
 
-use crate::tool::complaint;
+use crate::tool::tool_error;
 
 /// Removes the Soft-RoCE device until it is dropped.
 struct Removed {
@@ -58,7 +58,7 @@ pub(crate) fn missing_device_is_reported_by_every_entry_point() {
     assert_eq!(named.to_string(), format!("no RDMA device is named {:?}; there is none", device::name()));
 
     for args in [&["pingpong", "rc"][..], &["devinfo"]] {
-        let line = complaint(args);
+        let line = tool_error(args);
         assert!(line.contains("no RDMA device found"), "{args:?}: {line}");
     }
     drop(removed);

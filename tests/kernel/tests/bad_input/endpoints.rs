@@ -65,7 +65,7 @@ pub(crate) fn endpoint_new_and_connect_validate_arguments() {
     });
 }
 
-pub(crate) fn a_refused_operation_gives_its_buffer_back() {
+pub(crate) fn refused_operation_returns_its_buffer() {
     nothing_leaks(|| {
         let pd = domain();
         let mut alone = Endpoint::<Buffer>::new(&pd, 1, 4).unwrap();

@@ -32,13 +32,13 @@ fn hello(wr_id: u64) -> SendRequest<'static> {
 }
 
 /// Two connected sides, and memory of the message after recovery.
-struct Scene {
+struct Fixture {
     a: Side,
     b: Side,
     good: Mr<Buffer>,
 }
 
-impl Scene {
+impl Fixture {
     fn new(pd: &Pd, plan: Plan) -> Self {
         let (a, b) = pair(pd, plan);
         Self { a, b, good: region(pd, &[0; 64], ALL_REMOTE) }
@@ -99,24 +99,24 @@ pub(crate) fn a_receive_too_short_for_the_message_fails_on_both_sides() {
             &[],
         ];
         for (room, length) in rooms.into_iter().zip([64, 4096, 64, 1]) {
-            let mut scene = Scene::new(&pd, Plan::default());
+            let mut fixture = Fixture::new(&pd, Plan::default());
             let begin = 10;
-            scene.b.recv(&[RecvRequest { wr_id: begin, sges: room }]).unwrap();
-            scene.b.recv_into(11, 2, room);
+            fixture.b.recv(&[RecvRequest { wr_id: begin, sges: room }]).unwrap();
+            fixture.b.recv_into(11, 2, room);
             let payload = [from.sge(..length).unwrap()];
-            let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
-            let ends = scene.b.ends(3);
+            let status = fixture.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
+            let ends = fixture.b.ends(3);
             // If the receive ends within a packet or has no SGEs, the status depends on the kernel.
             let short = [WcStatus::LOC_LEN_ERR, WcStatus::REM_INV_REQ_ERR, WcStatus::LOC_QP_OP_ERR];
             assert!(ends[0].0 == begin && short.contains(&ends[0].1), "{ends:?}");
-            let told = [wc_status_str(status), wc_status_str(ends[0].1)];
+            let reported = [wc_status_str(status), wc_status_str(ends[0].1)];
             assert!(
-                told.iter().all(|text| text.contains("too long") || text.contains("too short")),
-                "{told:?}"
+                reported.iter().all(|text| text.contains("too long") || text.contains("too short")),
+                "{reported:?}"
             );
             assert_eq!(ends[1..], [(11, WcStatus::WR_FLUSH_ERR), (12, WcStatus::WR_FLUSH_ERR)]);
-            assert_eq!(scene.b.kernel_state(), QpState::ERR);
-            scene.comes_back();
+            assert_eq!(fixture.b.kernel_state(), QpState::ERR);
+            fixture.comes_back();
         }
         let beyond = contents(&to);
         assert!(beyond[4000..].iter().all(|byte| *byte == 0), "written beyond the receive");
@@ -138,14 +138,14 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
             ("a freed region's", None),
             ("beyond the region", Some(Sge { length: 200, ..good.sge(100..).unwrap() })),
         ] {
-            let mut scene = Scene::new(&pd, Plan::default());
+            let mut fixture = Fixture::new(&pd, Plan::default());
             // Deregistered last: the next region might get its key and memory, as with mlx5.
             let sge = sge.unwrap_or_else(|| region(&pd, &[0; 256], Access::LOCAL_WRITE).sge(..).unwrap());
-            scene.b.recv(&[RecvRequest { wr_id: 10, sges: &[sge] }]).unwrap();
-            let status = scene.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
-            let end = scene.b.ends(1)[0];
+            fixture.b.recv(&[RecvRequest { wr_id: 10, sges: &[sge] }]).unwrap();
+            let status = fixture.fails(request(1, Operation::Send, Payload::Sges(&payload)), REFUSED_BY_PEER);
+            let end = fixture.b.ends(1)[0];
             assert!(end.0 == 10 && end.1 != WcStatus::SUCCESS, "{what}: {end:?}, {status:?}");
-            scene.comes_back();
+            fixture.comes_back();
         }
         assert!([&closed, &foreign, &good].map(contents).iter().flatten().all(|byte| *byte == 0));
     });
@@ -154,20 +154,20 @@ pub(crate) fn a_receive_with_a_wrong_key_fails_on_both_sides() {
 pub(crate) fn rnr_and_missing_peer_exhaust_the_retries() {
     nothing_leaks(|| {
         let pd = domain();
-        let mut scene = Scene::new(&pd, Plan { rnr_retry: 1, ..Plan::default() });
-        scene.fails(hello(1), &[WcStatus::RNR_RETRY_EXC_ERR]);
-        scene.comes_back();
+        let mut fixture = Fixture::new(&pd, Plan { rnr_retry: 1, ..Plan::default() });
+        fixture.fails(hello(1), &[WcStatus::RNR_RETRY_EXC_ERR]);
+        fixture.comes_back();
 
         // The QPN of a destroyed queue pair.
         let gone = side(&pd, Plan::default()).qp.qp_num();
-        let mut scene = Scene::new(&pd, Plan::default());
-        scene.a.qp.reset().unwrap();
-        let (rtr, rts) = (scene.a.towards(gone), scene.a.sending());
-        scene.a.qp.init(&InitAttr::new(1)).unwrap();
-        scene.a.qp.ready_to_receive(&rtr).unwrap();
-        scene.a.qp.ready_to_send(&RtsAttr { retry_cnt: 1, ..rts }).unwrap();
-        scene.fails(hello(1), &[WcStatus::RETRY_EXC_ERR]);
-        scene.comes_back();
+        let mut fixture = Fixture::new(&pd, Plan::default());
+        fixture.a.qp.reset().unwrap();
+        let (rtr, rts) = (fixture.a.towards(gone), fixture.a.sending());
+        fixture.a.qp.init(&InitAttr::new(1)).unwrap();
+        fixture.a.qp.ready_to_receive(&rtr).unwrap();
+        fixture.a.qp.ready_to_send(&RtsAttr { retry_cnt: 1, ..rts }).unwrap();
+        fixture.fails(hello(1), &[WcStatus::RETRY_EXC_ERR]);
+        fixture.comes_back();
     });
 }
 
@@ -189,16 +189,16 @@ pub(crate) fn each_remote_operation_requires_its_access_flag() {
                 ],
             };
             for operation in operations {
-                let mut scene = Scene::new(&pd, Plan::default());
-                scene.b.recv_into(10, 1, &[]);
+                let mut fixture = Fixture::new(&pd, Plan::default());
+                fixture.b.recv_into(10, 1, &[]);
                 let attempt = request(1, operation, Payload::Sges(&eight));
                 if right == needed {
-                    scene.a.send(&[attempt]).unwrap();
-                    assert_eq!(scene.a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?} with {right:?}");
+                    fixture.a.send(&[attempt]).unwrap();
+                    assert_eq!(fixture.a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?} with {right:?}");
                 } else {
-                    scene.fails(attempt, &[WcStatus::REM_ACCESS_ERR]);
+                    fixture.fails(attempt, &[WcStatus::REM_ACCESS_ERR]);
                     assert_eq!(contents(&memory), [2; 64], "{operation:?} with {right:?}");
-                    scene.comes_back();
+                    fixture.comes_back();
                 }
             }
         }
@@ -227,12 +227,12 @@ pub(crate) fn rkey_is_valid_only_while_its_mr_exists() {
         ];
         for (what, remote, length) in cases {
             for operation in [Operation::Write(remote), Operation::Read(remote)] {
-                let mut scene = Scene::new(&pd, Plan::default());
+                let mut fixture = Fixture::new(&pd, Plan::default());
                 let payload = [own.sge(..length).unwrap()];
-                let status =
-                    scene.fails(request(1, operation, Payload::Sges(&payload)), &[WcStatus::REM_ACCESS_ERR]);
+                let status = fixture
+                    .fails(request(1, operation, Payload::Sges(&payload)), &[WcStatus::REM_ACCESS_ERR]);
                 assert!(wc_status_str(status).contains("key"), "{what}");
-                scene.comes_back();
+                fixture.comes_back();
             }
         }
         assert_eq!((contents(&own), contents(&memory)), (vec![1; 128], vec![2; 64]));
@@ -270,10 +270,10 @@ pub(crate) fn an_invalidation_of_no_key_and_a_bind_of_no_window_fail() {
             Operation::BindMw(window.unbind()),
         ];
         for operation in operations {
-            let mut scene = Scene::new(&pd, Plan::default());
+            let mut fixture = Fixture::new(&pd, Plan::default());
             let payload = Payload::Sges(&[]);
-            scene.fails(request(1, operation, payload), LOCAL);
-            scene.comes_back();
+            fixture.fails(request(1, operation, payload), LOCAL);
+            fixture.comes_back();
         }
         drop(foreign);
     });
@@ -305,18 +305,18 @@ pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
         let memory = region(&pd, &[0; 64], ALL_REMOTE);
         let remote = memory.remote(0).unwrap();
         let eight = [memory.sge(8..16).unwrap()];
-        let mut scene = Scene::new(&pd, Plan::default());
-        scene.a.qp.reset().unwrap();
-        let (rtr, rts) = (scene.a.towards(scene.b.qp.qp_num()), scene.a.sending());
-        scene.a.qp.init(&InitAttr::new(1)).unwrap();
-        scene.a.qp.ready_to_receive(&rtr).unwrap();
-        scene.a.qp.ready_to_send(&RtsAttr { max_rd_atomic: 0, ..rts }).unwrap();
+        let mut fixture = Fixture::new(&pd, Plan::default());
+        fixture.a.qp.reset().unwrap();
+        let (rtr, rts) = (fixture.a.towards(fixture.b.qp.qp_num()), fixture.a.sending());
+        fixture.a.qp.init(&InitAttr::new(1)).unwrap();
+        fixture.a.qp.ready_to_receive(&rtr).unwrap();
+        fixture.a.qp.ready_to_send(&RtsAttr { max_rd_atomic: 0, ..rts }).unwrap();
         for (operation, name) in [
             (Operation::Read(remote), "an RDMA read"),
             (Operation::FetchAdd { remote, add: 1 }, "a fetch-and-add"),
             (Operation::CmpSwp { remote, compare: 0, swap: 1 }, "a compare-and-swap"),
         ] {
-            let refused = scene.a.send(&[request(1, operation, Payload::Sges(&eight))]).unwrap_err();
+            let refused = fixture.a.send(&[request(1, operation, Payload::Sges(&eight))]).unwrap_err();
             let reason = PostReason::Queue(PushError::NoReadsOutstanding { operation: name });
             assert_eq!((refused.accepted, refused.reason), (0, reason));
             let text = format!(
@@ -325,10 +325,10 @@ pub(crate) fn max_rd_atomic_zero_rejects_reads_and_atomics() {
             );
             assert_eq!(refused.to_string(), text);
         }
-        scene.a.send(&[request(2, Operation::Write(remote), Payload::Inline(&[b"writes do"]))]).unwrap();
-        assert_eq!(scene.a.ends(1), [(2, WcStatus::SUCCESS)]);
+        fixture.a.send(&[request(2, Operation::Write(remote), Payload::Inline(&[b"writes do"]))]).unwrap();
+        assert_eq!(fixture.a.ends(1), [(2, WcStatus::SUCCESS)]);
         assert_eq!(contents(&memory)[..9], *b"writes do");
-        scene.comes_back();
+        fixture.comes_back();
     });
 }
 
@@ -343,8 +343,8 @@ pub(crate) fn max_dest_rd_atomic_zero_rejects_remote_reads() {
         b.qp.init(&InitAttr { access: ALL_REMOTE, ..InitAttr::new(1) }).unwrap();
         b.qp.ready_to_receive(&bareverbs::RtrAttr { max_dest_rd_atomic: 0, ..rtr }).unwrap();
         b.qp.ready_to_send(&rts).unwrap();
-        let mut scene = Scene { a, b, good: region(&pd, &[0; 64], ALL_REMOTE) };
+        let mut fixture = Fixture { a, b, good: region(&pd, &[0; 64], ALL_REMOTE) };
         let read = Operation::Read(memory.remote(0).unwrap());
-        scene.fails(request(1, read, Payload::Sges(&eight)), REFUSED_BY_PEER);
+        fixture.fails(request(1, read, Payload::Sges(&eight)), REFUSED_BY_PEER);
     });
 }

@@ -147,7 +147,7 @@ kernel_tests! {
     random_requests_are_rejected_or_complete,
 
     endpoint_new_and_connect_validate_arguments,
-    a_refused_operation_gives_its_buffer_back,
+    refused_operation_returns_its_buffer,
     mr_of_another_pd_is_rejected_and_returned,
     failed_endpoint_returns_all_buffers_and_rejects_posts,
 

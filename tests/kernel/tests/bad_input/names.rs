@@ -9,7 +9,7 @@ use bareverbs_provider::device::{DeviceFile, OpenError};
 use crate::refusals::invalid;
 
 /// Names that no device has: empty, paths, with special bytes, and very long.
-fn strange_names() -> Vec<String> {
+fn invalid_names() -> Vec<String> {
     let name = device::name();
     let words = [
         "",
@@ -45,7 +45,7 @@ fn strange_names() -> Vec<String> {
 
 pub(crate) fn unknown_device_names_are_rejected() {
     nothing_leaks(|| {
-        for name in strange_names() {
+        for name in invalid_names() {
             let refused = Device::find(&name).unwrap_err();
             assert!(matches!(refused, Error::UnknownDevice { .. }), "{refused:?}");
             let text = refused.to_string();
@@ -91,18 +91,21 @@ pub(crate) fn new_link_rejects_invalid_names() {
         let text = format!("RdmaNetlink::new_link: network interface {cut:?} has 16 bytes, and can have 15");
         invalid(netlink.new_link("rxe1", "rxe", &cut), &text);
 
-        let told = |refused: bareverbs::Result<()>, start: &str| {
+        let reported = |refused: bareverbs::Result<()>, start: &str| {
             let refused = refused.unwrap_err();
             assert!(matches!(refused, Error::System { .. }), "{refused:?}");
             assert!(refused.to_string().starts_with(start), "{refused}");
         };
-        told(netlink.new_link("rxe1", "rxe", "nosuch0"), "making rxe device rxe1 over nosuch0: ");
-        told(
+        reported(netlink.new_link("rxe1", "rxe", "nosuch0"), "making rxe device rxe1 over nosuch0: ");
+        reported(
             netlink.new_link("rxe1", "nosuch", &netdev),
             &format!("making nosuch device rxe1 over {netdev}: "),
         );
         let name = device::name();
-        told(netlink.new_link(name, "rxe", &netdev), &format!("making rxe device {name} over {netdev}: "));
+        reported(
+            netlink.new_link(name, "rxe", &netdev),
+            &format!("making rxe device {name} over {netdev}: "),
+        );
         assert_eq!(netlink.devices().unwrap(), devices);
     });
 }

@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 
 /// Creates an object of each type, with outstanding requests, and calls `then`.
-fn hold_everything(then: impl FnOnce()) {
+fn with_all_objects(then: impl FnOnce()) {
     let pd = domain();
     let channel = pd.context().create_comp_channel().unwrap();
     let mut cq = pd.context().create_cq(&CqInit { channel: Some(&channel), ..CqInit::new(64) }).unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn killed_process_leaks_no_objects() {
         let before = held();
         let (mut ready, mut say) = pipe().unwrap();
         let process = child::start(|| {
-            hold_everything(|| {
+            with_all_objects(|| {
                 say.write_all(b"!").unwrap();
                 loop {
                     std::thread::park();
@@ -61,7 +61,7 @@ pub(crate) fn forgotten_handles_leak_no_objects_after_exit() {
     nothing_leaks(|| {
         child::run(|| {
             for _ in 0..3 {
-                hold_everything(|| ());
+                with_all_objects(|| ());
             }
         });
     });

@@ -31,17 +31,19 @@ impl Bus {
         Self { driver, place: last(&folder), netdev }
     }
 
-    fn tell(&self, what: &str) {
+    fn write_driver_file(&self, what: &str) {
         fs::write(format!("{}/{what}", self.driver), &self.place).unwrap();
     }
 
     /// Binds the driver again and waits until the device is as before; panics after the timeout.
     fn bind(&self) {
-        self.tell("bind");
+        self.write_driver_file("bind");
         let begin = Instant::now();
         let mut addressed = self.netdev.is_none();
-        let is_back =
-            || fs::read_to_string(device::sysfs("ports/1/state")).is_ok_and(|told| told.contains("ACTIVE"));
+        let is_back = || {
+            fs::read_to_string(device::sysfs("ports/1/state"))
+                .is_ok_and(|reported| reported.contains("ACTIVE"))
+        };
         while !addressed
             || !is_back()
             || device::device().open().and_then(|context| context.default_gid(1)).is_err()
@@ -86,20 +88,20 @@ pub(crate) fn device_removal_under_traffic_is_reported() {
     a.send(&[request(2, Operation::Send, Payload::Sges(&sges))]).unwrap();
     assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
 
-    let told = thread::scope(|scope| {
-        let unbinding = scope.spawn(|| bus.tell("unbind"));
+    let reported = thread::scope(|scope| {
+        let unbinding = scope.spawn(|| bus.write_driver_file("unbind"));
         let begin = Instant::now();
-        let told = loop {
+        let reported = loop {
             turn(&mut a, &mut b);
             match events.try_get().unwrap() {
-                Some(told @ AsyncEvent::Device { .. }) => break told,
+                Some(reported @ AsyncEvent::Device { .. }) => break reported,
                 _ => assert!(begin.elapsed() < TIMEOUT, "nobody told that the device is gone"),
             }
         };
         unbinding.join().unwrap();
-        told
+        reported
     });
-    assert_eq!(told, AsyncEvent::Device { event: EventType::DEVICE_FATAL });
+    assert_eq!(reported, AsyncEvent::Device { event: EventType::DEVICE_FATAL });
 
     // Each command is rejected as on a removed device.
     let io = |refused: bareverbs::Error| assert_eq!(refused.errno(), Some(Errno::IO), "{refused}");

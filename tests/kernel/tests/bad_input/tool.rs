@@ -10,7 +10,7 @@ use bareverbs_kernel_tests::resources::nothing_leaks;
 
 use crate::devices::RootOnly;
 
-fn judge(args: &[&str], output: &Output) -> String {
+fn error_line(args: &[&str], output: &Output) -> String {
     let text = String::from_utf8(output.stderr.clone()).unwrap();
     assert_eq!(output.status.code(), Some(1), "{args:?}: {text}");
     assert!(output.stdout.is_empty(), "{args:?} printed a result");
@@ -19,8 +19,8 @@ fn judge(args: &[&str], output: &Output) -> String {
 }
 
 /// The program's error message, which is one line.
-pub(crate) fn complaint(args: &[&str]) -> String {
-    judge(args, &Command::new("bareverbs").args(args).output().unwrap())
+pub(crate) fn tool_error(args: &[&str]) -> String {
+    error_line(args, &Command::new("bareverbs").args(args).output().unwrap())
 }
 
 pub(crate) fn tool_rejects_unsupported_options() {
@@ -57,7 +57,7 @@ pub(crate) fn tool_rejects_unsupported_options() {
         cases.push((&["pingpong", "rc", "-t"], format!("{name}: no completion timestamps")));
     }
     for (args, words) in cases {
-        let line = nothing_leaks(|| complaint(args));
+        let line = nothing_leaks(|| tool_error(args));
         assert!(line.starts_with(&words), "{args:?}: {line}");
     }
 }
@@ -68,7 +68,7 @@ pub(crate) fn tool_names_the_inaccessible_device_node() {
     for args in [&["pingpong", "rc"][..], &["devinfo"], &["devinfo", "-d", device::name()]] {
         let mut command = Command::new("bareverbs");
         let output = nothing_leaks(|| command.args(args).uid(NOBODY).gid(NOBODY).output().unwrap());
-        let line = judge(args, &output);
+        let line = error_line(args, &output);
         assert!(line.starts_with(&start) && line.ends_with(&end), "{args:?}: {line}");
     }
     // Listing devices needs no permission.

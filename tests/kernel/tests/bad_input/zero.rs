@@ -37,9 +37,13 @@ pub(crate) fn every_message_may_have_no_bytes() {
                 a.send(&[request(1, operation, payload)]).unwrap();
                 assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)], "{operation:?} {payload:?}");
                 if let Some(opcode) = received {
-                    let told = b.completions(1)[0];
-                    assert_eq!((told.wr_id, told.byte_len, told.opcode), (2, 0, opcode), "{operation:?}");
-                    assert_eq!(told.status, WcStatus::SUCCESS);
+                    let reported = b.completions(1)[0];
+                    assert_eq!(
+                        (reported.wr_id, reported.byte_len, reported.opcode),
+                        (2, 0, opcode),
+                        "{operation:?}"
+                    );
+                    assert_eq!(reported.status, WcStatus::SUCCESS);
                 }
             }
         }
@@ -78,8 +82,8 @@ pub(crate) fn zero_length_receives_accept_only_empty_messages() {
         let write = Operation::WriteImm(to.remote(0).unwrap(), 7);
         a.send(&[request(1, write, Payload::Inline(&[b"into memory"]))]).unwrap();
         assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
-        let told = b.completions(1)[0];
-        assert_eq!((told.wr_id, told.status, told.byte_len), (2, WcStatus::SUCCESS, 11));
+        let reported = b.completions(1)[0];
+        assert_eq!((reported.wr_id, reported.status, reported.byte_len), (2, WcStatus::SUCCESS, 11));
         assert_eq!(contents(&to)[..11], *b"into memory");
     });
 }

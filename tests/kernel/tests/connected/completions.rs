@@ -129,7 +129,7 @@ pub(crate) fn cq_resize_below_pending_completions_is_rejected() {
     });
 }
 
-pub(crate) fn an_armed_queue_stays_armed_through_a_resize() {
+pub(crate) fn armed_cq_stays_armed_over_resize() {
     nothing_leaks(|| {
         let pd = domain();
         let plan = Plan::default();

@@ -33,7 +33,7 @@ kernel_tests! {
     solicited_only_arm_ignores_other_completions,
     cq_resize_under_traffic_preserves_completions_in_order,
     cq_resize_below_pending_completions_is_rejected,
-    an_armed_queue_stays_armed_through_a_resize,
+    armed_cq_stays_armed_over_resize,
     two_queue_pairs_share_one_completion_queue,
     wr_id_owner_is_returned_with_completions,
     sends_and_receives_complete_in_queues_of_their_own,

@@ -162,9 +162,9 @@ pub(crate) fn mr_is_addressed_by_its_iova() {
         // SAFETY: the buffer outlives the region, and its bytes are only copied.
         let memory = unsafe { pd.register_raw(buffer.as_mut_ptr(), 8192, Some(iova), ALL_REMOTE) }.unwrap();
         assert_eq!(memory.addr(), iova);
-        let told = memory.query().unwrap();
-        assert_eq!((told.lkey, told.rkey), (memory.lkey(), memory.rkey()));
-        assert_eq!((told.length, told.iova), (8192, iova));
+        let reported = memory.query().unwrap();
+        assert_eq!((reported.lkey, reported.rkey), (memory.lkey(), memory.rkey()));
+        assert_eq!((reported.length, reported.iova), (8192, iova));
 
         let (mut a, _b) = pair(&pd, Plan::default());
         assert_eq!(write_of(&mut a, memory.remote(5000).unwrap(), b"by iova"), WcStatus::SUCCESS);

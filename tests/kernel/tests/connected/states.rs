@@ -31,8 +31,8 @@ pub(crate) fn sqd_completes_started_sends_and_holds_the_rest() {
         assert_eq!(a.qp.state(), QpState::SQD);
         let drained = event(pd.context(), |event| matches!(event, AsyncEvent::Qp { .. }));
         assert_eq!(drained, AsyncEvent::Qp { event: EventType::SQ_DRAINED, user_data: 4711 });
-        let told = a.qp.query().unwrap().0;
-        assert_eq!((told.qp_state, told.sq_draining), (QpState::SQD, false));
+        let reported = a.qp.query().unwrap().0;
+        assert_eq!((reported.qp_state, reported.sq_draining), (QpState::SQD, false));
 
         // Started requests are complete. The others wait, together with the ones posted now.
         a.send(&[send(3), send(4)]).unwrap();
@@ -110,36 +110,36 @@ pub(crate) fn query_qp_reports_every_state() {
         let pd = domain();
         let plan = Plan::default();
         let (mut a, b) = (side(&pd, plan), side(&pd, plan));
-        let told = |qp: &Qp<Rc>, state| {
+        let reported = |qp: &Qp<Rc>, state| {
             let (attr, init) = qp.query().unwrap();
             assert_eq!((attr.qp_state, qp.state()), (state, state));
             assert_eq!(attr.cap.max_inline_data, init.cap.max_inline_data);
             attr
         };
-        told(&a.qp, QpState::RESET);
+        reported(&a.qp, QpState::RESET);
         let (rtr, rts) = (a.towards(b.qp.qp_num()), a.sending());
         a.qp.init(&bareverbs::InitAttr { access: ALL_REMOTE, ..bareverbs::InitAttr::new(1) }).unwrap();
-        assert_eq!(told(&a.qp, QpState::INIT).access, device::reported_access(ALL_REMOTE));
+        assert_eq!(reported(&a.qp, QpState::INIT).access, device::reported_access(ALL_REMOTE));
         a.qp.ready_to_receive(&rtr).unwrap();
-        let attr = told(&a.qp, QpState::RTR);
+        let attr = reported(&a.qp, QpState::RTR);
         assert_eq!(
             (attr.dest_qp_num, attr.ah_attr.grh.map(|grh| grh.dgid)),
             (b.qp.qp_num(), rtr.address.grh.map(|grh| grh.dgid))
         );
         a.qp.ready_to_send(&rts).unwrap();
-        let attr = told(&a.qp, QpState::RTS);
+        let attr = reported(&a.qp, QpState::RTS);
         assert_eq!(
             (attr.timeout, attr.retry_cnt, attr.rnr_retry),
             (rts.timeout, rts.retry_cnt, rts.rnr_retry)
         );
         if device::sqd().is_ok() {
             a.qp.drain().unwrap();
-            told(&a.qp, QpState::SQD);
+            reported(&a.qp, QpState::SQD);
         }
         a.qp.set_error().unwrap();
-        told(&a.qp, QpState::ERR);
+        reported(&a.qp, QpState::ERR);
         a.qp.reset().unwrap();
-        told(&a.qp, QpState::RESET);
+        reported(&a.qp, QpState::RESET);
     });
 }
 

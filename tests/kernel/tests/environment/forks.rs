@@ -124,12 +124,12 @@ pub(crate) fn queue_memory_is_not_inherited_over_fork() {
 }
 
 /// A child that overwrites its copy of the regions' memory and waits for the parent.
-struct Scribbler {
+struct WritingChild {
     process: nix::unistd::Pid,
     leave: PipeWriter,
 }
 
-impl Scribbler {
+impl WritingChild {
     fn start<M: MemoryOwner>(regions: [&mut Mr<M>; 2]) -> Self {
         let ((mut ready, mut done), (mut wait, leave)) = (pipe().unwrap(), pipe().unwrap());
         let scribble = |wait: &mut PipeReader, done: &mut PipeWriter| {
@@ -179,7 +179,7 @@ fn messages_pass_beside_a_child<M: MemoryOwner>(pd: &Pd, access: Access, make: i
             "the device and the parent share their pages"
         );
     };
-    let scribbler = Scribbler::start([&mut from, &mut to]);
+    let scribbler = WritingChild::start([&mut from, &mut to]);
     exchange(&mut a, &mut b, &mut from, &to, 2);
     scribbler.leave();
     exchange(&mut a, &mut b, &mut from, &to, 3);

@@ -48,7 +48,7 @@ kernel_tests! {
     a_child_may_open_the_device_for_itself,
 
     a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway if device::ethernet,
-    unknown_neighbour_is_solicited if device::wired,
+    unknown_neighbour_is_solicited if device::has_peer_veth,
     local_gids_resolve_to_the_local_mac if device::ethernet,
     multicast_and_roce_v1_macs_are_derived if device::ethernet,
     a_peer_that_does_not_answer_has_no_address if device::ethernet,

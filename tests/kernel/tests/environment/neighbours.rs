@@ -23,8 +23,8 @@ fn mac_of(interface: &str) -> String {
 }
 
 fn link_local_of(interface: &str) -> Ipv6Addr {
-    let told = ip(&format!("-6 -o address show dev {interface} scope link"));
-    let address = told.split_whitespace().find_map(|word| word.strip_suffix("/64")).expect("an address");
+    let reported = ip(&format!("-6 -o address show dev {interface} scope link"));
+    let address = reported.split_whitespace().find_map(|word| word.strip_suffix("/64")).expect("an address");
     address.parse().unwrap()
 }
 
@@ -49,8 +49,8 @@ pub(crate) fn a_peer_is_found_in_the_neighbour_table_or_behind_its_gateway() {
     let (from, near) = (context.default_gid(1).unwrap(), netdev());
     ip(&format!("neigh replace 10.1.0.77 lladdr 02:00:00:00:00:77 nud permanent dev {near}"));
     ip(&format!("route replace 10.99.0.0/24 via 10.1.0.77 dev {near}"));
-    let told = ip("neigh show 10.1.0.77");
-    assert!(told.contains("02:00:00:00:00:77"), "{told}");
+    let reported = ip("neigh show 10.1.0.77");
+    assert!(reported.contains("02:00:00:00:00:77"), "{reported}");
     assert_eq!(mac(&context, &from, Ipv4Addr::new(10, 1, 0, 77).into()), "02:00:00:00:00:77");
     assert_eq!(mac(&context, &from, Ipv4Addr::new(10, 99, 0, 5).into()), "02:00:00:00:00:77", "the router's");
     ip("route del 10.99.0.0/24");
@@ -64,8 +64,8 @@ pub(crate) fn unknown_neighbour_is_solicited() {
     let peer = link_local_of(FAR);
     ip(&format!("neigh flush dev {near}"));
     assert_eq!(mac(&context, &from, peer.into()), mac_of(FAR));
-    let told = ip(&format!("-6 neigh show {peer} dev {near}"));
-    assert!(told.contains(&mac_of(FAR)), "the kernel has learnt it too: {told}");
+    let reported = ip(&format!("-6 neigh show {peer} dev {near}"));
+    assert!(reported.contains(&mac_of(FAR)), "the kernel has learnt it too: {reported}");
 }
 
 pub(crate) fn local_gids_resolve_to_the_local_mac() {

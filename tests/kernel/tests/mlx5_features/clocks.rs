@@ -63,9 +63,12 @@ pub(crate) fn raw_clock_runs_at_hca_core_clock() {
         std::thread::sleep(Duration::from_millis(300));
         let ticks = context.raw_clock().unwrap() - first;
         let passed = begin.elapsed();
-        let told = Duration::from_micros(ticks * 1000 / attr.hca_core_clock);
+        let reported = Duration::from_micros(ticks * 1000 / attr.hca_core_clock);
         // The guest's clock and the device's run on the same host, but neither is exact.
-        assert!(told > passed / 2 && told < passed * 2, "{told:?} passed on the device, {passed:?} here");
+        assert!(
+            reported > passed / 2 && reported < passed * 2,
+            "{reported:?} passed on the device, {passed:?} here"
+        );
     });
 }
 

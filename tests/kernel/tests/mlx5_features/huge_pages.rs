@@ -50,8 +50,8 @@ impl SetAside {
 
     /// The number of free huge pages.
     fn free(&self) -> u32 {
-        let told = fs::read_to_string("/proc/meminfo").unwrap();
-        let line = told.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
+        let reported = fs::read_to_string("/proc/meminfo").unwrap();
+        let line = reported.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
         line.map_or(0, |count| count.trim().parse().unwrap())
     }
 }

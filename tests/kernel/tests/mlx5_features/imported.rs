@@ -47,13 +47,13 @@ fn receive(socket: &UnixStream) -> (OwnedFd, [u64; 8]) {
 }
 
 /// Receives a number from the other process.
-fn hear(mut socket: &UnixStream) -> u64 {
+fn recv_number(mut socket: &UnixStream) -> u64 {
     let mut bytes = [0; 8];
     socket.read_exact(&mut bytes).expect("the other process speaks");
     u64::from_ne_bytes(bytes)
 }
 
-fn say(mut socket: &UnixStream, number: u64) {
+fn send_number(mut socket: &UnixStream, number: u64) {
     socket.write_all(&number.to_ne_bytes()).expect("the other process hears");
 }
 
@@ -77,8 +77,8 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
         let mr = pd.import_mr(mr as u32).unwrap();
         let mut side = side(&pd, Plan::long_timeouts());
         side.connect(qp_num as u32);
-        say(&socket, side.qp.qp_num().into());
-        assert_eq!(hear(&socket), 1);
+        send_number(&socket, side.qp.qp_num().into());
+        assert_eq!(recv_number(&socket), 1);
         // The other process's memory in parts, with memory of this process between them.
         let own = region(&pd, b" of mine, ", Access::LOCAL_WRITE);
         let sges = [mr.sge(..5).unwrap(), own.sge(..).unwrap(), mr.sge(5..).unwrap()];
@@ -92,8 +92,8 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
         assert_eq!(side.ends(1), [(2, WcStatus::SUCCESS)]);
         assert_eq!(contents(&into), b"bytestheir");
         drop((side, own, into, mr, pd, context));
-        say(&socket, 2);
-        assert_eq!(hear(&socket), 3);
+        send_number(&socket, 2);
+        assert_eq!(recv_number(&socket), 3);
     };
     two_processes(theirs, |socket| {
         nothing_leaks(|| {
@@ -106,9 +106,9 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
             let [pd_handle, mr_handle, qp_num] = numbers;
             let numbers = [pd_handle, mr_handle, qp_num, remote.addr, remote.rkey.into(), 0, 0, 0];
             send(socket, pd.context(), &numbers);
-            ours.connect(hear(socket) as u32);
-            say(socket, 1);
-            assert_eq!(hear(socket), 2);
+            ours.connect(recv_number(socket) as u32);
+            send_number(socket, 1);
+            assert_eq!(recv_number(socket), 2);
             assert_eq!(contents(&target), b"..bytes of mine, their..");
             // The other process has released only its own objects.
             assert_eq!(source.query().unwrap().lkey, source.lkey());
@@ -117,7 +117,7 @@ pub(crate) fn imported_pd_and_mr_work_in_another_process() {
             assert_eq!(context.object_count(ObjectClass::PD).unwrap(), 1);
             drop((ours, source, target));
         });
-        say(socket, 3);
+        send_number(socket, 3);
     });
 }
 
@@ -142,12 +142,12 @@ pub(crate) fn async_events_go_to_the_owning_process() {
         assert_eq!(event, Some(AsyncEvent::Srq { event: EventType::SRQ_LIMIT_REACHED, user_data: 77 }));
         drop((a, b));
         assert_eq!(srq.destroy().unwrap(), 1);
-        say(&socket, 1);
+        send_number(&socket, 1);
     };
     two_processes(theirs, |socket| {
         let pd = domain();
         send(socket, pd.context(), &[pd.handle().into(), 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(hear(socket), 1);
+        assert_eq!(recv_number(socket), 1);
         let event = pd.context().async_events().get_timeout(Duration::from_millis(100)).unwrap();
         assert_eq!(event, None);
     });
@@ -169,7 +169,7 @@ pub(crate) fn imported_dm_works_in_another_process() {
         assert_eq!((all.len(), pd.import_mr(mr as u32).unwrap().len()), (100, 8));
         drop(all);
         dm.free().unwrap();
-        say(&socket, 1);
+        send_number(&socket, 1);
     };
     two_processes(theirs, |socket| {
         let pd = domain();
@@ -177,7 +177,7 @@ pub(crate) fn imported_dm_works_in_another_process() {
         dm.write(0, b"on the card.").unwrap();
         let mr = region(&pd, &[0; 8], Access::empty());
         send(socket, pd.context(), &[dm.handle().into(), mr.handle().into(), 0, 0, 0, 0, 0, 0]);
-        assert_eq!(hear(socket), 1);
+        assert_eq!(recv_number(socket), 1);
         let mut bytes = [0; 12];
         dm.read(0, &mut bytes).unwrap();
         assert_eq!(&bytes, b"ON The card.");
@@ -192,13 +192,13 @@ pub(crate) fn leaked_objects_are_freed_with_the_shared_context() {
             let pd = Context::import(fd).unwrap().import_pd(pd as u32).unwrap();
             let sides = pair(&pd, Plan::long_timeouts());
             let memory = region(&pd, &[0; 64], ALL_REMOTE);
-            say(&socket, 1);
+            send_number(&socket, 1);
             std::mem::forget((sides, memory));
         };
         two_processes(theirs, |socket| {
             let pd = domain();
             send(socket, pd.context(), &[pd.handle().into(), 0, 0, 0, 0, 0, 0, 0]);
-            assert_eq!(hear(socket), 1);
+            assert_eq!(recv_number(socket), 1);
             assert_eq!(pd.context().object_count(ObjectClass::QP).unwrap(), 2);
             // Its own queue pairs still work.
             let (mut a, mut b) = pair(&pd, Plan::long_timeouts());

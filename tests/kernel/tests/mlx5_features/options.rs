@@ -74,8 +74,8 @@ pub(crate) fn ece_is_unsupported_without_the_capability() {
 pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
     nothing_leaks(|| {
         let pd = domain();
-        let told = pd.context().query_device().unwrap();
-        assert_eq!((told.qp_rate_limit_max, told.rate_limit_supported_qpts), (0, 0));
+        let reported = pd.context().query_device().unwrap();
+        assert_eq!((reported.qp_rate_limit_max, reported.rate_limit_supported_qpts), (0, 0));
         let (mut a, b) = (side(&pd, Plan::default()), side(&pd, Plan::default()));
         a.connect(b.qp.qp_num());
         let attr = QpAttr { rate_limit: 1000, ..QpAttr::default() };
@@ -89,6 +89,6 @@ pub(crate) fn rate_limit_is_rejected_without_packet_pacing() {
 /// # Errors
 /// If the device supports rate limits.
 pub(crate) fn no_rates() -> Requirement {
-    let told = device::open().query_device().map_err(|error| error.to_string())?;
-    if told.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }
+    let reported = device::open().query_device().map_err(|error| error.to_string())?;
+    if reported.qp_rate_limit_max == 0 { Ok(()) } else { Err("the device holds sends to rates".to_owned()) }
 }

@@ -65,10 +65,10 @@ pub(crate) struct Queues {
 
 impl Queues {
     fn new(pd: &Pd, count: usize) -> Self {
-        Self::lying_in(pd, count, QueueMemory::Ordinary)
+        Self::in_memory(pd, count, QueueMemory::Ordinary)
     }
 
-    fn lying_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
+    fn in_memory(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
         let cq = pd.context().create_cq(&CqInit::new(256)).unwrap();
         let init = WqInit { user_data: 7, memory, ..WqInit::new(&cq, DEPTH as u32) };
         let wqs: Vec<_> = (0..count).map(|_| pd.create_wq(&init).unwrap()).collect();
@@ -85,7 +85,7 @@ impl Queues {
     }
 
     pub(crate) fn ready_in(pd: &Pd, count: usize, memory: QueueMemory) -> Self {
-        let mut queues = Self::lying_in(pd, count, memory);
+        let mut queues = Self::in_memory(pd, count, memory);
         for which in 0..count {
             queues.wqs[which].ready().unwrap();
             (0..DEPTH).for_each(|nth| queues.receive(which, nth));

@@ -24,9 +24,9 @@ fn make<T: Transport>(pd: &Pd, cap: QpCap, signal_all: bool) -> bareverbs::Resul
 }
 
 fn state<T: Transport>(qp: &Qp<T>) -> QpState {
-    let told = qp.query().unwrap().0.qp_state;
-    assert_eq!(qp.state(), told, "the kernel says otherwise");
-    told
+    let reported = qp.query().unwrap().0.qp_state;
+    assert_eq!(qp.state(), reported, "the kernel says otherwise");
+    reported
 }
 
 /// Each capacity of a queue pair, by name.
@@ -76,8 +76,8 @@ pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
         rc.ready_to_receive(&RtrAttr { rq_psn: 0x45, ..RtrAttr::new(here, 0x123) }).unwrap();
         rc.ready_to_send(&RtsAttr { sq_psn: 0x67, ..RtsAttr::default() }).unwrap();
         assert_eq!(state(&rc), QpState::RTS);
-        let told = rc.query().unwrap().0;
-        assert_eq!((told.dest_qp_num, told.rq_psn, told.sq_psn), (0x123, 0x45, 0x67));
+        let reported = rc.query().unwrap().0;
+        assert_eq!((reported.dest_qp_num, reported.rq_psn, reported.sq_psn), (0x123, 0x45, 0x67));
 
         let mut uc = make::<Uc>(&pd, CAP, false).unwrap();
         uc.init(&init).unwrap();
@@ -85,8 +85,8 @@ pub(crate) fn bring_up_of_each_transport_matches_query_qp() {
         uc.ready_to_receive(&UcRtrAttr { rq_psn: 0x45, ..UcRtrAttr::new(here, 0x123) }).unwrap();
         uc.ready_to_send(0x67).unwrap();
         assert_eq!(state(&uc), QpState::RTS);
-        let told = uc.query().unwrap().0;
-        assert_eq!((told.dest_qp_num, told.rq_psn, told.sq_psn), (0x123, 0x45, 0x67));
+        let reported = uc.query().unwrap().0;
+        assert_eq!((reported.dest_qp_num, reported.rq_psn, reported.sq_psn), (0x123, 0x45, 0x67));
 
         let mut ud = make::<Ud>(&pd, CAP, false).unwrap();
         for (qkey, psn) in [(0x123, 0x45), (0x7fff_ffff, 0xff_ffff)] {
@@ -159,8 +159,11 @@ pub(crate) fn max_rd_atomic_is_kept() {
             qp.init(&InitAttr::new(1)).unwrap();
             qp.ready_to_receive(&RtrAttr { max_dest_rd_atomic: asked, ..RtrAttr::new(here, 0x123) }).unwrap();
             qp.ready_to_send(&RtsAttr { max_rd_atomic: asked, ..RtsAttr::default() }).unwrap();
-            let told = qp.query().unwrap().0;
-            assert!(told.max_rd_atomic >= asked && told.max_dest_rd_atomic >= asked, "{asked}: {told:?}");
+            let reported = qp.query().unwrap().0;
+            assert!(
+                reported.max_rd_atomic >= asked && reported.max_dest_rd_atomic >= asked,
+                "{asked}: {reported:?}"
+            );
         }
     });
 }

@@ -6,7 +6,7 @@ use bareverbs::{
 use bareverbs_kernel_tests::Outcome;
 use bareverbs_kernel_tests::loopback::{ALL_REMOTE, Plan, contents, pair, request};
 
-use super::{PAGE, ROUNDS, on_demand, passed, skip, take_pages_away};
+use super::{PAGE, ROUNDS, evict_pages, on_demand, passed, skip};
 
 /// Runs `test` if the device supports implicit ODP; else asserts `Error::Unsupported`.
 fn implicit(test: impl FnOnce(&Pd)) -> Outcome {
@@ -38,7 +38,7 @@ pub(crate) fn implicit_odp_mr_covers_all_memory() -> Outcome {
             let ours = everything.part(text).unwrap();
             let theirs = everything.part(Buffer::zeroed(len).unwrap()).unwrap();
             assert_eq!((ours.lkey(), theirs.lkey()), (everything.lkey(), everything.lkey()));
-            take_pages_away(&theirs);
+            evict_pages(&theirs);
             b.recv(&[RecvRequest { wr_id: 1, sges: &[theirs.sge(..).unwrap()] }]).unwrap();
             a.send(&[request(2, Operation::Send, Payload::Sges(&[ours.sge(..).unwrap()]))]).unwrap();
             assert_eq!((a.ends(1), b.ends(1)), (vec![(2, WcStatus::SUCCESS)], vec![(1, WcStatus::SUCCESS)]));
@@ -55,14 +55,14 @@ pub(crate) fn implicit_odp_mr_is_remotely_accessible() -> Outcome {
         let theirs = everything.part(Buffer::zeroed(3 * PAGE).unwrap()).unwrap();
         for round in 1..=ROUNDS as u8 {
             ours.write(0, &vec![round; 3 * PAGE]).unwrap();
-            take_pages_away(&theirs);
+            evict_pages(&theirs);
             let there = everything.remote(theirs.as_ptr());
             assert_eq!(there, theirs.remote(0).unwrap());
             let whole = [ours.sge(..).unwrap()];
             a.send(&[request(1, Operation::Write(there), Payload::Sges(&whole))]).unwrap();
             assert_eq!(a.ends(1), [(1, WcStatus::SUCCESS)]);
             assert_eq!(contents(&theirs), vec![round; 3 * PAGE]);
-            take_pages_away(&theirs);
+            evict_pages(&theirs);
             a.send(&[request(2, Operation::Read(there), Payload::Sges(&whole))]).unwrap();
             assert_eq!(a.ends(1), [(2, WcStatus::SUCCESS)]);
             assert_eq!(contents(&ours), vec![0; 3 * PAGE], "what was taken away reads as zeros");

@@ -18,11 +18,11 @@ kernel_tests! {
     odp_messages_survive_page_reclaim,
     datagrams_are_sent_from_a_region_on_demand,
     odp_and_pinned_sges_form_one_message,
-    a_region_on_demand_is_read_and_written,
+    odp_mr_is_read_and_written,
     atomics_reach_a_region_on_demand,
     an_atomic_write_reaches_a_region_on_demand,
     a_region_on_demand_is_flushed,
-    a_region_on_demand_is_written_wherever_in_its_pages,
+    odp_mr_is_written_at_any_offset,
 
     implicit_odp_mr_covers_all_memory,
     implicit_odp_mr_is_remotely_accessible,
@@ -58,7 +58,7 @@ fn passed() -> Outcome {
 }
 
 /// Discards the pages of a region: its bytes are 0 afterwards, and the next access faults.
-fn take_pages_away(region: &Mr<Buffer>) {
+fn evict_pages(region: &Mr<Buffer>) {
     let start = std::ptr::NonNull::new(region.as_ptr()).expect("an address").cast();
     // SAFETY: the region owns the pages and starts at a page boundary. Its bytes are only copied.
     unsafe { madvise(start, region.len(), MmapAdvise::MADV_DONTNEED) }
@@ -67,6 +67,6 @@ fn take_pages_away(region: &Mr<Buffer>) {
 
 /// Discards the pages of both endpoints of a round.
 fn faults_await(from: &RcEndpoint, to: &RcEndpoint) {
-    take_pages_away(&from.memory);
-    take_pages_away(&to.memory);
+    evict_pages(&from.memory);
+    evict_pages(&to.memory);
 }

@@ -9,7 +9,7 @@ use bareverbs_kernel_tests::exchange::{
 use bareverbs_kernel_tests::loopback::{contents, region, request};
 use bareverbs_kernel_tests::{Outcome, loopback, skip};
 
-use super::{LEN, ON_DEMAND, PAGE, ROUNDS, faults_await, on_demand, passed, take_pages_away};
+use super::{LEN, ON_DEMAND, PAGE, ROUNDS, evict_pages, faults_await, on_demand, passed};
 
 pub(crate) fn odp_messages_survive_page_reclaim() -> Outcome {
     on_demand(|pd| {
@@ -28,7 +28,7 @@ pub(crate) fn datagrams_are_sent_from_a_region_on_demand() -> Outcome {
             ROUNDS,
             LEN,
             |from, to, text| {
-                take_pages_away(&from.memory);
+                evict_pages(&from.memory);
                 from.send_to(to, None, text);
             },
         );
@@ -65,7 +65,7 @@ fn writes(from: &mut RcEndpoint, to: &mut RcEndpoint, text: &[u8]) {
     assert!(to.bytes(LEN) == text, "other bytes were written");
 }
 
-pub(crate) fn a_region_on_demand_is_read_and_written() -> Outcome {
+pub(crate) fn odp_mr_is_read_and_written() -> Outcome {
     on_demand(|pd| {
         let mut both = rc_endpoints(pd, LEN, ON_DEMAND);
         exchange_rounds(&mut both, ROUNDS, LEN, writes);
@@ -145,7 +145,7 @@ pub(crate) fn a_region_on_demand_is_flushed() -> Outcome {
     })
 }
 
-pub(crate) fn a_region_on_demand_is_written_wherever_in_its_pages() -> Outcome {
+pub(crate) fn odp_mr_is_written_at_any_offset() -> Outcome {
     on_demand(|pd| {
         let [mut from, mut to] = rc_endpoints(pd, 2 * PAGE, ON_DEMAND);
         let text: Vec<u8> = (1..=200).collect();

@@ -6,7 +6,7 @@ use bareverbs_kernel_tests::exchange::{exchange_rounds, rc_endpoints};
 use bareverbs_kernel_tests::loopback::{domain, region};
 use bareverbs_kernel_tests::resources::nothing_leaks;
 
-use super::{LEN, ON_DEMAND, PAGE, ROUNDS, faults_await, on_demand, passed, take_pages_away};
+use super::{LEN, ON_DEMAND, PAGE, ROUNDS, evict_pages, faults_await, on_demand, passed};
 
 type Advise = fn(&Mr<Buffer>, Advice) -> bareverbs::Result<()>;
 
@@ -15,17 +15,17 @@ const LATER: Advise = |region, advice| region.advise_async(.., advice);
 
 /// Whether each page of the region is present.
 fn resident(region: &Mr<Buffer>) -> Vec<bool> {
-    let mut told = vec![0_u8; region.len() / PAGE];
+    let mut reported = vec![0_u8; region.len() / PAGE];
     // SAFETY: the range is mapped, and there is a byte for each of its pages.
-    let answer = unsafe { nix::libc::mincore(region.as_ptr().cast(), region.len(), told.as_mut_ptr()) };
+    let answer = unsafe { nix::libc::mincore(region.as_ptr().cast(), region.len(), reported.as_mut_ptr()) };
     assert_eq!(answer, 0, "mincore: {}", std::io::Error::last_os_error());
-    told.iter().map(|page| page & 1 != 0).collect()
+    reported.iter().map(|page| page & 1 != 0).collect()
 }
 
 pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
     on_demand(|pd| {
         let alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
-        take_pages_away(&alone);
+        evict_pages(&alone);
         assert!(!resident(&alone).contains(&true), "they were just taken away");
         alone.advise(PAGE..2 * PAGE, Advice::PREFETCH_WRITE).unwrap();
         assert_eq!(resident(&alone), [false, true, false]);
@@ -49,7 +49,7 @@ pub(crate) fn pages_are_prefetched_with_and_without_waiting() -> Outcome {
 pub(crate) fn prefetch_no_fault_skips_absent_pages() -> Outcome {
     on_demand(|pd| {
         let mut alone = region(pd, &[1; 3 * PAGE], ON_DEMAND);
-        take_pages_away(&alone);
+        evict_pages(&alone);
         alone.write(PAGE, b"here").unwrap();
         for advise in [WAITING, LATER] {
             advise(&alone, Advice::PREFETCH_NO_FAULT).unwrap();

@@ -62,7 +62,7 @@ impl Memory {
         (0..len).map(|i| unsafe { self.start.add(offset + i).read_volatile() }).collect()
     }
 
-    pub(crate) fn give_back(self, host: &Host) {
+    pub(crate) fn deregister(self, host: &Host) {
         // SAFETY: this test owns the object and no longer uses it.
         unsafe { command::dereg_mr(&host.file, self.mr.handle) }.unwrap();
         // SAFETY: allocated with this layout, and no longer registered.

@@ -33,11 +33,11 @@ pub(crate) fn lkey_of_another_pd_fails() {
     let completion = poll(&mut pair.client_cq);
     assert_eq!(completion.wr_id, 1);
     // Newer kernels put the queue pair into ERR first and then flush the failing request.
-    let told = match completion.status {
+    let reported = match completion.status {
         WcStatus::WR_FLUSH_ERR => pair.client.sq.failure(),
         status => Some((completion.wr_id, status)),
     };
-    assert!(matches!(told, Some((1, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR))), "{told:?}");
+    assert!(matches!(reported, Some((1, WcStatus::LOC_PROT_ERR | WcStatus::LOC_QP_OP_ERR))), "{reported:?}");
 }
 
 pub(crate) fn destroyed_objects_leave_no_handles() {
@@ -62,7 +62,7 @@ pub(crate) fn destroyed_objects_leave_no_handles() {
 
     let Pair { host, client, client_cq, server, server_cq } = pair;
     host.destroy([client, server], [client_cq, server_cq]);
-    memory.give_back(&host);
+    memory.deregister(&host);
     // SAFETY: this test owns the PD and no longer uses it.
     unsafe { command::dealloc_pd(&host.file, host.pd) }.unwrap();
     assert_eq!(classes.map(|class| count(&host, class)), [0; 4]);

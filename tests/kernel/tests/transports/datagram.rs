@@ -47,7 +47,7 @@ pub(crate) fn datagram_payload_follows_the_40_byte_grh() {
 }
 
 /// Sends from one end to the other and back. Returns the first GRH.
-fn there_and_back(host: &Host, gid: GidEntry) -> Grh {
+fn round_trip(host: &Host, gid: GidEntry) -> Grh {
     let (mut alice_cq, mut bob_cq) = (host.cq(), host.cq());
     let (mut alice, mut bob) = (host.datagrams(&alice_cq, QKEY), host.datagrams(&bob_cq, 0x0bad_cafe));
     let (at_alice, at_bob) = (host.memory(4096), host.memory(4096));
@@ -75,9 +75,9 @@ fn there_and_back(host: &Host, gid: GidEntry) -> Grh {
 }
 
 /// Also over RoCE v1, if the device supports it.
-fn every_gid_there_and_back(host: &Host, which: impl Fn(&GidEntry) -> bool) {
+fn datagram_round_trip_with_every_gid(host: &Host, which: impl Fn(&GidEntry) -> bool) {
     for gid in host.context.gid_table().unwrap().iter().filter(|entry| which(entry)) {
-        let header = there_and_back(host, *gid);
+        let header = round_trip(host, *gid);
         assert_eq!((header.sgid, header.dgid), (gid.gid, gid.gid), "{gid:?}");
     }
 }
@@ -85,12 +85,12 @@ fn every_gid_there_and_back(host: &Host, which: impl Fn(&GidEntry) -> bool) {
 pub(crate) fn datagram_is_answered_by_ah_attr_from_wc() {
     on_device(|host| {
         let own = host.gid().gid;
-        every_gid_there_and_back(host, |entry| entry.gid == own);
+        datagram_round_trip_with_every_gid(host, |entry| entry.gid == own);
     });
 }
 
 pub(crate) fn datagram_over_ipv6_has_a_parsable_grh() {
-    on_device(|host| every_gid_there_and_back(host, |entry| entry.gid.ipv4().is_none()));
+    on_device(|host| datagram_round_trip_with_every_gid(host, |entry| entry.gid.ipv4().is_none()));
 }
 
 pub(crate) fn one_queue_pair_sends_to_several_peers_with_one_doorbell() {

@@ -69,10 +69,10 @@ pub(crate) fn completion_events_identify_their_cq() {
     evented.a.cq.arm(Arm::Any).unwrap();
     evented.b.cq.arm(Arm::Any).unwrap();
     evented.exchange(SendFlags::empty());
-    let mut told =
+    let mut reported =
         [evented.channel.get_event().unwrap().user_data, evented.channel.get_event().unwrap().user_data];
-    told.sort_unstable();
-    assert_eq!(told, [1, 2]);
+    reported.sort_unstable();
+    assert_eq!(reported, [1, 2]);
 }
 
 pub(crate) fn pending_event_survives_modify_cq() -> Outcome {

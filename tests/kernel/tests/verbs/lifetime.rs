@@ -76,7 +76,7 @@ pub(crate) fn refused_requests_leave_nothing_behind() {
     settles_at(before);
 }
 
-pub(crate) fn a_queue_pair_with_posted_work_is_given_back() {
+pub(crate) fn rejected_accept_returns_the_qp_with_posted_work() {
     let before = counts();
     for _ in 0..10 {
         let (pd, mut a, mut b) = pair();

@@ -55,9 +55,9 @@ kernel_tests! {
     a_message_arrives_with_its_length,
     immediate_data_arrives_as_sent,
     inline_bytes_may_change_after_posting,
-    reads_writes_and_atomics_change_what_they_should,
+    reads_writes_and_atomics_change_only_their_target,
     three_elements_over_two_regions_arrive_in_order_in_two,
-    a_region_is_reached_by_the_address_it_was_given,
+    mr_is_addressed_by_its_iova,
     a_megabyte_arrives_whole,
     halves_work_on_two_threads,
 
@@ -87,12 +87,12 @@ kernel_tests! {
 
     every_drop_order_frees_all_objects,
     refused_requests_leave_nothing_behind,
-    a_queue_pair_with_posted_work_is_given_back,
+    rejected_accept_returns_the_qp_with_posted_work,
 
     endpoints_exchange_messages_without_unsafe,
     endpoints_write_and_read_remote_memory,
-    a_refused_post_gives_the_buffer_back,
-    a_failed_operation_gives_the_buffer_back,
+    refused_post_returns_its_buffer,
+    failed_operation_returns_its_buffer,
     wait_without_pending_operations_is_rejected,
     a_wait_with_a_timeout_ends,
     an_endpoint_dropped_with_work_under_way_frees_its_buffers,

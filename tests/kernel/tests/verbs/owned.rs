@@ -47,7 +47,7 @@ pub(crate) fn endpoints_write_and_read_remote_memory() {
     assert_eq!(read.bytes(), Some(&b".written."[..]));
 }
 
-pub(crate) fn a_refused_post_gives_the_buffer_back() {
+pub(crate) fn refused_post_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let mut single = Endpoint::new(&pd, 1, 1).unwrap();
     let refused = single.post_send(local(&pd, b"early"), ..).unwrap_err();
@@ -68,7 +68,7 @@ pub(crate) fn a_refused_post_gives_the_buffer_back() {
     assert_eq!(full.buffer.len(), 4);
 }
 
-pub(crate) fn a_failed_operation_gives_the_buffer_back() {
+pub(crate) fn failed_operation_returns_its_buffer() {
     let pd = open().alloc_pd().unwrap();
     let (mut alice, mut bob) = endpoints(&pd, 2);
     bob.post_recv(local(&pd, b"...")).unwrap();

@@ -33,15 +33,21 @@ pub(crate) fn bring_up_states_match_query_qp() {
     let rtr = RtrAttr { rq_psn: 0x12_3456, path_mtu: Mtu::Mtu512, ..to_itself(&qp) };
     qp.ready_to_receive(&rtr).unwrap();
     assert_eq!((qp.state(), kernels(&qp).qp_state), (QpState::RTR, QpState::RTR));
-    let told = kernels(&qp);
-    assert_eq!((told.dest_qp_num, told.rq_psn, told.path_mtu), (qp.qp_num(), 0x12_3456, Mtu::Mtu512 as u8));
-    assert_eq!(told.ah_attr.grh.unwrap().dgid, rtr.address.grh.unwrap().dgid);
+    let reported = kernels(&qp);
+    assert_eq!(
+        (reported.dest_qp_num, reported.rq_psn, reported.path_mtu),
+        (qp.qp_num(), 0x12_3456, Mtu::Mtu512 as u8)
+    );
+    assert_eq!(reported.ah_attr.grh.unwrap().dgid, rtr.address.grh.unwrap().dgid);
 
     let rts = RtsAttr { sq_psn: 0x65_4321, timeout: 9, retry_cnt: 3, rnr_retry: 5, max_rd_atomic: 2 };
     qp.ready_to_send(&rts).unwrap();
-    let told = kernels(&qp);
-    assert_eq!((qp.state(), told.qp_state, told.sq_psn), (QpState::RTS, QpState::RTS, 0x65_4321));
-    assert_eq!((told.timeout, told.retry_cnt, told.rnr_retry, told.max_rd_atomic), (9, 3, 5, 2));
+    let reported = kernels(&qp);
+    assert_eq!((qp.state(), reported.qp_state, reported.sq_psn), (QpState::RTS, QpState::RTS, 0x65_4321));
+    assert_eq!(
+        (reported.timeout, reported.retry_cnt, reported.rnr_retry, reported.max_rd_atomic),
+        (9, 3, 5, 2)
+    );
 }
 
 pub(crate) fn steps_out_of_order_are_refused() {

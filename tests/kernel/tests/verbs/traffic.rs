@@ -51,7 +51,7 @@ pub(crate) fn inline_bytes_may_change_after_posting() {
     assert_eq!(&contents(&target)[..6], b"before");
 }
 
-pub(crate) fn reads_writes_and_atomics_change_what_they_should() {
+pub(crate) fn reads_writes_and_atomics_change_only_their_target() {
     let (pd, mut a, _b) = pair();
     let local = region(&pd, b"abcdefgh");
     let remote = region(&pd, &[0; 16]);
@@ -102,7 +102,7 @@ pub(crate) fn three_elements_over_two_regions_arrive_in_order_in_two() {
     assert_eq!(contents(&tail), b"..45def.");
 }
 
-pub(crate) fn a_region_is_reached_by_the_address_it_was_given() {
+pub(crate) fn mr_is_addressed_by_its_iova() {
     let (pd, mut a, _b) = pair();
     let source = region(&pd, b"renamed!");
     let mut target = Buffer::zeroed(4096).unwrap();

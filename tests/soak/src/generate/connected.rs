@@ -40,7 +40,7 @@ impl Generator {
         for i in 0..most {
             let last = i + 1 == most;
             let made = match self.rng.u32(..20) {
-                _ if list.may_fail && !list.failed && !list.blocked && self.once_in(25) => {
+                _ if list.may_fail && !list.failed && !list.blocked && self.one_in(25) => {
                     self.push_failing(model, list, peer, last)
                 }
                 0..=8 => self.push_message(model, list, peer),
@@ -67,8 +67,7 @@ impl Generator {
             match rooms.front() {
                 Some(&room) if room < len => {
                     // Rarely too long for its receive, else shorter.
-                    let fails =
-                        reliable && list.may_fail && !list.blocked && !list.failed && self.once_in(12);
+                    let fails = reliable && list.may_fail && !list.blocked && !list.failed && self.one_in(12);
                     if fails {
                         list.failed = true;
                     } else {
@@ -78,7 +77,7 @@ impl Generator {
                 Some(_) => {}
                 None if !reliable => {
                     // The message is lost, after which the queue pair can't be used for receives.
-                    if !self.once_in(15) {
+                    if !self.one_in(15) {
                         return None;
                     }
                 }
@@ -106,7 +105,7 @@ impl Generator {
             Some(rooms) => drop(rooms.pop_front()),
             None => list.shared -= 1,
         }
-        let imm = self.once_in(3).then(|| self.rng.u32(..));
+        let imm = self.one_in(3).then(|| self.rng.u32(..));
         let request = self.request(Action::Send(imm), payload);
         self.push(list, request, None);
         None
@@ -127,7 +126,7 @@ impl Generator {
             return None;
         }
         let pd = there.plan.pd;
-        let (key, mr) = if !list.blocked && self.once_in(3) {
+        let (key, mr) = if !list.blocked && self.one_in(3) {
             let windows = model.mws.iter().filter_map(|(id, mw)| {
                 let (mr, access, owner) = mw.bound?;
                 let ours = mw.pd == pd && (!mw.type_2 || owner == peer);
@@ -150,7 +149,7 @@ impl Generator {
     fn push_write(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let plan = &model.qp(list.qp).plan;
         let some = list.receives.as_ref().map_or(list.shared > 0, |rooms| !rooms.is_empty());
-        let with_imm = some && self.once_in(4);
+        let with_imm = some && self.one_in(4);
         let len = self.len(LONGEST).max(1);
         let target = self.target(model, list, peer, len, Access::REMOTE_WRITE, 1)?;
         let payload = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len)?;
@@ -173,7 +172,7 @@ impl Generator {
     fn push_read(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let plan = &model.qp(list.qp).plan;
         let len = self.len(LONGEST).max(1);
-        if self.capabilities.flush && self.once_in(8) {
+        if self.capabilities.flush && self.one_in(8) {
             let target = self.target(model, list, peer, len, Access::FLUSH_GLOBAL, 1)?;
             let request = self.request(Action::Flush(target, len), Payload::Pieces(Vec::new()));
             self.push(list, request, Some((target.mr, target.offset..target.offset + len, false)));
@@ -192,7 +191,7 @@ impl Generator {
 
     fn push_atomic(&mut self, model: &Model, list: &mut List, peer: Id) -> Option<Stop> {
         let plan = &model.qp(list.qp).plan;
-        if self.capabilities.atomic_write && self.once_in(3) {
+        if self.capabilities.atomic_write && self.one_in(3) {
             let target = self.target(model, list, peer, 8, Access::REMOTE_WRITE, 8)?;
             let action = Action::AtomicWrite(target, self.rng.u64(..));
             let request = self.request(action, Payload::Pieces(Vec::new()));
@@ -227,7 +226,7 @@ impl Generator {
         let mw = self.pick(windows.map(|(id, _)| *id))?;
         let regions = model.mrs.iter().filter(|(_, mr)| mr.pd == pd && mr.access.contains(Access::MW_BIND));
         let mr = self.pick(regions.map(|(id, _)| *id))?;
-        let mut access: Access = WINDOW.into_iter().filter(|_| !self.once_in(4)).collect();
+        let mut access: Access = WINDOW.into_iter().filter(|_| !self.one_in(4)).collect();
         if !model.mrs[&mr].access.contains(Access::LOCAL_WRITE) {
             access &= Access::REMOTE_READ;
         }

@@ -50,7 +50,7 @@ impl Generator {
     }
 
     fn rights(&mut self) -> Access {
-        RIGHTS.into_iter().filter(|_| !self.once_in(4)).collect()
+        RIGHTS.into_iter().filter(|_| !self.one_in(4)).collect()
     }
 
     pub(super) fn register(&mut self, model: &Model) -> Option<Op> {
@@ -58,18 +58,18 @@ impl Generator {
         if model.mrs.len() >= 24 {
             return None;
         }
-        let len = if self.once_in(3) { self.rng.usize(1..64) } else { self.rng.usize(64..20_000) };
+        let len = if self.one_in(3) { self.rng.usize(1..64) } else { self.rng.usize(64..20_000) };
         let mut access = Access::empty();
         // The kernel grants remote write only together with local write.
-        if !self.once_in(6) {
+        if !self.one_in(6) {
             access = Access::LOCAL_WRITE | self.rights();
-        } else if self.once_in(2) {
+        } else if self.one_in(2) {
             access = Access::REMOTE_READ;
         }
-        if !self.once_in(3) {
+        if !self.one_in(3) {
             access |= Access::MW_BIND;
         }
-        if self.capabilities.flush && !self.once_in(3) {
+        if self.capabilities.flush && !self.one_in(3) {
             access |= Access::FLUSH_GLOBAL;
         }
         Some(Op::Register(self.id(), pd, len, access))
@@ -101,7 +101,7 @@ impl Generator {
         let [send_cq, recv_cq] =
             [self.pick(model.cqs.keys().copied())?, self.pick(model.cqs.keys().copied())?];
         let fitting = model.srqs.iter().filter(|(_, srq)| srq.pd == pd).map(|(id, _)| *id);
-        let srq = if self.once_in(3) { self.pick(fitting) } else { None };
+        let srq = if self.one_in(3) { self.pick(fitting) } else { None };
         let plan = QpPlan {
             kind,
             pd,
@@ -112,7 +112,7 @@ impl Generator {
             receives: if srq.is_some() { 0 } else { self.rng.u32(2..20) },
             pieces: self.rng.u32(1..5),
             inline: self.rng.u32(0..200),
-            signal_all: self.once_in(3),
+            signal_all: self.one_in(3),
         };
         Some(Op::MakeQp(self.id(), plan))
     }
@@ -123,13 +123,13 @@ impl Generator {
                 model.qps.iter().filter(move |(_, qp)| qp.plan.kind == kind && qp.state == State::Reset);
             qps.map(|(id, _)| *id).collect::<Vec<_>>()
         };
-        let mut ids = idle(if self.once_in(4) { Kind::Uc } else { Kind::Rc });
+        let mut ids = idle(if self.one_in(4) { Kind::Uc } else { Kind::Rc });
         if ids.len() < 2 {
             return None;
         }
         self.rng.shuffle(&mut ids);
-        let mut access = if self.once_in(4) { self.rights() } else { RIGHTS.into_iter().collect() };
-        if self.capabilities.flush && !self.once_in(4) {
+        let mut access = if self.one_in(4) { self.rights() } else { RIGHTS.into_iter().collect() };
+        if self.capabilities.flush && !self.one_in(4) {
             access |= Access::FLUSH_GLOBAL;
         }
         // PSNs have 24 bits. A high first PSN wraps during the traffic.
@@ -137,7 +137,7 @@ impl Generator {
             0x00ff_ffff - if self.rng.bool() { self.rng.u32(..30) } else { self.rng.u32(..1 << 24) }
         });
         let mtu = [256, 512, 1024][self.rng.usize(..3)];
-        Some(Op::Connect(Connection { a: ids[0], b: ids[1], access, mtu, psn, impatient: self.once_in(6) }))
+        Some(Op::Connect(Connection { a: ids[0], b: ids[1], access, mtu, psn, impatient: self.one_in(6) }))
     }
 
     pub(super) fn bring_up(&mut self, model: &Model) -> Option<Op> {
@@ -184,7 +184,7 @@ impl Generator {
             qp.spoiled || qp.state == State::Error || qp.state == State::Up && lonely
         };
         let first: Vec<_> = resting.iter().copied().filter(useless).collect();
-        let qp = if first.is_empty() || self.once_in(5) { self.pick(resting) } else { self.pick(first) }?;
+        let qp = if first.is_empty() || self.one_in(5) { self.pick(resting) } else { self.pick(first) }?;
         let end = self.ending(model, &[qp]);
         // A peer that still retries could reach the queue pair after it is reconnected, where its
         // packets could be valid.

@@ -142,7 +142,7 @@ impl Generator {
         let room = qp.receive_room();
         // One more than the capacity, if the free capacity is known.
         let rests = qp.rests(round) && model.peer(id).is_none_or(|peer| model.qp(peer).rests(round));
-        let too_many = qp.plan.kind != Kind::Ud && rests && qp.idle.is_empty() && self.once_in(30);
+        let too_many = qp.plan.kind != Kind::Ud && rests && qp.idle.is_empty() && self.one_in(30);
         let count = if too_many { room + 1 } else { self.rng.usize(1..=6).min(room) };
         if model.load(qp.plan.recv_cq) + count > model.cqs[&qp.plan.recv_cq] {
             return None;
@@ -216,7 +216,7 @@ impl Generator {
     }
 
     pub(super) fn request(&mut self, action: Action, payload: Payload) -> Request {
-        let (signalled, fence, solicited) = (self.rng.bool(), self.once_in(5), self.once_in(5));
+        let (signalled, fence, solicited) = (self.rng.bool(), self.one_in(5), self.one_in(5));
         Request { wr_id: self.wr_id(), action, payload, signalled, fence, solicited }
     }
 
@@ -238,7 +238,7 @@ impl Generator {
             there.receives.iter().map(|receive| receive.pieces.iter().map(Piece::len).sum()).collect();
         let mut shared = there.plan.srq.map(|srq| model.srqs[&srq].posted.len() - model.srqs[&srq].promised);
         for _ in 0..most {
-            let right = !self.once_in(8);
+            let right = !self.one_in(8);
             let len = self.len(DATAGRAM);
             let Some(payload) = self.outgoing(model, list, plan.pd, plan.pieces, plan.inline, len) else {
                 continue;
@@ -257,7 +257,7 @@ impl Generator {
                         Some(room) if *room >= HEADER + len => rooms.pop_front().is_some(),
                         // The message is lost without a receive. Afterwards the queue pair can't be
                         // used for receives.
-                        None => self.once_in(20),
+                        None => self.one_in(20),
                         Some(_) => false,
                     },
                 };

@@ -49,7 +49,7 @@ impl Model {
         let receives = &receives[..taken];
         if qp.state == State::Error {
             let numbers = receives.iter().map(|receive| receive.wr_id);
-            if qp.told {
+            if qp.modified_to_err {
                 qp.receives_expected.extend(numbers.map(Expect::flushed));
             } else {
                 qp.idle.extend(numbers);

@@ -259,7 +259,7 @@ enum Wrong {
 
 /// Simulates an iteration of random verbs. Completions arrive in any valid order, except that one
 /// is wrong. Returns whether all were accepted; `None` if no completion has the field.
-fn play(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
+fn run_model(seed: u64, wrong: Wrong, place: usize) -> Option<bool> {
     let capabilities = Capabilities { flush: true, atomic_write: true };
     let mut generator = Generator::new(seed, capabilities);
     let mut model = Model::new(Quirks::NONE);
@@ -334,7 +334,7 @@ proptest! {
 
     #[test]
     fn model_accepts_predicted_completions(seed: u64) {
-        prop_assert_eq!(play(seed, Wrong::Nothing, 0), Some(true));
+        prop_assert_eq!(run_model(seed, Wrong::Nothing, 0), Some(true));
     }
 
     #[test]
@@ -345,7 +345,7 @@ proptest! {
         ]),
         place in 1usize..150,
     ) {
-        if let Some(accepted) = play(seed, wrong, place) {
+        if let Some(accepted) = run_model(seed, wrong, place) {
             prop_assert!(!accepted);
         }
     }
@@ -408,7 +408,7 @@ fn name(of: &impl std::fmt::Debug) -> String {
 
 #[test]
 fn busy_qps_are_not_aborted_on_affected_kernels() {
-    let harm = |quirks| {
+    let aborted = |quirks| {
         let (mut destroyed, mut reset) = (0, 0);
         let count = |model: &Model, op: &Op| {
             let at_work = |id: &Id| model.qp(*id).plan.kind == Kind::Rc && model.qp(*id).state == State::Up;
@@ -421,9 +421,9 @@ fn busy_qps_are_not_aborted_on_affected_kernels() {
         generate(quirks, count, |_| ());
         (destroyed > 0, reset > 0)
     };
-    assert_eq!(harm(Quirks::NONE), (true, true));
-    assert_eq!(harm(Quirks { outlived_by_answers: true, ..Quirks::NONE }), (false, true));
-    assert_eq!(harm(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
+    assert_eq!(aborted(Quirks::NONE), (true, true));
+    assert_eq!(aborted(Quirks { outlived_by_answers: true, ..Quirks::NONE }), (false, true));
+    assert_eq!(aborted(Quirks { harmed_by_resets: true, ..Quirks::NONE }), (true, false));
 }
 
 /// Both ends of a message complete in the same CQ here. An overrun would put its queue pairs into

@@ -91,7 +91,7 @@ fn first_unwritten(ring: &Ring, model: &Model) -> u32 {
 }
 
 #[test]
-fn a_run_is_counted_whole_while_the_poller_writes_it_out() {
+fn all_mini_cqes_are_counted_during_expansion() {
     model(|ring, model| {
         let poller = thread::spawn({
             let (ring, model) = (ring.clone(), Arc::clone(&model));
@@ -104,7 +104,7 @@ fn a_run_is_counted_whole_while_the_poller_writes_it_out() {
 }
 
 #[test]
-fn a_run_that_was_given_back_and_written_over_is_counted() {
+fn released_and_overwritten_mini_cqes_are_counted() {
     model(|ring, model| {
         let poller = thread::spawn({
             let (ring, model) = (ring.clone(), Arc::clone(&model));

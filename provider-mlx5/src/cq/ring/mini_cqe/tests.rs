@@ -43,7 +43,7 @@ fn byte_counts_of_single_entries_are_no_lengths_of_runs() {
 }
 
 #[test]
-fn the_entries_of_a_run_are_counted_before_and_after_it_is_written_out() {
+fn mini_cqes_are_counted_before_and_after_expansion() {
     let ring = ring(MiniCqeFormat::Checksum);
     put(&ring, 0, CqeOpcode::RESP_SEND, 0, 6);
     put(&ring, 1, CqeOpcode::RESP_SEND, COMPRESSED, 4);
@@ -54,7 +54,7 @@ fn the_entries_of_a_run_are_counted_before_and_after_it_is_written_out() {
 }
 
 #[test]
-fn a_length_that_no_run_has_counts_as_one_entry() {
+fn invalid_mini_cqe_count_counts_as_one_cqe() {
     for count in [0, (1 << LOG) + 1, u32::MAX] {
         let ring = ring(MiniCqeFormat::Checksum);
         put(&ring, 0, CqeOpcode::RESP_SEND, COMPRESSED, count);
@@ -64,7 +64,7 @@ fn a_length_that_no_run_has_counts_as_one_entry() {
 }
 
 #[test]
-fn looking_for_the_end_ends_if_the_device_changes_titles_for_ever() {
+fn count_ends_although_titles_keep_changing() {
     let ring = ring(MiniCqeFormat::Checksum);
     let looks = Cell::new(0);
     let look = |index: u32| {
@@ -77,7 +77,7 @@ fn looking_for_the_end_ends_if_the_device_changes_titles_for_ever() {
 }
 
 #[test]
-fn a_title_that_is_written_out_meanwhile_is_looked_at_again() {
+fn title_expanded_during_the_count_is_read_again() {
     let ring = ring(MiniCqeFormat::Checksum);
     let looks = Cell::new(0);
     let look = |index: u32| {
@@ -91,7 +91,7 @@ fn a_title_that_is_written_out_meanwhile_is_looked_at_again() {
 }
 
 #[test]
-fn looking_for_the_end_ends_if_the_device_changes_the_consumer_index_for_ever() {
+fn count_ends_although_the_consumer_index_keeps_changing() {
     let ring = ring(MiniCqeFormat::Checksum);
     let reads = Cell::new(0u32);
     let consumed = || {
@@ -103,7 +103,7 @@ fn looking_for_the_end_ends_if_the_device_changes_the_consumer_index_for_ever() 
 }
 
 #[test]
-fn entries_that_were_written_over_meanwhile_are_counted() {
+fn overwritten_cqes_are_counted() {
     let ring = ring(MiniCqeFormat::Checksum);
     // CQEs of the second round, which is not over.
     for index in 0..3 {
