@@ -1,8 +1,8 @@
-//! Doorbells: how the device learns that there is work, and how far a queue has been read.
+//! Doorbell records and doorbell registers.
 //!
-//! Two things announce work: a *doorbell record*, two words in ordinary memory that the device
-//! reads when it needs to know how far a queue goes, and for sends and for arming a *register* in
-//! the doorbell area (UAR) of its BAR, whose write makes it look. RqTracker need the record only.
+//! A *doorbell record* is two words in host memory. They hold the counters of a queue, which the
+//! device reads when it needs them. A *doorbell register* lies in a page of the device's BAR (UAR).
+//! A write to it starts the processing of sends or arms a CQ. Receive queues use the record only.
 
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ use crate::lock::Mutex;
 use crate::sync::{AtomicU32, Ordering, Zeroed, ZeroedArray};
 use crate::wqe::{BLOCK, Segment};
 
-/// Records of a page.
+/// Doorbell records per page.
 const RECORDS: usize = PAGE / 64;
 
 /// The two words of a record, big-endian. Each record has a cache line, so that queues of different
@@ -30,26 +30,26 @@ const RECORDS: usize = PAGE / 64;
 #[repr(C, align(64))]
 struct Words([AtomicU32; 2]);
 
-// SAFETY: they are atomics, and zeros are their default.
+// SAFETY: the words are atomics, and zeros are their default.
 unsafe impl Zeroed for Words {}
 
 pub(crate) const PAGE: usize = 4096;
 
-/// Which word of a doorbell record.
+/// The two words of a doorbell record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Word {
-    /// How far a receive queue has been filled, or a completion queue read.
+    /// Producer index of a receive queue, or consumer index of a completion queue.
     #[doc(alias = "MLX5_RCV_DBR")]
     #[doc(alias = "MLX5_CQ_SET_CI")]
     First = 0,
-    /// How far a send queue has been filled, or what a completion queue is armed for.
+    /// Producer index of a send queue, or arm state of a completion queue.
     #[doc(alias = "MLX5_SND_DBR")]
     #[doc(alias = "MLX5_CQ_ARM_DB")]
     Second = 1,
 }
 
-/// Pages of doorbell records, which the kernel pins one by one.
+/// Pages of doorbell records. The kernel pins each page.
 #[derive(Debug, Default)]
 pub struct DoorbellRecords {
     pages: Mutex<Vec<Arc<Page>>>,
@@ -63,16 +63,16 @@ struct Page {
 }
 
 impl DoorbellRecords {
-    /// A record that is zero.
+    /// Allocates a record. Both words are 0.
     ///
     /// # Errors
-    /// There is no memory for another page.
+    /// The error of the page's allocation, such as `ENOMEM`.
     pub fn take(&self) -> Result<DoorbellRecord, Errno> {
         let mut pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(record) = pages.iter().find_map(Page::take) {
             return Ok(record);
         }
-        // Pages of which nothing is used go when their last record does.
+        // Unused pages are freed here: their only reference is this list's.
         pages.retain(|page| Arc::strong_count(page) > 1);
         let page = Arc::new(Page { records: ZeroedArray::new(RECORDS)?, used: Mutex::new(0) });
         let record = Page::take(&page).ok_or(Errno::NOMEM)?;
@@ -97,7 +97,7 @@ impl Page {
     }
 }
 
-/// Two words that the device reads when it likes.
+/// A doorbell record: two words that the device may read at any time.
 #[derive(Debug)]
 pub struct DoorbellRecord {
     words: NonNull<Words>,
@@ -105,30 +105,30 @@ pub struct DoorbellRecord {
     page: Arc<Page>,
 }
 
-// SAFETY: the words belong to no thread, and `page` keeps them.
+// SAFETY: the words have no thread affinity, and `page` keeps them valid.
 unsafe impl Send for DoorbellRecord {}
 // SAFETY: a shared record gives access to its words by atomics only.
 unsafe impl Sync for DoorbellRecord {}
 
 impl DoorbellRecord {
-    /// Where it is.
+    /// Address of the record.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.words.as_ptr().expose_provenance() as u64
     }
 
-    /// Writes a word. The caller sees to the order with what it announces.
+    /// Stores a word. The caller orders the store with what it publishes.
     #[inline]
     pub fn set(&self, word: Word, value: u32) {
         self.atomic(word).store(value.to_be(), Ordering::Relaxed);
     }
 
-    /// A word by itself, for those who keep the record.
+    /// One word, without the record. The user keeps the record valid.
     pub(crate) fn word(&self, word: Word) -> RecordWord {
         RecordWord(NonNull::from(self.atomic(word)))
     }
 
-    /// What was last written.
+    /// The last value stored.
     #[must_use]
     #[inline]
     pub fn get(&self, word: Word) -> u32 {
@@ -137,31 +137,31 @@ impl DoorbellRecord {
 
     #[inline(always)]
     fn atomic(&self, word: Word) -> &AtomicU32 {
-        // SAFETY: `page` keeps the record's words, which are accessed by atomics only.
+        // SAFETY: `page` keeps the words valid, and they are accessed by atomics only.
         &unsafe { self.words.as_ref() }.0[word as usize]
     }
 }
 
-/// A word of a record, found in one step.
+/// The address of one word of a record.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordWord(NonNull<AtomicU32>);
 
-// SAFETY: the word belongs to no thread; those who use it see to its being there.
+// SAFETY: the word has no thread affinity, and the users of `set` keep the record valid.
 unsafe impl Send for RecordWord {}
 
 impl RecordWord {
-    /// Writes the word, as [`DoorbellRecord::set`] does.
+    /// Stores the word, as [`DoorbellRecord::set`] does.
     ///
     /// # Safety
     ///
-    /// The record must still be there.
+    /// The record must be valid.
     #[inline(always)]
     pub(crate) unsafe fn set(self, value: u32) {
-        // SAFETY: a word of a record that is there, by this function's contract.
+        // SAFETY: the record is valid, by this function's contract.
         unsafe { self.0.as_ref() }.store(value.to_be(), Ordering::Relaxed);
     }
 
-    /// Writes the lower half of the word, where the upper one has always been 0.
+    /// Stores the low 16 bits of the word. The high 16 bits must never have been set.
     ///
     /// # Safety
     ///
@@ -172,8 +172,8 @@ impl RecordWord {
         #[cfg(not(loom))]
         {
             use std::sync::atomic::AtomicU16;
-            // SAFETY: the second half of a big-endian word of a record that is there and that no
-            // other thread accesses, by this function's contract.
+            // SAFETY: the second half of a big-endian word. The record is valid and no other thread
+            // accesses the word, by this function's contract.
             unsafe { self.0.cast::<AtomicU16>().add(1).as_ref() }.store(value.to_be(), Ordering::Relaxed);
         }
         #[cfg(loom)]
@@ -190,29 +190,28 @@ impl Drop for DoorbellRecord {
     }
 }
 
-/// Where the first register for sends is in a doorbell page.
+/// Offset of the first send doorbell register in a UAR page.
 #[doc(alias = "MLX5_BF_OFFSET")]
 const SEND: usize = 0x800;
 
-/// Where the register that arms completion queues is in a doorbell page.
+/// Offset of the register that arms completion queues in a UAR page.
 #[doc(alias = "MLX5_CQ_DOORBELL")]
 const ARM: usize = 0x20;
 
-/// A doorbell page of the device.
+/// A UAR page: a page of doorbell registers.
 #[derive(Debug)]
 pub struct Uar {
     memory: Mapping,
     page_id: u32,
-    /// The kernel's object; none where the page is plain memory.
+    /// The kernel's object; `None` for a page of host memory.
     object: Option<(Arc<DeviceFile>, u32)>,
 }
 
 impl Uar {
-    /// A page from the kernel: write-combining, for one owner who copies requests into it, or
-    /// uncached.
+    /// Allocates a UAR page: write-combining for one owner that copies WQEs into it, or non-cached.
     ///
     /// # Errors
-    /// The kernel's error: `EOPNOTSUPP` where the processor can't combine writes to the device.
+    /// The kernel's error. `EOPNOTSUPP` if the processor can't combine writes to the device.
     pub fn alloc(file: &Arc<DeviceFile>, kind: UarType) -> Result<Self, IoctlError> {
         let (mut offset, mut length, mut page_id) = (0, 0, 0);
         let mut call = Call::<UarObjAlloc>::new(file.driver_id());
@@ -221,7 +220,7 @@ impl Uar {
         call.output(UarObjAlloc::MMAP_OFFSET, &mut offset);
         call.output(UarObjAlloc::MMAP_LENGTH, &mut length);
         call.output(UarObjAlloc::PAGE_ID, &mut page_id);
-        // SAFETY: the method writes nothing but its attributes.
+        // SAFETY: the method writes only to its attributes.
         unsafe { file.execute(&mut call) }?;
         let handle = call.made(UarObjAlloc::HANDLE);
         match file.map(offset, length as usize, Protection::Write) {
@@ -235,21 +234,21 @@ impl Uar {
         }
     }
 
-    /// A page of plain memory in place of a device's, for tests, benches and devices in software.
+    /// A page of host memory in place of a UAR, for tests, benches and software devices.
     ///
     /// # Errors
-    /// There is no memory.
+    /// The error of the page's allocation, such as `ENOMEM`.
     pub fn plain() -> Result<Self, Errno> {
         Ok(Self { memory: Mapping::anonymous(PAGE)?, page_id: 0, object: None })
     }
 
-    /// The device's number for it.
+    /// The device's index of the page.
     #[must_use]
     pub fn page_id(&self) -> u32 {
         self.page_id
     }
 
-    /// Its first byte.
+    /// Address of the page.
     #[must_use]
     pub fn as_ptr(&self) -> NonNull<u8> {
         self.memory.as_ptr()
@@ -261,16 +260,17 @@ impl Uar {
         unsafe { self.memory.as_ptr().add(offset).cast() }
     }
 
-    /// Writes a register that several threads may write: by an atomic of 8 bytes, as all of them
-    /// do. The device takes each write by itself, so they need no order among each other.
+    /// Writes a register that several threads may write. Every writer uses an atomic store of 8
+    /// bytes. The device processes each write on its own, so the writers need no order among
+    /// themselves.
     ///
-    /// The barriers on both sides have the compiler keep the write, and keep it by itself.
+    /// The barriers on both sides stop the compiler from removing or merging the store.
     #[inline(always)]
     fn write(&self, offset: usize, value: u64) {
         barrier::before_write_combining();
-        // SAFETY: the register lies in the page, which `self` keeps mapped, at a multiple of 8
-        // bytes. Pages whose registers are written in other ways belong to a `BlueFlame`, which is
-        // the only one to write there.
+        // SAFETY: the register is 8-byte aligned and lies in the page, which `self` keeps mapped.
+        // All writes here are atomic: a page whose registers are written otherwise belongs to a
+        // `BlueFlame`, its only writer.
         unsafe { AtomicU64::from_ptr(self.register(offset).as_ptr()) }.store(value, Ordering::Relaxed);
         barrier::flush_write_combining();
     }
@@ -285,8 +285,8 @@ impl Uar {
 fn destroy(file: &DeviceFile, handle: u32) {
     let mut call = Call::<UarObjDestroy>::new(file.driver_id());
     call.destroy(UarObjDestroy::HANDLE, handle);
-    // Where the kernel does not let go, the page goes with the device file.
-    // SAFETY: the method writes nothing.
+    // If the kernel refuses, it frees the page when the device file is closed. SAFETY: the method
+    // writes nothing.
     let _ = unsafe { file.execute(&mut call) };
 }
 
@@ -298,20 +298,20 @@ impl Drop for Uar {
     }
 }
 
-/// Most bytes of one half of a register.
+/// Maximum bytes of one half of a register.
 const MAX_HALF: usize = 512;
 
-/// A register that a send queue rings, as [`SendRegister::Shared`] or with BlueFlame.
+/// The doorbell register of a send queue.
 #[derive(Debug)]
 pub enum SendRegister {
-    /// One that several queues may ring, by writes of 8 bytes.
+    /// Several queues may write it, by 8-byte stores.
     Shared(Arc<Uar>),
-    /// One that no other queue uses.
+    /// Only one queue writes it, and it takes BlueFlame copies.
     Exclusive(BlueFlame),
 }
 
 impl SendRegister {
-    /// The device's number for its page.
+    /// The device's index of its page.
     #[must_use]
     pub fn page_id(&self) -> u32 {
         match self {
@@ -320,17 +320,17 @@ impl SendRegister {
         }
     }
 
-    /// Whether no other queue rings it.
+    /// Whether no other queue uses it.
     #[must_use]
     pub fn is_own(&self) -> bool {
         match self {
-            // One for all is the context's too.
+            // The register that all queues share has a second reference in the context.
             Self::Shared(uar) => Arc::strong_count(uar) == 1,
             Self::Exclusive(_) => true,
         }
     }
 
-    /// Rings: `control` is the first 8 bytes of the last request.
+    /// Rings the doorbell. `control` is the first 8 bytes of the last WQE.
     #[inline(always)]
     pub(crate) fn ring(&mut self, control: u64) {
         match self {
@@ -340,30 +340,29 @@ impl SendRegister {
     }
 }
 
-/// A register of one owner, into which a whole request can be copied, so that the device need not
-/// fetch it.
+/// A doorbell register that takes BlueFlame copies: the CPU writes a whole WQE into it, so that the
+/// device need not fetch the WQE.
 ///
-/// That needs the register to be exclusive: the copies of two owners would mix. So a `BlueFlame`
-/// owns its page and is neither shared nor cloned. It has two halves that are used in turn, because
-/// one may still be on its way.
+/// The register must be exclusive, because copies of two writers would mix. So a `BlueFlame` owns
+/// its page and is neither shared nor cloned. The register has two halves, used alternately: a half
+/// may still be in transit when the next WQE is posted.
 #[derive(Debug)]
 pub struct BlueFlame {
     uar: Uar,
-    /// Bytes of a half, at least those of a block.
+    /// Bytes of a half, at least [`BLOCK`].
     half: usize,
-    /// The half that comes next.
+    /// The half of the next doorbell.
     next: NonNull<u64>,
 }
 
-// SAFETY: the register belongs to no thread, and to no other value.
+// SAFETY: the register has no thread affinity and no other owner.
 unsafe impl Send for BlueFlame {}
 
 impl BlueFlame {
-    /// The first register of a page of its own. `size` is the device's `bf_reg_size`: the bytes of
-    /// both halves.
+    /// The first register of `uar`. `size` is the device's `bf_reg_size`: the bytes of both halves.
     ///
     /// # Errors
-    /// The page comes back where a half has no room for a block.
+    /// Returns `uar` if a half is smaller than a block.
     pub fn new(uar: Uar, size: u32) -> Result<Self, Uar> {
         let half = (size as usize / 2).min(MAX_HALF) / BLOCK * BLOCK;
         if half == 0 {
@@ -373,7 +372,7 @@ impl BlueFlame {
         Ok(Self { uar, half, next })
     }
 
-    /// Bytes of the longest request that can be copied.
+    /// Maximum bytes of a WQE that can be copied.
     #[must_use]
     #[inline]
     pub fn room(&self) -> usize {
@@ -384,25 +383,25 @@ impl BlueFlame {
     fn next(&mut self) -> NonNull<u64> {
         let register = self.next;
         const { assert!(SEND & (2 * MAX_HALF - 1) == 0) };
-        // SAFETY: the halves lie one behind the other in a page that `uar` keeps. Their addresses
-        // differ in the bits of `half`, which those of the first one don't have: so this is the
-        // other one's, and not 0.
+        // SAFETY: the halves are adjacent in a page that `uar` keeps mapped. The assertion above
+        // shows that the first half's address has none of the bits of `half`. So the XOR gives the
+        // address of the other half, which is not 0.
         self.next =
             unsafe { NonNull::new_unchecked(register.as_ptr().map_addr(|address| address ^ self.half)) };
         register
     }
 
-    /// Rings without a copy of the request.
+    /// Rings the doorbell without a BlueFlame copy.
     #[inline(always)]
     fn write(&mut self, control: u64) {
         let register = self.next();
         barrier::before_write_combining();
-        // SAFETY: the register lies in a page that `uar` keeps mapped, and nothing else writes it.
+        // SAFETY: `uar` keeps the page mapped, and only this value writes the register.
         unsafe { register.write_volatile(control) };
         barrier::flush_write_combining();
     }
 
-    /// Copies a request of one block from registers: the whole block, as the device expects it.
+    /// Copies a WQE of one block from CPU registers. The device expects the whole block.
     #[inline(always)]
     pub(crate) fn copy_fast(&mut self, request: &FastWqe) {
         let [first, second] = request.segments;
@@ -410,19 +409,19 @@ impl BlueFlame {
         let to = self.next().cast::<Segment>().as_ptr();
         barrier::before_write_combining();
         for (index, segment) in segments.into_iter().enumerate() {
-            // SAFETY: the segments lie in the half, which has room for a block and starts at a
-            // multiple of its size.
+            // SAFETY: the segments lie in the half, which has room for a block and is aligned to
+            // its size.
             unsafe { segment.write(to.add(index)) };
         }
         barrier::flush_write_combining();
     }
 
-    /// Copies a request of `blocks` blocks, at most [`BlueFlame::room`], whose blocks `block`
-    /// gives.
+    /// Copies a WQE of `blocks` blocks, which [`BlueFlame::room`] bounds. `block` returns the
+    /// address of each.
     ///
     /// # Safety
     ///
-    /// `block` must give addresses of [`BLOCK`] readable bytes, aligned to 8.
+    /// `block` must return addresses of [`BLOCK`] readable bytes, aligned to 8.
     #[inline(always)]
     pub(crate) unsafe fn copy(&mut self, blocks: usize, block: impl Fn(usize) -> *const Segment) {
         debug_assert!(blocks * BLOCK <= self.half);
@@ -432,10 +431,10 @@ impl BlueFlame {
             let from = block(index).cast::<u64>();
             for word in 0..BLOCK / 8 {
                 // SAFETY: the words lie in the block, by this function's contract, and in the half,
-                // whose bytes are at least those of the request.
+                // which is at least as long as the WQE.
                 unsafe { to.write_volatile(from.add(word).read()) };
                 // SAFETY: the words lie in the block, by this function's contract, and in the half,
-                // whose bytes are at least those of the request.
+                // which is at least as long as the WQE.
                 to = unsafe { to.add(1) };
             }
         }
@@ -497,10 +496,10 @@ mod tests {
     #[test]
     fn set_low_writes_only_the_low_half() {
         let record = DoorbellRecords::default().take().expect("memory");
-        // SAFETY: the record is there.
+        // SAFETY: the record is valid.
         unsafe { record.word(Word::Second).set_low(0x1234) };
         assert_eq!((record.get(Word::First), record.get(Word::Second)), (0, 0x1234));
-        // SAFETY: the record is there.
+        // SAFETY: the record is valid.
         unsafe { record.word(Word::First).set(0xab_cdef) };
         assert_eq!((record.get(Word::First), record.get(Word::Second)), (0xab_cdef, 0x1234));
     }

@@ -1,9 +1,8 @@
-//! The provider for ConnectX adapters (`mlx5`).
+//! The provider for ConnectX devices (`mlx5`).
 //!
-//! The adapter reads requests from and writes completions to rings in the program's own memory.
-//! Posting writes a request into a ring, advances a counter in memory and writes to a register of
-//! the adapter; polling reads an entry and a bit that says whose it is. No system call takes part
-//! in either.
+//! The rings are memory of this process. The device reads WQEs from them and writes CQEs to them. A
+//! post writes a WQE, stores the producer index in the doorbell record and writes a doorbell
+//! register. A poll reads a CQE and its owner bit. Neither makes a system call.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -29,20 +28,20 @@
 //!
 //! # Low-level access
 //!
-//! [`wqe`] and [`cqe`] are the adapter's formats as values and views, free of any queue.
-//! [`doorbell`] has the doorbell records and registers. [`Mlx5Completion::entry`] shows the entry
-//! behind a completion, [`Mlx5Sq::block`] a block of a send queue; both can be printed
+//! [`wqe`] and [`cqe`] are the device's formats as values and views, independent of any queue.
+//! [`doorbell`] has the doorbell records and registers. [`Mlx5Completion::entry`] is the CQE of a
+//! completion. [`Mlx5Sq::block`] is a block of a send queue. Both can be printed
 //! ([`wqe::WqeDisplay`]), as `bareverbs dump` does.
 //!
-//! [`Mlx5Sq::push_raw_wqe`] takes a request that was built by hand. The example `raw_wqe` of the
-//! crate `bareverbs` posts two of them on a queue pair that was brought up in the ordinary way.
+//! [`Mlx5Sq::push_raw_wqe`] posts a WQE that the caller built. The example `raw_wqe` of the crate
+//! `bareverbs` posts two of them on a connected queue pair.
 //!
-//! # Who may touch what
+//! # Threads
 //!
-//! A send queue, a receive queue and a completion queue have an owner each, who may be three
-//! threads. What they share is how far the requests are done, and their ids: a completion names its
-//! request by its place in the queue. That is in one record per queue pair, made of atomics; the
-//! table that leads from a completion to the record is the module `uidx_table`'s.
+//! A send queue, a receive queue and a completion queue have one owner each. The owners may be
+//! three threads. They share the counts of completed requests and the work request ids, because a
+//! CQE names its request by its index in the queue. One `QueueRecord` per queue pair holds both as
+//! atomics. The module `uidx_table` maps a CQE to its record.
 
 pub mod cqe;
 pub mod doorbell;

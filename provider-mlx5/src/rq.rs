@@ -1,4 +1,4 @@
-//! Receive queues of one queue pair.
+//! The receive queue of a queue pair or of a work queue.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use crate::wqe::{self, SEGMENT, Segment};
 pub struct Mlx5Rq {
     record: QueueRecordRef,
     memory: Arc<QpMemory>,
-    /// RqTracker pushed since the last reset.
+    /// Receives pushed since the last reset.
     head: u64,
-    /// The fast path ends here: the receive with this number takes the slow path.
+    /// End of the fast path: the receive with this number takes the slow path.
     fast_limit: u64,
-    /// As long as the fast path is enabled: the next slot, and from where the ids are found by the
-    /// receive's number, which is no place of its own.
+    /// Valid while the fast path is enabled: the next slot, and the base from which a receive's
+    /// number indexes the ids. The base may lie outside of the ids.
     next_wqe: *mut Segment,
     wr_ids_base: *const AtomicU64,
-    /// Bytes from a slot to the next.
+    /// Bytes per slot.
     stride: usize,
-    /// In the doorbell record: how far the queue has been filled.
+    /// The producer index in the doorbell record.
     dbr: RecordWord,
     /// The first slot.
     start: *mut Segment,
     mask: u32,
     max_sge: u32,
-    /// Whether CQEs may carry payload: then all receives take the slow path, which stores their
-    /// SGEs.
+    /// Whether CQEs may carry payload (scatter to CQE). If so, all receives take the slow path,
+    /// which stores their SGEs.
     has_scatter_to_cqe: bool,
-    /// Whether every slot has the end of a list behind its first SGE, as the fast path leaves it.
+    /// Whether every slot has the end of the list behind its first SGE, as the fast path requires.
     has_terminators: bool,
-    /// The record's ids, as many as slots.
+    /// Work request ids in the record, one per slot.
     wr_ids: NonNull<AtomicU64>,
-    /// RqTracker complete since the last reset, when last looked.
+    /// Last known count of receives completed since the last reset.
     done: u64,
-    /// RqTracker pushed before the last reset.
+    /// Receives pushed before the last reset.
     base: u64,
 }
 
-// SAFETY: the memory is kept by `memory` and belongs to no thread.
+// SAFETY: `memory` keeps the ring valid, and the ring has no thread affinity.
 unsafe impl Send for Mlx5Rq {}
 
 impl Mlx5Rq {
-    /// The receive queue at the start of `memory`, of `slots` slots, a power of 2, with
-    /// `1 << shift` segments each.
+    /// The receive queue of `slots` slots, a power of 2, at the start of `memory`. A slot has `1 <<
+    /// shift` segments.
     pub(crate) fn new(
         record: QueueRecordRef,
         memory: Arc<QpMemory>,
@@ -97,39 +97,39 @@ impl Mlx5Rq {
         }
     }
 
-    /// Has the poller copy no message to posted receives any more.
+    /// Stops the poller from copying payload to posted receives.
     fn take_back_all(&self) {
         if let Some(slots) = self.receives().and_then(RqTracker::scatter_to_cqe) {
             slots.take_back_all();
         }
     }
 
-    /// Where slot `index` is.
+    /// Address of the slot of receive `index`.
     fn slot(&self, index: u64) -> *mut Segment {
         // SAFETY: within the ring.
         unsafe { self.start.byte_add(self.place(index) * self.stride) }
     }
 
-    /// The number of slot `index`.
+    /// Slot number of receive `index`.
     #[inline(always)]
     fn place(&self, index: u64) -> usize {
         (index & u64::from(self.mask)) as usize
     }
 
-    /// Slots.
+    /// Number of slots.
     fn slots(&self) -> u64 {
         u64::from(self.mask) + 1
     }
 
-    /// The id of the receive in slot `index`.
+    /// Work request id of receive `index`.
     fn id(&self, index: u64) -> &AtomicU64 {
-        // SAFETY: there are `mask + 1` ids, which the record keeps as long as this queue keeps the
-        // record.
+        // SAFETY: there are `mask + 1` ids, and this queue's reference keeps the record and its ids
+        // valid.
         unsafe { self.wr_ids.add(self.place(index)).as_ref() }
     }
 
     /// Enables the fast path up to the known free room or the end of the ring. Disables it if a
-    /// slot may have more than one SGE.
+    /// slot may have more than one SGE, or with scatter to CQE.
     fn open_fast_path(&mut self) {
         self.fast_limit = self.head;
         if self.has_terminators && !self.has_scatter_to_cqe {
@@ -142,8 +142,8 @@ impl Mlx5Rq {
         self.wr_ids_base = self.wr_ids.as_ptr().wrapping_add(at).wrapping_sub(head);
     }
 
-    /// Writes the end of a list behind the first SGE of every slot, none of which the device may
-    /// have.
+    /// Writes the end of the list behind the first SGE of every slot. The device must own none of
+    /// them.
     fn write_terminators(&mut self) {
         if self.max_sge > 1 {
             for index in 0..self.slots() {
@@ -154,12 +154,11 @@ impl Mlx5Rq {
         self.has_terminators = true;
     }
 
-    /// Writes a receive of one SGE, as `write` does, or declines it.
+    /// Writes a receive of one SGE by `write`, or declines it.
     ///
     /// # Safety
     ///
-    /// As for [`RecvQueue::push`]. `write` gets a slot that is free, and must write a segment
-    /// there.
+    /// As for [`RecvQueue::push`]. `write` gets a free slot and must write a segment there.
     #[inline(always)]
     unsafe fn push_fast(
         &mut self,
@@ -168,14 +167,14 @@ impl Mlx5Rq {
     ) -> bool {
         let [sge] = request.sges else { return false };
         let head = self.head;
-        // The device takes an SGE of no bytes for one of 2^31.
+        // The device reads a byte count of 0 as 2^31.
         if head == self.fast_limit || (sge.length as i32) <= 0 {
             return false;
         }
         write(self.next_wqe, sge);
-        // SAFETY: the slot is free, and its id with it: `open_fast_path` left both here, and the
-        // room that it found, up to the end of the ring at most, is not used up. The record keeps
-        // the ids as long as this queue keeps the record.
+        // SAFETY: the slot and its id are free: `open_fast_path` set both pointers, and `head` is
+        // below the limit that it computed, which is at most the end of the ring. This queue's
+        // reference keeps the record and its ids valid.
         unsafe {
             (*self.wr_ids_base.wrapping_add(head as usize)).store(request.wr_id, Ordering::Relaxed);
             self.next_wqe = self.next_wqe.byte_add(self.stride);
@@ -184,14 +183,15 @@ impl Mlx5Rq {
         true
     }
 
-    /// Whether no slot is free; asks the poller only where it seems so.
+    /// Whether the queue is full. The poller's count is loaded only if the last known count says
+    /// so.
     #[inline(always)]
     fn is_full(&mut self) -> bool {
         if self.head - self.done < self.slots() {
             return false;
         }
         let done = self.receives().map_or(0, RqTracker::done).wrapping_sub(self.base);
-        // Other counts are of before the last reset, or made up by a device that misbehaves.
+        // Other counts are from before the last reset, or from a faulty device.
         if (self.done..=self.head).contains(&done) {
             self.done = done;
         }
@@ -199,7 +199,7 @@ impl Mlx5Rq {
     }
 }
 
-/// Refuses what no slot could hold.
+/// Checks the number of SGEs and the length of a receive.
 #[inline(always)]
 pub(crate) fn check(request: &RecvRequest<'_>, max_sge: u32) -> Result<(), PushError> {
     if request.sges.len() > max_sge as usize {
@@ -209,8 +209,8 @@ pub(crate) fn check(request: &RecvRequest<'_>, max_sge: u32) -> Result<(), PushE
     if length > MAX_MESSAGE { Err(too_long(length, MAX_MESSAGE)) } else { Ok(()) }
 }
 
-/// Writes a receive's SGEs, and an end behind them where there is room for more. Empty ones are
-/// left out: the device would take them for two gigabytes.
+/// Writes a receive's SGEs, and the end of the list if the slot has room for more. Empty SGEs are
+/// skipped: the device reads a byte count of 0 as 2^31.
 ///
 /// # Safety
 ///
@@ -235,33 +235,33 @@ pub(crate) unsafe fn write_elements(mut to: *mut Segment, request: &RecvRequest<
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the ring and the doorbell record, and `record` what completions lead to.
-// 2. SGEs are copied into a slot as they are given, and the device checks the keys. The head
-//    moves on last.
-// 3. `fast_limit` and the record's count of done receives give slots only that the device has given
-//    back.
-// 4. The device reads slots up to the doorbell record's counter, which `ring` and `try_post` store.
-// 5. `abort` goes back to the first slot that the record's counter does not cover.
-// 6. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
-//    promises.
+// 1. `memory` keeps the ring and the doorbell record, and `record` the ids of the receives that
+//    CQEs name.
+// 2. SGEs are copied into a slot unchanged, and the device checks the keys. The head advances last.
+// 3. `fast_limit` and the record's count of completed receives permit only slots that the device
+//    has completed.
+// 4. The device reads slots up to the producer index in the doorbell record, which `ring`
+//    stores. The default `try_post` calls it.
+// 5. `abort` returns to the first slot that the doorbell record does not cover.
+// 6. `reset` sets the counters to 0. The device's are 0 after a reset, as the caller promises.
 unsafe impl RecvQueue for Mlx5Rq {
     #[inline]
     fn capacity(&self) -> u32 {
-        // A queue for no receives at all has a slot all the same.
+        // A queue without receives still has one slot.
         if self.max_sge == 0 { 0 } else { self.mask + 1 }
     }
 
-    /// One SGE.
+    /// Takes receives of one SGE.
     #[inline(always)]
     unsafe fn try_push(&mut self, request: &RecvRequest<'_>) -> bool {
-        // SAFETY: the caller's promise; there is room for a segment.
+        // SAFETY: the caller's promise is the same; the slot has room for a segment.
         unsafe { self.push_fast(request, |slot, sge| wqe::write_data(slot, sge)) }
     }
 
     #[inline(always)]
     unsafe fn try_push_all(&mut self, requests: &[RecvRequest<'_>]) -> usize {
-        // SGEs of a list lie in memory, from which two words are read at once.
-        // SAFETY: the caller's promise; there is room for a segment.
+        // SGEs of a list are in memory: two words are loaded at once. SAFETY: the caller's promise
+        // is the same; the slot has room for a segment.
         let push = |request: &&RecvRequest<'_>| unsafe {
             self.push_fast(request, |slot, sge| slot.write(data_segment(sge)))
         };
@@ -273,14 +273,14 @@ unsafe impl RecvQueue for Mlx5Rq {
             return Err(PushError::QueueFull { capacity: self.capacity() });
         }
         check(request, self.max_sge)?;
-        // SAFETY: the slot lies in the ring, and the device has done with it.
+        // SAFETY: the slot lies in the ring, and the device has completed it.
         unsafe { write_elements(self.slot(self.head), request, self.max_sge) };
         self.id(self.head).store(request.wr_id, Ordering::Relaxed);
         if let Some(slots) = self.receives().and_then(RqTracker::scatter_to_cqe) {
             slots.post(self.place(self.head), request.sges);
         }
         self.head += 1;
-        // What follows a first SGE may be another one now.
+        // A second SGE overwrites the end of the list.
         self.has_terminators &= request.sges.len() < 2;
         self.open_fast_path();
         Ok(())
@@ -290,20 +290,20 @@ unsafe impl RecvQueue for Mlx5Rq {
     fn ring(&mut self) {
         let (dbr, head) = (self.dbr, self.head);
         barrier::before_device_reads();
-        // SAFETY: `memory` keeps the record. This word of it is the receive queue's, which only its
-        // owner accesses.
+        // SAFETY: `memory` keeps the doorbell record valid. Only the receive queue's owner accesses
+        // this word.
         unsafe { dbr.set_low(head as u16) };
     }
 
     #[inline]
     fn abort(&mut self) {
-        // The record says how many were published, by their low 16 bits; there are never as many
-        // pushed.
+        // The doorbell record has the low 16 bits of the published count. Fewer than 2^16 receives
+        // are ever pushed and unpublished.
         let published = self.memory.record().get(Word::First) as u16;
         let pushed: u64 = (self.head as u16).wrapping_sub(published).into();
         let first = self.head - pushed;
         if let Some(slots) = self.receives().and_then(RqTracker::scatter_to_cqe) {
-            // The caller no longer vouches for their memory.
+            // The caller no longer guarantees that their memory is valid.
             (first..self.head).for_each(|index| slots.take_back(self.place(index)));
         }
         self.head = first;
@@ -329,8 +329,8 @@ unsafe impl RecvQueue for Mlx5Rq {
     }
 }
 
-/// The kernel has destroyed the queue. No completion of it is delivered any more, not even one that
-/// a poller has found.
+/// The kernel has destroyed the queue. No completion of it is reported any more, not even one that
+/// a poller has already found.
 impl Drop for Mlx5Rq {
     fn drop(&mut self) {
         self.take_back_all();

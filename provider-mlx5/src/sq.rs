@@ -45,41 +45,41 @@ pub struct Mlx5Sq {
     register: SendRegister,
     /// The first block.
     start: *mut Segment,
-    /// Blocks less one.
+    /// Number of blocks minus 1.
     mask: u32,
     limits: SendLimits,
     qp_num: u32,
-    /// Flags of every request.
+    /// Control flags of every WQE.
     base_flags: ControlFlags,
     next: Position,
-    /// The fast path ends here: the request with this number takes the slow path.
+    /// End of the fast path: the request with this number takes the slow path.
     fast_limit: u64,
     /// The next block and slot of the fast path.
     next_wqe: *mut Segment,
     next_slot: NonNull<SendSlot>,
-    /// The first unpublished block.
+    /// First unpublished block.
     published: u32,
-    /// The fence of the request there.
+    /// Fence of the request at `published`.
     published_fence: ControlFlags,
-    /// The first block of the last request pushed.
+    /// First block of the last request pushed.
     last: u32,
-    /// Requests complete when last looked; those of before a reset are.
+    /// Last known count of completed requests. Requests of before a reset count as completed.
     done: u64,
-    /// The record's slots, as many as blocks.
+    /// Slots of the record, one per block.
     slots: NonNull<SendSlot>,
-    /// In the doorbell record: how far the queue has been filled.
+    /// The producer index in the doorbell record.
     dbr: RecordWord,
     templates: Templates,
-    /// What the queue pair has beyond the standard, where the device has such things.
+    /// ECE state, on devices that have ECE.
     options: Option<EceState>,
 }
 
-/// How far a queue has been filled.
+/// Producer index of a send queue.
 #[derive(Clone, Copy, Debug)]
 struct Position {
-    /// Blocks, counted on from the last reset.
+    /// Block index since the last reset.
     block: u32,
-    /// Requests, counted on across resets.
+    /// Request count, which continues across resets.
     request: u64,
     /// The fence of the next request.
     fence: ControlFlags,
@@ -89,11 +89,11 @@ impl Position {
     const START: Self = Self { block: 0, request: 0, fence: ControlFlags::empty() };
 }
 
-// SAFETY: the memory is kept by `memory` and belongs to no thread.
+// SAFETY: `memory` keeps the ring valid, and the ring has no thread affinity.
 unsafe impl Send for Mlx5Sq {}
 
 impl Mlx5Sq {
-    /// The send queue `offset` bytes into `memory`, of `blocks` blocks, a power of 2.
+    /// The send queue of `blocks` blocks, a power of 2, at `offset` bytes in `memory`.
     pub(crate) fn new(
         record: QueueRecordRef,
         memory: Arc<QpMemory>,
@@ -104,7 +104,7 @@ impl Mlx5Sq {
     ) -> Self {
         assert!(blocks.is_power_of_two() && offset.is_multiple_of(BLOCK), "a layout of sends");
         let rings = memory.ring(offset + blocks as usize * BLOCK);
-        // SAFETY: so many bytes are there.
+        // SAFETY: `ring` checked that the memory has these bytes.
         let start = unsafe { rings.add(offset) }.cast().as_ptr();
         let base_flags = if limits.signal_all { ControlFlags::CQ_UPDATE } else { ControlFlags::empty() };
         assert!(record.sends.slots().len() == blocks as usize, "a slot for each block");
@@ -133,11 +133,11 @@ impl Mlx5Sq {
         }
     }
 
-    /// What the record says of the request with the first block `block`.
+    /// Slot of the request whose first block is `block`.
     #[inline(always)]
     fn slot(&self, block: u32) -> &SendSlot {
-        // SAFETY: there are `mask + 1` slots, which the record keeps as long as this queue keeps
-        // the record.
+        // SAFETY: there are `mask + 1` slots, and this queue's reference keeps the record and its
+        // slots valid.
         unsafe { self.slots.add((block & self.mask) as usize).as_ref() }
     }
 
@@ -156,16 +156,16 @@ impl Mlx5Sq {
         self.fast_limit = self.next.request + room.min(u64::from(self.mask + 1 - (block & self.mask)));
     }
 
-    /// Writes a request to the fast path's next place, and takes it into the batch.
+    /// Writes a WQE at the fast path's position and adds it to the batch.
     ///
     /// # Safety
     ///
-    /// It must be that of `wr_id` at `next`, the number of which must not be `fast_limit`.
+    /// `wqe` must be the request `wr_id` at `next`. Its number must not be `fast_limit`.
     #[inline(always)]
     unsafe fn write_fast(&mut self, wqe: &FastWqe, wr_id: u64) {
         let at = self.next_wqe;
-        // SAFETY: `open_fast_path` set out from a free block and its slot, and before `fast_limit`
-        // more of both follow. Blocks lie at multiples of their size.
+        // SAFETY: `open_fast_path` started at a free block and its slot, and more of both follow
+        // until `fast_limit`. Blocks are aligned to their size.
         unsafe {
             wqe.segments[0].write(at);
             wqe.segments[1].write(at.add(1));
@@ -175,8 +175,8 @@ impl Mlx5Sq {
             self.next_wqe = at.add(SEGMENTS_PER_BLOCK);
         }
         let through = self.next.request + 1;
-        // SAFETY: `open_fast_path` set out from a free block and its slot, and before `fast_limit`
-        // more of both follow. Blocks lie at multiples of their size.
+        // SAFETY: `open_fast_path` started at a free block and its slot, and more of both follow
+        // until `fast_limit`. Blocks are aligned to their size.
         unsafe {
             self.next_slot.as_ref().note(wr_id, through, 0);
             self.next_slot = self.next_slot.add(1);
@@ -185,7 +185,8 @@ impl Mlx5Sq {
         self.next.request = through;
     }
 
-    /// Whether there may be no room; asks the poller only where it seems so.
+    /// Whether the queue is full. The poller's count is loaded only if the last known count says
+    /// so.
     #[inline(always)]
     fn is_full(&mut self) -> bool {
         let most = u64::from(self.limits.requests);
@@ -193,8 +194,8 @@ impl Mlx5Sq {
             return false;
         }
         let done = self.record.sends.done();
-        // Other counts are of before the last reset, or of requests that were taken back and that a
-        // device lies about.
+        // Other counts are from before the last reset, or a faulty device completed unpublished
+        // requests.
         if (self.done..=self.next.request).contains(&done) {
             self.done = done;
         }
@@ -206,7 +207,7 @@ impl Mlx5Sq {
         Writer { start: self.start, mask: self.mask, block: self.next.block, segments: 1 }
     }
 
-    /// Writes the control segment and takes the request into the batch.
+    /// Writes the control segment and adds the request to the batch.
     #[inline(always)]
     fn finish(&mut self, writer: &Writer, head: &Head) {
         let mut flags = self.base_flags | control_flags(head.flags);
@@ -217,7 +218,7 @@ impl Mlx5Sq {
             opcode: head.opcode,
             index: self.next.block as u16,
             qp_num: self.qp_num,
-            // There is room for no more, as `Layout::new` and `Mlx5Sq::max_segments` see to.
+            // The count fits 8 bits, as `Layout::new` and `Mlx5Sq::max_segments` ensure.
             segments: writer.segments as u8,
             flags,
             imm: head.imm,
@@ -236,7 +237,7 @@ impl Mlx5Sq {
             ControlFlags::empty()
         };
         self.next = Position { block: block.wrapping_add(blocks), request: through, fence };
-        // The fast path knows nothing of fences.
+        // The fast path does not handle fences.
         if fence.is_empty() && matches!(self.limits.qp_type, QpType::RC | QpType::UC) {
             self.open_fast_path();
         } else {
@@ -248,8 +249,8 @@ impl Mlx5Sq {
     #[inline(always)]
     fn update_dbr(&self, block: u32) {
         barrier::before_device_reads();
-        // SAFETY: `memory` keeps the record. This word of it is the send queue's, which only its
-        // owner accesses.
+        // SAFETY: `memory` keeps the doorbell record valid. Only the send queue's owner accesses
+        // this word.
         unsafe { self.dbr.set_low(block as u16) };
     }
 
@@ -258,8 +259,8 @@ impl Mlx5Sq {
         PushError::QueueFull { capacity: self.limits.requests }
     }
 
-    /// Blocks of the ring as they are in memory, for tools that show them: the index of the next
-    /// request's first block, and the bytes of block `index`.
+    /// The bytes of block `index` of the ring, for tools that print WQEs. The index is taken modulo
+    /// the number of blocks.
     #[must_use]
     pub fn block(&self, index: u32) -> [u8; BLOCK] {
         let block = self.at(index);
@@ -273,19 +274,18 @@ impl Mlx5Sq {
 }
 
 // SAFETY: by the numbers of the trait's obligations:
-// 1. `memory` keeps the ring and the doorbell record, `register` the doorbell's page, and `record`
-//    what completions lead to.
-// 2. `Writer` and the templates copy SGEs, operation and inline data into blocks as they are given,
-//    and the device checks the keys. Only `finish` and `write_fast`, which come last, count blocks
-//    as filled: a request that is refused or declined is not handed over.
-// 3. `is_full` and `fast_limit` give blocks only whose requests are complete by the record, or were
-//    never filled.
-// 4. The device reads blocks up to the doorbell record's counter, which `update_dbr` stores, and
-//    what BlueFlame copies, in `ring` and `try_post` only.
-// 5. `abort` goes back to the first block that `update_dbr` was not called for.
-// 6. A write to the register can't be refused: no method returns a `DoorbellError`.
-// 7. `reset` sets the counters back to 0, where the device's stand after a reset, as who calls it
-//    promises.
+// 1. `memory` keeps the ring and the doorbell record, `register` the doorbell page, and `record`
+//    the slots of the requests that CQEs name.
+// 2. `Writer` and the templates copy SGEs, operation and inline data into blocks unchanged, and the
+//    device checks the keys. Only `finish` and `write_fast`, which come last, advance the producer
+//    index: a request that is rejected or declined is not posted.
+// 3. `is_full` and `fast_limit` permit only blocks that were never used or whose requests are
+//    complete by the record.
+// 4. The device reads blocks up to the producer index in the doorbell record, which `update_dbr`
+//    stores, and BlueFlame copies. Both are written in `ring` and `try_post` only.
+// 5. `abort` returns to the first block that no `update_dbr` call covers.
+// 6. A write to the register can't fail: no method returns a `DoorbellError`.
+// 7. `reset` sets the counters to 0. The device's are 0 after a reset, as the caller promises.
 unsafe impl SendQueue for Mlx5Sq {
     type Ah = Mlx5Ah;
 
@@ -307,7 +307,7 @@ unsafe impl SendQueue for Mlx5Sq {
         true
     }
 
-    /// With BlueFlame, what is built in registers goes from there to the ring and to the device.
+    /// With BlueFlame, the WQE goes from CPU registers to the ring and to the device.
     #[inline(always)]
     unsafe fn try_post(
         &mut self,
@@ -315,7 +315,7 @@ unsafe impl SendQueue for Mlx5Sq {
         _later: bool,
     ) -> Option<Result<(), DoorbellError>> {
         let Position { block, request: number, .. } = self.next;
-        // What was pushed before would have to go first.
+        // Unpublished requests must be published first.
         if number == self.fast_limit || block != self.published {
             return None;
         }
@@ -368,7 +368,7 @@ unsafe impl SendQueue for Mlx5Sq {
         self.push_whole_frame(request)
     }
 
-    /// A write to the register can't be refused.
+    /// A write to the register can't fail.
     #[inline(always)]
     fn ring(&mut self) -> Result<(), DoorbellError> {
         let (first, last, end) = (self.published, self.last, self.next.block);
@@ -383,15 +383,15 @@ unsafe impl SendQueue for Mlx5Sq {
         match &mut self.register {
             SendRegister::Exclusive(register) if first == last && blocks * BLOCK <= register.room() => {
                 let (start, mask) = (self.start, self.mask);
-                // SAFETY: the request's blocks, which lie in the ring and which only this queue's
-                // owner writes.
+                // SAFETY: the blocks of the request lie in the ring, and only this queue's owner
+                // writes them.
                 unsafe {
                     register.copy(blocks, |index| {
                         start.add((first.wrapping_add(index as u32) & mask) as usize * SEGMENTS_PER_BLOCK)
                     });
                 }
             }
-            // SAFETY: the control segment of a request that was written; the device only reads it.
+            // SAFETY: the control segment of a written request; the device only reads it.
             register => register.ring(unsafe { control.cast::<u64>().read() }),
         }
         Ok(())
@@ -399,7 +399,7 @@ unsafe impl SendQueue for Mlx5Sq {
 
     fn abort(&mut self) {
         if self.next.block != self.published {
-            // The first of them was noted as one more than those before it.
+            // Slots hold the count of requests up to and including theirs.
             let request = self.slot(self.published).through() - 1;
             self.next = Position { block: self.published, request, fence: self.published_fence };
             self.fast_limit = request;
@@ -412,7 +412,7 @@ unsafe impl SendQueue for Mlx5Sq {
         self.record.cq(Side::Send).clean(&self.record, Side::Send, 0);
         barrier::before_slots_are_reused();
         let request = self.next.request;
-        // None of them completes any more.
+        // Requests of before the reset do not complete any more.
         (self.next, self.fast_limit, self.done) = (Position { request, ..Position::START }, request, request);
         (self.published, self.published_fence) = (0, ControlFlags::empty());
         self.memory.record().set(Word::Second, 0);
@@ -432,7 +432,7 @@ unsafe impl QpControl for Mlx5Sq {
     }
 
     unsafe fn modify(&mut self, file: &DeviceFile, request: &ModifyQpReq) -> Result<(), IoctlError> {
-        // SAFETY: the caller owns the queue pair and resets its queues, as this method asks.
+        // SAFETY: the caller owns the queue pair and resets its queues, as this method requires.
         unsafe { self.modify_with_ece(file, request) }
     }
 }

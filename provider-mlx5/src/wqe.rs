@@ -1,9 +1,9 @@
-//! Work queue entries: what a request looks like to the device.
+//! Work queue entries (WQEs) in the device's format.
 //!
-//! A send is a row of segments of 16 bytes, big-endian, in blocks of 64: a control segment first,
-//! then what the operation needs, then the data. The functions here give segments as they lie in
-//! memory; nothing in this module writes to a queue. Names and layouts are those of the adapter's
-//! programmer's reference manual (PRM).
+//! A send WQE is a sequence of big-endian segments of 16 bytes, in blocks of 64 bytes. The control
+//! segment comes first, then the segments of the operation, then the data. The functions here
+//! return segments in memory order. Nothing in this module writes to a queue. Names and layouts are
+//! those of the programmer's reference manual (PRM).
 //!
 //! ```
 //! use bareverbs_mlx5::wqe::{self, Control, ControlFlags, Opcode};
@@ -25,7 +25,7 @@ use bareverbs_provider::work::{AccessFlags, MwBind, MwType, Remote, Sge};
 
 pub use self::display::WqeDisplay;
 
-/// A segment as it lies in memory.
+/// A segment in memory order.
 pub type Segment = [u64; 2];
 
 /// Bytes of a segment.
@@ -38,23 +38,23 @@ pub const BLOCK: usize = 64;
 /// Segments of a block.
 pub const SEGMENTS_PER_BLOCK: usize = BLOCK / SEGMENT;
 
-/// The key that ends a receive's list of SGEs.
+/// The lkey that ends a receive WQE's list of SGEs.
 #[doc(alias = "MLX5_INVALID_LKEY")]
 pub const INVALID_LKEY: u32 = 0x100;
 
-/// In the length of an inline segment: the data follow.
+/// Flag in the byte count of an inline segment: the data follow.
 const INLINE: u32 = 1 << 31;
 
-/// In the destination of an address vector: the vector has 48 bytes.
+/// Flag in the destination QPN of an address vector: the vector has 48 bytes.
 const EXTENDED_AV: u32 = 1 << 31;
 
-/// Four big-endian words as they lie in memory.
+/// Four big-endian words in memory order.
 #[inline(always)]
 const fn words(a: u32, b: u32, c: u32, d: u32) -> Segment {
     [((a as u64) << 32 | b as u64).to_be(), ((c as u64) << 32 | d as u64).to_be()]
 }
 
-/// Its bytes.
+/// The bytes of a segment.
 #[must_use]
 pub fn bytes(segment: Segment) -> [u8; SEGMENT] {
     let mut bytes = [0; SEGMENT];
@@ -63,15 +63,15 @@ pub fn bytes(segment: Segment) -> [u8; SEGMENT] {
     bytes
 }
 
-/// What a request asks of the device: the low byte of the control segment's first word.
+/// Operation of a send WQE: the low byte of the control segment's first word.
 #[doc(alias = "MLX5_OPCODE_NOP")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode(pub u8);
 
 impl Opcode {
-    /// Nothing, but it completes.
+    /// No operation; it completes.
     pub const NOP: Self = Self(0x00);
-    /// A send that invalidates a key of the peer.
+    /// A send that invalidates an rkey of the responder.
     pub const SEND_INVAL: Self = Self(0x01);
     /// An RDMA write.
     pub const RDMA_WRITE: Self = Self(0x08);
@@ -81,7 +81,7 @@ impl Opcode {
     pub const SEND: Self = Self(0x0a);
     /// A send with immediate data.
     pub const SEND_IMM: Self = Self(0x0b);
-    /// A TCP segmentation offload.
+    /// A large send (TCP segmentation offload).
     pub const TSO: Self = Self(0x0e);
     /// An RDMA read.
     pub const RDMA_READ: Self = Self(0x10);
@@ -89,51 +89,49 @@ impl Opcode {
     pub const ATOMIC_CS: Self = Self(0x11);
     /// A fetch and add.
     pub const ATOMIC_FA: Self = Self(0x12);
-    /// A change of a memory key.
+    /// A memory key (mkey) update: bind and invalidation of windows.
     pub const UMR: Self = Self(0x25);
 }
 
 bitflags::bitflags! {
-    /// Fence, completion and solicited bits: byte 11 of the control segment.
+    /// Fence, CQE and solicited bits: byte 11 of the control segment.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct ControlFlags: u8 {
         /// Raise a solicited event at the receiver.
         #[doc(alias = "MLX5_WQE_CTRL_SOLICITED")]
         const SOLICITED = 1 << 1;
-        /// Make a completion.
+        /// Write a CQE.
         #[doc(alias = "MLX5_WQE_CTRL_CQ_UPDATE")]
         const CQ_UPDATE = 2 << 2;
-        /// Begin after earlier changes of memory keys by this queue.
+        /// Start after earlier mkey updates of this queue.
         #[doc(alias = "MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE")]
         const INITIATOR_SMALL_FENCE = 1 << 5;
-        /// Begin after earlier reads and atomics of this queue, and what the small fence waits for.
+        /// Start after earlier reads and atomics of this queue, and after those of the small fence.
         #[doc(alias = "MLX5_WQE_CTRL_FENCE")]
         const FENCE = 4 << 5;
     }
 }
 
-/// The control segment, the first of every send.
+/// The control segment, the first segment of every send WQE.
 #[doc(alias = "mlx5_wqe_ctrl_seg")]
 #[derive(Clone, Copy, Debug)]
 pub struct Control {
-    /// What to do.
+    /// Operation.
     pub opcode: Opcode,
-    /// The number of the request's first block, counted from the queue's beginning and cut to 16
-    /// bits.
+    /// WQE counter: the index of the WQE's first block, modulo 2^16.
     pub index: u16,
-    /// The queue pair, 24 bits.
+    /// QPN, 24 bits.
     pub qp_num: u32,
-    /// Segments of the whole request, this one included; at most 63.
+    /// Segments of the whole WQE, the control segment included (`ds`); at most 63.
     pub segments: u8,
-    /// How to do it.
+    /// Fence, CQE and solicited bits.
     pub flags: ControlFlags,
-    /// Immediate data as they go over the wire, a key to invalidate, or the key that a UMR changes;
-    /// in memory order.
+    /// Immediate data, the rkey to invalidate, or the mkey that a UMR changes; in memory order.
     pub imm: u32,
 }
 
 impl Control {
-    /// As it lies in memory.
+    /// The segment in memory order.
     #[must_use]
     #[inline(always)]
     pub const fn segment(&self) -> Segment {
@@ -146,7 +144,7 @@ impl Control {
     }
 }
 
-/// Where an RDMA operation or an atomic works.
+/// The remote address segment of an RDMA operation or an atomic.
 #[doc(alias = "mlx5_wqe_raddr_seg")]
 #[must_use]
 #[inline(always)]
@@ -154,8 +152,8 @@ pub const fn remote_address(remote: Remote) -> Segment {
     words((remote.addr >> 32) as u32, remote.addr as u32, remote.rkey, 0)
 }
 
-/// The shared receive queue, of the peer's XRC domain, that a request goes to: 24 bits. It stands
-/// behind the control segment of every request of an XRC queue pair.
+/// The XRC segment: the SRQ number of the peer's XRC domain, 24 bits. It follows the control
+/// segment of every WQE of an XRC queue pair.
 #[doc(alias = "mlx5_wqe_xrc_seg")]
 #[must_use]
 #[inline(always)]
@@ -163,10 +161,10 @@ pub const fn xrc(srq_num: u32) -> Segment {
     words(srq_num, 0, 0, 0)
 }
 
-/// What stands behind the control segment of a whole frame, the first `header` bytes of which begin
-/// in the last two of this segment. With `checksums`, the device fills in those of the outer IP
-/// header and of the header behind it. `mss` is 0, or for [`Opcode::TSO`] the most bytes of a
-/// segment.
+/// The Ethernet segment of a frame. It follows the control segment. The `header` first bytes of the
+/// frame begin in its last two bytes. With `checksums`, the device fills in the outer IP checksum
+/// and the checksum of the layer 4 header behind it. `mss` is 0, or for [`Opcode::TSO`] the maximum
+/// bytes of a TCP segment.
 #[doc(alias = "mlx5_wqe_eth_seg")]
 #[must_use]
 #[inline(always)]
@@ -176,23 +174,23 @@ pub const fn ethernet(checksums: bool, mss: u16, header: u16) -> Segment {
     words(0, flags | mss as u32, 0, (header as u32) << 16)
 }
 
-/// Bytes of the longest header that an Ethernet segment can tell the length of.
+/// Maximum inline header bytes of an Ethernet segment.
 pub const MAX_HEADER: u16 = 0x3ff;
 
-/// Most bytes of a segment of a large send that an Ethernet segment can tell.
+/// Maximum MSS of an Ethernet segment, in bytes.
 pub const MAX_MSS: u16 = 0x3fff;
 
-/// Where in an Ethernet segment the header begins.
+/// Offset of the inline header in an Ethernet segment.
 pub(crate) const HEADER_START: usize = SEGMENT - 2;
 
-/// Segments that an Ethernet segment takes with a header of `length` bytes that begins in it.
+/// Segments of an Ethernet segment with an inline header of `length` bytes.
 #[must_use]
 #[inline(always)]
 pub const fn header_segments(length: usize) -> usize {
     (HEADER_START + length).div_ceil(SEGMENT)
 }
 
-/// The numbers of an atomic: what is swapped in or added, and what a swap compares with.
+/// The atomic segment: the value to swap in or add, and the value to compare with.
 #[doc(alias = "mlx5_wqe_atomic_seg")]
 #[must_use]
 #[inline(always)]
@@ -200,8 +198,8 @@ pub const fn atomic(swap_or_add: u64, compare: u64) -> Segment {
     [swap_or_add.to_be(), compare.to_be()]
 }
 
-/// A run of memory, of 1 to 2^31 bytes. The device takes a length of 0 for 2^31, and the highest
-/// bit for inline data.
+/// The data segment of an SGE of 1 to 2^31 bytes. A byte count of 0 means 2^31, and the highest bit
+/// marks inline data.
 #[doc(alias = "mlx5_wqe_data_seg")]
 #[must_use]
 #[inline(always)]
@@ -209,8 +207,8 @@ pub const fn data(sge: Sge) -> Segment {
     words(sge.length & !INLINE, sge.lkey, (sge.addr >> 32) as u32, sge.addr as u32)
 }
 
-/// Writes the same word by word: where the SGE's fields are in registers, they need not be brought
-/// together.
+/// Writes the data segment word by word. So an SGE whose fields are in CPU registers need not be
+/// assembled first.
 ///
 /// # Safety
 ///
@@ -226,8 +224,8 @@ pub(crate) unsafe fn write_data(to: *mut Segment, sge: &Sge) {
     }
 }
 
-/// What a slot of a shared receive queue begins with: the slot after it in the list, the big-endian
-/// word of 2 bytes at 2.
+/// The next segment, the first of an SRQ WQE: the index of the next slot in the free list, as a
+/// big-endian word of 2 bytes at offset 2.
 #[doc(alias = "mlx5_wqe_srq_next_seg")]
 #[must_use]
 #[inline(always)]
@@ -235,14 +233,14 @@ pub const fn link(next: u32) -> Segment {
     [((next as u64) << 32).to_be(), 0]
 }
 
-/// What stands behind a receive's last run of memory, if it has fewer than its slot has room for.
+/// The data segment that ends the list of SGEs of a receive, if the slot has room for more.
 #[must_use]
 #[inline(always)]
 pub const fn end_of_list() -> Segment {
     words(0, INVALID_LKEY, 0, 0)
 }
 
-/// The four bytes before inline data of `length` bytes, as they lie in memory.
+/// The header of inline data of `length` bytes: 4 bytes, in memory order.
 #[doc(alias = "mlx5_wqe_inline_seg")]
 #[must_use]
 #[inline(always)]
@@ -250,34 +248,33 @@ pub const fn inline_header(length: u32) -> u32 {
     (INLINE | length).to_be()
 }
 
-/// Segments that inline data of `length` bytes take, their header included; none for none.
+/// Segments of `length` bytes of inline data with their header; 0 for 0 bytes.
 #[must_use]
 #[inline(always)]
 pub const fn inline_segments(length: usize) -> usize {
     if length == 0 { 0 } else { (length + 4).div_ceil(SEGMENT) }
 }
 
-/// What of a destination's address vector is the same for all datagrams to it.
+/// The part of an address vector that all datagrams to a destination share.
 #[doc(alias = "mlx5_wqe_av")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressVector {
-    /// Rate (4 bits), service level, path bits, and LID or UDP source port: bytes 12 to 15.
+    /// Static rate (4 bits), service level, path bits, and DLID or UDP source port: bytes 12 to 15.
     pub path: u32,
-    /// Ethernet address of the next hop: bytes 20 to 25.
+    /// Destination MAC address of the next hop: bytes 20 to 25.
     pub rmac: [u8; 6],
     /// Traffic class.
     pub traffic_class: u8,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Bit 30 for a global header on InfiniBand, index of the source GID in bits 20 to 27, flow
-    /// label below.
+    /// Bit 30: GRH present (InfiniBand). Bits 20 to 27: source GID index. Bits 0 to 19: flow label.
     pub grh: u32,
-    /// GID of the destination.
+    /// Destination GID.
     pub rgid: [u8; 16],
 }
 
 impl AddressVector {
-    /// Segments of the address vector of a datagram to queue pair `qp_num` with its Q_Key.
+    /// The address vector of a datagram to `qp_num` with its Q_Key.
     #[must_use]
     #[inline(always)]
     pub const fn segments(&self, qp_num: u32, qkey: u32) -> [Segment; 3] {
@@ -296,13 +293,13 @@ impl AddressVector {
     }
 }
 
-/// Segments of a bind to a range, behind the control segment.
+/// Segments of a bind to a range, without the control segment.
 pub const BIND_SEGMENTS: usize = 11;
 
-/// Segments of an invalidation, or of a bind to nothing, behind the control segment.
+/// Segments of an invalidation, or of a bind with length 0, without the control segment.
 pub const UNBIND_SEGMENTS: usize = 7;
 
-/// What a UMR may change of a key: bits of the mask in its control segment.
+/// Mkey mask of a UMR control segment: the fields of the mkey that the UMR changes.
 #[doc(alias = "MLX5_WQE_UMR_CTRL_MKEY_MASK_LEN")]
 mod change {
     pub(super) const LEN: u64 = 1 << 0;
@@ -314,11 +311,11 @@ mod change {
     pub(super) const REMOTE_WRITE: u64 = 1 << 20;
     pub(super) const ATOMIC: u64 = 1 << 21;
     pub(super) const FREE: u64 = 1 << 29;
-    /// What a bind to a range sets.
+    /// Fields that a bind to a range sets.
     pub(super) const RANGE: u64 = LEN | START_ADDR | LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
 }
 
-/// The first byte of a UMR's control segment.
+/// First byte of a UMR control segment.
 #[doc(alias = "MLX5_WQE_UMR_CTRL_FLAG_INLINE")]
 mod umr {
     pub(super) const CHECK_QPN: u32 = 1 << 3;
@@ -327,7 +324,7 @@ mod umr {
     pub(super) const INLINE: u32 = 1 << 7;
 }
 
-/// The first word of a key's context: whether it is free, and its rights.
+/// First word of an mkey context: the free bit and the access rights.
 #[doc(alias = "MLX5_WQE_MKEY_CONTEXT_FREE")]
 mod context {
     pub(super) const FREE: u32 = 1 << 30;
@@ -335,13 +332,13 @@ mod context {
     pub(super) const REMOTE_WRITE: u32 = 1 << 13;
     pub(super) const REMOTE_READ: u32 = 1 << 12;
     pub(super) const LOCAL_WRITE: u32 = 1 << 11;
-    /// In place of a queue pair: any.
+    /// In place of a QPN: any QP.
     pub(super) const ANY_QP: u32 = 0xffff_ff00;
 }
 
-/// The segments behind the control segment of a bind by queue pair `qp_num`: [`BIND_SEGMENTS`] of
-/// them, or [`UNBIND_SEGMENTS`] where the window is bound to nothing. The control segment's `imm`
-/// is the window's key, big-endian.
+/// The segments of a bind by `qp_num`, without the control segment: [`BIND_SEGMENTS`] of them, or
+/// [`UNBIND_SEGMENTS`] if `bind.length` is 0. The control segment's `imm` is the window's mkey,
+/// big-endian.
 #[doc(alias = "ibv_wr_bind_mw")]
 #[must_use]
 pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
@@ -369,7 +366,8 @@ pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
         }
     }
     let user = if type_2 && bound { qp_num << 8 } else { context::ANY_QP };
-    // Entries are counted in eights and told in halves; the inline room is that of four.
+    // The field is the number of entries, rounded up to 8 and halved: 4 for one entry. The inline
+    // data have room for 4 entries.
     let entries = if bound { 4 << 16 } else { 0 };
     let start = if bind.access.contains(AccessFlags::ZERO_BASED) { 0 } else { bind.addr };
     let mut segments = [[0; 2]; BIND_SEGMENTS];
@@ -382,8 +380,8 @@ pub fn bind(bind: &MwBind, qp_num: u32) -> [Segment; BIND_SEGMENTS] {
     segments
 }
 
-/// The segments behind the control segment of an invalidation: [`UNBIND_SEGMENTS`]. The control
-/// segment's `imm` is the key, big-endian.
+/// The segments of an invalidation, without the control segment: [`UNBIND_SEGMENTS`] of them. The
+/// control segment's `imm` is the rkey, big-endian.
 #[must_use]
 pub fn invalidate(qp_num: u32) -> [Segment; BIND_SEGMENTS] {
     let nothing = MwBind {
