@@ -1,4 +1,4 @@
-//! Every fuzz target on its corpus, with the stable compiler.
+//! Runs every fuzz target on its corpus, with the stable compiler.
 
 use std::fs;
 use std::path::{Path, PathBuf};

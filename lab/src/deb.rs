@@ -1,4 +1,4 @@
-//! Unpacking Debian packages without installing them.
+//! Unpacks Debian packages without installing them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -47,8 +47,8 @@ fn list(options: &Devinfo) -> Result<()> {
     Ok(output::line(&text)?)
 }
 
-/// Declares a part of the report whose fields are those of an API type: plain numbers, flag sets by
-/// `=> bits`, named values by `= .0`.
+/// Declares a part of the report with the fields of an API type. A field is a number, a flag set
+/// (`=> bits`) or a named value (`= .0`).
 macro_rules! mirror_attr {
     ($(#[$meta:meta])* $name:ident of $source:ident {
         $($field:ident: $type:ty $(=> $method:ident)? $(= .$part:tt)?,)*
@@ -282,7 +282,7 @@ fn transport(node: NodeType) -> (&'static str, i8) {
     }
 }
 
-/// The usual name of a GID type.
+/// The common name of a GID type.
 pub(crate) fn gid_type(kind: GidType) -> &'static str {
     match kind {
         GidType::IB => "IB",
@@ -301,7 +301,7 @@ fn link_layer(layer: LinkLayer) -> &'static str {
     }
 }
 
-/// The board id from sysfs. Only some drivers have it.
+/// The board id from sysfs, which only some drivers report.
 fn board_id(device: &str) -> Option<String> {
     let path = Path::new("/sys/class/infiniband").join(device).join("board_id");
     let text = std::fs::read_to_string(path).ok()?;

@@ -1,4 +1,4 @@
-//! The program's `main` for the C library. It bypasses the setup of Rust's runtime, which takes
+//! The program's `main` for the C library. It bypasses the setup of Rust's runtime, which costs
 //! twenty system calls: the runtime measures the stack and installs a handler that reports stack
 //! overflow. The parts of the setup that the program needs are done here.
 

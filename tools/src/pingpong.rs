@@ -1,4 +1,4 @@
-//! Ping-pong, on the wire the same as ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong,
+//! Ping-pong, wire-compatible with ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong,
 //! ibv_srq_pingpong and ibv_xsrq_pingpong.
 
 mod check;
@@ -71,7 +71,7 @@ fn run_transport<Q: Queues>(config: Config<'_>) -> Result<()> {
     let gid = select_gid(common.gid_idx, common.ib_port, &context, &port)?;
 
     let mut endpoint = Endpoint::<Q>::new(config, &context, &port, gid, stop)?;
-    // The server listens before it prints its first line, so that a reader of it can start the
+    // The server listens before it prints its first line, so a reader of this line can start the
     // client.
     let session = match &common.host {
         None => Session::Listen(Server::listen(common.port)?),
@@ -137,7 +137,8 @@ fn show_addresses(kind: Kind, whose: &str, records: &[Record]) -> Result<()> {
     Ok(output::line(&lines.join("\n"))?)
 }
 
-/// The local GID and its index: as given, or on RoCE, which needs a GID, the port's best one.
+/// The local GID and its index: the entry at `index` if it is not negative, else the port's default
+/// GID on RoCE. `None` on InfiniBand, which needs no GID.
 fn select_gid(
     index: Option<i32>,
     ib_port: u8,

@@ -18,18 +18,18 @@ use crate::signal::{Interrupted, Stop, Wake};
 #[derive(Debug, Serialize)]
 struct Snapshot {
     device: String,
-    /// The kernel's number of objects, by type.
+    /// The number of objects by type, as the kernel counts them.
     summary: Row,
     objects: Vec<Group>,
     ports: Vec<PortCounters>,
-    /// Counters that queue pairs are bound to.
+    /// Counters with bound queue pairs.
     qp_counters: Vec<Row>,
 }
 
 /// The objects of one type.
 #[derive(Debug, Serialize)]
 struct Group {
-    /// As in the summary.
+    /// The name of the type, as in the summary.
     kind: &'static str,
     list: Vec<Row>,
 }
@@ -83,7 +83,7 @@ pub(crate) fn show(options: &Resources) -> Result<()> {
     }
 }
 
-/// The devices as they are now.
+/// Snapshots of the devices, taken now.
 fn snapshots(netlink: &mut RdmaNetlink, only: Option<&str>) -> Result<Vec<Snapshot>> {
     let mut devices = netlink.devices()?;
     if let Some(name) = only {

@@ -1,4 +1,4 @@
-//! SIGINT and SIGTERM as an eventfd, so that waits can end and the program can clean up.
+//! SIGINT and SIGTERM as an eventfd. A signal ends waits, and the program cleans up.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -59,7 +59,7 @@ impl Stop {
         Ok(stop)
     }
 
-    /// Fails if a signal has arrived. Costs one load.
+    /// Fails with [`Interrupted`] if a signal has arrived. The cost is one load.
     pub(crate) fn check(&self) -> Result<(), Interrupted> {
         if SIGNAL.load(Ordering::Relaxed) == 0 { Ok(()) } else { Err(Interrupted) }
     }
@@ -79,7 +79,7 @@ impl Stop {
         Self::poll([ready((self.event.as_fd(), PollFlags::IN))], Some(&mut Timeout::at(deadline)))
     }
 
-    /// Waits for any of `fds`; the first is the eventfd of the stop itself.
+    /// Waits for any of `fds`. The first one is the eventfd of the `Stop`.
     fn poll<const N: usize>(mut fds: [PollFd<'_>; N], mut timeout: Option<&mut Timeout>) -> io::Result<Wake> {
         loop {
             let left = timeout.as_mut().map(|timeout| timeout.left());
@@ -97,7 +97,8 @@ impl Stop {
 /// A time limit over several waits.
 ///
 /// The first wait does not read the clock, because that is a system call in some virtual machines.
-/// The time starts when the first wait has ended early. So the total can be almost twice the limit.
+/// The clock starts when the first wait has ended early. So the total can be almost twice the
+/// limit.
 #[derive(Debug)]
 pub(crate) enum Timeout {
     Fresh(Duration),
@@ -142,7 +143,7 @@ extern "C" fn on_signal(signal: i32) {
     let event: RawFd = WAKE.load(Ordering::Relaxed);
     // SAFETY: `Stop::on_signals` leaked the eventfd before it set the handler, so it stays open.
     let event = unsafe { BorrowedFd::borrow_raw(event) };
-    // If the counter is full, all waiters are awake already.
+    // If the counter is at its maximum, the eventfd is readable already.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
@@ -166,7 +167,7 @@ mod tests {
         for waits in 1..=3 {
             let woken = stop.wait(silent.as_fd(), PollFlags::IN, Some(&mut timeout)).unwrap();
             assert_eq!(woken, Wake::TimedOut);
-            // The time starts with the second wait.
+            // The clock starts with the second wait.
             assert!(start.elapsed() >= Duration::from_millis(20 * waits.min(2)));
         }
     }

@@ -1,4 +1,4 @@
-//! The program's parsers of files and of peers' data, for tests and fuzzing.
+//! The program's parsers of files and of data from peers, for tests and fuzzing.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -63,11 +63,11 @@ fn place(error: BadRecord) -> (String, usize) {
 /// A step of the exchange that reads from the peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Read {
-    /// `places` records, the first `ours` of which are used.
+    /// `places` records. The first `ours` records are used.
     Records {
         /// Queue pairs of this side.
         ours: usize,
-        /// Records that the peer sends, blank ones included.
+        /// Records that the peer sends, including blank ones.
         places: usize,
     },
     /// The record of the XRC ping-pong.
@@ -92,7 +92,7 @@ pub fn receive(read: Read, bytes: &[u8]) -> Result<Vec<Vec<u8>>, String> {
     for socket in [&ours, &theirs] {
         socket.set_nonblocking(true).expect("a socket");
     }
-    // Bytes that the socket has no room for are not sent.
+    // Bytes that do not fit into the socket's buffer are not sent.
     let _ = theirs.write(bytes);
     theirs.shutdown(Shutdown::Write).expect("a connected socket");
     let peer = Peer::from_socket(ours.into(), &stop, Duration::from_secs(1));

@@ -1,5 +1,4 @@
-//! The core's methods and the write commands: that all are there, and how calls of them are
-//! encoded.
+//! The core's methods and the write commands: completeness, and the encoding of calls.
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::method::{
@@ -126,7 +125,7 @@ fn extensible_structs_require_at_most_their_size() {
     }
 }
 
-/// An attribute as the kernel lays it out: id, length, flags, data word of the element, data.
+/// An attribute in the kernel's layout: id, length, flags, data word of the element, data.
 fn raw(id: u16, len: u16, element: u8, data: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     bytes.extend(id.to_ne_bytes());
@@ -153,7 +152,7 @@ fn address<T>(of: &T) -> u64 {
     core::ptr::from_ref(of).expose_provenance() as u64
 }
 
-/// 4 bytes as they stand at the start of a data word.
+/// A data word that begins with the 4 bytes of `value`.
 fn word(value: u32) -> u64 {
     let [a, b, c, d] = value.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
@@ -239,7 +238,7 @@ fn an_optional_attribute_is_not_marked_mandatory() {
 
 #[test]
 fn write_access_handles_are_encoded_inline() {
-    // No method of the kernels so far has such an attribute.
+    // No kernel method has a handle attribute with write access so far.
     let attribute = Attr::<CqCreate, HandleWrite<Qp>>::new(0x1003);
     let mut call = Call::<CqCreate>::new(DriverId::MLX5.0);
     call.handle_write(attribute, 77);

@@ -1,4 +1,4 @@
-//! Calls read back from their bytes.
+//! Decoding of calls.
 
 use bareverbs_uapi::decode::{DecodeError, DecodedCall, DecodedValue, Layout, Memory, NoMemory, decode};
 use bareverbs_uapi::ioctl::AttributeFlags;
@@ -15,7 +15,7 @@ use bareverbs_uapi::{mlx5, write};
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-/// The buffers that a call points at, by their addresses.
+/// The buffers of a call, by address.
 struct Buffers(Vec<(u64, Vec<u8>)>);
 
 impl Buffers {
@@ -36,7 +36,7 @@ impl Memory for Buffers {
     }
 }
 
-/// Memory where every address holds the same byte.
+/// Memory with the same byte at every address.
 struct Filled(u8);
 
 impl Memory for Filled {
@@ -50,7 +50,7 @@ fn printed(call: &[u8], memory: &dyn Memory) -> String {
     decode(call, memory).expect("the header is good").to_string()
 }
 
-/// Marks attribute number `index` of the call as written, as the kernel does.
+/// Sets the flag by which the kernel marks output attribute number `index` as written.
 fn written(call: &[u8], index: usize) -> Vec<u8> {
     let mut call = call.to_vec();
     let flags = (AttributeFlags::MANDATORY | AttributeFlags::VALID_OUTPUT).bits();
@@ -209,7 +209,7 @@ fn a_drivers_attribute_on_a_core_method_is_known_by_the_driver_number() {
     );
 }
 
-/// 4 bytes as they stand at the start of a data word.
+/// A data word that begins with the 4 bytes of `value`.
 fn word(value: u32) -> u64 {
     let [a, b, c, d] = value.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0])
@@ -249,7 +249,7 @@ fn malformed_headers_are_reported() {
     assert!(error(whole).is_none());
 }
 
-/// A call of `method` with each of its attributes in the shape that the kernel accepts.
+/// A call of `method` with all its attributes, each of the length that the kernel accepts.
 fn every_attribute(method: &MethodInfo, data: u64) -> Vec<u8> {
     let n = method.attributes.len() as u16;
     let mut call = Vec::new();

@@ -1,4 +1,4 @@
-//! mlx5's own objects and methods, and what it adds to the core's.
+//! mlx5's own objects and methods, and its attributes of the core's methods.
 
 use bareverbs_uapi::abi::{AbiStruct, Since};
 use bareverbs_uapi::ioctl::{Attribute, Header};

@@ -1,4 +1,5 @@
-//! Netlink messages: what is written is read back, and no bytes make the reader fail.
+//! Netlink messages: encoded messages decode to the same values, and no input makes the decoder
+//! panic.
 
 use bareverbs_uapi::netlink::{
     Attributes, Content, ErrorBody, Malformed, MessageFlags, MessageHeader, MessageWriter, ReportAttribute,
@@ -8,7 +9,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-/// A value and the number it travels under.
+/// The value of an attribute.
 #[derive(Clone, Debug)]
 enum Value {
     U8(u8),
@@ -71,7 +72,7 @@ fn check(mut attributes: Attributes<'_>, values: &[(u16, Value)]) {
     assert!(attributes.next().is_none());
 }
 
-/// Reads everything that can be read of a datagram.
+/// Decodes all messages and attributes of a datagram, by every accessor.
 fn read_all(datagram: &[u8]) {
     fn attributes(list: Attributes<'_>, depth: usize) {
         for attribute in list.flatten() {

@@ -1,4 +1,4 @@
-//! RDMA netlink's device interface: the numbers, and datagrams turned into words.
+//! RDMA netlink's device interface: the numbers, and datagrams formatted as text.
 
 use bareverbs_uapi::abi::Since;
 use bareverbs_uapi::netlink::{ErrorBody, MessageFlags, MessageHeader, MessageWriter, ReportAttribute};
@@ -17,8 +17,8 @@ fn every_kernel_has_the_commands_that_its_header_names() {
     assert_eq!(Command(8).name(), None);
 }
 
-/// The headers name 101, 106 and 120 attributes; three of those names (UNSPEC, PAD for the same
-/// number, and MAX) are no attributes, so 98, 103 and 117 carry something.
+/// The headers name 101, 106 and 120 attributes. UNSPEC, PAD (the same number) and MAX carry no
+/// value, so 98, 103 and 117 attributes remain.
 #[test]
 fn every_kernel_has_the_attributes_that_its_header_names() {
     let carrying = &ATTRIBUTES[1..];

@@ -1,4 +1,4 @@
-//! The connection manager's commands: their bytes, and bytes turned into words.
+//! The connection manager's commands: encoding, and formatting as text.
 
 use bareverbs_uapi::abi::{Be16, Since};
 use bareverbs_uapi::rdma_cm::address::{AddressFamily, SocketAddressIn, SocketAddressStorage};
@@ -25,7 +25,8 @@ fn two_commands_came_after_6_12() {
     assert_eq!((events(Since::V6_1), events(Since::V6_12), events(Since::V7_2)), (16, 16, 20));
 }
 
-/// The head, the request with `response` filled in, and no more.
+/// Asserts that a call is the header and the request with its `response` address, and no further
+/// bytes.
 fn check_call<C: Command>(bytes: &[u8], room: usize)
 where
     C::Request: FromBytes + PartialEq + std::fmt::Debug,

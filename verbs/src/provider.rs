@@ -24,7 +24,7 @@ use bareverbs_rxe::Rxe;
 use bareverbs_uapi::write::structs::ModifyQpReq;
 use rustix::io::Errno;
 
-/// Implements methods, declared by their signatures, by the same method of the variant's value.
+/// Implements each listed method by a call of the same method on the variant's value.
 macro_rules! forward {
     ([$($variant:ident)*]) => {};
     ([$($variant:ident)*]
@@ -65,7 +65,7 @@ macro_rules! forward {
         match $this { $(Self::$variant(inner) => inner.$name $args,)* }
     };
     (@unsafe $this:ident, $name:ident $args:tt, $($variant:ident)*) => {
-        // SAFETY: the caller fulfils the contract of the method, which is that of the variant's.
+        // SAFETY: the caller upholds the method's contract, which is also the variant's.
         match $this { $(Self::$variant(inner) => unsafe { inner.$name $args },)* }
     };
 }
@@ -80,29 +80,29 @@ macro_rules! providers {
         #[allow(clippy::large_enum_variant, reason = "a process has few of them")]
         pub enum AnyProvider { $($(#[$meta])* $variant($provider),)* }
 
-        /// Its completion queues.
+        /// A CQ of the built-in providers.
         pub enum AnyCq { $($(#[$meta])* $variant(<$provider as Provider>::Cq),)* }
 
-        /// Its send queues.
+        /// A send queue of the built-in providers.
         pub enum AnySq { $($(#[$meta])* $variant(<$provider as Provider>::Sq),)* }
 
-        /// Its receive queues.
+        /// A receive queue of the built-in providers.
         pub enum AnyRq { $($(#[$meta])* $variant(<$provider as Provider>::Rq),)* }
 
-        /// Its shared receive queues.
+        /// An SRQ of the built-in providers.
         pub enum AnySrq { $($(#[$meta])* $variant(<$provider as Provider>::Srq),)* }
 
-        /// The part of an address handle that its send queues need.
+        /// The part of an address handle that the send queues of the built-in providers need.
         pub enum AnyAh { $($(#[$meta])* $variant(<$provider as Provider>::Ah),)* }
 
-        /// Its completions.
+        /// A completion of the built-in providers.
         pub enum AnyCompletion<'a> {
             $($(#[$meta])* $variant(<<$provider as Provider>::Cq as CompletionQueue>::Completion<'a>),)*
         }
 
-        // SAFETY: each method forwards to the provider of the variant, which fulfils the
-        // obligations; handles, queues and failures are passed back unchanged. If provider and
-        // queue are of different variants, nothing is done.
+        // SAFETY: each method forwards to the provider of the variant, which upholds the
+        // obligations. Handles, queues and errors are returned unchanged. If provider and queue are
+        // of different variants, the method changes nothing and returns `CreateError::Unsupported`.
         unsafe impl Provider for AnyProvider {
             type Cq = AnyCq;
             type Sq = AnySq;
@@ -143,7 +143,7 @@ macro_rules! providers {
             unsafe fn create_cq(&self, request: &CqRequest<'_>) -> Result<CreatedCq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_cq(request) }?;
                         let CreatedCq { handle, entries, queue } = created;
                         Ok(CreatedCq { handle, entries, queue: AnyCq::$variant(queue) })
@@ -154,7 +154,7 @@ macro_rules! providers {
             unsafe fn resize_cq(&self, cq: u32, queue: &mut AnyCq, entries: u32) -> Result<u32, CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnyCq::$variant(queue)) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         unsafe { provider.resize_cq(cq, queue, entries) }
                     })*
                     _ => Err(CreateError::Unsupported { what: "queues of another provider" }),
@@ -164,7 +164,7 @@ macro_rules! providers {
             unsafe fn create_qp(&self, request: &QpRequest) -> Result<CreatedQp<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_qp(request) }?;
                         let CreatedQp { handle, qp_num, cap, sq, rq } = created;
                         let (sq, rq) = (AnySq::$variant(sq), rq.map(AnyRq::$variant));
@@ -176,7 +176,7 @@ macro_rules! providers {
             unsafe fn create_srq(&self, request: &SrqRequest) -> Result<CreatedSrq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_srq(request) }?;
                         let CreatedSrq { handle, max_wr, max_sge, srq_num, queue } = created;
                         Ok(CreatedSrq { handle, max_wr, max_sge, srq_num, queue: AnySrq::$variant(queue) })
@@ -187,7 +187,7 @@ macro_rules! providers {
             unsafe fn modify_srq(&self, srq: u32, queue: &mut AnySrq, change: SrqChange) -> Result<(), CreateError> {
                 match (self, queue) {
                     $((Self::$variant(provider), AnySrq::$variant(queue)) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         unsafe { provider.modify_srq(srq, queue, change) }
                     })*
                     _ => Err(CreateError::Unsupported { what: "shared receive queues of another provider" }),
@@ -197,7 +197,7 @@ macro_rules! providers {
             unsafe fn create_wq(&self, request: &WqRequest) -> Result<CreatedWq<Self>, CreateError> {
                 match self {
                     $(Self::$variant(provider) => {
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         let created = unsafe { provider.create_wq(request) }?;
                         let CreatedWq { handle, wq_num, max_wr, max_sge, queue } = created;
                         Ok(CreatedWq { handle, wq_num, max_wr, max_sge, queue: AnyRq::$variant(queue) })
@@ -215,9 +215,9 @@ macro_rules! providers {
             }
         }
 
-        // SAFETY: each method that has obligations forwards to the queue of the variant, which
-        // fulfils them. A request with an address handle of another variant is rejected before any
-        // queue sees it.
+        // SAFETY: each method with obligations forwards to the queue of the variant, which upholds
+        // them. A request with an address handle of another variant fails with
+        // `PushError::ForeignAddress` and reaches no queue.
         unsafe impl SendQueue for AnySq {
             type Ah = AnyAh;
 
@@ -229,7 +229,7 @@ macro_rules! providers {
                 match (self, request.operation.ah) {
                     $((Self::$variant(queue), AnyAh::$variant(ah)) => {
                         let request = request.with(request.operation.over(ah));
-                        // SAFETY: the caller fulfils the same contract.
+                        // SAFETY: the caller upholds the same contract.
                         unsafe { queue.push_datagram(&request) }
                     })*
                     _ => Err(PushError::ForeignAddress),
@@ -265,7 +265,7 @@ macro_rules! providers {
             }
         }
 
-        // SAFETY: each method forwards to the queue of the variant, which fulfils the obligations.
+        // SAFETY: each method forwards to the queue of the variant, which upholds the obligations.
         unsafe impl QpControl for AnySq {
             forward! { [$($variant)*]
                 fn validate_modify(&self, request: &ModifyQpReq) -> Result<(), &'static str>;
@@ -281,7 +281,7 @@ macro_rules! providers {
         providers!(@recv AnyRq $($variant)*);
         providers!(@recv AnySrq $($variant)*);
 
-        // SAFETY: each method forwards to the queue of the variant, which fulfils the obligations.
+        // SAFETY: each method forwards to the queue of the variant, which upholds the obligations.
         unsafe impl CompletionQueue for AnyCq {
             type Completion<'a> = AnyCompletion<'a>;
 
@@ -340,8 +340,8 @@ macro_rules! providers {
         }
     };
     (@recv $queue:ident $($variant:ident)*) => {
-        // SAFETY: each method that has obligations forwards to the queue of the variant, which
-        // fulfils them.
+        // SAFETY: each method with obligations forwards to the queue of the variant, which upholds
+        // them.
         unsafe impl RecvQueue for $queue {
             forward! { [$($variant)*]
                 #[inline]

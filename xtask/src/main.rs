@@ -43,7 +43,7 @@ struct Cli {
 enum Command {
     /// Ping-pong between two hosts, each with its own kernel, over Soft-RoCE.
     Demo(demo::Demo),
-    /// Formatting, lints, documentation and all tests, those on real kernels included.
+    /// Formatting, lints, documentation and all tests, including those on real kernels.
     Test(test::Test),
     /// Compare rdma-core's test suite with ours, case by case.
     Pyverbs(pyverbs::Pyverbs),

@@ -1,4 +1,4 @@
-//! Recording the packets of a link for the host.
+//! Captures the packets of a link for the host.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

@@ -1,4 +1,4 @@
-//! Tests of verbs on a real kernel; the programs are in `tests`, what they share in
+//! Tests of verbs on a real kernel. The test programs are in `tests`. Their shared code is in
 //! [`bareverbs_test_support`].
 
 pub use bareverbs_test_support::*;

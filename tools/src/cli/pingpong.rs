@@ -183,7 +183,7 @@ pub(crate) struct XsrqPingpong {
     pub(crate) json: bool,
 }
 
-/// The ping-pong that was chosen.
+/// The kind of a ping-pong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Kind {
@@ -317,8 +317,8 @@ mod tests {
         }
     }
 
-    /// An option's short and long name, a value if it takes one, the `Config` field that it
-    /// changes, and the ping-pongs that take it.
+    /// An option: its short and long name, a value if it has one, the `Config` field that it
+    /// changes, and the ping-pongs that accept it.
     type Case = (&'static str, &'static str, Option<&'static str>, fn(&Config<'_>) -> bool, &'static [Kind]);
 
     const ALL: &[Kind] = &[Kind::Rc, Kind::Uc, Kind::Ud, Kind::Srq];

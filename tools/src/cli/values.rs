@@ -1,10 +1,10 @@
-//! Values on the command line, read as the C programs read them.
+//! Values on the command line, parsed as the C programs parse them.
 
 use std::fmt::Display;
 
 use bareverbs::Mtu;
 
-/// A whole number as C's `strtol(…, 0)` reads it: decimal, `0x` hexadecimal or `0` octal.
+/// A whole number in the syntax of C's `strtol(…, 0)`: decimal, `0x` hexadecimal or `0` octal.
 fn integer(text: &str) -> Result<i64, String> {
     let (sign, digits) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),

@@ -29,7 +29,8 @@ pub(super) const DEVICE_CAPS: Flags = &[
     (26, "RAW_IP_CSUM"),
     (29, "MANAGED_FLOW_STEERING"),
 ];
-/// Upper half of the flags. ibv_devinfo shows them with all others as device_cap_flags_ex.
+/// Names of the flags in the upper 32 bits. ibv_devinfo prints them with all others as
+/// device_cap_flags_ex.
 pub(super) const DEVICE_CAPS_EX: Flags =
     &[(34, "RAW_SCATTER_FCS"), (36, "PCI_WRITE_END_PADDING"), (37, "CC_DMA_BOUNCE")];
 pub(super) const ODP_GENERAL: Flags = &[(0, "ODP_SUPPORT"), (1, "ODP_SUPPORT_IMPLICIT")];
@@ -73,7 +74,7 @@ pub(super) fn phys_state(state: u8) -> &'static str {
     }
 }
 
-/// The number of virtual lanes that an encoded value stands for.
+/// The number of virtual lanes, decoded.
 pub(super) fn virtual_lanes(number: u8) -> &'static str {
     match number {
         1 => "1",

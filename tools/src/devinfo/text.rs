@@ -259,7 +259,8 @@ fn mtu(bytes: u32) -> String {
     format!("{bytes} ({})", bytes.ilog2().saturating_sub(7))
 }
 
-/// A GID with its type and network interface. In short form only if it is an IP address.
+/// A GID with its type and network interface. An IP address (RoCE v2) is printed in short form,
+/// other GIDs in full.
 fn gid(row: &GidRow, link_layer: &str) -> String {
     let mut text = match row.kind {
         "RoCE v2" => row.gid.to_string(),

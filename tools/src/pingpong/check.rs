@@ -5,12 +5,12 @@
 //! recognised by its data:
 //!
 //! - `bareverbs` with `-c` sends its own pattern.
-//! - `ibv_rc_pingpong`, and `bareverbs` without `-c`, send and receive through the same memory.
-//!   Such a peer echoes this side's pattern, which is checked as fully.
+//! - `ibv_rc_pingpong`, and `bareverbs` without `-c`, send and receive through the same memory. The
+//!   peer then echoes this side's pattern, which is checked in full too.
 //!
 //! The client's last message has zeros at the starts of pages, because the C server expects them
-//! there when it checks. The first message of an echoing client is the first content of its memory:
-//! 0x7b everywhere, or zeros at the starts of pages.
+//! there when it checks. The first message of an echoing client is the initial content of its
+//! memory: 0x7b everywhere, or zeros at the starts of pages.
 //!
 //! Queue pairs on a shared receive queue share their memory as well, so a C peer echoes a mixture
 //! of the latest messages. All messages of a side are therefore equal in that case, and the memory
@@ -18,7 +18,8 @@
 
 use super::state::Side;
 
-/// The first memory content of the C programs for one queue pair. Those for several leave it zero.
+/// The initial memory content of the C programs for one queue pair. The C programs for several
+/// queue pairs start with zeros.
 pub(crate) const FILL: u8 = 0x7b;
 /// The smallest page size. Page starts of any peer are multiples of it.
 const PAGE: usize = 4096;
@@ -49,9 +50,9 @@ pub(crate) struct WrongData {
 /// How the messages of a side differ from each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
-    /// Each differs from all others, in a run of this many.
+    /// Each message differs from all others. The run has this many messages.
     Distinct(u64),
-    /// All are equal.
+    /// All messages are equal.
     Identical,
 }
 
@@ -66,17 +67,17 @@ pub(crate) struct Checker {
 }
 
 impl Checker {
-    /// For messages of the length of `expected`, which is also the work buffer.
+    /// Creates a checker of messages with the length of `expected`, which is also the work buffer.
     pub(crate) fn new(side: Side, scheme: Scheme, expected: Vec<u8>) -> Self {
         Self { side, scheme, source: None, checked: 0, expected }
     }
 
-    /// The number of messages that were found correct.
+    /// The number of messages that passed the check.
     pub(crate) fn checked(&self) -> u64 {
         self.checked
     }
 
-    /// The origin of the peer's data; `None` until a message has shown it.
+    /// The origin of the peer's data; `None` while no message has determined it.
     pub(crate) fn source(&self) -> Option<Source> {
         self.source
     }
@@ -138,8 +139,8 @@ impl Checker {
         })
     }
 
-    /// Expects the memory of an echoing client before this side's first message has arrived there,
-    /// or while it arrives at another queue pair.
+    /// Sets `expected` to the memory of an echoing client before this side's first message has
+    /// arrived, or while it arrives at another queue pair.
     fn expect_first_echo(&mut self, bytes: &[u8]) {
         let step = match self.scheme {
             Scheme::Distinct(_) => {

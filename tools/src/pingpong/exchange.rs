@@ -1,9 +1,9 @@
 //! The exchange of address records over TCP, byte for byte that of the C programs.
 //!
-//! The client writes its records. The server answers with its own when its queue pairs can receive.
-//! The client writes `done` and a NUL, and the connection is closed. The C programs read a record
-//! with one `read`, so each is written with one call. Each side sends one record, or 256 if there
-//! are several queue pairs; unused records are blank.
+//! The client writes its records. The server answers with its own records when its queue pairs can
+//! receive. The client writes `done` and a NUL, and the connection is closed. The C programs read a
+//! record with one `read`, so each is written with one call. Each side sends one record, or 256 if
+//! there are several queue pairs; unused records are blank.
 
 use std::fmt::Write as _;
 use std::io;
@@ -218,12 +218,12 @@ impl<'s> Peer<'s> {
         records.iter().chain(blanks).try_for_each(|record| self.send(&record.encode(), Item::OwnRecord))
     }
 
-    /// Reads `places` records: `ours` records, and blank ones.
+    /// Reads `places` records: `ours` used records, then blank ones.
     pub(crate) fn receive_records(&self, ours: usize, places: usize) -> Result<Vec<Record>, ExchangeError> {
         let bytes = self.receive(Item::PeerRecords(places))?;
         let (records, _) = bytes.as_chunks();
         let mut records = records.iter().map(Record::decode).collect::<Result<Vec<_>, _>>()?;
-        // No queue pair of a peer has the number 0.
+        // A peer's queue pair never has the number 0.
         let theirs = records.iter().take_while(|record| record.qpn != 0).count();
         if theirs != ours && places > 1 {
             return Err(ExchangeError::QpCountMismatch { ours, theirs });
@@ -288,8 +288,8 @@ impl<'s> Peer<'s> {
     fn receive(&self, what: Item) -> Result<Vec<u8>, ExchangeError> {
         let failed = |source| ExchangeError::Read { what, source };
         let mut timeout = Timeout::after(self.timeout);
-        // The sides take turns, so no further byte may be waiting. The buffer has room for one, to
-        // detect it.
+        // The sides take turns, so a further byte is an error (`ExchangeError::TooMuch`). The
+        // buffer has room for one more byte to detect it.
         let mut bytes = vec![0; what.len() + 1];
         let mut received = 0;
         while received < what.len() {
@@ -372,7 +372,7 @@ mod tests {
         result.expect_err("the exchange must fail").to_string()
     }
 
-    /// Reads until the other side closes. Closing first could cut its answer off.
+    /// Reads until the other side closes. An earlier close could truncate its answer.
     fn drain(mut stream: TcpStream) {
         let _ = stream.read_to_end(&mut Vec::new());
     }

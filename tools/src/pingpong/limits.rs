@@ -58,7 +58,7 @@ impl DeviceLimits {
         }
     }
 
-    /// Finds the first requested feature that is unsupported.
+    /// Returns the first requested feature that is unsupported.
     pub(crate) fn check(&self, requested: &Config<'_>) -> Result<(), Unsupported> {
         match self.find_unsupported(requested) {
             None => Ok(()),
@@ -133,7 +133,7 @@ impl DeviceLimits {
             .then(|| format!("a path MTU of {mtu} (-m) is above that of port {port} (active_mtu {max})"))
     }
 
-    /// The same for a run over XRC.
+    /// Returns the first unsupported feature that an XRC run requests.
     pub(crate) fn check_xrc(&self, requested: &XsrqPingpong) -> Result<(), Unsupported> {
         let problem = self.missing_xrc(requested).or_else(|| self.message_too_long(requested.size));
         match problem.or_else(|| self.mtu_too_large(requested.mtu)) {

@@ -10,8 +10,8 @@ use bareverbs::{
 use super::state::SEND_ID;
 use crate::cli::pingpong::{Config, Kind};
 
-/// Retries before a message counts as lost. Not the maximum of 7: Soft-RoCE retries without limit
-/// then (rxe_comp.c, COMPST_ERROR_RETRY), and would never report a lost peer.
+/// Retries before a message counts as lost. The maximum of 7 is not used: with 7, Soft-RoCE retries
+/// without limit (rxe_comp.c, COMPST_ERROR_RETRY) and never reports a lost peer.
 pub(crate) const RETRY_CNT: u8 = 6;
 /// ACK timeout: 4.096 µs × 2^16, which is 0.27 s. With the 14 of ibv_rc_pingpong, a peer whose
 /// machine pauses for half a second would count as lost.
@@ -41,7 +41,7 @@ pub(crate) struct Route {
 
 /// The queue pairs of one side, identified by index (`place`).
 pub(crate) trait Queues: Sized {
-    /// Bytes before the message in a receive's memory.
+    /// Bytes before the message in the memory of a receive.
     const HEADROOM: usize = 0;
     /// Whether the transport reports a lost peer when it sends.
     const DETECTS_PEER_LOSS: bool = false;
@@ -78,7 +78,7 @@ pub(crate) trait Queues: Sized {
     /// Posts a request that the peer must acknowledge, on transports with acknowledgements.
     fn probe(&mut self, place: usize) -> Result<()>;
 
-    /// Brings all to ERR.
+    /// Brings all queue pairs to ERR.
     fn set_error(&mut self);
 }
 
@@ -96,13 +96,13 @@ fn init_qp<T: Connected>(mut qp: Qp<T>, config: &Config<'_>) -> bareverbs::Resul
     Ok(qp)
 }
 
-/// Brings a queue pair to ERR. A failure is ignored: the run has failed already, and the report
-/// only lacks the flushed requests.
+/// Brings a queue pair to ERR. An error is ignored: the run has failed already, and the report only
+/// lacks the flushed requests.
 fn set_error<T: Transport>(qp: &mut Qp<T>) {
     let _ = qp.set_error();
 }
 
-/// RC queue pairs: one with a receive queue of its own, or several on a shared one.
+/// RC queue pairs: one with its own receive queue, or several on an SRQ.
 pub(crate) struct Reliable {
     qps: Vec<Qp<Rc>>,
     srq: Option<Srq>,

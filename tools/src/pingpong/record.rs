@@ -40,7 +40,7 @@ pub(crate) enum BadRecord {
 }
 
 impl Record {
-    /// The blank record, of no queue pair.
+    /// The blank record, which addresses no queue pair.
     pub(crate) const BLANK: Self = Self { lid: 0, qpn: 0, psn: 0, gid: Ipv6Addr::UNSPECIFIED };
 
     /// Whether the record has a GID to which packets can be addressed, by the rule of

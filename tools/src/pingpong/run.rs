@@ -46,7 +46,7 @@ pub(crate) struct Endpoint<'a, Q> {
     side: Side,
     stop: &'a Stop,
     waiter: CompletionWaiter<'a>,
-    /// Before the memory, so that the queue pairs are destroyed first.
+    /// Declared before the memory, so that the queue pairs are destroyed first.
     queues: Q,
     memory: Memory,
     layout: Layout,
@@ -109,7 +109,7 @@ impl Layout {
         self.headroom..self.headroom + self.size
     }
 
-    /// The range that a receive posts.
+    /// The memory range that a receive posts.
     fn receive(&self, slot: u32) -> Range<usize> {
         let start = self.receives + self.distance * slot as usize;
         start..start + self.headroom + self.size
@@ -286,7 +286,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         };
         match (self.layout.slots, wr_id == SEND_ID) {
             (1, _) => self.post_recvs(recvs)?,
-            // The slot's own bytes are free again.
+            // The slot's memory is free again.
             (_, false) => self.post_slots(slot..slot + 1)?,
             (_, true) => {}
         }
@@ -308,16 +308,17 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         let at = self.layout.incoming(slot);
         self.memory.read(at, &mut self.message)?;
         checker.verify(self.received[place], &self.message)?;
-        // The next message has to overwrite every byte, even if it is equal.
+        // Every byte is inverted, so the next message must overwrite it, even if the messages are
+        // equal.
         self.message.iter_mut().for_each(|byte| *byte = !*byte);
         Ok(self.memory.write(at, &self.message)?)
     }
 
-    /// Finds out why nothing completes.
+    /// Probes the peer after a timeout, and returns why no request completes.
     ///
-    /// If the peer ends during its turn, every message of this side is acknowledged, so no retry
-    /// can run out. A write of 0 bytes needs an acknowledgement too. An existing peer may reject
-    /// it, which ends the run; it is lost already.
+    /// If the peer exits during its turn, all messages of this side are acknowledged, so no retry
+    /// count can be exceeded. The probe is a write of 0 bytes, which needs an acknowledgement. A
+    /// running peer may reject the write. This ends the run, which has failed already.
     fn probe_peer(&mut self, state: &mut RunState) -> Result<RunError> {
         let waited = self.waiter.timeout();
         if !Q::DETECTS_PEER_LOSS {
@@ -338,7 +339,7 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
             }
         };
         Ok(match self.fail_and_drain(state, answer) {
-            // Only an existing peer can accept or reject the write.
+            // Only a running peer can accept or reject the write.
             (
                 None | Some((WcStatus::SUCCESS | WcStatus::REM_INV_REQ_ERR | WcStatus::REM_ACCESS_ERR, _)),
                 progress,
@@ -347,8 +348,8 @@ impl<'a, Q: Queues> Endpoint<'a, Q> {
         })
     }
 
-    /// Brings the queue pairs to ERR and polls the flushed requests. Returns the failure other than
-    /// a flush error, among these and the known one.
+    /// Brings the queue pairs to ERR and polls the flushed requests. Returns the first failure that
+    /// is not a flush error: `cause`, or one of the polled failures.
     fn fail_and_drain(
         &mut self,
         state: &RunState,

@@ -27,8 +27,8 @@ impl Side {
 /// A run in progress, on one queue pair or on several that share their receives.
 ///
 /// A queue pair sends its next message when its last send is complete and the peer's next message
-/// has arrived. The run ends when the sums over all queue pairs suffice. Some queue pairs may have
-/// outstanding requests then.
+/// has arrived. The run ends when the sums over all queue pairs reach the number of messages. Some
+/// queue pairs may have outstanding requests at this point.
 #[derive(Debug)]
 pub(crate) struct RunState {
     messages: u64,
@@ -203,8 +203,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two sides with completions in any order; each side leaves when its run is over. Both
-        /// runs end, with a receive posted for each message.
+        /// Two sides with completions in any order. Each side exits when its run is over. Both runs
+        /// end, and each message finds a posted receive.
         #[test]
         fn every_run_ends(
             messages in 1..60u64,

@@ -2,7 +2,7 @@
 
 use bareverbs::WcStatus;
 
-/// The status in words (`ibv_wc_status_str`).
+/// The text of the status (`ibv_wc_status_str`).
 pub(crate) fn words(status: WcStatus) -> &'static str {
     match status.0 {
         0 => "success",

@@ -71,7 +71,7 @@ impl<'a> CompletionWaiter<'a> {
         self.channel.is_some().then_some(self.events)
     }
 
-    /// How long [`next`](Self::next) waits.
+    /// The timeout of [`next`](Self::next).
     pub(crate) fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -88,7 +88,7 @@ impl<'a> CompletionWaiter<'a> {
         Ok(completion)
     }
 
-    /// Polls until a completion or the timeout.
+    /// Polls until a completion is found or the timeout expires.
     fn spin(&mut self) -> Result<Option<TimedCompletion>> {
         let mut deadline = None;
         let mut spins = SPINS.start;
@@ -107,7 +107,7 @@ impl<'a> CompletionWaiter<'a> {
         }
     }
 
-    /// Sleeps until a completion or the timeout.
+    /// Sleeps until a completion is found or the timeout expires.
     fn sleep(&mut self) -> Result<Option<TimedCompletion>> {
         loop {
             self.stop.check()?;

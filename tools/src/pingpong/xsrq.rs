@@ -1,8 +1,8 @@
-//! `bareverbs pingpong xsrq`, on the wire the same as ibv_xsrq_pingpong: one server and several
+//! `bareverbs pingpong xsrq`, wire-compatible with ibv_xsrq_pingpong: one server and several
 //! clients over XRC.
 //!
-//! All clients are on one host and share an XRC domain, which is named by a file. The server sends
-//! to each client's SRQ over any of its connections in turn.
+//! All clients are on one host and share an XRC domain, which a file identifies. The server sends
+//! to each client's SRQ over all connections in turn.
 
 mod endpoint;
 pub(crate) mod record;
@@ -24,7 +24,7 @@ use crate::cli::pingpong::XsrqPingpong;
 use crate::signal::Stop;
 use crate::{devices, output};
 
-/// The file that names the XRC domain of a host's programs; the same as in the C program.
+/// The file that identifies the XRC domain of a host's programs, as in the C program.
 const XRC_DOMAIN_FILE: &str = "/tmp/xrc_domain";
 
 /// A finished run.
@@ -61,8 +61,8 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
         Some(host) => vec![exchange_as_client(options, &mut endpoint, host, stop)?],
     };
     endpoint.run()?;
-    // A client's connection may carry messages for other clients, so they are completed before it
-    // is destroyed.
+    // A client's connection may carry messages for other clients, so they complete before the
+    // connection is destroyed.
     match endpoint.side() {
         Side::Client => {
             peers.iter().try_for_each(Peer::send_end)?;
@@ -92,7 +92,8 @@ pub(super) fn run(options: &XsrqPingpong) -> Result<()> {
     Ok(output::line(&serde_json::to_string_pretty(&report)?)?)
 }
 
-/// The file that names the host's XRC domain; without it, the domain is private to this program.
+/// Opens the file that identifies the host's XRC domain. Without it, the domain is private to this
+/// program.
 fn domain_file() -> Option<File> {
     let file = OpenOptions::new()
         .read(true)
@@ -107,7 +108,7 @@ fn domain_file() -> Option<File> {
     .ok()
 }
 
-/// The server's part of the exchange, with all clients one after the other.
+/// The server's part of the exchange, with one client after the other.
 fn exchange_as_server<'s>(
     options: &XsrqPingpong,
     endpoint: &mut Endpoint<'_>,

@@ -1,4 +1,4 @@
-//! Objects as names and values, with the names of `rdma resource show`.
+//! Objects as rows of names and values. The names are those of `rdma resource show`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -150,7 +150,7 @@ fn comm(pid: u32) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-/// A type that is shown as a row.
+/// An object type that is printed as a row.
 pub(super) trait WqeDisplay {
     fn fill(&self, row: &mut Row);
 }
@@ -164,7 +164,7 @@ pub(super) fn from_objects<T: WqeDisplay>(list: &[T]) -> Vec<Row> {
     list.iter().map(row).collect()
 }
 
-/// The name of a value, or the number if it has none here.
+/// The name of a value, or its number if `name` has no name for it.
 fn named<T: Copy + Into<u64>>(value: Option<T>, name: impl Fn(T) -> Option<&'static str>) -> Option<String> {
     value.map(|value| name(value).map_or_else(|| value.into().to_string(), str::to_owned))
 }

@@ -1,4 +1,4 @@
-//! The kernel object of a protection domain, which all objects of the domain share.
+//! The kernel's PD, which all objects of the PD share.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use bareverbs_provider::command;
 
 use crate::context::ContextInner;
 
-/// The kernel object.
+/// The kernel's PD.
 pub(crate) struct PdShared {
     pub(crate) context: Arc<ContextInner>,
     pub(crate) handle: u32,
-    /// It is imported: the process that created it deallocates it.
+    /// Whether the PD is imported. The process that created it deallocates it.
     pub(super) imported: bool,
 }
 
@@ -19,9 +19,9 @@ impl Drop for PdShared {
         if self.imported {
             return;
         }
-        // It fails only if the domain has an object that could not be destroyed or that another
-        // process created. Closing the file frees both.
-        // SAFETY: all objects that use the domain hold an `Arc` of it, so none is left.
+        // The command fails only if the PD has an object that could not be destroyed or that
+        // another process created. Closing the file frees both.
+        // SAFETY: all objects that use the PD hold an `Arc` of it, so no object is left.
         let _ = unsafe { command::dealloc_pd(&self.context.file, self.handle) };
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct SrqShared<P: Provider> {
     /// valid.
     pub(super) orphan: Mutex<Option<P::Srq>>,
     pub(super) destroyed: bool,
-    /// For XRC: the domain, and the CQ of the SRQ. Both are destroyed after the SRQ.
+    /// XRC only: the XRC domain and the CQ of the SRQ. Both are destroyed after the SRQ.
     pub(super) _xrc: Option<(Xrcd<P>, Arc<CqShared<P>>)>,
 }
 
@@ -27,14 +27,15 @@ impl<P: Provider> SrqShared<P> {
         self.pd.context()
     }
 
-    /// Destroys the SRQ. Returns the number of its events that have been read.
+    /// Destroys the SRQ. Returns the kernel's `events_reported`: the number of its asynchronous
+    /// events that were read.
     ///
     /// # Safety
     ///
-    /// It must not have been destroyed before, and nothing may use the object afterwards.
+    /// The SRQ must not be destroyed already. No code may use it afterwards.
     pub(super) unsafe fn destroy(&mut self) -> Result<u32, IoctlError> {
         self.destroyed = true;
-        // SAFETY: every user of the SRQ holds an `Arc` of this, so there is none left.
+        // SAFETY: every user of the SRQ holds an `Arc<SrqShared>`, so no user is left.
         let resp =
             unsafe { command::destroy_srq(self.pd.context().file(), self.handle) }.inspect_err(|_| {
                 // The device may still use the ring, so it is leaked.
@@ -50,7 +51,7 @@ impl<P: Provider> SrqShared<P> {
 impl<P: Provider> Drop for SrqShared<P> {
     fn drop(&mut self) {
         if !self.destroyed {
-            // SAFETY: it was not destroyed, and is being dropped.
+            // SAFETY: the SRQ is not destroyed yet, and `self` is being dropped.
             let _ = unsafe { self.destroy() };
         }
     }

@@ -36,7 +36,7 @@ pub(super) struct Endpoint<'a> {
     waiter: CompletionWaiter<'a>,
     links: Vec<Connection>,
     srq: XrcSrq,
-    /// After the queues, so that the queue pairs are destroyed first.
+    /// Declared after the queues, so that the queue pairs are destroyed first.
     memory: Mr<Buffer>,
     link_layer: LinkLayer,
     gid_index: Option<u32>,
